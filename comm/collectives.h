@@ -101,22 +101,6 @@ static inline void staged_all_gather(CommBackend *comm, Stream *stream, const Co
     stream_settle(stream);
 }
 
-// In a world of one rank on a GPU, values are rounded as the wire would round them. Coarse
-// formats are rare there, so they go through the host and need no code of their own.
-static inline void gather_alone_on_gpu(CommBackend *comm, Stream *stream, const Collective *collective,
-                                       size_t first, size_t end) {
-    if (wire_is_coarse(collective->wire)) {
-        staged_all_gather(comm, stream, collective, first, end);
-        return;
-    }
-    if (collective->source != NULL) {
-        stream_copy(stream, collective->buffer + first, collective->source + first,
-                    (end - first) * sizeof(float));
-    }
-    if (collective->wire == WIRE_BF16) { buffer_round(stream, collective->buffer + first, end - first); }
-    stream_settle(stream);
-}
-
 // ---------------------------------------------------------------------------------------
 // Own elements [first, end), whole cells, as in collective.h
 
@@ -136,9 +120,17 @@ static inline void comm_all_gather(CommBackend *comm, Stream *stream, const Coll
                                    size_t first, size_t end) {
     if (!comm->on_gpu) {
         host_all_gather(comm->transport, collective, first, end);
-    } else if (comm->transport->size == 1) {
-        gather_alone_on_gpu(comm, stream, collective, first, end);
-    } else if (comm->nccl != NULL) {
+    } else if (comm->transport->size == 1 && !wire_is_coarse(collective->wire)) {
+        // Values are rounded as the wire would round them. Coarse formats are rare in a world of
+        // one rank: they go through the host and need no code of their own.
+        float *own = collective->buffer + first;
+        size_t count = end - first;
+        if (collective->source != NULL) {
+            stream_copy(stream, own, collective->source + first, count * sizeof(float));
+        }
+        if (collective->wire == WIRE_BF16) { buffer_round(stream, own, count); }
+        stream_settle(stream);
+    } else if (comm->transport->size > 1 && comm->nccl != NULL) {
         nccl_exchange(comm->nccl, stream, collective, first, end, false);
     } else {
         staged_all_gather(comm, stream, collective, first, end);

@@ -71,9 +71,9 @@ static inline void host_collectives_reserve(Transport *transport, Arena *arena, 
     const size_t slots[MESSAGE_BUFFERS] = {size_max(mine - 1, 1),
                                            size_max(hosts - 1, mates > 1 ? mine : mine - 1), inside, inside};
     messages->chunk = layout_round_up(size_min(shard, host_chunk_elements(transport)), LAYOUT_BLOCK);
-    messages->lanes = shard <= messages->chunk ? 1 : TRANSPORT_LANES;
+    size_t lanes = shard <= messages->chunk ? 1 : TRANSPORT_LANES; // 1: everything is one chunk
     for (int i = 0; i < MESSAGE_BUFFERS; i++) {
-        size_t bytes = messages->lanes * slots[i] * messages->chunk * sizeof(float);
+        size_t bytes = lanes * slots[i] * messages->chunk * sizeof(float);
         messages->slots[i] = slots[i];
         if (bytes == 0) { continue; }
         arena_reserve_host(arena, MEMORY_COMMUNICATION, names[i], bytes, &messages->buffers[i]);
@@ -83,9 +83,8 @@ static inline void host_collectives_reserve(Transport *transport, Arena *arena, 
 // The messages of a lane, one behind the other.
 static inline char *host_messages(const Transport *transport, MessageBuffer buffer, Lane lane) {
     const MessageBuffers *messages = &transport->messages;
-    assert((size_t)lane.number < messages->lanes);
-    return messages->buffers[buffer] +
-           (size_t)lane.number * messages->slots[buffer] * messages->chunk * sizeof(float);
+    size_t slot = (size_t)lane.number * messages->slots[buffer]; // the first of the lane
+    return messages->buffers[buffer] + slot * messages->chunk * sizeof(float);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -101,9 +100,7 @@ typedef struct Chunk {
 static inline Chunk host_next_chunk(const Transport *transport, const Layout *layout, size_t begin,
                                     size_t end) {
     size_t piece = layout->piece, most = transport->messages.chunk, length;
-    if (begin >= end) {
-        length = 0;
-    } else if (piece <= most) {
+    if (piece <= most || begin == end) {
         length = size_min(most / piece * piece, end - begin);
     } else {
         size_t parts = (piece + most - 1) / most;
@@ -313,32 +310,39 @@ static inline void host_reduce_scatter(Transport *transport, const Collective *c
 // ---------------------------------------------------------------------------------------
 // All-gather
 
-// Sets this rank's own elements of the chunk in `buffer` to what the other ranks receive: they
-// are encoded and decoded again. If there is a base, the difference to it is rounded, and base
-// is added again. message: receives the encoded chunk; may be NULL.
-static inline void host_round_chunk(const Transport *transport, const Collective *collective, Chunk chunk,
-                                    char *message) {
+// Sets one owner's elements of the chunk in `buffer` to what its message holds.
+static inline void host_decode_chunk(const Collective *collective, int owner, Chunk chunk,
+                                     const char *message) {
     WireFormat wire = collective->wire;
-    float values[HOST_BLOCK];
-    uint32_t own[HOST_BLOCK];
     for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
-        size_t flat = layout_flat(collective->layout, transport->rank, range.own);
-        float *target = collective->buffer + flat;
-        const float *source = collective_source(collective, transport->rank, range.own),
-                    *base = collective_base(collective, flat);
-        for (size_t begin = 0; begin < range.count; begin += HOST_BLOCK) {
+        size_t flat = layout_flat(collective->layout, owner, range.own);
+        float *target = collective->buffer + flat, values[HOST_BLOCK]; // target may be base
+        const float *base = collective_base(collective, flat);
+        if (base == NULL) { wire_decode(wire, target, message + range.offset, range.count); }
+        for (size_t begin = 0; base != NULL && begin < range.count; begin += HOST_BLOCK) {
             size_t n = size_min(range.count - begin, HOST_BLOCK);
-            char *encoded = message != NULL ? message + range.offset + wire_bytes(wire, begin) : (char *)own;
-            for (size_t i = 0; i < n; i++) {
-                values[i] = base != NULL ? source[begin + i] - base[begin + i] : source[begin + i];
-            }
-            wire_encode(wire, encoded, values, n);
-            wire_decode(wire, values, encoded, n);
-            for (size_t i = 0; i < n; i++) {
-                target[begin + i] = base != NULL ? base[begin + i] + values[i] : values[i];
-            }
+            wire_decode(wire, values, message + range.offset + wire_bytes(wire, begin), n);
+            for (size_t i = 0; i < n; i++) { target[begin + i] = base[begin + i] + values[i]; }
         }
     }
+}
+
+// Encodes this rank's own elements of the chunk, or their difference to the base, as a message,
+// and decodes it as the other ranks do.
+static inline void host_round_chunk(const Collective *collective, int rank, Chunk chunk, char *message) {
+    WireFormat wire = collective->wire;
+    float values[HOST_BLOCK];
+    for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
+        const float *source = collective_source(collective, rank, range.own),
+                    *base = collective_base(collective, layout_flat(collective->layout, rank, range.own));
+        if (base == NULL) { wire_encode(wire, message + range.offset, source, range.count); }
+        for (size_t begin = 0; base != NULL && begin < range.count; begin += HOST_BLOCK) {
+            size_t n = size_min(range.count - begin, HOST_BLOCK);
+            for (size_t i = 0; i < n; i++) { values[i] = source[begin + i] - base[begin + i]; }
+            wire_encode(wire, message + range.offset + wire_bytes(wire, begin), values, n);
+        }
+    }
+    host_decode_chunk(collective, rank, chunk, message);
 }
 
 // Whether messages are received in `buffer` itself: they are what it shall hold, and no other
@@ -369,7 +373,7 @@ static inline void host_gather_between(Transport *transport, const Collective *c
         in += owner != groups->rank || passed_on ? bytes : 0;
     }
     if (!in_place) {
-        host_round_chunk(transport, collective, chunk, mine);
+        host_round_chunk(collective, groups->rank, chunk, mine);
     } else if (collective->source != NULL) {
         memcpy(mine, collective->source + chunk.begin, bytes);
     }
@@ -399,22 +403,6 @@ static inline void host_gather_inside(Transport *transport, const Collective *co
     }
 }
 
-// Decodes one owner's chunk.
-static inline void host_decode_chunk(const Collective *collective, int owner, Chunk chunk, const char *in) {
-    WireFormat wire = collective->wire;
-    for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
-        size_t flat = layout_flat(collective->layout, owner, range.own);
-        float *target = collective->buffer + flat, values[HOST_BLOCK]; // target may be base
-        const float *base = collective_base(collective, flat);
-        if (base == NULL) { wire_decode(wire, target, in + range.offset, range.count); }
-        for (size_t begin = 0; base != NULL && begin < range.count; begin += HOST_BLOCK) {
-            size_t n = size_min(range.count - begin, HOST_BLOCK);
-            wire_decode(wire, values, in + range.offset + wire_bytes(wire, begin), n);
-            for (size_t i = 0; i < n; i++) { target[begin + i] = base[begin + i] + values[i]; }
-        }
-    }
-}
-
 // Decodes what has come from the other hosts, to this rank and then to each of its mates.
 static inline void host_gather_finish(Transport *transport, const Collective *collective, int number,
                                       Chunk chunk) {
@@ -441,8 +429,11 @@ static inline void host_gather_finish(Transport *transport, const Collective *co
 static inline void host_all_gather(Transport *transport, const Collective *collective, size_t first,
                                    size_t end) {
     if (transport->size == 1) {
-        Chunk all = {first, end};
-        host_round_chunk(transport, collective, all, NULL);
+        uint32_t message[HOST_BLOCK]; // the widest format is fp32
+        for (Chunk chunk = {first, first}; chunk.begin < end; chunk.begin = chunk.end) {
+            chunk.end += size_min(layout_range(collective->layout, chunk.begin, end), HOST_BLOCK);
+            host_round_chunk(collective, 0, chunk, (char *)message);
+        }
         return;
     }
     transport_begin(transport, "all-gather");

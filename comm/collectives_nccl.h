@@ -78,7 +78,10 @@ typedef struct NcclBatch {
     Stream inside;  // a copy of it with the queue for messages inside the host
     const Collective *collective;
     size_t first, cells;
-    int number; // of the batch: buffers alternate
+    int number;        // of the batch: buffers alternate
+    float *vector;     // where the batch begins in the vector
+    const float *base; // and in its base; NULL: there is none
+    char *received;    // what other hosts send
 } NcclBatch;
 
 // The pieces of these owners (count), which are listed in GPU memory.
@@ -97,21 +100,6 @@ static inline WirePieces nccl_pieces(const NcclBatch *batch, WireFormat wire, co
     return pieces;
 }
 
-// Where the batch begins in the vector.
-static inline float *nccl_vector(const NcclBatch *batch) {
-    return batch->collective->buffer + layout_cell_begin(batch->collective->layout, batch->first);
-}
-
-static inline const float *nccl_base(const NcclBatch *batch) {
-    return collective_base(batch->collective, layout_cell_begin(batch->collective->layout, batch->first));
-}
-
-// What other hosts send: two buffers, because those of an all-gather are passed on while
-// the next batch arrives.
-static inline char *nccl_received(const NcclBatch *batch) {
-    return batch->nccl->received + (size_t)(batch->number % 2) * batch->nccl->received_bytes;
-}
-
 // ---------------------------------------------------------------------------------------
 // Reduce-scatter
 
@@ -125,9 +113,9 @@ static inline void nccl_reduce_inside(NcclBatch *batch) {
     size_t mine = (size_t)nccl->mine_count * own.owner_bytes;
     char *out = nccl->inside_sent, *in = nccl->inside_received;
     if (groups->mates == 1) { return; }
-    wire_encode_on_gpu(&batch->inside, WIRE_FP32, out, nccl_vector(batch), NULL, &others);
+    wire_encode_on_gpu(&batch->inside, WIRE_FP32, out, batch->vector, NULL, &others);
     wire_encode_on_gpu(&batch->inside, WIRE_FP32, in + (size_t)groups->place[groups->rank] * mine,
-                       nccl_vector(batch), NULL, &own);
+                       batch->vector, NULL, &own);
     nccl_begin(nccl);
     for (int step = 1; step < groups->mates; step++) {
         int to = groups_mate(groups, step), from = groups_mate(groups, -step);
@@ -138,7 +126,7 @@ static inline void nccl_reduce_inside(NcclBatch *batch) {
         out += bytes;
     }
     nccl_end(nccl, INSIDE_HOSTS);
-    wire_sum_on_gpu(&batch->inside, WIRE_FP32, nccl_vector(batch), in, mine, groups->mates, &own);
+    wire_sum_on_gpu(&batch->inside, WIRE_FP32, batch->vector, in, mine, groups->mates, &own);
     gpu_mark(nccl->inside_done[batch->number % 2], batch->inside.queue);
     gpu_wait_for(batch->stream->queue, nccl->inside_done[batch->number % 2]);
 }
@@ -151,10 +139,10 @@ static inline void nccl_reduce_between(NcclBatch *batch) {
     WirePieces remote = nccl_pieces(batch, wire, nccl->remote_owners, nccl->mine_count - 1),
                own = nccl_pieces(batch, wire, NULL, 1);
     size_t owner = own.owner_bytes;
-    float *mine = nccl_vector(batch) + (size_t)groups->rank * own.count;
-    char *out = nccl->sent, *in = nccl_received(batch);
+    float *mine = batch->vector + (size_t)groups->rank * own.count;
+    char *out = nccl->sent, *in = batch->received;
     if (groups->hosts == 1) { return; }
-    wire_encode_on_gpu(batch->stream, wire, out, nccl_vector(batch), NULL, &remote);
+    wire_encode_on_gpu(batch->stream, wire, out, batch->vector, NULL, &remote);
     wire_encode_on_gpu(batch->stream, wire, in + (size_t)groups->host * owner, mine, NULL, &own);
     nccl_begin(nccl);
     for (int step = 1; step < groups->hosts; step++) {
@@ -183,13 +171,12 @@ static inline void nccl_gather_between(NcclBatch *batch) {
     size_t piece = collective->layout->piece;
     WirePieces own = nccl_pieces(batch, collective->wire, NULL, 1);
     size_t owner = own.owner_bytes;
-    char *in = nccl_received(batch), *mine = in + (size_t)nccl->mine_index * owner;
-    const float *base = nccl_base(batch);
+    char *in = batch->received, *mine = in + (size_t)nccl->mine_index * owner;
     if (collective->source != NULL) { own.cell_stride = piece; }
     gpu_wait_for(batch->stream->queue, nccl->inside_done[batch->number % 2]); // of two batches ago
     wire_encode_on_gpu(batch->stream, collective->wire, mine,
                        collective_source(collective, groups->rank, batch->first * piece),
-                       base != NULL ? base + (size_t)groups->rank * piece : NULL, &own);
+                       batch->base != NULL ? batch->base + (size_t)groups->rank * piece : NULL, &own);
     if (groups->hosts > 1) {
         nccl_begin(nccl);
         for (int step = 1; step < groups->hosts; step++) {
@@ -214,7 +201,7 @@ static inline void nccl_gather_inside(NcclBatch *batch) {
     WirePieces others = nccl_pieces(batch, wire, nccl->received_owners, nccl->other_count),
                own = nccl_pieces(batch, wire, nccl->owners, nccl->mine_count);
     size_t mine = (size_t)nccl->mine_count * own.owner_bytes;
-    char *out = nccl_received(batch), *in = nccl->inside_received;
+    char *out = batch->received, *in = nccl->inside_received;
     if (groups->mates > 1) {
         nccl_begin(nccl);
         for (int step = 1; step < groups->mates; step++) {
@@ -225,10 +212,9 @@ static inline void nccl_gather_inside(NcclBatch *batch) {
             in += bytes;
         }
         nccl_end(nccl, INSIDE_HOSTS);
-        wire_decode_on_gpu(&batch->inside, wire, nccl_vector(batch), nccl->inside_received, nccl_base(batch),
-                           &others);
+        wire_decode_on_gpu(&batch->inside, wire, batch->vector, nccl->inside_received, batch->base, &others);
     }
-    wire_decode_on_gpu(&batch->inside, wire, nccl_vector(batch), out, nccl_base(batch), &own);
+    wire_decode_on_gpu(&batch->inside, wire, batch->vector, out, batch->base, &own);
     gpu_mark(nccl->inside_done[batch->number % 2], batch->inside.queue);
 }
 
@@ -244,13 +230,12 @@ static inline void nccl_exchange_by_library(NcclBatch *batch, bool reduces) {
     size_t piece = collective->layout->piece, rank = (size_t)batch->groups->rank;
     size_t element = bf16 ? 2 : 4, cell = piece * (size_t)batch->groups->size;
     const float *source = collective_source(collective, (int)rank, batch->first * piece);
-    float *vector = nccl_vector(batch);
-    char *data = bf16 ? nccl->sent : (char *)vector, *own = data + rank * piece * element;
+    char *data = bf16 ? nccl->sent : (char *)batch->vector, *own = data + rank * piece * element;
     WirePieces all = wire_range(WIRE_BF16, batch->cells * cell),
                mine = nccl_pieces(batch, WIRE_BF16, NULL, 1);
     mine.bytes = cell * element;
     if (collective->source != NULL) { mine.cell_stride = piece; }
-    if (bf16 && reduces) { wire_encode_on_gpu(batch->stream, WIRE_BF16, data, vector, NULL, &all); }
+    if (bf16 && reduces) { wire_encode_on_gpu(batch->stream, WIRE_BF16, data, batch->vector, NULL, &all); }
     if (bf16 && !reduces) { wire_encode_on_gpu(batch->stream, WIRE_BF16, own, source, NULL, &mine); }
     nccl_begin(nccl);
     for (size_t i = 0; i < batch->cells; i++) {
@@ -260,9 +245,9 @@ static inline void nccl_exchange_by_library(NcclBatch *batch, bool reduces) {
     }
     nccl_end(nccl, BETWEEN_HOSTS);
     if (bf16 && reduces) {
-        wire_decode_on_gpu(batch->stream, WIRE_BF16, vector + rank * piece, own, NULL, &mine);
+        wire_decode_on_gpu(batch->stream, WIRE_BF16, batch->vector + rank * piece, own, NULL, &mine);
     }
-    if (bf16 && !reduces) { wire_decode_on_gpu(batch->stream, WIRE_BF16, vector, data, NULL, &all); }
+    if (bf16 && !reduces) { wire_decode_on_gpu(batch->stream, WIRE_BF16, batch->vector, data, NULL, &all); }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -272,20 +257,24 @@ static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *c
                                  size_t end, bool reduces) {
     Transport *transport = nccl->transport;
     size_t piece = collective->layout->piece;
-    NcclBatch batch = {.nccl = nccl,
-                       .groups = transport_groups(transport),
-                       .stream = stream,
-                       .inside = *stream,
-                       .collective = collective,
-                       .first = first / piece,
-                       .cells = 0,
-                       .number = 0};
-    transport_begin(transport, reduces ? "reduce-scatter" : "all-gather");
+    NcclBatch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.nccl = nccl;
+    batch.groups = transport_groups(transport);
+    batch.stream = stream;
+    batch.inside = *stream;
     batch.inside.queue = nccl->inside_queue;
+    batch.collective = collective;
+    transport_begin(transport, reduces ? "reduce-scatter" : "all-gather");
     gpu_mark(nccl->between_done, stream->queue);
     gpu_wait_for(nccl->inside_queue, nccl->between_done); // what the stream has done so far
-    for (; batch.first < end / piece; batch.first += batch.cells, batch.number++) {
+    for (batch.first = first / piece; batch.first < end / piece; batch.first += batch.cells, batch.number++) {
+        size_t flat = layout_cell_begin(collective->layout, batch.first);
         batch.cells = size_min(end / piece - batch.first, nccl->cells);
+        batch.vector = collective->buffer + flat;
+        batch.base = collective_base(collective, flat);
+        // Two buffers: those of an all-gather are passed on while the next batch arrives.
+        batch.received = nccl->received + (size_t)(batch.number % 2) * nccl->received_bytes;
         if (transport->library) {
             nccl_exchange_by_library(&batch, reduces);
         } else if (reduces) {

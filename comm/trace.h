@@ -72,8 +72,8 @@ typedef struct Trace {
     double counted_until;          // `sums` holds everything before this time
     TraceSums sums;                // since the latest take
     bool keep;
-    Span *spans; // (span_capacity)
-    size_t span_count, span_capacity;
+    Span *spans; // (TRACE_MAX_SPANS) if they are kept
+    size_t span_count;
     int64_t dropped;
 } Trace;
 
@@ -87,6 +87,7 @@ static inline void trace_open(Trace *trace, bool keep) {
     pthread_mutex_init(&trace->mutex, NULL);
     trace->clock = clock_seconds;
     trace->keep = keep;
+    trace->spans = keep ? (Span *)calloc(TRACE_MAX_SPANS, sizeof(Span)) : NULL;
 }
 
 static inline void trace_close(Trace *trace) {
@@ -123,21 +124,6 @@ static inline void trace_begin(Trace *trace, TraceLane lane, const char *name) {
     pthread_mutex_unlock(&trace->mutex);
 }
 
-// Keeps a span for the file.
-static inline void trace_keep(Trace *trace, const Span *span) {
-    if (trace->span_count == trace->span_capacity && trace->span_capacity < TRACE_MAX_SPANS) {
-        size_t capacity = size_min(size_max(4096, 2 * trace->span_capacity), TRACE_MAX_SPANS);
-        Span *grown = (Span *)realloc(trace->spans, capacity * sizeof *grown);
-        trace->spans = grown != NULL ? grown : trace->spans;
-        trace->span_capacity = grown != NULL ? capacity : trace->span_capacity;
-    }
-    if (trace->span_count < trace->span_capacity) {
-        trace->spans[trace->span_count++] = *span;
-    } else {
-        trace->dropped++;
-    }
-}
-
 // The span of `lane` that is running ends; it belongs to `commit`.
 static inline void trace_end(Trace *trace, TraceLane lane, int64_t commit) {
     Span *span = &trace->current[lane];
@@ -150,7 +136,11 @@ static inline void trace_end(Trace *trace, TraceLane lane, int64_t commit) {
         trace->sums.micro_batch_seconds += span->ended - span->began;
         trace->sums.micro_batch_cpu_seconds += thread_cpu_seconds() - trace->cpu_began[lane];
     }
-    if (trace->keep) { trace_keep(trace, span); }
+    if (trace->spans != NULL && trace->span_count < TRACE_MAX_SPANS) {
+        trace->spans[trace->span_count++] = *span;
+    } else {
+        trace->dropped += trace->keep;
+    }
     pthread_mutex_unlock(&trace->mutex);
     gpu_range_end();
 }

@@ -6,7 +6,7 @@
 //   Transport       transfers, waits with deadlines, the emulated link; built on them:
 //        |            transport_all_gather_records    a small record of every rank
 //        |            transport_barrier               every rank has arrived
-//   Link            start_send, start_receive, is_done: MPI (transport_mpi.h), threads
+//   Link            start, is_done: MPI (transport_mpi.h), threads
 //                   (test/threads_link.h), or none for a world of one rank
 //
 // A link only needs point-to-point messages; everything else is built on top of them.
@@ -52,15 +52,15 @@ typedef struct Note {
 typedef struct Link {
     const char *name;
     void *state;
-    void (*start_send)(void *state, LinkRequest *request, int peer, const void *data, size_t bytes);
-    void (*start_receive)(void *state, LinkRequest *request, int peer, void *data, size_t bytes);
+    void (*start)(void *state, LinkRequest *request, bool is_send, int peer, void *data, size_t bytes);
     // Also makes progress. True once, after which the request is gone.
     bool (*is_done)(void *state, LinkRequest *request);
     // Notes travel beside messages, and may be lost. NULL: this link has no notes.
     void (*send_note)(void *state, int peer, const Note *note);
     bool (*take_note)(void *state, Note *note); // false: no note has arrived
-    void (*abort)(void *state, int exit_code);  // ends every rank; does not return
-    void (*close)(void *state);
+    // NULL: there is nothing to end. 0: all ranks end in good order. Otherwise it ends every rank
+    // and does not return.
+    void (*end)(void *state, int exit_code);
 } Link;
 
 typedef enum TransferState { TRANSFER_NONE, TRANSFER_DELAYED, TRANSFER_ACTIVE } TransferState;
@@ -119,7 +119,6 @@ typedef enum MessageBuffer {
 typedef struct MessageBuffers {
     size_t limit;                   // of elements in a chunk; 0: chosen. For tests
     size_t chunk;                   // most elements of one rank that travel at a time
-    size_t lanes;                   // 1 if everything is one chunk
     size_t slots[MESSAGE_BUFFERS];  // of a lane; a slot has room for a chunk in any format
     char *buffers[MESSAGE_BUFFERS]; // (lanes, slots, chunk * sizeof(float))
 } MessageBuffers;
@@ -167,7 +166,7 @@ PRINTF_LIKE(2, 3) static inline void transport_fail(Transport *transport, const 
     fprintf(stderr, "train_gpt: [rank %d of %d on %s, commit %lld] %s\n", transport->rank, transport->size,
             transport->host, (long long)transport->commit, text);
     fflush(stderr);
-    if (transport->link.abort != NULL) { transport->link.abort(transport->link.state, EXIT_SYSTEM_FAILURE); }
+    if (transport->link.end != NULL) { transport->link.end(transport->link.state, EXIT_SYSTEM_FAILURE); }
     _exit(EXIT_SYSTEM_FAILURE);
 }
 
@@ -226,7 +225,7 @@ static inline void transport_close(Transport *transport) {
     transport->met = NULL;
     groups_free(&transport->hosts);
     groups_free(&transport->flat);
-    if (transport->link.close != NULL) { transport->link.close(transport->link.state); }
+    if (transport->link.end != NULL) { transport->link.end(transport->link.state, 0); }
 }
 
 // How the exchange sees the ranks.
@@ -263,12 +262,8 @@ static inline Transfer *transport_transfer(Transport *transport, Lane lane, bool
 // Messages
 
 static inline void transport_start_transfer(Transport *transport, Transfer *transfer) {
-    Link *link = &transport->link;
-    if (transfer->is_send) {
-        link->start_send(link->state, &transfer->request, transfer->peer, transfer->data, transfer->bytes);
-    } else {
-        link->start_receive(link->state, &transfer->request, transfer->peer, transfer->data, transfer->bytes);
-    }
+    transport->link.start(transport->link.state, &transfer->request, transfer->is_send, transfer->peer,
+                          transfer->data, transfer->bytes);
     transfer->state = TRANSFER_ACTIVE;
 }
 

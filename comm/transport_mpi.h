@@ -39,18 +39,15 @@ static inline MPI_Request *transport_mpi_request(LinkRequest *request) {
     return (MPI_Request *)(void *)request->words;
 }
 
-static inline void transport_mpi_send(void *state, LinkRequest *request, int peer, const void *data,
-                                      size_t bytes) {
+static inline void transport_mpi_start(void *state, LinkRequest *request, bool is_send, int peer, void *data,
+                                       size_t bytes) {
     (void)state;
-    MPI_Isend(data, (int)bytes, MPI_BYTE, peer, TRANSPORT_MPI_TAG, MPI_COMM_WORLD,
-              transport_mpi_request(request));
-}
-
-static inline void transport_mpi_receive(void *state, LinkRequest *request, int peer, void *data,
-                                         size_t bytes) {
-    (void)state;
-    MPI_Irecv(data, (int)bytes, MPI_BYTE, peer, TRANSPORT_MPI_TAG, MPI_COMM_WORLD,
-              transport_mpi_request(request));
+    MPI_Request *started = transport_mpi_request(request);
+    if (is_send) {
+        MPI_Isend(data, (int)bytes, MPI_BYTE, peer, TRANSPORT_MPI_TAG, MPI_COMM_WORLD, started);
+    } else {
+        MPI_Irecv(data, (int)bytes, MPI_BYTE, peer, TRANSPORT_MPI_TAG, MPI_COMM_WORLD, started);
+    }
 }
 
 static inline bool transport_mpi_is_done(void *state, LinkRequest *request) {
@@ -83,14 +80,13 @@ static inline bool transport_mpi_take_note(void *state, Note *note) {
     return true;
 }
 
-static inline void transport_mpi_abort(void *state, int exit_code) {
+static inline void transport_mpi_end(void *state, int exit_code) {
     (void)state;
-    MPI_Abort(MPI_COMM_WORLD, exit_code);
-}
-
-static inline void transport_mpi_close(void *state) {
-    (void)state;
-    MPI_Finalize();
+    if (exit_code == 0) {
+        MPI_Finalize();
+    } else {
+        MPI_Abort(MPI_COMM_WORLD, exit_code);
+    }
 }
 
 static inline bool transport_has_mpi(void) { return true; }
@@ -139,13 +135,11 @@ static inline bool transport_open(Transport *transport, Error *error) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     const Link link = {.name = "MPI",
-                       .start_send = transport_mpi_send,
-                       .start_receive = transport_mpi_receive,
+                       .start = transport_mpi_start,
                        .is_done = transport_mpi_is_done,
                        .send_note = transport_mpi_send_note,
                        .take_note = transport_mpi_take_note,
-                       .abort = transport_mpi_abort,
-                       .close = transport_mpi_close};
+                       .end = transport_mpi_end};
     transport_prepare(transport, rank, size, &link, "started by an MPI launcher");
     MPI_Comm node;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &node);

@@ -64,24 +64,10 @@ static inline void staged_copy(Stream *stream, float *to, const float *from, siz
     }
 }
 
-static inline void staged_reduce_scatter(CommBackend *comm, Stream *stream, const Collective *collective,
-                                         size_t first, size_t end) {
-    const Layout *layout = collective->layout;
-    Collective staged = *collective;
-    staged.buffer = comm->host_buffer;
-    staged_copy(stream, staged.buffer, collective->buffer, layout_cell_begin(layout, first / layout->piece),
-                layout_cell_begin(layout, end / layout->piece));
-    stream_settle(stream);
-    host_reduce_scatter(comm->transport, &staged, first, end);
-    for (size_t own = first; own < end; own += layout->piece) {
-        size_t flat = layout_flat(layout, comm->transport->rank, own);
-        staged_copy(stream, collective->buffer, staged.buffer, flat, flat + layout->piece);
-    }
-    stream_settle(stream);
-}
-
-static inline void staged_all_gather(CommBackend *comm, Stream *stream, const Collective *collective,
-                                     size_t first, size_t end) {
+// A reduce-scatter or an all-gather of own elements [first, end): a vector in GPU memory lends its
+// values to one on the host and takes the result back.
+static inline void staged_exchange(CommBackend *comm, Stream *stream, const Collective *collective,
+                                   size_t first, size_t end, bool reduces) {
     const Layout *layout = collective->layout;
     int rank = comm->transport->rank;
     size_t begin = layout_cell_begin(layout, first / layout->piece),
@@ -90,14 +76,19 @@ static inline void staged_all_gather(CommBackend *comm, Stream *stream, const Co
     staged.buffer = comm->host_buffer;
     staged.source = NULL;
     staged.base = collective->base != NULL ? comm->host_base : NULL;
-    for (size_t own = first; own < end; own += layout->piece) {
+    if (reduces) { staged_copy(stream, staged.buffer, collective->buffer, begin, stop); }
+    for (size_t own = first; !reduces && own < end; own += layout->piece) {
         stream_copy(stream, staged.buffer + layout_flat(layout, rank, own),
                     collective_source(collective, rank, own), layout->piece * sizeof(float));
     }
     if (collective->base != NULL) { staged_copy(stream, comm->host_base, collective->base, begin, stop); }
     stream_settle(stream);
-    host_all_gather(comm->transport, &staged, first, end);
-    staged_copy(stream, collective->buffer, staged.buffer, begin, stop);
+    (reduces ? host_reduce_scatter : host_all_gather)(comm->transport, &staged, first, end);
+    for (size_t own = first; reduces && own < end; own += layout->piece) {
+        size_t flat = layout_flat(layout, rank, own);
+        staged_copy(stream, collective->buffer, staged.buffer, flat, flat + layout->piece);
+    }
+    if (!reduces) { staged_copy(stream, collective->buffer, staged.buffer, begin, stop); }
     stream_settle(stream);
 }
 
@@ -112,7 +103,7 @@ static inline void comm_reduce_scatter(CommBackend *comm, Stream *stream, const 
     } else if (comm->nccl != NULL) {
         nccl_exchange(comm->nccl, stream, collective, first, end, true);
     } else {
-        staged_reduce_scatter(comm, stream, collective, first, end);
+        staged_exchange(comm, stream, collective, first, end, true);
     }
 }
 
@@ -133,7 +124,7 @@ static inline void comm_all_gather(CommBackend *comm, Stream *stream, const Coll
     } else if (comm->transport->size > 1 && comm->nccl != NULL) {
         nccl_exchange(comm->nccl, stream, collective, first, end, false);
     } else {
-        staged_all_gather(comm, stream, collective, first, end);
+        staged_exchange(comm, stream, collective, first, end, false);
     }
 }
 

@@ -90,56 +90,43 @@ static inline char *host_messages(const Transport *transport, MessageBuffer buff
 // ---------------------------------------------------------------------------------------
 // Chunks and ranges
 
-// The own elements [begin, end) of every rank, which travel together.
+// The own elements [begin, end) of every rank, which travel together, in ranges of equal length.
 typedef struct Chunk {
     size_t begin, end;
+    size_t range, range_bytes; // elements of a range, and its bytes in a message
+    size_t bytes;              // of a message with the elements of one rank
 } Chunk;
 
-// The chunk from `begin` on; empty at the end. It has whole pieces if they fit into a
-// message; otherwise a piece is cut into equal parts at multiples of LAYOUT_BLOCK.
-static inline Chunk host_next_chunk(const Transport *transport, const Layout *layout, size_t begin,
-                                    size_t end) {
-    size_t piece = layout->piece, most = transport->messages.chunk, length;
-    if (piece <= most || begin == end) {
-        length = size_min(most / piece * piece, end - begin);
-    } else {
-        size_t parts = (piece + most - 1) / most;
-        length = layout_round_up((piece + parts - 1) / parts, LAYOUT_BLOCK);
-        length = size_min(length, layout_range(layout, begin, end));
-    }
-    Chunk chunk = {begin, begin + length};
+// The chunk has whole pieces, or a part of one.
+static inline Chunk host_chunk(const Collective *collective, size_t begin, size_t length) {
+    size_t range = size_min(length, collective->layout->piece);
+    size_t range_bytes = wire_bytes(collective->wire, range);
+    Chunk chunk = {.begin = begin,
+                   .end = begin + length,
+                   .range = range,
+                   .range_bytes = range_bytes,
+                   .bytes = length > 0 ? length / range * range_bytes : 0};
     return chunk;
 }
 
-typedef struct ChunkRange {
-    size_t own;    // its first element
-    size_t count;  // elements
-    size_t offset; // of its bytes in the message
-} ChunkRange;
-
-// Steps to the next range of the chunk; `range` begins as {.own = chunk.begin}. Returns false
-// behind the last one, when range->offset is the size of the message.
-static inline bool host_next_range(const Collective *collective, Chunk chunk, ChunkRange *range) {
-    range->own += range->count;
-    range->offset += wire_bytes(collective->wire, range->count);
-    if (range->own >= chunk.end) { return false; }
-    range->count = layout_range(collective->layout, range->own, chunk.end);
-    return true;
-}
-
-// The size of one rank's elements of the chunk when they are encoded.
-static inline size_t host_chunk_bytes(const Collective *collective, Chunk chunk) {
-    ChunkRange range = {.own = chunk.begin};
-    while (host_next_range(collective, chunk, &range)) {}
-    return range.offset;
+// The chunk from `begin` on; empty at the end. It has whole pieces if they fit into a
+// message; otherwise a piece is cut into equal parts at multiples of LAYOUT_BLOCK.
+static inline Chunk host_next_chunk(const Transport *transport, const Collective *collective, size_t begin,
+                                    size_t end) {
+    size_t piece = collective->layout->piece, most = transport->messages.chunk;
+    size_t length = size_min(most / piece * piece, end - begin);
+    if (piece > most && begin < end) {
+        size_t parts = (piece + most - 1) / most;
+        length = layout_round_up((piece + parts - 1) / parts, LAYOUT_BLOCK);
+        length = size_min(length, layout_range(collective->layout, begin, end));
+    }
+    return host_chunk(collective, begin, length);
 }
 
 // Whether the chunk can be sent from the vector without a copy: it is contiguous there, and
 // the wire format is fp32.
 static inline bool host_is_plain(const Collective *collective, Chunk chunk) {
-    size_t length = chunk.end - chunk.begin;
-    return collective->wire == WIRE_FP32 && length > 0 &&
-           layout_range(collective->layout, chunk.begin, chunk.end) == length;
+    return collective->wire == WIRE_FP32 && chunk.range == chunk.end - chunk.begin;
 }
 
 // Elements that are added up or rounded at a time: whole blocks of the coarse formats.
@@ -158,8 +145,8 @@ enum { HOST_STAGES = 3 };
 // order of their work in a turn.
 static inline void host_for_chunks(Transport *transport, const Collective *collective, size_t first,
                                    size_t end, const HostStage *stages) {
-    Chunk none = {end, end}, chunks[HOST_STAGES] = {none, none, none}; // by age
-    chunks[0] = host_next_chunk(transport, collective->layout, first, end);
+    Chunk none = host_chunk(collective, end, 0), chunks[HOST_STAGES] = {none, none, none}; // by age
+    chunks[0] = host_next_chunk(transport, collective, first, end);
     for (int turn = 0; chunks[0].begin < end || chunks[1].begin < end || chunks[2].begin < end; turn++) {
         for (int i = 0; i < HOST_STAGES; i++) {
             Chunk chunk = chunks[stages[i].age];
@@ -167,7 +154,7 @@ static inline void host_for_chunks(Transport *transport, const Collective *colle
         }
         chunks[2] = chunks[1];
         chunks[1] = chunks[0];
-        chunks[0] = host_next_chunk(transport, collective->layout, chunks[1].end, end);
+        chunks[0] = host_next_chunk(transport, collective, chunks[1].end, end);
     }
 }
 
@@ -179,7 +166,6 @@ static inline void host_for_chunks(Transport *transport, const Collective *colle
 static inline void host_reduce_inside(Transport *transport, const Collective *collective, int number,
                                       Chunk chunk) {
     const Groups *groups = transport_groups(transport);
-    const Layout *layout = collective->layout;
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES};
     if (groups->mates == 1) { return; }
     size_t received = (size_t)groups_count_owners(groups, groups->rank) * (chunk.end - chunk.begin);
@@ -189,11 +175,10 @@ static inline void host_reduce_inside(Transport *transport, const Collective *co
         int to = groups_mate(groups, step), from = groups_mate(groups, -step);
         size_t packed = 0;
         for (int owner = -1; groups_next_owner(groups, to, &owner);) {
-            for (size_t own = chunk.begin, count; own < chunk.end; own += count) {
-                count = layout_range(layout, own, chunk.end);
-                memcpy(out + packed, collective->buffer + layout_flat(layout, owner, own),
-                       count * sizeof(float));
-                packed += count;
+            for (size_t own = chunk.begin; own < chunk.end; own += chunk.range) {
+                memcpy(out + packed, collective->buffer + layout_flat(collective->layout, owner, own),
+                       chunk.range * sizeof(float));
+                packed += chunk.range;
             }
         }
         transport_post(transport, lane, false, from, in, received * sizeof(float));
@@ -235,28 +220,25 @@ static inline void host_reduce_between(Transport *transport, const Collective *c
     const Groups *groups = transport_groups(transport);
     Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES}, inside = {INSIDE_HOSTS, lane.number};
     if (groups->mates > 1) { host_sum_inside(transport, collective, inside, chunk); }
-    size_t bytes = host_chunk_bytes(collective, chunk);
     bool plain = host_is_plain(collective, chunk);
     char *out = host_messages(transport, MESSAGES_SENT, lane);
     char *in = host_messages(transport, MESSAGES_RECEIVED, lane);
     for (int step = 1; step < groups->hosts; step++) {
         int from = groups_delegate(groups, groups_other_host(groups, -step), groups->rank);
         int host = groups_other_host(groups, step);
-        transport_post(transport, lane, false, from, in, bytes);
-        in += bytes;
+        transport_post(transport, lane, false, from, in, chunk.bytes);
+        in += chunk.bytes;
         for (int place = groups->place[groups->rank]; place < groups_count(groups, host);
              place += groups->mates) {
             int owner = groups_rank(groups, host, place);
-            void *message = collective->buffer + layout_flat(collective->layout, owner, chunk.begin);
-            if (!plain) {
-                for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
-                    size_t flat = layout_flat(collective->layout, owner, range.own);
-                    wire_encode(collective->wire, out + range.offset, collective->buffer + flat, range.count);
-                }
-                message = out;
-                out += bytes;
+            void *message = out;
+            if (plain) { message = collective->buffer + layout_flat(collective->layout, owner, chunk.begin); }
+            for (size_t own = chunk.begin; !plain && own < chunk.end; own += chunk.range) {
+                size_t flat = layout_flat(collective->layout, owner, own);
+                wire_encode(collective->wire, out, collective->buffer + flat, chunk.range);
+                out += chunk.range_bytes;
             }
-            transport_post(transport, lane, true, owner, message, bytes);
+            transport_post(transport, lane, true, owner, message, chunk.bytes);
         }
     }
 }
@@ -269,23 +251,22 @@ static inline void host_reduce_finish(Transport *transport, const Collective *co
     WireFormat wire = collective->wire;
     Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
     int hosts = groups->hosts;
-    size_t bytes = host_chunk_bytes(collective, chunk);
     const char *in = host_messages(transport, MESSAGES_RECEIVED, lane);
     float sum[HOST_BLOCK];
     uint32_t own[HOST_BLOCK]; // encoded; the widest format is fp32
     if (hosts == 1) { return; }
     transport_wait(transport, lane);
-    for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
-        float *mine = collective->buffer + layout_flat(collective->layout, groups->rank, range.own);
-        for (size_t begin = 0; begin < range.count; begin += HOST_BLOCK) {
-            size_t count = size_min(range.count - begin, HOST_BLOCK);
+    for (size_t first = chunk.begin; first < chunk.end; first += chunk.range, in += chunk.range_bytes) {
+        float *mine = collective->buffer + layout_flat(collective->layout, groups->rank, first);
+        for (size_t begin = 0; begin < chunk.range; begin += HOST_BLOCK) {
+            size_t count = size_min(chunk.range - begin, HOST_BLOCK);
             memset(sum, 0, sizeof sum);
             wire_encode(wire, own, mine + begin, count);
             for (int host = 0; host < hosts; host++) {
                 const char *message = (const char *)own;
                 if (host != groups->host) {
                     size_t slot = (size_t)((groups->host - host + hosts) % hosts - 1);
-                    message = in + slot * bytes + range.offset + wire_bytes(wire, begin);
+                    message = in + slot * chunk.bytes + wire_bytes(wire, begin);
                 }
                 wire_add(wire, sum, message, count);
             }
@@ -314,14 +295,14 @@ static inline void host_reduce_scatter(Transport *transport, const Collective *c
 static inline void host_decode_chunk(const Collective *collective, int owner, Chunk chunk,
                                      const char *message) {
     WireFormat wire = collective->wire;
-    for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
-        size_t flat = layout_flat(collective->layout, owner, range.own);
+    for (size_t own = chunk.begin; own < chunk.end; own += chunk.range, message += chunk.range_bytes) {
+        size_t flat = layout_flat(collective->layout, owner, own);
         float *target = collective->buffer + flat, values[HOST_BLOCK]; // target may be base
         const float *base = collective_base(collective, flat);
-        if (base == NULL) { wire_decode(wire, target, message + range.offset, range.count); }
-        for (size_t begin = 0; base != NULL && begin < range.count; begin += HOST_BLOCK) {
-            size_t n = size_min(range.count - begin, HOST_BLOCK);
-            wire_decode(wire, values, message + range.offset + wire_bytes(wire, begin), n);
+        if (base == NULL) { wire_decode(wire, target, message, chunk.range); }
+        for (size_t begin = 0; base != NULL && begin < chunk.range; begin += HOST_BLOCK) {
+            size_t n = size_min(chunk.range - begin, HOST_BLOCK);
+            wire_decode(wire, values, message + wire_bytes(wire, begin), n);
             for (size_t i = 0; i < n; i++) { target[begin + i] = base[begin + i] + values[i]; }
         }
     }
@@ -332,14 +313,15 @@ static inline void host_decode_chunk(const Collective *collective, int owner, Ch
 static inline void host_round_chunk(const Collective *collective, int rank, Chunk chunk, char *message) {
     WireFormat wire = collective->wire;
     float values[HOST_BLOCK];
-    for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
-        const float *source = collective_source(collective, rank, range.own),
-                    *base = collective_base(collective, layout_flat(collective->layout, rank, range.own));
-        if (base == NULL) { wire_encode(wire, message + range.offset, source, range.count); }
-        for (size_t begin = 0; base != NULL && begin < range.count; begin += HOST_BLOCK) {
-            size_t n = size_min(range.count - begin, HOST_BLOCK);
+    char *out = message;
+    for (size_t own = chunk.begin; own < chunk.end; own += chunk.range, out += chunk.range_bytes) {
+        const float *source = collective_source(collective, rank, own),
+                    *base = collective_base(collective, layout_flat(collective->layout, rank, own));
+        if (base == NULL) { wire_encode(wire, out, source, chunk.range); }
+        for (size_t begin = 0; base != NULL && begin < chunk.range; begin += HOST_BLOCK) {
+            size_t n = size_min(chunk.range - begin, HOST_BLOCK);
             for (size_t i = 0; i < n; i++) { values[i] = source[begin + i] - base[begin + i]; }
-            wire_encode(wire, message + range.offset + wire_bytes(wire, begin), values, n);
+            wire_encode(wire, out + wire_bytes(wire, begin), values, n);
         }
     }
     host_decode_chunk(collective, rank, chunk, message);
@@ -359,44 +341,43 @@ static inline void host_gather_between(Transport *transport, const Collective *c
     const Groups *groups = transport_groups(transport);
     const Layout *layout = collective->layout;
     Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
-    size_t bytes = host_chunk_bytes(collective, chunk);
     bool in_place = host_arrives_in_place(groups, collective, chunk), passed_on = groups->mates > 1;
     char *in = host_messages(transport, MESSAGES_RECEIVED, lane);
     char *mine = host_messages(transport, MESSAGES_SENT, lane);
     for (int owner = -1; groups_next_owner(groups, groups->rank, &owner);) {
         void *flat = collective->buffer + layout_flat(layout, owner, chunk.begin);
         if (owner != groups->rank) {
-            transport_post(transport, lane, false, owner, in_place ? flat : (void *)in, bytes);
+            transport_post(transport, lane, false, owner, in_place ? flat : (void *)in, chunk.bytes);
         } else if (passed_on || in_place) {
             mine = in_place ? (char *)flat : in;
         }
-        in += owner != groups->rank || passed_on ? bytes : 0;
+        in += owner != groups->rank || passed_on ? chunk.bytes : 0;
     }
     if (!in_place) {
         host_round_chunk(collective, groups->rank, chunk, mine);
     } else if (collective->source != NULL) {
-        memcpy(mine, collective->source + chunk.begin, bytes);
+        memcpy(mine, collective->source + chunk.begin, chunk.bytes);
     }
     for (int step = 1; step < groups->hosts; step++) {
         int to = groups_delegate(groups, groups_other_host(groups, step), groups->rank);
-        transport_post(transport, lane, true, to, mine, bytes);
+        transport_post(transport, lane, true, to, mine, chunk.bytes);
     }
 }
 
 // What this rank has received from the other hosts goes to its mates, with its own elements.
 static inline void host_gather_inside(Transport *transport, const Collective *collective, int number,
                                       Chunk chunk) {
+    (void)collective; // the chunk says it all
     const Groups *groups = transport_groups(transport);
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES}, between = {BETWEEN_HOSTS, lane.number};
-    size_t bytes = host_chunk_bytes(collective, chunk);
     transport_wait(transport, between);
     if (groups->mates == 1) { return; }
     char *out = host_messages(transport, MESSAGES_RECEIVED, between);
     char *in = host_messages(transport, MESSAGES_RECEIVED_INSIDE, lane);
-    size_t sent = (size_t)groups_count_owners(groups, groups->rank) * bytes;
+    size_t sent = (size_t)groups_count_owners(groups, groups->rank) * chunk.bytes;
     for (int step = 1; step < groups->mates; step++) {
         int to = groups_mate(groups, step), from = groups_mate(groups, -step);
-        size_t received = (size_t)groups_count_owners(groups, from) * bytes;
+        size_t received = (size_t)groups_count_owners(groups, from) * chunk.bytes;
         transport_post(transport, lane, false, from, in, received);
         transport_post(transport, lane, true, to, out, sent);
         in += received;
@@ -409,7 +390,6 @@ static inline void host_gather_finish(Transport *transport, const Collective *co
     const Groups *groups = transport_groups(transport);
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES}, between = {BETWEEN_HOSTS, lane.number};
     if (host_arrives_in_place(groups, collective, chunk)) { return; }
-    size_t bytes = host_chunk_bytes(collective, chunk);
     const char *in = host_messages(transport, MESSAGES_RECEIVED, between);
     for (int step = 0; step < groups->mates; step++) {
         if (step == 1) {
@@ -419,7 +399,7 @@ static inline void host_gather_finish(Transport *transport, const Collective *co
         for (int owner = -1; groups_next_owner(groups, groups_mate(groups, -step), &owner);) {
             bool own = owner == groups->rank;
             if (!own) { host_decode_chunk(collective, owner, chunk, in); }
-            in += own && groups->mates == 1 ? 0 : bytes;
+            in += own && groups->mates == 1 ? 0 : chunk.bytes;
         }
     }
 }
@@ -430,9 +410,9 @@ static inline void host_all_gather(Transport *transport, const Collective *colle
                                    size_t end) {
     if (transport->size == 1) {
         uint32_t message[HOST_BLOCK]; // the widest format is fp32
-        for (Chunk chunk = {first, first}; chunk.begin < end; chunk.begin = chunk.end) {
-            chunk.end += size_min(layout_range(collective->layout, chunk.begin, end), HOST_BLOCK);
-            host_round_chunk(collective, 0, chunk, (char *)message);
+        for (size_t own = first, count; own < end; own += count) {
+            count = size_min(layout_range(collective->layout, own, end), HOST_BLOCK);
+            host_round_chunk(collective, 0, host_chunk(collective, own, count), (char *)message);
         }
         return;
     }

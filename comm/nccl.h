@@ -124,7 +124,9 @@ static inline void nccl_post(Nccl *nccl, Level level, void *queue, bool is_send,
     ncclComm_t communicator = nccl_communicator(nccl, level);
     cudaStream_t stream = (cudaStream_t)queue;
     int number = nccl_peer(nccl, level, peer);
-    if (is_send) { transport_count(nccl->transport, peer, bytes); }
+    if (is_send) {
+        transport_count(nccl->transport, bytes, transport_is_outside(nccl->transport, peer) ? bytes : 0);
+    }
     nccl_check(nccl, level,
                is_send ? ncclSend(data, bytes, ncclChar, number, communicator, stream)
                        : ncclRecv(data, bytes, ncclChar, number, communicator, stream),
@@ -145,9 +147,7 @@ static inline void nccl_collect(Nccl *nccl, void *queue, bool reduces, bool bf16
     // Counted as in a ring: what a rank passes on, of which one rank per host sends to another host.
     const Groups *hosts = &nccl->transport->hosts;
     size_t bytes = count * (bf16 ? 2 : 4) * (size_t)(nccl->transport->size - 1);
-    __atomic_fetch_add(&nccl->transport->bytes_sent, bytes, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&nccl->transport->bytes_sent_outside,
-                       hosts->hosts > 1 ? bytes / (size_t)hosts->mates : 0, __ATOMIC_RELAXED);
+    transport_count(nccl->transport, bytes, hosts->hosts > 1 ? bytes / (size_t)hosts->mates : 0);
 }
 
 // ---------------------------------------------------------------------------------------

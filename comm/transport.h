@@ -173,8 +173,8 @@ PRINTF_LIKE(2, 3) static inline void transport_fail(Transport *transport, const 
 // ---------------------------------------------------------------------------------------
 // Opening
 
-// For links. The transport is then one of ranks that have not met.
-static inline void transport_prepare(Transport *transport, int rank, int size, const Link *link,
+// For links. Every `per_host` ranks in a row share a host, until the ranks meet.
+static inline void transport_prepare(Transport *transport, int rank, int size, int per_host, const Link *link,
                                      const char *reason) {
     memset(transport, 0, sizeof *transport);
     transport->rank = rank;
@@ -191,7 +191,7 @@ static inline void transport_prepare(Transport *transport, int rank, int size, c
     gethostname(transport->host, sizeof transport->host - 1);
     if (transport->transfers == NULL || transport->answers == NULL ||
         !groups_make_even(&transport->flat, rank, size, 1) ||
-        !groups_make_even(&transport->hosts, rank, size, 1)) {
+        !groups_make_even(&transport->hosts, rank, size, per_host)) {
         transport_fail(transport, "no memory for %d ranks", size);
     }
 }
@@ -199,7 +199,7 @@ static inline void transport_prepare(Transport *transport, int rank, int size, c
 // A world of one rank: every operation returns at once.
 static inline void transport_open_alone(Transport *transport, const char *reason) {
     const Link none = {.name = "alone"};
-    transport_prepare(transport, 0, 1, &none, reason);
+    transport_prepare(transport, 0, 1, 1, &none, reason);
 }
 
 // For a plan: a world of `size` ranks, every `ranks_per_host` of which share a host. It cannot
@@ -208,11 +208,7 @@ static inline void transport_open_supposed(Transport *transport, int size, int r
     const Link none = {.name = "supposed"};
     // The last host may have fewer ranks, each of which is then the delegate of more owners.
     int rank = size % ranks_per_host == 0 ? 0 : size - 1;
-    transport_prepare(transport, rank, size, &none, "a plan");
-    groups_free(&transport->hosts);
-    if (!groups_make_even(&transport->hosts, rank, size, ranks_per_host)) {
-        transport_fail(transport, "no memory for %d ranks", size);
-    }
+    transport_prepare(transport, rank, size, ranks_per_host, &none, "a plan");
 }
 
 static inline void transport_close(Transport *transport) {
@@ -250,7 +246,7 @@ static inline void transport_sum_order(const Transport *transport, char *text, s
 
 // Whether a message to this rank leaves the host.
 static inline bool transport_is_outside(const Transport *transport, int peer) {
-    return transport->hosts.host_of[peer] != transport->hosts.host_of[transport->rank];
+    return transport->hosts.host_of[peer] != transport->hosts.host;
 }
 
 static inline Transfer *transport_transfer(Transport *transport, Lane lane, bool is_send, int peer) {
@@ -281,9 +277,8 @@ static inline bool transport_start_due(Transport *transport) {
     return started;
 }
 
-// Counts a message that this rank sends.
-static inline void transport_count(Transport *transport, int peer, size_t bytes) {
-    uint64_t outside = transport_is_outside(transport, peer) ? bytes : 0;
+// Counts what this rank sends, and how much of it leaves the host.
+static inline void transport_count(Transport *transport, size_t bytes, size_t outside) {
     __atomic_fetch_add(&transport->bytes_sent, bytes, __ATOMIC_RELAXED);
     __atomic_fetch_add(&transport->bytes_sent_outside, outside, __ATOMIC_RELAXED);
 }
@@ -299,9 +294,10 @@ static inline void transport_post(Transport *transport, Lane lane, bool is_send,
     transfer->peer = peer;
     transfer->data = data;
     transfer->bytes = bytes;
-    if (is_send) { transport_count(transport, peer, bytes); }
+    bool outside = is_send && transport_is_outside(transport, peer);
+    if (is_send) { transport_count(transport, bytes, outside ? bytes : 0); }
     double rate = transport->link_bytes_per_second, latency = transport->link_latency;
-    if (!is_send || !transport_is_outside(transport, peer) || (rate <= 0 && latency <= 0)) {
+    if (!outside || (rate <= 0 && latency <= 0)) {
         transport_start_transfer(transport, transfer);
         return;
     }

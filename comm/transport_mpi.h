@@ -140,7 +140,7 @@ static inline bool transport_open(Transport *transport, Error *error) {
                        .send_note = transport_mpi_send_note,
                        .take_note = transport_mpi_take_note,
                        .end = transport_mpi_end};
-    transport_prepare(transport, rank, size, &link, "started by an MPI launcher");
+    transport_prepare(transport, rank, size, 1, &link, "started by an MPI launcher");
     MPI_Comm node;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &node);
     MPI_Comm_rank(node, &transport->local_rank);

@@ -64,31 +64,36 @@ static inline void staged_copy(Stream *stream, float *to, const float *from, siz
     }
 }
 
-// A reduce-scatter or an all-gather of own elements [first, end): a vector in GPU memory lends its
-// values to one on the host and takes the result back.
+// A reduce-scatter or an all-gather: a vector on the host stands for the one in GPU memory.
 static inline void staged_exchange(CommBackend *comm, Stream *stream, const Collective *collective,
                                    size_t first, size_t end, bool reduces) {
     const Layout *layout = collective->layout;
     int rank = comm->transport->rank;
-    size_t begin = layout_cell_begin(layout, first / layout->piece),
-           stop = layout_cell_begin(layout, end / layout->piece);
+    size_t piece = layout->piece, begin = layout_cell_begin(layout, first / piece),
+           stop = layout_cell_begin(layout, end / piece);
     Collective staged = *collective;
     staged.buffer = comm->host_buffer;
     staged.source = NULL;
     staged.base = collective->base != NULL ? comm->host_base : NULL;
-    if (reduces) { staged_copy(stream, staged.buffer, collective->buffer, begin, stop); }
-    for (size_t own = first; !reduces && own < end; own += layout->piece) {
-        stream_copy(stream, staged.buffer + layout_flat(layout, rank, own),
-                    collective_source(collective, rank, own), layout->piece * sizeof(float));
+    if (reduces) {
+        staged_copy(stream, staged.buffer, collective->buffer, begin, stop);
+    } else {
+        for (size_t own = first; own < end; own += piece) {
+            stream_copy(stream, staged.buffer + layout_flat(layout, rank, own),
+                        collective_source(collective, rank, own), piece * sizeof(float));
+        }
+        if (staged.base != NULL) { staged_copy(stream, comm->host_base, collective->base, begin, stop); }
     }
-    if (collective->base != NULL) { staged_copy(stream, comm->host_base, collective->base, begin, stop); }
     stream_settle(stream);
     (reduces ? host_reduce_scatter : host_all_gather)(comm->transport, &staged, first, end);
-    for (size_t own = first; reduces && own < end; own += layout->piece) {
-        size_t flat = layout_flat(layout, rank, own);
-        staged_copy(stream, collective->buffer, staged.buffer, flat, flat + layout->piece);
+    if (reduces) {
+        for (size_t own = first; own < end; own += piece) {
+            size_t flat = layout_flat(layout, rank, own);
+            staged_copy(stream, collective->buffer, staged.buffer, flat, flat + piece);
+        }
+    } else {
+        staged_copy(stream, collective->buffer, staged.buffer, begin, stop);
     }
-    if (!reduces) { staged_copy(stream, collective->buffer, staged.buffer, begin, stop); }
     stream_settle(stream);
 }
 

@@ -224,35 +224,11 @@ static inline void nccl_list_owners(Nccl *nccl) {
     gpu_release_host(lists);
 }
 
-// All ranks call it. The first rank of a communicator makes the identifier by which the others
-// find it.
-static inline void nccl_open_level(Nccl *nccl, Level level, int ctas) {
-    Transport *transport = nccl->transport;
-    const Groups *groups = transport_groups(transport);
-    int first = level == INSIDE_HOSTS ? groups_rank(groups, groups->host, 0) : 0;
-    ncclUniqueId mine;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    ncclComm_t communicator = NULL;
-    memset(&mine, 0, sizeof mine);
-    config.blocking = 0;
-    config.maxCTAs = ctas;
-    if (transport->rank == first) { nccl_check(nccl, level, ncclGetUniqueId(&mine), "start"); }
-    ncclUniqueId *all =
-        (ncclUniqueId *)transport_collect_records(transport, "start of NCCL", &mine, sizeof mine);
-    ncclResult_t status =
-        ncclCommInitRankConfig(&communicator, level == INSIDE_HOSTS ? groups->mates : groups->size,
-                               all[first], nccl_peer(nccl, level, transport->rank), &config);
-    nccl->communicators[level] = communicator;
-    nccl_check(nccl, level, status, "start");
-    nccl_settle(nccl, level, NULL, "start");
-    nccl_connect(nccl, level);
-    free(all);
-}
-
 // All ranks call it, after transport_open, gpu_open and the choice of the groups. ctas:
 // at most this many thread blocks of the GPU for NCCL on each level, 1 or more.
 // buffer_limit: see Nccl.
 static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t buffer_limit) {
+    const Groups *groups = transport_groups(transport);
     memset(nccl, 0, sizeof *nccl);
     nccl->transport = transport;
     nccl->buffer_limit = buffer_limit;
@@ -261,9 +237,29 @@ static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t 
     nccl->inside_done[0] = gpu_mark_create();
     nccl->inside_done[1] = gpu_mark_create();
     nccl_list_owners(nccl);
-    bool used[TRANSPORT_LEVELS] = {transport->two_level, transport_groups(transport)->hosts > 1};
-    for (int level = 0; level < TRANSPORT_LEVELS; level++) {
-        if (used[level]) { nccl_open_level(nccl, (Level)level, ctas); }
+    for (int i = 0; i < TRANSPORT_LEVELS; i++) {
+        Level level = (Level)i;
+        bool inside = level == INSIDE_HOSTS;
+        if (inside ? !transport->two_level : groups->hosts == 1) { continue; }
+        // The first rank of a communicator makes the identifier by which the others find it.
+        int first = inside ? groups_rank(groups, groups->host, 0) : 0;
+        ncclUniqueId mine;
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        ncclComm_t communicator = NULL;
+        memset(&mine, 0, sizeof mine);
+        config.blocking = 0;
+        config.maxCTAs = ctas;
+        if (groups->rank == first) { nccl_check(nccl, level, ncclGetUniqueId(&mine), "start"); }
+        ncclUniqueId *all =
+            (ncclUniqueId *)transport_collect_records(transport, "start of NCCL", &mine, sizeof mine);
+        ncclResult_t status =
+            ncclCommInitRankConfig(&communicator, inside ? groups->mates : groups->size, all[first],
+                                   nccl_peer(nccl, level, groups->rank), &config);
+        free(all);
+        nccl->communicators[level] = communicator;
+        nccl_check(nccl, level, status, "start");
+        nccl_settle(nccl, level, NULL, "start");
+        nccl_connect(nccl, level);
     }
 }
 

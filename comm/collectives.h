@@ -64,56 +64,35 @@ static inline void staged_copy(Stream *stream, float *to, const float *from, siz
     }
 }
 
-static inline void staged_reduce_scatter(CommBackend *comm, Stream *stream, const Collective *collective,
-                                         size_t first, size_t end) {
-    const Layout *layout = collective->layout;
-    int rank = comm->transport->rank;
-    Collective staged = *collective;
-    staged.buffer = comm->host_buffer;
-    staged_copy(stream, staged.buffer, collective->buffer, layout_cell_begin(layout, first),
-                layout_cell_begin(layout, end));
-    stream_settle(stream);
-    host_reduce_scatter(comm->transport, &staged, first, end);
-    for (LayoutRange range = layout_own(layout, rank, first); layout_next_in(layout, rank, end, &range);) {
-        staged_copy(stream, collective->buffer, staged.buffer, range.flat, range.flat + range.count);
-    }
-    stream_settle(stream);
-}
-
-static inline void staged_all_gather(CommBackend *comm, Stream *stream, const Collective *collective,
-                                     size_t first, size_t end) {
+// A reduce-scatter or an all-gather: a vector on the host stands for the one in GPU memory.
+static inline void staged_exchange(CommBackend *comm, Stream *stream, const Collective *collective,
+                                   size_t first, size_t end, bool reduces) {
     const Layout *layout = collective->layout;
     int rank = comm->transport->rank;
     size_t begin = layout_cell_begin(layout, first), stop = layout_cell_begin(layout, end);
+    LayoutRange range = layout_own(layout, rank, first);
     Collective staged = *collective;
     staged.buffer = comm->host_buffer;
     staged.source = NULL;
     staged.base = collective->base != NULL ? comm->host_base : NULL;
-    for (LayoutRange range = layout_own(layout, rank, first); layout_next_in(layout, rank, end, &range);) {
-        stream_copy(stream, staged.buffer + range.flat, collective_source(collective, &range),
-                    range.count * sizeof(float));
+    if (reduces) {
+        staged_copy(stream, staged.buffer, collective->buffer, begin, stop);
+    } else {
+        while (layout_next_in(layout, rank, end, &range)) {
+            stream_copy(stream, staged.buffer + range.flat, collective_source(collective, &range),
+                        range.count * sizeof(float));
+        }
+        if (staged.base != NULL) { staged_copy(stream, comm->host_base, collective->base, begin, stop); }
     }
-    if (collective->base != NULL) { staged_copy(stream, comm->host_base, collective->base, begin, stop); }
     stream_settle(stream);
-    host_all_gather(comm->transport, &staged, first, end);
-    staged_copy(stream, collective->buffer, staged.buffer, begin, stop);
-    stream_settle(stream);
-}
-
-// In a world of one rank on a GPU, values are rounded as the wire would round them. Coarse
-// formats are rare there, so they go through the host and need no code of their own.
-static inline void gather_alone_on_gpu(CommBackend *comm, Stream *stream, const Collective *collective,
-                                       size_t first, size_t end) {
-    if (wire_is_coarse(collective->wire)) {
-        staged_all_gather(comm, stream, collective, first, end);
-        return;
+    (reduces ? host_reduce_scatter : host_all_gather)(comm->transport, &staged, first, end);
+    if (reduces) {
+        while (layout_next_in(layout, rank, end, &range)) {
+            staged_copy(stream, collective->buffer, staged.buffer, range.flat, range.flat + range.count);
+        }
+    } else {
+        staged_copy(stream, collective->buffer, staged.buffer, begin, stop);
     }
-    size_t begin = layout_cell_begin(collective->layout, first),
-           count = layout_cell_begin(collective->layout, end) - begin;
-    if (collective->source != NULL) {
-        stream_copy(stream, collective->buffer + begin, collective->source + begin, count * sizeof(float));
-    }
-    if (collective->wire == WIRE_BF16) { buffer_round(stream, collective->buffer + begin, count); }
     stream_settle(stream);
 }
 
@@ -126,9 +105,9 @@ static inline void comm_reduce_scatter(CommBackend *comm, Stream *stream, const 
     if (!comm->on_gpu) {
         host_reduce_scatter(comm->transport, collective, first, end);
     } else if (comm->nccl != NULL) {
-        nccl_reduce_scatter(comm->nccl, stream, collective, first, end);
+        nccl_exchange(comm->nccl, stream, collective, first, end, true);
     } else {
-        staged_reduce_scatter(comm, stream, collective, first, end);
+        staged_exchange(comm, stream, collective, first, end, true);
     }
 }
 
@@ -136,12 +115,21 @@ static inline void comm_all_gather(CommBackend *comm, Stream *stream, const Coll
                                    size_t first, size_t end) {
     if (!comm->on_gpu) {
         host_all_gather(comm->transport, collective, first, end);
-    } else if (comm->transport->size == 1) {
-        gather_alone_on_gpu(comm, stream, collective, first, end);
-    } else if (comm->nccl != NULL) {
-        nccl_all_gather(comm->nccl, stream, collective, first, end);
+    } else if (comm->transport->size == 1 && !wire_is_coarse(collective->wire)) {
+        // Values are rounded as the wire would round them. Coarse formats are rare in a world of
+        // one rank: they go through the host and need no code of their own.
+        size_t begin = layout_cell_begin(collective->layout, first),
+               count = layout_cell_begin(collective->layout, end) - begin;
+        float *own = collective->buffer + begin;
+        if (collective->source != NULL) {
+            stream_copy(stream, own, collective->source + begin, count * sizeof(float));
+        }
+        if (collective->wire == WIRE_BF16) { buffer_round(stream, own, count); }
+        stream_settle(stream);
+    } else if (comm->transport->size > 1 && comm->nccl != NULL) {
+        nccl_exchange(comm->nccl, stream, collective, first, end, false);
     } else {
-        staged_all_gather(comm, stream, collective, first, end);
+        staged_exchange(comm, stream, collective, first, end, false);
     }
 }
 

@@ -59,33 +59,32 @@ static inline size_t host_chunk_elements(const Transport *transport) {
 // Plans the message buffers for shards of at most `shard` elements. No format needs more room
 // than fp32.
 static inline void host_collectives_reserve(Transport *transport, Arena *arena, size_t shard) {
+    static const char *const names[MESSAGE_BUFFERS] = {"messages being sent", "messages being received",
+                                                       "messages being sent inside the host",
+                                                       "messages being received inside the host"};
     if (transport->size == 1) { return; }
     const Groups *groups = transport_groups(transport);
     MessageBuffers *messages = &transport->messages;
-    size_t mine = (size_t)owners_count(groups, transport->rank), hosts = (size_t)groups->hosts;
-    size_t mates = (size_t)groups_count(groups, groups->host_of[transport->rank]) - 1;
+    size_t mine = (size_t)groups_count_owners(groups, groups->rank), hosts = (size_t)groups->hosts;
+    size_t others = (size_t)groups->size - mine, mates = (size_t)groups->mates;
+    size_t inside = mates > 1 ? size_max((mates - 1) * mine, others) : 0;
+    const size_t slots[MESSAGE_BUFFERS] = {size_max(mine - 1, 1),
+                                           size_max(hosts - 1, mates > 1 ? mine : mine - 1), inside, inside};
     messages->chunk = layout_round_up(size_min(shard, host_chunk_elements(transport)), LAYOUT_BLOCK);
-    messages->slot_bytes = messages->chunk * sizeof(float);
-    messages->lanes = shard <= messages->chunk ? 1 : TRANSPORT_LANES;
-    messages->inside_slots = mates > 0 ? size_max(mates * mine, (size_t)transport->size - mine) : 0;
-    messages->sent_slots = size_max(mine - 1, 1);
-    messages->received_slots = size_max(hosts - 1, mates > 0 ? mine : mine - 1);
-    size_t slot = messages->lanes * messages->slot_bytes;
-    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being sent", messages->sent_slots * slot,
-                       &messages->sent);
-    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being received",
-                       messages->received_slots * slot, &messages->received);
-    if (messages->inside_slots == 0) { return; }
-    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being sent inside the host",
-                       messages->inside_slots * slot, &messages->inside_sent);
-    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being received inside the host",
-                       messages->inside_slots * slot, &messages->inside_received);
+    size_t lanes = shard <= messages->chunk ? 1 : TRANSPORT_LANES; // 1: everything is one chunk
+    for (int i = 0; i < MESSAGE_BUFFERS; i++) {
+        size_t bytes = lanes * slots[i] * messages->chunk * sizeof(float);
+        messages->slots[i] = slots[i];
+        if (bytes == 0) { continue; }
+        arena_reserve_host(arena, MEMORY_COMMUNICATION, names[i], bytes, &messages->buffers[i]);
+    }
 }
 
-// The messages of a lane, one behind the other. buffer: one of the four above.
-static inline char *host_lane(const MessageBuffers *messages, char *buffer, size_t slots, Lane lane) {
-    assert((size_t)lane.number < messages->lanes);
-    return buffer + (size_t)lane.number * slots * messages->slot_bytes;
+// The messages of a lane, one behind the other.
+static inline char *host_messages(const Transport *transport, MessageBuffer buffer, Lane lane) {
+    const MessageBuffers *messages = &transport->messages;
+    size_t slot = (size_t)lane.number * messages->slots[buffer]; // the first of the lane
+    return messages->buffers[buffer] + slot * messages->chunk * sizeof(float);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -94,32 +93,17 @@ static inline char *host_lane(const MessageBuffers *messages, char *buffer, size
 // A collective under way, as its stages see it.
 typedef struct HostExchange {
     Transport *transport;
-    const Collective *collective;
     const Groups *groups;
-    int rank, host, mates; // this rank, its host, and the ranks there, itself included
-    size_t first, end;     // cells
-    size_t length;         // own elements in them, of the rank that has most
+    const Collective *collective;
+    size_t first, end; // cells
+    size_t length;     // own elements in them, of the rank that has most
 } HostExchange;
-
-// Where the own elements of `rank` in the cells of the exchange begin in its shard.
-static inline size_t host_begin(const HostExchange *exchange, int rank) {
-    return layout_piece(exchange->collective->layout, exchange->first, rank).own;
-}
-
-static inline size_t host_end(const HostExchange *exchange, int rank) {
-    return layout_piece(exchange->collective->layout, exchange->end, rank).own;
-}
 
 static inline HostExchange host_exchange(Transport *transport, const Collective *collective, size_t first,
                                          size_t end) {
-    const Groups *groups = transport_groups(transport);
-    int host = groups->host_of[transport->rank];
     HostExchange exchange = {.transport = transport,
+                             .groups = transport_groups(transport),
                              .collective = collective,
-                             .groups = groups,
-                             .rank = transport->rank,
-                             .host = host,
-                             .mates = groups_count(groups, host),
                              .first = first,
                              .end = end,
                              .length = layout_most(collective->layout, first, end)};
@@ -136,14 +120,11 @@ typedef struct Chunk {
 // fit into a message; otherwise a piece is cut into equal parts at multiples of LAYOUT_BLOCK.
 static inline Chunk host_next_chunk(const HostExchange *exchange, size_t begin) {
     size_t piece = exchange->collective->layout->piece, most = exchange->transport->messages.chunk;
-    size_t length = exchange->length - begin;
-    if (piece == 0) {
-        length = size_min(length, most);
-    } else if (piece <= most) {
-        length = size_min(length, most / piece * piece);
-    } else {
+    size_t length = size_min(exchange->length - begin, piece > 0 ? most / piece * piece : most);
+    if (piece > most) {
         size_t parts = (piece + most - 1) / most, rest = piece - begin % piece;
-        length = size_min(size_min(length, rest), layout_round_up((piece + parts - 1) / parts, LAYOUT_BLOCK));
+        length = size_min(exchange->length - begin, rest);
+        length = size_min(length, layout_round_up((piece + parts - 1) / parts, LAYOUT_BLOCK));
     }
     Chunk chunk = {begin, begin + length};
     return chunk;
@@ -158,23 +139,34 @@ typedef struct ChunkRange {
 // last one, when range->offset is the size of the message.
 static inline bool host_next_range(const HostExchange *exchange, WireFormat wire, int owner, Chunk chunk,
                                    ChunkRange *range) {
-    size_t begin = host_begin(exchange, owner);
+    const Layout *layout = exchange->collective->layout;
+    size_t begin = layout_piece(layout, exchange->first, owner).own,
+           end = layout_piece(layout, exchange->end, owner).own;
     range->offset += wire_bytes(wire, range->at.count);
     if (range->at.count == 0) { range->at.own = begin + chunk.begin; }
-    return layout_next(exchange->collective->layout, owner,
-                       size_min(begin + chunk.end, host_end(exchange, owner)), &range->at);
+    return layout_next(layout, owner, size_min(begin + chunk.end, end), &range->at);
 }
 
 // The size of the owner's elements of the chunk when they are encoded.
-static inline size_t host_chunk_bytes(const HostExchange *exchange, WireFormat wire, int owner, Chunk chunk) {
+static inline size_t host_bytes(const HostExchange *exchange, WireFormat wire, int owner, Chunk chunk) {
     ChunkRange range = {0};
     while (host_next_range(exchange, wire, owner, chunk, &range)) {}
     return range.offset;
 }
 
+// The same of all owners whose delegate a rank is.
+static inline size_t host_delegated_bytes(const HostExchange *exchange, WireFormat wire, int delegate,
+                                          Chunk chunk) {
+    size_t bytes = 0;
+    for (int owner = -1; groups_next_owner(exchange->groups, delegate, &owner);) {
+        bytes += host_bytes(exchange, wire, owner, chunk);
+    }
+    return bytes;
+}
+
 // Where the owner's elements of the chunk are in the vector, if they can be sent from there without
 // a copy: they are contiguous, and the wire format is fp32. Otherwise NULL.
-static inline float *host_plain(const HostExchange *exchange, int owner, Chunk chunk) {
+static inline void *host_plain(const HostExchange *exchange, int owner, Chunk chunk) {
     const Collective *collective = exchange->collective;
     ChunkRange range = {0};
     if (collective->wire != WIRE_FP32 || !host_next_range(exchange, WIRE_FP32, owner, chunk, &range)) {
@@ -222,34 +214,22 @@ static inline void host_for_chunks(const HostExchange *exchange, const HostStage
 // ---------------------------------------------------------------------------------------
 // Reduce-scatter
 
-// The size of the message with all owners whose delegate a rank is.
-static inline size_t host_owners_bytes(const HostExchange *exchange, WireFormat wire, int delegate,
-                                       Chunk chunk) {
-    size_t bytes = 0;
-    for (OwnerWalk walk = owners_of(exchange->groups, delegate); owners_next(&walk);) {
-        bytes += host_chunk_bytes(exchange, wire, walk.owner, chunk);
-    }
-    return bytes;
-}
-
 // Every rank of this host gets the parts that it adds up: the chunk of all owners whose
 // delegate it is, one owner behind the other.
 static inline void host_reduce_inside(const HostExchange *exchange, int number, Chunk chunk) {
-    const Collective *collective = exchange->collective;
-    MessageBuffers *messages = &exchange->transport->messages;
+    const Groups *groups = exchange->groups;
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES};
-    if (exchange->mates == 1) { return; }
-    char *out = host_lane(messages, messages->inside_sent, messages->inside_slots, lane);
-    char *in = host_lane(messages, messages->inside_received, messages->inside_slots, lane);
-    size_t received = host_owners_bytes(exchange, WIRE_FP32, exchange->rank, chunk);
-    for (int step = 1; step < exchange->mates; step++) {
-        int to = groups_mate(exchange->groups, exchange->rank, step),
-            from = groups_mate(exchange->groups, exchange->rank, -step);
+    if (groups->mates == 1) { return; }
+    size_t received = host_delegated_bytes(exchange, WIRE_FP32, groups->rank, chunk);
+    char *out = host_messages(exchange->transport, MESSAGES_SENT_INSIDE, lane);
+    char *in = host_messages(exchange->transport, MESSAGES_RECEIVED_INSIDE, lane);
+    for (int step = 1; step < groups->mates; step++) {
+        int to = groups_mate(groups, step), from = groups_mate(groups, -step);
         char *message = out;
-        for (OwnerWalk walk = owners_of(exchange->groups, to); owners_next(&walk);) {
-            for (ChunkRange range = {0}; host_next_range(exchange, WIRE_FP32, walk.owner, chunk, &range);) {
+        for (int owner = -1; groups_next_owner(groups, to, &owner);) {
+            for (ChunkRange range = {0}; host_next_range(exchange, WIRE_FP32, owner, chunk, &range);) {
                 size_t bytes = range.at.count * sizeof(float);
-                memcpy(out, collective->buffer + range.at.flat, bytes);
+                memcpy(out, exchange->collective->buffer + range.at.flat, bytes);
                 out += bytes;
             }
         }
@@ -261,29 +241,24 @@ static inline void host_reduce_inside(const HostExchange *exchange, int number, 
 
 // Waits for these parts. For every owner whose delegate this rank is, `buffer` then holds the
 // sum over the ranks of this host, in their order.
-static inline void host_sum_inside(const HostExchange *exchange, int number, Chunk chunk) {
-    const Collective *collective = exchange->collective;
-    MessageBuffers *messages = &exchange->transport->messages;
-    Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES};
-    int mates = exchange->mates, place = exchange->groups->place[exchange->rank];
-    size_t message = host_owners_bytes(exchange, WIRE_FP32, exchange->rank, chunk) / sizeof(float);
-    const float *in =
-        (const float *)(void *)host_lane(messages, messages->inside_received, messages->inside_slots, lane);
+static inline void host_sum_inside(const HostExchange *exchange, Lane lane, Chunk chunk) {
+    const Groups *groups = exchange->groups;
+    int mates = groups->mates, place = groups->place[groups->rank];
+    size_t stride = host_delegated_bytes(exchange, WIRE_FP32, groups->rank, chunk) / sizeof(float);
+    const float *in = (float *)(void *)host_messages(exchange->transport, MESSAGES_RECEIVED_INSIDE, lane);
     float sum[HOST_BLOCK];
     transport_wait(exchange->transport, lane);
-    for (OwnerWalk walk = owners_of(exchange->groups, exchange->rank); owners_next(&walk);) {
-        for (ChunkRange range = {0}; host_next_range(exchange, WIRE_FP32, walk.owner, chunk, &range);) {
-            for (size_t begin = 0, count; begin < range.at.count; begin += count) {
-                float *mine = collective->buffer + range.at.flat + begin;
+    for (int owner = -1; groups_next_owner(groups, groups->rank, &owner);) {
+        for (ChunkRange range = {0}; host_next_range(exchange, WIRE_FP32, owner, chunk, &range);) {
+            for (size_t begin = 0, count; begin < range.at.count; begin += count, in += count) {
+                float *mine = exchange->collective->buffer + range.at.flat + begin;
                 count = size_min(range.at.count - begin, HOST_BLOCK);
                 memset(sum, 0, sizeof sum);
                 for (int mate = 0; mate < mates; mate++) {
-                    size_t number_of_message = (size_t)((place - mate + mates) % mates); // 0: this rank
-                    const float *part = mate == place ? mine : in + (number_of_message - 1) * message;
-                    wire_add(WIRE_FP32, sum, part, count);
+                    size_t message = (size_t)((place - mate + mates) % mates); // 0: this rank
+                    wire_add(WIRE_FP32, sum, mate == place ? mine : in + (message - 1) * stride, count);
                 }
                 memcpy(mine, sum, count * sizeof(float));
-                in += count;
             }
         }
     }
@@ -291,32 +266,30 @@ static inline void host_sum_inside(const HostExchange *exchange, int number, Chu
 
 // The sums of this host are made, and go to their owners.
 static inline void host_reduce_between(const HostExchange *exchange, int number, Chunk chunk) {
-    const Collective *collective = exchange->collective;
     const Groups *groups = exchange->groups;
-    MessageBuffers *messages = &exchange->transport->messages;
-    Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
-    if (exchange->mates > 1) { host_sum_inside(exchange, number, chunk); }
+    const Collective *collective = exchange->collective;
     WireFormat wire = collective->wire;
-    size_t received = host_chunk_bytes(exchange, wire, exchange->rank, chunk);
-    char *out = host_lane(messages, messages->sent, messages->sent_slots, lane);
-    char *in = host_lane(messages, messages->received, messages->received_slots, lane);
+    Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES}, inside = {INSIDE_HOSTS, lane.number};
+    if (groups->mates > 1) { host_sum_inside(exchange, inside, chunk); }
+    size_t received = host_bytes(exchange, wire, groups->rank, chunk);
+    char *out = host_messages(exchange->transport, MESSAGES_SENT, lane);
+    char *in = host_messages(exchange->transport, MESSAGES_RECEIVED, lane);
     for (int step = 1; step < groups->hosts; step++) {
-        int from = groups_delegate(groups, groups_other_host(groups, exchange->host, -step), exchange->rank);
-        int host = groups_other_host(groups, exchange->host, step);
+        int from = groups_delegate(groups, groups_other_host(groups, -step), groups->rank);
+        int host = groups_other_host(groups, step);
         host_post(exchange, lane, false, from, in, received);
         in += received;
-        OwnerWalk walk = owners_on(groups, exchange->rank, host, host + 1);
-        while (owners_next(&walk)) {
-            size_t bytes = host_chunk_bytes(exchange, wire, walk.owner, chunk);
-            void *message = host_plain(exchange, walk.owner, chunk);
-            if (message == NULL) {
-                for (ChunkRange range = {0}; host_next_range(exchange, wire, walk.owner, chunk, &range);) {
-                    wire_encode(wire, out + range.offset, collective->buffer + range.at.flat, range.at.count);
-                }
-                message = out;
-                out += bytes;
+        for (int place = groups->place[groups->rank]; place < groups_count(groups, host);
+             place += groups->mates) {
+            int owner = groups_rank(groups, host, place);
+            void *plain = host_plain(exchange, owner, chunk);
+            ChunkRange range = {0};
+            while (host_next_range(exchange, wire, owner, chunk, &range)) {
+                if (plain != NULL) { continue; }
+                wire_encode(wire, out + range.offset, collective->buffer + range.at.flat, range.at.count);
             }
-            host_post(exchange, lane, true, walk.owner, message, bytes);
+            host_post(exchange, lane, true, owner, plain != NULL ? plain : out, range.offset);
+            out += plain != NULL ? 0 : range.offset;
         }
     }
 }
@@ -324,27 +297,26 @@ static inline void host_reduce_between(const HostExchange *exchange, int number,
 // Waits for the sums of the other hosts. This rank's own elements become the sum over the
 // hosts, in their order.
 static inline void host_reduce_finish(const HostExchange *exchange, int number, Chunk chunk) {
-    const Collective *collective = exchange->collective;
-    WireFormat wire = collective->wire;
-    MessageBuffers *messages = &exchange->transport->messages;
+    const Groups *groups = exchange->groups;
+    WireFormat wire = exchange->collective->wire;
     Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
-    int hosts = exchange->groups->hosts;
-    size_t bytes = host_chunk_bytes(exchange, wire, exchange->rank, chunk);
-    const char *in = host_lane(messages, messages->received, messages->received_slots, lane);
+    int hosts = groups->hosts;
+    size_t bytes = host_bytes(exchange, wire, groups->rank, chunk);
+    const char *in = host_messages(exchange->transport, MESSAGES_RECEIVED, lane);
     float sum[HOST_BLOCK];
     uint32_t own[HOST_BLOCK]; // encoded; the widest format is fp32
     if (hosts == 1) { return; }
     transport_wait(exchange->transport, lane);
-    for (ChunkRange range = {0}; host_next_range(exchange, wire, exchange->rank, chunk, &range);) {
-        float *mine = collective->buffer + range.at.flat;
+    for (ChunkRange range = {0}; host_next_range(exchange, wire, groups->rank, chunk, &range);) {
+        float *mine = exchange->collective->buffer + range.at.flat;
         for (size_t begin = 0; begin < range.at.count; begin += HOST_BLOCK) {
             size_t count = size_min(range.at.count - begin, HOST_BLOCK);
             memset(sum, 0, sizeof sum);
             wire_encode(wire, own, mine + begin, count);
             for (int host = 0; host < hosts; host++) {
                 const char *message = (const char *)own;
-                if (host != exchange->host) {
-                    size_t slot = (size_t)((exchange->host - host + hosts) % hosts - 1);
+                if (host != groups->host) {
+                    size_t slot = (size_t)((groups->host - host + hosts) % hosts - 1);
                     message = in + slot * bytes + range.offset + wire_bytes(wire, begin);
                 }
                 wire_add(wire, sum, message, count);
@@ -354,8 +326,8 @@ static inline void host_reduce_finish(const HostExchange *exchange, int number, 
     }
 }
 
-// On return this rank's own elements of cells [first, end) hold the sum over all ranks. Elsewhere in
-// `buffer`, what this rank is a delegate for holds sums over its host; the rest is as it was.
+// On return this rank's own elements of cells [first, end) hold the sum over all ranks. Elsewhere
+// in `buffer`, what this rank is a delegate for holds sums over its host; the rest is as it was.
 // A world of one rank adds nothing and rounds nothing, and an exchange on two levels with only
 // one host does not round either.
 static inline void host_reduce_scatter(Transport *transport, const Collective *collective, size_t first,
@@ -371,37 +343,49 @@ static inline void host_reduce_scatter(Transport *transport, const Collective *c
 // ---------------------------------------------------------------------------------------
 // All-gather
 
-// Sets this rank's own elements of the chunk in `buffer` to what the other ranks receive: they
-// are encoded and decoded again. If there is a base, the difference to it is rounded, and base
-// is added again. message: receives the encoded chunk; may be NULL.
-static inline void host_round_chunk(const HostExchange *exchange, Chunk chunk, char *message) {
+// Sets one owner's elements of the chunk in `buffer` to what its message holds.
+static inline void host_decode_chunk(const HostExchange *exchange, int owner, Chunk chunk,
+                                     const char *message) {
     const Collective *collective = exchange->collective;
     WireFormat wire = collective->wire;
-    float values[HOST_BLOCK];
-    uint32_t own[HOST_BLOCK];
-    for (ChunkRange range = {0}; host_next_range(exchange, wire, exchange->rank, chunk, &range);) {
-        float *target = collective->buffer + range.at.flat;
-        const float *source = collective_source(collective, &range.at),
-                    *base = collective_base(collective, range.at.flat);
-        for (size_t begin = 0; begin < range.at.count; begin += HOST_BLOCK) {
+    for (ChunkRange range = {0}; host_next_range(exchange, wire, owner, chunk, &range);) {
+        float *target = collective->buffer + range.at.flat, values[HOST_BLOCK]; // target may be base
+        const float *base = collective_base(collective, range.at.flat);
+        const char *in = message + range.offset;
+        if (base == NULL) { wire_decode(wire, target, in, range.at.count); }
+        for (size_t begin = 0; base != NULL && begin < range.at.count; begin += HOST_BLOCK) {
             size_t n = size_min(range.at.count - begin, HOST_BLOCK);
-            char *encoded = message != NULL ? message + range.offset + wire_bytes(wire, begin) : (char *)own;
-            for (size_t i = 0; i < n; i++) {
-                values[i] = base != NULL ? source[begin + i] - base[begin + i] : source[begin + i];
-            }
-            wire_encode(wire, encoded, values, n);
-            wire_decode(wire, values, encoded, n);
-            for (size_t i = 0; i < n; i++) {
-                target[begin + i] = base != NULL ? base[begin + i] + values[i] : values[i];
-            }
+            wire_decode(wire, values, in + wire_bytes(wire, begin), n);
+            for (size_t i = 0; i < n; i++) { target[begin + i] = base[begin + i] + values[i]; }
         }
     }
 }
 
+// Encodes this rank's own elements of the chunk, or their difference to the base, as a message,
+// and decodes it as the other ranks do.
+static inline void host_round_chunk(const HostExchange *exchange, Chunk chunk, char *message) {
+    const Collective *collective = exchange->collective;
+    WireFormat wire = collective->wire;
+    int rank = exchange->groups->rank;
+    float values[HOST_BLOCK];
+    for (ChunkRange range = {0}; host_next_range(exchange, wire, rank, chunk, &range);) {
+        const float *source = collective_source(collective, &range.at),
+                    *base = collective_base(collective, range.at.flat);
+        char *out = message + range.offset;
+        if (base == NULL) { wire_encode(wire, out, source, range.at.count); }
+        for (size_t begin = 0; base != NULL && begin < range.at.count; begin += HOST_BLOCK) {
+            size_t n = size_min(range.at.count - begin, HOST_BLOCK);
+            for (size_t i = 0; i < n; i++) { values[i] = source[begin + i] - base[begin + i]; }
+            wire_encode(wire, out + wire_bytes(wire, begin), values, n);
+        }
+    }
+    host_decode_chunk(exchange, rank, chunk, message);
+}
+
 // Where in `buffer` an owner's message is received: it is what shall stand there, and no other rank
 // waits for this one to pass it on. Otherwise NULL.
-static inline float *host_arrival(const HostExchange *exchange, int owner, Chunk chunk) {
-    bool as_it_is = exchange->mates == 1 && exchange->collective->base == NULL;
+static inline void *host_arrival(const HostExchange *exchange, int owner, Chunk chunk) {
+    bool as_it_is = exchange->groups->mates == 1 && exchange->collective->base == NULL;
     return as_it_is ? host_plain(exchange, owner, chunk) : NULL;
 }
 
@@ -409,93 +393,73 @@ static inline float *host_arrival(const HostExchange *exchange, int owner, Chunk
 // delegate lies owner behind owner; its own elements are among them if it has mates, which
 // get it all.
 static inline void host_gather_between(const HostExchange *exchange, int number, Chunk chunk) {
-    const Collective *collective = exchange->collective;
     const Groups *groups = exchange->groups;
-    MessageBuffers *messages = &exchange->transport->messages;
+    const Collective *collective = exchange->collective;
     Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
-    size_t sent = host_chunk_bytes(exchange, collective->wire, exchange->rank, chunk);
-    char *in = host_lane(messages, messages->received, messages->received_slots, lane), *mine = in;
-    OwnerWalk walk = owners_of(groups, exchange->rank);
-    while (owners_next(&walk)) {
-        if (walk.owner == exchange->rank) {
-            bool passed_on = exchange->mates > 1;
-            mine = passed_on ? in : host_lane(messages, messages->sent, messages->sent_slots, lane);
-            in += passed_on ? sent : 0;
+    size_t sent = host_bytes(exchange, collective->wire, groups->rank, chunk);
+    char *in = host_messages(exchange->transport, MESSAGES_RECEIVED, lane);
+    char *mine = host_messages(exchange->transport, MESSAGES_SENT, lane);
+    void *place = host_arrival(exchange, groups->rank, chunk);
+    for (int owner = -1; groups_next_owner(groups, groups->rank, &owner);) {
+        if (owner == groups->rank) {
+            mine = groups->mates > 1 ? in : mine;
+            in += groups->mates > 1 ? sent : 0;
             continue;
         }
-        size_t bytes = host_chunk_bytes(exchange, collective->wire, walk.owner, chunk);
-        float *place = host_arrival(exchange, walk.owner, chunk);
-        host_post(exchange, lane, false, walk.owner, place != NULL ? (void *)place : in, bytes);
+        size_t bytes = host_bytes(exchange, collective->wire, owner, chunk);
+        void *arrival = host_arrival(exchange, owner, chunk);
+        host_post(exchange, lane, false, owner, arrival != NULL ? arrival : in, bytes);
         in += bytes;
     }
-    float *place = host_arrival(exchange, exchange->rank, chunk);
-    if (place != NULL) {
-        mine = (char *)place;
-        size_t own = host_begin(exchange, exchange->rank) + chunk.begin;
-        if (collective->source != NULL) { memcpy(mine, collective->source + own, sent); }
-    } else {
+    if (place == NULL) {
         host_round_chunk(exchange, chunk, mine);
+    } else if (collective->source != NULL) {
+        size_t own = layout_piece(collective->layout, exchange->first, groups->rank).own + chunk.begin;
+        memcpy(place, collective->source + own, sent);
     }
     for (int step = 1; step < groups->hosts; step++) {
-        int to = groups_delegate(groups, groups_other_host(groups, exchange->host, step), exchange->rank);
-        host_post(exchange, lane, true, to, mine, sent);
+        int to = groups_delegate(groups, groups_other_host(groups, step), groups->rank);
+        host_post(exchange, lane, true, to, place != NULL ? place : mine, sent);
     }
 }
 
 // What this rank has received from the other hosts goes to its mates, with its own elements.
 static inline void host_gather_inside(const HostExchange *exchange, int number, Chunk chunk) {
-    MessageBuffers *messages = &exchange->transport->messages;
-    Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES}, between = {BETWEEN_HOSTS, lane.number};
+    const Groups *groups = exchange->groups;
     WireFormat wire = exchange->collective->wire;
+    Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES}, between = {BETWEEN_HOSTS, lane.number};
     transport_wait(exchange->transport, between);
-    if (exchange->mates == 1) { return; }
-    char *out = host_lane(messages, messages->received, messages->received_slots, between);
-    char *in = host_lane(messages, messages->inside_received, messages->inside_slots, lane);
-    size_t sent = host_owners_bytes(exchange, wire, exchange->rank, chunk);
-    for (int step = 1; step < exchange->mates; step++) {
-        int to = groups_mate(exchange->groups, exchange->rank, step),
-            from = groups_mate(exchange->groups, exchange->rank, -step);
-        size_t received = host_owners_bytes(exchange, wire, from, chunk);
+    if (groups->mates == 1) { return; }
+    char *out = host_messages(exchange->transport, MESSAGES_RECEIVED, between);
+    char *in = host_messages(exchange->transport, MESSAGES_RECEIVED_INSIDE, lane);
+    size_t sent = host_delegated_bytes(exchange, wire, groups->rank, chunk);
+    for (int step = 1; step < groups->mates; step++) {
+        int to = groups_mate(groups, step), from = groups_mate(groups, -step);
+        size_t received = host_delegated_bytes(exchange, wire, from, chunk);
         host_post(exchange, lane, false, from, in, received);
         host_post(exchange, lane, true, to, out, sent);
         in += received;
     }
 }
 
-// Decodes the chunk of all owners whose delegate a rank is. Returns the end of `in`.
-static inline const char *host_decode_owners(const HostExchange *exchange, int delegate, Chunk chunk,
-                                             const char *in) {
-    const Collective *collective = exchange->collective;
-    WireFormat wire = collective->wire;
-    for (OwnerWalk walk = owners_of(exchange->groups, delegate); owners_next(&walk);) {
-        bool own = walk.owner == exchange->rank, there = host_arrival(exchange, walk.owner, chunk) != NULL;
-        for (ChunkRange range = {0};
-             !own && !there && host_next_range(exchange, wire, walk.owner, chunk, &range);) {
-            float *target = collective->buffer + range.at.flat, values[HOST_BLOCK]; // target may be base
-            const float *base = collective_base(collective, range.at.flat);
-            const char *message = in + range.offset;
-            if (base == NULL) { wire_decode(wire, target, message, range.at.count); }
-            for (size_t begin = 0; base != NULL && begin < range.at.count; begin += HOST_BLOCK) {
-                size_t n = size_min(range.at.count - begin, HOST_BLOCK);
-                wire_decode(wire, values, message + wire_bytes(wire, begin), n);
-                for (size_t i = 0; i < n; i++) { target[begin + i] = base[begin + i] + values[i]; }
-            }
-        }
-        in += own && exchange->mates == 1 ? 0 : host_chunk_bytes(exchange, wire, walk.owner, chunk);
-    }
-    return in;
-}
-
+// Decodes what has come from the other hosts, to this rank and then to each of its mates.
 static inline void host_gather_finish(const HostExchange *exchange, int number, Chunk chunk) {
-    MessageBuffers *messages = &exchange->transport->messages;
+    const Groups *groups = exchange->groups;
+    WireFormat wire = exchange->collective->wire;
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES}, between = {BETWEEN_HOSTS, lane.number};
-    host_decode_owners(exchange, exchange->rank, chunk,
-                       host_lane(messages, messages->received, messages->received_slots, between));
-    if (exchange->mates == 1) { return; }
-    transport_wait(exchange->transport, lane);
-    const char *in = host_lane(messages, messages->inside_received, messages->inside_slots, lane);
-    for (int step = 1; step < exchange->mates; step++) {
-        in = host_decode_owners(exchange, groups_mate(exchange->groups, exchange->rank, -step), chunk, in);
+    const char *in = host_messages(exchange->transport, MESSAGES_RECEIVED, between);
+    for (int step = 0; step < groups->mates; step++) {
+        if (step == 1) {
+            transport_wait(exchange->transport, lane);
+            in = host_messages(exchange->transport, MESSAGES_RECEIVED_INSIDE, lane);
+        }
+        for (int owner = -1; groups_next_owner(groups, groups_mate(groups, -step), &owner);) {
+            bool own = owner == groups->rank;
+            if (!own && host_arrival(exchange, owner, chunk) == NULL) {
+                host_decode_chunk(exchange, owner, chunk, in);
+            }
+            in += own && groups->mates == 1 ? 0 : host_bytes(exchange, wire, owner, chunk);
+        }
     }
 }
 
@@ -505,8 +469,12 @@ static inline void host_all_gather(Transport *transport, const Collective *colle
                                    size_t end) {
     HostExchange exchange = host_exchange(transport, collective, first, end);
     if (transport->size == 1) {
-        Chunk all = {0, exchange.length};
-        host_round_chunk(&exchange, all, NULL);
+        uint32_t message[HOST_BLOCK]; // the widest format is fp32
+        size_t piece = collective->layout->piece;
+        for (Chunk part = {0, 0}; part.begin < exchange.length; part.begin = part.end) {
+            part.end = part.begin + size_min(piece - part.begin % piece, HOST_BLOCK);
+            host_round_chunk(&exchange, part, (char *)message);
+        }
         return;
     }
     transport_begin(transport, "all-gather");

@@ -50,8 +50,7 @@ static inline size_t nccl_owner_bytes(WireFormat wire, size_t piece, size_t cell
 static inline void nccl_collectives_reserve(Nccl *nccl, const Transport *transport, Arena *arena,
                                             const Layout *layout) {
     const Groups *groups = transport_groups(transport);
-    size_t mine = (size_t)owners_count(groups, transport->rank), others = (size_t)layout->size - mine;
-    size_t mates = (size_t)groups_count(groups, groups->host_of[transport->rank]);
+    size_t mine = (size_t)groups_count_owners(groups, groups->rank), others = (size_t)layout->size - mine;
     size_t cell = layout->piece * (size_t)layout->size * sizeof(float);
     size_t most = nccl->buffer_limit > 0 ? nccl->buffer_limit : (size_t)NCCL_BUFFER_BYTES;
     nccl->cells = size_max(1, size_min(layout->cells, most / cell));
@@ -60,24 +59,29 @@ static inline void nccl_collectives_reserve(Nccl *nccl, const Transport *transpo
     arena_reserve(arena, MEMORY_COMMUNICATION, "messages being received", 2 * nccl->received_bytes,
                   &nccl->received);
     arena_reserve(arena, MEMORY_COMMUNICATION, "messages being sent", mine * owner, &nccl->sent);
-    if (mates == 1) { return; }
+    if (groups->mates == 1) { return; }
     arena_reserve(arena, MEMORY_COMMUNICATION, "messages being received inside the host",
-                  size_max(mates * mine, others) * owner, &nccl->inside_received);
+                  size_max((size_t)groups->mates * mine, others) * owner, &nccl->inside_received);
     arena_reserve(arena, MEMORY_COMMUNICATION, "messages being sent inside the host", others * owner,
                   &nccl->inside_sent);
 }
 
+#ifdef ACCO_HAVE_NCCL
 // ---------------------------------------------------------------------------------------
 // Batches
 
 // Cells [first, first + cells) of a collective.
 typedef struct NcclBatch {
     Nccl *nccl;
+    const Groups *groups;
     Stream *stream; // between hosts
     Stream inside;  // a copy of it with the queue for messages inside the host
     const Collective *collective;
     size_t first, cells;
-    int number; // of the batch: buffers alternate
+    int number;        // of the batch: buffers alternate
+    float *vector;     // where the batch begins in the vector
+    const float *base; // and in its base; NULL: there is none
+    char *received;    // what other hosts send
 } NcclBatch;
 
 // The pieces of these owners (count), which are listed in GPU memory.
@@ -96,25 +100,6 @@ static inline WirePieces nccl_pieces(const NcclBatch *batch, WireFormat wire, co
     return pieces;
 }
 
-// Where the batch begins in the vector.
-static inline float *nccl_vector(const NcclBatch *batch) {
-    return batch->collective->buffer + layout_cell_begin(batch->collective->layout, batch->first);
-}
-
-static inline const float *nccl_base(const NcclBatch *batch) {
-    return collective_base(batch->collective, layout_cell_begin(batch->collective->layout, batch->first));
-}
-
-// What other hosts send: two buffers, because those of an all-gather are passed on while
-// the next batch arrives.
-static inline char *nccl_received(const NcclBatch *batch) {
-    return batch->nccl->received + (size_t)(batch->number % 2) * batch->nccl->received_bytes;
-}
-
-static inline size_t nccl_batch_owner_bytes(const NcclBatch *batch, WireFormat wire) {
-    return nccl_owner_bytes(wire, batch->collective->layout->piece, batch->cells);
-}
-
 // ---------------------------------------------------------------------------------------
 // Reduce-scatter
 
@@ -122,28 +107,26 @@ static inline size_t nccl_batch_owner_bytes(const NcclBatch *batch, WireFormat w
 // is. Its own part is packed among those that arrive.
 static inline void nccl_reduce_inside(NcclBatch *batch) {
     Nccl *nccl = batch->nccl;
-    const Groups *groups = transport_groups(nccl->transport);
-    size_t owner = nccl_batch_owner_bytes(batch, WIRE_FP32), mine = (size_t)nccl->mine_count * owner;
+    const Groups *groups = batch->groups;
     WirePieces others = nccl_pieces(batch, WIRE_FP32, nccl->sent_owners, nccl->other_count),
                own = nccl_pieces(batch, WIRE_FP32, nccl->owners, nccl->mine_count);
-    if (nccl->mates == 1) { return; }
-    wire_encode_on_gpu(&batch->inside, WIRE_FP32, nccl->inside_sent, nccl_vector(batch), NULL, &others);
-    wire_encode_on_gpu(&batch->inside, WIRE_FP32, nccl->inside_received + (size_t)nccl->place * mine,
-                       nccl_vector(batch), NULL, &own);
-    char *out = nccl->inside_sent;
+    size_t mine = (size_t)nccl->mine_count * own.owner_bytes;
+    char *out = nccl->inside_sent, *in = nccl->inside_received;
+    if (groups->mates == 1) { return; }
+    wire_encode_on_gpu(&batch->inside, WIRE_FP32, out, batch->vector, NULL, &others);
+    wire_encode_on_gpu(&batch->inside, WIRE_FP32, in + (size_t)groups->place[groups->rank] * mine,
+                       batch->vector, NULL, &own);
     nccl_begin(nccl);
-    for (int step = 1; step < nccl->mates; step++) {
-        int to = groups_mate(groups, nccl->transport->rank, step),
-            from = groups_mate(groups, nccl->transport->rank, -step);
-        size_t bytes = (size_t)owners_count(groups, to) * owner;
-        size_t place = (size_t)groups->place[from];
-        nccl_send(nccl, INSIDE_HOSTS, &batch->inside, to, out, bytes);
-        nccl_receive(nccl, INSIDE_HOSTS, &batch->inside, from, nccl->inside_received + place * mine, mine);
+    for (int step = 1; step < groups->mates; step++) {
+        int to = groups_mate(groups, step), from = groups_mate(groups, -step);
+        size_t bytes = (size_t)groups_count_owners(groups, to) * own.owner_bytes;
+        char *part = in + (size_t)groups->place[from] * mine;
+        nccl_post(nccl, INSIDE_HOSTS, batch->inside.queue, true, to, out, bytes);
+        nccl_post(nccl, INSIDE_HOSTS, batch->inside.queue, false, from, part, mine);
         out += bytes;
     }
     nccl_end(nccl, INSIDE_HOSTS);
-    wire_sum_on_gpu(&batch->inside, WIRE_FP32, nccl_vector(batch), nccl->inside_received, mine, nccl->mates,
-                    &own);
+    wire_sum_on_gpu(&batch->inside, WIRE_FP32, batch->vector, in, mine, groups->mates, &own);
     gpu_mark(nccl->inside_done[batch->number % 2], batch->inside.queue);
     gpu_wait_for(batch->stream->queue, nccl->inside_done[batch->number % 2]);
 }
@@ -151,26 +134,26 @@ static inline void nccl_reduce_inside(NcclBatch *batch) {
 // The sums of this host go to their owners, and those of all hosts are added up.
 static inline void nccl_reduce_between(NcclBatch *batch) {
     Nccl *nccl = batch->nccl;
-    const Groups *groups = transport_groups(nccl->transport);
+    const Groups *groups = batch->groups;
     WireFormat wire = batch->collective->wire;
-    size_t owner = nccl_batch_owner_bytes(batch, wire), piece = batch->collective->layout->piece;
     WirePieces remote = nccl_pieces(batch, wire, nccl->remote_owners, nccl->mine_count - 1),
                own = nccl_pieces(batch, wire, NULL, 1);
-    float *mine = nccl_vector(batch) + (size_t)nccl->transport->rank * piece;
-    char *out = nccl->sent, *in = nccl_received(batch);
+    size_t owner = own.owner_bytes;
+    float *mine = batch->vector + (size_t)groups->rank * own.count;
+    char *out = nccl->sent, *in = batch->received;
     if (groups->hosts == 1) { return; }
-    wire_encode_on_gpu(batch->stream, wire, out, nccl_vector(batch), NULL, &remote);
-    wire_encode_on_gpu(batch->stream, wire, in + (size_t)nccl->host * owner, mine, NULL, &own);
+    wire_encode_on_gpu(batch->stream, wire, out, batch->vector, NULL, &remote);
+    wire_encode_on_gpu(batch->stream, wire, in + (size_t)groups->host * owner, mine, NULL, &own);
     nccl_begin(nccl);
     for (int step = 1; step < groups->hosts; step++) {
-        int host = groups_other_host(groups, nccl->host, step);
-        OwnerWalk walk = owners_on(groups, nccl->transport->rank, host, host + 1);
-        for (; owners_next(&walk); out += owner) {
-            nccl_send(nccl, BETWEEN_HOSTS, batch->stream, walk.owner, out, owner);
+        int host = groups_other_host(groups, step), other = groups_other_host(groups, -step);
+        for (int place = groups->place[groups->rank]; place < groups_count(groups, host);
+             place += groups->mates, out += owner) {
+            int to = groups_rank(groups, host, place);
+            nccl_post(nccl, BETWEEN_HOSTS, batch->stream->queue, true, to, out, owner);
         }
-        int other = groups_other_host(groups, nccl->host, -step);
-        int from = groups_delegate(groups, other, nccl->transport->rank);
-        nccl_receive(nccl, BETWEEN_HOSTS, batch->stream, from, in + (size_t)other * owner, owner);
+        int from = groups_delegate(groups, other, groups->rank);
+        nccl_post(nccl, BETWEEN_HOSTS, batch->stream->queue, false, from, in + (size_t)other * owner, owner);
     }
     nccl_end(nccl, BETWEEN_HOSTS);
     wire_sum_on_gpu(batch->stream, wire, mine, in, owner, groups->hosts, &own);
@@ -183,29 +166,26 @@ static inline void nccl_reduce_between(NcclBatch *batch) {
 // delegate, its own among it, lies owner behind owner.
 static inline void nccl_gather_between(NcclBatch *batch) {
     Nccl *nccl = batch->nccl;
-    const Groups *groups = transport_groups(nccl->transport);
+    const Groups *groups = batch->groups;
     const Collective *collective = batch->collective;
-    const Layout *layout = collective->layout;
-    int rank = nccl->transport->rank;
-    size_t owner = nccl_batch_owner_bytes(batch, collective->wire);
-    char *in = nccl_received(batch), *mine = in + (size_t)nccl->mine_index * owner;
+    size_t piece = collective->layout->piece;
     WirePieces own = nccl_pieces(batch, collective->wire, NULL, 1);
-    const float *base = nccl_base(batch);
-    if (collective->source != NULL) { own.cell_stride = layout->piece; }
+    size_t owner = own.owner_bytes;
+    char *in = batch->received, *mine = in + (size_t)nccl->mine_index * owner;
+    if (collective->source != NULL) { own.cell_stride = piece; }
     gpu_wait_for(batch->stream->queue, nccl->inside_done[batch->number % 2]); // of two batches ago
-    LayoutRange first = layout_piece(layout, batch->first, rank);
+    LayoutRange first = layout_piece(collective->layout, batch->first, groups->rank);
     wire_encode_on_gpu(batch->stream, collective->wire, mine, collective_source(collective, &first),
-                       base != NULL ? base + (size_t)rank * layout->piece : NULL, &own);
+                       batch->base != NULL ? batch->base + (size_t)groups->rank * piece : NULL, &own);
     if (groups->hosts > 1) {
         nccl_begin(nccl);
         for (int step = 1; step < groups->hosts; step++) {
-            int to = groups_delegate(groups, groups_other_host(groups, nccl->host, step), rank);
-            nccl_send(nccl, BETWEEN_HOSTS, batch->stream, to, mine, owner);
+            int to = groups_delegate(groups, groups_other_host(groups, step), groups->rank);
+            nccl_post(nccl, BETWEEN_HOSTS, batch->stream->queue, true, to, mine, owner);
         }
-        OwnerWalk walk = owners_of(groups, rank);
-        for (; owners_next(&walk); in += owner) {
-            if (walk.owner == rank) { continue; }
-            nccl_receive(nccl, BETWEEN_HOSTS, batch->stream, walk.owner, in, owner);
+        for (int from = -1; groups_next_owner(groups, groups->rank, &from); in += owner) {
+            if (from == groups->rank) { continue; }
+            nccl_post(nccl, BETWEEN_HOSTS, batch->stream->queue, false, from, in, owner);
         }
         nccl_end(nccl, BETWEEN_HOSTS);
     }
@@ -216,28 +196,25 @@ static inline void nccl_gather_between(NcclBatch *batch) {
 // What has arrived goes to the other ranks of this host, and all of it is decoded.
 static inline void nccl_gather_inside(NcclBatch *batch) {
     Nccl *nccl = batch->nccl;
-    const Groups *groups = transport_groups(nccl->transport);
+    const Groups *groups = batch->groups;
     WireFormat wire = batch->collective->wire;
-    size_t owner = nccl_batch_owner_bytes(batch, wire), mine = (size_t)nccl->mine_count * owner;
     WirePieces others = nccl_pieces(batch, wire, nccl->received_owners, nccl->other_count),
                own = nccl_pieces(batch, wire, nccl->owners, nccl->mine_count);
-    if (nccl->mates > 1) {
-        char *in = nccl->inside_received;
+    size_t mine = (size_t)nccl->mine_count * own.owner_bytes;
+    char *out = batch->received, *in = nccl->inside_received;
+    if (groups->mates > 1) {
         nccl_begin(nccl);
-        for (int step = 1; step < nccl->mates; step++) {
-            int to = groups_mate(groups, nccl->transport->rank, step),
-                from = groups_mate(groups, nccl->transport->rank, -step);
-            size_t bytes = (size_t)owners_count(groups, from) * owner;
-            nccl_send(nccl, INSIDE_HOSTS, &batch->inside, to, nccl_received(batch), mine);
-            nccl_receive(nccl, INSIDE_HOSTS, &batch->inside, from, in, bytes);
+        for (int step = 1; step < groups->mates; step++) {
+            int to = groups_mate(groups, step), from = groups_mate(groups, -step);
+            size_t bytes = (size_t)groups_count_owners(groups, from) * own.owner_bytes;
+            nccl_post(nccl, INSIDE_HOSTS, batch->inside.queue, true, to, out, mine);
+            nccl_post(nccl, INSIDE_HOSTS, batch->inside.queue, false, from, in, bytes);
             in += bytes;
         }
         nccl_end(nccl, INSIDE_HOSTS);
-        wire_decode_on_gpu(&batch->inside, wire, nccl_vector(batch), nccl->inside_received, nccl_base(batch),
-                           &others);
+        wire_decode_on_gpu(&batch->inside, wire, batch->vector, nccl->inside_received, batch->base, &others);
     }
-    wire_decode_on_gpu(&batch->inside, wire, nccl_vector(batch), nccl_received(batch), nccl_base(batch),
-                       &own);
+    wire_decode_on_gpu(&batch->inside, wire, batch->vector, out, batch->base, &own);
     gpu_mark(nccl->inside_done[batch->number % 2], batch->inside.queue);
 }
 
@@ -246,101 +223,82 @@ static inline void nccl_gather_inside(NcclBatch *batch) {
 // bits depend on more than the ranks. A cell is one call, and the calls of a batch are a
 // group. In bf16 the library also adds in bf16.
 
-// All elements of the batch, one behind the other.
-static inline WirePieces nccl_whole(const NcclBatch *batch) {
-    const Layout *layout = batch->collective->layout;
-    return wire_range(WIRE_BF16, batch->cells * layout->piece * (size_t)layout->size);
-}
-
-static inline void nccl_library_reduce(NcclBatch *batch) {
-    Nccl *nccl = batch->nccl;
-    const Layout *layout = batch->collective->layout;
-    bool bf16 = batch->collective->wire == WIRE_BF16;
-    size_t element = bf16 ? 2 : 4, cell = layout->piece * (size_t)layout->size * element,
-           own = (size_t)nccl->transport->rank * layout->piece;
-    char *data = bf16 ? nccl->sent : (char *)nccl_vector(batch);
-    WirePieces whole = nccl_whole(batch), mine = nccl_pieces(batch, WIRE_BF16, NULL, 1);
-    if (bf16) { wire_encode_on_gpu(batch->stream, WIRE_BF16, data, nccl_vector(batch), NULL, &whole); }
-    nccl_begin(nccl);
-    for (size_t i = 0; i < batch->cells; i++) {
-        char *in = data + i * cell; // each rank's part is written to its place in it
-        nccl_collect(nccl, batch->stream, true, bf16, in, in + own * element, layout->piece);
-    }
-    nccl_end(nccl, BETWEEN_HOSTS);
-    mine.bytes = cell;
-    if (bf16) {
-        wire_decode_on_gpu(batch->stream, WIRE_BF16, nccl_vector(batch) + own, data + own * element, NULL,
-                           &mine);
-    }
-}
-
-static inline void nccl_library_gather(NcclBatch *batch) {
+static inline void nccl_exchange_by_library(NcclBatch *batch, bool reduces) {
     Nccl *nccl = batch->nccl;
     const Collective *collective = batch->collective;
-    const Layout *layout = collective->layout;
     bool bf16 = collective->wire == WIRE_BF16;
-    size_t piece = layout->piece, element = bf16 ? 2 : 4, cell = piece * (size_t)layout->size * element;
-    LayoutRange first = layout_piece(layout, batch->first, nccl->transport->rank);
+    size_t piece = collective->layout->piece, rank = (size_t)batch->groups->rank;
+    size_t element = bf16 ? 2 : 4, cell = piece * (size_t)batch->groups->size;
+    LayoutRange first = layout_piece(collective->layout, batch->first, (int)rank);
     const float *source = collective_source(collective, &first);
-    size_t step = collective->source != NULL ? piece : piece * (size_t)layout->size; // between own pieces
-    char *data = bf16 ? nccl_received(batch) : (char *)nccl_vector(batch);
-    WirePieces whole = nccl_whole(batch), mine = nccl_pieces(batch, WIRE_BF16, NULL, 1);
-    mine.cell_stride = step;
-    mine.bytes = piece * element;
-    if (bf16) { wire_encode_on_gpu(batch->stream, WIRE_BF16, nccl->sent, source, NULL, &mine); }
+    char *data = bf16 ? nccl->sent : (char *)batch->vector, *own = data + rank * piece * element;
+    WirePieces all = wire_range(WIRE_BF16, batch->cells * cell),
+               mine = nccl_pieces(batch, WIRE_BF16, NULL, 1);
+    mine.bytes = cell * element;
+    if (collective->source != NULL) { mine.cell_stride = piece; }
+    if (bf16 && reduces) { wire_encode_on_gpu(batch->stream, WIRE_BF16, data, batch->vector, NULL, &all); }
+    if (bf16 && !reduces) { wire_encode_on_gpu(batch->stream, WIRE_BF16, own, source, NULL, &mine); }
     nccl_begin(nccl);
     for (size_t i = 0; i < batch->cells; i++) {
-        const void *in = bf16 ? (const void *)(nccl->sent + i * mine.bytes) : source + i * step;
-        nccl_collect(nccl, batch->stream, false, bf16, in, data + i * cell, piece);
+        char *whole = data + i * mine.bytes, *part = own + i * mine.bytes; // of the cell
+        const void *sent = reduces ? whole : bf16 ? part : (const char *)(source + i * mine.cell_stride);
+        nccl_collect(nccl, batch->stream->queue, reduces, bf16, sent, reduces ? part : whole, piece);
     }
     nccl_end(nccl, BETWEEN_HOSTS);
-    if (bf16) { wire_decode_on_gpu(batch->stream, WIRE_BF16, nccl_vector(batch), data, NULL, &whole); }
+    if (bf16 && reduces) {
+        wire_decode_on_gpu(batch->stream, WIRE_BF16, batch->vector + rank * piece, own, NULL, &mine);
+    }
+    if (bf16 && !reduces) { wire_decode_on_gpu(batch->stream, WIRE_BF16, batch->vector, data, NULL, &all); }
 }
 
 // ---------------------------------------------------------------------------------------
-// Cells [first, end), batch by batch: `one` serves the level that comes
-// first, `two` the other. Returns when all is done.
-
-typedef void (*NcclStep)(NcclBatch *batch);
-
-static inline void nccl_for_batches(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
-                                    size_t end, Level level, NcclStep one, NcclStep two) {
-    NcclBatch batch = {.nccl = nccl,
-                       .stream = stream,
-                       .inside = *stream,
-                       .collective = collective,
-                       .first = first,
-                       .cells = 0,
-                       .number = 0};
+// A reduce-scatter or an all-gather of cells [first, end), batch by batch.
+// Returns when all is done.
+static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
+                                 size_t end, bool reduces) {
+    Transport *transport = nccl->transport;
+    NcclBatch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.nccl = nccl;
+    batch.groups = transport_groups(transport);
+    batch.stream = stream;
+    batch.inside = *stream;
     batch.inside.queue = nccl->inside_queue;
+    batch.collective = collective;
+    transport_begin(transport, reduces ? "reduce-scatter" : "all-gather");
     gpu_mark(nccl->between_done, stream->queue);
     gpu_wait_for(nccl->inside_queue, nccl->between_done); // what the stream has done so far
-    for (; batch.first < end; batch.first += batch.cells, batch.number++) {
+    for (batch.first = first; batch.first < end; batch.first += batch.cells, batch.number++) {
+        size_t flat = layout_cell_begin(collective->layout, batch.first);
         batch.cells = size_min(end - batch.first, nccl->cells);
-        one(&batch);
-        if (two != NULL) { two(&batch); }
+        batch.vector = collective->buffer + flat;
+        batch.base = collective_base(collective, flat);
+        // Two buffers: those of an all-gather are passed on while the next batch arrives.
+        batch.received = nccl->received + (size_t)(batch.number % 2) * nccl->received_bytes;
+        if (transport->library) {
+            nccl_exchange_by_library(&batch, reduces);
+        } else if (reduces) {
+            nccl_reduce_inside(&batch);
+            nccl_reduce_between(&batch);
+        } else {
+            nccl_gather_between(&batch);
+            nccl_gather_inside(&batch);
+        }
     }
     // The level that came first is waited for first, so that a late rank is named for that level.
     void *queues[TRANSPORT_LEVELS] = {nccl->inside_queue, stream->queue};
-    Level last = level == INSIDE_HOSTS ? BETWEEN_HOSTS : INSIDE_HOSTS;
-    nccl_settle(nccl, level, queues[level], nccl->transport->operation);
-    nccl_settle(nccl, last, queues[last], nccl->transport->operation);
+    Level earlier = reduces ? INSIDE_HOSTS : BETWEEN_HOSTS, later = reduces ? BETWEEN_HOSTS : INSIDE_HOSTS;
+    nccl_settle(nccl, earlier, queues[earlier], transport->operation);
+    nccl_settle(nccl, later, queues[later], transport->operation);
 }
 
-static inline void nccl_reduce_scatter(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
-                                       size_t end) {
-    transport_begin(nccl->transport, "reduce-scatter");
-    nccl_for_batches(nccl, stream, collective, first, end, INSIDE_HOSTS,
-                     nccl->transport->library ? nccl_library_reduce : nccl_reduce_inside,
-                     nccl->transport->library ? NULL : nccl_reduce_between);
+#else
+
+static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
+                                 size_t end, bool reduces) {
+    (void)nccl, (void)stream, (void)collective, (void)first, (void)end, (void)reduces;
 }
 
-static inline void nccl_all_gather(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
-                                   size_t end) {
-    transport_begin(nccl->transport, "all-gather");
-    nccl_for_batches(nccl, stream, collective, first, end, BETWEEN_HOSTS,
-                     nccl->transport->library ? nccl_library_gather : nccl_gather_between,
-                     nccl->transport->library ? NULL : nccl_gather_inside);
-}
+#endif
 
 #endif

@@ -32,10 +32,11 @@
 
 typedef struct Groups {
     int size, hosts;
-    int *ranks;   // (size): host after host
-    int *begins;  // (hosts + 1): where the ranks of a host begin in `ranks`
-    int *host_of; // (size): each rank's host
-    int *place;   // (size): each rank's place among the ranks of its host
+    int rank, host, mates; // this rank, its host, and the number of ranks there, itself included
+    int *ranks;            // (size): host after host
+    int *begins;           // (hosts + 1): where the ranks of a host begin in `ranks`
+    int *host_of;          // (size): each rank's host
+    int *place;            // (size): each rank's place among the ranks of its host
 } Groups;
 
 static inline void groups_free(Groups *groups) {
@@ -46,9 +47,15 @@ static inline void groups_free(Groups *groups) {
     groups->ranks = groups->begins = groups->host_of = groups->place = NULL;
 }
 
+// How many ranks a host has.
+static inline int groups_count(const Groups *groups, int host) {
+    return groups->begins[host + 1] - groups->begins[host];
+}
+
 // leader_of (size): for every rank, the lowest rank of its host. False: no memory. The
 // caller frees the groups in any case.
-static inline bool groups_make(Groups *groups, int size, const int *leader_of) {
+static inline bool groups_make(Groups *groups, int rank, int size, const int *leader_of) {
+    groups->rank = rank;
     groups->size = size;
     groups->hosts = 0;
     groups->ranks = (int *)calloc((size_t)size, sizeof(int));
@@ -56,34 +63,31 @@ static inline bool groups_make(Groups *groups, int size, const int *leader_of) {
     groups->host_of = (int *)calloc((size_t)size, sizeof(int));
     groups->place = (int *)calloc((size_t)size, sizeof(int));
     if (!groups->ranks || !groups->begins || !groups->host_of || !groups->place) { return false; }
-    for (int rank = 0; rank < size; rank++) {
-        int leader = leader_of[rank];
-        assert(leader >= 0 && leader <= rank && leader_of[leader] == leader);
-        groups->host_of[rank] = leader == rank ? groups->hosts++ : groups->host_of[leader];
-        groups->place[rank] = groups->begins[groups->host_of[rank] + 1]++; // counts, until the sums below
+    for (int i = 0; i < size; i++) {
+        int leader = leader_of[i];
+        assert(leader >= 0 && leader <= i && leader_of[leader] == leader);
+        groups->host_of[i] = leader == i ? groups->hosts++ : groups->host_of[leader];
+        groups->place[i] = groups->begins[groups->host_of[i] + 1]++; // counts, until the sums below
     }
     for (int host = 0; host < groups->hosts; host++) { groups->begins[host + 1] += groups->begins[host]; }
-    for (int rank = 0; rank < size; rank++) {
-        groups->ranks[groups->begins[groups->host_of[rank]] + groups->place[rank]] = rank;
+    for (int i = 0; i < size; i++) {
+        groups->ranks[groups->begins[groups->host_of[i]] + groups->place[i]] = i;
     }
+    groups->host = groups->host_of[rank];
+    groups->mates = groups_count(groups, groups->host);
     return true;
 }
 
-// Every rank a host of its own.
-static inline bool groups_make_flat(Groups *groups, int size) {
+// Every `per_host` ranks in a row share a host; the last host may have fewer.
+static inline bool groups_make_even(Groups *groups, int rank, int size, int per_host) {
     int *leader_of = (int *)calloc((size_t)size, sizeof(int));
-    for (int rank = 0; leader_of != NULL && rank < size; rank++) { leader_of[rank] = rank; }
-    bool made = leader_of != NULL && groups_make(groups, size, leader_of);
+    for (int i = 0; leader_of != NULL && i < size; i++) { leader_of[i] = i / per_host * per_host; }
+    bool made = leader_of != NULL && groups_make(groups, rank, size, leader_of);
     free(leader_of);
     return made;
 }
 
 static inline bool groups_are_flat(const Groups *groups) { return groups->hosts == groups->size; }
-
-// How many ranks a host has.
-static inline int groups_count(const Groups *groups, int host) {
-    return groups->begins[host + 1] - groups->begins[host];
-}
 
 static inline int groups_rank(const Groups *groups, int host, int place) {
     assert(place < groups_count(groups, host));
@@ -94,17 +98,17 @@ static inline int groups_delegate(const Groups *groups, int host, int owner) {
     return groups_rank(groups, host, groups->place[owner] % groups_count(groups, host));
 }
 
-// The rank of the same host that is `step` places ahead. The ranks of a host take turns: in a
+// The rank of this host that is `step` places ahead. The ranks of a host take turns: in a
 // step no two of them send to the same rank, and a rank that sends `step` places ahead
 // receives from `step` places behind.
-static inline int groups_mate(const Groups *groups, int rank, int step) {
-    int host = groups->host_of[rank], mates = groups_count(groups, host);
-    return groups_rank(groups, host, (groups->place[rank] + step + mates) % mates);
+static inline int groups_mate(const Groups *groups, int step) {
+    int place = groups->place[groups->rank] + step + groups->mates;
+    return groups_rank(groups, groups->host, place % groups->mates);
 }
 
 // The same for hosts.
-static inline int groups_other_host(const Groups *groups, int host, int step) {
-    return (host + step + groups->hosts) % groups->hosts;
+static inline int groups_other_host(const Groups *groups, int step) {
+    return (groups->host + step + groups->hosts) % groups->hosts;
 }
 
 // For the user: "2 hosts of 4 ranks", "3 hosts of 1 to 4 ranks".
@@ -123,50 +127,22 @@ static inline void groups_describe(const Groups *groups, char *text, size_t size
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// The owners whose delegate a rank is on its host, host after host
-
-typedef struct OwnerWalk {
-    const Groups *groups;
-    int place, mates; // the delegate's place on its host; the number of ranks there
-    int host, end;    // hosts still to be visited
-    int next;         // the next owner's place on `host`
-    int owner;        // the current one
-} OwnerWalk;
-
-// Only the owners on hosts [host, end).
-static inline OwnerWalk owners_on(const Groups *groups, int delegate, int host, int end) {
-    int place = groups->place[delegate];
-    OwnerWalk walk = {.groups = groups,
-                      .place = place,
-                      .mates = groups_count(groups, groups->host_of[delegate]),
-                      .host = host,
-                      .end = end,
-                      .next = place,
-                      .owner = -1};
-    return walk;
-}
-
-static inline OwnerWalk owners_of(const Groups *groups, int delegate) {
-    return owners_on(groups, delegate, 0, groups->hosts);
-}
-
-// Steps to the next owner; false behind the last one.
-static inline bool owners_next(OwnerWalk *walk) {
-    while (walk->host < walk->end && walk->next >= groups_count(walk->groups, walk->host)) {
-        walk->host++;
-        walk->next = walk->place;
+// Steps to the next of the owners whose delegate a rank is on its host, host after host; false
+// behind the last one. owner: -1 before the first.
+static inline bool groups_next_owner(const Groups *groups, int delegate, int *owner) {
+    int first = groups->place[delegate], host = 0, place = first;
+    if (*owner >= 0) {
+        host = groups->host_of[*owner];
+        place = groups->place[*owner] + groups_count(groups, groups->host_of[delegate]);
     }
-    if (walk->host >= walk->end) { return false; }
-    walk->owner = groups_rank(walk->groups, walk->host, walk->next);
-    walk->next += walk->mates;
-    return true;
+    for (; host < groups->hosts && place >= groups_count(groups, host); host++) { place = first; }
+    if (host < groups->hosts) { *owner = groups_rank(groups, host, place); }
+    return host < groups->hosts;
 }
 
-static inline int owners_count(const Groups *groups, int delegate) {
-    OwnerWalk walk = owners_of(groups, delegate);
+static inline int groups_count_owners(const Groups *groups, int delegate) {
     int count = 0;
-    while (owners_next(&walk)) { count++; }
+    for (int owner = -1; groups_next_owner(groups, delegate, &owner);) { count++; }
     return count;
 }
 

@@ -21,11 +21,9 @@
 typedef struct Nccl {
     void *communicators[TRANSPORT_LEVELS]; // ncclComm_t, by Level; NULL: nothing travels there
     Transport *transport;
-    // This rank among the groups of the exchange.
-    int host, place, mates; // its host, its place there, and the number of ranks there
-    int mine_count;         // how many owners it is the delegate of
-    int mine_index;         // its own place among these
-    int other_count;        // how many owners its mates are the delegates of
+    int mine_count;  // how many owners this rank is the delegate of
+    int mine_index;  // its own place among these
+    int other_count; // how many owners its mates are the delegates of
     // Lists of owners in GPU memory.
     int *owners;          // (mine_count): those whose delegate this rank is
     int *remote_owners;   // (mine_count - 1): without itself, in the order in which it sends to them
@@ -40,6 +38,13 @@ typedef struct Nccl {
     char *received, *sent; // (2, received_bytes): between hosts
     char *inside_received, *inside_sent;
 } Nccl;
+
+// On how many levels messages travel, possibly at the same time.
+static inline int nccl_levels(const Nccl *nccl) {
+    int levels = 0;
+    for (int level = 0; level < TRANSPORT_LEVELS; level++) { levels += nccl->communicators[level] != NULL; }
+    return levels;
+}
 
 #ifdef ACCO_HAVE_NCCL
 static inline bool nccl_is_built_in(void) { return true; }
@@ -68,24 +73,20 @@ static inline void nccl_check(Nccl *nccl, Level level, ncclResult_t status, cons
     }
 }
 
-// Whether NCCL has accepted the last call on the communicator.
-static inline bool nccl_is_ready(Nccl *nccl, Level level, const char *what) {
-    ncclResult_t state = ncclSuccess;
-    if (nccl->communicators[level] == NULL) { return true; }
-    nccl_check(nccl, level, ncclCommGetAsyncError(nccl_communicator(nccl, level), &state), what);
-    nccl_check(nccl, level, state, what);
-    return state == ncclSuccess;
-}
-
 // Waits until NCCL has accepted the last call on a level and, with a queue, until
 // everything in that CUDA queue has ended. what: for messages.
 static inline void nccl_settle(Nccl *nccl, Level level, void *queue, const char *what) {
-    double began = clock_seconds(), looked = began;
-    while (!nccl_is_ready(nccl, level, what) || (queue != NULL && !gpu_queue_is_idle(queue))) {
+    for (double began = clock_seconds(), looked = began;;) {
+        ncclResult_t state = ncclSuccess;
+        if (nccl->communicators[level] != NULL) {
+            nccl_check(nccl, level, ncclCommGetAsyncError(nccl_communicator(nccl, level), &state), what);
+            nccl_check(nccl, level, state, what);
+        }
+        if (state == ncclSuccess && (queue == NULL || gpu_queue_is_idle(queue))) { return; }
         double now = clock_seconds(), waited = now - began;
         if (now - looked > 1) { began += now - looked; } // this process was stopped: see transport_wait
         looked = now;
-        if (waited > TRANSPORT_LISTENS_SECONDS) { transport_listen(nccl->transport, NULL, NULL); }
+        if (waited > TRANSPORT_LISTENS_SECONDS) { transport_listen(nccl->transport, NULL); }
         if (waited > nccl->transport->timeout_seconds) {
             nccl_fail(
                 nccl, level, what,
@@ -110,169 +111,124 @@ static inline int nccl_peer(const Nccl *nccl, Level level, int rank) {
     return level == INSIDE_HOSTS ? transport_groups(nccl->transport)->place[rank] : rank;
 }
 
-// On return the messages are in the stream's queue: what is put into the queue later sees the
-// data received.
+// On return the messages are in their queue: what is put into the queue later sees the data
+// received.
 static inline void nccl_end(Nccl *nccl, Level level) {
     nccl_check(nccl, level, ncclGroupEnd(), nccl->transport->operation);
     nccl_settle(nccl, level, NULL, nccl->transport->operation);
 }
 
-static inline void nccl_send(Nccl *nccl, Level level, Stream *stream, int peer, const void *data,
+// Puts a message into a CUDA queue. `data` of a message that is sent stays as it is.
+static inline void nccl_post(Nccl *nccl, Level level, void *queue, bool is_send, int peer, void *data,
                              size_t bytes) {
-    transport_count(nccl->transport, peer, bytes);
+    ncclComm_t communicator = nccl_communicator(nccl, level);
+    cudaStream_t stream = (cudaStream_t)queue;
+    int number = nccl_peer(nccl, level, peer);
+    if (is_send) {
+        transport_count(nccl->transport, bytes, transport_is_outside(nccl->transport, peer) ? bytes : 0);
+    }
     nccl_check(nccl, level,
-               ncclSend(data, bytes, ncclChar, nccl_peer(nccl, level, peer), nccl_communicator(nccl, level),
-                        (cudaStream_t)stream->queue),
-               "send");
-}
-
-static inline void nccl_receive(Nccl *nccl, Level level, Stream *stream, int peer, void *data, size_t bytes) {
-    nccl_check(nccl, level,
-               ncclRecv(data, bytes, ncclChar, nccl_peer(nccl, level, peer), nccl_communicator(nccl, level),
-                        (cudaStream_t)stream->queue),
-               "receive");
+               is_send ? ncclSend(data, bytes, ncclChar, number, communicator, stream)
+                       : ncclRecv(data, bytes, ncclChar, number, communicator, stream),
+               is_send ? "send" : "receive");
 }
 
 // A reduce-scatter or an all-gather of one cell by the library: `count` fp32 or bf16 numbers
 // of each rank. Between nccl_begin and nccl_end, as messages are.
-static inline void nccl_collect(Nccl *nccl, Stream *stream, bool reduces, bool bf16, const void *in,
-                                void *out, size_t count) {
+static inline void nccl_collect(Nccl *nccl, void *queue, bool reduces, bool bf16, const void *in, void *out,
+                                size_t count) {
     ncclComm_t communicator = nccl_communicator(nccl, BETWEEN_HOSTS);
     ncclDataType_t type = bf16 ? ncclBfloat16 : ncclFloat;
-    cudaStream_t queue = (cudaStream_t)stream->queue;
+    cudaStream_t stream = (cudaStream_t)queue;
     nccl_check(nccl, BETWEEN_HOSTS,
-               reduces ? ncclReduceScatter(in, out, count, type, ncclSum, communicator, queue)
-                       : ncclAllGather(in, out, count, type, communicator, queue),
+               reduces ? ncclReduceScatter(in, out, count, type, ncclSum, communicator, stream)
+                       : ncclAllGather(in, out, count, type, communicator, stream),
                nccl->transport->operation);
     // Counted as in a ring: what a rank passes on, of which one rank per host sends to another host.
     const Groups *hosts = &nccl->transport->hosts;
     size_t bytes = count * (bf16 ? 2 : 4) * (size_t)(nccl->transport->size - 1);
-    size_t sharing = (size_t)groups_count(hosts, hosts->host_of[nccl->transport->rank]);
-    __atomic_fetch_add(&nccl->transport->bytes_sent, bytes, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&nccl->transport->bytes_sent_outside, hosts->hosts > 1 ? bytes / sharing : 0,
-                       __ATOMIC_RELAXED);
+    transport_count(nccl->transport, bytes, hosts->hosts > 1 ? bytes / (size_t)hosts->mates : 0);
 }
 
 // ---------------------------------------------------------------------------------------
 // Opening
 
 // Exchanges a byte with every rank that this one has messages for, so that NCCL connects them
-// and takes its memory now, and not in the first collective.
+// and takes its memory now, and not in the first collective. NCCL's own collectives have
+// connections of their own, which depend on the size: they are run on a vector of the length of
+// a batch.
 static inline void nccl_connect(Nccl *nccl, Level level) {
     const Groups *groups = transport_groups(nccl->transport);
-    int size = nccl->transport->size, rank = nccl->transport->rank;
-    if (level == INSIDE_HOSTS ? nccl->mates == 1 : groups->hosts == 1) { return; }
-    char *bytes = (char *)gpu_allocate((size_t)size + 1);
-    Stream stream;
-    memset(&stream, 0, sizeof stream);
-    stream.queue = gpu_queue_create(false);
-    if (bytes == NULL) { nccl_fail(nccl, level, "start", "the GPU has no memory left"); }
+    bool library = nccl->transport->library;
+    if (level == INSIDE_HOSTS && groups->mates == 1) { return; }
+    size_t size = (size_t)groups->size, count = library ? nccl->buffer_limit / sizeof(float) / size : 1;
+    float *vector = (float *)gpu_allocate(size * count * sizeof(float));
+    void *queue = gpu_queue_create(false);
+    if (vector == NULL) { nccl_fail(nccl, level, "start", "the GPU has no memory left"); }
     nccl_begin(nccl);
-    for (int peer = 0; peer < size; peer++) {
+    if (library) {
+        float *own = vector + (size_t)groups->rank * count;
+        nccl_collect(nccl, queue, true, false, vector, own, count);
+        nccl_collect(nccl, queue, false, false, own, vector, count);
+    }
+    for (int peer = 0; !library && peer < groups->size; peer++) {
         int host = groups->host_of[peer];
-        bool inside = host == nccl->host && peer != rank;
-        bool sends = host != nccl->host && groups_delegate(groups, nccl->host, peer) == rank;
-        bool receives = host != nccl->host && groups_delegate(groups, host, rank) == peer;
+        bool inside = host == groups->host && peer != groups->rank;
+        bool sends = host != groups->host && groups_delegate(groups, groups->host, peer) == groups->rank;
+        bool receives = host != groups->host && groups_delegate(groups, host, groups->rank) == peer;
         // An all-gather goes the other way.
         bool meets = level == INSIDE_HOSTS ? inside : sends || receives;
         if (!meets) { continue; }
-        nccl_send(nccl, level, &stream, peer, bytes, 1);
-        nccl_receive(nccl, level, &stream, peer, bytes + 1 + peer, 1);
+        char *bytes = (char *)vector; // one to send, and one for each peer
+        nccl_post(nccl, level, queue, true, peer, bytes, 1);
+        nccl_post(nccl, level, queue, false, peer, bytes + 1 + peer, 1);
     }
     nccl_end(nccl, level);
-    nccl_settle(nccl, level, stream.queue, "start");
-    gpu_queue_destroy(stream.queue);
-    gpu_release(bytes);
-}
-
-// The same for NCCL's own collectives. Their connections depend on the size, so they are run
-// on a vector of the length of a batch.
-static inline void nccl_connect_library(Nccl *nccl) {
-    size_t size = (size_t)nccl->transport->size, count = nccl->buffer_limit / sizeof(float) / size;
-    Stream stream;
-    memset(&stream, 0, sizeof stream);
-    stream.queue = gpu_queue_create(false);
-    float *vector = (float *)gpu_allocate(count * size * sizeof(float));
-    if (vector == NULL) { nccl_fail(nccl, BETWEEN_HOSTS, "start", "the GPU has no memory left"); }
-    float *own = vector + (size_t)nccl->transport->rank * count;
-    nccl_begin(nccl);
-    nccl_collect(nccl, &stream, true, false, vector, own, count);
-    nccl_collect(nccl, &stream, false, false, own, vector, count);
-    nccl_end(nccl, BETWEEN_HOSTS);
-    nccl_settle(nccl, BETWEEN_HOSTS, stream.queue, "start");
-    gpu_queue_destroy(stream.queue);
+    nccl_settle(nccl, level, queue, "start");
+    gpu_queue_destroy(queue);
     gpu_release(vector);
 }
 
 // Lists the owners that the kernels for messages need.
 static inline void nccl_list_owners(Nccl *nccl) {
-    Transport *transport = nccl->transport;
-    const Groups *groups = transport_groups(transport);
-    int rank = transport->rank, size = transport->size, count = 0;
-    nccl->host = groups->host_of[rank];
-    nccl->place = groups->place[rank];
-    nccl->mates = groups_count(groups, nccl->host);
-    int *lists = (int *)gpu_allocate_host(4 * (size_t)size * sizeof(int));
-    nccl->owners = (int *)gpu_allocate(4 * (size_t)size * sizeof(int));
+    const Groups *groups = transport_groups(nccl->transport);
+    int rank = groups->rank, count = 0;
+    size_t bytes = 4 * (size_t)groups->size * sizeof(int);
+    int *lists = (int *)gpu_allocate_host(bytes);
+    nccl->owners = (int *)gpu_allocate(bytes);
     if (lists == NULL || nccl->owners == NULL) {
         nccl_fail(nccl, BETWEEN_HOSTS, "start", "there is no memory left");
     }
-    for (OwnerWalk walk = owners_of(groups, rank); owners_next(&walk); count++) {
-        if (walk.owner == rank) { nccl->mine_index = count; }
-        lists[count] = walk.owner;
+    for (int owner = -1; groups_next_owner(groups, rank, &owner); count++) {
+        if (owner == rank) { nccl->mine_index = count; }
+        lists[count] = owner;
     }
     nccl->mine_count = count;
     nccl->remote_owners = nccl->owners + count;
     for (int step = 1; step < groups->hosts; step++) {
-        int host = groups_other_host(groups, nccl->host, step);
-        for (OwnerWalk walk = owners_on(groups, rank, host, host + 1); owners_next(&walk);) {
-            lists[count++] = walk.owner;
+        int host = groups_other_host(groups, step);
+        for (int place = groups->place[rank]; place < groups_count(groups, host); place += groups->mates) {
+            lists[count++] = groups_rank(groups, host, place);
         }
     }
     for (int direction = 1; direction >= -1; direction -= 2) {
         *(direction == 1 ? &nccl->sent_owners : &nccl->received_owners) = nccl->owners + count;
-        for (int step = 1; step < nccl->mates; step++) {
-            for (OwnerWalk walk = owners_of(groups, groups_mate(groups, rank, direction * step));
-                 owners_next(&walk);) {
-                lists[count++] = walk.owner;
-            }
+        for (int step = 1; step < groups->mates; step++) {
+            int mate = groups_mate(groups, direction * step);
+            for (int owner = -1; groups_next_owner(groups, mate, &owner);) { lists[count++] = owner; }
         }
     }
-    nccl->other_count = size - nccl->mine_count;
+    nccl->other_count = groups->size - nccl->mine_count;
     gpu_copy(nccl->inside_queue, nccl->owners, lists, (size_t)count * sizeof(int));
     nccl_settle(nccl, BETWEEN_HOSTS, nccl->inside_queue, "start");
     gpu_release_host(lists);
-}
-
-// All ranks call it. The first rank of a communicator makes the identifier by which the others
-// find it.
-static inline void nccl_open_level(Nccl *nccl, Level level, int ctas) {
-    Transport *transport = nccl->transport;
-    int first = level == INSIDE_HOSTS ? groups_rank(transport_groups(transport), nccl->host, 0) : 0;
-    ncclUniqueId mine;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    ncclComm_t communicator = NULL;
-    memset(&mine, 0, sizeof mine);
-    config.blocking = 0;
-    config.maxCTAs = ctas;
-    if (transport->rank == first) { nccl_check(nccl, level, ncclGetUniqueId(&mine), "start"); }
-    ncclUniqueId *all =
-        (ncclUniqueId *)transport_collect_records(transport, "start of NCCL", &mine, sizeof mine);
-    ncclResult_t status =
-        ncclCommInitRankConfig(&communicator, level == INSIDE_HOSTS ? nccl->mates : transport->size,
-                               all[first], nccl_peer(nccl, level, transport->rank), &config);
-    nccl->communicators[level] = communicator;
-    nccl_check(nccl, level, status, "start");
-    nccl_settle(nccl, level, NULL, "start");
-    nccl_connect(nccl, level);
-    if (transport->library) { nccl_connect_library(nccl); }
-    free(all);
 }
 
 // All ranks call it, after transport_open, gpu_open and the choice of the groups. ctas:
 // at most this many thread blocks of the GPU for NCCL on each level, 1 or more.
 // buffer_limit: see Nccl.
 static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t buffer_limit) {
+    const Groups *groups = transport_groups(transport);
     memset(nccl, 0, sizeof *nccl);
     nccl->transport = transport;
     nccl->buffer_limit = buffer_limit;
@@ -281,17 +237,30 @@ static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t 
     nccl->inside_done[0] = gpu_mark_create();
     nccl->inside_done[1] = gpu_mark_create();
     nccl_list_owners(nccl);
-    bool used[TRANSPORT_LEVELS] = {transport->two_level, transport_groups(transport)->hosts > 1};
-    for (int level = 0; level < TRANSPORT_LEVELS; level++) {
-        if (used[level]) { nccl_open_level(nccl, (Level)level, ctas); }
+    for (int i = 0; i < TRANSPORT_LEVELS; i++) {
+        Level level = (Level)i;
+        bool inside = level == INSIDE_HOSTS;
+        if (inside ? !transport->two_level : groups->hosts == 1) { continue; }
+        // The first rank of a communicator makes the identifier by which the others find it.
+        int first = inside ? groups_rank(groups, groups->host, 0) : 0;
+        ncclUniqueId mine;
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        ncclComm_t communicator = NULL;
+        memset(&mine, 0, sizeof mine);
+        config.blocking = 0;
+        config.maxCTAs = ctas;
+        if (groups->rank == first) { nccl_check(nccl, level, ncclGetUniqueId(&mine), "start"); }
+        ncclUniqueId *all =
+            (ncclUniqueId *)transport_collect_records(transport, "start of NCCL", &mine, sizeof mine);
+        ncclResult_t status =
+            ncclCommInitRankConfig(&communicator, inside ? groups->mates : groups->size, all[first],
+                                   nccl_peer(nccl, level, groups->rank), &config);
+        free(all);
+        nccl->communicators[level] = communicator;
+        nccl_check(nccl, level, status, "start");
+        nccl_settle(nccl, level, NULL, "start");
+        nccl_connect(nccl, level);
     }
-}
-
-// On how many levels messages travel, possibly at the same time.
-static inline int nccl_levels(const Nccl *nccl) {
-    int levels = 0;
-    for (int level = 0; level < TRANSPORT_LEVELS; level++) { levels += nccl->communicators[level] != NULL; }
-    return levels;
 }
 
 static inline void nccl_close(Nccl *nccl) {
@@ -316,24 +285,7 @@ static inline void nccl_version(char *text, size_t size) { snprintf(text, size, 
 static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t buffer_limit) {
     (void)nccl, (void)transport, (void)ctas, (void)buffer_limit;
 }
-static inline int nccl_levels(const Nccl *nccl) { (void)nccl; return 0; }
 static inline void nccl_close(Nccl *nccl) { (void)nccl; }
-static inline void nccl_begin(Nccl *nccl) { (void)nccl; }
-static inline void nccl_end(Nccl *nccl, Level level) { (void)nccl, (void)level; }
-static inline void nccl_settle(Nccl *nccl, Level level, void *queue, const char *what) {
-    (void)nccl, (void)level, (void)queue, (void)what;
-}
-static inline void nccl_send(Nccl *nccl, Level level, Stream *stream, int peer, const void *data,
-                             size_t bytes) {
-    (void)nccl, (void)level, (void)stream, (void)peer, (void)data, (void)bytes;
-}
-static inline void nccl_receive(Nccl *nccl, Level level, Stream *stream, int peer, void *data, size_t bytes) {
-    (void)nccl, (void)level, (void)stream, (void)peer, (void)data, (void)bytes;
-}
-static inline void nccl_collect(Nccl *nccl, Stream *stream, bool reduces, bool bf16, const void *in,
-                                void *out, size_t count) {
-    (void)nccl, (void)stream, (void)reduces, (void)bf16, (void)in, (void)out, (void)count;
-}
 // clang-format on
 
 #endif

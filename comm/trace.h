@@ -38,9 +38,8 @@
 #include "runtime/files.h"
 
 enum {
-    TRACE_MAX_SPANS = 2000000, // kept for the file: 80 MB; later ones are only counted
-    TRACE_PIECE_BYTES = 65536, // of text that a rank sends to rank 0 at a time
-    TRACE_EVENT_BYTES = 512,   // more than any line of the file has
+    TRACE_MAX_SPANS = 2000000, // kept for the file: 96 MB; later ones are only counted
+    TRACE_PIECE = 1024,        // spans that a rank sends to rank 0 at a time
     TRACE_CLOCK_ROUNDS = 16    // of a measurement: with many, one of them is undisturbed
 };
 
@@ -51,10 +50,10 @@ enum {
 typedef enum TraceLane { TRACE_COMPUTE, TRACE_COMMUNICATION, TRACE_LANES } TraceLane;
 
 typedef struct Span {
-    const char *name;
     double began, ended; // clock_seconds()
     int64_t commit;
     TraceLane lane;
+    char name[20];
 } Span;
 
 typedef struct TraceSums {
@@ -66,15 +65,15 @@ typedef struct TraceSums {
 
 typedef struct Trace {
     pthread_mutex_t mutex;
+    double (*clock)(void); // clock_seconds, except in tests
     bool running[TRACE_LANES];
-    double began[TRACE_LANES];      // of the span that is running
-    const char *names[TRACE_LANES]; // its name
-    double cpu_began[TRACE_LANES];  // thread_cpu_seconds() when it began
-    double counted_until;           // `sums` holds everything before this time
-    TraceSums sums;                 // since the latest take
+    Span current[TRACE_LANES];     // the span that is running
+    double cpu_began[TRACE_LANES]; // thread_cpu_seconds() when it began
+    double counted_until;          // `sums` holds everything before this time
+    TraceSums sums;                // since the latest take
     bool keep;
-    Span *spans; // (span_capacity)
-    size_t span_count, span_capacity;
+    Span *spans; // (TRACE_MAX_SPANS) if they are kept
+    size_t span_count;
     int64_t dropped;
 } Trace;
 
@@ -86,7 +85,9 @@ typedef struct Trace {
 static inline void trace_open(Trace *trace, bool keep) {
     memset(trace, 0, sizeof *trace);
     pthread_mutex_init(&trace->mutex, NULL);
+    trace->clock = clock_seconds;
     trace->keep = keep;
+    trace->spans = keep ? (Span *)calloc(TRACE_MAX_SPANS, sizeof(Span)) : NULL;
 }
 
 static inline void trace_close(Trace *trace) {
@@ -95,77 +96,51 @@ static inline void trace_close(Trace *trace) {
     pthread_mutex_destroy(&trace->mutex);
 }
 
-// Adds the time since the last call to the sums of what has been running since then.
-static inline void trace_count_until(Trace *trace, double now) {
-    double seconds = now - trace->counted_until;
+// Adds the time since the last call to the sums of what has been running since then. Returns
+// the time. The caller holds the mutex.
+static inline double trace_count(Trace *trace) {
+    double now = trace->clock(), seconds = now - trace->counted_until;
     bool computes = trace->running[TRACE_COMPUTE], communicates = trace->running[TRACE_COMMUNICATION];
     assert(seconds >= 0);
     if (computes) { trace->sums.compute_seconds += seconds; }
     if (communicates) { trace->sums.communication_seconds += seconds; }
     if (communicates && !computes) { trace->sums.exposed_seconds += seconds; }
     trace->counted_until = now;
-}
-
-// The following three do the work at a given time. Their caller holds the mutex, and times may
-// not go back.
-static inline void trace_begin_at(Trace *trace, TraceLane lane, const char *name, double now) {
-    assert(!trace->running[lane]);
-    trace_count_until(trace, now);
-    trace->running[lane] = true;
-    trace->began[lane] = now;
-    trace->names[lane] = name;
-    trace->cpu_began[lane] = thread_cpu_seconds();
-}
-
-static inline void trace_end_at(Trace *trace, TraceLane lane, int64_t commit, double now) {
-    assert(trace->running[lane]);
-    trace_count_until(trace, now);
-    trace->running[lane] = false;
-    Span span = {.name = trace->names[lane],
-                 .began = trace->began[lane],
-                 .ended = now,
-                 .commit = commit,
-                 .lane = lane};
-    bool of_micro_batch = strcmp(span.name, TRACE_MICRO_BATCH) == 0;
-    double cpu = thread_cpu_seconds() - trace->cpu_began[lane];
-    trace->sums.micro_batch_seconds += of_micro_batch ? span.ended - span.began : 0;
-    trace->sums.micro_batch_cpu_seconds += of_micro_batch ? cpu : 0;
-    if (!trace->keep) { return; }
-    if (trace->span_count == trace->span_capacity && trace->span_capacity < TRACE_MAX_SPANS) {
-        size_t capacity = size_min(size_max(4096, 2 * trace->span_capacity), TRACE_MAX_SPANS);
-        Span *grown = (Span *)realloc(trace->spans, capacity * sizeof *grown);
-        trace->spans = grown != NULL ? grown : trace->spans;
-        trace->span_capacity = grown != NULL ? capacity : trace->span_capacity;
-    }
-    if (trace->span_count < trace->span_capacity) {
-        trace->spans[trace->span_count++] = span;
-    } else {
-        trace->dropped++;
-    }
-}
-
-static inline TraceSums trace_take_at(Trace *trace, double now) {
-    TraceSums none;
-    memset(&none, 0, sizeof none);
-    trace_count_until(trace, now);
-    TraceSums sums = trace->sums;
-    trace->sums = none;
-    return sums;
+    return now;
 }
 
 // A span of `lane` begins. Spans of one lane do not overlap, and end on the thread that
 // began them. name: a literal of plain letters, because it goes into JSON as it is.
 static inline void trace_begin(Trace *trace, TraceLane lane, const char *name) {
+    Span *span = &trace->current[lane];
     gpu_range_begin(name);
     pthread_mutex_lock(&trace->mutex);
-    trace_begin_at(trace, lane, name, clock_seconds());
+    assert(!trace->running[lane] && strlen(name) < sizeof span->name);
+    snprintf(span->name, sizeof span->name, "%s", name);
+    span->lane = lane;
+    span->began = trace_count(trace);
+    trace->running[lane] = true;
+    trace->cpu_began[lane] = thread_cpu_seconds();
     pthread_mutex_unlock(&trace->mutex);
 }
 
 // The span of `lane` that is running ends; it belongs to `commit`.
 static inline void trace_end(Trace *trace, TraceLane lane, int64_t commit) {
+    Span *span = &trace->current[lane];
     pthread_mutex_lock(&trace->mutex);
-    trace_end_at(trace, lane, commit, clock_seconds());
+    assert(trace->running[lane]);
+    span->ended = trace_count(trace);
+    span->commit = commit;
+    trace->running[lane] = false;
+    if (strcmp(span->name, TRACE_MICRO_BATCH) == 0) {
+        trace->sums.micro_batch_seconds += span->ended - span->began;
+        trace->sums.micro_batch_cpu_seconds += thread_cpu_seconds() - trace->cpu_began[lane];
+    }
+    if (trace->spans != NULL && trace->span_count < TRACE_MAX_SPANS) {
+        trace->spans[trace->span_count++] = *span;
+    } else {
+        trace->dropped += trace->keep;
+    }
     pthread_mutex_unlock(&trace->mutex);
     gpu_range_end();
 }
@@ -173,7 +148,9 @@ static inline void trace_end(Trace *trace, TraceLane lane, int64_t commit) {
 // The sums since the previous take.
 static inline TraceSums trace_take(Trace *trace) {
     pthread_mutex_lock(&trace->mutex);
-    TraceSums sums = trace_take_at(trace, clock_seconds());
+    trace_count(trace);
+    TraceSums sums = trace->sums;
+    memset(&trace->sums, 0, sizeof trace->sums);
     pthread_mutex_unlock(&trace->mutex);
     return sums;
 }
@@ -226,84 +203,6 @@ static inline double clock_on_rank_0(const ClockOffset *start, const ClockOffset
 }
 
 // ---------------------------------------------------------------------------------------
-// Text: each rank writes its own events, piece by piece, one per line
-
-typedef struct TracePiece {
-    int64_t bytes; // of text; 0: this rank has no more
-    char text[TRACE_PIECE_BYTES];
-} TracePiece;
-
-// A rank's text, and how much of it has been written.
-typedef struct TraceText {
-    const Trace *trace;
-    const Transport *transport;
-    const ClockOffset *start, *end;
-    double origin;  // what the file calls 0, on the clock of rank 0
-    bool has_names; // the events that name the rank and its lanes have been written
-    size_t next_span;
-} TraceText;
-
-// Adds one event, with the comma before it.
-PRINTF_LIKE(2, 3) static inline void trace_piece_add(TracePiece *piece, const char *format, ...) {
-    char *place = piece->text + piece->bytes;
-    va_list arguments;
-    va_start(arguments, format);
-    memcpy(place, ",\n", 2);
-    int length = vsnprintf(place + 2, TRACE_EVENT_BYTES - 2, format, arguments);
-    va_end(arguments);
-    assert(length < TRACE_EVENT_BYTES - 2);
-    piece->bytes += 2 + length;
-}
-
-static inline void trace_piece_add_label(TracePiece *piece, int rank, int lane, const char *kind,
-                                         const char *key, const char *value) {
-    trace_piece_add(piece, "{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"%s\",\"args\":{\"%s\":\"%s\"}}",
-                    rank, lane, kind, key, value);
-}
-
-// What viewers call the rank and its lanes, and where they show it.
-static inline void trace_piece_add_names(TracePiece *piece, const Trace *trace, const Transport *transport) {
-    int rank = transport->rank;
-    char name[96], labels[64];
-    snprintf(name, sizeof name, "rank %d on %s", rank, transport->host);
-    for (char *c = name; *c != '\0'; c++) {
-        if (*c < 32 || *c == 127 || *c == '"' || *c == '\\') { *c = '?'; } // a host name may be anything
-    }
-    trace_piece_add_label(piece, rank, 0, "process_name", "name", name);
-    trace_piece_add(
-        piece,
-        "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_sort_index\",\"args\":{\"sort_index\":%d}}",
-        rank, rank);
-    trace_piece_add_label(piece, rank, TRACE_COMPUTE, "thread_name", "name", "compute");
-    trace_piece_add_label(piece, rank, TRACE_COMMUNICATION, "thread_name", "name", "communication");
-    if (trace->dropped > 0) {
-        snprintf(labels, sizeof labels, "%lld spans dropped", (long long)trace->dropped);
-        trace_piece_add_label(piece, rank, 0, "process_labels", "labels", labels);
-    }
-}
-
-// Fills the piece with the next events. Both ends of a span are rounded to nanoseconds, not
-// its duration: so spans that touch do not overlap in the file.
-static inline void trace_text_fill(TraceText *text, TracePiece *piece) {
-    piece->bytes = 0;
-    if (!text->has_names) { trace_piece_add_names(piece, text->trace, text->transport); }
-    text->has_names = true;
-    for (; text->next_span < text->trace->span_count; text->next_span++) {
-        if (piece->bytes + TRACE_EVENT_BYTES > TRACE_PIECE_BYTES) { return; }
-        const Span *span = &text->trace->spans[text->next_span];
-        double from = clock_on_rank_0(text->start, text->end, span->began) - text->origin;
-        double to = clock_on_rank_0(text->start, text->end, span->ended) - text->origin;
-        long long began = llround(from * 1e9), ended = llround(to * 1e9);
-        long long duration = ended > began ? ended - began : 0;
-        trace_piece_add(piece,
-                        "{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"name\":\"%s\",\"ts\":%lld.%03lld,"
-                        "\"dur\":%lld.%03lld,\"args\":{\"commit\":%lld}}",
-                        text->transport->rank, (int)span->lane, span->name, began / 1000, began % 1000,
-                        duration / 1000, duration % 1000, (long long)span->commit);
-    }
-}
-
-// ---------------------------------------------------------------------------------------
 // The file
 
 // Whether a trace can be written there, asked before hours of training. What is not a plain
@@ -329,66 +228,120 @@ static inline bool trace_path_check(const char *path, Error *error) {
     return true;
 }
 
+// What rank 0 has to know of every rank before spans come.
+typedef struct TraceRank {
+    double origin; // the earliest span, on the clock of rank 0
+    int64_t spans, dropped;
+    char host[TRANSPORT_HOST_BYTES];
+} TraceRank;
+
+// What viewers call a rank and its lanes, and where they show it. The first event of the file
+// has no comma before it.
+static inline void trace_print_names(FILE *file, int rank, const TraceRank *of_rank) {
+    fprintf(
+        file,
+        "%s{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d on "
+        "%s\"}},\n"
+        "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_sort_index\",\"args\":{\"sort_index\":%d}},\n"
+        "{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"compute\"}},\n"
+        "{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"communication\"}}",
+        rank > 0 ? ",\n" : "", rank, rank, of_rank->host, rank, rank, rank, TRACE_COMPUTE, rank,
+        TRACE_COMMUNICATION);
+    if (of_rank->dropped == 0) { return; }
+    fprintf(file,
+            ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_labels\",\"args\":{\"labels\":\"%lld "
+            "spans dropped\"}}",
+            rank, (long long)of_rank->dropped);
+}
+
+// Both ends of a span are rounded to nanoseconds, not its duration: so spans that touch do not
+// overlap in the file. Negative: it could not be written.
+static inline int trace_print_span(FILE *file, int rank, const Span *span, double origin) {
+    long long began = llround((span->began - origin) * 1e9), ended = llround((span->ended - origin) * 1e9);
+    long long duration = ended > began ? ended - began : 0;
+    return fprintf(file,
+                   ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"name\":\"%s\",\"ts\":%lld.%03lld,"
+                   "\"dur\":%lld.%03lld,\"args\":{\"commit\":%lld}}",
+                   rank, (int)span->lane, span->name, began / 1000, began % 1000, duration / 1000,
+                   duration % 1000, (long long)span->commit);
+}
+
+// How many spans of a rank travel in the piece that begins with span `begin`; 0 or less: none.
+static inline int64_t trace_piece(int64_t spans, int64_t begin) {
+    return int64_min(spans - begin, TRACE_PIECE);
+}
+
 // Rank 0 receives one piece of every rank at a time and writes it, so it never holds more
 // than one piece of each. If it cannot write, it receives all the same, because the others
 // send. On failure a file that had the name before is still there.
-static inline void trace_write_file(TraceText *text, Transport *transport, const char *path, Error *error) {
+static inline void trace_write_file(const Trace *trace, Transport *transport, const TraceRank *ranks,
+                                    double origin, const char *path, Error *error) {
     const Lane lane = {BETWEEN_HOSTS, 0};
-    TracePiece *pieces = (TracePiece *)calloc((size_t)transport->size, sizeof(TracePiece));
-    if (pieces == NULL) { transport_fail(transport, "no memory to gather the trace"); }
-    for (int rank = 0; rank < transport->size; rank++) { pieces[rank].bytes = 1; } // not at its end
+    int64_t most = 0;
+    int reason = 0; // errno of the first write that failed
+    Span *received = (Span *)calloc((size_t)transport->size * TRACE_PIECE, sizeof(Span));
+    if (received == NULL) { transport_fail(transport, "no memory to gather the trace"); }
     FILE *file = trace_path_check(path, error) ? file_replace_begin(path, error) : NULL;
-    if (file != NULL) { fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[", file); } // into its buffer
-    int reason = 0;   // errno of the first write that failed
-    size_t comma = 1; // the first event of the file has none before it
-    for (bool more = true; more;) {
-        if (pieces[0].bytes > 0) { trace_text_fill(text, &pieces[0]); }
+    if (file != NULL) { fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", file); } // into its buffer
+    for (int rank = 0; rank < transport->size; rank++) {
+        most = ranks[rank].spans > most ? ranks[rank].spans : most;
+        if (file != NULL) { trace_print_names(file, rank, &ranks[rank]); }
+    }
+    for (int64_t begin = 0; begin < most; begin += TRACE_PIECE) {
         for (int rank = 1; rank < transport->size; rank++) {
-            if (pieces[rank].bytes == 0) { continue; }
-            transport_post(transport, lane, false, rank, &pieces[rank], sizeof(TracePiece));
+            int64_t count = trace_piece(ranks[rank].spans, begin);
+            if (count <= 0) { continue; }
+            transport_post(transport, lane, false, rank, received + rank * TRACE_PIECE,
+                           (size_t)count * sizeof(Span));
         }
         transport_wait(transport, lane);
-        more = false;
-        for (int rank = 0; rank < transport->size; rank++) {
-            size_t bytes = (size_t)pieces[rank].bytes;
-            if (bytes == 0) { continue; }
-            bool tries = file != NULL && reason == 0;
-            if (tries && fwrite(pieces[rank].text + comma, bytes - comma, 1, file) != 1) { reason = errno; }
-            comma = 0;
-            more = true;
+        for (int rank = 0; file != NULL && reason == 0 && rank < transport->size; rank++) {
+            for (int64_t i = 0; i < trace_piece(ranks[rank].spans, begin); i++) {
+                const Span *span = rank == 0 ? &trace->spans[begin + i] : &received[rank * TRACE_PIECE + i];
+                if (trace_print_span(file, rank, span, origin) < 0) { reason = errno; }
+            }
         }
     }
-    free(pieces);
+    free(received);
     if (file == NULL) { return; }
     if (reason == 0 && fputs("\n]}\n", file) < 0) { reason = errno; }
     errno = reason;
     file_replace_end(file, path, reason == 0, error);
 }
 
-// Writes the spans of all ranks to `path`, which only rank 0 uses. All ranks call it when no
-// span is running, each with its own two measurements of the clock. All get the same result
-// and the same error. ts in the file: microseconds since the earliest span of all ranks.
-static inline bool trace_write(const Trace *trace, Transport *transport, const ClockOffset *start,
+// Writes the spans of all ranks to `path`, which only rank 0 uses, and leaves them in the time
+// of rank 0. All ranks call it when no span is running, each with its own two measurements of
+// the clock. All get the same result and the same error. ts in the file: microseconds since
+// the earliest span of all ranks.
+static inline bool trace_write(Trace *trace, Transport *transport, const ClockOffset *start,
                                const ClockOffset *end, const char *path, Error *error) {
     const Lane lane = {BETWEEN_HOSTS, 0};
-    TraceText text = {.trace = trace, .transport = transport, .start = start, .end = end, .origin = INFINITY};
-    for (size_t i = 0; i < trace->span_count; i++) {
-        text.origin = fmin(text.origin, clock_on_rank_0(start, end, trace->spans[i].began));
+    TraceRank mine;
+    memset(&mine, 0, sizeof mine);
+    mine.origin = INFINITY;
+    mine.spans = (int64_t)trace->span_count;
+    mine.dropped = trace->dropped;
+    memcpy(mine.host, transport->host, sizeof mine.host);
+    for (char *c = mine.host; *c != '\0'; c++) {
+        if (*c < 32 || *c == 127 || *c == '"' || *c == '\\') { *c = '?'; } // a host name may be anything
     }
-    double *origins =
-        (double *)transport_collect_records(transport, "start of the trace", &text.origin, sizeof(double));
-    for (int rank = 0; rank < transport->size; rank++) { text.origin = fmin(text.origin, origins[rank]); }
-    free(origins);
+    for (Span *span = trace->spans; span < trace->spans + trace->span_count; span++) {
+        span->began = clock_on_rank_0(start, end, span->began);
+        span->ended = clock_on_rank_0(start, end, span->ended);
+        mine.origin = fmin(mine.origin, span->began);
+    }
+    TraceRank *ranks =
+        (TraceRank *)transport_collect_records(transport, "start of the trace", &mine, sizeof mine);
+    double origin = INFINITY;
+    for (int rank = 0; rank < transport->size; rank++) { origin = fmin(origin, ranks[rank].origin); }
     transport_begin(transport, "gathering of the trace");
-    TracePiece *piece = (TracePiece *)calloc(1, sizeof *piece);
-    if (piece == NULL) { transport_fail(transport, "no memory to gather the trace"); }
-    if (transport->rank == 0) { trace_write_file(&text, transport, path, error); }
-    for (bool more = transport->rank != 0; more; more = piece->bytes > 0) {
-        trace_text_fill(&text, piece);
-        transport_post(transport, lane, true, 0, piece, sizeof *piece);
+    if (transport->rank == 0) { trace_write_file(trace, transport, ranks, origin, path, error); }
+    for (int64_t begin = 0; transport->rank != 0 && begin < mine.spans; begin += TRACE_PIECE) {
+        transport_post(transport, lane, true, 0, trace->spans + begin,
+                       (size_t)trace_piece(mine.spans, begin) * sizeof(Span));
         transport_wait(transport, lane);
     }
-    free(piece);
+    free(ranks);
     Error *errors = (Error *)transport_collect_records(transport, "end of the trace", error, sizeof *error);
     *error = errors[0];
     free(errors);

@@ -6,7 +6,7 @@
 //   Transport       transfers, waits with deadlines, the emulated link; built on them:
 //        |            transport_all_gather_records    a small record of every rank
 //        |            transport_barrier               every rank has arrived
-//   Link            start_send, start_receive, is_done: MPI (transport_mpi.h), threads
+//   Link            start, is_done: MPI (transport_mpi.h), threads
 //                   (test/threads_link.h), or none for a world of one rank
 //
 // A link only needs point-to-point messages; everything else is built on top of them.
@@ -41,12 +41,10 @@ typedef struct LinkRequest {
     void *words[4];
 } LinkRequest;
 
-// What ranks ask each other when one has waited too long (transport_fail_overdue).
-typedef enum NoteKind { NOTE_QUESTION, NOTE_ANSWER } NoteKind;
-
+// What ranks tell each other when one has waited too long (transport_fail_overdue).
 typedef struct Note {
-    int32_t kind, from;
-    int32_t awaited; // in an answer: the rank that the sender waits for; itself: it does not know
+    int32_t from;
+    int32_t awaited; // the rank that the sender waits for; itself: it does not know; -1: it asks
 } Note;
 
 // Point-to-point messages. Messages between two ranks arrive in the order in which they
@@ -54,15 +52,15 @@ typedef struct Note {
 typedef struct Link {
     const char *name;
     void *state;
-    void (*start_send)(void *state, LinkRequest *request, int peer, const void *data, size_t bytes);
-    void (*start_receive)(void *state, LinkRequest *request, int peer, void *data, size_t bytes);
+    void (*start)(void *state, LinkRequest *request, bool is_send, int peer, void *data, size_t bytes);
     // Also makes progress. True once, after which the request is gone.
     bool (*is_done)(void *state, LinkRequest *request);
     // Notes travel beside messages, and may be lost. NULL: this link has no notes.
     void (*send_note)(void *state, int peer, const Note *note);
     bool (*take_note)(void *state, Note *note); // false: no note has arrived
-    void (*abort)(void *state, int exit_code);  // ends every rank; does not return
-    void (*close)(void *state);
+    // NULL: there is nothing to end. 0: all ranks end in good order. Otherwise it ends every rank
+    // and does not return.
+    void (*end)(void *state, int exit_code);
 } Link;
 
 typedef enum TransferState { TRANSFER_NONE, TRANSFER_DELAYED, TRANSFER_ACTIVE } TransferState;
@@ -74,7 +72,8 @@ typedef struct Transfer {
     int peer;
     void *data;
     size_t bytes;
-    double start_at; // clock_seconds() when the emulated link lets the message start
+    double start_at;       // clock_seconds() when the emulated link lets the message start
+    struct Transfer *next; // that the emulated link holds back
     LinkRequest request;
 } Transfer;
 
@@ -102,24 +101,33 @@ typedef struct Lane {
 
 enum { TRANSPORT_HOST_BYTES = 64 };
 
+typedef struct HostRecord {
+    int leader; // the lowest rank of the host
+    char name[TRANSPORT_HOST_BYTES];
+} HostRecord;
+
 // Message buffers of the collectives in host memory, which reserve them in the arena
-// (collectives_host.h).
+// (collectives_host.h). The first two serve what travels between hosts.
+typedef enum MessageBuffer {
+    MESSAGES_SENT,
+    MESSAGES_RECEIVED,
+    MESSAGES_SENT_INSIDE,
+    MESSAGES_RECEIVED_INSIDE,
+    MESSAGE_BUFFERS
+} MessageBuffer;
+
 typedef struct MessageBuffers {
-    size_t limit;                                    // of elements in a chunk; 0: chosen. For tests
-    size_t chunk;                                    // most elements of one rank that travel at a time
-    size_t slot_bytes;                               // room for a chunk in any format
-    size_t lanes;                                    // 1 if everything is one chunk
-    size_t inside_slots, sent_slots, received_slots; // of a lane
-    char *inside_sent, *inside_received;             // (lanes, inside_slots, slot_bytes)
-    char *sent;                                      // (lanes, sent_slots, slot_bytes): between hosts
-    char *received;                                  // (lanes, received_slots, slot_bytes)
+    size_t limit;                   // of elements in a chunk; 0: chosen. For tests
+    size_t chunk;                   // most elements of one rank that travel at a time
+    size_t slots[MESSAGE_BUFFERS];  // of a lane; a slot has room for a chunk in any format
+    char *buffers[MESSAGE_BUFFERS]; // (lanes, slots, chunk * sizeof(float))
 } MessageBuffers;
 
 typedef struct Transport {
     int rank, size;
     int local_rank, local_size; // among the ranks of this node
     char host[TRANSPORT_HOST_BYTES];
-    char *host_names;   // (size, TRANSPORT_HOST_BYTES); NULL until transport_meet
+    HostRecord *met;    // (size): where every rank is; NULL until transport_meet
     Groups hosts;       // which ranks share a host: the slow link lies between hosts
     Groups flat;        // every rank by itself
     bool two_level;     // the exchange adds up inside hosts first
@@ -136,11 +144,10 @@ typedef struct Transport {
     // Where this rank is, for messages. Atomic, because a thread that answers a signal reads them.
     int64_t commit;
     const char *operation;
-    bool leaving;         // closed, or the reason why all ranks end has been printed
-    Transfer *transfers;  // (levels, lanes, 2, size): receives, then sends
-    Transfer **delayed;   // (levels * lanes * size): a ring of those that the emulated link holds back,
-    size_t delayed_first; // in the order in which they were posted
-    size_t delayed_count;
+    bool leaving;                     // closed, or the reason why all ranks end has been printed
+    Transfer *transfers;              // (levels, lanes, 2, size): receives, then sends
+    Transfer *delayed, *delayed_last; // a list of those that the emulated link holds back, as posted
+    int *answers;                     // (size): what each rank has answered (Note); -1: nothing yet
     MessageBuffers messages;
     uint64_t bytes_sent;         // atomic: other threads read it to show progress
     uint64_t bytes_sent_outside; // of these, to other hosts; atomic
@@ -159,71 +166,62 @@ PRINTF_LIKE(2, 3) static inline void transport_fail(Transport *transport, const 
     fprintf(stderr, "train_gpt: [rank %d of %d on %s, commit %lld] %s\n", transport->rank, transport->size,
             transport->host, (long long)transport->commit, text);
     fflush(stderr);
-    if (transport->link.abort != NULL) { transport->link.abort(transport->link.state, EXIT_SYSTEM_FAILURE); }
+    if (transport->link.end != NULL) { transport->link.end(transport->link.state, EXIT_SYSTEM_FAILURE); }
     _exit(EXIT_SYSTEM_FAILURE);
 }
 
 // ---------------------------------------------------------------------------------------
 // Opening
 
-// For links: sets the defaults, once rank and size are known.
-static inline void transport_prepare(Transport *transport) {
+// For links. Every `per_host` ranks in a row share a host, until the ranks meet.
+static inline void transport_prepare(Transport *transport, int rank, int size, int per_host, const Link *link,
+                                     const char *reason) {
+    memset(transport, 0, sizeof *transport);
+    transport->rank = rank;
+    transport->size = size;
+    transport->local_size = 1;
+    transport->link = *link;
+    transport->reason = reason;
     transport->operation = "start";
     transport->timeout_seconds = 300;
-    transport->chaos.state = 77u + (uint64_t)transport->rank;
-    size_t lanes = (size_t)(TRANSPORT_LEVELS * TRANSPORT_LANES * transport->size);
-    transport->transfers = (Transfer *)calloc(2 * lanes, sizeof(Transfer));
-    transport->delayed = (Transfer **)calloc(lanes, sizeof(Transfer *));
+    transport->chaos.state = 77u + (uint64_t)rank;
+    transport->transfers =
+        (Transfer *)calloc((size_t)(2 * TRANSPORT_LEVELS * TRANSPORT_LANES * size), sizeof(Transfer));
+    transport->answers = (int *)calloc((size_t)size, sizeof(int));
     gethostname(transport->host, sizeof transport->host - 1);
-    if (transport->transfers == NULL || transport->delayed == NULL ||
-        !groups_make_flat(&transport->flat, transport->size) ||
-        !groups_make_flat(&transport->hosts, transport->size)) {
-        transport_fail(transport, "no memory for %d ranks", transport->size);
+    if (transport->transfers == NULL || transport->answers == NULL ||
+        !groups_make_even(&transport->flat, rank, size, 1) ||
+        !groups_make_even(&transport->hosts, rank, size, per_host)) {
+        transport_fail(transport, "no memory for %d ranks", size);
     }
 }
 
 // A world of one rank: every operation returns at once.
 static inline void transport_open_alone(Transport *transport, const char *reason) {
-    memset(transport, 0, sizeof *transport);
-    transport->size = transport->local_size = 1;
-    transport->link.name = "alone";
-    transport->reason = reason;
-    transport_prepare(transport);
+    const Link none = {.name = "alone"};
+    transport_prepare(transport, 0, 1, 1, &none, reason);
 }
 
 // For a plan: a world of `size` ranks, every `ranks_per_host` of which share a host. It cannot
 // send anything.
 static inline void transport_open_supposed(Transport *transport, int size, int ranks_per_host) {
-    memset(transport, 0, sizeof *transport);
-    transport->size = size;
+    const Link none = {.name = "supposed"};
     // The last host may have fewer ranks, each of which is then the delegate of more owners.
-    transport->rank = size % ranks_per_host == 0 ? 0 : size - 1;
-    transport->local_size = 1;
-    transport->link.name = "supposed";
-    transport->reason = "a plan";
-    transport_prepare(transport);
-    int *leader_of = (int *)calloc((size_t)size, sizeof(int));
-    for (int rank = 0; leader_of != NULL && rank < size; rank++) {
-        leader_of[rank] = rank / ranks_per_host * ranks_per_host;
-    }
-    groups_free(&transport->hosts);
-    if (leader_of == NULL || !groups_make(&transport->hosts, size, leader_of)) {
-        transport_fail(transport, "no memory for %d ranks", size);
-    }
-    free(leader_of);
+    int rank = size % ranks_per_host == 0 ? 0 : size - 1;
+    transport_prepare(transport, rank, size, ranks_per_host, &none, "a plan");
 }
 
 static inline void transport_close(Transport *transport) {
     __atomic_store_n(&transport->leaving, true, __ATOMIC_RELAXED);
     free(transport->transfers);
-    free(transport->delayed);
-    free(transport->host_names);
+    free(transport->answers);
+    free(transport->met);
     transport->transfers = NULL;
-    transport->delayed = NULL;
-    transport->host_names = NULL;
+    transport->answers = NULL;
+    transport->met = NULL;
     groups_free(&transport->hosts);
     groups_free(&transport->flat);
-    if (transport->link.close != NULL) { transport->link.close(transport->link.state); }
+    if (transport->link.end != NULL) { transport->link.end(transport->link.state, 0); }
 }
 
 // How the exchange sees the ranks.
@@ -248,7 +246,7 @@ static inline void transport_sum_order(const Transport *transport, char *text, s
 
 // Whether a message to this rank leaves the host.
 static inline bool transport_is_outside(const Transport *transport, int peer) {
-    return transport->hosts.host_of[peer] != transport->hosts.host_of[transport->rank];
+    return transport->hosts.host_of[peer] != transport->hosts.host;
 }
 
 static inline Transfer *transport_transfer(Transport *transport, Lane lane, bool is_send, int peer) {
@@ -260,30 +258,9 @@ static inline Transfer *transport_transfer(Transport *transport, Lane lane, bool
 // Messages
 
 static inline void transport_start_transfer(Transport *transport, Transfer *transfer) {
-    Link *link = &transport->link;
-    if (transfer->is_send) {
-        link->start_send(link->state, &transfer->request, transfer->peer, transfer->data, transfer->bytes);
-    } else {
-        link->start_receive(link->state, &transfer->request, transfer->peer, transfer->data, transfer->bytes);
-    }
+    transport->link.start(transport->link.state, &transfer->request, transfer->is_send, transfer->peer,
+                          transfer->data, transfer->bytes);
     transfer->state = TRANSFER_ACTIVE;
-}
-
-static inline size_t transport_delayed_capacity(const Transport *transport) {
-    return (size_t)(TRANSPORT_LEVELS * TRANSPORT_LANES * transport->size);
-}
-
-// The emulated link: messages leave one after another at its rate, and each is late by
-// its latency.
-static inline void transport_delay(Transport *transport, Transfer *transfer) {
-    double rate = transport->link_bytes_per_second;
-    size_t capacity = transport_delayed_capacity(transport);
-    transport->link_free_at =
-        fmax(transport->link_free_at, clock_seconds()) + (rate > 0 ? (double)transfer->bytes / rate : 0);
-    transfer->start_at = transport->link_free_at + transport->link_latency;
-    transfer->state = TRANSFER_DELAYED;
-    assert(transport->delayed_count < capacity);
-    transport->delayed[(transport->delayed_first + transport->delayed_count++) % capacity] = transfer;
 }
 
 // Starts the messages, of any lane, that the emulated link lets through by now, and returns
@@ -291,20 +268,17 @@ static inline void transport_delay(Transport *transport, Transfer *transfer) {
 // keeps the order of messages.
 static inline bool transport_start_due(Transport *transport) {
     bool started = false;
-    while (transport->delayed_count > 0) {
-        Transfer *transfer = transport->delayed[transport->delayed_first];
-        if (clock_seconds() < transfer->start_at) { break; }
-        transport_start_transfer(transport, transfer);
+    for (Transfer *due = transport->delayed; due != NULL && due->start_at <= clock_seconds();
+         due = due->next) {
+        transport->delayed = due->next;
+        transport_start_transfer(transport, due);
         started = true;
-        transport->delayed_first = (transport->delayed_first + 1) % transport_delayed_capacity(transport);
-        transport->delayed_count--;
     }
     return started;
 }
 
-// Counts a message that this rank sends.
-static inline void transport_count(Transport *transport, int peer, size_t bytes) {
-    uint64_t outside = transport_is_outside(transport, peer) ? bytes : 0;
+// Counts what this rank sends, and how much of it leaves the host.
+static inline void transport_count(Transport *transport, size_t bytes, size_t outside) {
     __atomic_fetch_add(&transport->bytes_sent, bytes, __ATOMIC_RELAXED);
     __atomic_fetch_add(&transport->bytes_sent_outside, outside, __ATOMIC_RELAXED);
 }
@@ -315,19 +289,27 @@ static inline void transport_count(Transport *transport, int peer, size_t bytes)
 static inline void transport_post(Transport *transport, Lane lane, bool is_send, int peer, void *data,
                                   size_t bytes) {
     Transfer *transfer = transport_transfer(transport, lane, is_send, peer);
-    bool outside = transport_is_outside(transport, peer);
-    bool emulated = transport->link_bytes_per_second > 0 || transport->link_latency > 0;
     assert(transfer->state == TRANSFER_NONE);
     transfer->is_send = is_send;
     transfer->peer = peer;
     transfer->data = data;
     transfer->bytes = bytes;
-    if (is_send) { transport_count(transport, peer, bytes); }
-    if (is_send && outside && emulated) {
-        transport_delay(transport, transfer);
-    } else {
+    bool outside = is_send && transport_is_outside(transport, peer);
+    if (is_send) { transport_count(transport, bytes, outside ? bytes : 0); }
+    double rate = transport->link_bytes_per_second, latency = transport->link_latency;
+    if (!outside || (rate <= 0 && latency <= 0)) {
         transport_start_transfer(transport, transfer);
+        return;
     }
+    // The emulated link: messages leave one after another at its rate, and each is late by
+    // its latency.
+    transport->link_free_at =
+        fmax(transport->link_free_at, clock_seconds()) + (rate > 0 ? (double)bytes / rate : 0);
+    transfer->start_at = transport->link_free_at + latency;
+    transfer->state = TRANSFER_DELAYED;
+    transfer->next = NULL;
+    *(transport->delayed != NULL ? &transport->delayed_last->next : &transport->delayed) = transfer;
+    transport->delayed_last = transfer;
 }
 
 // The level, for messages, as in "reduce-scatter inside the host"; "" if there is only one.
@@ -347,19 +329,16 @@ static inline const char *transport_level_name(const Transport *transport, Level
 
 // The ranks that this rank waits for in a lane.
 typedef struct Overdue {
-    Lane lane;
     bool senders; // they have not sent; otherwise they have not received
     size_t bytes; // outstanding
     int count;    // how many they are; the first TRANSPORT_MAX_LISTED are listed
     int listed;
-    int ranks[TRANSPORT_MAX_LISTED];   // (listed)
-    int awaited[TRANSPORT_MAX_LISTED]; // (listed): the rank that each of them waits for; -1: no answer
+    int ranks[TRANSPORT_MAX_LISTED]; // (listed)
 } Overdue;
 
 static inline Overdue transport_overdue(Transport *transport, Lane lane) {
     Overdue overdue;
     memset(&overdue, 0, sizeof overdue);
-    overdue.lane = lane;
     for (int is_send = 0; is_send < 2 && overdue.count == 0; is_send++) {
         overdue.senders = is_send == 0;
         for (int peer = 0; peer < transport->size; peer++) {
@@ -373,87 +352,74 @@ static inline Overdue transport_overdue(Transport *transport, Lane lane) {
     return overdue;
 }
 
-// Answers the questions of other ranks, and takes answers to those that this rank asked (NULL:
-// none). lane: where this rank waits; NULL: it does not know for which rank it waits.
-static inline void transport_listen(Transport *transport, const Lane *lane, Overdue *asked) {
+// Answers the questions of other ranks, and notes their answers. lane: where this rank waits;
+// NULL: it does not know for which rank it waits.
+static inline void transport_listen(Transport *transport, const Lane *lane) {
     Note note;
     while (transport->link.take_note != NULL && transport->link.take_note(transport->link.state, &note)) {
-        if (note.kind == NOTE_QUESTION) {
+        if (note.awaited >= 0) {
+            transport->answers[note.from] = note.awaited;
+        } else {
             int awaited = lane != NULL ? transport_overdue(transport, *lane).ranks[0] : transport->rank;
-            Note answer = {.kind = NOTE_ANSWER, .from = transport->rank, .awaited = awaited};
+            Note answer = {.from = transport->rank, .awaited = awaited};
             transport->link.send_note(transport->link.state, note.from, &answer);
-        }
-        for (int i = 0; note.kind == NOTE_ANSWER && asked != NULL && i < asked->listed; i++) {
-            if (asked->ranks[i] == note.from) { asked->awaited[i] = note.awaited; }
         }
     }
 }
 
-// Asks the listed ranks which rank they wait for, and keeps those that do not answer. If all
-// answer, keeps all. Returns how many were silent.
-static inline int transport_keep_silent(Transport *transport, Overdue *overdue) {
+// Asks these ranks which rank they wait for, and waits for their answers. Returns how many did
+// not answer in time.
+static inline int transport_ask(Transport *transport, Lane lane, const int *ranks, int count) {
+    const Link *link = &transport->link;
+    const Note question = {.from = transport->rank, .awaited = -1};
     double until = clock_seconds() + TRANSPORT_ANSWER_SECONDS;
-    int silent = overdue->listed;
-    Note question = {.kind = NOTE_QUESTION, .from = transport->rank, .awaited = -1};
-    for (int i = 0; i < overdue->listed; i++) {
-        overdue->awaited[i] = -1;
-        if (transport->link.send_note == NULL) { continue; }
-        transport->link.send_note(transport->link.state, overdue->ranks[i], &question);
+    int silent = count;
+    for (int i = 0; i < count; i++) {
+        transport->answers[ranks[i]] = -1;
+        if (link->send_note != NULL) { link->send_note(link->state, ranks[i], &question); }
     }
-    while (transport->link.take_note != NULL && silent > 0 && clock_seconds() < until) {
+    while (link->take_note != NULL && silent > 0 && clock_seconds() < until) {
         sleep_seconds(1e-3);
-        transport_listen(transport, &overdue->lane, overdue);
+        transport_listen(transport, &lane);
         silent = 0;
-        for (int i = 0; i < overdue->listed; i++) { silent += overdue->awaited[i] < 0; }
-    }
-    for (int i = 0, kept = 0; silent > 0 && i < overdue->listed; i++) {
-        if (overdue->awaited[i] < 0) { overdue->ranks[kept++] = overdue->ranks[i]; }
-    }
-    if (silent > 0) {
-        overdue->count -= overdue->listed - silent;
-        overdue->listed = silent;
+        for (int i = 0; i < count; i++) { silent += transport->answers[ranks[i]] < 0; }
     }
     return silent;
 }
 
 // text <- the rank and, once the ranks have met, its host.
 static inline void transport_name_rank(const Transport *transport, int rank, char *text, size_t size) {
-    const char *hosts = transport->host_names;
-    snprintf(text, size, "%d%s%s", rank, hosts != NULL ? " on " : "",
-             hosts != NULL ? hosts + (size_t)rank * TRANSPORT_HOST_BYTES : "");
+    const HostRecord *met = transport->met;
+    snprintf(text, size, "%d%s%s", rank, met != NULL ? " on " : "", met != NULL ? met[rank].name : "");
 }
 
-// All overdue ranks are waiting themselves: follows the chain that begins with the first of
-// them to a rank that does not answer. -1: every rank waits, or one does not know for which.
-static inline int transport_find_silent(Transport *transport, const Overdue *overdue) {
-    Overdue next = *overdue;
-    for (int step = 0; step < transport->size && next.awaited[0] != next.ranks[0]; step++) {
-        next.ranks[0] = next.awaited[0];
-        next.listed = next.count = 1;
-        if (transport_keep_silent(transport, &next) > 0) { return next.ranks[0]; }
-    }
-    return -1;
-}
-
-// Ends all ranks and names those that this rank waits for, or the one that those wait for.
+// Ends all ranks and names those that this rank waits for and that do not answer. If all answer,
+// they are waiting themselves: then it follows the chain that begins with the first of them to
+// a rank that does not answer.
 static inline void transport_fail_overdue(Transport *transport, Lane lane, double waited) {
     static const char advice[] = "It may have died, hang, or be much slower than the others: look at its "
                                  "node; --timeout-s sets how long to wait";
     const char *operation = transport->operation, *level = transport_level_name(transport, lane.level);
     char list[TRANSPORT_MAX_LISTED * 80] = "", one[80], other[80];
     Overdue overdue = transport_overdue(transport, lane);
-    int silent = transport_keep_silent(transport, &overdue) > 0 ? overdue.ranks[0]
-                                                                : transport_find_silent(transport, &overdue);
     const char *what = overdue.senders ? "arrive" : "take its data";
-    if (silent >= 0 && silent != overdue.ranks[0]) {
-        transport_name_rank(transport, silent, one, sizeof one);
-        transport_name_rank(transport, overdue.ranks[0], other, sizeof other);
+    int first = overdue.ranks[0];
+    int silent = transport_ask(transport, lane, overdue.ranks, overdue.listed), end = first;
+    bool some_answered = silent > 0 && silent < overdue.listed;
+    for (int step = 0; silent == 0 && step < transport->size && transport->answers[end] != end; step++) {
+        end = transport->answers[end];
+        silent = transport_ask(transport, lane, &end, 1);
+    }
+    if (silent > 0 && end != first) {
+        transport_name_rank(transport, end, one, sizeof one);
+        transport_name_rank(transport, first, other, sizeof other);
         transport_fail(transport,
                        "%s%s: rank %s did not answer, and rank %s, which did not %s for %.0f s, waits for it "
                        "(%zu bytes outstanding). %s",
                        operation, level, one, other, what, waited, overdue.bytes, advice);
     }
     for (int i = 0; i < overdue.listed; i++) {
+        if (some_answered && transport->answers[overdue.ranks[i]] >= 0) { continue; }
         size_t used = strlen(list);
         transport_name_rank(transport, overdue.ranks[i], one, sizeof one);
         snprintf(list + used, sizeof list - used, "%s%s", used > 0 ? ", " : "", one);
@@ -461,14 +427,6 @@ static inline void transport_fail_overdue(Transport *transport, Lane lane, doubl
     transport_fail(transport, "%s%s: rank %s%s did not %s for %.0f s (%zu bytes outstanding). %s", operation,
                    level, list, overdue.count > overdue.listed ? ", ..." : "", what, waited, overdue.bytes,
                    advice);
-}
-
-// How long to sleep after `waited` seconds without progress: an eighth of that, but no longer
-// than until the emulated link lets the next message through.
-static inline double transport_pause(const Transport *transport, double now, double waited) {
-    double pause = fmin(fmax(waited / 8, TRANSPORT_SPIN_SECONDS), TRANSPORT_SLEEP_SECONDS);
-    if (transport->delayed_count == 0) { return pause; }
-    return fmin(pause, fmax(transport->delayed[transport->delayed_first]->start_at - now, 0));
 }
 
 // Waits until all transfers of a lane have ended. Ends all ranks at the deadline.
@@ -501,9 +459,14 @@ static inline void transport_wait(Transport *transport, Lane lane) {
         if (now - began > transport->timeout_seconds) {
             transport_fail_overdue(transport, lane, now - began);
         }
-        if (now - began > TRANSPORT_LISTENS_SECONDS) { transport_listen(transport, &lane, NULL); }
+        if (now - began > TRANSPORT_LISTENS_SECONDS) { transport_listen(transport, &lane); }
         double waited = now - progressed;
-        if (waited > TRANSPORT_SPIN_SECONDS) { sleep_seconds(transport_pause(transport, now, waited)); }
+        if (waited <= TRANSPORT_SPIN_SECONDS) { continue; }
+        double pause = fmin(fmax(waited / 8, TRANSPORT_SPIN_SECONDS), TRANSPORT_SLEEP_SECONDS);
+        if (transport->delayed != NULL) { // not beyond the time when the next message may start
+            pause = fmin(pause, fmax(transport->delayed->start_at - now, 0));
+        }
+        sleep_seconds(pause);
     }
 }
 
@@ -527,8 +490,8 @@ static inline void transport_begin(Transport *transport, const char *operation) 
 enum { RECORD_FAN = 8 };
 
 // Where the records of the host `distance` behind this one begin in `ring`, in records.
-static inline size_t records_before(const Groups *groups, int host, int distance) {
-    int from = groups->begins[host], to = host + distance;
+static inline size_t records_before(const Groups *groups, int distance) {
+    int from = groups->begins[groups->host], to = groups->host + distance;
     return (size_t)(to <= groups->hosts ? groups->begins[to] - from
                                         : groups->size - from + groups->begins[to - groups->hosts]);
 }
@@ -538,17 +501,16 @@ static inline size_t records_before(const Groups *groups, int host, int distance
 static inline void records_between_hosts(Transport *transport, char *ring, size_t bytes) {
     const Groups *groups = transport_groups(transport);
     const Lane lane = {BETWEEN_HOSTS, 0};
-    int hosts = groups->hosts, host = groups->host_of[transport->rank];
+    int hosts = groups->hosts;
     for (int known = 1; known < hosts; known *= RECORD_FAN) {
         for (int i = 1; i < RECORD_FAN && i * known < hosts; i++) {
             int distance = i * known, count = distance + known < hosts ? known : hosts - distance;
-            int from = (host + distance) % hosts, to = (host - distance + hosts) % hosts;
-            size_t begin = records_before(groups, host, distance),
-                   end = records_before(groups, host, distance + count);
+            int from = groups_other_host(groups, distance), to = groups_other_host(groups, -distance);
+            size_t begin = records_before(groups, distance), end = records_before(groups, distance + count);
             transport_post(transport, lane, false, groups_rank(groups, from, 0), ring + begin * bytes,
                            (end - begin) * bytes);
             transport_post(transport, lane, true, groups_rank(groups, to, 0), ring,
-                           records_before(groups, host, count) * bytes);
+                           records_before(groups, count) * bytes);
         }
         transport_wait(transport, lane);
     }
@@ -562,7 +524,7 @@ static inline void transport_all_gather_records(Transport *transport, const char
     if (transport->size == 1) { return; }
     const Groups *groups = transport_groups(transport);
     const Lane lane = {INSIDE_HOSTS, 0};
-    int host = groups->host_of[transport->rank], first = groups_rank(groups, host, 0);
+    int first = groups_rank(groups, groups->host, 0);
     transport_begin(transport, operation);
     if (transport->rank != first) {
         transport_post(transport, lane, true, first, (char *)all + (size_t)transport->rank * bytes, bytes);
@@ -574,19 +536,19 @@ static inline void transport_all_gather_records(Transport *transport, const char
     char *ring = (char *)malloc((size_t)transport->size * bytes);
     if (ring == NULL) { transport_fail(transport, "%s: no memory for the records of all ranks", operation); }
     memcpy(ring, mine, bytes);
-    for (int place = 1; place < groups_count(groups, host); place++) {
-        transport_post(transport, lane, false, groups_rank(groups, host, place), ring + (size_t)place * bytes,
-                       bytes);
+    for (int place = 1; place < groups->mates; place++) {
+        transport_post(transport, lane, false, groups_rank(groups, groups->host, place),
+                       ring + (size_t)place * bytes, bytes);
     }
     transport_wait(transport, lane);
     records_between_hosts(transport, ring, bytes);
     for (int i = 0; i < transport->size; i++) {
-        int rank = groups->ranks[(groups->begins[host] + i) % transport->size];
+        int rank = groups->ranks[(groups->begins[groups->host] + i) % transport->size];
         memcpy((char *)all + (size_t)rank * bytes, ring + (size_t)i * bytes, bytes);
     }
     free(ring);
-    for (int place = 1; place < groups_count(groups, host); place++) {
-        transport_post(transport, lane, true, groups_rank(groups, host, place), all,
+    for (int place = 1; place < groups->mates; place++) {
+        transport_post(transport, lane, true, groups_rank(groups, groups->host, place), all,
                        (size_t)transport->size * bytes);
     }
     transport_wait(transport, lane);
@@ -617,11 +579,6 @@ static inline void transport_barrier_patiently(Transport *transport, const char 
     transport->timeout_seconds = timeout_seconds;
 }
 
-typedef struct HostRecord {
-    int leader; // the lowest rank of the host
-    char name[TRANSPORT_HOST_BYTES];
-} HostRecord;
-
 // All ranks tell each other where they are. leader: the lowest rank on this rank's host.
 // Until then every rank counts as a host of its own.
 static inline void transport_meet(Transport *transport, int leader) {
@@ -632,19 +589,14 @@ static inline void transport_meet(Transport *transport, int leader) {
     snprintf(mine.name, sizeof mine.name, "%s", transport->host);
     HostRecord *all = (HostRecord *)transport_collect_records(transport, "meeting", &mine, sizeof mine);
     int *leader_of = (int *)calloc(size, sizeof(int));
-    free(transport->host_names);
-    transport->host_names = (char *)calloc(size, TRANSPORT_HOST_BYTES);
-    for (size_t i = 0; leader_of != NULL && transport->host_names != NULL && i < size; i++) {
-        leader_of[i] = all[i].leader;
-        memcpy(transport->host_names + i * TRANSPORT_HOST_BYTES, all[i].name, TRANSPORT_HOST_BYTES);
-    }
+    for (size_t i = 0; leader_of != NULL && i < size; i++) { leader_of[i] = all[i].leader; }
     groups_free(&transport->hosts);
-    if (leader_of == NULL || transport->host_names == NULL ||
-        !groups_make(&transport->hosts, transport->size, leader_of)) {
+    if (leader_of == NULL || !groups_make(&transport->hosts, transport->rank, transport->size, leader_of)) {
         transport_fail(transport, "no memory for %d ranks", transport->size);
     }
     free(leader_of);
-    free(all);
+    free(transport->met);
+    transport->met = all;
 }
 
 // ---------------------------------------------------------------------------------------

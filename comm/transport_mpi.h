@@ -39,18 +39,15 @@ static inline MPI_Request *transport_mpi_request(LinkRequest *request) {
     return (MPI_Request *)(void *)request->words;
 }
 
-static inline void transport_mpi_send(void *state, LinkRequest *request, int peer, const void *data,
-                                      size_t bytes) {
+static inline void transport_mpi_start(void *state, LinkRequest *request, bool is_send, int peer, void *data,
+                                       size_t bytes) {
     (void)state;
-    MPI_Isend(data, (int)bytes, MPI_BYTE, peer, TRANSPORT_MPI_TAG, MPI_COMM_WORLD,
-              transport_mpi_request(request));
-}
-
-static inline void transport_mpi_receive(void *state, LinkRequest *request, int peer, void *data,
-                                         size_t bytes) {
-    (void)state;
-    MPI_Irecv(data, (int)bytes, MPI_BYTE, peer, TRANSPORT_MPI_TAG, MPI_COMM_WORLD,
-              transport_mpi_request(request));
+    MPI_Request *started = transport_mpi_request(request);
+    if (is_send) {
+        MPI_Isend(data, (int)bytes, MPI_BYTE, peer, TRANSPORT_MPI_TAG, MPI_COMM_WORLD, started);
+    } else {
+        MPI_Irecv(data, (int)bytes, MPI_BYTE, peer, TRANSPORT_MPI_TAG, MPI_COMM_WORLD, started);
+    }
 }
 
 static inline bool transport_mpi_is_done(void *state, LinkRequest *request) {
@@ -83,54 +80,13 @@ static inline bool transport_mpi_take_note(void *state, Note *note) {
     return true;
 }
 
-static inline void transport_mpi_abort(void *state, int exit_code) {
+static inline void transport_mpi_end(void *state, int exit_code) {
     (void)state;
-    MPI_Abort(MPI_COMM_WORLD, exit_code);
-}
-
-static inline void transport_mpi_close(void *state) {
-    (void)state;
-    MPI_Finalize();
-}
-
-static inline bool transport_open_mpi(Transport *transport, Error *error) {
-    memset(transport, 0, sizeof *transport);
-    // Parameters of Open MPI; what the user has set stays. By default its TCP sends the rest of
-    // a long message in one piece, and the go-ahead for a message in the other direction waits
-    // behind it. Then only one direction is busy at a time, and both together take a third
-    // longer (dev/results has the numbers). Our messages between hosts have about a megabyte,
-    // so they are sent without waiting for a go-ahead.
-    setenv("OMPI_MCA_btl_tcp_eager_limit", "2000000", 0);
-    setenv("OMPI_MCA_btl_tcp_max_send_size", "2000000", 0);
-    setenv("HWLOC_COMPONENTS", "-gl", 0); // looking for GPUs through X displays can take seconds
-    int provided = 0;
-    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided) != MPI_SUCCESS ||
-        provided < MPI_THREAD_SERIALIZED) {
-        return error_set(error, "this MPI library does not allow calls from a thread "
-                                "(MPI_THREAD_SERIALIZED): build it with thread support");
+    if (exit_code == 0) {
+        MPI_Finalize();
+    } else {
+        MPI_Abort(MPI_COMM_WORLD, exit_code);
     }
-    MPI_Comm_rank(MPI_COMM_WORLD, &transport->rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &transport->size);
-    MPI_Comm node;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, transport->rank, MPI_INFO_NULL, &node);
-    MPI_Comm_rank(node, &transport->local_rank);
-    MPI_Comm_size(node, &transport->local_size);
-    int leader = transport->rank;
-    MPI_Bcast(&leader, 1, MPI_INT, 0, node); // ranks keep their order in `node`: 0 is the lowest
-    MPI_Comm_free(&node);
-    Link link = {.name = "MPI",
-                 .start_send = transport_mpi_send,
-                 .start_receive = transport_mpi_receive,
-                 .is_done = transport_mpi_is_done,
-                 .send_note = transport_mpi_send_note,
-                 .take_note = transport_mpi_take_note,
-                 .abort = transport_mpi_abort,
-                 .close = transport_mpi_close};
-    transport->link = link;
-    transport->reason = "started by an MPI launcher";
-    transport_prepare(transport);
-    transport_meet(transport, leader);
-    return true;
 }
 
 static inline bool transport_has_mpi(void) { return true; }
@@ -158,8 +114,41 @@ static inline void transport_mpi_version(char *text, size_t size) {
 static inline bool transport_open(Transport *transport, Error *error) {
     (void)error;
 #ifdef ACCO_HAVE_MPI
-    if (transport_was_launched()) { return transport_open_mpi(transport, error); }
-    transport_open_alone(transport, "not started by mpirun or srun");
+    if (!transport_was_launched()) {
+        transport_open_alone(transport, "not started by mpirun or srun");
+        return true;
+    }
+    // Parameters of Open MPI; what the user has set stays. By default its TCP sends the rest of
+    // a long message in one piece, and the go-ahead for a message in the other direction waits
+    // behind it. Then only one direction is busy at a time, and both together take a third
+    // longer (dev/results has the numbers). Our messages between hosts have about a megabyte,
+    // so they are sent without waiting for a go-ahead.
+    setenv("OMPI_MCA_btl_tcp_eager_limit", "2000000", 0);
+    setenv("OMPI_MCA_btl_tcp_max_send_size", "2000000", 0);
+    setenv("HWLOC_COMPONENTS", "-gl", 0); // looking for GPUs through X displays can take seconds
+    int provided = 0, rank, size;
+    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided) != MPI_SUCCESS ||
+        provided < MPI_THREAD_SERIALIZED) {
+        return error_set(error, "this MPI library does not allow calls from a thread "
+                                "(MPI_THREAD_SERIALIZED): build it with thread support");
+    }
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    const Link link = {.name = "MPI",
+                       .start = transport_mpi_start,
+                       .is_done = transport_mpi_is_done,
+                       .send_note = transport_mpi_send_note,
+                       .take_note = transport_mpi_take_note,
+                       .end = transport_mpi_end};
+    transport_prepare(transport, rank, size, 1, &link, "started by an MPI launcher");
+    MPI_Comm node;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &node);
+    MPI_Comm_rank(node, &transport->local_rank);
+    MPI_Comm_size(node, &transport->local_size);
+    int leader = rank;
+    MPI_Bcast(&leader, 1, MPI_INT, 0, node); // ranks keep their order in `node`: 0 is the lowest
+    MPI_Comm_free(&node);
+    transport_meet(transport, leader);
 #else
     transport_open_alone(transport, "built without MPI");
 #endif

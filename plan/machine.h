@@ -126,7 +126,7 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
     link = chunk * chunks;
     cost.seconds = fmax(link, work) + fmin(link, work) / chunks + latency;
     if (N > 1) { cost.seconds += machine->wake_seconds; }
-    // A rank that has waited long polls less often (transport_pause), so it notices the end late. On
+    // A rank that has waited long polls less often (transport_wait), so it notices the end late. On
     // average that is half a pause, and half of it is hidden behind the next chunk (measured).
     if (N > 1 && machine->sleeps && chunk > TRANSPORT_SPIN_SECONDS) {
         cost.seconds += fmin(fmax(chunk / 8, TRANSPORT_SPIN_SECONDS), TRANSPORT_SLEEP_SECONDS) / 4;

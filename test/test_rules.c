@@ -1171,7 +1171,7 @@ static void expect_piece(const RunResult *result, WireFormat wire, int rank, siz
     const Layout *layout = &result->owned;
     size_t flat = layout_flat(layout, rank, own), n = layout->piece;
     float *values = (float *)calloc(n, sizeof(float));
-    char *message = (char *)malloc(wire_bytes(wire, n) + 1);
+    char *message = (char *)calloc(wire_bytes(wire, n) + 1, 1);
     for (size_t i = 0; i < n; i++) {
         values[i] = master[own + i] - (base != NULL && flat + i < count ? base[flat + i] : 0);
     }

@@ -75,6 +75,15 @@ static inline void threads_receive(void *state, LinkRequest *request, int peer, 
     pthread_mutex_unlock(&self->world->mutex);
 }
 
+static inline void threads_start(void *state, LinkRequest *request, bool is_send, int peer, void *data,
+                                 size_t bytes) {
+    if (is_send) {
+        threads_send(state, request, peer, data, bytes);
+    } else {
+        threads_receive(state, request, peer, data, bytes);
+    }
+}
+
 static inline bool threads_is_done(void *state, LinkRequest *request) {
     ThreadsRank *self = (ThreadsRank *)state;
     Mailbox *mailbox = (Mailbox *)request->words[0];
@@ -93,13 +102,10 @@ static inline bool threads_is_done(void *state, LinkRequest *request) {
 }
 
 static inline void threads_open(Transport *transport, ThreadsRank *self) {
-    memset(transport, 0, sizeof *transport);
-    transport->rank = transport->local_rank = self->rank;
-    transport->size = transport->local_size = self->world->size;
-    Link link = {"threads", self, threads_send, threads_receive, threads_is_done, NULL, NULL, NULL, NULL};
-    transport->link = link;
-    transport->reason = "a test";
-    transport_prepare(transport);
+    Link link = {"threads", self, threads_start, threads_is_done, NULL, NULL, NULL};
+    transport_prepare(transport, self->rank, self->world->size, 1, &link, "a test");
+    transport->local_rank = self->rank;
+    transport->local_size = self->world->size;
 }
 
 // Runs body(transport, context) on `ranks` threads, each with a transport of its own, and

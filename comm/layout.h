@@ -243,8 +243,9 @@ static inline void layout_give(LayoutBuilder *builder, int rank, size_t begin, s
 static inline void layout_share_out(LayoutBuilder *builder, size_t begin, size_t end) {
     size_t count = end - begin, least = (size_t)builder->layout.size * LAYOUT_LINE; // of a cell
     size_t cells = size_max(1, size_min(count * LAYOUT_CELLS / builder->layout.count, count / least));
-    for (size_t cell = 0; cell < cells; cell++) {
-        size_t first = begin + count * cell / cells, last = begin + count * (cell + 1) / cells, from = first;
+    for (size_t cell = 0, first = begin, last; cell < cells; cell++, first = last) {
+        size_t whole = count * (cell + 1) / cells / LAYOUT_LINE * LAYOUT_LINE, from = first;
+        last = cell + 1 == cells ? end : begin + whole;
         size_t unit =
             (last - first) / (size_t)builder->layout.size >= LAYOUT_BLOCK ? LAYOUT_BLOCK : LAYOUT_LINE;
         double before = 0;

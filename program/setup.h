@@ -218,7 +218,11 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     settings.gpu = placement_gpu(placement);
     settings.precision = placement->precision;
     settings.nccl = placement->uses_nccl ? &placement->nccl : NULL;
-    settings.gathers_casts = placement->all_cast && rule_shards(rule) && settings.wire == WIRE_FP32;
+    // Casts travel in twos, which must not belong to two ranks.
+    bool in_twos = options->inner == INNER_ADAMW ||
+                   (setup->config->channels % 2 == 0 && setup->config->mlp_channels % 2 == 0);
+    settings.gathers_casts =
+        placement->all_cast && rule_shards(rule) && settings.wire == WIRE_FP32 && in_twos;
     settings.keeps_casts = settings.gathers_casts && !wire_is_coarse(settings.estimate_wire);
     return settings;
 }

@@ -72,13 +72,6 @@ static inline void measure_micro_batch_task(void *context, Stream *stream) {
     work->micro_batches++;
 }
 
-// Compute stream: the gradients become what is exchanged, and start again from zero.
-static inline void measure_move_task(void *context, Stream *stream) {
-    Scheduler *s = ((MeasureWork *)context)->scheduler;
-    buffer_move(stream, s->comm_buffer.data, s->gradients.data, layout_padded(&s->layout), true);
-    stream_settle(stream);
-}
-
 // All ranks: the seconds that the latest exchange took on the slowest of them.
 static inline double measure_slowest(Scheduler *s, const MeasureWork *work) {
     double slowest = 0, *all = (double *)transport_collect_records(s->transport, "measuring",
@@ -95,7 +88,7 @@ static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
     size_t all = s->layout.cells;
     assert(s->settings.kind == RULE_OVERLAPPED && !s->job_in_flight && !is_handed_over(s));
     scheduler_call(s, s->compute, measure_micro_batch_task, &work); // warms up, and makes gradients to send
-    scheduler_call(s, s->compute, measure_move_task, &work);
+    scheduler_move_gradients(s, s->comm_buffer.data, true);
     for (;; work.cells = size_min(4 * work.cells, all)) {
         scheduler_call(s, s->communication, measure_exchange_task, &work);
         if (measure_slowest(s, &work) >= MEASURE_SECONDS || work.cells == all) { break; }
@@ -107,7 +100,7 @@ static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
     do {
         scheduler_call(s, s->compute, measure_micro_batch_task, &work);
     } while (!event_query(s->communicated));
-    scheduler_call(s, s->compute, measure_move_task, &work); // drops the gradients
+    scheduler_move_gradients(s, NULL, true); // drops them
     MeasuredRound measured = {measure_slowest(s, &work) * (double)all / (double)work.cells,
                               work.compute_seconds / work.micro_batches};
     return measured;

@@ -62,8 +62,6 @@ typedef struct Rule {
     void (*configure)(const void *own, SchedulerSettings *settings);
     bool (*choose)(void *own, const SchedulerSettings *settings, int format, int split);
     void (*describe)(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]);
-    // The inner steps that a rank takes between two exchanges; NULL: 1.
-    int64_t (*exchange_steps)(const void *own);
 } Rule;
 
 // Whether compute uses a prediction from the committed parameters.

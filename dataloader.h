@@ -33,7 +33,6 @@
 #define ACCO_DATALOADER_H
 
 #include <assert.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -260,50 +259,16 @@ static inline bool data_loader_add(DataLoader *loader, char *path, Error *error)
     return true;
 }
 
-static inline bool data_loader_list_directory(DataLoader *loader, const char *path, Error *error) {
-    DIR *directory = opendir(path);
-    if (directory == NULL) {
-        return error_set(error, "cannot list the data directory %s: %s", path, strerror(errno));
+// The pattern of the .bin files in a directory, whose own name is to be taken literally. For
+// the caller to free; NULL: no memory.
+static inline char *data_directory_pattern(const char *path) {
+    char *pattern = (char *)malloc(2 * strlen(path) + sizeof "/*.bin"), *end = pattern;
+    for (const char *letter = path; pattern != NULL && *letter != '\0'; letter++) {
+        if (strchr("*?[\\", *letter) != NULL) { *end++ = '\\'; }
+        *end++ = *letter;
     }
-    bool good = true;
-    for (struct dirent *entry; good && (entry = readdir(directory)) != NULL;) {
-        if (entry->d_name[0] == '.' || !text_format_has_ending(entry->d_name, ".bin")) { continue; }
-        size_t length = strlen(path) + strlen(entry->d_name) + 2;
-        char *name = (char *)malloc(length);
-        if (name != NULL) {
-            snprintf(name, length, "%s%s%s", path, text_format_has_ending(path, "/") ? "" : "/",
-                     entry->d_name);
-        }
-        good = data_loader_add(loader, name, error);
-    }
-    closedir(directory);
-    if (good && loader->file_count == 0) {
-        return error_set(
-            error, "the directory %s holds no .bin file: name a text file, or a pattern such as '%s/*.txt'",
-            path, path);
-    }
-    return good;
-}
-
-static inline bool data_loader_list_pattern(DataLoader *loader, const char *path, Error *error) {
-    glob_t matches;
-    memset(&matches, 0, sizeof matches);
-    int result = glob(path, GLOB_ERR, NULL, &matches);
-    bool good = result == 0;
-    for (size_t i = 0; good && i < matches.gl_pathc; i++) {
-        good = data_loader_add(loader, strdup(matches.gl_pathv[i]), error);
-    }
-    globfree(&matches);
-    if (result == 0) { return good; }
-    if (result == GLOB_NOMATCH) {
-        const char *what = strpbrk(path, "*?[") != NULL ? "no file matches the pattern" : "there is no file";
-        return error_set(
-            error,
-            "%s '%s': allowed: builtin, a text file, a .bin token file, a directory of them, a pattern", what,
-            path);
-    }
-    return error_set(error, "cannot look for data in '%s': %s", path,
-                     result == GLOB_NOSPACE ? "no memory" : strerror(errno));
+    if (pattern != NULL) { strcpy(end, text_format_has_ending(path, "/") ? "*.bin" : "/*.bin"); }
+    return pattern;
 }
 
 // Fills loader->files with what `path` names, sorted by the bytes of their names: the
@@ -311,11 +276,33 @@ static inline bool data_loader_list_pattern(DataLoader *loader, const char *path
 static inline bool data_loader_list(DataLoader *loader, const char *path, Error *error) {
     struct stat status;
     bool exists = stat(path, &status) == 0; // first: a plain file may have brackets in its name
-    bool good = exists && S_ISDIR(status.st_mode) ? data_loader_list_directory(loader, path, error)
-                : exists                          ? data_loader_add(loader, strdup(path), error)
-                                                  : data_loader_list_pattern(loader, path, error);
+    bool directory = exists && S_ISDIR(status.st_mode);
+    if (exists && !directory) { return data_loader_add(loader, strdup(path), error); }
+    glob_t matches;
+    memset(&matches, 0, sizeof matches);
+    char *pattern = directory ? data_directory_pattern(path) : strdup(path);
+    int result = pattern == NULL ? GLOB_NOSPACE : glob(pattern, GLOB_ERR, NULL, &matches);
+    free(pattern);
+    bool good = result == 0;
+    for (size_t i = 0; good && i < matches.gl_pathc; i++) {
+        good = data_loader_add(loader, strdup(matches.gl_pathv[i]), error);
+    }
+    globfree(&matches);
     if (good) { qsort(loader->files, (size_t)loader->file_count, sizeof *loader->files, data_compare_files); }
-    return good;
+    if (result == 0) { return good; }
+    if (result != GLOB_NOMATCH) {
+        return error_set(error, "cannot look for data in '%s': %s", path,
+                         result == GLOB_NOSPACE ? "no memory" : strerror(errno));
+    }
+    if (directory) {
+        return error_set(
+            error, "the directory %s holds no .bin file: name a text file, or a pattern such as '%s/*.txt'",
+            path, path);
+    }
+    const char *what = strpbrk(path, "*?[") != NULL ? "no file matches the pattern" : "there is no file";
+    return error_set(
+        error, "%s '%s': allowed: builtin, a text file, a .bin token file, a directory of them, a pattern",
+        what, path);
 }
 
 // Whether the tokens are bytes of text.
@@ -549,29 +536,23 @@ static inline uint64_t data_permute(uint64_t key, uint64_t n, uint64_t index) {
     return index;
 }
 
-// The window that training visits at `sample`.
-static inline uint64_t data_loader_window(const DataLoader *loader, uint64_t sample) {
-    uint64_t n = loader->training_windows;
-    return data_permute(random_hash(loader->seed, sample / n), n, sample % n);
-}
-
 // How many windows validation visits before it begins again; 0: endless.
 static inline uint64_t data_loader_validation_samples(const DataLoader *loader) {
     return loader->hold_out ? loader->validation_windows : loader->training_windows;
 }
 
+// The window that is visited at `sample`. Validation visits what was held out, or all of its
+// own data, in the order of the files and again from the beginning.
+static inline uint64_t data_loader_window(const DataLoader *loader, DataOrder order, uint64_t sample) {
+    uint64_t n = loader->training_windows;
+    if (order == DATA_TRAINING) { return data_permute(random_hash(loader->seed, sample / n), n, sample % n); }
+    return (loader->hold_out ? n : 0) + sample % data_loader_validation_samples(loader);
+}
+
 // The file that window `window` lies in, and in *start its first token there.
 static inline const DataFile *data_loader_find(const DataLoader *loader, uint64_t window, uint64_t *start) {
-    int low = 0, high = loader->file_count - 1; // the answer: the last file with first_window <= window
-    while (low < high) {
-        int middle = (low + high + 1) / 2;
-        if (loader->files[middle].first_window <= window) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    const DataFile *file = &loader->files[low];
+    const DataFile *file = &loader->files[loader->file_count - 1];
+    while (file->first_window > window) { file--; }
     *start = (window - file->first_window) * (uint64_t)loader->sequence_length;
     return file;
 }
@@ -618,25 +599,18 @@ static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, u
     }
     bool good = true;
     for (int b = 0; good && b < B; b++) {
-        uint64_t sample = first_sample + (uint64_t)b, window;
+        uint64_t sample = first_sample + (uint64_t)b;
         int32_t *inputs = tokens + (size_t)b * (size_t)T, *outputs = targets + (size_t)b * (size_t)T; // (T)
-        if (loader->builtin) {
-            uint64_t stream = random_hash(loader->seed, (uint64_t)order);
-            nats += corpus_fill(stream, sample, T, bytes, NULL);
-            for (int t = 0; t < T; t++) {
-                inputs[t] = bytes[t];
-                outputs[t] = bytes[t + 1];
-            }
+        if (!loader->builtin) {
+            good =
+                data_loader_copy(loader, data_loader_window(loader, order, sample), inputs, outputs, error);
             continue;
         }
-        if (order ==
-            DATA_VALIDATION) { // what was held out, in the order of the files; or all, in data for validation
-            uint64_t first = loader->hold_out ? loader->training_windows : 0;
-            window = first + sample % data_loader_validation_samples(loader);
-        } else {
-            window = data_loader_window(loader, sample);
+        nats += corpus_fill(random_hash(loader->seed, (uint64_t)order), sample, T, bytes, NULL);
+        for (int t = 0; t < T; t++) {
+            inputs[t] = bytes[t];
+            outputs[t] = bytes[t + 1];
         }
-        good = data_loader_copy(loader, window, inputs, outputs, error);
     }
     free(bytes);
     *perfect_loss = loader->builtin ? nats / ((double)B * T) : NAN;

@@ -60,7 +60,7 @@ static inline void fuzz_dataloader_read(const DataLoader *loader) {
     uint64_t windows = loader->training_windows, visited = 0;
     fuzz_require(windows > 0, "there is something to train on");
     for (uint64_t i = 0; i < windows && i < FUZZ_DATALOADER_WINDOWS; i++) {
-        uint64_t window = data_loader_window(loader, i);
+        uint64_t window = data_loader_window(loader, DATA_TRAINING, i);
         fuzz_require(window < windows, "the order stays among the windows");
         if (windows <= FUZZ_DATALOADER_WINDOWS) { visited |= UINT64_C(1) << window; }
         fuzz_dataloader_fill(loader, i, false);

@@ -64,13 +64,8 @@ typedef struct DataRequest {
 typedef struct DataFile {
     char *path;
     void *mapping;
-    size_t bytes;                  // of the mapping
-    const uint8_t *tokens;         // (token_count, token_bytes), little-endian
-    const uint8_t *mask;           // (token_count) bits, see token_mask_counts; NULL: all are predicted
-    const uint8_t *tokenizer_hash; // (TOKEN_FILE_HASH_BYTES), see token_hash_is_known
-    int padded;                    // TokenFile.padded; 0: not padded
-    int token_bytes;               // 1: text, 2 or 4: token ids
-    uint64_t token_count;
+    size_t bytes;          // of the mapping
+    TokenFile content;     // token_bytes 1: text. Formats that say less leave the other members 0
     uint64_t first_window; // windows in the files before this one
 } DataFile;
 
@@ -104,9 +99,10 @@ enum {
 // One file
 
 static inline uint32_t data_token(const DataFile *file, uint64_t position) {
-    if (file->token_bytes == 1) { return file->tokens[position]; }
-    if (file->token_bytes == 2) { return ((const uint16_t *)(const void *)file->tokens)[position]; }
-    return ((const uint32_t *)(const void *)file->tokens)[position];
+    const void *tokens = file->content.tokens;
+    if (file->content.token_bytes == 1) { return ((const uint8_t *)tokens)[position]; }
+    if (file->content.token_bytes == 2) { return ((const uint16_t *)tokens)[position]; }
+    return ((const uint32_t *)tokens)[position];
 }
 
 static inline uint64_t data_file_windows(uint64_t token_count, int T) {
@@ -120,20 +116,12 @@ static inline bool data_token_error(const DataFile *file, uint64_t position, int
                      file->path, data_token(file, position), (unsigned long long)position, vocabulary);
 }
 
-// Whether all ids are below the vocabulary. Takes the maximum of whole blocks, which
-// vectorises; the position is looked for only when an id is too large.
+// Whether all ids are below the vocabulary.
 static inline bool data_file_scan(const DataFile *file, int vocabulary, Error *error) {
-    enum { BLOCK = 1 << 16 };
-    for (uint64_t begin = 0; begin < file->token_count; begin += BLOCK) {
-        uint64_t end = size_min(file->token_count, begin + BLOCK);
-        uint32_t largest = 0;
-        for (uint64_t i = begin; i < end; i++) {
-            uint32_t id = data_token(file, i);
-            largest = id > largest ? id : largest;
+    for (uint64_t i = 0; i < file->content.token_count; i++) {
+        if (data_token(file, i) >= (uint32_t)vocabulary) {
+            return data_token_error(file, i, vocabulary, error);
         }
-        if (largest < (uint32_t)vocabulary) { continue; }
-        while (data_token(file, begin) < (uint32_t)vocabulary) { begin++; }
-        return data_token_error(file, begin, vocabulary, error);
     }
     return true;
 }
@@ -141,34 +129,16 @@ static inline bool data_file_scan(const DataFile *file, int vocabulary, Error *e
 // Whether windows of T tokens are the sequences to which the file's documents were
 // padded, one document each. Windows of another length would cut documents and mix them.
 static inline bool data_file_check_length(const DataFile *file, int T, Error *error) {
-    if (file->padded == 0 || file->padded == T) { return true; }
+    int padded = file->content.padded;
+    if (padded == 0 || padded == T) { return true; }
     return error_set(error, "%s was padded to sequences of %d tokens, and these have %d: give --seq-len %d",
-                     file->path, file->padded, T, file->padded);
+                     file->path, padded, T, padded);
 }
 
 // Maps file->path; on failure nothing stays mapped.
 static inline bool data_file_map(DataFile *file, Error *error) {
     file->mapping = file_map(file->path, "data must be a file of text or token ids", &file->bytes, error);
     return file->mapping != NULL;
-}
-
-// Reads one of this program's own token files.
-static inline bool data_file_read_own(DataFile *file, int vocabulary, TokenFileCheck check, Error *error) {
-    TokenFile own;
-    if (!token_file_open(&own, file->path, file->mapping, file->bytes, check, error)) { return false; }
-    if (own.vocabulary > (uint32_t)vocabulary) {
-        return error_set(error,
-                         "%s was made by a tokenizer of %u tokens, but the model has a vocabulary of %d: it "
-                         "must have at least as many",
-                         file->path, own.vocabulary, vocabulary);
-    }
-    file->tokens = own.tokens;
-    file->mask = own.mask;
-    file->tokenizer_hash = own.tokenizer_hash;
-    file->token_bytes = own.token_bytes;
-    file->token_count = own.token_count;
-    file->padded = own.padded;
-    return true;
 }
 
 // Reads one of llm.c's token files, whose magic number has been recognised.
@@ -180,6 +150,7 @@ static inline bool data_file_read_llmc(DataFile *file, Error *error) {
             file->path, (int)LLMC_HEADER_BYTES, (unsigned long long)file->bytes);
     }
     const int32_t *header = (const int32_t *)file->mapping; // magic, version, tokens
+    TokenFile *content = &file->content;
     bool wide = header[0] == LLMC_MAGIC_UINT32;
     int32_t version = wide ? 7 : 1;
     if (header[1] != version) {
@@ -188,24 +159,30 @@ static inline bool data_file_read_llmc(DataFile *file, Error *error) {
                          "it again with llm.c",
                          file->path, (int)header[1], (int)version);
     }
-    file->token_bytes = wide ? 4 : 2;
+    content->token_bytes = wide ? 4 : 2;
     uint64_t body = file->bytes - LLMC_HEADER_BYTES;
-    if (header[2] < 0 || (uint64_t)header[2] * (uint64_t)file->token_bytes != body) {
+    if (header[2] < 0 || (uint64_t)header[2] * (uint64_t)content->token_bytes != body) {
         return error_set(error,
                          "%s: the header promises %d tokens of %d bytes, but %llu bytes follow it: the file "
                          "is truncated or damaged",
-                         file->path, (int)header[2], file->token_bytes, (unsigned long long)body);
+                         file->path, (int)header[2], content->token_bytes, (unsigned long long)body);
     }
-    file->tokens = (const uint8_t *)file->mapping + LLMC_HEADER_BYTES;
-    file->token_count = (uint64_t)header[2];
+    content->tokens = (const uint8_t *)file->mapping + LLMC_HEADER_BYTES;
+    content->token_count = (uint64_t)header[2];
     return true;
 }
 
 // Recognises the format of a mapped file and fills in where its tokens are and how many.
 // A file without a magic is uint16 ids if its name ends with .bin, and text otherwise.
 static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck check, Error *error) {
+    TokenFile *content = &file->content;
     if (token_file_recognise(file->mapping, file->bytes)) {
-        return data_file_read_own(file, vocabulary, check, error);
+        return token_file_open(content, file->path, file->mapping, file->bytes, check, error) &&
+               (content->vocabulary <= (uint32_t)vocabulary ||
+                error_set(error,
+                          "%s was made by a tokenizer of %u tokens, but the model has a vocabulary of %d: it "
+                          "must have at least as many",
+                          file->path, content->vocabulary, vocabulary));
     }
     int32_t header[2] = {0, 0};
     if (file->bytes >= sizeof header) { memcpy(header, file->mapping, sizeof header); }
@@ -230,9 +207,9 @@ static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck
                          file->path, (unsigned long long)file->bytes);
     }
     if (!binary && !text_format_check(file->path, file->mapping, file->bytes, error)) { return false; }
-    file->token_bytes = binary ? 2 : 1;
-    file->tokens = (const uint8_t *)file->mapping;
-    file->token_count = file->bytes / (uint64_t)file->token_bytes;
+    content->token_bytes = binary ? 2 : 1;
+    content->tokens = (const uint8_t *)file->mapping;
+    content->token_count = file->bytes / (uint64_t)content->token_bytes;
     return true;
 }
 
@@ -307,13 +284,13 @@ static inline bool data_loader_list(DataLoader *loader, const char *path, Error 
 
 // Whether the tokens are bytes of text.
 static inline bool data_loader_is_text(const DataLoader *loader) {
-    return loader->builtin || loader->files[0].token_bytes == 1;
+    return loader->builtin || loader->files[0].content.token_bytes == 1;
 }
 
 // The first file that says which tokenizer made it; NULL: none does.
 static inline const DataFile *data_loader_signed_file(const DataLoader *loader) {
     for (int i = 0; i < loader->file_count; i++) {
-        if (token_hash_is_known(loader->files[i].tokenizer_hash)) { return &loader->files[i]; }
+        if (token_hash_is_known(loader->files[i].content.tokenizer_hash)) { return &loader->files[i]; }
     }
     return NULL;
 }
@@ -321,7 +298,7 @@ static inline const DataFile *data_loader_signed_file(const DataLoader *loader) 
 // The SHA-256 of the tokenizer that made the data; NULL: the files do not say.
 static inline const uint8_t *data_loader_tokenizer(const DataLoader *loader) {
     const DataFile *file = data_loader_signed_file(loader);
-    return file != NULL ? file->tokenizer_hash : NULL;
+    return file != NULL ? file->content.tokenizer_hash : NULL;
 }
 
 // Maps every listed file, recognises its format and checks its ids, and that all files
@@ -336,21 +313,22 @@ static inline bool data_loader_map(DataLoader *loader, Error *error) {
             file->bytes <= DATA_SCAN_BYTES - scanned ? TOKEN_FILE_CHECK_ALL : TOKEN_FILE_CHECK_HEADER;
         if (!data_file_read(file, loader->vocabulary, check, error)) { return false; }
         const DataFile *signed_file = data_loader_signed_file(loader);
-        if (signed_file != NULL && !token_hashes_agree(signed_file->tokenizer_hash, file->tokenizer_hash)) {
+        if (signed_file != NULL &&
+            !token_hashes_agree(signed_file->content.tokenizer_hash, file->content.tokenizer_hash)) {
             return error_set(error, "%s and %s were made by different tokenizers: a run needs one",
                              signed_file->path, file->path);
         }
-        if ((file->token_bytes == 1) != (first->token_bytes == 1)) {
+        if ((file->content.token_bytes == 1) != (first->content.token_bytes == 1)) {
             return error_set(error, "%s and %s cannot be mixed: one is text, the other holds token ids",
                              first->path, file->path);
         }
-        if (file->token_bytes == 1 && loader->vocabulary < 256) {
+        if (file->content.token_bytes == 1 && loader->vocabulary < 256) {
             return error_set(error,
                              "%s is text, which is read as bytes and needs a vocabulary of at least 256, but "
                              "the model has %d",
                              file->path, loader->vocabulary);
         }
-        if (file->token_bytes == 1 || check == TOKEN_FILE_CHECK_HEADER) { continue; }
+        if (file->content.token_bytes == 1 || check == TOKEN_FILE_CHECK_HEADER) { continue; }
         scanned += file->bytes;
         if (!data_file_scan(file, loader->vocabulary, error)) { return false; }
     }
@@ -363,7 +341,7 @@ static inline bool data_loader_map(DataLoader *loader, Error *error) {
 static inline uint64_t data_loader_count_windows(const DataLoader *loader, int T) {
     uint64_t windows = 0;
     for (int i = 0; i < loader->file_count; i++) {
-        windows += data_file_windows(loader->files[i].token_count, T);
+        windows += data_file_windows(loader->files[i].content.token_count, T);
     }
     return windows;
 }
@@ -397,7 +375,8 @@ static inline bool data_loader_divide(DataLoader *loader, Error *error) {
     uint64_t windows = data_loader_count_windows(loader, T);
     for (int i = 1; i < loader->file_count; i++) {
         const DataFile *before = &loader->files[i - 1];
-        loader->files[i].first_window = before->first_window + data_file_windows(before->token_count, T);
+        loader->files[i].first_window =
+            before->first_window + data_file_windows(before->content.token_count, T);
     }
     loader->validation_windows = data_held_out(loader, windows);
     loader->training_windows = windows - loader->validation_windows;
@@ -503,10 +482,10 @@ static inline void data_loader_describe(const DataLoader *loader, char *text, si
     }
     static const char *const kinds[5] = {"", "text as bytes", "uint16 ids", "", "uint32 ids"};
     uint64_t tokens = 0;
-    for (int i = 0; i < loader->file_count; i++) { tokens += loader->files[i].token_count; }
+    for (int i = 0; i < loader->file_count; i++) { tokens += loader->files[i].content.token_count; }
     snprintf(text, size, "%s: %d %s, %s, %llu tokens, %llu windows of %d to train on, %llu held out",
              loader->name, loader->file_count, loader->file_count == 1 ? "file" : "files",
-             kinds[loader->files[0].token_bytes], (unsigned long long)tokens,
+             kinds[loader->files[0].content.token_bytes], (unsigned long long)tokens,
              (unsigned long long)loader->training_windows, loader->sequence_length + 1,
              (unsigned long long)loader->validation_windows);
 }
@@ -566,7 +545,7 @@ static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, i
     int T = loader->sequence_length;
     uint64_t start;
     const DataFile *file = data_loader_find(loader, window, &start);
-    assert(start + (uint64_t)T < file->token_count);
+    assert(start + (uint64_t)T < file->content.token_count);
     uint32_t previous = data_token(file, start);
     if (previous >= (uint32_t)loader->vocabulary) {
         return data_token_error(file, start, loader->vocabulary, error);
@@ -578,7 +557,7 @@ static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, i
             return data_token_error(file, position, loader->vocabulary, error);
         }
         tokens[t] = (int32_t)previous;
-        targets[t] = token_mask_counts(file->mask, position) ? (int32_t)next : -1;
+        targets[t] = token_mask_counts(file->content.mask, position) ? (int32_t)next : -1;
         previous = next;
     }
     return true;

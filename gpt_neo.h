@@ -354,17 +354,6 @@ static inline const int32_t *gpt_neo_upload(const GptNeo *model, Stream *stream,
 // ---------------------------------------------------------------------------------------
 // Weights
 
-// Begins a pass over `parameters` (parameter_count), which are floats unless the model is
-// given its weights. A weight copy of the same version stays valid.
-static inline void gpt_neo_take_parameters(GptNeo *model, const void *parameters, const Pace *pace) {
-    uint64_t version = pace != NULL ? pace->version : 0;
-    bool copied = !gpt_neo_has_weights(model);
-    model->weights = copied ? model->weight_copy : (const Real *)parameters;
-    model->prepared =
-        copied && (version == 0 || version != model->weights_version) ? 0 : model->parameter_count;
-    model->weights_version = version;
-}
-
 // Waits until parameters [0, end) have arrived; then the weights [0, end) are up to date.
 static inline void gpt_neo_need(GptNeo *model, Stream *stream, const void *parameters, const Pace *pace,
                                 size_t end) {
@@ -457,13 +446,19 @@ static inline void gpt_neo_layer_forward(GptNeo *model, Stream *stream, int l, b
     gpt_neo_gelu_forward(model, stream, l);
 }
 
-// Runs all layers on tokens (B, T); the result is gpt_neo_hidden(model). Before each
+// Runs all layers on tokens (B, T), with parameters (parameter_count) that are floats unless the
+// model is given its weights; the result is gpt_neo_hidden(model). Before each
 // layer it waits with `pace` for the parameters of that layer.
 static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *parameters,
                                    const int32_t *tokens, const Pace *pace) {
     int L = model->config.layers, C = model->config.channels, F = model->config.mlp_channels;
     if (model->operation_seconds != NULL) { model->lap_started = clock_seconds(); }
-    gpt_neo_take_parameters(model, parameters, pace);
+    // A weight copy of the same version stays valid.
+    uint64_t version = pace != NULL ? pace->version : 0;
+    bool copied = !gpt_neo_has_weights(model), valid = version != 0 && version == model->weights_version;
+    model->weights = copied ? model->weight_copy : (const Real *)parameters;
+    model->prepared = copied && !valid ? 0 : model->parameter_count;
+    model->weights_version = version;
     const int32_t *batch = gpt_neo_upload(model, stream, model->tokens, tokens, gpt_neo_rows(model));
     gpt_neo_need(model, stream, parameters, pace, gpt_neo_at(model, 0, TENSOR_LN_1_WEIGHT));
     embedding_forward(

@@ -44,8 +44,9 @@ static inline void fuzz_dataloader_fill(const DataLoader *loader, uint64_t sampl
 // has zeros.
 static inline void fuzz_dataloader_places(const DataLoader *loader) {
     for (int i = 0; i < loader->file_count; i++) {
-        const DataFile *file = &loader->files[i];
-        const uint8_t *begin = (const uint8_t *)file->mapping, *end = begin + file->bytes;
+        const TokenFile *file = &loader->files[i].content;
+        const uint8_t *begin = (const uint8_t *)loader->files[i].mapping,
+                      *end = begin + loader->files[i].bytes;
         uint64_t width = (uint64_t)file->token_bytes, count = file->token_count;
         bool inside =
             file->tokens >= begin && file->tokens <= end && count <= (uint64_t)(end - file->tokens) / width;

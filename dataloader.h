@@ -546,19 +546,14 @@ static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, i
     uint64_t start;
     const DataFile *file = data_loader_find(loader, window, &start);
     assert(start + (uint64_t)T < file->content.token_count);
-    uint32_t previous = data_token(file, start);
-    if (previous >= (uint32_t)loader->vocabulary) {
-        return data_token_error(file, start, loader->vocabulary, error);
-    }
-    for (int t = 0; t < T; t++) {
-        uint64_t position = start + (uint64_t)t + 1;
-        uint32_t next = data_token(file, position);
-        if (next >= (uint32_t)loader->vocabulary) {
+    for (int t = 0; t <= T; t++) {
+        uint64_t position = start + (uint64_t)t;
+        uint32_t id = data_token(file, position);
+        if (id >= (uint32_t)loader->vocabulary) {
             return data_token_error(file, position, loader->vocabulary, error);
         }
-        tokens[t] = (int32_t)previous;
-        targets[t] = token_mask_counts(file->content.mask, position) ? (int32_t)next : -1;
-        previous = next;
+        if (t < T) { tokens[t] = (int32_t)id; }
+        if (t > 0) { targets[t - 1] = token_mask_counts(file->content.mask, position) ? (int32_t)id : -1; }
     }
     return true;
 }

@@ -292,8 +292,8 @@ typedef struct SpikeState {
     bool failed; // a spike ended the run; nothing was updated with it
 } SpikeState;
 
-// What ranks tell each other with every job. The first three are of this rank, and any
-// of its threads may write them, atomically; the others say what all ranks have learned from the same job.
+// What ranks tell each other with every job. The first three are of this rank, and any of its
+// threads may write them, atomically; the others say what all ranks have learned from a job.
 typedef struct Wishes {
     const bool *stop_requested; // this rank was asked to stop; NULL: it cannot be asked
     bool save_requested;        // by this rank's clock it is time for a checkpoint

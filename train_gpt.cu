@@ -33,23 +33,17 @@
 // ---------------------------------------------------------------------------------------
 // Validation
 
-// Over the predicted tokens of the batches that are done.
-typedef struct ValidationSums {
-    double loss, perfect_loss, predicted; // the last: how many tokens
-    double stops;                         // ranks that were asked to stop
-} ValidationSums;
-
 typedef struct Validation {
     Run *run;
-    const void *parameters;     // the committed ones, as the model takes them
-    int64_t batch;              // the one that this rank computes
-    ValidationSums mine, total; // of this rank, of all ranks
+    const void *parameters; // the committed ones, as the model takes them
+    int64_t batch;          // the one that this rank computes
+    Tally mine, total;      // of the batches that are done: of this rank, of all ranks
 } Validation;
 
 // One held-out batch. Compute stream.
 static void validate_task(void *context, Stream *stream) {
     Validation *validation = (Validation *)context;
-    ValidationSums *sums = &validation->mine;
+    Tally *sums = &validation->mine;
     Run *run = validation->run;
     const DataLoader *data = validation_loader(run);
     const Batch *batch = &run->training.batch;
@@ -83,20 +77,14 @@ static void validate_task(void *context, Stream *stream) {
 static void validate_exchange_task(void *context, Stream *stream) {
     (void)stream;
     Validation *validation = (Validation *)context;
-    ValidationSums *mine = &validation->mine, total = {0, 0, 0, 0};
     Scheduler *s = &validation->run->scheduler;
+    Tally *mine = &validation->mine, *total = &validation->total;
     mine->stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
-    ValidationSums *all =
-        (ValidationSums *)transport_collect_records(s->transport, "validation", mine, sizeof *mine);
-    for (int rank = 0; rank < s->transport->size; rank++) {
-        total.loss += all[rank].loss;
-        total.perfect_loss += all[rank].perfect_loss;
-        total.predicted += all[rank].predicted;
-        total.stops += all[rank].stops;
-    }
+    Tally *all = (Tally *)transport_collect_records(s->transport, "validation", mine, sizeof *mine);
+    memset(total, 0, sizeof *total);
+    for (int rank = 0; rank < s->transport->size; rank++) { tally_add(total, &all[rank]); }
     free(all);
-    validation->total = total;
-    s->wishes.stop_agreed = s->wishes.stop_agreed || total.stops > 0;
+    s->wishes.stop_agreed = s->wishes.stop_agreed || total->stops > 0;
 }
 
 // The mean loss of the committed parameters over the predicted tokens of the held-out
@@ -121,7 +109,7 @@ static bool validate(Run *run) {
     }
     return_committed(s, validation.parameters);
     if (!stopped) {
-        run->reports.validation = validation.total.loss / validation.total.predicted;
+        run->reports.validation = tally_mean_loss(&validation.total);
         run->reports.perfect_validation = validation.total.perfect_loss / validation.total.predicted;
     }
     run->clock.paused += clock_seconds() - began;

@@ -109,7 +109,6 @@ static const Rule co2_rule = {
     .job_in_flight_between_commits = true,
     .commit = co2_commit,
     .finish = co2_boundary,
-    .committed = local_committed,
     .check = co2_check,
     .configure = co2_configure,
     .describe = co2_describe,

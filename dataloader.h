@@ -236,8 +236,8 @@ static inline bool data_loader_add(DataLoader *loader, char *path, Error *error)
     return true;
 }
 
-// The pattern of the .bin files in a directory, whose own name is to be taken literally. For
-// the caller to free; NULL: no memory.
+// The pattern of the .bin files in a directory, whose own name is to be taken literally.
+// For the caller to free; NULL: no memory.
 static inline char *data_directory_pattern(const char *path) {
     char *pattern = (char *)malloc(2 * strlen(path) + sizeof "/*.bin"), *end = pattern;
     for (const char *letter = path; pattern != NULL && *letter != '\0'; letter++) {
@@ -520,8 +520,8 @@ static inline uint64_t data_loader_validation_samples(const DataLoader *loader) 
     return loader->hold_out ? loader->validation_windows : loader->training_windows;
 }
 
-// The window that is visited at `sample`. Validation visits what was held out, or all of its
-// own data, in the order of the files and again from the beginning.
+// The window that is visited at `sample`. Validation visits what was held out, or all of
+// its own data, in the order of the files and again from the beginning.
 static inline uint64_t data_loader_window(const DataLoader *loader, DataOrder order, uint64_t sample) {
     uint64_t n = loader->training_windows;
     if (order == DATA_TRAINING) { return data_permute(random_hash(loader->seed, sample / n), n, sample % n); }

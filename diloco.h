@@ -154,7 +154,6 @@ static const Rule diloco_rule = {
     .departs = 5,
     .rounds_per_commit = 1,
     .commit = diloco_commit,
-    .committed = local_committed,
     .configure = diloco_configure,
     .describe = diloco_describe,
 };
@@ -167,7 +166,6 @@ static const Rule streaming_diloco_rule = {
     .rounds_per_commit = 1,
     .commit = streaming_diloco_commit,
     .finish = streaming_diloco_finish,
-    .committed = local_committed,
     .check = streaming_diloco_check,
     .configure = streaming_diloco_configure,
     .describe = streaming_diloco_describe,

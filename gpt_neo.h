@@ -306,8 +306,8 @@ static inline int gpt_neo_window(const ModelConfig *config, int l) {
     return config->local[l] ? config->window : 0;
 }
 
-// What LayerNorm `norm` reads and writes. LayerNorms have numbers: 2l and 2l + 1 in layer l,
-// 2L after the last layer.
+// What LayerNorm `norm` reads and writes. LayerNorms have numbers: 2l and 2l + 1 in layer
+// l, 2L after the last layer.
 typedef struct GptNeoNorm {
     Real *residual;      // (B, T, C): its input
     Real *output;        // (B, T, C)
@@ -396,8 +396,8 @@ static inline void gpt_neo_linear(GptNeo *model, Stream *stream, Real *output, c
     gpt_neo_lap(model, OPERATION_LINEAR_FORWARD);
 }
 
-// Attention of the one position that decode() is at: only its key and value are new, those of
-// all before it are in the cache.
+// Attention of the one position that decode() is at: only its key and value are new,
+// those of all before it are in the cache.
 static inline void gpt_neo_attention_decode(GptNeo *model, Stream *stream, int l) {
     const ModelConfig *config = &model->config;
     GptNeoLayer layer = gpt_neo_layer(model, l);
@@ -446,8 +446,8 @@ static inline void gpt_neo_layer_forward(GptNeo *model, Stream *stream, int l, b
     gpt_neo_gelu_forward(model, stream, l);
 }
 
-// Runs all layers on tokens (B, T), with parameters (parameter_count) that are floats unless the
-// model is given its weights; the result is gpt_neo_hidden(model). Before each
+// Runs all layers on tokens (B, T), with parameters (parameter_count) that are floats
+// unless the model is given its weights; the result is gpt_neo_hidden(model). Before each
 // layer it waits with `pace` for the parameters of that layer.
 static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *parameters,
                                    const int32_t *tokens, const Pace *pace) {
@@ -672,8 +672,9 @@ static inline const float *gpt_neo_losses(void *self, Stream *stream, const void
     return model->losses;
 }
 
-// One position runs through the layers as a batch of one. Positions are learned and are part of
-// the cached keys and values, so a text that has used all of them cannot slide on.
+// One position runs through the layers as a batch of one. Positions are learned and are
+// part of the cached keys and values, so a text that has used all of them cannot slide
+// on.
 static inline const float *gpt_neo_decode(void *self, Stream *stream, const float *parameters, int position,
                                           int32_t token) {
     GptNeo *model = (GptNeo *)self;

@@ -26,8 +26,8 @@ static inline bool gpt_neo_config_integer(const json_t *root, const char *path, 
     return true;
 }
 
-// Reads which layers are local from a list of kinds, one for each layer. key: where they come
-// from.
+// Reads which layers are local from a list of kinds, one for each layer. key: where they
+// come from.
 static inline bool gpt_neo_config_kinds(const json_t *kinds, const char *path, const char *key,
                                         ModelConfig *config, Error *error) {
     int count = (int)json_array_size(kinds);
@@ -46,8 +46,8 @@ static inline bool gpt_neo_config_kinds(const json_t *kinds, const char *path, c
                                                 path, key, count, config->layers);
 }
 
-// Appends the kinds of "attention_types", [[[kind, ...], times], ...], to `kinds`: each list of
-// them `times` times, but not many more than there are layers.
+// Appends the kinds of "attention_types", [[[kind, ...], times], ...], to `kinds`: each
+// list of them `times` times, but not many more than there are layers.
 static inline bool gpt_neo_config_expand(const json_t *types, const char *path, int layers, json_t *kinds,
                                          Error *error) {
     for (size_t i = 0; i < json_array_size(types); i++) {

@@ -124,8 +124,9 @@ typedef struct FragmentWork {
 
 enum { FRAGMENT_BLOCK = 16384 }; // elements of one task of the thread pool
 
-// Works on packed elements [begin, end), segment by segment: they stand in this order in the
-// communication buffer. On the CPU several threads call it at once, each for its own elements.
+// Works on packed elements [begin, end), segment by segment: they stand in this order in
+// the communication buffer. On the CPU several threads call it at once, each for its own
+// elements.
 static inline void fragment_work_on(const FragmentWork *work, size_t begin, size_t end) {
     Scheduler *s = work->scheduler;
     size_t packed = 0;
@@ -217,7 +218,5 @@ static inline void local_take_outer(Scheduler *s) {
     stream_copy(s->compute, s->parameters.data, s->local.outer, s->problem.parameter_count * sizeof(float));
     stream_settle(s->compute);
 }
-
-static inline const float *local_committed(Scheduler *s) { return s->local.outer; }
 
 #endif

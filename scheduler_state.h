@@ -256,8 +256,8 @@ typedef struct SpikeReport {
     double steps; // how many steps; above 1 where a local rule reports a period
 } SpikeReport;
 
-// Local rules: segments of the flat vector (fragment_has) that travel together, packed one
-// behind the other.
+// Local rules: segments of the flat vector (fragment_has) that travel together, packed
+// one behind the other.
 typedef struct Fragment {
     Layout layout;      // of the packed vector
     int64_t applied_at; // the inner step at which it was last applied
@@ -292,8 +292,9 @@ typedef struct SpikeState {
     bool failed; // a spike ended the run; nothing was updated with it
 } SpikeState;
 
-// What ranks tell each other with every job. The first three are of this rank, and any of its
-// threads may write them, atomically; the others say what all ranks have learned from a job.
+// What ranks tell each other with every job. The first three are of this rank, and any of
+// its threads may write them, atomically; the others say what all ranks have learned from
+// a job.
 typedef struct Wishes {
     const bool *stop_requested; // this rank was asked to stop; NULL: it cannot be asked
     bool save_requested;        // by this rank's clock it is time for a checkpoint
@@ -365,9 +366,9 @@ static inline void scheduler_give_tally(Scheduler *s, HandOver mode) {
 // ---------------------------------------------------------------------------------------
 // Fragments
 
-// The flat vector is a row of segments: what lies before the first layer, the layers, and what
-// lies behind the last. Segment `segment` (0 .. layer_count + 1) begins here, and the one before
-// it ends.
+// The flat vector is a row of segments: what lies before the first layer, the layers, and
+// what lies behind the last. Segment `segment` (0 .. layer_count + 1) begins here, and
+// the one before it ends.
 static inline size_t segment_begin(const Problem *problem, int segment) {
     if (segment == 0) { return 0; }
     return problem->layer_count > 0 && segment <= problem->layer_count + 1

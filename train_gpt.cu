@@ -72,8 +72,8 @@ static void validate_task(void *context, Stream *stream) {
     sums->predicted += predicted;
 }
 
-// All ranks learn the sums so far, and whether one of them was asked to stop. Communication
-// stream.
+// All ranks learn the sums so far, and whether one of them was asked to stop.
+// Communication stream.
 static void validate_exchange_task(void *context, Stream *stream) {
     (void)stream;
     Validation *validation = (Validation *)context;

@@ -77,27 +77,21 @@ static inline void co2_describe(const void *own, const SchedulerSettings *settin
              options->phi > 0 ? "" : " (no clipping)", options->gap);
 }
 
-static inline int64_t co2_exchange_steps(const void *own) { return ((const Co2Options *)own)->inner_steps; }
-
 // ---------------------------------------------------------------------------------------
 // The rule
-
-static inline void co2_operation(Scheduler *s, const void *settings, size_t flat, size_t packed,
-                                 size_t count) {
-    outer_momentum(s->compute, s->local.outer + flat, s->local.momentum + flat, s->parameters.data + flat,
-                   s->comm_buffer.data + packed, count, (const MomentumStep *)settings);
-}
 
 // Waits for the sum of the previous round and makes an outer step with it. Puts this
 // round's pseudo-gradient into the communication buffer. Returns whether a sum was in
 // flight.
 static inline bool co2_boundary(Scheduler *s) {
-    MomentumStep step = s->settings.outer_momentum;
-    step.received = s->job_in_flight;
-    if (step.received) { wait_for(s); }
+    bool received = s->job_in_flight;
+    if (received) { wait_for(s); }
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
-    if (!scheduler_is_halted(s)) { fragment_run(s, 0, co2_operation, &step); }
-    return step.received;
+    FragmentWork work = {
+        .scheduler = s, .operation = FRAGMENT_MOMENTUM, .momentum = s->settings.outer_momentum};
+    work.momentum.received = received;
+    if (!scheduler_is_halted(s)) { scheduler_call(s, s->compute, fragment_task, &work); }
+    return received;
 }
 
 static inline void co2_commit(Scheduler *s) {
@@ -115,11 +109,9 @@ static const Rule co2_rule = {
     .job_in_flight_between_commits = true,
     .commit = co2_commit,
     .finish = co2_boundary,
-    .committed = local_committed,
     .check = co2_check,
     .configure = co2_configure,
     .describe = co2_describe,
-    .exchange_steps = co2_exchange_steps,
 };
 
 #endif

@@ -33,7 +33,6 @@
 #define ACCO_DATALOADER_H
 
 #include <assert.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -65,13 +64,8 @@ typedef struct DataRequest {
 typedef struct DataFile {
     char *path;
     void *mapping;
-    size_t bytes;                  // of the mapping
-    const uint8_t *tokens;         // (token_count, token_bytes), little-endian
-    const uint8_t *mask;           // (token_count) bits, see token_mask_counts; NULL: all are predicted
-    const uint8_t *tokenizer_hash; // (TOKEN_FILE_HASH_BYTES), see token_hash_is_known
-    int padded;                    // TokenFile.padded; 0: not padded
-    int token_bytes;               // 1: text, 2 or 4: token ids
-    uint64_t token_count;
+    size_t bytes;          // of the mapping
+    TokenFile content;     // token_bytes 1: text. Formats that say less leave the other members 0
     uint64_t first_window; // windows in the files before this one
 } DataFile;
 
@@ -105,9 +99,10 @@ enum {
 // One file
 
 static inline uint32_t data_token(const DataFile *file, uint64_t position) {
-    if (file->token_bytes == 1) { return file->tokens[position]; }
-    if (file->token_bytes == 2) { return ((const uint16_t *)(const void *)file->tokens)[position]; }
-    return ((const uint32_t *)(const void *)file->tokens)[position];
+    const void *tokens = file->content.tokens;
+    if (file->content.token_bytes == 1) { return ((const uint8_t *)tokens)[position]; }
+    if (file->content.token_bytes == 2) { return ((const uint16_t *)tokens)[position]; }
+    return ((const uint32_t *)tokens)[position];
 }
 
 static inline uint64_t data_file_windows(uint64_t token_count, int T) {
@@ -121,20 +116,12 @@ static inline bool data_token_error(const DataFile *file, uint64_t position, int
                      file->path, data_token(file, position), (unsigned long long)position, vocabulary);
 }
 
-// Whether all ids are below the vocabulary. Takes the maximum of whole blocks, which
-// vectorises; the position is looked for only when an id is too large.
+// Whether all ids are below the vocabulary.
 static inline bool data_file_scan(const DataFile *file, int vocabulary, Error *error) {
-    enum { BLOCK = 1 << 16 };
-    for (uint64_t begin = 0; begin < file->token_count; begin += BLOCK) {
-        uint64_t end = size_min(file->token_count, begin + BLOCK);
-        uint32_t largest = 0;
-        for (uint64_t i = begin; i < end; i++) {
-            uint32_t id = data_token(file, i);
-            largest = id > largest ? id : largest;
+    for (uint64_t i = 0; i < file->content.token_count; i++) {
+        if (data_token(file, i) >= (uint32_t)vocabulary) {
+            return data_token_error(file, i, vocabulary, error);
         }
-        if (largest < (uint32_t)vocabulary) { continue; }
-        while (data_token(file, begin) < (uint32_t)vocabulary) { begin++; }
-        return data_token_error(file, begin, vocabulary, error);
     }
     return true;
 }
@@ -142,34 +129,16 @@ static inline bool data_file_scan(const DataFile *file, int vocabulary, Error *e
 // Whether windows of T tokens are the sequences to which the file's documents were
 // padded, one document each. Windows of another length would cut documents and mix them.
 static inline bool data_file_check_length(const DataFile *file, int T, Error *error) {
-    if (file->padded == 0 || file->padded == T) { return true; }
+    int padded = file->content.padded;
+    if (padded == 0 || padded == T) { return true; }
     return error_set(error, "%s was padded to sequences of %d tokens, and these have %d: give --seq-len %d",
-                     file->path, file->padded, T, file->padded);
+                     file->path, padded, T, padded);
 }
 
 // Maps file->path; on failure nothing stays mapped.
 static inline bool data_file_map(DataFile *file, Error *error) {
     file->mapping = file_map(file->path, "data must be a file of text or token ids", &file->bytes, error);
     return file->mapping != NULL;
-}
-
-// Reads one of this program's own token files.
-static inline bool data_file_read_own(DataFile *file, int vocabulary, TokenFileCheck check, Error *error) {
-    TokenFile own;
-    if (!token_file_open(&own, file->path, file->mapping, file->bytes, check, error)) { return false; }
-    if (own.vocabulary > (uint32_t)vocabulary) {
-        return error_set(error,
-                         "%s was made by a tokenizer of %u tokens, but the model has a vocabulary of %d: it "
-                         "must have at least as many",
-                         file->path, own.vocabulary, vocabulary);
-    }
-    file->tokens = own.tokens;
-    file->mask = own.mask;
-    file->tokenizer_hash = own.tokenizer_hash;
-    file->token_bytes = own.token_bytes;
-    file->token_count = own.token_count;
-    file->padded = own.padded;
-    return true;
 }
 
 // Reads one of llm.c's token files, whose magic number has been recognised.
@@ -181,6 +150,7 @@ static inline bool data_file_read_llmc(DataFile *file, Error *error) {
             file->path, (int)LLMC_HEADER_BYTES, (unsigned long long)file->bytes);
     }
     const int32_t *header = (const int32_t *)file->mapping; // magic, version, tokens
+    TokenFile *content = &file->content;
     bool wide = header[0] == LLMC_MAGIC_UINT32;
     int32_t version = wide ? 7 : 1;
     if (header[1] != version) {
@@ -189,24 +159,30 @@ static inline bool data_file_read_llmc(DataFile *file, Error *error) {
                          "it again with llm.c",
                          file->path, (int)header[1], (int)version);
     }
-    file->token_bytes = wide ? 4 : 2;
+    content->token_bytes = wide ? 4 : 2;
     uint64_t body = file->bytes - LLMC_HEADER_BYTES;
-    if (header[2] < 0 || (uint64_t)header[2] * (uint64_t)file->token_bytes != body) {
+    if (header[2] < 0 || (uint64_t)header[2] * (uint64_t)content->token_bytes != body) {
         return error_set(error,
                          "%s: the header promises %d tokens of %d bytes, but %llu bytes follow it: the file "
                          "is truncated or damaged",
-                         file->path, (int)header[2], file->token_bytes, (unsigned long long)body);
+                         file->path, (int)header[2], content->token_bytes, (unsigned long long)body);
     }
-    file->tokens = (const uint8_t *)file->mapping + LLMC_HEADER_BYTES;
-    file->token_count = (uint64_t)header[2];
+    content->tokens = (const uint8_t *)file->mapping + LLMC_HEADER_BYTES;
+    content->token_count = (uint64_t)header[2];
     return true;
 }
 
 // Recognises the format of a mapped file and fills in where its tokens are and how many.
 // A file without a magic is uint16 ids if its name ends with .bin, and text otherwise.
 static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck check, Error *error) {
+    TokenFile *content = &file->content;
     if (token_file_recognise(file->mapping, file->bytes)) {
-        return data_file_read_own(file, vocabulary, check, error);
+        return token_file_open(content, file->path, file->mapping, file->bytes, check, error) &&
+               (content->vocabulary <= (uint32_t)vocabulary ||
+                error_set(error,
+                          "%s was made by a tokenizer of %u tokens, but the model has a vocabulary of %d: it "
+                          "must have at least as many",
+                          file->path, content->vocabulary, vocabulary));
     }
     int32_t header[2] = {0, 0};
     if (file->bytes >= sizeof header) { memcpy(header, file->mapping, sizeof header); }
@@ -231,9 +207,9 @@ static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck
                          file->path, (unsigned long long)file->bytes);
     }
     if (!binary && !text_format_check(file->path, file->mapping, file->bytes, error)) { return false; }
-    file->token_bytes = binary ? 2 : 1;
-    file->tokens = (const uint8_t *)file->mapping;
-    file->token_count = file->bytes / (uint64_t)file->token_bytes;
+    content->token_bytes = binary ? 2 : 1;
+    content->tokens = (const uint8_t *)file->mapping;
+    content->token_count = file->bytes / (uint64_t)content->token_bytes;
     return true;
 }
 
@@ -260,50 +236,16 @@ static inline bool data_loader_add(DataLoader *loader, char *path, Error *error)
     return true;
 }
 
-static inline bool data_loader_list_directory(DataLoader *loader, const char *path, Error *error) {
-    DIR *directory = opendir(path);
-    if (directory == NULL) {
-        return error_set(error, "cannot list the data directory %s: %s", path, strerror(errno));
+// The pattern of the .bin files in a directory, whose own name is to be taken literally.
+// For the caller to free; NULL: no memory.
+static inline char *data_directory_pattern(const char *path) {
+    char *pattern = (char *)malloc(2 * strlen(path) + sizeof "/*.bin"), *end = pattern;
+    for (const char *letter = path; pattern != NULL && *letter != '\0'; letter++) {
+        if (strchr("*?[\\", *letter) != NULL) { *end++ = '\\'; }
+        *end++ = *letter;
     }
-    bool good = true;
-    for (struct dirent *entry; good && (entry = readdir(directory)) != NULL;) {
-        if (entry->d_name[0] == '.' || !text_format_has_ending(entry->d_name, ".bin")) { continue; }
-        size_t length = strlen(path) + strlen(entry->d_name) + 2;
-        char *name = (char *)malloc(length);
-        if (name != NULL) {
-            snprintf(name, length, "%s%s%s", path, text_format_has_ending(path, "/") ? "" : "/",
-                     entry->d_name);
-        }
-        good = data_loader_add(loader, name, error);
-    }
-    closedir(directory);
-    if (good && loader->file_count == 0) {
-        return error_set(
-            error, "the directory %s holds no .bin file: name a text file, or a pattern such as '%s/*.txt'",
-            path, path);
-    }
-    return good;
-}
-
-static inline bool data_loader_list_pattern(DataLoader *loader, const char *path, Error *error) {
-    glob_t matches;
-    memset(&matches, 0, sizeof matches);
-    int result = glob(path, GLOB_ERR, NULL, &matches);
-    bool good = result == 0;
-    for (size_t i = 0; good && i < matches.gl_pathc; i++) {
-        good = data_loader_add(loader, strdup(matches.gl_pathv[i]), error);
-    }
-    globfree(&matches);
-    if (result == 0) { return good; }
-    if (result == GLOB_NOMATCH) {
-        const char *what = strpbrk(path, "*?[") != NULL ? "no file matches the pattern" : "there is no file";
-        return error_set(
-            error,
-            "%s '%s': allowed: builtin, a text file, a .bin token file, a directory of them, a pattern", what,
-            path);
-    }
-    return error_set(error, "cannot look for data in '%s': %s", path,
-                     result == GLOB_NOSPACE ? "no memory" : strerror(errno));
+    if (pattern != NULL) { strcpy(end, text_format_has_ending(path, "/") ? "*.bin" : "/*.bin"); }
+    return pattern;
 }
 
 // Fills loader->files with what `path` names, sorted by the bytes of their names: the
@@ -311,22 +253,44 @@ static inline bool data_loader_list_pattern(DataLoader *loader, const char *path
 static inline bool data_loader_list(DataLoader *loader, const char *path, Error *error) {
     struct stat status;
     bool exists = stat(path, &status) == 0; // first: a plain file may have brackets in its name
-    bool good = exists && S_ISDIR(status.st_mode) ? data_loader_list_directory(loader, path, error)
-                : exists                          ? data_loader_add(loader, strdup(path), error)
-                                                  : data_loader_list_pattern(loader, path, error);
+    bool directory = exists && S_ISDIR(status.st_mode);
+    if (exists && !directory) { return data_loader_add(loader, strdup(path), error); }
+    glob_t matches;
+    memset(&matches, 0, sizeof matches);
+    char *pattern = directory ? data_directory_pattern(path) : strdup(path);
+    int result = pattern == NULL ? GLOB_NOSPACE : glob(pattern, GLOB_ERR, NULL, &matches);
+    free(pattern);
+    bool good = result == 0;
+    for (size_t i = 0; good && i < matches.gl_pathc; i++) {
+        good = data_loader_add(loader, strdup(matches.gl_pathv[i]), error);
+    }
+    globfree(&matches);
     if (good) { qsort(loader->files, (size_t)loader->file_count, sizeof *loader->files, data_compare_files); }
-    return good;
+    if (result == 0) { return good; }
+    if (result != GLOB_NOMATCH) {
+        return error_set(error, "cannot look for data in '%s': %s", path,
+                         result == GLOB_NOSPACE ? "no memory" : strerror(errno));
+    }
+    if (directory) {
+        return error_set(
+            error, "the directory %s holds no .bin file: name a text file, or a pattern such as '%s/*.txt'",
+            path, path);
+    }
+    const char *what = strpbrk(path, "*?[") != NULL ? "no file matches the pattern" : "there is no file";
+    return error_set(
+        error, "%s '%s': allowed: builtin, a text file, a .bin token file, a directory of them, a pattern",
+        what, path);
 }
 
 // Whether the tokens are bytes of text.
 static inline bool data_loader_is_text(const DataLoader *loader) {
-    return loader->builtin || loader->files[0].token_bytes == 1;
+    return loader->builtin || loader->files[0].content.token_bytes == 1;
 }
 
 // The first file that says which tokenizer made it; NULL: none does.
 static inline const DataFile *data_loader_signed_file(const DataLoader *loader) {
     for (int i = 0; i < loader->file_count; i++) {
-        if (token_hash_is_known(loader->files[i].tokenizer_hash)) { return &loader->files[i]; }
+        if (token_hash_is_known(loader->files[i].content.tokenizer_hash)) { return &loader->files[i]; }
     }
     return NULL;
 }
@@ -334,7 +298,7 @@ static inline const DataFile *data_loader_signed_file(const DataLoader *loader) 
 // The SHA-256 of the tokenizer that made the data; NULL: the files do not say.
 static inline const uint8_t *data_loader_tokenizer(const DataLoader *loader) {
     const DataFile *file = data_loader_signed_file(loader);
-    return file != NULL ? file->tokenizer_hash : NULL;
+    return file != NULL ? file->content.tokenizer_hash : NULL;
 }
 
 // Maps every listed file, recognises its format and checks its ids, and that all files
@@ -349,21 +313,22 @@ static inline bool data_loader_map(DataLoader *loader, Error *error) {
             file->bytes <= DATA_SCAN_BYTES - scanned ? TOKEN_FILE_CHECK_ALL : TOKEN_FILE_CHECK_HEADER;
         if (!data_file_read(file, loader->vocabulary, check, error)) { return false; }
         const DataFile *signed_file = data_loader_signed_file(loader);
-        if (signed_file != NULL && !token_hashes_agree(signed_file->tokenizer_hash, file->tokenizer_hash)) {
+        if (signed_file != NULL &&
+            !token_hashes_agree(signed_file->content.tokenizer_hash, file->content.tokenizer_hash)) {
             return error_set(error, "%s and %s were made by different tokenizers: a run needs one",
                              signed_file->path, file->path);
         }
-        if ((file->token_bytes == 1) != (first->token_bytes == 1)) {
+        if ((file->content.token_bytes == 1) != (first->content.token_bytes == 1)) {
             return error_set(error, "%s and %s cannot be mixed: one is text, the other holds token ids",
                              first->path, file->path);
         }
-        if (file->token_bytes == 1 && loader->vocabulary < 256) {
+        if (file->content.token_bytes == 1 && loader->vocabulary < 256) {
             return error_set(error,
                              "%s is text, which is read as bytes and needs a vocabulary of at least 256, but "
                              "the model has %d",
                              file->path, loader->vocabulary);
         }
-        if (file->token_bytes == 1 || check == TOKEN_FILE_CHECK_HEADER) { continue; }
+        if (file->content.token_bytes == 1 || check == TOKEN_FILE_CHECK_HEADER) { continue; }
         scanned += file->bytes;
         if (!data_file_scan(file, loader->vocabulary, error)) { return false; }
     }
@@ -376,7 +341,7 @@ static inline bool data_loader_map(DataLoader *loader, Error *error) {
 static inline uint64_t data_loader_count_windows(const DataLoader *loader, int T) {
     uint64_t windows = 0;
     for (int i = 0; i < loader->file_count; i++) {
-        windows += data_file_windows(loader->files[i].token_count, T);
+        windows += data_file_windows(loader->files[i].content.token_count, T);
     }
     return windows;
 }
@@ -410,7 +375,8 @@ static inline bool data_loader_divide(DataLoader *loader, Error *error) {
     uint64_t windows = data_loader_count_windows(loader, T);
     for (int i = 1; i < loader->file_count; i++) {
         const DataFile *before = &loader->files[i - 1];
-        loader->files[i].first_window = before->first_window + data_file_windows(before->token_count, T);
+        loader->files[i].first_window =
+            before->first_window + data_file_windows(before->content.token_count, T);
     }
     loader->validation_windows = data_held_out(loader, windows);
     loader->training_windows = windows - loader->validation_windows;
@@ -516,10 +482,10 @@ static inline void data_loader_describe(const DataLoader *loader, char *text, si
     }
     static const char *const kinds[5] = {"", "text as bytes", "uint16 ids", "", "uint32 ids"};
     uint64_t tokens = 0;
-    for (int i = 0; i < loader->file_count; i++) { tokens += loader->files[i].token_count; }
+    for (int i = 0; i < loader->file_count; i++) { tokens += loader->files[i].content.token_count; }
     snprintf(text, size, "%s: %d %s, %s, %llu tokens, %llu windows of %d to train on, %llu held out",
              loader->name, loader->file_count, loader->file_count == 1 ? "file" : "files",
-             kinds[loader->files[0].token_bytes], (unsigned long long)tokens,
+             kinds[loader->files[0].content.token_bytes], (unsigned long long)tokens,
              (unsigned long long)loader->training_windows, loader->sequence_length + 1,
              (unsigned long long)loader->validation_windows);
 }
@@ -549,29 +515,23 @@ static inline uint64_t data_permute(uint64_t key, uint64_t n, uint64_t index) {
     return index;
 }
 
-// The window that training visits at `sample`.
-static inline uint64_t data_loader_window(const DataLoader *loader, uint64_t sample) {
-    uint64_t n = loader->training_windows;
-    return data_permute(random_hash(loader->seed, sample / n), n, sample % n);
-}
-
 // How many windows validation visits before it begins again; 0: endless.
 static inline uint64_t data_loader_validation_samples(const DataLoader *loader) {
     return loader->hold_out ? loader->validation_windows : loader->training_windows;
 }
 
+// The window that is visited at `sample`. Validation visits what was held out, or all of
+// its own data, in the order of the files and again from the beginning.
+static inline uint64_t data_loader_window(const DataLoader *loader, DataOrder order, uint64_t sample) {
+    uint64_t n = loader->training_windows;
+    if (order == DATA_TRAINING) { return data_permute(random_hash(loader->seed, sample / n), n, sample % n); }
+    return (loader->hold_out ? n : 0) + sample % data_loader_validation_samples(loader);
+}
+
 // The file that window `window` lies in, and in *start its first token there.
 static inline const DataFile *data_loader_find(const DataLoader *loader, uint64_t window, uint64_t *start) {
-    int low = 0, high = loader->file_count - 1; // the answer: the last file with first_window <= window
-    while (low < high) {
-        int middle = (low + high + 1) / 2;
-        if (loader->files[middle].first_window <= window) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    const DataFile *file = &loader->files[low];
+    const DataFile *file = &loader->files[loader->file_count - 1];
+    while (file->first_window > window) { file--; }
     *start = (window - file->first_window) * (uint64_t)loader->sequence_length;
     return file;
 }
@@ -585,20 +545,15 @@ static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, i
     int T = loader->sequence_length;
     uint64_t start;
     const DataFile *file = data_loader_find(loader, window, &start);
-    assert(start + (uint64_t)T < file->token_count);
-    uint32_t previous = data_token(file, start);
-    if (previous >= (uint32_t)loader->vocabulary) {
-        return data_token_error(file, start, loader->vocabulary, error);
-    }
-    for (int t = 0; t < T; t++) {
-        uint64_t position = start + (uint64_t)t + 1;
-        uint32_t next = data_token(file, position);
-        if (next >= (uint32_t)loader->vocabulary) {
+    assert(start + (uint64_t)T < file->content.token_count);
+    for (int t = 0; t <= T; t++) {
+        uint64_t position = start + (uint64_t)t;
+        uint32_t id = data_token(file, position);
+        if (id >= (uint32_t)loader->vocabulary) {
             return data_token_error(file, position, loader->vocabulary, error);
         }
-        tokens[t] = (int32_t)previous;
-        targets[t] = token_mask_counts(file->mask, position) ? (int32_t)next : -1;
-        previous = next;
+        if (t < T) { tokens[t] = (int32_t)id; }
+        if (t > 0) { targets[t - 1] = token_mask_counts(file->content.mask, position) ? (int32_t)id : -1; }
     }
     return true;
 }
@@ -618,25 +573,18 @@ static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, u
     }
     bool good = true;
     for (int b = 0; good && b < B; b++) {
-        uint64_t sample = first_sample + (uint64_t)b, window;
+        uint64_t sample = first_sample + (uint64_t)b;
         int32_t *inputs = tokens + (size_t)b * (size_t)T, *outputs = targets + (size_t)b * (size_t)T; // (T)
-        if (loader->builtin) {
-            uint64_t stream = random_hash(loader->seed, (uint64_t)order);
-            nats += corpus_fill(stream, sample, T, bytes, NULL);
-            for (int t = 0; t < T; t++) {
-                inputs[t] = bytes[t];
-                outputs[t] = bytes[t + 1];
-            }
+        if (!loader->builtin) {
+            good =
+                data_loader_copy(loader, data_loader_window(loader, order, sample), inputs, outputs, error);
             continue;
         }
-        if (order ==
-            DATA_VALIDATION) { // what was held out, in the order of the files; or all, in data for validation
-            uint64_t first = loader->hold_out ? loader->training_windows : 0;
-            window = first + sample % data_loader_validation_samples(loader);
-        } else {
-            window = data_loader_window(loader, sample);
+        nats += corpus_fill(random_hash(loader->seed, (uint64_t)order), sample, T, bytes, NULL);
+        for (int t = 0; t < T; t++) {
+            inputs[t] = bytes[t];
+            outputs[t] = bytes[t + 1];
         }
-        good = data_loader_copy(loader, window, inputs, outputs, error);
     }
     free(bytes);
     *perfect_loss = loader->builtin ? nats / ((double)B * T) : NAN;

@@ -93,13 +93,6 @@ static inline void streaming_diloco_configure(const void *own, SchedulerSettings
     settings->outer_nesterov.alpha = (float)options->alpha;
 }
 
-static inline int64_t diloco_exchange_steps(const void *own) {
-    return ((const DilocoOptions *)own)->inner_steps;
-}
-static inline int64_t streaming_diloco_exchange_steps(const void *own) {
-    return ((const DilocoOptions *)own)->inner_steps / ((const DilocoOptions *)own)->fragments;
-}
-
 static inline void diloco_describe(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]) {
     const DilocoOptions *options = (const DilocoOptions *)own;
     (void)settings;
@@ -161,10 +154,8 @@ static const Rule diloco_rule = {
     .departs = 5,
     .rounds_per_commit = 1,
     .commit = diloco_commit,
-    .committed = local_committed,
     .configure = diloco_configure,
     .describe = diloco_describe,
-    .exchange_steps = diloco_exchange_steps,
 };
 
 static const Rule streaming_diloco_rule = {
@@ -175,11 +166,9 @@ static const Rule streaming_diloco_rule = {
     .rounds_per_commit = 1,
     .commit = streaming_diloco_commit,
     .finish = streaming_diloco_finish,
-    .committed = local_committed,
     .check = streaming_diloco_check,
     .configure = streaming_diloco_configure,
     .describe = streaming_diloco_describe,
-    .exchange_steps = streaming_diloco_exchange_steps,
 };
 
 #endif

@@ -65,7 +65,7 @@ static const Rule acco_wp_rule = {
     .rounds_per_commit = 1,
     .commit = acco_wp_commit,
     .finish = delayed_finish,
-    .is_ahead = is_handed_over, // otherwise the last job made nothing but the commit
+    .predicts = true, // while no sum is handed over, the last job made nothing but the commit
 };
 
 #endif

@@ -42,7 +42,8 @@ enum { GPT_NEO_MAX_TENSORS = GPT_NEO_FIRST_LAYER + TENSORS_PER_LAYER * MODEL_MAX
 typedef struct GptNeo {
     ModelConfig config;
     ModelSettings settings;
-    int B, T;
+    int B, T;     // of the latest pass
+    int position; // of the first token; above 0 only in decode()
     size_t parameter_count;
     size_t offsets[GPT_NEO_MAX_TENSORS]; // of each tensor of the table
 
@@ -278,7 +279,7 @@ static inline Real *gpt_neo_slice(const GptNeo *model, Real *base, int index, in
     return real_at(base, (size_t)index * gpt_neo_rows(model) * (size_t)width, model->settings.precision);
 }
 
-// The activations of one layer. LayerNorms have functions of their own, below.
+// The activations of one layer, but for those of its LayerNorms.
 typedef struct GptNeoLayer {
     Real *qkv;        // (B, T, 3C)
     Real *attention;  // (B, T, C)
@@ -305,47 +306,41 @@ static inline int gpt_neo_window(const ModelConfig *config, int l) {
     return config->local[l] ? config->window : 0;
 }
 
-// LayerNorms have numbers: 2l and 2l + 1 in layer l, 2L after the last layer.
+// What LayerNorm `norm` reads and writes. LayerNorms have numbers: 2l and 2l + 1 in layer
+// l, 2L after the last layer.
+typedef struct GptNeoNorm {
+    Real *residual;      // (B, T, C): its input
+    Real *output;        // (B, T, C)
+    float *statistics;   // (B, T, 2): mean and 1/stddev
+    size_t weight, bias; // offsets
+    size_t branch_bias;  // where norm > 0: of the bias that is added to the residual right before
+} GptNeoNorm;
 
-// The output (B, T, C) of LayerNorm `norm`.
-static inline Real *gpt_neo_normal(const GptNeo *model, int norm) {
-    int slot = model->settings.recompute >= RECOMPUTE_LAYERNORM ? norm % 2 : norm;
-    return gpt_neo_slice(model, model->normals, slot, model->config.channels);
-}
-
-// The input (B, T, C) of LayerNorm `norm`, which is the residual there.
-static inline Real *gpt_neo_residual(const GptNeo *model, int norm) {
-    int l = norm / 2, slot = model->settings.recompute >= RECOMPUTE_BLOCK ? 0 : l, C = model->config.channels;
-    return norm % 2 == 0 ? gpt_neo_slice(model, model->residuals, l, C)
-                         : gpt_neo_slice(model, model->residual_mid, slot, C);
-}
-
-// Mean and 1/stddev (B, T, 2) of LayerNorm `norm`.
-static inline float *gpt_neo_statistics(const GptNeo *model, int norm) {
-    int slot = model->settings.recompute >= RECOMPUTE_BLOCK ? norm % 2 : norm;
-    return model->statistics + (size_t)slot * gpt_neo_rows(model) * 2;
-}
-
-// The offset of the weight of LayerNorm `norm`.
-static inline size_t gpt_neo_norm_weight(const GptNeo *model, int norm) {
-    return gpt_neo_at(model, norm / 2, norm % 2 == 0 ? TENSOR_LN_1_WEIGHT : TENSOR_LN_2_WEIGHT);
-}
-
-// The offset of the bias of LayerNorm `norm`.
-static inline size_t gpt_neo_norm_bias(const GptNeo *model, int norm) {
-    return gpt_neo_at(model, norm / 2, norm % 2 == 0 ? TENSOR_LN_1_BIAS : TENSOR_LN_2_BIAS);
-}
-
-// The offset of the bias that is added to the residual right before LayerNorm `norm` > 0.
-static inline size_t gpt_neo_branch_bias(const GptNeo *model, int norm) {
-    return norm % 2 == 0 ? gpt_neo_at(model, norm / 2 - 1, TENSOR_PROJ_BIAS)
-                         : gpt_neo_at(model, norm / 2, TENSOR_OUT_BIAS);
+static inline GptNeoNorm gpt_neo_norm(const GptNeo *model, int norm) {
+    Recompute recompute = model->settings.recompute;
+    int C = model->config.channels, l = norm / 2, slot = recompute >= RECOMPUTE_BLOCK ? norm % 2 : norm;
+    GptNeoNorm parts;
+    parts.output =
+        gpt_neo_slice(model, model->normals, recompute >= RECOMPUTE_LAYERNORM ? norm % 2 : norm, C);
+    parts.statistics = model->statistics + (size_t)slot * gpt_neo_rows(model) * 2;
+    if (norm % 2 == 0) {
+        parts.residual = gpt_neo_slice(model, model->residuals, l, C);
+        parts.weight = gpt_neo_at(model, l, TENSOR_LN_1_WEIGHT);
+        parts.bias = gpt_neo_at(model, l, TENSOR_LN_1_BIAS);
+        parts.branch_bias = norm > 0 ? gpt_neo_at(model, l - 1, TENSOR_PROJ_BIAS) : 0;
+    } else {
+        parts.residual = gpt_neo_slice(model, model->residual_mid, slot / 2, C);
+        parts.weight = gpt_neo_at(model, l, TENSOR_LN_2_WEIGHT);
+        parts.bias = gpt_neo_at(model, l, TENSOR_LN_2_BIAS);
+        parts.branch_bias = gpt_neo_at(model, l, TENSOR_OUT_BIAS);
+    }
+    return parts;
 }
 
 // The last hidden state, LayerNorm_f(x) (B, T, C), of the latest forward pass. Times
 // wte^T it gives the logits.
 static inline Real *gpt_neo_hidden(const GptNeo *model) {
-    return gpt_neo_normal(model, 2 * model->config.layers);
+    return gpt_neo_norm(model, 2 * model->config.layers).output;
 }
 
 // The device's copy of (count) tokens or targets; on the CPU the host's own.
@@ -358,17 +353,6 @@ static inline const int32_t *gpt_neo_upload(const GptNeo *model, Stream *stream,
 
 // ---------------------------------------------------------------------------------------
 // Weights
-
-// Begins a pass over `parameters` (parameter_count), which are floats unless the model is
-// given its weights. A weight copy of the same version stays valid.
-static inline void gpt_neo_take_parameters(GptNeo *model, const void *parameters, const Pace *pace) {
-    uint64_t version = pace != NULL ? pace->version : 0;
-    bool copied = !gpt_neo_has_weights(model);
-    model->weights = copied ? model->weight_copy : (const Real *)parameters;
-    model->prepared =
-        copied && (version == 0 || version != model->weights_version) ? 0 : model->parameter_count;
-    model->weights_version = version;
-}
 
 // Waits until parameters [0, end) have arrived; then the weights [0, end) are up to date.
 static inline void gpt_neo_need(GptNeo *model, Stream *stream, const void *parameters, const Pace *pace,
@@ -386,15 +370,16 @@ static inline void gpt_neo_need(GptNeo *model, Stream *stream, const void *param
 // LayerNorm `norm`. add_branch: the residual before it is first computed, from the one
 // before that, model->branch and the branch's bias.
 static inline void gpt_neo_layernorm(GptNeo *model, Stream *stream, int norm, bool add_branch) {
+    GptNeoNorm parts = gpt_neo_norm(model, norm);
     LayernormForward work;
-    work.output = gpt_neo_normal(model, norm);
-    work.statistics = gpt_neo_statistics(model, norm);
-    work.residual = gpt_neo_residual(model, norm);
-    work.residual_before = add_branch ? gpt_neo_residual(model, norm - 1) : NULL;
+    work.output = parts.output;
+    work.statistics = parts.statistics;
+    work.residual = parts.residual;
+    work.residual_before = add_branch ? gpt_neo_norm(model, norm - 1).residual : NULL;
     work.branch = add_branch ? model->branch : NULL;
-    work.branch_bias = add_branch ? gpt_neo_weight(model, gpt_neo_branch_bias(model, norm)) : NULL;
-    work.weight = gpt_neo_weight(model, gpt_neo_norm_weight(model, norm));
-    work.bias = gpt_neo_weight(model, gpt_neo_norm_bias(model, norm));
+    work.branch_bias = add_branch ? gpt_neo_weight(model, parts.branch_bias) : NULL;
+    work.weight = gpt_neo_weight(model, parts.weight);
+    work.bias = gpt_neo_weight(model, parts.bias);
     work.epsilon = model->config.epsilon;
     work.rows = (int)gpt_neo_rows(model);
     work.channels = model->config.channels;
@@ -411,21 +396,19 @@ static inline void gpt_neo_linear(GptNeo *model, Stream *stream, Real *output, c
     gpt_neo_lap(model, OPERATION_LINEAR_FORWARD);
 }
 
-// qkv = W_qkv LayerNorm_1(x); add_branch: as in gpt_neo_layernorm.
-static inline void gpt_neo_qkv_forward(GptNeo *model, Stream *stream, int l, bool add_branch) {
-    int C = model->config.channels;
-    gpt_neo_layernorm(model, stream, 2 * l, add_branch);
-    gpt_neo_linear(model, stream, gpt_neo_layer(model, l).qkv, gpt_neo_normal(model, 2 * l), l, TENSOR_Q, C,
-                   3 * C);
-}
-
-// attention = softmax(q k^T) v
-static inline void gpt_neo_attention_forward(GptNeo *model, Stream *stream, int l) {
+// Attention of the one position that decode() is at: only its key and value are new,
+// those of all before it are in the cache.
+static inline void gpt_neo_attention_decode(GptNeo *model, Stream *stream, int l) {
     const ModelConfig *config = &model->config;
     GptNeoLayer layer = gpt_neo_layer(model, l);
-    attention_forward(stream, layer.attention, layer.logsumexp, model->scores, layer.qkv, model->B, model->T,
-                      config->channels, config->heads, gpt_neo_window(config, l));
-    gpt_neo_lap(model, OPERATION_ATTENTION_FORWARD);
+    const float *qkv = real_floats(layer.qkv);
+    size_t C = (size_t)config->channels, cache = (size_t)l * (size_t)config->positions * C,
+           place = cache + (size_t)model->position * C;
+    memcpy(model->keys + place, qkv + C, C * sizeof(float));
+    memcpy(model->values + place, qkv + 2 * C, C * sizeof(float));
+    cpu_attention_decode(stream, real_floats(layer.attention), model->key_scores, qkv, model->keys + cache,
+                         model->values + cache, model->position, config->positions, config->channels,
+                         config->heads, gpt_neo_window(config, l));
 }
 
 // mlp_hidden = gelu(gelu_saved + b_fc)
@@ -437,42 +420,58 @@ static inline void gpt_neo_gelu_forward(GptNeo *model, Stream *stream, int l) {
     gpt_neo_lap(model, OPERATION_GELU);
 }
 
-// x = x + W_out attention + b_out, then mlp_hidden = gelu(W_fc LayerNorm_2(x) + b_fc)
-static inline void gpt_neo_mlp_forward(GptNeo *model, Stream *stream, int l) {
-    int C = model->config.channels, F = model->config.mlp_channels;
+// Layer l up to mlp_hidden, which its last product reads. add_branch: as in
+// gpt_neo_layernorm.
+static inline void gpt_neo_layer_forward(GptNeo *model, Stream *stream, int l, bool add_branch) {
+    const ModelConfig *config = &model->config;
+    int C = config->channels, F = config->mlp_channels;
     GptNeoLayer layer = gpt_neo_layer(model, l);
+
+    // q, k, v = W_qkv LayerNorm_1(x); attention = softmax(q k^T) v
+    gpt_neo_layernorm(model, stream, 2 * l, add_branch);
+    gpt_neo_linear(model, stream, layer.qkv, gpt_neo_norm(model, 2 * l).output, l, TENSOR_Q, C, 3 * C);
+    if (model->settings.decodes) {
+        gpt_neo_attention_decode(model, stream, l);
+    } else {
+        attention_forward(stream, layer.attention, layer.logsumexp, model->scores, layer.qkv, model->B,
+                          model->T, C, config->heads, gpt_neo_window(config, l));
+    }
+    gpt_neo_lap(model, OPERATION_ATTENTION_FORWARD);
+
+    // x = x + W_out attention + b_out, then mlp_hidden = gelu(W_fc LayerNorm_2(x) + b_fc)
     gpt_neo_linear(model, stream, model->branch, layer.attention, l, TENSOR_OUT_WEIGHT, C, C);
     gpt_neo_layernorm(model, stream, 2 * l + 1, true);
-    gpt_neo_linear(model, stream, layer.gelu_saved, gpt_neo_normal(model, 2 * l + 1), l, TENSOR_FC_WEIGHT, C,
-                   F);
+    gpt_neo_linear(model, stream, layer.gelu_saved, gpt_neo_norm(model, 2 * l + 1).output, l,
+                   TENSOR_FC_WEIGHT, C, F);
     gpt_neo_gelu_forward(model, stream, l);
 }
 
-// branch = W_proj mlp_hidden; the next LayerNorm adds it and b_proj to the residual.
-static inline void gpt_neo_projection_forward(GptNeo *model, Stream *stream, int l) {
-    gpt_neo_linear(model, stream, model->branch, gpt_neo_layer(model, l).mlp_hidden, l, TENSOR_PROJ_WEIGHT,
-                   model->config.mlp_channels, model->config.channels);
-}
-
-// Runs all layers on tokens (B, T); the result is gpt_neo_hidden(model). Before each
+// Runs all layers on tokens (B, T), with parameters (parameter_count) that are floats
+// unless the model is given its weights; the result is gpt_neo_hidden(model). Before each
 // layer it waits with `pace` for the parameters of that layer.
 static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *parameters,
                                    const int32_t *tokens, const Pace *pace) {
-    int L = model->config.layers;
+    int L = model->config.layers, C = model->config.channels, F = model->config.mlp_channels;
     if (model->operation_seconds != NULL) { model->lap_started = clock_seconds(); }
-    gpt_neo_take_parameters(model, parameters, pace);
+    // A weight copy of the same version stays valid.
+    uint64_t version = pace != NULL ? pace->version : 0;
+    bool copied = !gpt_neo_has_weights(model), valid = version != 0 && version == model->weights_version;
+    model->weights = copied ? model->weight_copy : (const Real *)parameters;
+    model->prepared = copied && !valid ? 0 : model->parameter_count;
+    model->weights_version = version;
     const int32_t *batch = gpt_neo_upload(model, stream, model->tokens, tokens, gpt_neo_rows(model));
     gpt_neo_need(model, stream, parameters, pace, gpt_neo_at(model, 0, TENSOR_LN_1_WEIGHT));
-    embedding_forward(stream, model->residuals, gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]),
-                      gpt_neo_weight(model, model->offsets[GPT_NEO_WPE]), batch, model->B, model->T,
-                      model->config.channels);
+    embedding_forward(
+        stream, model->residuals, gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]),
+        gpt_neo_weight(model, model->offsets[GPT_NEO_WPE] + (size_t)model->position * (size_t)C), batch,
+        model->B, model->T, C);
     gpt_neo_lap(model, OPERATION_EMBEDDING);
     for (int l = 0; l < L; l++) {
         gpt_neo_need(model, stream, parameters, pace, gpt_neo_at(model, l + 1, TENSOR_LN_1_WEIGHT));
-        gpt_neo_qkv_forward(model, stream, l, l > 0);
-        gpt_neo_attention_forward(model, stream, l);
-        gpt_neo_mlp_forward(model, stream, l);
-        gpt_neo_projection_forward(model, stream, l);
+        gpt_neo_layer_forward(model, stream, l, l > 0);
+        // The next LayerNorm adds this product and b_proj to the residual.
+        gpt_neo_linear(model, stream, model->branch, gpt_neo_layer(model, l).mlp_hidden, l,
+                       TENSOR_PROJ_WEIGHT, F, C);
     }
     gpt_neo_need(model, stream, parameters, pace, model->parameter_count);
     gpt_neo_layernorm(model, stream, 2 * L, true);
@@ -541,17 +540,18 @@ static inline void gpt_neo_head(GptNeo *model, Stream *stream, float *gradients,
 // input is added to model->d_residual (the last LayerNorm overwrites it); the sum of it
 // over rows is the gradient of the bias that was added to the residual right before.
 static inline void gpt_neo_layernorm_backward(GptNeo *model, Stream *stream, float *gradients, int norm) {
+    GptNeoNorm parts = gpt_neo_norm(model, norm);
     LayernormBackward work;
     work.d_residual = model->d_residual;
     work.accumulate = norm < 2 * model->config.layers;
-    work.d_weight = gradients + gpt_neo_norm_weight(model, norm);
-    work.d_bias = gradients + gpt_neo_norm_bias(model, norm);
-    work.d_branch_bias = norm > 0 ? gradients + gpt_neo_branch_bias(model, norm) : NULL;
+    work.d_weight = gradients + parts.weight;
+    work.d_bias = gradients + parts.bias;
+    work.d_branch_bias = norm > 0 ? gradients + parts.branch_bias : NULL;
     work.partials = model->partials;
     work.d_output = model->branch;
-    work.residual = gpt_neo_residual(model, norm);
-    work.statistics = gpt_neo_statistics(model, norm);
-    work.weight = gpt_neo_weight(model, gpt_neo_norm_weight(model, norm));
+    work.residual = parts.residual;
+    work.statistics = parts.statistics;
+    work.weight = gpt_neo_weight(model, parts.weight);
     work.rows = (int)gpt_neo_rows(model);
     work.channels = model->config.channels;
     layernorm_backward(stream, &work);
@@ -583,9 +583,7 @@ static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *
     Recompute recompute = model->settings.recompute;
     bool again = recompute == RECOMPUTE_LAYERNORM; // each LayerNorm is computed again before its use
     if (recompute >= RECOMPUTE_BLOCK) {
-        gpt_neo_qkv_forward(model, stream, l, false);
-        gpt_neo_attention_forward(model, stream, l);
-        gpt_neo_mlp_forward(model, stream, l);
+        gpt_neo_layer_forward(model, stream, l, false);
     } else if (recompute >= RECOMPUTE_GELU) {
         gpt_neo_gelu_forward(model, stream, l);
     }
@@ -600,7 +598,7 @@ static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *
     gpt_neo_lap(model, OPERATION_GELU);
     if (again) { gpt_neo_layernorm(model, stream, 2 * l + 1, false); }
     gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_FC_WEIGHT, model->branch, C, model->d_wide,
-                            wide, gpt_neo_normal(model, 2 * l + 1), C, F);
+                            wide, gpt_neo_norm(model, 2 * l + 1).output, C, F);
     gpt_neo_layernorm_backward(model, stream, gradients, 2 * l + 1);
     pace_finish(pace, gpt_neo_at(model, l, TENSOR_LN_2_WEIGHT));
 
@@ -614,7 +612,7 @@ static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *
     // q, k, v = W_qkv LayerNorm_1(x)
     if (again) { gpt_neo_layernorm(model, stream, 2 * l, false); }
     gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_Q, model->branch, C, model->d_wide, wide,
-                            gpt_neo_normal(model, 2 * l), C, 3 * C);
+                            gpt_neo_norm(model, 2 * l).output, C, 3 * C);
     gpt_neo_layernorm_backward(model, stream, gradients, 2 * l);
     pace_finish(pace, gpt_neo_at(model, l, TENSOR_LN_1_WEIGHT));
 }
@@ -674,37 +672,17 @@ static inline const float *gpt_neo_losses(void *self, Stream *stream, const void
     return model->losses;
 }
 
-// One position runs through the layers as a batch of one. Only attention is another
-// kernel: it puts the new key and value into the cache and reads from there, in local
-// layers only the window. Positions are learned and are part of the cached keys and
-// values, so a text that has used all of them cannot slide on.
+// One position runs through the layers as a batch of one. Positions are learned and are
+// part of the cached keys and values, so a text that has used all of them cannot slide
+// on.
 static inline const float *gpt_neo_decode(void *self, Stream *stream, const float *parameters, int position,
                                           int32_t token) {
     GptNeo *model = (GptNeo *)self;
-    const ModelConfig *config = &model->config;
-    int L = config->layers, C = config->channels, V = config->vocabulary;
-    size_t bytes = (size_t)C * sizeof(float);
-    assert(token >= 0 && token < V && position < config->positions);
-    gpt_neo_take_parameters(model, parameters, NULL);
+    int C = model->config.channels, V = model->config.vocabulary;
+    assert(token >= 0 && token < V && position < model->config.positions);
+    model->position = position;
+    gpt_neo_forward(model, stream, parameters, &token, NULL);
     const Real *wte = gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]);
-    embedding_forward(stream, model->residuals, wte,
-                      gpt_neo_weight(model, model->offsets[GPT_NEO_WPE] + (size_t)position * (size_t)C),
-                      &token, 1, 1, C);
-    for (int l = 0; l < L; l++) {
-        size_t cache = (size_t)l * (size_t)config->positions * (size_t)C,
-               place = cache + (size_t)position * (size_t)C;
-        gpt_neo_qkv_forward(model, stream, l, l > 0);
-        GptNeoLayer layer = gpt_neo_layer(model, l);
-        const float *qkv = real_floats(layer.qkv);
-        memcpy(model->keys + place, qkv + C, bytes);
-        memcpy(model->values + place, qkv + 2 * C, bytes);
-        cpu_attention_decode(stream, real_floats(layer.attention), model->key_scores, qkv,
-                             model->keys + cache, model->values + cache, position, config->positions, C,
-                             config->heads, gpt_neo_window(config, l));
-        gpt_neo_mlp_forward(model, stream, l);
-        gpt_neo_projection_forward(model, stream, l);
-    }
-    gpt_neo_layernorm(model, stream, 2 * L, true);
     matmul_forward(stream, model->logits, V, gpt_neo_hidden(model), wte, 1, C, V);
     return real_floats(model->logits);
 }

@@ -26,43 +26,41 @@ static inline bool gpt_neo_config_integer(const json_t *root, const char *path, 
     return true;
 }
 
-static inline bool gpt_neo_config_add_layer(const json_t *kind, const char *path, ModelConfig *config,
-                                            int *count, Error *error) {
-    const char *text = json_string_value(kind);
-    if (text == NULL || (strcmp(text, "global") != 0 && strcmp(text, "local") != 0)) {
-        return error_set(error, "%s: attention of a layer must be \"global\" or \"local\"", path);
+// Reads which layers are local from a list of kinds, one for each layer. key: where they
+// come from.
+static inline bool gpt_neo_config_kinds(const json_t *kinds, const char *path, const char *key,
+                                        ModelConfig *config, Error *error) {
+    int count = (int)json_array_size(kinds);
+    for (int l = 0; l < count; l++) {
+        const char *kind = json_string_value(json_array_get(kinds, (size_t)l));
+        if (kind == NULL || (strcmp(kind, "global") != 0 && strcmp(kind, "local") != 0)) {
+            return error_set(error, "%s: attention of a layer must be \"global\" or \"local\"", path);
+        }
+        if (l >= config->layers) {
+            return error_set(error, "%s: attention is given for more than num_layers = %d layers", path,
+                             config->layers);
+        }
+        config->local[l] = strcmp(kind, "local") == 0;
     }
-    if (*count >= config->layers) {
-        return error_set(error, "%s: attention is given for more than num_layers = %d layers", path,
-                         config->layers);
-    }
-    config->local[(*count)++] = strcmp(text, "local") == 0;
-    return true;
+    return count == config->layers || error_set(error, "%s: \"%s\" covers %d layers, but num_layers is %d",
+                                                path, key, count, config->layers);
 }
 
-// Reads "attention_types", [[[kind, ...], times], ...]: each list of kinds is repeated
-// `times` times.
-static inline bool gpt_neo_config_expand(const json_t *types, const char *path, ModelConfig *config,
+// Appends the kinds of "attention_types", [[[kind, ...], times], ...], to `kinds`: each
+// list of them `times` times, but not many more than there are layers.
+static inline bool gpt_neo_config_expand(const json_t *types, const char *path, int layers, json_t *kinds,
                                          Error *error) {
-    int count = 0;
     for (size_t i = 0; i < json_array_size(types); i++) {
-        const json_t *kinds = json_array_get(json_array_get(types, i), 0),
-                     *times = json_array_get(json_array_get(types, i), 1);
-        if (json_array_size(kinds) == 0 || !json_is_integer(times) || json_integer_value(times) < 1) {
+        const json_t *type = json_array_get(types, i), *times = json_array_get(type, 1);
+        json_t *repeated = json_array_get(type, 0);
+        if (json_array_size(repeated) == 0 || !json_is_integer(times) || json_integer_value(times) < 1) {
             return error_set(error, "%s: \"attention_types\" must look like [[[\"global\", \"local\"], %d]]",
-                             path, config->layers / 2);
+                             path, layers / 2);
         }
         for (json_int_t t = 0; t < json_integer_value(times); t++) {
-            for (size_t k = 0; k < json_array_size(kinds); k++) {
-                if (!gpt_neo_config_add_layer(json_array_get(kinds, k), path, config, &count, error)) {
-                    return false;
-                }
-            }
+            if (json_array_size(kinds) > (size_t)layers) { break; }
+            json_array_extend(kinds, repeated);
         }
-    }
-    if (count != config->layers) {
-        return error_set(error, "%s: \"attention_types\" covers %d layers, but num_layers is %d", path, count,
-                         config->layers);
     }
     return true;
 }
@@ -76,25 +74,16 @@ static inline bool gpt_neo_config_attention(const json_t *root, const char *path
     if (types == NULL && list == NULL) {
         return error_set(error, "%s: \"attention_types\" is missing", path);
     }
-    if (types != NULL && !gpt_neo_config_expand(types, path, config, error)) { return false; }
-    if (list == NULL) { return true; }
-    ModelConfig listed = *config;
-    int count = 0;
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        if (!gpt_neo_config_add_layer(json_array_get(list, i), path, &listed, &count, error)) {
-            return false;
-        }
+    if (types == NULL) { return gpt_neo_config_kinds(list, path, "attention_layers", config, error); }
+    json_t *kinds = json_array();
+    bool good = gpt_neo_config_expand(types, path, config->layers, kinds, error) &&
+                gpt_neo_config_kinds(kinds, path, "attention_types", config, error);
+    if (good && list != NULL && !json_equal(kinds, list)) {
+        good =
+            error_set(error, "%s: \"attention_layers\" and \"attention_types\" contradict each other", path);
     }
-    if (count != config->layers) {
-        return error_set(error, "%s: \"attention_layers\" has %d entries, but num_layers is %d", path, count,
-                         config->layers);
-    }
-    if (types != NULL && memcmp(listed.local, config->local, sizeof listed.local) != 0) {
-        return error_set(error, "%s: \"attention_layers\" and \"attention_types\" contradict each other",
-                         path);
-    }
-    *config = listed;
-    return true;
+    json_decref(kinds);
+    return good;
 }
 
 // Refuses what is not supported. classifier_dropout is ignored: it belongs to a

@@ -106,67 +106,73 @@ static inline int steps_left(const Scheduler *s, int period) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Elementwise operations on a fragment
+// Elementwise work on a fragment
 
-// On elements [flat, flat + count) of the parameters, which stand at `packed` in the
-// communication buffer. On the CPU several threads call it at once, each for its own
-// elements.
-typedef void (*FragmentOperation)(Scheduler *s, const void *settings, size_t flat, size_t packed,
-                                  size_t count);
+typedef enum FragmentOperation {
+    FRAGMENT_PSEUDO_GRADIENT, // communication buffer = outer - local
+    FRAGMENT_NESTEROV,        // an outer step with the sum in the communication buffer
+    FRAGMENT_MOMENTUM         // the same, and the pseudo-gradient of this round takes the sum's place
+} FragmentOperation;
 
 typedef struct FragmentWork {
     Scheduler *scheduler;
-    const Fragment *fragment;
     FragmentOperation operation;
-    const void *settings;
+    int fragment;
+    NesterovStep nesterov;
+    MomentumStep momentum;
 } FragmentWork;
 
 enum { FRAGMENT_BLOCK = 16384 }; // elements of one task of the thread pool
 
-// Calls the operation for packed elements [begin, end), range by range.
-static inline void fragment_for_ranges(const FragmentWork *work, size_t begin, size_t end) {
+// Works on packed elements [begin, end), segment by segment: they stand in this order in
+// the communication buffer. On the CPU several threads call it at once, each for its own
+// elements.
+static inline void fragment_work_on(const FragmentWork *work, size_t begin, size_t end) {
+    Scheduler *s = work->scheduler;
     size_t packed = 0;
-    for (int i = 0; i < work->fragment->range_count; i++) {
-        const FragmentRange *range = &work->fragment->ranges[i];
-        size_t next = packed + (range->end - range->begin);
-        size_t first = size_max(packed, begin), last = size_min(next, end);
-        if (first < last) {
-            work->operation(work->scheduler, work->settings, range->begin + first - packed, first,
-                            last - first);
-        }
+    for (int i = 0; i < s->problem.layer_count + 2; i++) {
+        if (!fragment_has(s, work->fragment, i)) { continue; }
+        size_t segment = segment_begin(&s->problem, i);
+        size_t next = packed + segment_begin(&s->problem, i + 1) - segment;
+        size_t first = size_max(packed, begin), last = size_min(next, end), flat = segment + first - packed;
         packed = next;
+        if (first >= last) { continue; }
+        float *outer = s->local.outer + flat, *momentum = s->local.momentum + flat,
+              *local = s->parameters.data + flat, *travelling = s->comm_buffer.data + first;
+        switch (work->operation) {
+        case FRAGMENT_PSEUDO_GRADIENT:
+            outer_pseudo_gradient(s->compute, travelling, outer, local, last - first);
+            break;
+        case FRAGMENT_NESTEROV:
+            outer_nesterov(s->compute, outer, momentum, local, travelling, last - first, &work->nesterov);
+            break;
+        case FRAGMENT_MOMENTUM:
+            outer_momentum(s->compute, outer, momentum, local, travelling, last - first, &work->momentum);
+            break;
+        }
     }
 }
 
 static inline void fragment_block_task(void *context, int task, int thread) {
     size_t begin = (size_t)task * FRAGMENT_BLOCK;
     (void)thread;
-    fragment_for_ranges((const FragmentWork *)context, begin, begin + FRAGMENT_BLOCK);
+    fragment_work_on((const FragmentWork *)context, begin, begin + FRAGMENT_BLOCK);
 }
 
 static inline void fragment_task(void *context, Stream *stream) {
     FragmentWork *work = (FragmentWork *)context;
-    size_t count = work->fragment->layout.count;
-    trace_begin(&work->scheduler->trace, TRACE_COMPUTE, "outer step");
+    Scheduler *s = work->scheduler;
+    size_t count = s->local.fragments[work->fragment].layout.count;
+    trace_begin(&s->trace, TRACE_COMPUTE, "outer step");
     if (stream->queue != NULL) {
-        fragment_for_ranges(work, 0, count);
+        fragment_work_on(work, 0, count);
         stream_settle(stream);
     } else {
         int blocks = (int)((count + FRAGMENT_BLOCK - 1) / FRAGMENT_BLOCK);
         thread_pool_run(stream->pool, blocks, fragment_block_task, work);
     }
-    work->scheduler->parameters_version++;
-    scheduler_compute_ended(work->scheduler);
-}
-
-// Compute stream; the host waits.
-static inline void fragment_run(Scheduler *s, int fragment, FragmentOperation operation,
-                                const void *settings) {
-    FragmentWork work = {.scheduler = s,
-                         .fragment = &s->local.fragments[fragment],
-                         .operation = operation,
-                         .settings = settings};
-    scheduler_call(s, s->compute, fragment_task, &work);
+    s->parameters_version++;
+    scheduler_compute_ended(s);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -181,39 +187,30 @@ static inline void launch_average(Scheduler *s, int fragment) {
     launch(s, AVERAGE);
 }
 
-static inline void fragment_pseudo_gradient(Scheduler *s, const void *settings, size_t flat, size_t packed,
-                                            size_t count) {
-    (void)settings;
-    outer_pseudo_gradient(s->compute, s->comm_buffer.data + packed, s->local.outer + flat,
-                          s->parameters.data + flat, count);
-}
-
 // Starts the all-reduce of a fragment's pseudo-gradient. The padding behind it is
 // cleared: a longer fragment may have left values there, which must not reach the scale
 // of the last block on a coarse wire.
 static inline void send_fragment(Scheduler *s, int fragment) {
     const Layout *layout = &s->local.fragments[fragment].layout;
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
-    fragment_run(s, fragment, fragment_pseudo_gradient, NULL);
+    FragmentWork work = {.scheduler = s, .operation = FRAGMENT_PSEUDO_GRADIENT, .fragment = fragment};
+    scheduler_call(s, s->compute, fragment_task, &work);
     stream_clear(s->compute, s->comm_buffer.data + layout->count,
                  (layout_padded(layout) - layout->count) * sizeof(float));
     stream_settle(s->compute);
     launch_average(s, fragment);
 }
 
-static inline void fragment_nesterov(Scheduler *s, const void *settings, size_t flat, size_t packed,
-                                     size_t count) {
-    outer_nesterov(s->compute, s->local.outer + flat, s->local.momentum + flat, s->parameters.data + flat,
-                   s->comm_buffer.data + packed, count, (const NesterovStep *)settings);
-}
-
 // The outer step of a fragment, with the sum that wait_for() has brought. alpha: the
 // weight that the local parameters keep.
 static inline void apply_fragment(Scheduler *s, int fragment, float alpha) {
     if (scheduler_is_halted(s)) { return; }
-    NesterovStep step = s->settings.outer_nesterov;
-    step.alpha = alpha;
-    fragment_run(s, fragment, fragment_nesterov, &step);
+    FragmentWork work = {.scheduler = s,
+                         .operation = FRAGMENT_NESTEROV,
+                         .fragment = fragment,
+                         .nesterov = s->settings.outer_nesterov};
+    work.nesterov.alpha = alpha;
+    scheduler_call(s, s->compute, fragment_task, &work);
     s->local.fragments[fragment].applied_at = s->optimizer.commits;
 }
 
@@ -221,7 +218,5 @@ static inline void local_take_outer(Scheduler *s) {
     stream_copy(s->compute, s->parameters.data, s->local.outer, s->problem.parameter_count * sizeof(float));
     stream_settle(s->compute);
 }
-
-static inline const float *local_committed(Scheduler *s) { return s->local.outer; }
 
 #endif

@@ -28,8 +28,8 @@ typedef struct MeasureWork {
     WireFormat wire;
     size_t cells; // how many of the layout's are exchanged
     // The tasks fill in these.
-    double exchange_seconds;
-    double compute_seconds; // of all micro-batches
+    double exchange_seconds; // on the slowest rank
+    double compute_seconds;  // of all micro-batches
     int micro_batches;
 } MeasureWork;
 
@@ -55,7 +55,13 @@ static inline void measure_exchange_task(void *context, Stream *stream) {
         stream_settle(stream);
         seconds[i] = clock_seconds() - began;
     }
-    work->exchange_seconds = median_of(seconds, MEASURE_REPEATS);
+    double mine = median_of(seconds, MEASURE_REPEATS),
+           *all = (double *)transport_collect_records(s->transport, "measuring", &mine, sizeof mine);
+    work->exchange_seconds = 0;
+    for (int rank = 0; rank < s->transport->size; rank++) {
+        work->exchange_seconds = fmax(work->exchange_seconds, all[rank]);
+    }
+    free(all);
 }
 
 // Compute stream. The micro-batch is the next one of training, which will compute it
@@ -72,22 +78,6 @@ static inline void measure_micro_batch_task(void *context, Stream *stream) {
     work->micro_batches++;
 }
 
-// Compute stream: the gradients become what is exchanged, and start again from zero.
-static inline void measure_move_task(void *context, Stream *stream) {
-    Scheduler *s = ((MeasureWork *)context)->scheduler;
-    buffer_move(stream, s->comm_buffer.data, s->gradients.data, layout_padded(&s->layout), true);
-    stream_settle(stream);
-}
-
-// All ranks: the seconds that the latest exchange took on the slowest of them.
-static inline double measure_slowest(Scheduler *s, const MeasureWork *work) {
-    double slowest = 0, *all = (double *)transport_collect_records(s->transport, "measuring",
-                                                                   &work->exchange_seconds, sizeof(double));
-    for (int rank = 0; rank < s->transport->size; rank++) { slowest = fmax(slowest, all[rank]); }
-    free(all);
-    return slowest;
-}
-
 // All ranks, before the training of an overlapped rule begins: the times of a round whose
 // job uses this wire. Both streams; the host waits.
 static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
@@ -95,10 +85,10 @@ static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
     size_t all = s->layout.cells;
     assert(s->settings.kind == RULE_OVERLAPPED && !s->job_in_flight && !is_handed_over(s));
     scheduler_call(s, s->compute, measure_micro_batch_task, &work); // warms up, and makes gradients to send
-    scheduler_call(s, s->compute, measure_move_task, &work);
+    scheduler_move_gradients(s, s->comm_buffer.data, true);
     for (;; work.cells = size_min(4 * work.cells, all)) {
         scheduler_call(s, s->communication, measure_exchange_task, &work);
-        if (measure_slowest(s, &work) >= MEASURE_SECONDS || work.cells == all) { break; }
+        if (work.exchange_seconds >= MEASURE_SECONDS || work.cells == all) { break; }
     }
     // The same part once more, beside computation.
     work.compute_seconds = work.micro_batches = 0;
@@ -107,8 +97,8 @@ static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
     do {
         scheduler_call(s, s->compute, measure_micro_batch_task, &work);
     } while (!event_query(s->communicated));
-    scheduler_call(s, s->compute, measure_move_task, &work); // drops the gradients
-    MeasuredRound measured = {measure_slowest(s, &work) * (double)all / (double)work.cells,
+    scheduler_move_gradients(s, NULL, true); // drops them
+    MeasuredRound measured = {work.exchange_seconds * (double)all / (double)work.cells,
                               work.compute_seconds / work.micro_batches};
     return measured;
 }

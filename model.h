@@ -73,10 +73,9 @@ typedef struct ParameterInfo {
     char name[96];        // Hugging Face's
     size_t offset, count; // elements, in the flat array of parameters
     int rows, columns;    // a matrix (rows, columns) as PyTorch stores it: (out, in); columns 0: a vector
-    float stddev;         // initialised from N(0, stddev^2)
-    float fill;           // else, where stddev is 0, to this constant
     bool is_matrix;       // Linear and Embedding weights: what weight decay means by "matrices"
     bool is_projection;   // a matrix of a layer, which maps activations to others: what Muon steps
+    float fill;           // what a vector is initialised to
 } ParameterInfo;
 
 // Tensors lie back to back in the order in which the forward pass uses them. The first is
@@ -102,7 +101,6 @@ static inline void parameter_table_add(ParameterTable *table, const char *prefix
     entry->rows = rows;
     entry->columns = columns;
     entry->is_matrix = columns > 0;
-    entry->stddev = columns > 0 ? 0.02f : 0.0f;
     entry->fill = fill;
     table->parameter_count += entry->count;
 }
@@ -122,7 +120,8 @@ static inline void parameter_table_free(ParameterTable *table) {
     memset(table, 0, sizeof *table);
 }
 
-enum { INITIAL_BLOCK = 4096 }; // elements drawn from one stream of random numbers
+enum { INITIAL_BLOCK = 4096 };  // elements drawn from one stream of random numbers
+#define INITIAL_DEVIATION 0.02f // of the elements of a matrix, which are normal with mean 0
 
 typedef struct ParameterInitialization {
     const ParameterTable *table;
@@ -141,8 +140,8 @@ static inline void parameters_initialize_task(void *context, int task, int threa
         if (j % INITIAL_BLOCK == 0) {
             random.state = random_hash(random_hash(work->seed, (uint64_t)task), j / INITIAL_BLOCK);
         }
-        float normal = entry->stddev > 0.0f ? (float)random_normal(&random) : 0.0f;
-        work->parameters[entry->offset + j] = entry->stddev > 0.0f ? entry->stddev * normal : entry->fill;
+        work->parameters[entry->offset + j] =
+            entry->is_matrix ? INITIAL_DEVIATION * (float)random_normal(&random) : entry->fill;
     }
 }
 

@@ -42,11 +42,9 @@ typedef struct Rule {
     // result, the same on every rank. Returns whether the committed parameters have changed.
     // NULL: s->parameters is the result already.
     bool (*finish)(Scheduler *s);
-    // The committed parameters (parameter_count) between two commits, the same on every
-    // rank. NULL: compute uses them or casts of them, or where is_ahead says so (NULL:
-    // never), a prediction from them.
-    const float *(*committed)(Scheduler *s);
-    bool (*is_ahead)(const Scheduler *s);
+    // While a gradient sum is handed over, compute uses a prediction from the committed
+    // parameters.
+    bool predicts;
 
     // What a user may ask of this rule alone. `own` is the rule's part of RuleOptions
     // (rules.h), a struct of its page. Each of these may be NULL.
@@ -62,13 +60,11 @@ typedef struct Rule {
     void (*configure)(const void *own, SchedulerSettings *settings);
     bool (*choose)(void *own, const SchedulerSettings *settings, int format, int split);
     void (*describe)(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]);
-    // The inner steps that a rank takes between two exchanges; NULL: 1.
-    int64_t (*exchange_steps)(const void *own);
 } Rule;
 
 // Whether compute uses a prediction from the committed parameters.
 static inline bool rule_is_ahead(const Rule *rule, const Scheduler *s) {
-    return rule->is_ahead != NULL && rule->is_ahead(s);
+    return rule->predicts && is_handed_over(s);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -101,7 +97,7 @@ static inline void gather_masters_task(void *context, Stream *stream) {
 // The parameters (parameter_count), the same bits on every rank.
 static inline const float *borrow_committed(Scheduler *s, const Rule *rule) {
     scheduler_settle(s);
-    if (rule->committed != NULL) { return rule->committed(s); }
+    if (rule->kind == RULE_LOCAL) { return s->local.outer; }
     if (!s->settings.gathers_casts && !rule_is_ahead(rule, s)) { return s->parameters.data; }
     MasterGather work = {.scheduler = s, .casts = NULL};
     scheduler_call(s, s->communication, gather_masters_task, &work);
@@ -111,7 +107,7 @@ static inline const float *borrow_committed(Scheduler *s, const Rule *rule) {
 // The same as what a micro-batch computes with (scheduler_weights): casts are good enough.
 static inline const void *borrow_committed_weights(Scheduler *s, const Rule *rule) {
     bool ahead = rule_is_ahead(rule, s);
-    if (rule->committed != NULL || (ahead && !s->settings.keeps_casts)) { return borrow_committed(s, rule); }
+    if (rule->kind == RULE_LOCAL || (ahead && !s->settings.keeps_casts)) { return borrow_committed(s, rule); }
     scheduler_settle(s);
     if (!ahead) { return scheduler_weights(s); }
     MasterGather work = {.scheduler = s, .casts = s->arriving_casts};

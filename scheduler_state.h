@@ -256,15 +256,9 @@ typedef struct SpikeReport {
     double steps; // how many steps; above 1 where a local rule reports a period
 } SpikeReport;
 
-typedef struct FragmentRange {
-    size_t begin, end;
-} FragmentRange;
-
-// Local rules: ranges of the flat vector that travel together, packed one behind the
-// other.
+// Local rules: segments of the flat vector (fragment_has) that travel together, packed
+// one behind the other.
 typedef struct Fragment {
-    FragmentRange *ranges;
-    int range_count;
     Layout layout;      // of the packed vector
     int64_t applied_at; // the inner step at which it was last applied
 } Fragment;
@@ -298,8 +292,9 @@ typedef struct SpikeState {
     bool failed; // a spike ended the run; nothing was updated with it
 } SpikeState;
 
-// What ranks tell each other with every job. The first three are of this rank, and any
-// of its threads may write them, atomically; the others say what all ranks have learned from the same job.
+// What ranks tell each other with every job. The first three are of this rank, and any of
+// its threads may write them, atomically; the others say what all ranks have learned from
+// a job.
 typedef struct Wishes {
     const bool *stop_requested; // this rank was asked to stop; NULL: it cannot be asked
     bool save_requested;        // by this rank's clock it is time for a checkpoint
@@ -372,41 +367,43 @@ static inline void scheduler_give_tally(Scheduler *s, HandOver mode) {
 // ---------------------------------------------------------------------------------------
 // Fragments
 
-static inline void fragment_add(Fragment *fragment, size_t begin, size_t end) {
-    if (begin == end) { return; }
-    fragment->ranges[fragment->range_count].begin = begin;
-    fragment->ranges[fragment->range_count++].end = end;
-    fragment->layout.count += end - begin;
+// The flat vector is a row of segments: what lies before the first layer, the layers, and
+// what lies behind the last. Segment `segment` (0 .. layer_count + 1) begins here, and
+// the one before it ends.
+static inline size_t segment_begin(const Problem *problem, int segment) {
+    if (segment == 0) { return 0; }
+    return problem->layer_count > 0 && segment <= problem->layer_count + 1
+               ? problem->layer_begins[segment - 1]
+               : problem->parameter_count;
 }
 
 // Every layer belongs to one fragment. What is in no layer, above all the tied embedding,
 // belongs to the first fragment.
-static inline void fragments_make(Scheduler *s) {
+static inline bool fragment_has(const Scheduler *s, int fragment, int segment) {
+    int layers = s->problem.layer_count, fragments = s->settings.fragments, l = segment - 1;
+    if (l < 0 || l >= layers) { return fragment == 0; }
+    return fragment == (s->settings.strided ? l % fragments : (int)((int64_t)l * fragments / layers));
+}
+
+// Returns the layout of the longest fragment.
+static inline Layout fragments_make(Scheduler *s) {
     const Problem *problem = &s->problem;
-    int layers = problem->layer_count, fragments = s->settings.fragments;
-    size_t before = layers > 0 ? problem->layer_begins[0] : problem->parameter_count;
-    size_t after = layers > 0 ? problem->layer_begins[layers] : problem->parameter_count;
-    s->local.fragments = (Fragment *)calloc((size_t)fragments, sizeof *s->local.fragments);
-    for (int f = 0; f < fragments; f++) {
-        Fragment *fragment = &s->local.fragments[f];
-        fragment->ranges = (FragmentRange *)calloc((size_t)layers + 2, sizeof *fragment->ranges);
-        if (f == 0) { fragment_add(fragment, 0, before); }
-        for (int l = 0; l < layers; l++) {
-            int owner = s->settings.strided ? l % fragments : (int)((int64_t)l * fragments / layers);
-            if (owner == f) {
-                fragment_add(fragment, problem->layer_begins[l], problem->layer_begins[l + 1]);
-            }
+    Layout longest = layout_make(0, s->transport->size);
+    s->local.fragments = (Fragment *)calloc((size_t)s->settings.fragments, sizeof *s->local.fragments);
+    for (int f = 0; f < s->settings.fragments; f++) {
+        size_t count = 0;
+        for (int i = 0; i < problem->layer_count + 2; i++) {
+            count += fragment_has(s, f, i) ? segment_begin(problem, i + 1) - segment_begin(problem, i) : 0;
         }
-        if (f == 0) { fragment_add(fragment, after, problem->parameter_count); }
-        fragment->layout = layout_make(fragment->layout.count, s->transport->size);
+        Layout layout = s->local.fragments[f].layout = layout_make(count, s->transport->size);
+        if (f == 0 || count > longest.count) { longest = layout; }
     }
+    return longest;
 }
 
 // Frees what scheduler_reserve has allocated itself.
 static inline void scheduler_free(Scheduler *s) {
-    Fragment *fragments = s->local.fragments;
-    for (int f = 0; fragments != NULL && f < s->settings.fragments; f++) { free(fragments[f].ranges); }
-    free(fragments);
+    free(s->local.fragments);
     s->local.fragments = NULL;
     layout_free(&s->layout);
 }
@@ -433,20 +430,6 @@ static inline Layout scheduler_layout(const Scheduler *s) {
 // ---------------------------------------------------------------------------------------
 // Setting up
 
-static inline void scheduler_reserve_local(Scheduler *s, Arena *arena) {
-    size_t bytes = s->problem.parameter_count * sizeof(float), longest_count = 0;
-    fragments_make(s);
-    for (int f = 0; f < s->settings.fragments; f++) {
-        longest_count = size_max(longest_count, s->local.fragments[f].layout.count);
-    }
-    Layout longest = layout_make(longest_count, s->transport->size);
-    comm_reserve(&s->comm, arena, &longest, wire_is_coarse(s->settings.wire));
-    arena_reserve(arena, MEMORY_COMMUNICATION, "communication buffer",
-                  layout_padded(&longest) * sizeof(float), &s->comm_buffer.data);
-    arena_reserve(arena, MEMORY_OPTIMIZER, "outer parameters", bytes, &s->local.outer);
-    arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", bytes, &s->local.momentum);
-}
-
 // Plans every buffer of the scheduler and of the transport; allocates nothing of them.
 // The scheduler must not move in memory afterwards.
 static inline void scheduler_reserve(Scheduler *s, Arena *arena, const SchedulerSettings *settings,
@@ -462,22 +445,28 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     s->layout = scheduler_layout(s);
     s->settings.outer_nesterov.inverse_ranks = s->settings.outer_momentum.inverse_ranks =
         1.0f / (float)transport->size;
-    bool shards = scheduler_shards(settings);
-    Layout owned = shards ? s->layout : optimizer_whole(problem->parameter_count);
-    size_t padded = layout_padded(&s->layout) * sizeof(float);
+    bool shards = scheduler_shards(settings), overlapped = settings->kind == RULE_OVERLAPPED,
+         local = settings->kind == RULE_LOCAL;
+    size_t padded = layout_padded(&s->layout) * sizeof(float), count = problem->parameter_count;
+    Layout travels = local ? fragments_make(s) : s->layout; // the longest vector that does
     if (settings->keeps_casts) {
         arena_reserve(arena, MEMORY_PARAMETERS, "parameters", padded / 2, &s->casts);
     } else {
         arena_reserve(arena, MEMORY_PARAMETERS, "parameters", padded, &s->parameters.data);
     }
     arena_reserve(arena, MEMORY_GRADIENTS, "gradient accumulator", padded, &s->gradients.data);
-    if (settings->kind == RULE_OVERLAPPED) {
-        arena_reserve(arena, MEMORY_COMMUNICATION, "communication buffer", padded, &s->comm_buffer.data);
-        if (settings->keeps_casts) {
-            arena_reserve(arena, MEMORY_COMMUNICATION, "arriving parameters", padded / 2, &s->arriving_casts);
-        }
+    if (overlapped || local) {
+        arena_reserve(arena, MEMORY_COMMUNICATION, "communication buffer",
+                      layout_padded(&travels) * sizeof(float), &s->comm_buffer.data);
     }
-    if (settings->kind == RULE_LOCAL) { scheduler_reserve_local(s, arena); }
+    if (overlapped && settings->keeps_casts) {
+        arena_reserve(arena, MEMORY_COMMUNICATION, "arriving parameters", padded / 2, &s->arriving_casts);
+    }
+    if (local) {
+        arena_reserve(arena, MEMORY_OPTIMIZER, "outer parameters", count * sizeof(float), &s->local.outer);
+        arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", count * sizeof(float), &s->local.momentum);
+    }
+    Layout owned = shards ? s->layout : optimizer_whole(count);
     optimizer_reserve(&s->optimizer, arena, &settings->optimizer, &owned, shards ? transport->rank : 0,
                       !shards);
     // A norm is taken of whole pieces, or of all of the vector.
@@ -489,8 +478,8 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
                        &s->inspect_partials);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "tallies of all ranks",
                        (size_t)transport->size * sizeof(Tally), &s->tallies);
-    bool coarse = wire_is_coarse(settings->wire) || wire_is_coarse(settings->estimate_wire);
-    if (settings->kind != RULE_LOCAL) { comm_reserve(&s->comm, arena, &s->layout, coarse); }
+    comm_reserve(&s->comm, arena, &travels,
+                 wire_is_coarse(settings->wire) || wire_is_coarse(settings->estimate_wire));
 }
 
 // Where the caller puts the first parameters (parameter_count).

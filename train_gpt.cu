@@ -37,18 +37,18 @@ typedef struct Validation {
     Run *run;
     const void *parameters; // the committed ones, as the model takes them
     int64_t batch;          // the one that this rank computes
-    // Sums over the predicted tokens, and their number: first of this rank's batches,
-    // then of all ranks'.
-    double loss, perfect_loss, predicted;
+    Tally mine, total;      // of the batches that are done: of this rank, of all ranks
 } Validation;
 
 // One held-out batch. Compute stream.
 static void validate_task(void *context, Stream *stream) {
-    Validation *sum = (Validation *)context;
-    Run *run = sum->run;
+    Validation *validation = (Validation *)context;
+    Tally *sums = &validation->mine;
+    Run *run = validation->run;
     const DataLoader *data = validation_loader(run);
     const Batch *batch = &run->training.batch;
-    uint64_t first = (uint64_t)sum->batch * (uint64_t)run->B, windows = data_loader_validation_samples(data);
+    uint64_t first = (uint64_t)validation->batch * (uint64_t)run->B,
+             windows = data_loader_validation_samples(data);
     int count = (int)tokens_per_micro_batch(run);
     double perfect;
     Error error = {""};
@@ -64,39 +64,27 @@ static void validate_task(void *context, Stream *stream) {
     if (predicted == 0) { return; }
     ModelQuery query = {
         .B = run->B, .T = run->T, .tokens = batch->tokens, .targets = batch->targets, .count = count};
-    const float *losses = run->model.family->losses(&run->model.state, stream, sum->parameters, &query, NULL);
+    const float *losses =
+        run->model.family->losses(&run->model.state, stream, validation->parameters, &query, NULL);
     double loss = losses_mean(stream, losses, batch->targets, (size_t)count);
-    sum->loss += loss * predicted;
-    sum->perfect_loss += perfect * predicted;
-    sum->predicted += predicted;
+    sums->loss += loss * predicted;
+    sums->perfect_loss += perfect * predicted;
+    sums->predicted += predicted;
 }
 
-// All ranks learn whether one of them was asked to stop. Communication stream.
-static void validate_agree_task(void *context, Stream *stream) {
-    (void)stream;
-    Scheduler *s = &((Validation *)context)->run->scheduler;
-    char mine = scheduler_is_asked_to_stop(s) ? 1 : 0;
-    char *all = (char *)transport_collect_records(s->transport, "validation", &mine, 1);
-    for (int rank = 0; rank < s->transport->size; rank++) {
-        s->wishes.stop_agreed = s->wishes.stop_agreed || all[rank];
-    }
-    free(all);
-}
-
+// All ranks learn the sums so far, and whether one of them was asked to stop.
 // Communication stream.
 static void validate_exchange_task(void *context, Stream *stream) {
     (void)stream;
-    Validation *sum = (Validation *)context;
-    Transport *transport = &sum->run->transport;
-    double mine[3] = {sum->loss, sum->perfect_loss, sum->predicted};
-    double *all = (double *)transport_collect_records(transport, "validation", mine, sizeof mine);
-    sum->loss = sum->perfect_loss = sum->predicted = 0;
-    for (int rank = 0; rank < transport->size; rank++) {
-        sum->loss += all[3 * rank];
-        sum->perfect_loss += all[3 * rank + 1];
-        sum->predicted += all[3 * rank + 2];
-    }
+    Validation *validation = (Validation *)context;
+    Scheduler *s = &validation->run->scheduler;
+    Tally *mine = &validation->mine, *total = &validation->total;
+    mine->stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
+    Tally *all = (Tally *)transport_collect_records(s->transport, "validation", mine, sizeof *mine);
+    memset(total, 0, sizeof *total);
+    for (int rank = 0; rank < s->transport->size; rank++) { tally_add(total, &all[rank]); }
     free(all);
+    s->wishes.stop_agreed = s->wishes.stop_agreed || total->stops > 0;
 }
 
 // The mean loss of the committed parameters over the predicted tokens of the held-out
@@ -107,23 +95,22 @@ static bool validate(Run *run) {
     int64_t batches = validation_batches(run);
     scheduler_settle(s); // waiting for communication under way still counts as training
     double began = clock_seconds();
-    Validation sum = {run, borrow_committed_weights(s, run->rule), 0, 0, 0, 0};
+    Validation validation = {.run = run, .parameters = borrow_committed_weights(s, run->rule)};
     bool stopped = false;
     for (int64_t first = 0; first < batches && !stopped; first += run->transport.size) {
-        sum.batch = first + run->transport.rank;
-        if (sum.batch < batches) { scheduler_call(s, s->compute, validate_task, &sum); }
-        scheduler_call(s, s->communication, validate_agree_task, &sum);
+        validation.batch = first + run->transport.rank;
+        if (validation.batch < batches) { scheduler_call(s, s->compute, validate_task, &validation); }
+        scheduler_call(s, s->communication, validate_exchange_task, &validation);
         stopped = s->wishes.stop_agreed && first + run->transport.size < batches;
         double now = clock_seconds();
         int64_t done = int64_min(first + run->transport.size, batches);
         Progress progress = {"validation, ", "batches", done, batches, now - began, QUIET_SECONDS};
         if (run_is_main(run) && now - began >= 1) { terminal_bar(&run->terminal, &progress, now); }
     }
-    return_committed(s, sum.parameters);
+    return_committed(s, validation.parameters);
     if (!stopped) {
-        scheduler_call(s, s->communication, validate_exchange_task, &sum);
-        run->reports.validation = sum.loss / sum.predicted;
-        run->reports.perfect_validation = sum.perfect_loss / sum.predicted;
+        run->reports.validation = tally_mean_loss(&validation.total);
+        run->reports.perfect_validation = validation.total.perfect_loss / validation.total.predicted;
     }
     run->clock.paused += clock_seconds() - began;
     return !stopped;

@@ -67,7 +67,7 @@ static inline bool evaluator_fill(Evaluator *evaluator, const EvaluateSet *set, 
     for (int row = 0; row < rows; row++) {
         const EvaluateSequence *sequence = evaluate_sequence(set, batch, (size_t)row);
         const DataFile *file = &set->data.files[sequence->file];
-        bool is_text = set->request.task != EVALUATE_PERPLEXITY || file->token_bytes == 1;
+        bool is_text = set->request.task != EVALUATE_PERPLEXITY || file->content.token_bytes == 1;
         int context = sequence->length - sequence->scored;
         for (int t = 0; t < sequence->length; t++) {
             uint64_t place = sequence->begin + (uint64_t)t;
@@ -75,7 +75,7 @@ static inline bool evaluator_fill(Evaluator *evaluator, const EvaluateSet *set, 
             if (token >= (uint32_t)vocabulary) { return data_token_error(file, place, vocabulary, error); }
             if (t < sequence->length - 1) { evaluator->tokens[row * T + t] = (int32_t)token; }
             if (t < context) { continue; }
-            bool counts = token_mask_counts(file->mask, place);
+            bool counts = token_mask_counts(file->content.mask, place);
             size_t bytes = 1; // of the token's text
             if (tokenizer != NULL) { tokenizer_bytes(tokenizer, (int32_t)token, &bytes); }
             evaluator->positions[query->count] = row * T + t - 1;

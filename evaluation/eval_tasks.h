@@ -61,7 +61,7 @@ typedef struct EvaluateItem {
 // All sequences of a task and their batches, on every rank.
 typedef struct EvaluateSet {
     EvaluateRequest request;
-    DataLoader data;  // the files; where they are text, DataFile.tokens is in `texts`
+    DataLoader data;  // the files; where they are text, DataFile.content is in `texts`
     TokenList *texts; // (data.file_count)
     EvaluateSequence *sequences;
     size_t count, capacity;
@@ -177,9 +177,9 @@ static inline bool evaluate_encode(EvaluateSet *set, int file, const char *text,
 // Makes the tokens of file `file` those that evaluate_encode made of its text.
 static inline bool evaluate_take_text(EvaluateSet *set, int file, Error *error) {
     DataFile *data = &set->data.files[file];
-    data->tokens = (const uint8_t *)(const void *)set->texts[file].ids;
-    data->token_bytes = 4;
-    data->token_count = set->texts[file].count;
+    data->content.tokens = (const uint8_t *)(const void *)set->texts[file].ids;
+    data->content.token_bytes = 4;
+    data->content.token_count = set->texts[file].count;
     return data_file_scan(data, set->request.vocabulary, error);
 }
 
@@ -210,7 +210,7 @@ static inline bool evaluate_add_item(EvaluateSet *set, int choices, int label, E
 static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) {
     const EvaluateRequest *request = &set->request;
     DataFile *data = &set->data.files[file];
-    bool text = data->token_bytes == 1, encodes = text && request->tokenizer != NULL;
+    bool text = data->content.token_bytes == 1, encodes = text && request->tokenizer != NULL;
     if (encodes && (!evaluate_encode(set, file, (const char *)data->mapping, data->bytes, error) ||
                     !evaluate_take_text(set, file, error))) {
         return false;
@@ -222,17 +222,18 @@ static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) 
                          data->path, request->vocabulary);
     }
     if (!text && request->tokenizer != NULL &&
-        !token_hashes_agree(data->tokenizer_hash, request->tokenizer->hash)) {
+        !token_hashes_agree(data->content.tokenizer_hash, request->tokenizer->hash)) {
         return error_set(error, "%.300s was made with another tokenizer than the one that is given",
                          data->path);
     }
     // The windows of a padded file are its documents, so no other length or stride makes
     // sense.
-    if (data->padded != 0 && (data->padded != request->T || request->stride != request->T)) {
+    int padded = data->content.padded;
+    if (padded != 0 && (padded != request->T || request->stride != request->T)) {
         return error_set(error, "%.300s was padded to sequences of %d tokens: give --seq-len %d --stride %d",
-                         data->path, data->padded, data->padded, data->padded);
+                         data->path, padded, padded, padded);
     }
-    uint64_t T = (uint64_t)request->T, count = data->token_count,
+    uint64_t T = (uint64_t)request->T, count = data->content.token_count,
              stride = (uint64_t)(request->stride > 0 ? request->stride : request->T / 2),
              counted = 0; // the end of what earlier windows have counted
     for (uint64_t begin = 0; counted < count; begin += stride) {

@@ -184,7 +184,9 @@ static inline bool options_emulate_link(const Options *options) {
 // the network.
 static inline bool options_check_emulation(const Options *options, Error *error) {
     const Rule *rule = options_rule(options);
-    double steps = rule->exchange_steps == NULL ? 1 : (double)rule->exchange_steps(options_of_rule(options));
+    SchedulerSettings settings = {.steps = 1, .fragments = 1};
+    if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
+    double steps = (double)settings.steps / settings.fragments; // between two exchanges
     int batches = options_rank_accumulate(options, options->slow_rank < 0 ? 0 : (int)options->slow_rank);
     double waiting = options->slow_ms * (batches > 0 ? batches : 1) * steps / 1000;
     double chunks = options->link_mbit > 0 ? 2 * 8.4 / options->link_mbit : 0; // two of 1 MB under way

@@ -338,7 +338,7 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
     } else {
         assert(task == fragment_task && "a task that the simulation does not know");
         const FragmentWork *work = (const FragmentWork *)context;
-        simulation_pass(simulation, (double)work->fragment->layout.count, PASS_OUTER);
+        simulation_pass(simulation, (double)s->local.fragments[work->fragment].layout.count, PASS_OUTER);
     }
 }
 

@@ -181,7 +181,7 @@ static inline bool make_token_file(const DataLoader *loader, const char *directo
     Text *texts = (Text *)calloc((size_t)count, sizeof *texts);
     if (texts == NULL) { return error_set(error, "no memory for the list of texts"); }
     for (int i = 0; i < count; i++) {
-        texts[i].bytes = loader->files[i].tokens;
+        texts[i].bytes = loader->files[i].content.tokens;
         texts[i].size = loader->files[i].bytes;
         tokenizing.bytes += (double)texts[i].size;
     }

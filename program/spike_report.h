@@ -35,7 +35,7 @@ static inline void describe_loss_spike(const CheckpointedRun *run, const DataLoa
         " in its micro-batch %.0f (of %d sequence%s, the first is number %llu in the order of training",
         spike->site.micro_batch - 1, run->B, run->B == 1 ? "" : "s", (unsigned long long)first);
     if (!data->builtin) {
-        const DataFile *file = data_loader_find(data, data_loader_window(data, first), &token);
+        const DataFile *file = data_loader_find(data, data_loader_window(data, DATA_TRAINING, first), &token);
         used += (size_t)snprintf(text + used, size - used, ": %.200s from token %llu", file->path,
                                  (unsigned long long)token);
     }

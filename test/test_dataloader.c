@@ -391,6 +391,11 @@ static void test_many_files_in_order_of_name(void **state) {
     // The name of a file, not a pattern.
     open_or_fail(&loader, write_ids(scratch, "parts/odd[1]*.bin", 9, 0, 1000), 4, 1000, false);
     data_loader_close(&loader);
+    // The name of a directory, not a pattern.
+    assert_int_equal(rename(directory, scratch_path(scratch, "odd[1]*\\")), 0);
+    open_or_fail(&loader, scratch_path(scratch, "odd[1]*\\"), 4, 1000, false);
+    assert_int_equal(loader.file_count, 5);
+    data_loader_close(&loader);
 }
 
 static void test_hold_out(void **state) {
@@ -408,7 +413,9 @@ static void test_hold_out(void **state) {
             fill(&loader, false, s, 1, &token, &target, &perfect);
             assert_true(windows[i] > 65535 || (uint64_t)token < training);
         }
-        for (uint64_t s = 0; s < training; s++) { assert_true(data_loader_window(&loader, s) < training); }
+        for (uint64_t s = 0; s < training; s++) {
+            assert_true(data_loader_window(&loader, DATA_TRAINING, s) < training);
+        }
         fill(&loader, true, held - 1, 1, &token, &target, &perfect);
         assert_int_equal(token, (windows[i] - 1) % 65536);
         data_loader_close(&loader);
@@ -582,7 +589,7 @@ static void test_the_page_names_the_windows(void **state) {
             for (uint64_t sample = 0; sample < 3 * counts[i]; sample++) {
                 unsigned long long window;
                 assert_int_equal(fscanf(page, "%llu", &window), 1);
-                assert_int_equal(window, data_loader_window(&loader, sample));
+                assert_int_equal(window, data_loader_window(&loader, DATA_TRAINING, sample));
             }
         }
     }

@@ -438,14 +438,15 @@ static void fragments_take_layers_in_turn_or_as_neighbours(void **state) {
         bench_open(bench, &spec, &transport, NULL);
         char found[17] = "................";
         for (int f = 0; f < spec.settings.fragments; f++) {
-            const Fragment *fragment = &bench->scheduler.local.fragments[f];
+            const Scheduler *s = &bench->scheduler;
             size_t length = 0;
-            for (int r = 0; r < fragment->range_count; r++) {
-                for (size_t e = fragment->ranges[r].begin; e < fragment->ranges[r].end; e++, length++) {
+            for (int i = 0; i < LAYERS + 2; i++) {
+                size_t end = fragment_has(s, f, i) ? segment_begin(&s->problem, i + 1) : 0;
+                for (size_t e = segment_begin(&s->problem, i); e < end; e++, length++) {
                     found[e] = (char)('0' + f);
                 }
             }
-            assert_true(length == fragment->layout.count);
+            assert_true(length == s->local.fragments[f].layout.count);
         }
         assert_string_equal(found, expected[i / 3][i % 3]);
         bench_close(bench);

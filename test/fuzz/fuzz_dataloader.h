@@ -44,8 +44,9 @@ static inline void fuzz_dataloader_fill(const DataLoader *loader, uint64_t sampl
 // has zeros.
 static inline void fuzz_dataloader_places(const DataLoader *loader) {
     for (int i = 0; i < loader->file_count; i++) {
-        const DataFile *file = &loader->files[i];
-        const uint8_t *begin = (const uint8_t *)file->mapping, *end = begin + file->bytes;
+        const TokenFile *file = &loader->files[i].content;
+        const uint8_t *begin = (const uint8_t *)loader->files[i].mapping,
+                      *end = begin + loader->files[i].bytes;
         uint64_t width = (uint64_t)file->token_bytes, count = file->token_count;
         bool inside =
             file->tokens >= begin && file->tokens <= end && count <= (uint64_t)(end - file->tokens) / width;
@@ -60,7 +61,7 @@ static inline void fuzz_dataloader_read(const DataLoader *loader) {
     uint64_t windows = loader->training_windows, visited = 0;
     fuzz_require(windows > 0, "there is something to train on");
     for (uint64_t i = 0; i < windows && i < FUZZ_DATALOADER_WINDOWS; i++) {
-        uint64_t window = data_loader_window(loader, i);
+        uint64_t window = data_loader_window(loader, DATA_TRAINING, i);
         fuzz_require(window < windows, "the order stays among the windows");
         if (windows <= FUZZ_DATALOADER_WINDOWS) { visited |= UINT64_C(1) << window; }
         fuzz_dataloader_fill(loader, i, false);

@@ -30,7 +30,7 @@ static inline EvaluateRequest fuzz_evaluate_request(uint8_t choice, const char *
 static inline void fuzz_evaluate_sequence(const EvaluateSet *set, const EvaluateSequence *sequence) {
     fuzz_require(sequence->file >= 0 && sequence->file < set->data.file_count, "a sequence is of a file");
     const DataFile *file = &set->data.files[sequence->file];
-    uint64_t count = file->token_count, length = (uint64_t)sequence->length;
+    uint64_t count = file->content.token_count, length = (uint64_t)sequence->length;
     fuzz_require(sequence->length >= 2 && sequence->length <= set->request.T + 1,
                  "a sequence fits the context");
     fuzz_require(sequence->scored >= 1 && sequence->scored < sequence->length,

@@ -414,7 +414,7 @@ static inline void data_loader_close(DataLoader *loader) {
 static inline bool data_loader_find_files(DataLoader *loader, const DataRequest *request, Error *error) {
     assert(request->sequence_length >= 1 && request->vocabulary >= 1);
     memset(loader, 0, sizeof *loader);
-    snprintf(loader->name, sizeof loader->name, "%s", request->path);
+    snprintf(loader->name, sizeof loader->name, "%.255s", request->path);
     loader->sequence_length = request->sequence_length;
     loader->vocabulary = request->vocabulary;
     loader->seed = request->seed;

@@ -225,7 +225,7 @@ static void owners_and_threads_change_no_bit(void **state) {
     const Layout layouts[] = {layout_make(ELEMENTS, 1),
                               layout_make(ELEMENTS, 2),
                               layout_make(ELEMENTS, 3),
-                              {ELEMENTS, 3, 5, (ELEMENTS + 14) / 15}};
+                              {.count = ELEMENTS, .size = 3, .piece = 5, .cells = (ELEMENTS + 14) / 15}};
     Bench one, other;
     bench_open(&one, PRECISION_BF16, 0.95, &whole, 0, 1);
     bench_run(&one, 3, 0.1, true);

@@ -547,12 +547,9 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     transport_sum_order(run->transport, today, sizeof today);
     remarks[0] = '\0';
     if (!source->same_rule) {
-        remarks_add(remarks,
-                    "another rule: what the old rule had in flight is dropped");
+        remarks_add(remarks, "another rule: what the old rule had in flight is dropped");
     }
-    if (source->muon != checkpoint_has_muon(run)) {
-        remarks_add(remarks, "the moments start from zero");
-    }
+    if (source->muon != checkpoint_has_muon(run)) { remarks_add(remarks, "the moments start from zero"); }
     if (source->workers != run->transport->size) {
         remarks_add(remarks,
                     run->rule->kind == RULE_LOCAL

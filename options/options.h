@@ -94,8 +94,8 @@ typedef struct Options {
     int64_t warmup;                // commits; -1: auto
     double weight_decay;           // -1: auto
     double beta1, beta2, eps;
-    OptionChoice moments;  // Precision
-    OptionChoice inner;    // InnerChoice
+    OptionChoice moments; // Precision
+    OptionChoice inner;   // InnerChoice
     bool fresh_moments;
     double muon_momentum;
     int64_t muon_iterations;

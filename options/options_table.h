@@ -334,7 +334,7 @@ static const OptionSpec option_table[] = {
      "batches, one moment less, and more computation for each commit."},
     {OPTION("muon-momentum", RATE, OTHER_BITS), REAL_OPTION(muon_momentum, "0.95", 0, 0.999999, "X"),
      .needs = "inner", .help = "Memory of Muon's mean gradient."},
-    {OPTION("muon-iterations", RATE, OTHER_BITS), INTEGER_OPTION(muon_iterations, "5", 1, 20, "N"),
+    {OPTION("muon-iterations", RATE, OTHER_BITS), INTEGER_OPTION(muon_iterations, "5", 1, 100, "N"),
      .needs = "inner", .help =
      "Iterations that take the singular values of a step towards 1. Fewer cost less and leave more of what "
      "the gradient had."},

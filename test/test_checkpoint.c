@@ -14,7 +14,7 @@
 
 enum { COMMITS = 24 }; // that base.json trains for: of two micro-batches each, on one rank
 
-// A rule, possibly with a wire format or moments in bf16.
+// A rule, possibly with a wire format, moments in bf16, or Muon.
 typedef struct Variant {
     const char *options;
     int period; // inner steps between two checkpoints
@@ -34,6 +34,9 @@ static const Variant variants[] = {
     {"--optimizer acco --accumulate 4 --acco-split 0.75 --moments bf16", 1},
     {"--optimizer acco --accumulate 5 --acco-split 0.25 --acco-init 1 --estimate-wire int8", 1},
     {"--optimizer streaming-diloco --diloco-H 6 --wire e3m0 --moments bf16", 3},
+    {"--optimizer zero1 --inner muon --moments bf16", 1},
+    {"--optimizer acco --accumulate 4 --acco-split 0.75 --inner muon --estimate-wire int8", 1},
+    {"--optimizer streaming-diloco --diloco-H 4 --inner muon", 2},
 };
 
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
@@ -148,6 +151,17 @@ static void check_same_events(const Fleet *fleet, int a, int b, const char *kind
             fail_msg("%s, %s of %s %d: %.17g, but %.17g of %s", fleet->trainings[b].what, fields[i], kind, n,
                      other, one, fleet->trainings[a].what);
         }
+    }
+}
+
+static void check_refused(Stage *stage, int ranks, const char *out, const char *arguments, const char *part) {
+    char all[1024];
+    snprintf(all, sizeof all, "--config base.json --out %s %s", out, arguments);
+    Outcome outcome = program_run(stage, ranks, all);
+    outcome_check(&outcome, 2, arguments);
+    text_check(outcome.errors, part, arguments);
+    if (text_count(outcome.errors, "train_gpt: ") != 1) {
+        fail_msg("%s: not one line: %.1500s", arguments, outcome.errors);
     }
 }
 
@@ -304,11 +318,11 @@ static void check_position(const Stage *stage, const Fleet *fleet, int i, const 
 }
 
 static void other_numbers_of_ranks_go_on(void **state) {
-    static const char *const calm[] = {"--optimizer zero1", "--optimizer acco --accumulate 4",
-                                       "--optimizer co2 --co2-tau 3",
-                                       "--optimizer diloco --diloco-H 3 --diloco-mu 0"};
+    static const char *const calm[] = {
+        "--optimizer zero1", "--optimizer acco --accumulate 4", "--optimizer co2 --co2-tau 3",
+        "--optimizer diloco --diloco-H 3 --diloco-mu 0", "--optimizer zero1 --inner muon"};
     Stage *stage = stage_with_ranks(state);
-    for (int c = 0; c < 4; c++) {
+    for (int c = 0; c < 5; c++) {
         const char *options = calm[c];
         Fleet *fleet = fleet_new(stage);
         fleet_start(fleet, 4, "%s %s --save-every 1 --keep 100", longer, options);
@@ -398,6 +412,30 @@ static void a_sum_under_way_belongs_to_those_who_sent_it(void **state) {
     double four = fleet_number(fleet, 0, "validation", 0, "loss"),
            one = fleet_number(fleet, 1, "validation", 0, "loss");
     assert_close(one, four, 1e-3, "the loss after a boundary that takes the sum of four workers");
+}
+
+// The moments of another inner optimizer mean nothing to this one: it refuses them, or begins with
+// none where it is told to.
+static void another_inner_optimizer_starts_anew(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    for (int muon = 0; muon < 2; muon++) {
+        Fleet *fleet = fleet_new(stage);
+        const char *was = muon ? "muon" : "adamw", *is = muon ? "adamw" : "muon";
+        fleet_start(fleet, 2, "%s --optimizer acco --accumulate 4 --inner %s --save-every 1 --keep 100",
+                    longer, was);
+        fleet_finish(fleet);
+        char from[128], arguments[512], part[128];
+        strcpy(from, step_path(&fleet->trainings[0], middle_step(stage, fleet->trainings[0].out)));
+        snprintf(arguments, sizeof arguments, "--optimizer zero1 --inner %s --resume %s", is, from);
+        snprintf(part, sizeof part,
+                 "was trained with --inner %s: continue with that, or add --fresh-moments on", was);
+        check_refused(stage, 2, "refused", arguments, part);
+        fleet_start(fleet, 3, "%s --optimizer zero1 --inner %s --fresh-moments on --resume %s", longer, is,
+                    from);
+        fleet->events[1] = training_finish(stage, &fleet->trainings[1]);
+        check_goes_on(fleet, 1, 0, 1.5, "the moments start from zero");
+        stage_end_all(stage);
+    }
 }
 
 static void other_rules_go_on(void **state) {
@@ -1384,17 +1422,6 @@ static const Refusal refusals[] = {
 
 enum { REFUSED = sizeof refusals / sizeof refusals[0] };
 
-static void check_refused(Stage *stage, int ranks, const char *out, const char *arguments, const char *part) {
-    char all[1024];
-    snprintf(all, sizeof all, "--config base.json --out %s %s", out, arguments);
-    Outcome outcome = program_run(stage, ranks, all);
-    outcome_check(&outcome, 2, arguments);
-    text_check(outcome.errors, part, arguments);
-    if (text_count(outcome.errors, "train_gpt: ") != 1) {
-        fail_msg("%s: not one line: %.1500s", arguments, outcome.errors);
-    }
-}
-
 // Two runs in one directory: the second is refused while the first one lives, and only
 // then.
 static void a_directory_has_one_run_at_a_time(void **state) {
@@ -1568,6 +1595,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_finished_run_is_the_same_on_other_ranks),
         CHECKPOINT_TEST(the_same_batches_on_fewer_ranks_make_the_same_commits),
         CHECKPOINT_TEST(a_sum_under_way_belongs_to_those_who_sent_it),
+        CHECKPOINT_TEST(another_inner_optimizer_starts_anew),
         CHECKPOINT_TEST(other_rules_go_on),
         CHECKPOINT_TEST(other_hosts_are_named),
         CHECKPOINT_TEST(other_options_are_named),

@@ -142,6 +142,34 @@ static void casts_travel_and_change_no_bit(void **state) {
     assert_true(kept[1] < 0.34 * kept[0] && kept[1] > 0.32 * kept[0]); // casts instead of floats and casts
 }
 
+// Ranks on GPUs own whole matrices under Muon, and exchange through the host: the weights of zero1
+// are those of ddp, in bf16 and fp32; in fp32 they train as on CPUs; and local rules have NCCL.
+static void muon_steps_whole_matrices_on_gpus(void **state) {
+    static const char *const ways[] = {"ddp",
+                                       "zero1",
+                                       "zero1 --overlap off --chaos-ms 2",
+                                       "ddp --precision fp32",
+                                       "zero1 --precision fp32 --bucket-mb 0.01",
+                                       "zero1 --device cpu",
+                                       "acco --accumulate 4",
+                                       "acco --accumulate 4 --chaos-ms 5",
+                                       "diloco --diloco-H 4 --gpu-exchange nccl"};
+    enum { WAYS = sizeof ways / sizeof ways[0] };
+    Fleet *fleet = fleet_new(stage_with_ranks(state));
+    set_gpus("2", NULL);
+    for (int i = 0; i < WAYS; i++) {
+        fleet_start(fleet, 2, "--inner muon --lr 0.01 --optimizer %s", ways[i]);
+    }
+    fleet_finish(fleet);
+    check_same(fleet, 0, 1);
+    check_same(fleet, 0, 2);
+    check_same(fleet, 3, 4);
+    check_same(fleet, 6, 7);
+    check_losses(fleet, 4, 5, 5e-3);
+    check_losses(fleet, 1, 5, 0.05);
+    text_check(fleet_output(fleet, 1), "ranks own whole matrices", ways[1]);
+}
+
 // In overlapped rules casts arrive beside those in use: of the master, of an estimate, of a
 // prediction. They train as fp32 on CPUs does, but for the rounding of bf16.
 static void arriving_casts_train_as_floats_do(void **state) {
@@ -750,6 +778,7 @@ int main(int argc, char **argv) {
         GPU_TEST(two_gpus_give_the_same_bits_in_any_order),
         GPU_TEST(narrow_wires_give_the_same_bits_in_any_order),
         GPU_TEST(casts_travel_and_change_no_bit),
+        GPU_TEST(muon_steps_whole_matrices_on_gpus),
         GPU_TEST(arriving_casts_train_as_floats_do),
         GPU_TEST(looking_at_exact_parameters_changes_no_bit),
         GPU_TEST(ranks_with_other_models_are_refused),

@@ -18,7 +18,7 @@
 // have left to do what takes no more than one. Open MPI's launcher may hang when it has to
 // end ranks; so this one waits for them to be gone.
 static inline void exit_user_mistake(const Error *error) {
-    if (launch_launcher_rank(getenv) != 0) { exit(0); }
+    if (launch_launcher_rank() != 0) { exit(0); }
     fflush(stdout);
     fprintf(stderr, "train_gpt: %s\n", error->text);
     if (transport_was_launched()) { sleep_seconds(0.5); }
@@ -84,14 +84,6 @@ static inline json_t *common_options(const Options *options) {
     return object;
 }
 
-// What every rank tells the others at the start.
-typedef struct Hello {
-    uint64_t options_hash;
-    int pid, threads, on_gpu;
-    char host[64], device[64];
-    char interfaces[96]; // of its host: launch_interfaces
-} Hello;
-
 // error <- the first option that differs from rank 0's, if there is one. hellos (size).
 static inline void compare_options(const Options *mine, const Options *first, int rank, const Hello *hellos,
                                    Error *error) {
@@ -129,8 +121,13 @@ static inline Hello *exchange_hellos(Run *run) {
     json_decref(options);
     mine.pid = (int)getpid();
     mine.threads = run->threads.threads;
-    mine.on_gpu = run->placement.on_gpu ? 1 : 0;
-    snprintf(mine.device, sizeof mine.device, "%.60s", mine.on_gpu ? run->placement.gpu.name : "CPU");
+    const Gpu *gpu = placement_gpu(&run->placement);
+    snprintf(mine.device, sizeof mine.device, "%.60s", gpu != NULL ? gpu->name : "CPU");
+    if (gpu != NULL) {
+        mine.capability = gpu->capability;
+        mine.gpu_memory = gpu->memory_total;
+        memcpy(mine.bus, gpu->bus, sizeof mine.bus);
+    }
     memcpy(mine.host, transport->host, sizeof mine.host);
     launch_interfaces(mine.interfaces, sizeof mine.interfaces);
     Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
@@ -140,7 +137,7 @@ static inline Hello *exchange_hellos(Run *run) {
         alike = alike && all[rank].options_hash == all[0].options_hash;
         bool here = strcmp(all[rank].host, mine.host) == 0;
         if (pids != NULL) { pids[rank] = here ? all[rank].pid : 0; }
-        run->placement.ranks_on_gpus += all[rank].on_gpu;
+        run->placement.ranks_on_gpus += all[rank].capability > 0;
     }
     __atomic_store_n(&run->signal_watch.pids, pids, __ATOMIC_RELEASE);
     if (!alike) {

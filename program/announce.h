@@ -103,9 +103,9 @@ static inline void print_device(const Run *run) {
                placement->ranks_on_gpus, run->transport.size);
     }
     if (placement->odd_one[0] != '\0') { printf("           %s\n", placement->odd_one); }
-    if (run->peak_flops > 0) {
+    if (run->reports.peak_flops > 0) {
         printf("peak       %.4g TFLOP/s over all ranks: %s; \"mfu\" in log.jsonl is the share of it\n",
-               run->peak_flops / 1e12,
+               run->reports.peak_flops / 1e12,
                placement->on_gpu ? "bf16, as the maker states it" : "products of a layer, measured now");
     }
     if (placement->on_gpu) {
@@ -134,17 +134,14 @@ static inline void print_device(const Run *run) {
 static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
     enum { MOST = 16 };
     int hosts = 0;
-    bool several = false;
     for (int rank = 0; rank < ranks; rank++) {
-        several = several || strcmp(hellos[rank].host, hellos[0].host) != 0;
-    }
-    for (int rank = 0; several && rank < ranks; rank++) {
         int first = 0, mates = 0;
         while (strcmp(hellos[first].host, hellos[rank].host) != 0) { first++; }
         if (first < rank) { continue; }
         for (int other = rank; other < ranks; other++) {
             mates += strcmp(hellos[other].host, hellos[rank].host) == 0;
         }
+        if (mates == ranks) { return; }
         if (hosts++ >= MOST) { continue; }
         fprintf(file, "%s %s: %d rank%s, the first is %d; %s, %d thread%s each; %s\n",
                 hosts == 1 ? "hosts     " : "          ", hellos[rank].host, mates, mates == 1 ? "" : "s",
@@ -248,14 +245,13 @@ static inline void log_start(Run *run, const Hello *hellos) {
 static inline void announce_run(Run *run, const Hello *hellos) {
     Transport *transport = &run->transport;
     Reports *reports = &run->reports;
-    find_peak(run);
+    reports->peak_flops = find_peak(run);
     transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
     reports->terminal = &run->terminal;
     reports->scheduler = &run->scheduler;
     reports->transport = transport;
     reports->micro_batch_tokens = (double)tokens_per_micro_batch(run);
     reports->token_flops = model_flops_per_token(&run->config, run->T);
-    reports->peak_flops = run->peak_flops;
     reports->knows_perfect = run->data.builtin;
     reports->validation = NAN;
     reports->log.patient = reports->curves.patient = true; // until now a full disk is an error

@@ -136,50 +136,21 @@ static inline void placement_choose_exchange(Placement *placement, const Options
 // ---------------------------------------------------------------------------------------
 // GPU exchange
 
-// The GPU of a rank, as it tells the others.
-typedef struct GpuIdentity {
-    int capability; // 0: on the CPU
-    size_t memory;  // bytes
-    char host[64], bus[32], name[64];
-} GpuIdentity;
-
-// How many ranks compute on the GPU of `rank`, itself included. gpus (ranks).
-static inline int ranks_on_gpu_of(const GpuIdentity *gpus, int ranks, int rank) {
-    int count = 0;
-    for (int other = 0; other < ranks; other++) {
-        bool same_host = strcmp(gpus[other].host, gpus[rank].host) == 0,
-             same_bus = strcmp(gpus[other].bus, gpus[rank].bus) == 0;
-        count += gpus[other].capability > 0 && same_host && same_bus;
-    }
-    return count;
-}
-
-// text <- the first rank that does not compute on what most ranks compute on; empty: none.
-static inline void gpu_name_odd_one(const GpuIdentity *gpus, int ranks, char *text, size_t size) {
-    int most = 0, usual = 0, odd = 0;
-    for (int rank = 0; rank < ranks; rank++) {
-        int alike = 0;
-        for (int other = 0; other < ranks; other++) {
-            alike += strcmp(gpus[other].name, gpus[rank].name) == 0;
-        }
-        if (alike > most) {
-            most = alike;
-            usual = rank;
-        }
-    }
-    while (odd < ranks && strcmp(gpus[odd].name, gpus[usual].name) == 0) { odd++; }
-    text[0] = '\0';
-    if (odd < ranks) {
-        snprintf(text, size, "rank %d on %s computes on %s, %d of %d ranks on %s", odd, gpus[odd].host,
-                 gpus[odd].name, most, ranks, gpus[usual].name);
-    }
-}
+// What every rank tells the others at the start.
+typedef struct Hello {
+    uint64_t options_hash;
+    int pid, threads;
+    int capability;    // of its GPU; 0: it computes on the CPU
+    size_t gpu_memory; // bytes
+    char host[64], device[64], bus[32];
+    char interfaces[96]; // of its host: launch_interfaces
+} Hello;
 
 // What the GPUs of all ranks have in common.
 typedef struct GpuFleet {
-    const char *obstacle; // to NCCL; NULL: none
-    bool mixed;           // they are of several kinds, or some ranks have none
-    size_t buffers;       // bytes of NCCL's messages: small beside the model, the same on all ranks
+    bool mixed;     // they are of several kinds, or some ranks have none
+    bool shared;    // several ranks compute on one
+    size_t buffers; // bytes of NCCL's messages: small beside the model, the same on all ranks
 } GpuFleet;
 
 // Bytes of NCCL's messages on a GPU: small beside the model.
@@ -187,37 +158,38 @@ static inline size_t placement_nccl_bytes(size_t gpu_memory) {
     return size_min(NCCL_BUFFER_BYTES, gpu_memory / 1000);
 }
 
-// Collective: what the GPUs have in common. Sets how many ranks share this one's GPU, and
-// whether all ranks cast.
-static inline GpuFleet placement_look_at_gpus(Placement *placement, Transport *transport) {
-    GpuIdentity mine;
-    memset(&mine, 0, sizeof mine);
-    mine.capability = placement->on_gpu ? placement->gpu.capability : 0;
-    mine.memory = placement->gpu.memory_total;
-    memcpy(mine.host, transport->host, sizeof mine.host);
-    memcpy(mine.bus, placement->gpu.bus, sizeof mine.bus);
-    snprintf(mine.name, sizeof mine.name, "%.60s", placement->on_gpu ? placement->gpu.name : "the CPU");
-    GpuIdentity *gpus =
-        (GpuIdentity *)transport_collect_records(transport, "choice of the GPU exchange", &mine, sizeof mine);
-    GpuFleet fleet = {NULL, false, NCCL_BUFFER_BYTES};
-    bool lacking = false, shared = false;
-    for (int rank = 0; rank < transport->size; rank++) {
-        lacking = lacking || gpus[rank].capability == 0;
-        shared = shared || ranks_on_gpu_of(gpus, transport->size, rank) > 1;
-        fleet.mixed = fleet.mixed || gpus[rank].capability != gpus[0].capability;
-        fleet.buffers = size_min(fleet.buffers, placement_nccl_bytes(gpus[rank].memory));
+// Compares the GPUs of all ranks. Sets how many ranks share this one's GPU, and names the first
+// rank that does not compute on what most ranks compute on. hellos (ranks).
+static inline GpuFleet placement_compare_gpus(Placement *placement, const Hello *hellos, int ranks,
+                                              int own_rank) {
+    GpuFleet fleet = {false, false, NCCL_BUFFER_BYTES};
+    const Hello *usual = hellos, *odd = hellos;
+    int most = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        const Hello *hello = &hellos[rank];
+        int alike = 0, sharing = 0;
+        for (int other = 0; other < ranks; other++) {
+            bool same_place =
+                strcmp(hellos[other].host, hello->host) == 0 && strcmp(hellos[other].bus, hello->bus) == 0;
+            alike += strcmp(hellos[other].device, hello->device) == 0;
+            sharing += hello->capability > 0 && hellos[other].capability > 0 && same_place;
+        }
+        if (alike > most) {
+            most = alike;
+            usual = hello;
+        }
+        if (rank == own_rank && placement->on_gpu) { placement->sharing = sharing; }
+        fleet.shared = fleet.shared || sharing > 1;
+        fleet.mixed = fleet.mixed || hello->capability != hellos[0].capability;
+        fleet.buffers = size_min(fleet.buffers, placement_nccl_bytes(hello->gpu_memory));
     }
-    fleet.obstacle = !nccl_is_built_in() ? "this program was built without NCCL"
-                     : lacking           ? "not every rank has a GPU"
-                     : shared            ? "several ranks share a GPU, which NCCL refuses"
-                                         : NULL;
-    placement->all_cast = placement->precision == PRECISION_BF16 && !lacking; // of all: --precision is one
-    gpu_name_odd_one(gpus, transport->size, placement->odd_one, sizeof placement->odd_one);
-    if (placement->on_gpu) {
-        placement->sharing = ranks_on_gpu_of(gpus, transport->size, transport->rank);
-        gpu_measure(&placement->gpu); // now every rank that shares it has taken what CUDA needs
+    while (odd < hellos + ranks && strcmp(odd->device, usual->device) == 0) { odd++; }
+    if (odd < hellos + ranks) {
+        snprintf(placement->odd_one, sizeof placement->odd_one,
+                 "rank %d on %s computes on %s, %d of %d ranks on %s", (int)(odd - hellos), odd->host,
+                 odd->capability > 0 ? odd->device : "the CPU", most, ranks,
+                 usual->capability > 0 ? usual->device : "the CPU");
     }
-    free(gpus);
     return fleet;
 }
 
@@ -276,19 +248,27 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
     return true;
 }
 
-// Collective; all ranks choose the same. If the rule does not shard, every rank makes the
+// Collective; all ranks choose the same. hellos (ranks): of all of them. If the rule does not shard, every rank makes the
 // same steps by itself, so all must round alike; but kernels compiled for other GPUs, and
 // those for CPUs, may fuse other operations.
 static inline bool placement_choose_gpu_exchange(Placement *placement, const Options *options,
-                                                 Transport *transport, Error *error) {
+                                                 Transport *transport, const Hello *hellos, Error *error) {
     placement->sharing = 1;
     if (transport->size == 1) {
         return !transport->library ||
                error_set(error,
                          "--exchange library: there is one rank, so nothing is exchanged; leave it away");
     }
-    GpuFleet fleet = placement_look_at_gpus(placement, transport);
-    const char *obstacle = fleet.obstacle;
+    GpuFleet fleet = placement_compare_gpus(placement, hellos, transport->size, transport->rank);
+    bool lacking = placement->ranks_on_gpus < transport->size;
+    const char *obstacle = !nccl_is_built_in() ? "this program was built without NCCL"
+                           : lacking           ? "not every rank has a GPU"
+                           : fleet.shared      ? "several ranks share a GPU, which NCCL refuses"
+                                               : NULL;
+    placement->all_cast = placement->precision == PRECISION_BF16 && !lacking; // of all: --precision is one
+    if (placement->on_gpu) {
+        gpu_measure(&placement->gpu);
+    } // every rank that shares it has taken what CUDA needs
     if (fleet.mixed && !rule_shards(options_rule(options))) {
         char sharding[RULE_TEXT];
         return error_set(
@@ -356,8 +336,7 @@ static inline void placement_close(Placement *placement) {
 // Recompute
 
 static inline const char *recompute_name(Recompute recompute) {
-    static const char *const names[RECOMPUTE_LEVELS] = {"none", "gelu", "layernorm", "block"};
-    return names[recompute];
+    return option_of(offsetof(Options, recompute))->choices[1 + recompute]; // behind "auto"
 }
 
 // Bytes of device memory that the model takes with these settings.

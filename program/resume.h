@@ -62,7 +62,7 @@ static inline void find_models(Run *run) {
     bool is_path = strcmp(options->resume, "auto") != 0 && strcmp(options->resume, "off") != 0;
     if (is_path) { checkpoint_find(options->resume, sizeof options->resume); }
     bool reads = options->command == COMMAND_SAMPLE || options->command == COMMAND_EVAL;
-    if (newest && reads && launch_launcher_rank(getenv) == 0) {
+    if (newest && reads && launch_launcher_rank() == 0) {
         printf("%-14s %s, the newest checkpoint of %s\n", "model", options->from, asked);
     }
 }

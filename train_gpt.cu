@@ -390,7 +390,6 @@ static int command_train(Run *run) {
     check_resume(run);
     open_run_directory(run);
     tokenize_data(run);
-    open_run_files(run);
     start_run(run);
     choose_by_measurement(run);
     announce_run(run, hellos);

@@ -39,7 +39,7 @@ static inline void print_build_facts(FILE *file) {
 static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
     char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE], epochs[48] = "";
-    double epoch = tokens_per_epoch(run);
+    double epoch = tokens_per_epoch(&run->data);
     if (epoch > 0) { snprintf(epochs, sizeof epochs, " (%.4g epochs)", (double)options->tokens / epoch); }
     int ranks = run->transport.size;
     const char *commit = step_name(run->rule);
@@ -48,7 +48,7 @@ static inline void print_batch(const Run *run) {
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
            "%s tokens%s are %lld %ss%s\n",
-           (long long)nominal_micro_batches(run), ranks, ranks == 1 ? "" : "s", run->B,
+           (long long)options_total_accumulate(options, ranks), ranks, ranks == 1 ? "" : "s", run->B,
            run->B == 1 ? "" : "s", run->T, human_count((double)per_commit, text), commit,
            run->scheduler.settings.adaptive ? " or more (auto: as many as fit beside the communication)" : "",
            human_count((double)options->tokens, total), epochs,
@@ -227,7 +227,7 @@ static inline void log_start(Run *run, const Hello *hellos) {
                                                            "bf16", rates[PRECISION_BF16])
                                                : json_null();
     char exchange[64], model[64];
-    double epoch = tokens_per_epoch(run);
+    double epoch = tokens_per_epoch(&run->data);
     run_directory_model_name(options_model(&run->options), model);
     transport_sum_order(&run->transport, exchange, sizeof exchange);
     report_event(&run->reports,

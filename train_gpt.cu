@@ -228,8 +228,6 @@ static void choose_alone(Run *run) {
     Transport *transport = &run->transport;
     Error error = {""};
     launch_threads(transport->local_size, (int)options->threads, &run->threads);
-    launch_shared_memory(transport->local_size, run->shared_memory_warning,
-                         sizeof run->shared_memory_warning);
     bool good = placement_choose_device(placement, options, transport->local_rank, false, &error) &&
                 placement_choose_precision(placement, options, &error) &&
                 launch_check_copies(transport->size, transport_has_mpi(), &error) &&
@@ -253,7 +251,6 @@ static void choose_together(Run *run, const Hello *hellos) {
     if (per_host > 0) { transport_meet(transport, transport->rank / per_host * per_host); }
     placement_choose_exchange(&run->placement, options, transport);
     bool good = placement_choose_gpu_exchange(&run->placement, options, transport, hellos, &error) &&
-                placement_check_gpu_options(&run->placement, options, &error) &&
                 reserve_memory(&setup, &error);
     MemoryRoom room = memory_room(&setup);
     good = good && fit_check(&setup, &room, &error);

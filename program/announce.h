@@ -156,7 +156,7 @@ static inline void print_start(Run *run, const Hello *hellos) {
     const Options *options = &run->options;
     const Transport *transport = &run->transport;
     const ModelConfig *config = &run->config;
-    char data[512];
+    char data[512], warning[256];
     data_loader_describe(&run->data, data, sizeof data);
     printf("acco.c %s\n", ACCO_VERSION);
     printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, window %d, %d positions, "
@@ -196,7 +196,8 @@ static inline void print_start(Run *run, const Hello *hellos) {
     }
     printf("\n");
     if (run->threads.warning[0] != '\0') { printf("warning    %s\n", run->threads.warning); }
-    if (run->shared_memory_warning[0] != '\0') { printf("warning    %s\n", run->shared_memory_warning); }
+    launch_shared_memory(transport->local_size, warning, sizeof warning);
+    if (warning[0] != '\0') { printf("warning    %s\n", warning); }
     if (options->kept[0] != '\0') { printf("options    where none are given, as in %s\n", options->kept); }
     struct statvfs disk; // one that fills while a run trains does not end it, but then nothing is saved
     if (!run->saving.times.never && statvfs(run->directory, &disk) == 0) {

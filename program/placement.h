@@ -248,27 +248,28 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
     return true;
 }
 
-// Collective; all ranks choose the same. hellos (ranks): of all of them. If the rule does not shard, every rank makes the
+// Collective; all ranks choose the same, and refuse options for GPUs or for NCCL if neither is
+// used. hellos (ranks): of all of them. If the rule does not shard, every rank makes the
 // same steps by itself, so all must round alike; but kernels compiled for other GPUs, and
 // those for CPUs, may fuse other operations.
 static inline bool placement_choose_gpu_exchange(Placement *placement, const Options *options,
                                                  Transport *transport, const Hello *hellos, Error *error) {
-    placement->sharing = 1;
-    if (transport->size == 1) {
-        return !transport->library ||
-               error_set(error,
-                         "--exchange library: there is one rank, so nothing is exchanged; leave it away");
+    int ranks = transport->size;
+    bool emulated = options_emulate_link(options), wants_nccl = options->gpu_exchange == GPU_EXCHANGE_NCCL,
+         asked = wants_nccl && ranks > 1, host = options->gpu_exchange == GPU_EXCHANGE_HOST;
+    const char *no_gpu = placement->ranks_on_gpus > 0 ? NULL
+                         : gpu_is_built_in()          ? "no rank computes on a GPU"
+                                                      : "this program was built for CPUs only";
+    if (wants_nccl && no_gpu != NULL) {
+        return error_set(error, "--gpu-exchange nccl has no effect: %s", no_gpu);
     }
-    GpuFleet fleet = placement_compare_gpus(placement, hellos, transport->size, transport->rank);
-    bool lacking = placement->ranks_on_gpus < transport->size;
-    const char *obstacle = !nccl_is_built_in() ? "this program was built without NCCL"
-                           : lacking           ? "not every rank has a GPU"
-                           : fleet.shared      ? "several ranks share a GPU, which NCCL refuses"
-                                               : NULL;
-    placement->all_cast = placement->precision == PRECISION_BF16 && !lacking; // of all: --precision is one
-    if (placement->on_gpu) {
-        gpu_measure(&placement->gpu);
-    } // every rank that shares it has taken what CUDA needs
+    GpuFleet fleet = placement_compare_gpus(placement, hellos, ranks, transport->rank);
+    bool lacking = placement->ranks_on_gpus < ranks;
+    const char *obstacle = ranks == 1            ? "there is one rank, so nothing is exchanged"
+                           : !nccl_is_built_in() ? "this program was built without NCCL"
+                           : lacking             ? "not every rank has a GPU"
+                           : fleet.shared        ? "several ranks share a GPU, which NCCL refuses"
+                                                 : NULL;
     if (fleet.mixed && !rule_shards(options_rule(options))) {
         char sharding[RULE_TEXT];
         return error_set(
@@ -277,10 +278,7 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
             "several kinds, round them differently (%s): use %s for such ranks, or --device cpu",
             options_rule(options)->name, placement->odd_one, rule_list(rule_shards, sharding));
     }
-    bool asked = options->gpu_exchange == GPU_EXCHANGE_NCCL,
-         host = options->gpu_exchange == GPU_EXCHANGE_HOST;
     if (asked && obstacle != NULL) { return error_set(error, "--gpu-exchange nccl: %s", obstacle); }
-    bool emulated = options_emulate_link(options);
     if (asked && emulated) {
         return error_set(
             error, "--gpu-exchange nccl: links are emulated in host memory; drop one of the two options");
@@ -292,28 +290,20 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
                          : emulated ? "links are emulated in host memory"
                                     : obstacle);
     }
-    const char *reason = host ? "as asked for" : emulated ? "links are emulated there" : obstacle;
+    if (options->nccl_ctas > 0 && !placement->uses_nccl) {
+        return error_set(error, "--nccl-ctas has no effect: %s",
+                         no_gpu != NULL ? no_gpu : "GPUs do not exchange by NCCL here");
+    }
+    // Of all ranks: --precision is one.
+    placement->all_cast = placement->precision == PRECISION_BF16 && ranks > 1 && !lacking;
+    if (placement->on_gpu) { gpu_measure(&placement->gpu); } // others have taken what CUDA needs of it
     if (placement->uses_nccl) {
         return placement_open_nccl(placement, options, transport, fleet.buffers, error);
     }
     snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason, "through host memory: %s",
-             reason);
-    return true;
-}
-
-// After the choice of the exchange: refuses options for GPUs or for NCCL if neither is used.
-static inline bool placement_check_gpu_options(const Placement *placement, const Options *options,
-                                               Error *error) {
-    const char *why =
-        gpu_is_built_in() ? "no rank computes on a GPU" : "this program was built for CPUs only";
-    bool nccl = options->gpu_exchange == GPU_EXCHANGE_NCCL;
-    if (placement->ranks_on_gpus == 0 && nccl) {
-        return error_set(error, "--gpu-exchange nccl has no effect: %s", why);
-    }
-    if (options->nccl_ctas > 0 && !placement->uses_nccl) {
-        return error_set(error, "--nccl-ctas has no effect: %s",
-                         placement->ranks_on_gpus == 0 ? why : "GPUs do not exchange by NCCL here");
-    }
+             host       ? "as asked for"
+             : emulated ? "links are emulated there"
+                        : obstacle);
     return true;
 }
 

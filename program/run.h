@@ -57,7 +57,6 @@ typedef struct Run {
     DecayRange *decay_ranges; // (decay_range_count)
     int decay_range_count;
     char rate_reason[64], bucket_reason[160], rule_reason[RULE_TEXT];
-    char shared_memory_warning[256]; // that /dev/shm is too small; empty: it is not
     // The other ranks, and signals from outside.
     Transport transport;
     SignalWatch signal_watch;

@@ -90,7 +90,7 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Error *erro
     return error_set(error, "%ld independent copies were started: use srun --mpi=pmix or mpirun", started);
 }
 
-// Chooses how many threads this rank computes with.
+// Chooses how many threads this rank computes with. All numbers but `asked` are at least 1.
 //   mask_cores    physical cores that this process may run on
 //   node_cores    physical cores of the node that all ranks together may use
 //   local_ranks   ranks on this node
@@ -101,9 +101,6 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Error *erro
 // fair share.
 static inline void launch_choose_threads(int mask_cores, int node_cores, int local_ranks, int asked,
                                          ThreadChoice *choice) {
-    mask_cores = mask_cores < 1 ? 1 : mask_cores;
-    local_ranks = local_ranks < 1 ? 1 : local_ranks;
-    node_cores = node_cores < 1 ? mask_cores : node_cores;
     int share = node_cores / local_ranks < 1 ? 1 : node_cores / local_ranks;
     int threads = asked > 0 ? asked : mask_cores < share ? mask_cores : share;
     choice->threads = threads;

@@ -117,9 +117,6 @@ static void test_threads(void **state) {
     // a container limits the share of time: fewer cores than the mask shows
     expect_threads(64, 2, 1, 0, 2, "all 2 cores", NULL);
     expect_threads(64, 2, 2, 0, 1, "2 cores shared by 2 ranks", NULL);
-    // numbers that no system should report
-    expect_threads(0, 0, 0, 0, 1, "all 1 core", NULL);
-    expect_threads(-1, 4, -3, 0, 1, "bound", "--bind-to none");
 }
 
 static void test_core_lists(void **state) {

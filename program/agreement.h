@@ -168,17 +168,19 @@ enum { HASH_PIECE = 1 << 26 }; // bytes that are copied from a GPU at a time
 static inline uint64_t check_replicas(const Scheduler *s, const void *parameters, size_t bytes) {
     Transport *transport = s->transport;
     Stream *stream = s->compute;
-    bool on_gpu = stream->queue != NULL;
-    uint64_t mine = on_gpu ? bytes : hash_bytes(parameters, bytes);
+    uint64_t mine = bytes;
     size_t most = size_min(bytes, HASH_PIECE);
-    char *piece = on_gpu ? (char *)malloc(most) : NULL;
-    for (size_t begin = 0; on_gpu && begin < bytes; begin += most) {
+    char *copy = stream->queue != NULL ? (char *)malloc(most) : NULL; // on a GPU
+    for (size_t begin = 0; begin < bytes; begin += most) {
+        const char *piece = (const char *)parameters + begin;
         size_t part = size_min(bytes - begin, most);
-        stream_copy(stream, piece, (const char *)parameters + begin, part);
-        stream_settle(stream);
-        mine = hash_more(mine, piece, part);
+        if (copy != NULL) {
+            stream_copy(stream, copy, piece, part);
+            stream_settle(stream);
+        }
+        mine = hash_more(mine, copy != NULL ? copy : piece, part);
     }
-    free(piece);
+    free(copy);
     uint64_t *all = (uint64_t *)transport_collect_records(transport, "fingerprint", &mine, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
         if (all[rank] == all[0]) { continue; }

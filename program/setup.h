@@ -259,9 +259,10 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
 // backward pass. After the pass the last bucket is still to be sent, so more buckets
 // leave less to wait for; but each costs the latency of a message. With n buckets of an
 // exchange that takes C seconds, both together are C / n + n * latency, which is least at
-// n = sqrt(C / latency). reason: where the size comes from.
+// n = sqrt(C / latency). supposed: the link of a plan; NULL: all ranks measure theirs together, and
+// choose the same size. reason: where the size comes from.
 static inline void bucket_for_link(Scheduler *s, const Options *options, const Placement *placement,
-                                   LinkMeasure link, char reason[160]) {
+                                   const LinkMeasure *supposed, char reason[160]) {
     SchedulerSettings *settings = &s->settings;
     double bytes = (double)layout_padded(&s->layout) * sizeof(float), ranks = s->transport->size;
     if (settings->kind != RULE_SYNCHRONOUS || ranks == 1) { return; }
@@ -273,6 +274,7 @@ static inline void bucket_for_link(Scheduler *s, const Options *options, const P
         snprintf(reason, 160, "what fits into NCCL's message buffers");
         return;
     }
+    LinkMeasure link = supposed != NULL ? *supposed : link_measure(s->transport);
     double share = (double)wire_bytes(settings->wire, WIRE_BLOCK) / (WIRE_BLOCK * sizeof(float));
     double passes = settings->replicated ? 2 : 1;
     double seconds = passes * bytes * share * (ranks - 1) / ranks / link.rate;

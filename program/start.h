@@ -91,12 +91,7 @@ static inline void start_run(Run *run) {
     int sharing = groups_count(&transport->hosts, transport->hosts.host_of[transport->rank]);
     transport->link_bytes_per_second = run->options.link_mbit * 1e6 / 8 / sharing;
     transport->link_latency = run->options.link_us / 1e6;
-    LinkMeasure link = {0, INFINITY}; // all ranks measure together, and choose the same bucket
-    if (run->rule->kind == RULE_SYNCHRONOUS && transport->size > 1 && run->options.bucket_mb == 0 &&
-        !run->placement.uses_nccl) {
-        link = link_measure(transport);
-    }
-    bucket_for_link(&run->scheduler, &run->options, &run->placement, link, run->bucket_reason);
+    bucket_for_link(&run->scheduler, &run->options, &run->placement, NULL, run->bucket_reason);
     scheduler_start(&run->scheduler, run->pool, traced);
     check_replicas(&run->scheduler, scheduler_weights(&run->scheduler), weights_bytes(&run->scheduler));
     scheduler_call(&run->scheduler, run->scheduler.compute, prepare_model_task, run);

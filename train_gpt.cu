@@ -381,7 +381,7 @@ static void meet_ranks(Run *run, bool understood, Error *error) {
 
 static int command_train(Run *run) {
     choose_alone(run);
-    Hello *hellos = exchange_hellos(run);
+    const Hello *hellos = exchange_hellos(run);
     choose_together(run, hellos);
     open_checkpoints(run);
     check_resume(run);
@@ -390,7 +390,6 @@ static int command_train(Run *run) {
     start_run(run);
     choose_by_measurement(run);
     announce_run(run, hellos);
-    free(hellos);
     resume_run(run);
     Error none = {""};
     agree_or_exit(run, 0, &none); // a wish to stop that came while the checkpoint was read

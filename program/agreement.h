@@ -107,11 +107,10 @@ static inline void compare_options(const Options *mine, const Options *first, in
 }
 
 // All ranks introduce themselves; those that were started with different options, and would
-// train nonsense in silence, are refused. Returns the hellos of all ranks (size), for the
-// caller to free.
-static inline Hello *exchange_hellos(Run *run) {
+// train nonsense in silence, are refused. Returns the hellos of all ranks (size), which live as
+// long as the process.
+static inline const Hello *exchange_hellos(Run *run) {
     Transport *transport = &run->transport;
-    int size = transport->size;
     Hello mine;
     memset(&mine, 0, sizeof mine);
     json_t *options = common_options(&run->options);
@@ -132,14 +131,11 @@ static inline Hello *exchange_hellos(Run *run) {
     launch_interfaces(mine.interfaces, sizeof mine.interfaces);
     Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
     bool alike = true;
-    int *pids = (int *)calloc((size_t)size, sizeof *pids); // as long as the process
-    for (int rank = 0; rank < size; rank++) {
+    for (int rank = 0; rank < transport->size; rank++) {
         alike = alike && all[rank].options_hash == all[0].options_hash;
-        bool here = strcmp(all[rank].host, mine.host) == 0;
-        if (pids != NULL) { pids[rank] = here ? all[rank].pid : 0; }
         run->placement.ranks_on_gpus += all[rank].capability > 0;
     }
-    __atomic_store_n(&run->signal_watch.pids, pids, __ATOMIC_RELEASE);
+    __atomic_store_n(&run->signal_watch.hellos, all, __ATOMIC_RELEASE);
     if (!alike) {
         Options *first = (Options *)malloc(sizeof *first);
         Error error = {""};

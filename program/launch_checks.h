@@ -26,6 +26,16 @@
 #include "runtime/errors.h"
 #include "runtime/numbers.h"
 
+// What every rank tells the others at the start.
+typedef struct Hello {
+    uint64_t options_hash; // of what all were given alike
+    int pid, threads;
+    int capability;    // of its GPU; 0: it computes on the CPU
+    size_t gpu_memory; // bytes
+    char host[64], device[64], bus[32];
+    char interfaces[96]; // of its host: launch_interfaces
+} Hello;
+
 typedef struct ThreadChoice {
     int threads;
     char reason[256];  // why this many

@@ -18,6 +18,7 @@
 #include "kernels/cpu/product_rates.h"
 #include "models.h"
 #include "options/options_check.h"
+#include "program/launch_checks.h"
 #include "rules.h"
 
 typedef struct Placement {
@@ -136,21 +137,11 @@ static inline void placement_choose_exchange(Placement *placement, const Options
 // ---------------------------------------------------------------------------------------
 // GPU exchange
 
-// What every rank tells the others at the start.
-typedef struct Hello {
-    uint64_t options_hash;
-    int pid, threads;
-    int capability;    // of its GPU; 0: it computes on the CPU
-    size_t gpu_memory; // bytes
-    char host[64], device[64], bus[32];
-    char interfaces[96]; // of its host: launch_interfaces
-} Hello;
-
 // What the GPUs of all ranks have in common.
 typedef struct GpuFleet {
     bool mixed;     // they are of several kinds, or some ranks have none
     bool shared;    // several ranks compute on one
-    size_t buffers; // bytes of NCCL's messages: small beside the model, the same on all ranks
+    size_t buffers; // bytes of NCCL's messages, the same on all ranks
 } GpuFleet;
 
 // Bytes of NCCL's messages on a GPU: small beside the model.

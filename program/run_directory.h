@@ -66,15 +66,11 @@ static inline bool run_directory_create(const char *out, const char *model, cons
     run_directory_model_name(model, name);
     bool numbered = strcmp(out, "auto") == 0;
     if (numbered && !run_directory_make("runs", error)) { return false; }
-    for (int number = 1; numbered && number < 1000000; number++) {
+    for (int number = 1; numbered; number++) {
         snprintf(path, RUN_PATH_SIZE, "runs/%s-%.64s-%d", name, rule, number);
         // mkdir decides which number is free: two runs started at once get two numbers.
         if (mkdir(path, 0777) == 0) { return true; }
         if (errno != EEXIST) { return run_directory_make(path, error); }
-    }
-    if (numbered) {
-        return error_set(error, "runs/%s-%.64s-1 and so on are all taken: choose a directory with --out",
-                         name, rule);
     }
     if (strlen(out) + 64 > RUN_PATH_SIZE) {
         return error_set(error, "--out is longer than %d characters", RUN_PATH_SIZE - 65);

@@ -84,20 +84,15 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Error *erro
                          started,
                          has_mpi ? "" : " (and build with MPI: install libopenmpi-dev, then run make again)");
     }
+    const char *remedy = "use srun --mpi=pmix or mpirun";
     if (!has_mpi) {
-        return error_set(error,
-                         "%ld independent copies were started: this program was built without MPI; install "
-                         "libopenmpi-dev (or load your cluster's MPI module), run make again, and start it "
-                         "with mpirun or srun --mpi=pmix",
-                         started);
+        remedy = "this program was built without MPI; install libopenmpi-dev (or load your cluster's MPI "
+                 "module), run make again, and start it with mpirun or srun --mpi=pmix";
+    } else if (by_mpirun) {
+        remedy = "use the mpirun of the MPI that the program was built with (ldd train_gpt names it), or "
+                 "srun --mpi=pmix";
     }
-    if (by_mpirun) {
-        return error_set(error,
-                         "%ld independent copies were started: use the mpirun of the MPI that the program "
-                         "was built with (ldd train_gpt names it), or srun --mpi=pmix",
-                         started);
-    }
-    return error_set(error, "%ld independent copies were started: use srun --mpi=pmix or mpirun", started);
+    return error_set(error, "%ld independent copies were started: %s", started, remedy);
 }
 
 // Chooses how many threads this rank computes with. All numbers but `asked` are at least 1.

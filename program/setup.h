@@ -16,7 +16,7 @@ static inline bool choose_model(Run *run, Error *error) {
     if (start[0] != '\0' && !hf_model_check_directory(start, error)) { return false; }
     // Every rank checks what it reads, but only when there is a run directory already.
     if (start[0] != '\0' && run_is_main(run) && !file_sums_check(start, error)) { return false; }
-    if (!model_find(start[0] != '\0' ? start : options->model, &run->config, error)) { return false; }
+    if (!model_find(options_model(options), &run->config, error)) { return false; }
     int positions = run->config.positions;
     if (options->seq_len > positions) {
         return error_set(error, "--seq-len %lld is longer than the %d positions of %s: use at most %d",

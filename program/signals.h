@@ -117,7 +117,6 @@ static inline void signal_watch_report(const SignalWatch *watch, bool first) {
         fprintf(stderr, "train_gpt: mpirun leaves its ranks one second to save; started with scripts/launch "
                         "mpirun ..., they have all the time they need\n");
     }
-    fflush(stderr);
 }
 
 static inline void *signal_watch_main(void *argument) {
@@ -145,7 +144,6 @@ static inline void *signal_watch_main(void *argument) {
                     : number == SIGTERM ? "SIGTERM"
                                         : "SIGUSR1",
                     number == SIGINT ? "; a second SIGINT ends it at once" : "");
-            fflush(stderr);
         }
         if (number != SIGINT) { continue; }
         if (isfinite(interrupted) && now - interrupted > SIGNAL_WATCH_SAME) { break; }
@@ -158,7 +156,6 @@ static inline void *signal_watch_main(void *argument) {
     }
     if (watch->transport->rank == 0) {
         fprintf(stderr, "train_gpt: ended at once by a second SIGINT: %s\n", lost);
-        fflush(stderr);
     }
     pthread_sigmask(SIG_UNBLOCK, &watch->signals, NULL);
     raise(number); // with the default action, which ends the process

@@ -53,10 +53,9 @@ static inline void choose_precision(Run *run) {
     if (!asked) { return; }
     Precision faster = product_rates_faster(&slowest);
     if (!placement->on_gpu) { placement->precision = faster; }
-    bool all_alike = placement->ranks_on_gpus == 0 || faster == PRECISION_BF16;
-    options->precision = !all_alike                 ? PRECISION_AUTO
-                         : faster == PRECISION_BF16 ? PRECISION_ASK_BF16
-                                                    : PRECISION_ASK_FP32;
+    options->precision = faster == PRECISION_BF16        ? PRECISION_ASK_BF16
+                         : placement->ranks_on_gpus == 0 ? PRECISION_ASK_FP32
+                                                         : PRECISION_AUTO; // GPUs compute in bf16
 }
 
 typedef struct GpuPeak {

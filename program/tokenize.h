@@ -32,12 +32,14 @@ static inline int command_tokenize(const Options *options) {
     launch_threads(1, (int)options->threads, &choice);
     ThreadPool *pool = thread_pool_create(choice.threads, false);
     if (pool == NULL) { error_set(&error, "the system does not give %d threads", choice.threads); }
-    if (pool == NULL || !tokenize_lines(STDIN_FILENO, &made, &tokenizer, pool, &error)) {
-        if (pool != NULL && !made.unwritten) { exit_user_mistake(&error); }
+    bool good = pool != NULL && tokenize_lines(STDIN_FILENO, &made, &tokenizer, pool, &error);
+    if (!good && pool != NULL && !made.unwritten) { exit_user_mistake(&error); }
+    thread_pool_destroy(pool);
+    if (!good) {
         fprintf(stderr, "train_gpt: %s\n", error.text);
+        tokenizer_close(&tokenizer);
         return EXIT_SYSTEM_FAILURE;
     }
-    thread_pool_destroy(pool);
     const uint64_t *amount = made.pad > 0 ? made.sequences : made.tokens;
     if (made.pad > 0) { snprintf(unit, sizeof unit, "sequences of %d tokens", made.pad); }
     printf("%llu documents: %llu %s to train on, %llu for validation; vocabulary %d\n",

@@ -48,6 +48,11 @@ typedef struct Trial {
     TrainingProblem training;
 } Trial;
 
+static inline void trial_free(Trial *trial) {
+    if (trial != NULL) { fragments_free(&trial->scheduler); }
+    free(trial);
+}
+
 // Only options that the setup of `run` does not depend on may differ: those of the rule
 // and of the micro-batch, --seq-len and --recompute. NULL: with an error.
 static inline Trial *trial_reserve(const Setup *run, const Options *options, Error *error) {
@@ -70,14 +75,8 @@ static inline Trial *trial_reserve(const Setup *run, const Options *options, Err
     trial->setup.model = &trial->model;
     trial->setup.training = &trial->training;
     if (reserve_memory(&trial->setup, error)) { return trial; }
-    fragments_free(&trial->scheduler);
-    free(trial);
+    trial_free(trial);
     return NULL;
-}
-
-static inline void trial_free(Trial *trial) {
-    if (trial != NULL) { fragments_free(&trial->scheduler); }
-    free(trial);
 }
 
 static inline bool fit_try(const Setup *run, const MemoryRoom *room, const Options *options) {

@@ -215,11 +215,9 @@ static void choose_alone(Run *run) {
     Transport *transport = &run->transport;
     Error error = {""};
     launch_threads(transport->local_size, (int)options->threads, &run->threads);
-    launch_shared_memory(transport->local_size, run->shared_memory_warning,
-                         sizeof run->shared_memory_warning);
     bool good = placement_choose_device(placement, options, transport->local_rank, false, &error) &&
                 placement_choose_precision(placement, options, &error) &&
-                launch_check_copies(transport->size, transport_has_mpi(), getenv, &error) &&
+                launch_check_copies(transport->size, transport_has_mpi(), &error) &&
                 choose_model(run, &error) && open_data(run, &error) && choose_length(run, &error) &&
                 check_tokenizer(run, &error);
     wait_for_rank_zero(transport, "checking the model"); // its checksums: a large one takes minutes
@@ -227,7 +225,7 @@ static void choose_alone(Run *run) {
 }
 
 // Decides what depends on the other ranks: how GPUs exchange, and so the plan of memory.
-static void choose_together(Run *run) {
+static void choose_together(Run *run, const Hello *hellos) {
     Setup setup = setup_of_run(run);
     Error error = {""};
     Transport *transport = &run->transport;
@@ -239,8 +237,7 @@ static void choose_together(Run *run) {
     int per_host = options->ranks_per_host == 0 && emulated ? 1 : (int)options->ranks_per_host;
     if (per_host > 0) { transport_meet(transport, transport->rank / per_host * per_host); }
     placement_choose_exchange(&run->placement, options, transport);
-    bool good = placement_choose_gpu_exchange(&run->placement, options, transport, &error) &&
-                placement_check_gpu_options(&run->placement, options, &error) &&
+    bool good = placement_choose_gpu_exchange(&run->placement, options, transport, hellos, &error) &&
                 reserve_memory(&setup, &error);
     MemoryRoom room = memory_room(&setup);
     good = good && fit_check(&setup, &room, &error);
@@ -371,17 +368,15 @@ static void meet_ranks(Run *run, bool understood, Error *error) {
 
 static int command_train(Run *run) {
     choose_alone(run);
-    Hello *hellos = exchange_hellos(run);
-    choose_together(run);
+    const Hello *hellos = exchange_hellos(run);
+    choose_together(run, hellos);
     open_checkpoints(run);
     check_resume(run);
     open_run_directory(run);
     tokenize_data(run);
-    open_run_files(run);
     start_run(run);
     choose_by_measurement(run);
     announce_run(run, hellos);
-    free(hellos);
     resume_run(run);
     Error none = {""};
     agree_or_exit(run, 0, &none); // a wish to stop that came while the checkpoint was read

@@ -77,7 +77,7 @@ static inline void choose_by_measurement(Run *run) {
     }
     if (run->rule_reason[0] != '\0') { // now, or before the run was resumed
         run->rule->configure(options_of_rule(options), &run->scheduler.settings);
-        bool saved = !run_is_main(run) || save_configuration(run, &error);
+        bool saved = !run_is_main(run) || save_configuration(options, run->directory, &error);
         agree_or_exit(run, saved ? 0 : EXIT_SYSTEM_FAILURE, &error);
     }
     run->checkpointed.options = options_as_json(options); // from here on they do not change

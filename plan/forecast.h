@@ -192,7 +192,7 @@ static inline bool forecast_simulate(Trial *trial, const Machine *machine, Forec
     double host_rate = machine->host.bytes_per_second / ceil((double)size / hosts->hosts);
     LinkMeasure link = {machine_records(machine, transport, sizeof(double)),
                         hosts->hosts > 1 ? host_rate : machine->exchange_bytes_per_second};
-    bucket_for_link(&trial->scheduler, options, &trial->placement, link, unused);
+    bucket_for_link(&trial->scheduler, options, &trial->placement, &link, unused);
     bool opened = simulation_open(&simulation, &trial->scheduler, &counted) && (counts != NULL || !unequal);
     bool good = opened || error_set(error, "there is no memory to simulate %d ranks", size);
     if (good && simulation_length(&simulation) > FORECAST_MOST) {

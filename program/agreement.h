@@ -18,7 +18,7 @@
 // have left to do what takes no more than one. Open MPI's launcher may hang when it has to
 // end ranks; so this one waits for them to be gone.
 static inline void exit_user_mistake(const Error *error) {
-    if (launch_launcher_rank(getenv) != 0) { exit(0); }
+    if (launch_launcher_rank() != 0) { exit(0); }
     fflush(stdout);
     fprintf(stderr, "train_gpt: %s\n", error->text);
     if (transport_was_launched()) { sleep_seconds(0.5); }
@@ -84,14 +84,6 @@ static inline json_t *common_options(const Options *options) {
     return object;
 }
 
-// What every rank tells the others at the start.
-typedef struct Hello {
-    uint64_t options_hash;
-    int pid, threads, on_gpu;
-    char host[64], device[64];
-    char interfaces[96]; // of its host: launch_interfaces
-} Hello;
-
 // error <- the first option that differs from rank 0's, if there is one. hellos (size).
 static inline void compare_options(const Options *mine, const Options *first, int rank, const Hello *hellos,
                                    Error *error) {
@@ -115,11 +107,10 @@ static inline void compare_options(const Options *mine, const Options *first, in
 }
 
 // All ranks introduce themselves; those that were started with different options, and would
-// train nonsense in silence, are refused. Returns the hellos of all ranks (size), for the
-// caller to free.
-static inline Hello *exchange_hellos(Run *run) {
+// train nonsense in silence, are refused. Returns the hellos of all ranks (size), which live as
+// long as the process.
+static inline const Hello *exchange_hellos(Run *run) {
     Transport *transport = &run->transport;
-    int size = transport->size;
     Hello mine;
     memset(&mine, 0, sizeof mine);
     json_t *options = common_options(&run->options);
@@ -129,20 +120,22 @@ static inline Hello *exchange_hellos(Run *run) {
     json_decref(options);
     mine.pid = (int)getpid();
     mine.threads = run->threads.threads;
-    mine.on_gpu = run->placement.on_gpu ? 1 : 0;
-    snprintf(mine.device, sizeof mine.device, "%.60s", mine.on_gpu ? run->placement.gpu.name : "CPU");
+    const Gpu *gpu = placement_gpu(&run->placement);
+    snprintf(mine.device, sizeof mine.device, "%.60s", gpu != NULL ? gpu->name : "CPU");
+    if (gpu != NULL) {
+        mine.capability = gpu->capability;
+        mine.gpu_memory = gpu->memory_total;
+        memcpy(mine.bus, gpu->bus, sizeof mine.bus);
+    }
     memcpy(mine.host, transport->host, sizeof mine.host);
     launch_interfaces(mine.interfaces, sizeof mine.interfaces);
     Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
     bool alike = true;
-    int *pids = (int *)calloc((size_t)size, sizeof *pids); // as long as the process
-    for (int rank = 0; rank < size; rank++) {
+    for (int rank = 0; rank < transport->size; rank++) {
         alike = alike && all[rank].options_hash == all[0].options_hash;
-        bool here = strcmp(all[rank].host, mine.host) == 0;
-        if (pids != NULL) { pids[rank] = here ? all[rank].pid : 0; }
-        run->placement.ranks_on_gpus += all[rank].on_gpu;
+        run->placement.ranks_on_gpus += all[rank].capability > 0;
     }
-    __atomic_store_n(&run->signal_watch.pids, pids, __ATOMIC_RELEASE);
+    __atomic_store_n(&run->signal_watch.hellos, all, __ATOMIC_RELEASE);
     if (!alike) {
         Options *first = (Options *)malloc(sizeof *first);
         Error error = {""};
@@ -171,17 +164,19 @@ enum { HASH_PIECE = 1 << 26 }; // bytes that are copied from a GPU at a time
 static inline uint64_t check_replicas(const Scheduler *s, const void *parameters, size_t bytes) {
     Transport *transport = s->transport;
     Stream *stream = s->compute;
-    bool on_gpu = stream->queue != NULL;
-    uint64_t mine = on_gpu ? bytes : hash_bytes(parameters, bytes);
+    uint64_t mine = bytes;
     size_t most = size_min(bytes, HASH_PIECE);
-    char *piece = on_gpu ? (char *)malloc(most) : NULL;
-    for (size_t begin = 0; on_gpu && begin < bytes; begin += most) {
+    char *copy = stream->queue != NULL ? (char *)malloc(most) : NULL; // on a GPU
+    for (size_t begin = 0; begin < bytes; begin += most) {
+        const char *piece = (const char *)parameters + begin;
         size_t part = size_min(bytes - begin, most);
-        stream_copy(stream, piece, (const char *)parameters + begin, part);
-        stream_settle(stream);
-        mine = hash_more(mine, piece, part);
+        if (copy != NULL) {
+            stream_copy(stream, copy, piece, part);
+            stream_settle(stream);
+        }
+        mine = hash_more(mine, copy != NULL ? copy : piece, part);
     }
-    free(piece);
+    free(copy);
     uint64_t *all = (uint64_t *)transport_collect_records(transport, "fingerprint", &mine, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
         if (all[rank] == all[0]) { continue; }

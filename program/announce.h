@@ -39,7 +39,7 @@ static inline void print_build_facts(FILE *file) {
 static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
     char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE], epochs[48] = "";
-    double epoch = tokens_per_epoch(run);
+    double epoch = tokens_per_epoch(&run->data);
     if (epoch > 0) { snprintf(epochs, sizeof epochs, " (%.4g epochs)", (double)options->tokens / epoch); }
     int ranks = run->transport.size;
     const char *commit = step_name(run->rule);
@@ -48,7 +48,7 @@ static inline void print_batch(const Run *run) {
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
            "%s tokens%s are %lld %ss%s\n",
-           (long long)nominal_micro_batches(run), ranks, ranks == 1 ? "" : "s", run->B,
+           (long long)options_total_accumulate(options, ranks), ranks, ranks == 1 ? "" : "s", run->B,
            run->B == 1 ? "" : "s", run->T, human_count((double)per_commit, text), commit,
            run->scheduler.settings.adaptive ? " or more (auto: as many as fit beside the communication)" : "",
            human_count((double)options->tokens, total), epochs,
@@ -103,9 +103,9 @@ static inline void print_device(const Run *run) {
                placement->ranks_on_gpus, run->transport.size);
     }
     if (placement->odd_one[0] != '\0') { printf("           %s\n", placement->odd_one); }
-    if (run->peak_flops > 0) {
+    if (run->reports.peak_flops > 0) {
         printf("peak       %.4g TFLOP/s over all ranks: %s; \"mfu\" in log.jsonl is the share of it\n",
-               run->peak_flops / 1e12,
+               run->reports.peak_flops / 1e12,
                placement->on_gpu ? "bf16, as the maker states it" : "products of a layer, measured now");
     }
     if (placement->on_gpu) {
@@ -134,17 +134,14 @@ static inline void print_device(const Run *run) {
 static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
     enum { MOST = 16 };
     int hosts = 0;
-    bool several = false;
     for (int rank = 0; rank < ranks; rank++) {
-        several = several || strcmp(hellos[rank].host, hellos[0].host) != 0;
-    }
-    for (int rank = 0; several && rank < ranks; rank++) {
         int first = 0, mates = 0;
         while (strcmp(hellos[first].host, hellos[rank].host) != 0) { first++; }
         if (first < rank) { continue; }
         for (int other = rank; other < ranks; other++) {
             mates += strcmp(hellos[other].host, hellos[rank].host) == 0;
         }
+        if (mates == ranks) { return; }
         if (hosts++ >= MOST) { continue; }
         fprintf(file, "%s %s: %d rank%s, the first is %d; %s, %d thread%s each; %s\n",
                 hosts == 1 ? "hosts     " : "          ", hellos[rank].host, mates, mates == 1 ? "" : "s",
@@ -159,7 +156,7 @@ static inline void print_start(Run *run, const Hello *hellos) {
     const Options *options = &run->options;
     const Transport *transport = &run->transport;
     const ModelConfig *config = &run->config;
-    char data[512];
+    char data[512], warning[256];
     data_loader_describe(&run->data, data, sizeof data);
     printf("acco.c %s\n", ACCO_VERSION);
     printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, window %d, %d positions, "
@@ -199,7 +196,8 @@ static inline void print_start(Run *run, const Hello *hellos) {
     }
     printf("\n");
     if (run->threads.warning[0] != '\0') { printf("warning    %s\n", run->threads.warning); }
-    if (run->shared_memory_warning[0] != '\0') { printf("warning    %s\n", run->shared_memory_warning); }
+    launch_shared_memory(transport->local_size, warning, sizeof warning);
+    if (warning[0] != '\0') { printf("warning    %s\n", warning); }
     if (options->kept[0] != '\0') { printf("options    where none are given, as in %s\n", options->kept); }
     struct statvfs disk; // one that fills while a run trains does not end it, but then nothing is saved
     if (!run->saving.times.never && statvfs(run->directory, &disk) == 0) {
@@ -230,7 +228,7 @@ static inline void log_start(Run *run, const Hello *hellos) {
                                                            "bf16", rates[PRECISION_BF16])
                                                : json_null();
     char exchange[64], model[64];
-    double epoch = tokens_per_epoch(run);
+    double epoch = tokens_per_epoch(&run->data);
     run_directory_model_name(options_model(&run->options), model);
     transport_sum_order(&run->transport, exchange, sizeof exchange);
     report_event(&run->reports,
@@ -248,14 +246,13 @@ static inline void log_start(Run *run, const Hello *hellos) {
 static inline void announce_run(Run *run, const Hello *hellos) {
     Transport *transport = &run->transport;
     Reports *reports = &run->reports;
-    find_peak(run);
+    reports->peak_flops = find_peak(run);
     transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
     reports->terminal = &run->terminal;
     reports->scheduler = &run->scheduler;
     reports->transport = transport;
     reports->micro_batch_tokens = (double)tokens_per_micro_batch(run);
     reports->token_flops = model_flops_per_token(&run->config, run->T);
-    reports->peak_flops = run->peak_flops;
     reports->knows_perfect = run->data.builtin;
     reports->validation = NAN;
     reports->log.patient = reports->curves.patient = true; // until now a full disk is an error

@@ -57,16 +57,17 @@ static inline DataLoader *validation_loader(Run *run) {
     return has_validation_data(&run->options) ? &run->validation_data : &run->data;
 }
 
-// Finds the files of --data or --val-data, and divides them into windows. A text that is
-// still to be tokenized gets no windows yet. tokenizer: its path; empty if there is none.
-static inline bool open_side(Run *run, bool validation, const char *tokenizer, Error *error) {
+// Finds the files of `path`, for --data or --val-data, and divides them into windows. A text
+// that is still to be tokenized gets no windows yet. tokenizer: its path; empty if there is none.
+static inline bool open_side(Run *run, bool validation, const char *path, const char *tokenizer,
+                             Error *error) {
     const Options *options = &run->options;
     DataLoader *loader = validation ? &run->validation_data : &run->data;
     const char *option = validation ? "--val-data" : "--data";
     int vocabulary = run->config.vocabulary;
     bool has_tokenizer = tokenizer[0] != '\0', starts_fresh = options_start(options)[0] == '\0';
     DataRequest request = {
-        .path = validation ? options->val_data : options->data,
+        .path = path,
         .sequence_length = run->T,
         .vocabulary = vocabulary,
         .seed = (uint64_t)options->seed,
@@ -77,11 +78,10 @@ static inline bool open_side(Run *run, bool validation, const char *tokenizer, E
     bool reads_bytes = !has_tokenizer && (vocabulary == BYTE_VOCABULARY || (builtin && starts_fresh));
     if (text && has_tokenizer && !builtin) { return true; }
     if (text && !reads_bytes && builtin) {
-        return error_set(
-            error,
-            "the model reads the tokens of a tokenizer, and the built-in corpus is made of bytes: "
-            "name a text or token files with %s",
-            option);
+        return error_set(error,
+                         "the model reads the tokens of a tokenizer, and the built-in corpus is made of "
+                         "bytes: name a text or token files with %s",
+                         option);
     }
     if (text && !reads_bytes) {
         return error_set(
@@ -103,7 +103,7 @@ static inline bool open_data(Run *run, Error *error) {
     const DataLoader *data = &run->data, *held = &run->validation_data;
     char path[TOKENIZER_PATH_SIZE];
     const char *tokenizer = tokenizer_path(options, path);
-    if (!open_side(run, false, tokenizer, error)) { return false; }
+    if (!open_side(run, false, options->data, tokenizer, error)) { return false; }
     bool divided = data->builtin || data->training_windows > 0, text = data_loader_is_text(data);
     if (divided && !data_loader_require(data, run->transport.size, run->B, error)) { return false; }
     if (options->prompt[0] != '\0' && !text && tokenizer[0] == '\0') {
@@ -113,7 +113,7 @@ static inline bool open_data(Run *run, Error *error) {
                          options->data);
     }
     if (!has_validation_data(options)) { return true; }
-    if (!open_side(run, true, tokenizer, error)) { return false; }
+    if (!open_side(run, true, options->val_data, tokenizer, error)) { return false; }
     if (tokenizer[0] == '\0' && text != data_loader_is_text(held)) {
         return error_set(error,
                          "--data %.300s %s, but --val-data %.300s %s: both must be of one kind, or the model "
@@ -229,14 +229,10 @@ static inline bool keep_resumed_tokenizer(Run *run, const char *path, Error *err
     const Options *options = &run->options;
     char model[TOKENIZER_PATH_SIZE], from[PATH_MAX], to[PATH_MAX];
     resumed_model(options, model);
-    size_t length = strlen(model);
-    if (length == 0 || strncmp(path, model, length) != 0 || strcmp(path + length, "/tokenizer.json") != 0) {
-        return true;
-    }
+    snprintf(from, sizeof from, "%s/tokenizer.json", model);
+    if (model[0] == '\0' || strcmp(path, from) != 0) { return true; }
     snprintf(run->tokenizer, sizeof run->tokenizer, "%s/tokenizer", run->directory);
-    if (mkdir(run->tokenizer, 0777) != 0 && errno != EEXIST) {
-        return error_set(error, "cannot create the directory %.400s: %s", run->tokenizer, strerror(errno));
-    }
+    if (!run_directory_make(run->tokenizer, error)) { return false; }
     run->checkpointed.tokenizer = run->tokenizer;
     return path_within(from, model, "config.json", error) &&
            path_within(to, run->tokenizer, "config.json", error) && hf_model_copy_file(from, to, error) &&
@@ -277,20 +273,14 @@ static inline void tokenize_data(Run *run) {
     agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
     share_from_rank_zero(&run->transport, paths, sizeof paths);
     for (int i = 0; good && i < 2; i++) {
-        DataLoader *loader = i == 0 ? &run->data : &run->validation_data;
-        DataRequest request = {.path = paths[i],
-                               .sequence_length = loader->sequence_length,
-                               .vocabulary = loader->vocabulary,
-                               .seed = loader->seed,
-                               .hold_out = loader->hold_out};
         if (paths[i][0] == '\0') { continue; }
-        data_loader_close(loader);
+        data_loader_close(i == 0 ? &run->data : &run->validation_data);
         good = access(paths[i], R_OK) != 0
                    ? error_set(&error,
                                "rank 0 has made %.400s, which is not here: let --out be in a directory that "
                                "all hosts share, or give token files (python -m tokenizer.prepare)",
                                paths[i])
-                   : data_loader_open(loader, &request, &error);
+                   : open_side(run, i == 1, paths[i], "", &error);
     }
     good = good && data_loader_require(&run->data, transport->size, run->B, &error) &&
            choose_length(run, &error);

@@ -10,7 +10,7 @@
 
 #include "program/setup.h"
 
-// Bytes that one rank may use; 0: not known.
+// Bytes that one rank may use, 0: not known; or that it needs.
 typedef struct MemoryRoom {
     size_t gpu, host;
 } MemoryRoom;
@@ -24,14 +24,14 @@ static inline MemoryRoom memory_room(const Setup *setup) {
     return room;
 }
 
-static inline size_t arena_gpu_bytes(const Arena *arena) { return arena->on_gpu ? arena->bytes : 0; }
-static inline size_t arena_host_bytes(const Arena *arena) {
-    return arena->on_gpu ? arena->host_bytes : arena->bytes;
+static inline MemoryRoom arena_needs(const Arena *arena) {
+    MemoryRoom needs = {arena->on_gpu ? arena->bytes : 0, arena->on_gpu ? arena->host_bytes : arena->bytes};
+    return needs;
 }
 
 static inline bool arena_fits(const Arena *arena, const MemoryRoom *room) {
-    return (room->gpu == 0 || arena_gpu_bytes(arena) <= room->gpu) &&
-           (room->host == 0 || arena_host_bytes(arena) <= room->host);
+    MemoryRoom needs = arena_needs(arena);
+    return (room->gpu == 0 || needs.gpu <= room->gpu) && (room->host == 0 || needs.host <= room->host);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -47,6 +47,11 @@ typedef struct Trial {
     Model model;
     TrainingProblem training;
 } Trial;
+
+static inline void trial_free(Trial *trial) {
+    if (trial != NULL) { scheduler_free(&trial->scheduler); }
+    free(trial);
+}
 
 // Only options that the setup of `run` does not depend on may differ: those of the rule
 // and of the micro-batch, --seq-len and --recompute. NULL: with an error.
@@ -70,14 +75,8 @@ static inline Trial *trial_reserve(const Setup *run, const Options *options, Err
     trial->setup.model = &trial->model;
     trial->setup.training = &trial->training;
     if (reserve_memory(&trial->setup, error)) { return trial; }
-    scheduler_free(&trial->scheduler);
-    free(trial);
+    trial_free(trial);
     return NULL;
-}
-
-static inline void trial_free(Trial *trial) {
-    if (trial != NULL) { scheduler_free(&trial->scheduler); }
-    free(trial);
 }
 
 static inline bool fit_try(const Setup *run, const MemoryRoom *room, const Options *options) {
@@ -190,9 +189,10 @@ static inline void fit_suggest(const Setup *run, const MemoryRoom *room, char te
 static inline bool fit_check(const Setup *run, const MemoryRoom *room, Error *error) {
     if (arena_fits(run->arena, room)) { return true; }
     char needed[SIZE_TEXT], available[SIZE_TEXT], hint[FIT_TEXT];
-    bool of_gpu = room->gpu > 0 && arena_gpu_bytes(run->arena) > room->gpu;
+    MemoryRoom needs = arena_needs(run->arena);
+    bool of_gpu = room->gpu > 0 && needs.gpu > room->gpu;
     bool shared = !of_gpu && run->transport->local_size > 1;
-    size_text(of_gpu ? arena_gpu_bytes(run->arena) : arena_host_bytes(run->arena), needed);
+    size_text(of_gpu ? needs.gpu : needs.host, needed);
     size_text(of_gpu ? room->gpu : room->host, available);
     fit_suggest(run, room, hint);
     return error_set(error, "%s with --micro-batch %lld needs %s %s%s, and %s are available%s: %s",

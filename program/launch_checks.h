@@ -6,10 +6,9 @@
 // program's starts N copies that each believe to be alone: N times the work, one result. And
 // a mistyped option would be reported once per rank.
 //
-// The decisions are pure functions of numbers and of a getenv-like function, so that
-// tests can put them on any machine; thin wrappers read this machine. Each decision comes
-// with its reason in words, which the program prints. Nothing here prints, allocates or
-// needs MPI.
+// The decisions are functions of numbers and of the environment, so that tests can put them
+// on any machine; thin wrappers read this machine. Each decision comes with its reason in
+// words, which the program prints. Nothing here prints, allocates or needs MPI.
 #ifndef ACCO_PROGRAM_LAUNCH_CHECKS_H
 #define ACCO_PROGRAM_LAUNCH_CHECKS_H
 
@@ -27,8 +26,15 @@
 #include "runtime/errors.h"
 #include "runtime/numbers.h"
 
-// getenv, or what a test uses instead: the value of a variable; NULL: it is not set.
-typedef char *(*EnvironmentLookup)(const char *name);
+// What every rank tells the others at the start.
+typedef struct Hello {
+    uint64_t options_hash; // of what all were given alike
+    int pid, threads;
+    int capability;    // of its GPU; 0: it computes on the CPU
+    size_t gpu_memory; // bytes
+    char host[64], device[64], bus[32];
+    char interfaces[96]; // of its host: launch_interfaces
+} Hello;
 
 typedef struct ThreadChoice {
     int threads;
@@ -38,8 +44,8 @@ typedef struct ThreadChoice {
 
 // A whole number >= 0 from the environment; -1: the variable is not set, or holds
 // something else.
-static inline long launch_environment_number(EnvironmentLookup lookup, const char *name) {
-    const char *text = lookup(name);
+static inline long launch_environment_number(const char *name) {
+    const char *text = getenv(name);
     if (text == NULL || *text < '0' || *text > '9') { return -1; }
     char *end;
     long value = strtol(text, &end, 10);
@@ -49,10 +55,10 @@ static inline long launch_environment_number(EnvironmentLookup lookup, const cha
 // The rank that the launcher gave this process, known before MPI is initialised; 0: there
 // is no sign of a launcher. Only this rank 0 prints the user's mistakes. A process that
 // mpirun started inside a Slurm job has the variables of both; mpirun's come first.
-static inline int launch_launcher_rank(EnvironmentLookup lookup) {
+static inline int launch_launcher_rank(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        long rank = launch_environment_number(lookup, names[i]);
+        long rank = launch_environment_number(names[i]);
         if (rank >= 0) { return (int)rank; }
     }
     return 0;
@@ -61,15 +67,15 @@ static inline int launch_launcher_rank(EnvironmentLookup lookup) {
 // Refuses to run where a launcher started several processes, but this one sees a world of
 // one. world_size: ranks according to the transport; has_mpi: the program was built with
 // MPI. mpirun's variables count more than Slurm's, which its processes inherit.
-static inline bool launch_check_copies(int world_size, bool has_mpi, EnvironmentLookup lookup, Error *error) {
+static inline bool launch_check_copies(int world_size, bool has_mpi, Error *error) {
     if (world_size > 1) { return true; }
-    long started = launch_environment_number(lookup, "OMPI_COMM_WORLD_SIZE");
-    if (started < 0) { started = launch_environment_number(lookup, "PMI_SIZE"); }
+    long started = launch_environment_number("OMPI_COMM_WORLD_SIZE");
+    if (started < 0) { started = launch_environment_number("PMI_SIZE"); }
     bool by_mpirun = started >= 0;
-    if (started < 0) { started = launch_environment_number(lookup, "SLURM_STEP_NUM_TASKS"); }
-    long slurm_rank = launch_environment_number(lookup, "SLURM_PROCID");
+    if (started < 0) { started = launch_environment_number("SLURM_STEP_NUM_TASKS"); }
+    long slurm_rank = launch_environment_number("SLURM_PROCID");
     bool certain = started >= 0 || slurm_rank > 0;
-    if (started < 0 && slurm_rank >= 0) { started = launch_environment_number(lookup, "SLURM_NTASKS"); }
+    if (started < 0 && slurm_rank >= 0) { started = launch_environment_number("SLURM_NTASKS"); }
     if (started <= 1) { return true; }
     if (!certain) { // task 0 of many looks the same as a batch script that calls the program directly
         return error_set(error,
@@ -78,23 +84,18 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Environment
                          started,
                          has_mpi ? "" : " (and build with MPI: install libopenmpi-dev, then run make again)");
     }
+    const char *remedy = "use srun --mpi=pmix or mpirun";
     if (!has_mpi) {
-        return error_set(error,
-                         "%ld independent copies were started: this program was built without MPI; install "
-                         "libopenmpi-dev (or load your cluster's MPI module), run make again, and start it "
-                         "with mpirun or srun --mpi=pmix",
-                         started);
+        remedy = "this program was built without MPI; install libopenmpi-dev (or load your cluster's MPI "
+                 "module), run make again, and start it with mpirun or srun --mpi=pmix";
+    } else if (by_mpirun) {
+        remedy = "use the mpirun of the MPI that the program was built with (ldd train_gpt names it), or "
+                 "srun --mpi=pmix";
     }
-    if (by_mpirun) {
-        return error_set(error,
-                         "%ld independent copies were started: use the mpirun of the MPI that the program "
-                         "was built with (ldd train_gpt names it), or srun --mpi=pmix",
-                         started);
-    }
-    return error_set(error, "%ld independent copies were started: use srun --mpi=pmix or mpirun", started);
+    return error_set(error, "%ld independent copies were started: %s", started, remedy);
 }
 
-// Chooses how many threads this rank computes with.
+// Chooses how many threads this rank computes with. All numbers but `asked` are at least 1.
 //   mask_cores    physical cores that this process may run on
 //   node_cores    physical cores of the node that all ranks together may use
 //   local_ranks   ranks on this node
@@ -105,9 +106,6 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Environment
 // fair share.
 static inline void launch_choose_threads(int mask_cores, int node_cores, int local_ranks, int asked,
                                          ThreadChoice *choice) {
-    mask_cores = mask_cores < 1 ? 1 : mask_cores;
-    local_ranks = local_ranks < 1 ? 1 : local_ranks;
-    node_cores = node_cores < 1 ? mask_cores : node_cores;
     int share = node_cores / local_ranks < 1 ? 1 : node_cores / local_ranks;
     int threads = asked > 0 ? asked : mask_cores < share ? mask_cores : share;
     choice->threads = threads;

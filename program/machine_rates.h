@@ -53,10 +53,9 @@ static inline void choose_precision(Run *run) {
     if (!asked) { return; }
     Precision faster = product_rates_faster(&slowest);
     if (!placement->on_gpu) { placement->precision = faster; }
-    bool all_alike = placement->ranks_on_gpus == 0 || faster == PRECISION_BF16;
-    options->precision = !all_alike                 ? PRECISION_AUTO
-                         : faster == PRECISION_BF16 ? PRECISION_ASK_BF16
-                                                    : PRECISION_ASK_FP32;
+    options->precision = faster == PRECISION_BF16        ? PRECISION_ASK_BF16
+                         : placement->ranks_on_gpus == 0 ? PRECISION_ASK_FP32
+                                                         : PRECISION_AUTO; // GPUs compute in bf16
 }
 
 typedef struct GpuPeak {
@@ -81,33 +80,31 @@ static inline bool gpu_name_has(const char *name, const char *part) {
     return false;
 }
 
-// All ranks, before training: sets run->peak_flops, to NAN where one rank does not know
-// its rate. A GPU counts once, however many ranks share it.
-static inline void find_peak(Run *run) {
+// All ranks, before training: the rate of all together in operations a second; NAN where one
+// rank does not know its own. A GPU counts once, however many ranks share it.
+static inline double find_peak(Run *run) {
     const Placement *placement = &run->placement;
     Precision precision = placement->precision;
     double operations = (double)run->options.tokens * model_flops_per_token(&run->config, run->T);
     ProductRates rates = placement->own_rates; // of --precision, if it has measured
-    double mine = NAN, *all;
+    double mine = NAN, together = 0;
     if (placement->on_gpu) {
         const char *name = placement->gpu.name;
-        bool open = precision == PRECISION_BF16 && !gpu_name_has(name, "MIG") && !gpu_name_has(name, "GRID");
-        for (size_t i = 0; open && i < sizeof GPU_PEAKS / sizeof GPU_PEAKS[0]; i++) {
-            if (!gpu_name_has(name, GPU_PEAKS[i].part)) { continue; }
-            mine = GPU_PEAKS[i].flops / placement->sharing;
-            open = false;
+        bool whole = precision == PRECISION_BF16 && !gpu_name_has(name, "MIG") && !gpu_name_has(name, "GRID");
+        for (size_t i = 0; whole && isnan(mine) && i < sizeof GPU_PEAKS / sizeof GPU_PEAKS[0]; i++) {
+            if (gpu_name_has(name, GPU_PEAKS[i].part)) { mine = GPU_PEAKS[i].flops / placement->sharing; }
         }
     } else if (rates.gflops[precision] > 0 || operations / run->transport.size >= PEAK_LONG_RUN) {
         const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
         if (!(rates.gflops[precision] > 0)) {
             rates = product_rates_measure(run->threads.threads, wanted, 512, 1024, 1024, PEAK_SECONDS);
         }
-        mine = rates.gflops[precision] > 0 ? 1e9 * rates.gflops[precision] : (double)NAN;
+        if (rates.gflops[precision] > 0) { mine = 1e9 * rates.gflops[precision]; }
     }
-    all = (double *)transport_collect_records(&run->transport, "measuring", &mine, sizeof mine);
-    run->peak_flops = 0;
-    for (int rank = 0; rank < run->transport.size; rank++) { run->peak_flops += all[rank]; }
+    double *all = (double *)transport_collect_records(&run->transport, "measuring", &mine, sizeof mine);
+    for (int rank = 0; rank < run->transport.size; rank++) { together += all[rank]; }
     free(all);
+    return together;
 }
 
 #endif

@@ -18,6 +18,7 @@
 #include "kernels/cpu/product_rates.h"
 #include "models.h"
 #include "options/options_check.h"
+#include "program/launch_checks.h"
 #include "rules.h"
 
 typedef struct Placement {
@@ -136,50 +137,11 @@ static inline void placement_choose_exchange(Placement *placement, const Options
 // ---------------------------------------------------------------------------------------
 // GPU exchange
 
-// The GPU of a rank, as it tells the others.
-typedef struct GpuIdentity {
-    int capability; // 0: on the CPU
-    size_t memory;  // bytes
-    char host[64], bus[32], name[64];
-} GpuIdentity;
-
-// How many ranks compute on the GPU of `rank`, itself included. gpus (ranks).
-static inline int ranks_on_gpu_of(const GpuIdentity *gpus, int ranks, int rank) {
-    int count = 0;
-    for (int other = 0; other < ranks; other++) {
-        bool same_host = strcmp(gpus[other].host, gpus[rank].host) == 0,
-             same_bus = strcmp(gpus[other].bus, gpus[rank].bus) == 0;
-        count += gpus[other].capability > 0 && same_host && same_bus;
-    }
-    return count;
-}
-
-// text <- the first rank that does not compute on what most ranks compute on; empty: none.
-static inline void gpu_name_odd_one(const GpuIdentity *gpus, int ranks, char *text, size_t size) {
-    int most = 0, usual = 0, odd = 0;
-    for (int rank = 0; rank < ranks; rank++) {
-        int alike = 0;
-        for (int other = 0; other < ranks; other++) {
-            alike += strcmp(gpus[other].name, gpus[rank].name) == 0;
-        }
-        if (alike > most) {
-            most = alike;
-            usual = rank;
-        }
-    }
-    while (odd < ranks && strcmp(gpus[odd].name, gpus[usual].name) == 0) { odd++; }
-    text[0] = '\0';
-    if (odd < ranks) {
-        snprintf(text, size, "rank %d on %s computes on %s, %d of %d ranks on %s", odd, gpus[odd].host,
-                 gpus[odd].name, most, ranks, gpus[usual].name);
-    }
-}
-
 // What the GPUs of all ranks have in common.
 typedef struct GpuFleet {
-    const char *obstacle; // to NCCL; NULL: none
-    bool mixed;           // they are of several kinds, or some ranks have none
-    size_t buffers;       // bytes of NCCL's messages: small beside the model, the same on all ranks
+    bool mixed;     // they are of several kinds, or some ranks have none
+    bool shared;    // several ranks compute on one
+    size_t buffers; // bytes of NCCL's messages, the same on all ranks
 } GpuFleet;
 
 // Bytes of NCCL's messages on a GPU: small beside the model.
@@ -187,37 +149,38 @@ static inline size_t placement_nccl_bytes(size_t gpu_memory) {
     return size_min(NCCL_BUFFER_BYTES, gpu_memory / 1000);
 }
 
-// Collective: what the GPUs have in common. Sets how many ranks share this one's GPU, and
-// whether all ranks cast.
-static inline GpuFleet placement_look_at_gpus(Placement *placement, Transport *transport) {
-    GpuIdentity mine;
-    memset(&mine, 0, sizeof mine);
-    mine.capability = placement->on_gpu ? placement->gpu.capability : 0;
-    mine.memory = placement->gpu.memory_total;
-    memcpy(mine.host, transport->host, sizeof mine.host);
-    memcpy(mine.bus, placement->gpu.bus, sizeof mine.bus);
-    snprintf(mine.name, sizeof mine.name, "%.60s", placement->on_gpu ? placement->gpu.name : "the CPU");
-    GpuIdentity *gpus =
-        (GpuIdentity *)transport_collect_records(transport, "choice of the GPU exchange", &mine, sizeof mine);
-    GpuFleet fleet = {NULL, false, NCCL_BUFFER_BYTES};
-    bool lacking = false, shared = false;
-    for (int rank = 0; rank < transport->size; rank++) {
-        lacking = lacking || gpus[rank].capability == 0;
-        shared = shared || ranks_on_gpu_of(gpus, transport->size, rank) > 1;
-        fleet.mixed = fleet.mixed || gpus[rank].capability != gpus[0].capability;
-        fleet.buffers = size_min(fleet.buffers, placement_nccl_bytes(gpus[rank].memory));
+// Compares the GPUs of all ranks. Sets how many ranks share this one's GPU, and names the first
+// rank that does not compute on what most ranks compute on. hellos (ranks).
+static inline GpuFleet placement_compare_gpus(Placement *placement, const Hello *hellos, int ranks,
+                                              int own_rank) {
+    GpuFleet fleet = {false, false, NCCL_BUFFER_BYTES};
+    const Hello *usual = hellos, *odd = hellos;
+    int most = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        const Hello *hello = &hellos[rank];
+        int alike = 0, sharing = 0;
+        for (int other = 0; other < ranks; other++) {
+            bool same_place =
+                strcmp(hellos[other].host, hello->host) == 0 && strcmp(hellos[other].bus, hello->bus) == 0;
+            alike += strcmp(hellos[other].device, hello->device) == 0;
+            sharing += hello->capability > 0 && hellos[other].capability > 0 && same_place;
+        }
+        if (alike > most) {
+            most = alike;
+            usual = hello;
+        }
+        if (rank == own_rank && placement->on_gpu) { placement->sharing = sharing; }
+        fleet.shared = fleet.shared || sharing > 1;
+        fleet.mixed = fleet.mixed || hello->capability != hellos[0].capability;
+        fleet.buffers = size_min(fleet.buffers, placement_nccl_bytes(hello->gpu_memory));
     }
-    fleet.obstacle = !nccl_is_built_in() ? "this program was built without NCCL"
-                     : lacking           ? "not every rank has a GPU"
-                     : shared            ? "several ranks share a GPU, which NCCL refuses"
-                                         : NULL;
-    placement->all_cast = placement->precision == PRECISION_BF16 && !lacking; // of all: --precision is one
-    gpu_name_odd_one(gpus, transport->size, placement->odd_one, sizeof placement->odd_one);
-    if (placement->on_gpu) {
-        placement->sharing = ranks_on_gpu_of(gpus, transport->size, transport->rank);
-        gpu_measure(&placement->gpu); // now every rank that shares it has taken what CUDA needs
+    while (odd < hellos + ranks && strcmp(odd->device, usual->device) == 0) { odd++; }
+    if (odd < hellos + ranks) {
+        snprintf(placement->odd_one, sizeof placement->odd_one,
+                 "rank %d on %s computes on %s, %d of %d ranks on %s", (int)(odd - hellos), odd->host,
+                 odd->capability > 0 ? odd->device : "the CPU", most, ranks,
+                 usual->capability > 0 ? usual->device : "the CPU");
     }
-    free(gpus);
     return fleet;
 }
 
@@ -284,19 +247,28 @@ static inline const char *placement_uneven(const Options *options) {
                  : NULL;
 }
 
-// Collective; all ranks choose the same. If the rule does not shard, every rank makes the
+// Collective; all ranks choose the same, and refuse options for GPUs or for NCCL if neither is
+// used. hellos (ranks): of all of them. If the rule does not shard, every rank makes the
 // same steps by itself, so all must round alike; but kernels compiled for other GPUs, and
 // those for CPUs, may fuse other operations.
 static inline bool placement_choose_gpu_exchange(Placement *placement, const Options *options,
-                                                 Transport *transport, Error *error) {
-    placement->sharing = 1;
-    if (transport->size == 1) {
-        return !transport->library ||
-               error_set(error,
-                         "--exchange library: there is one rank, so nothing is exchanged; leave it away");
+                                                 Transport *transport, const Hello *hellos, Error *error) {
+    int ranks = transport->size;
+    bool emulated = options_emulate_link(options), wants_nccl = options->gpu_exchange == GPU_EXCHANGE_NCCL,
+         asked = wants_nccl && ranks > 1, host = options->gpu_exchange == GPU_EXCHANGE_HOST;
+    const char *no_gpu = placement->ranks_on_gpus > 0 ? NULL
+                         : gpu_is_built_in()          ? "no rank computes on a GPU"
+                                                      : "this program was built for CPUs only";
+    if (wants_nccl && no_gpu != NULL) {
+        return error_set(error, "--gpu-exchange nccl has no effect: %s", no_gpu);
     }
-    GpuFleet fleet = placement_look_at_gpus(placement, transport);
-    const char *obstacle = fleet.obstacle != NULL ? fleet.obstacle : placement_uneven(options);
+    GpuFleet fleet = placement_compare_gpus(placement, hellos, ranks, transport->rank);
+    bool lacking = placement->ranks_on_gpus < ranks;
+    const char *obstacle = ranks == 1            ? "there is one rank, so nothing is exchanged"
+                           : !nccl_is_built_in() ? "this program was built without NCCL"
+                           : lacking             ? "not every rank has a GPU"
+                           : fleet.shared        ? "several ranks share a GPU, which NCCL refuses"
+                                                 : placement_uneven(options);
     if (fleet.mixed && !rule_shards(options_rule(options))) {
         char sharding[RULE_TEXT];
         return error_set(
@@ -305,10 +277,7 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
             "several kinds, round them differently (%s): use %s for such ranks, or --device cpu",
             options_rule(options)->name, placement->odd_one, rule_list(rule_shards, sharding));
     }
-    bool asked = options->gpu_exchange == GPU_EXCHANGE_NCCL,
-         host = options->gpu_exchange == GPU_EXCHANGE_HOST;
     if (asked && obstacle != NULL) { return error_set(error, "--gpu-exchange nccl: %s", obstacle); }
-    bool emulated = options_emulate_link(options);
     if (asked && emulated) {
         return error_set(
             error, "--gpu-exchange nccl: links are emulated in host memory; drop one of the two options");
@@ -320,28 +289,20 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
                          : emulated ? "links are emulated in host memory"
                                     : obstacle);
     }
-    const char *reason = host ? "as asked for" : emulated ? "links are emulated there" : obstacle;
+    if (options->nccl_ctas > 0 && !placement->uses_nccl) {
+        return error_set(error, "--nccl-ctas has no effect: %s",
+                         no_gpu != NULL ? no_gpu : "GPUs do not exchange by NCCL here");
+    }
+    // Of all ranks: --precision is one.
+    placement->all_cast = placement->precision == PRECISION_BF16 && ranks > 1 && !lacking;
+    if (placement->on_gpu) { gpu_measure(&placement->gpu); } // others have taken what CUDA needs of it
     if (placement->uses_nccl) {
         return placement_open_nccl(placement, options, transport, fleet.buffers, error);
     }
     snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason, "through host memory: %s",
-             reason);
-    return true;
-}
-
-// After the choice of the exchange: refuses options for GPUs or for NCCL if neither is used.
-static inline bool placement_check_gpu_options(const Placement *placement, const Options *options,
-                                               Error *error) {
-    const char *why =
-        gpu_is_built_in() ? "no rank computes on a GPU" : "this program was built for CPUs only";
-    bool nccl = options->gpu_exchange == GPU_EXCHANGE_NCCL;
-    if (placement->ranks_on_gpus == 0 && nccl) {
-        return error_set(error, "--gpu-exchange nccl has no effect: %s", why);
-    }
-    if (options->nccl_ctas > 0 && !placement->uses_nccl) {
-        return error_set(error, "--nccl-ctas has no effect: %s",
-                         placement->ranks_on_gpus == 0 ? why : "GPUs do not exchange by NCCL here");
-    }
+             host       ? "as asked for"
+             : emulated ? "links are emulated there"
+                        : obstacle);
     return true;
 }
 
@@ -364,8 +325,7 @@ static inline void placement_close(Placement *placement) {
 // Recompute
 
 static inline const char *recompute_name(Recompute recompute) {
-    static const char *const names[RECOMPUTE_LEVELS] = {"none", "gelu", "layernorm", "block"};
-    return names[recompute];
+    return option_of(offsetof(Options, recompute))->choices[1 + recompute]; // behind "auto"
 }
 
 // Bytes of device memory that the model takes with these settings.

@@ -40,8 +40,7 @@ typedef struct Report {
     double compute_ms, communication_ms; // per commit, on rank 0
     double exposed_ms;                   // communication that compute had to wait for
     double steps; // of which these three are means: of a local rule also those not yet reported
-    // On rank 0: what a micro-batch took, and for how long the thread that drives it had a core;
-    // and the same of the thread that communicates, per commit.
+    // On rank 0: what a micro-batch took, and for how long the thread that drives it had a core.
     double micro_batch_ms, micro_batch_cpu_ms;
     double gradients_per_commit;
     // By rank 0, since the start: to all others, and of it what left its host.

@@ -63,7 +63,7 @@ static inline void find_models(Run *run) {
     bool is_path = strcmp(options->resume, "auto") != 0 && strcmp(options->resume, "off") != 0;
     if (is_path) { checkpoint_find(options->resume, sizeof options->resume); }
     bool reads = options->command == COMMAND_SAMPLE || options->command == COMMAND_EVAL;
-    if (newest && reads && launch_launcher_rank(getenv) == 0) {
+    if (newest && reads && launch_launcher_rank() == 0) {
         printf("%-14s %s, the newest checkpoint of %s\n", "model", options->from, asked);
     }
 }
@@ -184,30 +184,21 @@ static inline int64_t load_newest(CheckpointedRun *checkpointed, char remarks[CH
     }
 }
 
-// The manifest with which the run that --resume names was last saved; NULL: there is
-// none. The caller releases it.
-static inline json_t *resumed_manifest(const Run *run) {
-    const char *resume = run->options.resume;
-    if (strcmp(resume, "off") == 0) { return NULL; }
-    if (strcmp(resume, "auto") != 0) { return checkpoint_manifest(&run->checkpointed, resume); }
-    json_t *manifest = NULL;
-    for (int64_t commit = INT64_MAX; manifest == NULL;) {
-        commit = checkpoint_newest(run->options.out, commit);
-        if (commit < 0) { return NULL; }
-        CheckpointPaths paths = checkpoint_paths(run->options.out, commit);
-        manifest = checkpoint_manifest(&run->checkpointed, paths.final);
-    }
-    return manifest;
-}
-
 // What a run has chosen by a measurement stays when it is resumed with the same options and
 // ranks, so that it goes on with the same bits. Where it cannot do that anyway, it measures
 // again. The checkpoint says what was chosen, and why. What --epochs leave open until the data are
 // counted may differ.
 static inline void keep_measured_choices(Run *run) {
     static const char kept[] = "kept from the checkpoint: ";
-    if (!options_left_to_measure(&run->options)) { return; }
-    json_t *manifest = resumed_manifest(run), *now = options_as_json(&run->options);
+    const char *resume = run->options.resume, *out = run->options.out;
+    bool newest = strcmp(resume, "auto") == 0;
+    if (strcmp(resume, "off") == 0 || !options_left_to_measure(&run->options)) { return; }
+    json_t *manifest = newest ? NULL : checkpoint_manifest(&run->checkpointed, resume);
+    for (int64_t commit = INT64_MAX;
+         newest && manifest == NULL && (commit = checkpoint_newest(out, commit)) >= 0;) {
+        manifest = checkpoint_manifest(&run->checkpointed, checkpoint_paths(out, commit).final);
+    }
+    json_t *now = options_as_json(&run->options);
     const json_t *before = json_object_get(manifest, "options");
     const char *measured = json_string_value(json_object_get(manifest, "measured"));
     bool keeps = measured != NULL && measured[0] != '\0';

@@ -57,8 +57,6 @@ typedef struct Run {
     OptimizerTensor *tensors; // (tensor_count): as the optimizer sees them
     int tensor_count;
     char rate_reason[64], bucket_reason[160], rule_reason[RULE_TEXT];
-    char shared_memory_warning[256]; // that /dev/shm is too small; empty: it is not
-    double peak_flops; // of all ranks, a second: what model operations are compared with; NAN: not known
     // The other ranks, and signals from outside.
     Transport transport;
     SignalWatch signal_watch;

@@ -6,7 +6,9 @@
 #ifndef ACCO_PROGRAM_RUN_DIRECTORY_H
 #define ACCO_PROGRAM_RUN_DIRECTORY_H
 
+#include <ctype.h>
 #include <pthread.h>
+#include <regex.h>
 #include <signal.h>
 
 #include "runtime/device.h"
@@ -33,29 +35,20 @@ static inline bool run_directory_make(const char *path, Error *error) {
 // "tiny", my/gpt and my/gpt/config.json give "gpt", other.json gives "other", and
 // runs/a/checkpoints/commit-7/model gives "a".
 static inline void run_directory_model_name(const char *model, char name[64]) {
-    const char *end = model + strlen(model), *start;
-    for (;;) {
-        while (end > model && end[-1] == '/') { end--; }
-        start = end;
-        while (start > model && start[-1] != '/') { start--; }
-        // Some parts say where in a run or a model a file is, and not which.
-        static const char *const inner[] = {"config.json", "model", "checkpoints"};
-        size_t length = (size_t)(end - start);
-        size_t digits = length > 7 && strncmp(start, "commit-", 7) == 0 ? strspn(start + 7, "0123456789") : 0;
-        bool is_inner = digits > 0 && digits + 7 == length;
-        for (int i = 0; i < 3; i++) {
-            is_inner = is_inner || (strlen(inner[i]) == length && strncmp(start, inner[i], length) == 0);
-        }
-        if (start == model || !is_inner) { break; }
-        end = start;
+    // The last part but for those that say where in a run or a model a file is, and not which.
+    static const char last[] = "([^/]*)(/+(config\\.json|model|checkpoints|commit-[0-9]+))*/*$";
+    regmatch_t match[2] = {{0, 0}, {0, 0}};
+    regex_t pattern;
+    if (regcomp(&pattern, last, REG_EXTENDED) == 0) {
+        regexec(&pattern, model, 2, match, 0);
+        regfree(&pattern);
     }
+    const char *start = model + match[1].rm_so, *end = model + match[1].rm_eo;
     if (end - start > 5 && strncmp(end - 5, ".json", 5) == 0) { end -= 5; }
     int length = 0;
     for (; start < end && length < 63; start++) {
-        unsigned char c = (unsigned char)*start;
-        bool plain = (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '.' ||
-                     c == '_';
-        name[length++] = plain ? (char)c : '-';
+        bool plain = isalnum((unsigned char)*start) || *start == '.' || *start == '_';
+        name[length++] = plain ? *start : '-';
     }
     name[length] = '\0';
     if (length == 0 || name[0] == '.') { strcpy(name, "model"); }
@@ -73,15 +66,11 @@ static inline bool run_directory_create(const char *out, const char *model, cons
     run_directory_model_name(model, name);
     bool numbered = strcmp(out, "auto") == 0;
     if (numbered && !run_directory_make("runs", error)) { return false; }
-    for (int number = 1; numbered && number < 1000000; number++) {
+    for (int number = 1; numbered; number++) {
         snprintf(path, RUN_PATH_SIZE, "runs/%s-%.64s-%d", name, rule, number);
         // mkdir decides which number is free: two runs started at once get two numbers.
         if (mkdir(path, 0777) == 0) { return true; }
         if (errno != EEXIST) { return run_directory_make(path, error); }
-    }
-    if (numbered) {
-        return error_set(error, "runs/%s-%.64s-1 and so on are all taken: choose a directory with --out",
-                         name, rule);
     }
     if (strlen(out) + 64 > RUN_PATH_SIZE) {
         return error_set(error, "--out is longer than %d characters", RUN_PATH_SIZE - 65);

@@ -10,31 +10,13 @@
 
 #define MOST_TOKENS_OF_A_MICRO_BATCH 1e9
 
-// Micro-batches of all ranks per commit (in local rules: per inner step); with
-// --accumulate auto the least possible number.
-static inline int64_t nominal_micro_batches(const Run *run) {
-    return options_total_accumulate(&run->options, run->transport.size);
-}
-
-// Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and
-// our own measurement for the tiny ones. Fine-tuning takes a tenth, so that what was
-// learned is kept: ACCO's paper fine-tunes 2.7B with 2e-5.
-static inline double automatic_learning_rate(double parameters, bool finetunes) {
-    double rate = parameters < 5e6     ? 2e-3
-                  : parameters < 60e6  ? 1e-3
-                  : parameters < 250e6 ? 6e-4
-                  : parameters < 900e6 ? 3e-4
-                                       : 1.6e-4;
-    return finetunes ? rate / 10 : rate;
-}
-
 static inline bool choose_model(Run *run, Error *error) {
     Options *options = &run->options;
     const char *start = options_start(options);
     if (start[0] != '\0' && !hf_model_check_directory(start, error)) { return false; }
     // Every rank checks what it reads, but only when there is a run directory already.
     if (start[0] != '\0' && run_is_main(run) && !file_sums_check(start, error)) { return false; }
-    if (!model_find(start[0] != '\0' ? start : options->model, &run->config, error)) { return false; }
+    if (!model_find(options_model(options), &run->config, error)) { return false; }
     int positions = run->config.positions;
     if (options->seq_len > positions) {
         return error_set(error, "--seq-len %lld is longer than the %d positions of %s: use at most %d",
@@ -49,7 +31,8 @@ static inline bool choose_model(Run *run, Error *error) {
     if (options->seq_len == 0) { options->seq_len = int64_min(positions, 1024); }
     run->T = (int)options->seq_len;
     // What follows counts tokens and elements in int and int64_t.
-    double per_rank = (double)run->B * run->T, per_commit = per_rank * (double)nominal_micro_batches(run);
+    double per_rank = (double)run->B * run->T,
+           per_commit = per_rank * (double)options_total_accumulate(options, run->transport.size);
     if (per_rank > MOST_TOKENS_OF_A_MICRO_BATCH || per_commit > 1e15) {
         return error_set(
             error,
@@ -59,8 +42,9 @@ static inline bool choose_model(Run *run, Error *error) {
     return options_check_rule(options, run->config.layers, error);
 }
 
+// Of all ranks (in local rules: per inner step); with --accumulate auto the least possible number.
 static inline int64_t nominal_tokens_per_commit(const Run *run) {
-    return nominal_micro_batches(run) * tokens_per_micro_batch(run);
+    return options_total_accumulate(&run->options, run->transport.size) * tokens_per_micro_batch(run);
 }
 
 // Fills in the rates that were left to the program, so that the saved configuration has
@@ -72,7 +56,15 @@ static inline bool choose_rates(Run *run, Error *error) {
     int64_t per_commit = nominal_tokens_per_commit(run);
     bool finetunes = options->finetune[0] != '\0';
     if (options->learning_rate == 0) {
-        options->learning_rate = automatic_learning_rate(parameters, finetunes);
+        // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and our own
+        // measurement for the tiny ones. Fine-tuning takes a tenth, so that what was learned is kept:
+        // ACCO's paper fine-tunes 2.7B with 2e-5.
+        double rate = parameters < 5e6     ? 2e-3
+                      : parameters < 60e6  ? 1e-3
+                      : parameters < 250e6 ? 6e-4
+                      : parameters < 900e6 ? 3e-4
+                                           : 1.6e-4;
+        options->learning_rate = finetunes ? rate / 10 : rate;
         snprintf(run->rate_reason, sizeof run->rate_reason, ", chosen for %s%.3g M parameters",
                  finetunes ? "fine-tuning " : "", parameters / 1e6);
     }
@@ -90,7 +82,9 @@ static inline bool choose_rates(Run *run, Error *error) {
 }
 
 // Tokens of one pass over the training data; 0: they are endless, or not known yet.
-static inline double tokens_per_epoch(const Run *run) { return (double)run->data.training_windows * run->T; }
+static inline double tokens_per_epoch(const DataLoader *data) {
+    return (double)data->training_windows * data->sequence_length;
+}
 
 // Decides how long the run is: from now on --epochs are --tokens; and the rates, which follow
 // from that. The length of a text that is still to be tokenized is unknown: its epochs are
@@ -100,7 +94,7 @@ static inline bool choose_length(Run *run, Error *error) {
     double asked = options->epochs;
     bool counts = asked > 0 && run->data.training_windows > 0;
     if (counts) {
-        double tokens = ceil(asked * tokens_per_epoch(run));
+        double tokens = ceil(asked * tokens_per_epoch(&run->data));
         if (!(tokens <= OPTION_NO_LIMIT)) {
             return error_set(error,
                              "--epochs %g of %.300s are %.3g tokens: that is more than can be counted here",
@@ -268,9 +262,10 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
 // backward pass. After the pass the last bucket is still to be sent, so more buckets
 // leave less to wait for; but each costs the latency of a message. With n buckets of an
 // exchange that takes C seconds, both together are C / n + n * latency, which is least at
-// n = sqrt(C / latency). reason: where the size comes from.
+// n = sqrt(C / latency). supposed: the link of a plan; NULL: all ranks measure theirs together, and
+// choose the same size. reason: where the size comes from.
 static inline void bucket_for_link(Scheduler *s, const Options *options, const Placement *placement,
-                                   LinkMeasure link, char reason[160]) {
+                                   const LinkMeasure *supposed, char reason[160]) {
     SchedulerSettings *settings = &s->settings;
     double bytes = (double)layout_padded(&s->layout) * sizeof(float), ranks = s->transport->size;
     if (settings->kind != RULE_SYNCHRONOUS || ranks == 1) { return; }
@@ -282,6 +277,7 @@ static inline void bucket_for_link(Scheduler *s, const Options *options, const P
         snprintf(reason, 160, "what fits into NCCL's message buffers");
         return;
     }
+    LinkMeasure link = supposed != NULL ? *supposed : link_measure(s->transport);
     double share = (double)wire_bytes(settings->wire, WIRE_BLOCK) / (WIRE_BLOCK * sizeof(float));
     double passes = settings->replicated ? 2 : 1;
     double seconds = passes * bytes * share * (ranks - 1) / ranks / link.rate;

@@ -34,6 +34,7 @@
 #include <signal.h>
 
 #include "comm/transport.h"
+#include "program/launch_checks.h"
 
 enum { SIGNAL_WATCH_RANKS = 2 }; // how many ranks print where they were
 
@@ -47,9 +48,7 @@ typedef struct SignalWatch {
     sigset_t signals;     // that ask to stop, and FAILURE_SIGNAL
     bool stop_requested;  // atomic: one of them has come
     int64_t saved_commit; // atomic: of the newest checkpoint on disk; -1: there is none
-    // Atomic: (ranks), the processes of this host's ranks, 0 for those elsewhere; NULL: not known
-    // yet. They must live as long as the process.
-    const int *pids;
+    const Hello *hellos;  // atomic: (ranks), which live as long as the process; NULL: not known yet
 } SignalWatch;
 
 // Blocks the signals that ask to stop, in this thread and those that it will make. Signals
@@ -80,21 +79,22 @@ static inline void signal_watch_note_saved(SignalWatch *watch, int64_t commit) {
 // not asked to stop before.
 static inline void signal_watch_report(const SignalWatch *watch, bool first) {
     const Transport *transport = watch->transport;
-    const int *pids = __atomic_load_n(&watch->pids, __ATOMIC_ACQUIRE);
+    const Hello *hellos = __atomic_load_n(&watch->hellos, __ATOMIC_ACQUIRE);
     long long saved = (long long)__atomic_load_n(&watch->saved_commit, __ATOMIC_RELAXED);
-    bool all_live = pids != NULL; // every rank is on this host, and lives
-    int lost = -1;                // the first rank on this host whose process is gone
+    bool all_live = hellos != NULL; // every rank is on this host, and lives
+    int lost = -1;                  // the first rank on this host whose process is gone
     char gone[96] = "";
     if (transport->rank >= SIGNAL_WATCH_RANKS || __atomic_load_n(&transport->leaving, __ATOMIC_RELAXED)) {
         return;
     }
     // A launcher has waited for a process that died before it ends the others.
-    for (int rank = 0; pids != NULL && rank < transport->size && lost < 0; rank++) {
-        if (pids[rank] != 0 && kill(pids[rank], 0) != 0 && errno == ESRCH) { lost = rank; }
-        all_live = all_live && pids[rank] != 0 && lost < 0;
+    for (int rank = 0; hellos != NULL && rank < transport->size && lost < 0; rank++) {
+        bool here = strcmp(hellos[rank].host, transport->host) == 0;
+        if (here && kill(hellos[rank].pid, 0) != 0 && errno == ESRCH) { lost = rank; }
+        all_live = all_live && here && lost < 0;
     }
     if (lost >= 0) {
-        snprintf(gone, sizeof gone, " because rank %d here, process %d, is gone", lost, pids[lost]);
+        snprintf(gone, sizeof gone, " because rank %d here, process %d, is gone", lost, hellos[lost].pid);
     }
     fprintf(
         stderr,
@@ -117,7 +117,6 @@ static inline void signal_watch_report(const SignalWatch *watch, bool first) {
         fprintf(stderr, "train_gpt: mpirun leaves its ranks one second to save; started with scripts/launch "
                         "mpirun ..., they have all the time they need\n");
     }
-    fflush(stderr);
 }
 
 static inline void *signal_watch_main(void *argument) {
@@ -145,7 +144,6 @@ static inline void *signal_watch_main(void *argument) {
                     : number == SIGTERM ? "SIGTERM"
                                         : "SIGUSR1",
                     number == SIGINT ? "; a second SIGINT ends it at once" : "");
-            fflush(stderr);
         }
         if (number != SIGINT) { continue; }
         if (isfinite(interrupted) && now - interrupted > SIGNAL_WATCH_SAME) { break; }
@@ -158,7 +156,6 @@ static inline void *signal_watch_main(void *argument) {
     }
     if (watch->transport->rank == 0) {
         fprintf(stderr, "train_gpt: ended at once by a second SIGINT: %s\n", lost);
-        fflush(stderr);
     }
     pthread_sigmask(SIG_UNBLOCK, &watch->signals, NULL);
     raise(number); // with the default action, which ends the process
@@ -169,7 +166,6 @@ static inline void *signal_watch_main(void *argument) {
 static inline void signal_watch_prepare(SignalWatch *watch) {
     pthread_t thread;
     watch->saved_commit = -1;
-    watch->pids = NULL;
     if (pthread_create(&thread, NULL, signal_watch_main, watch) == 0) {
         pthread_detach(thread);
     } else {

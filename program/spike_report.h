@@ -24,63 +24,51 @@ static inline const ParameterInfo *spike_tensor(const ParameterTable *table, con
     return &table->entries[i];
 }
 
-static inline void describe_loss_spike(const CheckpointedRun *run, const DataLoader *data,
-                                       const SpikeReport *spike, char *text, size_t size) {
-    size_t used = (size_t)snprintf(text, size, "the loss of rank %d is not a finite number", spike->rank);
-    // Unknown if the loss was handed over before the run was resumed.
-    if (spike->site.micro_batch == 0) { return; }
-    uint64_t first = (uint64_t)spike_first_sequence(run, spike), token;
-    used += (size_t)snprintf(
-        text + used, size - used,
-        " in its micro-batch %.0f (of %d sequence%s, the first is number %llu in the order of training",
-        spike->site.micro_batch - 1, run->B, run->B == 1 ? "" : "s", (unsigned long long)first);
-    if (!data->builtin) {
-        const DataFile *file = data_loader_find(data, data_loader_window(data, DATA_TRAINING, first), &token);
-        used += (size_t)snprintf(text + used, size - used, ": %.200s from token %llu", file->path,
-                                 (unsigned long long)token);
-    }
-    snprintf(text + used, size - used, ")");
-}
-
-static inline void describe_gradient_spike(const ParameterTable *table, const SpikeReport *spike, char *text,
-                                           size_t size) {
-    if (spike->rank < 0) {
-        snprintf(text, size, "the sum of the gradients is not finite although those of every rank are");
-        return;
-    }
-    const ParameterInfo *tensor = spike_tensor(table, spike);
-    size_t within = (size_t)spike->site.element - 1 - tensor->offset,
-           columns = tensor->columns > 0 ? (size_t)tensor->columns : 1;
-    char column[32] = "";
-    if (tensor->columns > 0) { snprintf(column, sizeof column, ", %zu", within % columns); }
-    snprintf(text, size,
-             "the gradient of rank %d is not finite although its loss is; the backward pass met it first in "
-             "%s[%zu%s]",
-             spike->rank, tensor->name, within / columns, column);
-}
-
 static inline void describe_spike(const CheckpointedRun *run, const DataLoader *data, char *text,
                                   size_t size) {
     const SpikeReport *spike = &run->scheduler->spikes.latest;
     bool high_loss = spike->kind == SPIKE_HIGH_LOSS;
-    if (spike->kind == SPIKE_LOSS) {
-        describe_loss_spike(run, data, spike, text, size);
+    int rank = spike->rank;
+    if (spike->kind == SPIKE_LOSS && spike->site.micro_batch == 0) { // handed over before the run was resumed
+        snprintf(text, size, "the loss of rank %d is not a finite number", rank);
+    } else if (spike->kind == SPIKE_LOSS) {
+        uint64_t first = (uint64_t)spike_first_sequence(run, spike), token;
+        char place[256] = "";
+        if (!data->builtin) {
+            const DataFile *file =
+                data_loader_find(data, data_loader_window(data, DATA_TRAINING, first), &token);
+            snprintf(place, sizeof place, ": %.200s from token %llu", file->path, (unsigned long long)token);
+        }
+        snprintf(text, size,
+                 "the loss of rank %d is not a finite number in its micro-batch %.0f (of %d sequence%s, the "
+                 "first is number %llu in the order of training%s)",
+                 rank, spike->site.micro_batch - 1, run->B, run->B == 1 ? "" : "s", (unsigned long long)first,
+                 place);
+    } else if (spike->kind == SPIKE_GRADIENT && rank < 0) {
+        snprintf(text, size, "the sum of the gradients is not finite although those of every rank are");
     } else if (spike->kind == SPIKE_GRADIENT) {
-        describe_gradient_spike(run->table, spike, text, size);
+        const ParameterInfo *tensor = spike_tensor(run->table, spike);
+        size_t within = (size_t)spike->site.element - 1 - tensor->offset,
+               columns = tensor->columns > 0 ? (size_t)tensor->columns : 1;
+        char column[32] = "";
+        if (tensor->columns > 0) { snprintf(column, sizeof column, ", %zu", within % columns); }
+        snprintf(text, size,
+                 "the gradient of rank %d is not finite although its loss is; the backward pass met it first "
+                 "in %s[%zu%s]",
+                 rank, tensor->name, within / columns, column);
     } else if (spike->kind == SPIKE_PARAMETERS) {
         snprintf(
             text, size,
             "rank %d cannot recover: its parameters, or %d gradients in a row, are NaN, infinite or above "
             "--spike-limit",
-            spike->rank, SPIKE_PATIENCE);
+            rank, SPIKE_PATIENCE);
     } else if (run->rule->kind == RULE_LOCAL) {
         snprintf(text, size, "%s of rank %d is far larger than those before it",
-                 high_loss ? "a loss" : "a gradient", spike->rank);
+                 high_loss ? "a loss" : "a gradient", rank);
     } else {
         snprintf(text, size,
                  "%s is %.3g, and at most %.3g was expected after those before it; rank %d has the largest",
-                 high_loss ? "the loss" : "the gradient's norm", spike->measured, spike->largest,
-                 spike->rank);
+                 high_loss ? "the loss" : "the gradient's norm", spike->measured, spike->largest, rank);
     }
 }
 

@@ -13,10 +13,10 @@
 #include "program/machine_rates.h"
 #include "program/setup.h"
 
-static inline bool save_configuration(const Run *run, Error *error) {
+static inline bool save_configuration(const Options *options, const char *directory, Error *error) {
     char path[RUN_PATH_SIZE + 16];
-    snprintf(path, sizeof path, "%s/config.json", run->directory);
-    return options_save_file(&run->options, path, error);
+    snprintf(path, sizeof path, "%s/config.json", directory);
+    return options_save_file(options, path, error);
 }
 
 // Rank 0 makes the run directory, and all ranks learn its name.
@@ -32,15 +32,6 @@ static inline void open_run_directory(Run *run) {
     }
     agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);
     share_from_rank_zero(&run->transport, run->directory, sizeof run->directory);
-}
-
-// Begins the log, the curves and the effective configuration in the run directory. If that
-// fails, the disk does, not the user.
-static inline void open_run_files(Run *run) {
-    Error error = {""};
-    bool opened = !run_is_main(run) ||
-                  (save_configuration(run, &error) && reports_open(&run->reports, run->directory, &error));
-    agree_or_exit(run, opened ? 0 : EXIT_SYSTEM_FAILURE, &error);
 }
 
 // Fills the scheduler's first parameters with a model on disk or with random numbers, the
@@ -78,10 +69,14 @@ static inline void prepare_model_task(void *context, Stream *stream) {
                 run->table.parameter_count, run->placement.product_processors);
 }
 
+// Begins the effective configuration, the log and the curves, then everything that computes.
 static inline void start_run(Run *run) {
     Transport *transport = &run->transport;
     Error error = {""};
-    agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    bool opened = !run_is_main(run) || (save_configuration(&run->options, run->directory, &error) &&
+                                        reports_open(&run->reports, run->directory, &error));
+    bool good = opened && arena_commit(&run->arena, &error);
+    agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
     bool may_spin = run->threads.threads * transport->local_size <= launch_node_cores();
     run->pool = thread_pool_create(run->threads.threads, may_spin);
     if (run->pool == NULL) {
@@ -96,12 +91,7 @@ static inline void start_run(Run *run) {
     int sharing = groups_count(&transport->hosts, transport->hosts.host_of[transport->rank]);
     transport->link_bytes_per_second = run->options.link_mbit * 1e6 / 8 / sharing;
     transport->link_latency = run->options.link_us / 1e6;
-    LinkMeasure link = {0, INFINITY}; // all ranks measure together, and choose the same bucket
-    if (run->rule->kind == RULE_SYNCHRONOUS && transport->size > 1 && run->options.bucket_mb == 0 &&
-        !run->placement.uses_nccl) {
-        link = link_measure(transport);
-    }
-    bucket_for_link(&run->scheduler, &run->options, &run->placement, link, run->bucket_reason);
+    bucket_for_link(&run->scheduler, &run->options, &run->placement, NULL, run->bucket_reason);
     scheduler_start(&run->scheduler, run->pool, traced);
     check_replicas(&run->scheduler, scheduler_weights(&run->scheduler), weights_bytes(&run->scheduler));
     scheduler_call(&run->scheduler, run->scheduler.compute, prepare_model_task, run);

@@ -8,39 +8,43 @@
 #ifndef ACCO_PROGRAM_TOKENIZE_H
 #define ACCO_PROGRAM_TOKENIZE_H
 
-#include "options/options.h"
 #include "program/agreement.h"
-#include "program/launch_checks.h"
 #include "tokenizer/tokenize.h"
 
-// Tokenizes the standard input and prints what was written.
-static inline bool tokenize_input(const Options *options, const Tokenizer *tokenizer, Error *error) {
+static inline int command_tokenize(const Options *options) {
+    Error error = {""};
+    Tokenizer tokenizer;
     ThreadChoice choice;
-    TokenShards made;
     char unit[48] = "tokens";
-    memset(&made, 0, sizeof made);
-    made.prefix = options->out;
-    made.pad = (int)options->seq_len;
-    made.most_tokens = SHARD_TOKENS;
-    if (tokenizer_find_added(tokenizer, "<|endoftext|>") < 0) {
-        return error_set(error, "%.400s has no token <|endoftext|>, which is put between documents",
-                         options->tokenizer);
+    TokenShards made = {.prefix = options->out, .pad = (int)options->seq_len, .most_tokens = SHARD_TOKENS};
+    if (options->tokenizer[0] == '\0' || strcmp(options->out, "auto") == 0) {
+        error_set(&error, "tokenize needs --tokenizer DIR and --out PREFIX, and reads lines of JSON from its "
+                          "standard input: train_gpt tokenize --tokenizer DIR --out PREFIX < FILE.jsonl");
+    } else if (options->seq_len == 1 || options->seq_len > TOKEN_FILE_MAX_PADDED) {
+        error_set(&error, "tokenize --seq-len %lld: documents can be padded to 2 to %d tokens",
+                  (long long)options->seq_len, TOKEN_FILE_MAX_PADDED);
+    } else if (tokenizer_open(&tokenizer, options->tokenizer, &error) &&
+               tokenizer_find_added(&tokenizer, "<|endoftext|>") < 0) {
+        error_set(&error, "%.400s has no token <|endoftext|>, which is put between documents",
+                  options->tokenizer);
     }
-    if (options->seq_len == 1 || options->seq_len > TOKEN_FILE_MAX_PADDED) {
-        return error_set(error, "tokenize --seq-len %lld: documents can be padded to 2 to %d tokens",
-                         (long long)options->seq_len, TOKEN_FILE_MAX_PADDED);
-    }
+    if (error_is_set(&error)) { exit_user_mistake(&error); }
     launch_threads(1, (int)options->threads, &choice);
     ThreadPool *pool = thread_pool_create(choice.threads, false);
-    if (pool == NULL) { return error_set(error, "the system does not give %d threads", choice.threads); }
-    bool good = tokenize_lines(STDIN_FILENO, &made, tokenizer, pool, error);
+    if (pool == NULL) { error_set(&error, "the system does not give %d threads", choice.threads); }
+    bool good = pool != NULL && tokenize_lines(STDIN_FILENO, &made, &tokenizer, pool, &error);
+    if (!good && pool != NULL && !made.unwritten) { exit_user_mistake(&error); }
     thread_pool_destroy(pool);
-    if (!good) { return false; }
+    if (!good) {
+        fprintf(stderr, "train_gpt: %s\n", error.text);
+        tokenizer_close(&tokenizer);
+        return EXIT_SYSTEM_FAILURE;
+    }
     const uint64_t *amount = made.pad > 0 ? made.sequences : made.tokens;
     if (made.pad > 0) { snprintf(unit, sizeof unit, "sequences of %d tokens", made.pad); }
     printf("%llu documents: %llu %s to train on, %llu for validation; vocabulary %d\n",
            (unsigned long long)made.documents, (unsigned long long)amount[SHARDS_TRAIN], unit,
-           (unsigned long long)amount[SHARDS_VALIDATION], tokenizer->vocabulary);
+           (unsigned long long)amount[SHARDS_VALIDATION], tokenizer.vocabulary);
     if (made.cut > 0) {
         printf("%llu documents were longer than %d tokens and lost their end\n", (unsigned long long)made.cut,
                made.pad);
@@ -52,20 +56,8 @@ static inline bool tokenize_input(const Options *options, const Tokenizer *token
     if (made.empty > 0) {
         printf("%llu documents were left out, because they are empty\n", (unsigned long long)made.empty);
     }
-    return amount[SHARDS_TRAIN] + amount[SHARDS_VALIDATION] > 0 ||
-           error_set(error, "nothing was written: the input holds no document that can be trained on");
-}
-
-static inline int command_tokenize(const Options *options) {
-    Error error = {""};
-    Tokenizer tokenizer;
-    if (options->tokenizer[0] == '\0' || strcmp(options->out, "auto") == 0) {
-        error_set(&error, "tokenize needs --tokenizer DIR and --out PREFIX, and reads lines of JSON from its "
-                          "standard input: train_gpt tokenize --tokenizer DIR --out PREFIX < FILE.jsonl");
-        exit_user_mistake(&error);
-    }
-    if (!tokenizer_open(&tokenizer, options->tokenizer, &error) ||
-        !tokenize_input(options, &tokenizer, &error)) {
+    if (amount[SHARDS_TRAIN] + amount[SHARDS_VALIDATION] == 0) {
+        error_set(&error, "nothing was written: the input holds no document that can be trained on");
         exit_user_mistake(&error);
     }
     tokenizer_close(&tokenizer);

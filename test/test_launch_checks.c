@@ -7,21 +7,19 @@
 #include "program/announce.h"
 #include "program/launch_checks.h"
 
-// The environment that the functions under test see: "NAME=value NAME=value".
-static const char *environment_text;
-
-static char *environment(const char *name) {
-    static char value[64];
-    size_t length = strlen(name);
-    for (const char *entry = environment_text; *entry != '\0';) {
-        size_t size = strcspn(entry, " ");
-        if (size > length && strncmp(entry, name, length) == 0 && entry[length] == '=') {
-            snprintf(value, sizeof value, "%.*s", (int)(size - length - 1), entry + length + 1);
-            return value;
-        }
-        entry += size + (entry[size] == ' ');
+// Sets the launchers' variables to those of "NAME=value NAME=value", and no others.
+static void set_environment(const char *text) {
+    static const char *const names[] = {
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID",
+        "SLURM_NTASKS",         "SLURM_STEP_NUM_TASKS"};
+    char copy[128], *rest = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) { unsetenv(names[i]); }
+    snprintf(copy, sizeof copy, "%s", text);
+    for (char *entry = strtok_r(copy, " ", &rest); entry != NULL; entry = strtok_r(NULL, " ", &rest)) {
+        char *value = strchr(entry, '=');
+        *value++ = '\0';
+        assert_int_equal(setenv(entry, value, 1), 0);
     }
-    return NULL;
 }
 
 static void test_launcher_rank(void **state) {
@@ -40,24 +38,21 @@ static void test_launcher_rank(void **state) {
                  {"OMPI_COMM_WORLD_RANK=", 0},
                  {"XPMI_RANK=4", 0}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        environment_text = cases[i].text;
-        assert_int_equal(launch_launcher_rank(environment), cases[i].rank);
+        set_environment(cases[i].text);
+        assert_int_equal(launch_launcher_rank(), cases[i].rank);
     }
-    (void)launch_launcher_rank(getenv); // the real one has the right type
 }
 
 // Expects that a world of one is refused with a message that contains `part`, or accepted
 // where that is NULL; and that a world of two is always accepted.
 static void expect_copies(const char *text, bool has_mpi, const char *part) {
     Error error;
-    environment_text = text;
+    set_environment(text);
     error.text[0] = '\0';
-    bool fine = launch_check_copies(1, has_mpi, environment, &error);
+    bool fine = launch_check_copies(1, has_mpi, &error);
     if (fine != (part == NULL)) { fail_msg("%s: %s", text, fine ? "accepted" : error.text); }
     if (part != NULL && strstr(error.text, part) == NULL) { fail_msg("%s says %s", text, error.text); }
-    if (!launch_check_copies(2, has_mpi, environment, &error)) {
-        fail_msg("%s: refused with two ranks", text);
-    }
+    if (!launch_check_copies(2, has_mpi, &error)) { fail_msg("%s: refused with two ranks", text); }
 }
 
 static void test_independent_copies(void **state) {
@@ -122,9 +117,6 @@ static void test_threads(void **state) {
     // a container limits the share of time: fewer cores than the mask shows
     expect_threads(64, 2, 1, 0, 2, "all 2 cores", NULL);
     expect_threads(64, 2, 2, 0, 1, "2 cores shared by 2 ranks", NULL);
-    // numbers that no system should report
-    expect_threads(0, 0, 0, 0, 1, "all 1 core", NULL);
-    expect_threads(-1, 4, -3, 0, 1, "bound", "--bind-to none");
 }
 
 static void test_core_lists(void **state) {
@@ -186,9 +178,10 @@ static void test_shared_memory(void **state) {
 // Every host once, with its first rank; nothing where there is one.
 static void test_hosts(void **state) {
     (void)state;
-    static const Hello hellos[] = {{1, 7, 4, 0, "pc1", "CPU", "eth0 10.0.0.1"},
-                                   {1, 9, 1, 1, "pc2", "some GPU", ""},
-                                   {1, 8, 4, 0, "pc1", "CPU", "eth0 10.0.0.1"}};
+    static const Hello hellos[] = {
+        {.threads = 4, .host = "pc1", .device = "CPU", .interfaces = "eth0 10.0.0.1"},
+        {.threads = 1, .capability = 90, .host = "pc2", .device = "some GPU"},
+        {.threads = 4, .host = "pc1", .device = "CPU", .interfaces = "eth0 10.0.0.1"}};
     char *text = NULL;
     size_t length = 0;
     FILE *file = open_memstream(&text, &length);

@@ -269,6 +269,7 @@ typedef struct TokenShards {
     uint64_t tokens[SHARDS_SIDES];    // in the shards that are whole
     uint64_t sequences[SHARDS_SIDES]; // with padding
     uint64_t empty, cut, left_out;    // no text; longer than pad; nothing of them would be predicted
+    bool unwritten;                   // a shard that had been begun could not be written
     // Under way.
     TokenWriter writers[SHARDS_SIDES]; // `file` is NULL until there is something to write
     int number;                        // of the shards
@@ -288,6 +289,7 @@ static inline bool token_shards_finish(TokenShards *shards, Error *error) {
         good = good && token_writer_end(writer, error);
     }
     shards->number++;
+    shards->unwritten = !good;
     return good;
 }
 
@@ -321,6 +323,7 @@ static inline bool token_shards_take(void *sink, const DocumentPart *part, const
     for (size_t i = kept; good && i < pad; i++) {
         good = token_writer_add(writer, &shards->end_of_text, 1, false, error);
     }
+    shards->unwritten = !good;
     bool full = part->ends && writer->count >= shards->most_tokens;
     return good && (!full || token_shards_finish(shards, error));
 }

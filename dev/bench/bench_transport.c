@@ -113,7 +113,6 @@ static double thread_seconds(void) {
 static void job_task(void *context, Stream *stream) {
     (void)stream;
     Job *job = (Job *)context;
-    size_t shard = layout_shard(job->collective.layout);
     double began = clock_seconds(), processor_began = thread_seconds();
     host_reduce_scatter(job->transport, &job->collective, 0, job->collective.layout->cells);
     host_all_gather(job->transport, &job->collective, 0, job->collective.layout->cells);

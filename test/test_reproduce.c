@@ -22,7 +22,7 @@ static void skip_unless_it_can_run(void) {
 static void every_claim_is_listed_at_every_scale(void **state) {
     (void)state;
     static const char *const claims[] = {"A1",  "A2", "A3", "A4", "A5", "A6", "A7", "A8", "A9", "A10",
-                                         "A11", "C1", "C2", "C3", "S1", "S2", "S3", "S4", "map"};
+                                         "A11", "C1", "C2", "C3", "S1", "S2", "S3", "S4", "M1", "M2", "M3", "map"};
     static const char *const scales[] = {"--dry-run --out o", "--dry-run --out o --scale gpu --data .",
                                          "--dry-run --out o --scale paper --data ."};
     skip_unless_it_can_run();
@@ -66,7 +66,7 @@ static void a_claim_is_run_once_judged_and_drawn(void **state) {
 static void a_mistake_is_one_line_here_too(void **state) {
     (void)state;
     static const char *const mistakes[][2] = {
-        {"A12", "there is no claim 'A12'; there are acco, co2, diloco, A1 A2 "},
+        {"A12", "there is no claim 'A12'; there are acco, co2, diloco, muon, A1 A2 "},
         {"--fast", "there is no option '--fast'"},
         {"--scale", "--scale needs a value"},
         {"--scale big", "--scale is 'big'; there are box, gpu and paper"},

@@ -1,7 +1,7 @@
 # make                  builds ./train_gpt: for GPUs where nvcc and a GPU are, else for CPUs
 # make CUDA=1           builds it for GPUs, also where there is only nvcc; ARCH="80 90" chooses
 #                       for which compute capabilities. CUDA=0: for CPUs, whatever is here
-# make install          copies train_gpt to PREFIX=/usr/local, into bin
+# make install          copies train_gpt to PREFIX=/usr/local, into bin; make uninstall removes it
 # make run              installs what is missing, builds, and trains a small model for a minute
 # make test             installs what is missing and runs all tests
 # make test-asan, test-tsan     the tests under sanitizers
@@ -15,7 +15,7 @@
 # make compare          all update rules at several link speeds, about ten minutes
 # make reproduce        the claims of three papers, made again: some hours, can be stopped and
 #                       goes on. make reproduce-A4, or reproduce- and a paper: a part of them.
-#                       SCALE=box|gpu|paper HOSTS=FILE DATA=DIR OUT=DIR DRY_RUN=yes
+#                       SCALE=box|gpu|paper HOSTS=FILE DATA=DIR OUT=DIR RESULTS=DIR DRY_RUN=yes
 # make info             what was found on this machine, where, what is missing, and why
 # make tokenizer        the Python environment that prepares data (build/venv)
 # make options          writes the tables of options into docs/options.md
@@ -45,7 +45,7 @@ WISHES := CC=$(CC) CXX=$(CXX) MPICC=$(MPICC) NVCC=$(NVCC) CPPFLAGS=$(CPPFLAGS) L
 PROBE  := CC='$(CC)' CXX='$(CXX)' MPICC='$(MPICC)' NVCC='$(NVCC)' CPPFLAGS='$(CPPFLAGS)' LDFLAGS='$(LDFLAGS)' ARCH_FLAGS='$(ARCH_FLAGS)' \
           CUDA='$(CUDA)' CUDA_HOME='$(CUDA_HOME)' NCCL_HOME='$(NCCL_HOME)' MPI_HOME='$(MPI_HOME)' scripts/probe
 
-ifeq ($(filter clean help,$(MAKECMDGOALS)),)
+ifeq ($(filter clean help uninstall,$(MAKECMDGOALS)),)
 include $(CONFIG)
 endif
 ifneq ($(HAVE_MPI),yes)
@@ -98,7 +98,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: all help info install run test test-asan test-tsan run-tests check check-cxx format options bench benches run-bench compare run-compare tokenizer clean \
+.PHONY: all help info install uninstall run test test-asan test-tsan run-tests check check-cxx format options bench benches run-bench compare run-compare tokenizer clean \
         install-for-run install-for-test install-for-check
 
 all: $(PROGRAM)
@@ -139,9 +139,12 @@ help:
 ifeq ($(BUILD_FOR),GPUs)
 $(PROGRAM): train_gpt_cuda $(BUILD)/program.flags
 	@cp -f $< $@
+else ifeq ($(DEMAND_CUDA)$(SANITIZE),1)
+.PHONY: $(PROGRAM)
+$(PROGRAM):
+	@echo "CUDA=1 asks for a program for GPUs:"; grep '^CUDA' $(CONFIG).txt; rm -f $(CONFIG); exit 1
 else
 $(PROGRAM): $(BUILD)/train_gpt.o $(BUILD)/program.flags
-	@if [ "$(DEMAND_CUDA)$(SANITIZE)" = 1 ]; then echo "CUDA=1 asks for a program for GPUs:"; grep '^CUDA' $(CONFIG).txt; rm -f $(CONFIG); exit 1; fi
 	@$(CC) $(CFLAGS) $(LDFLAGS) $< -o $@ $(LIBS)
 	@echo "built $@ (CPU; MPI: $(HAVE_MPI); oneDNN: $(HAVE_ONEDNN)). make info says more; try: make run"
 endif
@@ -196,12 +199,17 @@ $(BUILD)/bench/%: dev/bench/%.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(COMPILE) $< -o $@ $(LDFLAGS) $(LIBS)
 
-# Copied, so that a later build does not change what is installed.
+# Copied, so that a later build does not change what is installed. The path may have blanks.
 PREFIX := /usr/local
+INSTALLED = $(DESTDIR)$(PREFIX)/bin/train_gpt
 install: $(PROGRAM)
-	@mkdir -p $(DESTDIR)$(PREFIX)/bin
-	@cp $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/train_gpt.new && mv $(DESTDIR)$(PREFIX)/bin/train_gpt.new $(DESTDIR)$(PREFIX)/bin/train_gpt
-	@echo "installed $(DESTDIR)$(PREFIX)/bin/train_gpt"
+	@mkdir -p "$(DESTDIR)$(PREFIX)/bin"
+	@cp $(PROGRAM) "$(INSTALLED).new" && mv "$(INSTALLED).new" "$(INSTALLED)"
+	@echo "installed $(INSTALLED)"
+
+uninstall:
+	@rm -f "$(INSTALLED)"
+	@echo "removed $(INSTALLED)"
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/emulated/*.d $(BUILD)/test/*.d $(BUILD)/bench/*.d $(BUILD)/fuzz/*.d)
 
@@ -328,7 +336,7 @@ reproduce-%: install-for-run
 
 run-reproduce: $(PROGRAM)
 	@PROGRAM=./$(PROGRAM) MPIRUN="$(MPIRUN)" dev/reproduce/run $(CLAIMS) $(if $(SCALE),--scale "$(SCALE)") $(if $(DATA),--data "$(DATA)") \
-	    $(if $(HOSTS),--hosts "$(HOSTS)") $(if $(OUT),--out "$(OUT)") $(if $(DRY_RUN),--dry-run)
+	    $(if $(HOSTS),--hosts "$(HOSTS)") $(if $(OUT),--out "$(OUT)") $(if $(RESULTS),--results "$(RESULTS)") $(if $(DRY_RUN),--dry-run)
 
 # The Python code that prepares data runs in its own virtual environment. The .pth file lets
 # it find the code from any directory, and is written anew in case the project has moved.

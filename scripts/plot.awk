@@ -13,14 +13,15 @@
 #
 # The log is JSON without spaces (runtime/log.h). So "key": with its quotes can only be a
 # key, because quotes inside a string are escaped. An incomplete last line is still being
-# written and is ignored.
+# written and is ignored; other lines that cannot be read are counted.
 BEGIN { MOST = 200; MARKS = 7 }
 
+{ unreadable += torn; torn = 0 }
 # After a crash of the machine a partial line may stand in front of a complete one.
-{ sub(/^.*\{"event":"/, "{\"event\":\"") }
-!/^\{"event":".*\}$/ { next }
+sub(/^.+\{"event":"/, "{\"event\":\"") { unreadable++ }
+!/^\{"event":".*\}$/ { torn = 1; next }
 /^\{"event":"start"/ { begin($0) }
-/^\{"event":"resume"/ { commit = value($0, "commit"); fact["resumed"]++ }
+/^\{"event":"resume"/ { commit = value($0, "commit"); resumed = 1 }
 /^\{"event":"rollback"/ { lift(); commit = value($0, "commit") }
 /^\{"event":"report"/ { report($0) }
 /^\{"event":"validation"/ { validation($0) }
@@ -29,6 +30,7 @@ BEGIN { MOST = 200; MARKS = 7 }
 END {
     if (validated) { losses("best", fact["most_tokens"], fact["most_time"], fact["best"]) }
     for (c in count) { draw(c) }
+    if (unreadable > 0) { fact["unreadable"] = unreadable }
     if (whole > 0) { fact["exposed"] = 100 * waited / whole }
     for (key in fact) { print key "\t" fact[key] }
 }
@@ -80,6 +82,8 @@ function losses(kind, tokens, seconds, loss) {
 function share(part, whole_ms) { return part == "" || whole_ms == "" ? "" : 100 * part / whole_ms }
 
 function report(line,    tokens, seconds, speed, exposed, ms, now) {
+    fact["resumed"] += resumed # a finished run may be resumed and have nothing to do
+    resumed = 0
     tokens = value(line, "tokens")
     seconds = value(line, "seconds")
     speed = value(line, "tokens_per_second")
@@ -119,13 +123,14 @@ function validation(line,    tokens, seconds, best) {
     fact["held"] = value(line, "loss")
 }
 
-# The last report is not always the furthest: a resumed run may have gone back.
+# The last report is not always the furthest: a resumed run may have gone back. The furthest
+# keeps all its digits: an axis that ends at a rounded one would leave out the last point.
 function reached(now, tokens, seconds) {
     fact["commits"] = now
     fact["tokens"] = tokens
     fact["seconds"] = seconds
-    if (tokens + 0 > fact["most_tokens"] + 0) { fact["most_tokens"] = tokens + 0 }
-    if (seconds + 0 > fact["most_time"] + 0) { fact["most_time"] = seconds + 0 }
+    if (tokens + 0 > fact["most_tokens"] + 0) { fact["most_tokens"] = tokens }
+    if (seconds + 0 > fact["most_time"] + 0) { fact["most_time"] = seconds }
 }
 
 # Writes a curve as means of neighbours, separately for each uninterrupted stretch.

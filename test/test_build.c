@@ -138,7 +138,7 @@ static void what_is_missing_is_named(void **state) {
     Stage *stage = stage_of(state);
     expect_failure(stage, "CC=nonexistent CXX=./c++ CUDA=0", "no C compiler that works as 'nonexistent'",
                    "jansson");
-    expect_failure(stage, FAKES "CUDA=1 NVCC=/nope", "there is no NVCC=/nope", "127");
+    expect_failure(stage, FAKES "CUDA=1 NVCC=/nope", "there is no NVCC=/nope", "-c train_gpt.cu");
     expect_failure(stage, FAKES "train_gpt_cuda NVCC=/nope", "there is no NVCC=/nope", "127");
     expect_failure(stage, FAKES "CUDA=1 CUDA_HOME=/nope", "CUDA_HOME=/nope has no bin/nvcc", "127");
     expect_failure(stage, FAKES "CUDA=2", "CUDA=2 is neither 0", "built train_gpt");
@@ -151,6 +151,10 @@ static void make_installs_and_explains(void **state) {
     Stage *stage = stage_of(state);
     build(stage, ON_CPUS "install PREFIX=there");
     shell(stage, "test -x there/bin/train_gpt");
+    build(stage, ON_CPUS "install PREFIX=\"over there\"");
+    shell(stage, "test -x 'over there/bin/train_gpt'");
+    run(stage, "make uninstall PREFIX=\"over there\"");
+    shell(stage, "test ! -e 'over there/bin/train_gpt'");
     Outcome outcome = run(stage, "make help");
     outcome_check(&outcome, 0, "make help");
     text_check(outcome.output, "make CUDA=1", "make help");

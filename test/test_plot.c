@@ -71,6 +71,8 @@ static void write_broken_run(void) {
     FakeLog log = {"", 0};
     add(&log, start_format, "zero1");
     add_reports(&log, 1, 10, 5, "null");
+    add(&log, "{\"event\":\"repo\n");                // damaged,
+    add(&log, "{\"event\":\"report\",\"commit\":11,"); // and cut by a crash
     add(&log, start_format, "zero1");
     add(&log, "{\"event\":\"resume\",\"commit\":8,\"checkpoint\":\"x\",\"exact\":true,\"remarks\":\"\"}\n");
     add_reports(&log, 9, 11, 0, "null");
@@ -143,14 +145,14 @@ static void the_page_has_every_panel_and_every_run(void **state) {
                                         "<td>acco<small>int8, 500 Mbit/s</small></td>",
                                         "<td>2<small>CPU</small></td>",
                                         "<td>857k<small>tiny</small></td>",
-                                        "<td>20.0k<small>20 steps</small></td>",
+                                        "<td>20.0k<small>20 commits</small></td>",
                                         "<td>10.0k</td>",
                                         "<td>1.2000</td>",
                                         "<td>1.2500<small>best possible 0.0625</small></td>",
                                         "<td>30.0 %</td>",
                                         "<td>done</td>",
-                                        "<td>no end yet<small>resumed: 1</small></td>",
-                                        "<td>11.0k<small>11 steps</small></td>",
+                                        "<td>no end yet<small>resumed: 1; lines of the log that cannot be read: 2</small></td>",
+                                        "<td>11.0k<small>11 commits</small></td>",
                                         "prefers-color-scheme: dark",
                                         "</html>"};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) { text_check(page, parts[i], "page.html"); }
@@ -193,12 +195,14 @@ static void one_report_is_a_mark(void **state) {
     (void)state;
     need_gnuplot();
     FakeLog log = {"", 0};
-    add_report(&log, 1, "2", "null");
+    add(&log, "{\"event\":\"report\",\"commit\":1,\"grads\":4,\"tokens\":1048577,\"seconds\":0.634362304,\"loss\":2,"
+              "\"tokens_per_second\":1500000}\n");
     write_run("one", &log);
     plot("one", 0);
     const char *page = drawn("one/plot.html");
     text_check(page, "#throughput-gpPt6", "one report");
     text_check(page, "#loss_tokens-gpPt6", "one report");
+    text_check(page, "#loss_time-gpPt6", "one report, whose time is above what six digits say");
 }
 
 static void a_panel_of_which_nothing_is_known_says_so(void **state) {

@@ -154,6 +154,36 @@ static inline Layout optimizer_whole(size_t count) {
     return layout;
 }
 
+// What a rank needs beside what all shards have alike.
+typedef struct OptimizerNeeds {
+    size_t second_count, muon_count, muon_side; // see Optimizer and MuonWorkspace
+    double flops;                               // of the matrix products of a step
+} OptimizerNeeds;
+
+// The most that any rank needs of each, where pieces differ: all ranks reserve the same, and
+// the plan of one holds for all.
+static inline OptimizerNeeds optimizer_most_needs(const Optimizer *optimizer) {
+    OptimizerNeeds most = {0};
+    Optimizer one = *optimizer;
+    bool differ = one.layout.table != NULL;
+    for (int rank = differ ? 0 : one.rank; rank < (differ ? one.layout.size : one.rank + 1); rank++) {
+        double flops = 0;
+        one.rank = rank;
+        for (OptimizerRange range = {0}; optimizer_next(&one, &range);) {
+            if (!optimizer_range_is_muons(&range)) {
+                most.second_count = size_max(most.second_count, range.second + range.count);
+                continue;
+            }
+            int rows = range.tensor->rows, columns = range.tensor->columns;
+            most.muon_count = size_max(most.muon_count, range.count);
+            most.muon_side = size_max(most.muon_side, (size_t)(rows < columns ? rows : columns));
+            flops += muon_flops(rows, columns, one.settings.muon_iterations);
+        }
+        most.flops = flops > most.flops ? flops : most.flops;
+    }
+    return most;
+}
+
 // Plans the state for the pieces of `rank`. `master_is_elsewhere`: the caller points
 // `master` to a buffer that it keeps anyway.
 static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const OptimizerSettings *settings,
@@ -163,15 +193,10 @@ static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const O
     optimizer->rank = rank;
     size_t shard = layout_shard(&optimizer->layout), element = precision_bytes(settings->moments);
     MuonWorkspace *muon = &optimizer->muon;
-    for (OptimizerRange range = {0}; optimizer_next(optimizer, &range);) {
-        if (optimizer_range_is_muons(&range)) {
-            size_t rows = (size_t)range.tensor->rows, columns = (size_t)range.tensor->columns;
-            muon->count = size_max(muon->count, range.count);
-            muon->side = size_max(muon->side, size_min(rows, columns));
-        } else {
-            optimizer->second_count = range.second + range.count;
-        }
-    }
+    OptimizerNeeds needs = optimizer_most_needs(optimizer);
+    optimizer->second_count = needs.second_count;
+    muon->count = needs.muon_count;
+    muon->side = needs.muon_side;
     if (!master_is_elsewhere) {
         arena_reserve(arena, MEMORY_OPTIMIZER, "master parameters", shard * sizeof(float),
                       &optimizer->master);
@@ -182,17 +207,6 @@ static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const O
     arena_reserve(arena, MEMORY_OPTIMIZER, "AdamW second moment", optimizer->second_count * element,
                   &optimizer->second_moment);
     if (muon->count > 0) { muon_reserve(muon, arena, settings->precision); }
-}
-
-// Operations of the matrix products of a step on what this worker owns.
-static inline double optimizer_flops(const Optimizer *optimizer) {
-    double flops = 0;
-    for (OptimizerRange range = {0}; optimizer_next(optimizer, &range);) {
-        const OptimizerTensor *tensor = range.tensor;
-        if (!optimizer_range_is_muons(&range)) { continue; }
-        flops += muon_flops(tensor->rows, tensor->columns, optimizer->settings.muon_iterations);
-    }
-    return flops;
 }
 
 // Copies this worker's elements of `parameters` (layout_padded) into the master.

@@ -223,6 +223,16 @@ static inline bool source_is_of_model(const CheckpointSource *source, const Chec
     return same;
 }
 
+// The moments in the checkpoint are those of this run's inner optimizer, or need not be.
+static inline bool source_has_moments(const CheckpointSource *source, const CheckpointedRun *run,
+                                      const char *path, Error *error) {
+    return source->muon == checkpoint_has_muon(run) || run->fresh_moments ||
+           error_set(error,
+                     "%.400s was trained with --inner %s: continue with that, or add --fresh-moments on, and "
+                     "the moments start from zero",
+                     path, source->muon ? "muon" : "adamw");
+}
+
 static inline void checkpoint_close(CheckpointSource *source) {
     json_decref(source->manifest);
     safetensors_close(&source->state);
@@ -242,13 +252,7 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
                  integer_from_json(source->manifest, "parameters") != (int64_t)run->table->parameter_count)) {
         good = error_set(error, "%.400s is of another model than %s", path, run->config->name);
     }
-    if (good && source->muon != checkpoint_has_muon(run) && !run->fresh_moments) {
-        good = error_set(
-            error,
-            "%.400s was trained with --inner %s: continue with that, or add --fresh-moments on, and "
-            "the moments start from zero",
-            path, source->muon ? "muon" : "adamw");
-    }
+    good = good && source_has_moments(source, run, path, error);
     if (good && !source_is_complete(source, run, rule_find(source->rule))) {
         good = error_set(error, "%.400s lacks a vector that every checkpoint of %s has", file, source->rule);
     }
@@ -257,21 +261,26 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
 }
 
 // One rank alone: false if the newest checkpoint of the run in `directory` is of another
-// model. True if there is none, or if it cannot be read: then loading says so.
-static inline bool checkpoint_check_model(const CheckpointedRun *run, const char *directory, Error *error) {
+// model, or of another inner optimizer: an older one would not be what the user means. True if
+// there is none, or if it cannot be read: then loading says so.
+static inline bool checkpoint_check_newest(const CheckpointedRun *run, const char *directory, Error *error) {
     CheckpointSource source;
     Error unreadable = {""};
     memset(&source, 0, sizeof source);
     int64_t commit = checkpoint_newest(directory, INT64_MAX);
     if (commit < 0) { return true; }
     CheckpointPaths paths = checkpoint_paths(directory, commit);
-    bool same =
-        !source_open_manifest(&source, run, paths.final, &unreadable) || source_is_of_model(&source, run);
+    bool good = true;
+    if (source_open_manifest(&source, run, paths.final, &unreadable)) {
+        good = source_is_of_model(&source, run) ||
+               error_set(error,
+                         "%.400s is of another model than %s: give the --model that it was trained with, "
+                         "or another --out",
+                         paths.final, run->config->name);
+        good = good && source_has_moments(&source, run, paths.final, error);
+    }
     checkpoint_close(&source);
-    return same || error_set(error,
-                             "%.400s is of another model than %s: give the --model that it was trained with, "
-                             "or another --out",
-                             paths.final, run->config->name);
+    return good;
 }
 
 // One rank alone: the manifest of a checkpoint that a run of the same rule and number of

@@ -284,9 +284,38 @@ static inline void layout_level(LayoutBuilder *builder, const double *loads, dou
     builder->shared = rest;
 }
 
-// Matrices (matrix_count) ascend. Each goes to the rank that owns least so far: neighbours
-// go to different ranks, so that every bucket keeps all of them busy. The vectors between two
-// matrices go with the one before.
+typedef struct LayoutLength {
+    size_t length;
+    int matrix;
+} LayoutLength;
+
+static inline int layout_compare_lengths(const void *left, const void *right) {
+    const LayoutLength *a = (const LayoutLength *)left, *b = (const LayoutLength *)right;
+    bool same = a->length == b->length;
+    return same ? (a->matrix > b->matrix) - (a->matrix < b->matrix) : a->length < b->length ? 1 : -1;
+}
+
+// Each matrix goes to the rank that owns least so far: neighbours of one length go to different
+// ranks, so that every bucket keeps all of them busy. The longest matrices come first, because
+// what is short levels the loads best. owners (matrix_count), loads (size) <- the result.
+static inline void layout_choose_owners(const LayoutMatrix *matrices, int matrix_count, int size, int *owners,
+                                        double *loads) {
+    LayoutLength *lengths = (LayoutLength *)calloc((size_t)matrix_count + 1, sizeof *lengths);
+    for (int i = 0; i < matrix_count; i++) {
+        lengths[i].length = matrices[i].end - matrices[i].begin;
+        lengths[i].matrix = i;
+    }
+    qsort(lengths, (size_t)matrix_count, sizeof *lengths, layout_compare_lengths);
+    for (int i = 0; i < matrix_count; i++) {
+        int least = 0;
+        for (int rank = 1; rank < size; rank++) { least = loads[rank] < loads[least] ? rank : least; }
+        owners[lengths[i].matrix] = least;
+        loads[least] += (double)lengths[i].length;
+    }
+    free(lengths);
+}
+
+// Matrices (matrix_count) ascend. The vectors between two matrices go with the one before.
 static inline Layout layout_make_whole(size_t count, int size, const LayoutMatrix *matrices,
                                        int matrix_count) {
     LayoutBuilder builder;
@@ -300,13 +329,10 @@ static inline Layout layout_make_whole(size_t count, int size, const LayoutMatri
     double *loads = (double *)calloc((size_t)size, sizeof *loads), rest = 0;
     int *owners = (int *)calloc((size_t)matrix_count + 1, sizeof *owners);
     size_t little = count / LAYOUT_CELLS;
+    layout_choose_owners(matrices, matrix_count, size, owners, loads);
     for (int i = 0; i <= matrix_count; i++) {
         size_t begin = i > 0 ? matrices[i - 1].end : 0, end = i < matrix_count ? matrices[i].begin : count;
-        int least = 0;
-        for (int rank = 1; rank < size; rank++) { least = loads[rank] < loads[least] ? rank : least; }
         if (end - begin > little) { rest += (double)(end - begin); }
-        owners[i] = i < matrix_count ? least : i > 0 ? owners[i - 1] : 0;
-        if (i < matrix_count) { loads[least] += (double)(matrices[i].end - matrices[i].begin); }
     }
     layout_level(&builder, loads, rest);
     for (int i = 0; i <= matrix_count; i++) {

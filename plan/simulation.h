@@ -46,7 +46,8 @@ typedef struct Simulation {
     // When the backward pass of the latest micro-batch began and ended, on the slowest
     // rank.
     double backward_began, backward_ended;
-    double step_flops;    // of Muon's products in a step; 0: none, or nothing is known of their rate
+    // Of Muon's products in a step, on the rank with most; 0: none, or nothing is known of their rate.
+    double step_flops;
     double *arrivals;     // (layout.cells): when the latest gather brought each bucket
     size_t arrival_cells; // of a bucket; 0: everything is there
     // Totals.
@@ -406,7 +407,9 @@ static inline bool simulation_open(Simulation *simulation, Scheduler *scheduler,
                  machine->counts == NULL;
     simulation->width = alike ? 1 : simulation->ranks;
     simulation->random.state = 1;
-    if (machine->flops_per_second > 0) { simulation->step_flops = optimizer_flops(&scheduler->optimizer); }
+    if (machine->flops_per_second > 0) {
+        simulation->step_flops = optimizer_most_needs(&scheduler->optimizer).flops;
+    }
     StreamSimulator simulator = {.self = simulation,
                                  .run = simulation_run,
                                  .record = simulation_record,

@@ -228,14 +228,14 @@ static inline void keep_measured_choices(Run *run) {
 }
 
 // Before anything is allocated or created: every rank can read the checkpoint that
-// --resume names, and it is of this model.
+// --resume names, and it is of this model and inner optimizer.
 static inline void check_resume(Run *run) {
     const char *resume = run->options.resume;
     CheckpointSource source;
     Error error = {""};
     bool good = true;
     if (strcmp(resume, "auto") == 0) {
-        good = checkpoint_check_model(&run->checkpointed, run->options.out, &error);
+        good = checkpoint_check_newest(&run->checkpointed, run->options.out, &error);
     } else if (strcmp(resume, "off") != 0) {
         good = checkpoint_open(&source, &run->checkpointed, resume, &error);
         if (good) { checkpoint_close(&source); }

@@ -1450,6 +1450,7 @@ static void mistakes_are_refused(void **state) {
     }
     shell(stage, "mkdir -p held/checkpoints && cp -r SAVED held/checkpoints/commit-24");
     check_refused(stage, 0, "held", "--resume auto --model wide.json", "another model");
+    check_refused(stage, 0, "held", "--resume auto --inner muon", "commit-24 was trained with --inner adamw");
     // Without --out the run gets a new directory, in which there is nothing to resume.
     Outcome outcome = program_run(stage, 0, "--config base.json --resume auto");
     outcome_check(&outcome, 2, "--resume auto without --out");

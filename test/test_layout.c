@@ -232,22 +232,57 @@ static void a_matrix_has_one_owner(void **state) {
     }
 }
 
-// GPT-Neo's 125M: 12 layers of 768 channels, and 50,257 + 2,048 rows of embeddings. The longest
-// shard is at most as much above the mean as a matrix of the MLP cannot be cut; and up to 16 ranks
-// every four layers are shared out well by themselves, so no bucket waits for one rank.
-static void shards_are_about_as_long(void **state) {
+// A model, and the most by which its longest shard and the most work for Muon on a rank may exceed
+// the means.
+typedef struct Balance {
+    int layers, channels, ranks;
+    double length, work;
+} Balance;
+
+// GPT-Neo's 125M and 1.3B, with 50,257 + 2,048 rows of embeddings. With 64 ranks a matrix of the
+// MLP of 125M, which cannot be cut, is longer than the mean; with 48 it is already more work.
+static const Balance balances[] = {
+    {12, 768, 2, 1.002, 1.001},  {12, 768, 3, 1.002, 1.001},  {12, 768, 4, 1.002, 1.001},
+    {12, 768, 6, 1.002, 1.001},  {12, 768, 8, 1.002, 1.001},  {12, 768, 12, 1.003, 1.001},
+    {12, 768, 16, 1.004, 1.07},  {12, 768, 24, 1.005, 1.001}, {12, 768, 32, 1.006, 1.07},
+    {12, 768, 48, 1.007, 1.201}, {12, 768, 64, 1.22, 1.601},  {24, 2048, 3, 1.001, 1.001},
+    {24, 2048, 12, 1.001, 1.01}, {24, 2048, 32, 1.002, 1.07}, {24, 2048, 48, 1.002, 1.001},
+    {24, 2048, 64, 1.03, 1.07},
+};
+
+// The work of matrices whose first element the rank owns, where one of the MLP is three times as
+// much as another: 4 m m n + 2 m m m with n = 4 m and with n = m.
+static double rank_work(const Layout *layout, int rank, const LayoutMatrix *matrices, int matrix_count) {
+    double work = 0;
+    int m = 0;
+    for (LayoutRange range = {0}; layout_next(layout, rank, SIZE_MAX, &range);) {
+        while (m < matrix_count && matrices[m].begin < range.flat) { m++; }
+        for (; m < matrix_count && matrices[m].begin < range.flat + range.count; m++) {
+            work += m % 6 < 4 ? 1 : 3;
+        }
+    }
+    return work;
+}
+
+static void shards_are_about_as_long_and_as_much_work(void **state) {
     (void)state;
     static LayoutMatrix matrices[MOST_MATRICES];
-    enum { C = 768 };
-    static const int sizes[] = {2, 3, 4, 6, 8, 12, 16, 24, 32};
-    static const double most[] = {1.002, 1.002, 1.002, 1.002, 1.002, 1.002, 1.002, 1.004, 1.06};
-    int matrix_count;
-    size_t count = model_matrices(12, C, (50257 + 2048) * (size_t)C, matrices, &matrix_count);
-    for (int i = 0; i < 9; i++) {
-        Layout layout = layout_make_whole(count, sizes[i], matrices, matrix_count);
-        double mean = (double)count / sizes[i];
-        if (!((double)layout_shard(&layout) <= most[i] * mean)) {
-            fail_msg("%d ranks: %zu of %.0f", sizes[i], layout_shard(&layout), mean);
+    for (size_t i = 0; i < sizeof balances / sizeof balances[0]; i++) {
+        const Balance *balance = &balances[i];
+        int matrix_count, ranks = balance->ranks;
+        size_t C = (size_t)balance->channels,
+               count = model_matrices(balance->layers, C, (50257 + 2048) * C, matrices, &matrix_count);
+        Layout layout = layout_make_whole(count, ranks, matrices, matrix_count);
+        double all = 0, most = 0, length = (double)layout_shard(&layout) * ranks / (double)count;
+        for (int rank = 0; rank < ranks; rank++) {
+            double work = rank_work(&layout, rank, matrices, matrix_count);
+            all += work;
+            most = work > most ? work : most;
+        }
+        assert_true(all == balance->layers * 10);
+        if (!(length <= balance->length && most * ranks / all <= balance->work)) {
+            fail_msg("%d layers, %d ranks: length %.4f, work %.4f", balance->layers, ranks, length,
+                     most * ranks / all);
         }
         assert_true(layout.cells <= 1024);
         layout_free(&layout);
@@ -368,7 +403,7 @@ int main(void) {
         cmocka_unit_test(any_range_of_cells_is_shared_out_evenly),
         cmocka_unit_test(a_small_layout_is_as_drawn),
         cmocka_unit_test(a_matrix_has_one_owner),
-        cmocka_unit_test(shards_are_about_as_long),
+        cmocka_unit_test(shards_are_about_as_long_and_as_much_work),
         cmocka_unit_test(a_small_layout_of_matrices_is_as_drawn),
         cmocka_unit_test(a_watermark_only_rises_until_it_is_reset),
         cmocka_unit_test(who_waits_for_a_watermark_sees_what_was_written_before_it_rose),

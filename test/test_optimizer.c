@@ -279,6 +279,41 @@ static void memory_is_reserved_for_what_is_kept_here(void **state) {
     }
 }
 
+// Four ranks, of which two own a matrix each, by Muon: a small one, which a wide one follows. All
+// reserve what the rank with most of it needs, so that a plan for rank 0 holds for all.
+static void ranks_with_unequal_pieces_reserve_the_same(void **state) {
+    (void)state;
+    enum { FIRST = 1024, SMALL = 16 * 16, WIDE = 16 * 64, RANKS = 4 };
+    static const LayoutMatrix matrices[] = {{FIRST, FIRST + SMALL}, {FIRST + SMALL, FIRST + SMALL + WIDE}};
+    static const OptimizerTensor tensors[] = {
+        {.begin = 0, .end = FIRST},
+        {.begin = FIRST, .end = FIRST + SMALL, .rows = 16, .columns = 16},
+        {.begin = FIRST + SMALL, .end = FIRST + SMALL + WIDE, .rows = 16, .columns = 64}};
+    Layout layout = layout_make_whole(FIRST + SMALL + WIDE, RANKS, matrices, 2);
+    OptimizerSettings settings = adamw_settings(tensors, 3);
+    settings.muon_iterations = 5;
+    size_t bytes = 0, second = 0;
+    for (int rank = 0; rank < RANKS; rank++) {
+        Optimizer optimizer;
+        Arena arena;
+        memset(&optimizer, 0, sizeof optimizer);
+        memset(&arena, 0, sizeof arena);
+        optimizer_reserve(&optimizer, &arena, &settings, &layout, rank, false);
+        assert_int_equal(optimizer.muon.count, WIDE);
+        assert_int_equal(optimizer.muon.side, 16);
+        assert_true(optimizer_most_needs(&optimizer).flops == muon_flops(16, 64, 5));
+        size_t own = 0;
+        for (OptimizerRange range = {0}; optimizer_next(&optimizer, &range);) {
+            own += optimizer_range_is_muons(&range) ? 0 : range.count;
+        }
+        second = size_max(second, own);
+        assert_true(rank == 0 || (arena.bytes == bytes && optimizer.second_count >= own));
+        bytes = arena.bytes;
+        if (rank == RANKS - 1) { assert_int_equal(optimizer.second_count, second); }
+    }
+    layout_free(&layout);
+}
+
 // 1 - 0.99999, computed in fp32, would be off by more than a thousandth.
 static void a_slow_second_moment_keeps_its_precision(void **state) {
     (void)state;
@@ -407,6 +442,7 @@ int main(void) {
         cmocka_unit_test(an_estimate_may_replace_its_gradient),
         cmocka_unit_test(a_commit_in_place_gives_the_same_bits),
         cmocka_unit_test(memory_is_reserved_for_what_is_kept_here),
+        cmocka_unit_test(ranks_with_unequal_pieces_reserve_the_same),
         cmocka_unit_test(a_slow_second_moment_keeps_its_precision),
         cmocka_unit_test(tensors_of_adamw_join_where_they_touch),
         cmocka_unit_test(the_rate_warms_up_linearly),

@@ -344,7 +344,7 @@ static inline void job_from_json(const json_t *object, Job *job) {
 // The model's whole configuration: two models may have tensors of the same shapes and yet
 // compute different things.
 static inline json_t *model_to_json(const CheckpointedRun *run) {
-    return hf_model_describe(run->config, SAFETENSORS_F32, NULL);
+    return hf_model_describe(run->config, NULL);
 }
 
 // Whether Muon steps the matrices of the run's layers.

@@ -11,13 +11,14 @@
 // an Error.
 //
 // Writing makes what from_pretrained takes, and checksums of the files (file_sums.h). The
-// directory is whole or absent: it is made under a temporary name, synced, and renamed
-// (runtime/files.h). A checkpoint contains such a directory.
+// directory is a part of a checkpoint, which is whole or absent (save.h).
 //
 // What differs between families of models, the names of tensors and the members of
 // config.json, comes from the model's ModelFamily (model.h).
 #ifndef ACCO_CHECKPOINT_HF_MODEL_H
 #define ACCO_CHECKPOINT_HF_MODEL_H
+
+#include <sys/sendfile.h>
 
 #include "checkpoint/file_sums.h"
 #include "checkpoint/safetensors.h"
@@ -275,22 +276,13 @@ static inline void hf_model_read(const HfModel *model, float *parameters) {
 
 // Copies one file. True: the copy is on disk.
 static inline bool hf_model_copy_file(const char *from, const char *to, Error *error) {
-    char buffer[1 << 16];
+    ssize_t count = 1;
     int input = open(from, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // opening a pipe must not wait
     if (input < 0) { return error_set(error, "cannot read %.300s: %s", from, strerror(errno)); }
     int output = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    bool good = output >= 0 || error_set(error, "cannot write %.300s: %s", to, strerror(errno));
-    for (ssize_t count = 1; good && count != 0;) {
-        count = read(input, buffer, sizeof buffer);
-        if (count < 0 && errno == EINTR) { continue; }
-        if (count < 0) {
-            good = error_set(error, "cannot read %.300s: %s", from, strerror(errno));
-        } else if (!file_write_all(output, buffer, (size_t)count, FILE_POSITION)) {
-            good = error_set(error, "cannot write %.300s: %s", to, strerror(errno));
-        }
-    }
-    Error later; // the first error counts
-    if (output >= 0) { good = file_finish(output, to, true, good ? error : &later) && good; }
+    while (output >= 0 && count > 0) { count = sendfile(output, input, NULL, 1 << 30); }
+    bool good = output >= 0 ? file_finish(output, to, count == 0, error)
+                            : error_set(error, "cannot write %.300s: %s", to, strerror(errno));
     close(input);
     return good;
 }
@@ -353,35 +345,32 @@ static inline int hf_model_special_id(const char *directory, const char *role, i
 // ---------------------------------------------------------------------------------------
 // Writing: the configuration
 
-static inline json_t *hf_model_id(int id) { return id >= 0 ? json_integer(id) : json_null(); }
-
-// config.json: everything that transformers asks for. type: of the weights beside it.
-// tokenizer: the directory of the tokenizer, or NULL.
-static inline json_t *hf_model_describe(const ModelConfig *config, SafetensorsType type,
-                                        const char *tokenizer) {
-    const char *format = type == SAFETENSORS_BF16 ? "bfloat16" : "float32";
+// config.json: everything that transformers asks for. tokenizer: the directory of the
+// tokenizer, or NULL.
+static inline json_t *hf_model_describe(const ModelConfig *config, const char *tokenizer) {
+    static const char *const roles[2] = {"bos_token", "eos_token"};
     // "torch_dtype" is its name until transformers 4.55, "dtype" since.
-    json_t *root = json_pack("{s:[s], s:s, s:s, s:s}", "architectures", config->family->architecture,
-                             "model_type", config->family->name, "torch_dtype", format, "dtype", format);
+    json_t *root =
+        json_pack("{s:[s], s:s, s:s, s:s}", "architectures", config->family->architecture, "model_type",
+                  config->family->name, "torch_dtype", "float32", "dtype", "float32");
     json_t *sizes = config->family->write_config(config);
-    json_t *ids = json_pack("{s:o, s:o}", "bos_token_id",
-                            hf_model_id(hf_model_special_id(tokenizer, "bos_token", config->vocabulary)),
-                            "eos_token_id",
-                            hf_model_id(hf_model_special_id(tokenizer, "eos_token", config->vocabulary)));
-    int failures = json_object_update(root, sizes) + json_object_update(root, ids);
-    assert(failures == 0);
-    (void)failures;
+    json_object_update(root, sizes);
     json_decref(sizes);
-    json_decref(ids);
+    for (int i = 0; i < 2; i++) {
+        char key[32];
+        int id = hf_model_special_id(tokenizer, roles[i], config->vocabulary);
+        snprintf(key, sizeof key, "%s_id", roles[i]);
+        json_object_set_new(root, key, id >= 0 ? json_integer(id) : json_null());
+    }
     return root;
 }
 
 // Writes config.json into `directory`.
 static inline bool hf_model_write_config(const char *directory, const ModelConfig *config,
-                                         SafetensorsType type, const char *tokenizer, Error *error) {
+                                         const char *tokenizer, Error *error) {
     char path[PATH_MAX];
     if (!path_within(path, directory, "config.json", error)) { return false; }
-    json_t *root = hf_model_describe(config, type, tokenizer);
+    json_t *root = hf_model_describe(config, tokenizer);
     bool good = json_dump_file(root, path, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) == 0 ||
                 error_set(error, "cannot write %.300s: %s", path, strerror(errno));
     json_decref(root);
@@ -392,58 +381,32 @@ static inline bool hf_model_write_config(const char *directory, const ModelConfi
 // Writing: the weights, and the whole directory
 
 // Writes model.safetensors into `directory`; *sum gets its CRC-32. parameters
-// (table->parameter_count), on the host.
+// (table->parameter_count), on the host: tensors lie in the file as in the table.
 static inline bool hf_model_write_weights(const char *directory, const ParameterTable *table,
-                                          SafetensorsType type, const float *parameters, uint32_t *sum,
-                                          Error *error) {
+                                          const float *parameters, uint32_t *sum, Error *error) {
     char path[PATH_MAX];
     SafetensorsPlan plan;
-    SafetensorsWriter writer;
-    Error later;
+    size_t bytes = table->parameter_count * sizeof(float);
     if (!path_within(path, directory, "model.safetensors", error)) { return false; }
     safetensors_plan_start(&plan);
+    json_object_set_new(plan.tensors, "__metadata__",
+                        json_pack("{s:s}", "format", "pt")); // transformers insists
     for (int i = 0; i < table->count; i++) {
         size_t shape[2];
         int dimensions = hf_model_shape(&table->entries[i], shape);
-        safetensors_plan_add(&plan, table->entries[i].name, type, dimensions, shape);
+        safetensors_plan_add(&plan, table->entries[i].name, SAFETENSORS_F32, dimensions, shape);
     }
-    safetensors_plan_note(&plan, "format", "pt", &later); // transformers insists on it
     safetensors_plan_finish(&plan);
-    bool good = safetensors_create(&writer, path, &plan, error);
+    int descriptor = safetensors_create(path, &plan, error) ? safetensors_join(path, &plan, error) : -1;
+    bool good = descriptor >= 0;
     if (good) {
+        good = file_write_all(descriptor, parameters, bytes, (off_t)plan.header_bytes);
+        good = file_finish(descriptor, path, good, error);
         *sum = (uint32_t)crc32_z(0, (const Bytef *)plan.header, plan.header_bytes);
-        writer.sum = sum; // tensors of one type lie in the order of the table
-        for (int i = 0; i < table->count && good; i++) {
-            const ParameterInfo *info = &table->entries[i];
-            good = safetensors_write_floats(&writer, i, 0, info->count, parameters + info->offset, error);
-        }
-        good = safetensors_writer_finish(&writer, good ? error : &later) && good; // the first error counts
+        *sum = (uint32_t)crc32_z(*sum, (const Bytef *)parameters, bytes);
     }
     safetensors_plan_free(&plan);
     return good;
-}
-
-// Makes a temporary directory beside `path`, under a name that is not taken. Fails if
-// `path` exists, unless it is an empty directory.
-static inline bool hf_model_begin(char temporary[PATH_MAX], const char *path, Error *error) {
-    DIR *directory = opendir(path);
-    int entries = 0;
-    if (directory == NULL && errno != ENOENT) {
-        return error_set(error, "cannot write a model to %.300s: %s", path, strerror(errno));
-    }
-    while (directory != NULL && readdir(directory) != NULL) { entries++; }
-    if (directory != NULL) { closedir(directory); }
-    if (entries > 2) { // . and ..
-        return error_set(error, "%.300s is not empty: choose a directory that does not exist yet", path);
-    }
-    for (int number = 1; number < 1000; number++) {
-        if (snprintf(temporary, PATH_MAX, "%s.partial%d", path, number) >= PATH_MAX) {
-            return error_set(error, "the path %.200s... is too long", path);
-        }
-        if (mkdir(temporary, 0777) == 0) { return true; }
-        if (errno != EEXIST) { break; }
-    }
-    return error_set(error, "cannot create the directory %.300s: %s", temporary, strerror(errno));
 }
 
 // If `directory` is a checkpoint, changes it to the directory of the model in that
@@ -511,29 +474,20 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
 }
 
 // Writes a model that transformers' GPTNeoForCausalLM.from_pretrained loads. parameters
-// (table->parameter_count), on the host. type: F32 or BF16. tokenizer: a directory whose
-// tokenizer is copied beside the weights, or NULL. `directory` must not exist, or be
-// empty; on failure it is as it was.
+// (table->parameter_count), on the host. tokenizer: a directory whose tokenizer is copied
+// beside the weights, or NULL. `directory` must not exist. True: all of it is on disk, but
+// for the name of `directory` itself. On failure the caller removes what there is.
 static inline bool hf_model_save(const char *directory, const ModelConfig *config,
-                                 const ParameterTable *table, const float *parameters, SafetensorsType type,
-                                 const char *tokenizer, Error *error) {
-    char path[PATH_MAX], temporary[PATH_MAX];
+                                 const ParameterTable *table, const float *parameters, const char *tokenizer,
+                                 Error *error) {
     uint32_t sum;
-    size_t length = strlen(directory);
-    while (length > 1 && directory[length - 1] == '/') { length--; }
-    if (length == 0 || length >= sizeof path) {
-        return error_set(error, "a directory must be named by 1 to %d characters", PATH_MAX - 1);
+    if (mkdir(directory, 0777) != 0) {
+        return error_set(error, "cannot create the directory %.300s: %s", directory, strerror(errno));
     }
-    memcpy(path, directory, length);
-    path[length] = '\0';
-    if (!hf_model_begin(temporary, path, error)) { return false; }
-    bool good = hf_model_write_config(temporary, config, type, tokenizer, error) &&
-                (tokenizer == NULL || hf_model_copy_tokenizer(tokenizer, temporary, error)) &&
-                hf_model_write_weights(temporary, table, type, parameters, &sum, error) &&
-                file_sums_write(temporary, "model.safetensors", sum, error) &&
-                directory_publish(temporary, path, false, error);
-    if (!good) { tree_remove(temporary); }
-    return good;
+    return hf_model_write_config(directory, config, tokenizer, error) &&
+           (tokenizer == NULL || hf_model_copy_tokenizer(tokenizer, directory, error)) &&
+           hf_model_write_weights(directory, table, parameters, &sum, error) &&
+           file_sums_write(directory, "model.safetensors", sum, error) && path_sync(directory, error);
 }
 
 #endif

@@ -16,9 +16,9 @@
 //
 // Writing: a plan says what the file will hold, and determines every byte but the data.
 // One process creates the file; then any number of processes, each with the same plan,
-// write the parts that they own, in any order and without locks, because no two own the
-// same bytes. The file is whole when safetensors_writer_finish has returned in all of
-// them. Until then its name must be one that no reader looks for.
+// join and write the parts that they own, in any order and without locks, because no two own
+// the same bytes. The file is whole when file_finish has returned in all of them. Until then
+// its name must be one that no reader looks for.
 //
 // Elements are in the byte order of the machine, which must be little-endian.
 #ifndef ACCO_CHECKPOINT_SAFETENSORS_H
@@ -30,7 +30,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <zlib.h>
 
 #include "kernels/wire.h"
 #include "runtime/files.h"
@@ -58,7 +57,6 @@ typedef enum SafetensorsType {
 enum {
     SAFETENSORS_MAX_DIMENSIONS = 8,
     SAFETENSORS_MAX_HEADER = 100000000, // bytes; the limit of the format's own library
-    SAFETENSORS_NAME_SIZE = 128,        // of tensors that we write
     SAFETENSORS_PATH_SIZE = 304         // of a path in messages; longer ones are cut
 };
 
@@ -378,203 +376,85 @@ static inline void safetensors_read_floats(const SafetensorsEntry *entry, size_t
 // ---------------------------------------------------------------------------------------
 // Writing
 
-typedef struct SafetensorsPlanned {
-    char name[SAFETENSORS_NAME_SIZE];
-    SafetensorsType type;
-    int dimensions;
-    size_t shape[SAFETENSORS_MAX_DIMENSIONS];
-    size_t count, offset; // elements; bytes from the start of the file
-} SafetensorsPlanned;
-
 typedef struct SafetensorsPlan {
-    SafetensorsPlanned *tensors; // (count), in the order in which they were added
-    int count, capacity;
-    json_t *metadata;
-    char *header; // (header_bytes), with the 8 bytes of its length
+    json_t *tensors; // the header: "__metadata__", if the caller has put it there, and the tensors as added
+    char *header;    // (header_bytes), as the file has it, with the 8 bytes of its length
     size_t header_bytes, file_bytes;
 } SafetensorsPlan;
 
 // Starts an empty plan, which the caller frees.
 static inline void safetensors_plan_start(SafetensorsPlan *plan) {
     memset(plan, 0, sizeof *plan);
-    plan->metadata = json_object();
-    assert(plan->metadata != NULL);
+    plan->tensors = json_object();
 }
 
 static inline void safetensors_plan_free(SafetensorsPlan *plan) {
-    json_decref(plan->metadata);
-    free(plan->tensors);
+    json_decref(plan->tensors);
     free(plan->header);
-    memset(plan, 0, sizeof *plan);
 }
 
-// Adds a tensor and returns its index. Names are chosen by the program: a name that
-// occurs twice or is too long is a bug.
-static inline int safetensors_plan_add(SafetensorsPlan *plan, const char *name, SafetensorsType type,
-                                       int dimensions, const size_t *shape) {
-    assert(plan->header == NULL && strlen(name) < SAFETENSORS_NAME_SIZE &&
-           dimensions <= SAFETENSORS_MAX_DIMENSIONS);
-    if (plan->count == plan->capacity) {
-        plan->capacity = plan->capacity * 2 + 16;
-        plan->tensors =
-            (SafetensorsPlanned *)realloc(plan->tensors, (size_t)plan->capacity * sizeof *plan->tensors);
-        assert(plan->tensors != NULL);
-    }
-    SafetensorsPlanned *tensor = &plan->tensors[plan->count];
-    memset(tensor, 0, sizeof *tensor);
-    strcpy(tensor->name, name);
-    tensor->type = type;
-    tensor->dimensions = dimensions;
-    tensor->count = 1;
+// Adds a tensor, whose data follow those of the tensor before. The format allows no gaps: every
+// element is aligned to its size where tensors of wide elements come first. Names are chosen
+// by the program: one that occurs twice is a bug.
+static inline void safetensors_plan_add(SafetensorsPlan *plan, const char *name, SafetensorsType type,
+                                        int dimensions, const size_t *shape) {
+    size_t bytes = safetensors_type(type)->bytes, begin = plan->file_bytes;
+    json_t *sizes = json_array();
+    assert(plan->header == NULL && json_object_get(plan->tensors, name) == NULL);
     for (int i = 0; i < dimensions; i++) {
-        tensor->shape[i] = shape[i];
-        tensor->count *= shape[i];
+        json_array_append_new(sizes, json_integer((json_int_t)shape[i]));
+        bytes *= shape[i];
     }
-    return plan->count++;
+    plan->file_bytes = begin + bytes;
+    json_object_set_new(plan->tensors, name,
+                        json_pack("{s:s, s:o, s:[I, I]}", "dtype", safetensors_type(type)->name, "shape",
+                                  sizes, "data_offsets", (json_int_t)begin, (json_int_t)(begin + bytes)));
 }
 
-// Adds or replaces an item of metadata. Fails where `text`, which may be a path, is not
-// UTF-8.
-static inline bool safetensors_plan_note(SafetensorsPlan *plan, const char *key, const char *text,
-                                         Error *error) {
-    assert(plan->header == NULL);
-    if (json_object_set_new(plan->metadata, key, json_string(text)) == 0) { return true; }
-    return error_set(error, "%.40s \"%.200s\" cannot be stored: it is not valid UTF-8", key, text);
-}
-
-// Ends the planning: gives every tensor its place and makes the header. Wide elements come
-// first, and the header is padded to a multiple of 8 bytes, so that every element is
-// aligned to its size although the format allows no gaps.
+// Ends the planning: makes the header. It is padded to a multiple of 8 bytes, so that the data are
+// aligned.
 static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
-    assert(plan->header == NULL);
-    json_t *header = json_object();
-    size_t position = 0;
-    int failures =
-        json_object_size(plan->metadata) > 0 ? json_object_set(header, "__metadata__", plan->metadata) : 0;
-    for (size_t width = 8; width >= 1; width /= 2) {
-        for (int i = 0; i < plan->count; i++) {
-            SafetensorsPlanned *tensor = &plan->tensors[i];
-            const SafetensorsTypeInfo *type = safetensors_type(tensor->type);
-            size_t end = position + tensor->count * width;
-            if (type->bytes != width) { continue; }
-            assert(json_object_get(header, tensor->name) == NULL);
-            json_t *shape = json_array();
-            for (int d = 0; d < tensor->dimensions; d++) {
-                json_array_append_new(shape, json_integer((json_int_t)tensor->shape[d]));
-            }
-            json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", type->name, "shape", shape,
-                                      "data_offsets", (json_int_t)position, (json_int_t)end);
-            failures += json_object_set_new(header, tensor->name, entry);
-            tensor->offset = position;
-            position = end;
-        }
-    }
-    char *text = json_dumps(header, JSON_COMPACT);
-    assert(failures == 0 && text != NULL);
-    (void)failures;
+    char *text = json_dumps(plan->tensors, JSON_COMPACT);
     size_t length = strlen(text), padded = (length + 7) / 8 * 8;
     plan->header_bytes = 8 + padded;
+    plan->file_bytes += plan->header_bytes;
     plan->header = (char *)malloc(plan->header_bytes);
-    assert(plan->header != NULL);
     for (int i = 0; i < 8; i++) { plan->header[i] = (char)(padded >> (8 * i) & 0xffu); }
     memcpy(plan->header + 8, text, length);
     memset(plan->header + 8 + length, ' ', padded - length);
     free(text);
-    json_decref(header);
-    for (int i = 0; i < plan->count; i++) { plan->tensors[i].offset += plan->header_bytes; }
-    plan->file_bytes = plan->header_bytes + position;
 }
 
-typedef struct SafetensorsWriter {
-    int descriptor;
-    const SafetensorsPlan *plan;
-    char path[SAFETENSORS_PATH_SIZE]; // for messages
-    uint32_t *sum;                    // grows into the CRC-32 of all that is written; or NULL
-} SafetensorsWriter;
-
-// Writes bytes of the file at `offset`.
-static inline bool safetensors_write_bytes(const SafetensorsWriter *writer, size_t offset, const void *data,
-                                           size_t bytes, Error *error) {
-    if (writer->sum != NULL) { *writer->sum = (uint32_t)crc32_z(*writer->sum, (const Bytef *)data, bytes); }
-    return file_write_all(writer->descriptor, data, bytes, (off_t)offset) ||
-           error_set(error, "cannot write %s: %s", writer->path, strerror(errno));
-}
-
-// Opens the file of `plan`. The writer keeps a pointer to the plan.
-static inline bool safetensors_writer_open(SafetensorsWriter *writer, const char *path,
-                                           const SafetensorsPlan *plan, int flags, Error *error) {
-    assert(plan->header != NULL);
-    writer->plan = plan;
-    writer->sum = NULL;
-    snprintf(writer->path, sizeof writer->path, "%.*s", SAFETENSORS_PATH_SIZE - 1, path);
-    writer->descriptor = open(path, O_WRONLY | O_CLOEXEC | flags, 0666);
-    return writer->descriptor >= 0 || error_set(error, "cannot write %s: %s", writer->path, strerror(errno));
-}
-
-// Creates the file, or empties an existing one: writes the header, and leaves data of
-// zeros for others to write. On failure there is nothing to finish.
-static inline bool safetensors_create(SafetensorsWriter *writer, const char *path,
-                                      const SafetensorsPlan *plan, Error *error) {
+// Creates the file, or empties an existing one: writes the header, and leaves data of zeros for
+// others to write.
+static inline bool safetensors_create(const char *path, const SafetensorsPlan *plan, Error *error) {
     if (plan->header_bytes - 8 > SAFETENSORS_MAX_HEADER) {
         return error_set(error, "%.400s would have a header of %zu bytes; the format allows %d", path,
                          plan->header_bytes - 8, (int)SAFETENSORS_MAX_HEADER);
     }
-    if (!safetensors_writer_open(writer, path, plan, O_CREAT | O_TRUNC, error)) { return false; }
-    bool good = ftruncate(writer->descriptor, (off_t)plan->file_bytes) == 0 ||
-                error_set(error, "cannot make %s as long as %zu bytes: %s", writer->path, plan->file_bytes,
-                          strerror(errno));
-    if (good && safetensors_write_bytes(writer, 0, plan->header, plan->header_bytes, error)) { return true; }
-    close(writer->descriptor);
-    return false;
+    int descriptor = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (descriptor < 0) { return error_set(error, "cannot write %.400s: %s", path, strerror(errno)); }
+    bool written = ftruncate(descriptor, (off_t)plan->file_bytes) == 0 &&
+                   file_write_all(descriptor, plan->header, plan->header_bytes, 0);
+    return file_finish(descriptor, path, written, error);
 }
 
-// Opens a file that another process has created with the same plan. On failure there is
-// nothing to finish.
-static inline bool safetensors_join(SafetensorsWriter *writer, const char *path, const SafetensorsPlan *plan,
-                                    Error *error) {
+// Opens a file that was created with the same plan, perhaps by another process. Returns its
+// descriptor, which the caller ends with file_finish; -1: an error.
+static inline int safetensors_join(const char *path, const SafetensorsPlan *plan, Error *error) {
     struct stat status;
-    if (!safetensors_writer_open(writer, path, plan, 0, error)) { return false; }
-    if (fstat(writer->descriptor, &status) == 0 && (size_t)status.st_size == plan->file_bytes) {
-        return true;
+    int descriptor = open(path, O_WRONLY | O_CLOEXEC);
+    if (descriptor < 0 || fstat(descriptor, &status) != 0) {
+        error_set(error, "cannot write %.400s: %s", path, strerror(errno));
+    } else if ((size_t)status.st_size == plan->file_bytes) {
+        return descriptor;
+    } else {
+        error_set(error,
+                  "%.400s is not the file that is to be written together: another process has changed it",
+                  path);
     }
-    close(writer->descriptor);
-    return error_set(error,
-                     "%s is not the file that is to be written together: another process has changed it",
-                     writer->path);
-}
-
-// Writes elements [first, first + count) of tensor number `tensor`. data (count), of the
-// tensor's type.
-static inline bool safetensors_write(const SafetensorsWriter *writer, int tensor, size_t first, size_t count,
-                                     const void *data, Error *error) {
-    assert(tensor >= 0 && tensor < writer->plan->count);
-    const SafetensorsPlanned *planned = &writer->plan->tensors[tensor];
-    assert(first <= planned->count && count <= planned->count - first);
-    size_t width = safetensors_type(planned->type)->bytes;
-    return safetensors_write_bytes(writer, planned->offset + first * width, data, count * width, error);
-}
-
-// The same from fp32, into a tensor of F32, or of BF16 with rounding to nearest even.
-static inline bool safetensors_write_floats(const SafetensorsWriter *writer, int tensor, size_t first,
-                                            size_t count, const float *data, Error *error) {
-    SafetensorsType type = writer->plan->tensors[tensor].type;
-    if (type == SAFETENSORS_F32) { return safetensors_write(writer, tensor, first, count, data, error); }
-    assert(type == SAFETENSORS_BF16);
-    uint16_t halves[1 << 14];
-    const size_t block = sizeof halves / sizeof halves[0];
-    for (size_t done = 0; done < count; done += block) {
-        size_t length = size_min(count - done, block);
-        for (size_t i = 0; i < length; i++) { halves[i] = bf16_from_float(data[done + i]); }
-        if (!safetensors_write(writer, tensor, first + done, length, halves, error)) { return false; }
-    }
-    return true;
-}
-
-// Closes the file, also after a failed write. True: what this process wrote is on disk.
-static inline bool safetensors_writer_finish(SafetensorsWriter *writer, Error *error) {
-    int descriptor = writer->descriptor;
-    writer->descriptor = -1;
-    return file_finish(descriptor, writer->path, true, error);
+    if (descriptor >= 0) { close(descriptor); }
+    return -1;
 }
 
 #endif

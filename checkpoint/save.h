@@ -46,8 +46,8 @@ typedef struct SavedPart {
 typedef struct Saver {
     CheckpointedRun *run;
     CheckpointPaths paths;
-    SafetensorsPlan plan; // for state.safetensors
-    SafetensorsWriter file;
+    SafetensorsPlan plan;    // for state.safetensors
+    int state;               // descriptor of state.safetensors; -1: not open
     size_t area;             // where the vector that is being walked begins in the file
     size_t width;            // bytes of each of its elements
     bool without_muon;       // it lacks the matrices that Muon steps
@@ -74,7 +74,7 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
     saver->commit = run->scheduler->optimizer.commits;
     saver->reports = run->scheduler->reports;
     saver->paths = checkpoint_paths(run->directory, saver->commit);
-    saver->file.descriptor = -1;
+    saver->state = -1;
     WorkerNumbers mine = worker_numbers(run->scheduler);
     WorkerNumbers *all =
         (WorkerNumbers *)transport_collect_records(run->transport, "checkpoint", &mine, sizeof mine);
@@ -101,7 +101,7 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
 }
 
 static inline void saver_free(Saver *saver) {
-    if (saver->file.descriptor >= 0) { close(saver->file.descriptor); }
+    if (saver->state >= 0) { close(saver->state); }
     if (saver->owns_committed) { free(saver->committed); }
     json_decref(saver->manifest);
     safetensors_plan_free(&saver->plan);
@@ -113,13 +113,11 @@ static inline void saver_free(Saver *saver) {
 // Rank 0 creates the temporary directory, and state.safetensors in it, full of zeros.
 static inline bool saver_create_files(const Saver *saver, Error *error) {
     const CheckpointPaths *paths = &saver->paths;
-    SafetensorsWriter writer;
     tree_remove(paths->temporary); // an interrupted attempt may have left it
     if ((mkdir(paths->folder, 0777) != 0 && errno != EEXIST) || mkdir(paths->temporary, 0777) != 0) {
         return error_set(error, "cannot create %.400s: %s", paths->temporary, strerror(errno));
     }
-    return safetensors_create(&writer, paths->state, &saver->plan, error) &&
-           safetensors_writer_finish(&writer, error);
+    return safetensors_create(paths->state, &saver->plan, error);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -127,7 +125,8 @@ static inline bool saver_create_files(const Saver *saver, Error *error) {
 
 static inline bool saver_write_part(const Saver *saver, SavedPart *part, const void *from, Error *error) {
     part->crc = crc32(0, (const unsigned char *)from, (uInt)part->bytes);
-    return safetensors_write_bytes(&saver->file, part->place, from, part->bytes, error);
+    return file_write_all(saver->state, from, part->bytes, (off_t)part->place) ||
+           error_set(error, "cannot write %.400s: %s", saver->paths.state, strerror(errno));
 }
 
 // Makes bytes [place, place + bytes) of the file parts of this rank; they are at `from`.
@@ -193,7 +192,8 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
         copies += saved_bytes(&vectors[i], vectors[i].scope == SAVED_WORKER ? elements : part);
     }
     bool fits = copies + (is_main ? whole : 0) < memory_available() / 2 / (size_t)run->transport->local_size;
-    if (!safetensors_join(&saver->file, saver->paths.state, &saver->plan, error)) { return false; }
+    saver->state = safetensors_join(saver->paths.state, &saver->plan, error);
+    if (saver->state < 0) { return false; }
     saver->copies = beside && fits ? (char *)malloc(copies) : NULL;
     saver->beside = saver->copies != NULL;
     PieceWalk walk = {.scheduler = s,
@@ -226,11 +226,13 @@ static inline bool saver_finish_files(Saver *saver, Error *error) {
         if (!saver_write_part(saver, &saver->parts[i], from, error)) { return false; }
         from += saver->parts[i].bytes;
     }
-    if (!safetensors_writer_finish(&saver->file, error)) { return false; }
+    int state = saver->state;
+    saver->state = -1;
+    if (!file_finish(state, saver->paths.state, true, error)) { return false; }
     if (run->transport->rank != 0) { return true; }
     struct stat status;
     bool has_tokenizer = tokenizer != NULL && stat(tokenizer, &status) == 0 && S_ISDIR(status.st_mode);
-    return hf_model_save(saver->paths.model, run->config, run->table, saver->committed, SAFETENSORS_F32,
+    return hf_model_save(saver->paths.model, run->config, run->table, saver->committed,
                          has_tokenizer ? tokenizer : NULL, error);
 }
 

@@ -219,63 +219,53 @@ static inline size_t checkpoint_bytes(const Scheduler *s, bool between) {
 // ---------------------------------------------------------------------------------------
 // The manifest: numbers
 
-// As text: a double comes back bit for bit, and may be NaN.
-static inline json_t *number_to_json(double value) {
-    char text[64];
-    snprintf(text, sizeof text, "%.17g", value);
-    return json_string(text);
-}
+// How a number of the run's state is stored, and which values of it are sound.
+typedef enum NumberKind {
+    NUMBER_INT,    // int
+    NUMBER_COUNT,  // int64_t or uint64_t, from 0 to 2^53
+    NUMBER_FLAG,   // bool
+    NUMBER_REAL,   // double, as text: it comes back bit for bit, and may be NaN
+    NUMBER_AMOUNT, // the same, from 0 to 2^53
+    // Objects of numbers
+    NUMBER_SITE,
+    NUMBER_TALLY,
+    NUMBER_DETECTOR
+} NumberKind;
 
-static inline double number_from_json(const json_t *object, const char *key) {
-    const char *text = json_string_value(json_object_get(object, key));
-    return text == NULL ? 0 : strtod(text, NULL);
-}
+// A number, its name in the manifest, and its place in a struct. Each number is listed once, for
+// what writes, checks and reads it. A table ends with a row without a name.
+typedef struct StateNumber {
+    const char *key;
+    NumberKind kind;
+    size_t offset;
+} StateNumber;
 
-static inline int64_t integer_from_json(const json_t *object, const char *key) {
-    return (int64_t)json_integer_value(json_object_get(object, key));
-}
+static const StateNumber SITE_NUMBERS[] = {
+    {"micro_batch", NUMBER_AMOUNT, offsetof(SpikeSite, micro_batch)},
+    {"element", NUMBER_AMOUNT, offsetof(SpikeSite, element)},
+    {"high_loss", NUMBER_FLAG, offsetof(SpikeSite, high_loss)},
+    {NULL, NUMBER_INT, 0},
+};
 
-static inline json_t *tally_to_json(const Tally *tally) {
-    json_t *object = json_object();
-    for (int i = 0; i < TALLY_SUM_COUNT; i++) {
-        const TallySum *sum = &TALLY_SUMS[i];
-        if (sum->name == NULL) { continue; }
-        json_object_set_new(object, sum->name, number_to_json(*tally_sum((Tally *)tally, sum)));
-    }
-    const SpikeSite *site = &tally->site;
-    json_object_set_new(object, "site",
-                        json_pack("{s:o, s:o, s:b}", "micro_batch", number_to_json(site->micro_batch),
-                                  "element", number_to_json(site->element), "high_loss",
-                                  site->high_loss ? 1 : 0));
-    return object;
-}
-
-static inline Tally tally_from_json(const json_t *object) {
-    Tally tally;
-    memset(&tally, 0, sizeof tally);
-    for (int i = 0; i < TALLY_SUM_COUNT; i++) {
-        const TallySum *sum = &TALLY_SUMS[i];
-        if (sum->name != NULL) { *tally_sum(&tally, sum) = number_from_json(object, sum->name); }
-    }
-    const json_t *site = json_object_get(object, "site");
-    tally.site.micro_batch = number_from_json(site, "micro_batch");
-    tally.site.element = number_from_json(site, "element");
-    tally.site.high_loss = json_is_true(json_object_get(site, "high_loss"));
-    return tally;
-}
+// Without what the job fills in.
+static const StateNumber TALLY_NUMBERS[] = {
+    {"micro_batches", NUMBER_AMOUNT, offsetof(Tally, micro_batches)},
+    {"predicted", NUMBER_AMOUNT, offsetof(Tally, predicted)},
+    {"loss", NUMBER_REAL, offsetof(Tally, loss)},
+    {"perfect_loss", NUMBER_REAL, offsetof(Tally, perfect_loss)},
+    {"not_finite", NUMBER_AMOUNT, offsetof(Tally, not_finite)},
+    {"left_out", NUMBER_AMOUNT, offsetof(Tally, left_out)},
+    {"site", NUMBER_SITE, offsetof(Tally, site)},
+    {NULL, NUMBER_INT, 0},
+};
 
 // The limit of a detector is an option, and no part of what it has learned.
-static inline json_t *detector_to_json(const SpikeDetector *detector) {
-    return json_pack("{s:o, s:o, s:o}", "learned", number_to_json(detector->learned), "mean",
-                     number_to_json(detector->mean), "variance", number_to_json(detector->variance));
-}
-
-static inline SpikeDetector detector_from_json(const json_t *object) {
-    SpikeDetector detector = {.learned = number_from_json(object, "learned"),
-                              .mean = number_from_json(object, "mean"),
-                              .variance = number_from_json(object, "variance")};
-    return detector;
-}
+static const StateNumber DETECTOR_NUMBERS[] = {
+    {"learned", NUMBER_AMOUNT, offsetof(SpikeDetector, learned)},
+    {"mean", NUMBER_REAL, offsetof(SpikeDetector, mean)},
+    {"variance", NUMBER_AMOUNT, offsetof(SpikeDetector, variance)},
+    {NULL, NUMBER_INT, 0},
+};
 
 // What only this worker knows. Ranks exchange it as a record.
 typedef struct WorkerNumbers {
@@ -286,56 +276,114 @@ typedef struct WorkerNumbers {
     double spikes_in_a_row;
 } WorkerNumbers;
 
-static inline WorkerNumbers worker_numbers(const Scheduler *s) {
-    WorkerNumbers numbers = {s->micro_batches_begun, s->tally,        s->job.tally,     s->local.norm,
-                             s->local.rate,          s->spikes.norms, s->spikes.losses, s->spikes.in_a_row};
-    return numbers;
-}
-
-static inline json_t *worker_numbers_to_json(const WorkerNumbers *numbers) {
-    return json_pack("{s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "micro_batches_begun",
-                     (json_int_t)numbers->micro_batches_begun, "tally", tally_to_json(&numbers->tally),
-                     "handed_over", tally_to_json(&numbers->handed_over), "local_norm",
-                     number_to_json(numbers->local_norm), "local_rate", number_to_json(numbers->local_rate),
-                     "norms", detector_to_json(&numbers->norms), "losses", detector_to_json(&numbers->losses),
-                     "spikes_in_a_row", number_to_json(numbers->spikes_in_a_row));
-}
-
-// The numbers of one worker in the manifest's list of them.
-static inline WorkerNumbers worker_numbers_from_json(const json_t *workers, int worker) {
-    const json_t *object = json_array_get(workers, (size_t)worker);
-    WorkerNumbers numbers = {
-        .micro_batches_begun = (uint64_t)integer_from_json(object, "micro_batches_begun"),
-        .tally = tally_from_json(json_object_get(object, "tally")),
-        .handed_over = tally_from_json(json_object_get(object, "handed_over")),
-        .local_norm = number_from_json(object, "local_norm"),
-        .local_rate = number_from_json(object, "local_rate"),
-        .norms = detector_from_json(json_object_get(object, "norms")),
-        .losses = detector_from_json(json_object_get(object, "losses")),
-        .spikes_in_a_row = number_from_json(object, "spikes_in_a_row"),
-    };
-    return numbers;
-}
+static const StateNumber WORKER_NUMBERS[] = {
+    {"micro_batches_begun", NUMBER_COUNT, offsetof(WorkerNumbers, micro_batches_begun)},
+    {"tally", NUMBER_TALLY, offsetof(WorkerNumbers, tally)},
+    {"handed_over", NUMBER_TALLY, offsetof(WorkerNumbers, handed_over)},
+    {"local_norm", NUMBER_REAL, offsetof(WorkerNumbers, local_norm)},
+    {"local_rate", NUMBER_REAL, offsetof(WorkerNumbers, local_rate)},
+    {"norms", NUMBER_DETECTOR, offsetof(WorkerNumbers, norms)},
+    {"losses", NUMBER_DETECTOR, offsetof(WorkerNumbers, losses)},
+    {"spikes_in_a_row", NUMBER_AMOUNT, offsetof(WorkerNumbers, spikes_in_a_row)},
+    {NULL, NUMBER_INT, 0},
+};
 
 // The latest job. If it is in flight, the next boundary will apply its result.
-static inline json_t *job_to_json(const Job *job) {
-    return json_pack("{s:i, s:I, s:o, s:i, s:o, s:o, s:i, s:o}", "kind", (int)job->kind, "commit",
-                     (json_int_t)job->commit, "gradients_done", number_to_json(job->gradients_done),
-                     "fragment", job->fragment, "learning_rate", number_to_json(job->learning_rate),
-                     "gradient_norm", number_to_json(job->gradient_norm), "first_bad_rank",
-                     job->first_bad_rank, "total", tally_to_json(&job->total));
+static const StateNumber JOB_NUMBERS[] = {
+    {"kind", NUMBER_INT, offsetof(Job, kind)},
+    {"commit", NUMBER_COUNT, offsetof(Job, commit)},
+    {"gradients_done", NUMBER_AMOUNT, offsetof(Job, gradients_done)},
+    {"fragment", NUMBER_INT, offsetof(Job, fragment)},
+    {"learning_rate", NUMBER_REAL, offsetof(Job, learning_rate)},
+    {"gradient_norm", NUMBER_REAL, offsetof(Job, gradient_norm)},
+    {"first_bad_rank", NUMBER_INT, offsetof(Job, first_bad_rank)},
+    {"total", NUMBER_TALLY, offsetof(Job, total)},
+    {NULL, NUMBER_INT, 0},
+};
+
+static const StateNumber SCHEDULER_NUMBERS[] = {
+    {"commit", NUMBER_COUNT, offsetof(Scheduler, optimizer.commits)},
+    {"gradients_done", NUMBER_AMOUNT, offsetof(Scheduler, gradients_done)},
+    {"spikes", NUMBER_AMOUNT, offsetof(Scheduler, spikes.count)},
+    {"rollbacks", NUMBER_AMOUNT, offsetof(Scheduler, spikes.rollbacks)},
+    {"reports", NUMBER_COUNT, offsetof(Scheduler, reports)},
+    {"reported_commit", NUMBER_COUNT, offsetof(Scheduler, report.commit)},
+    {"reported_gradients", NUMBER_AMOUNT, offsetof(Scheduler, report.gradients_done)},
+    {NULL, NUMBER_INT, 0},
+};
+
+static const StateNumber RUN_NUMBERS[] = {
+    {"sequences", NUMBER_INT, offsetof(CheckpointedRun, B)},
+    {"length", NUMBER_INT, offsetof(CheckpointedRun, T)},
+    {"product_processors", NUMBER_INT, offsetof(CheckpointedRun, product_processors)},
+    {"data_base", NUMBER_COUNT, offsetof(CheckpointedRun, data_base)},
+    {"seconds", NUMBER_AMOUNT, offsetof(CheckpointedRun, seconds)},
+    {NULL, NUMBER_INT, 0},
+};
+
+static inline const StateNumber *number_members(NumberKind kind) {
+    return kind == NUMBER_SITE ? SITE_NUMBERS : kind == NUMBER_TALLY ? TALLY_NUMBERS : DETECTOR_NUMBERS;
 }
 
-static inline void job_from_json(const json_t *object, Job *job) {
-    job->kind = (JobKind)integer_from_json(object, "kind");
-    job->commit = integer_from_json(object, "commit");
-    job->gradients_done = number_from_json(object, "gradients_done");
-    job->fragment = (int)integer_from_json(object, "fragment");
-    job->learning_rate = number_from_json(object, "learning_rate");
-    job->gradient_norm = number_from_json(object, "gradient_norm");
-    job->first_bad_rank = (int)integer_from_json(object, "first_bad_rank");
-    job->spike = SPIKE_NONE; // checkpoint_begin saves no job with a spike
-    job->total = tally_from_json(json_object_get(object, "total"));
+// Adds the numbers of the struct at `base` to a JSON object, which it returns.
+static inline json_t *numbers_write(json_t *object, const StateNumber *number, const void *base) {
+    for (; number->key != NULL; number++) {
+        const void *at = (const char *)base + number->offset;
+        json_t *item = NULL;
+        char text[64];
+        switch (number->kind) {
+        case NUMBER_INT: item = json_integer(*(const int *)at); break;
+        case NUMBER_COUNT: item = json_integer((json_int_t) * (const int64_t *)at); break;
+        case NUMBER_FLAG: item = json_boolean(*(const bool *)at); break;
+        case NUMBER_REAL:
+        case NUMBER_AMOUNT:
+            snprintf(text, sizeof text, "%.17g", *(const double *)at);
+            item = json_string(text);
+            break;
+        default: item = numbers_write(json_object(), number_members(number->kind), at);
+        }
+        json_object_set_new(object, number->key, item);
+    }
+    return object;
+}
+
+// Fills in the numbers of the struct at `base`. False: one of them is missing or cannot be.
+static inline bool numbers_read(const json_t *object, const StateNumber *number, void *base) {
+    bool good = json_is_object(object);
+    for (; good && number->key != NULL; number++) {
+        void *at = (char *)base + number->offset;
+        const json_t *item = json_object_get(object, number->key);
+        const char *text = json_string_value(item);
+        char *end = NULL;
+        json_int_t whole = json_integer_value(item);
+        double real = text != NULL ? strtod(text, &end) : -1;
+        bool is_real = text != NULL && end != text && *end == '\0';
+        switch (number->kind) {
+        case NUMBER_INT:
+            good = json_is_integer(item) && whole == (int)whole;
+            *(int *)at = (int)whole;
+            break;
+        case NUMBER_COUNT:
+            good = json_is_integer(item) && whole >= 0 && whole <= (json_int_t)1 << 53;
+            *(int64_t *)at = (int64_t)whole;
+            break;
+        case NUMBER_FLAG:
+            good = json_is_boolean(item);
+            *(bool *)at = json_is_true(item);
+            break;
+        case NUMBER_REAL:
+        case NUMBER_AMOUNT:
+            good = is_real && (number->kind == NUMBER_REAL || (real >= 0 && real <= 0x1p53));
+            *(double *)at = real;
+            break;
+        default: good = numbers_read(item, number_members(number->kind), at);
+        }
+    }
+    return good;
+}
+
+static inline int64_t integer_from_json(const json_t *object, const char *key) {
+    return (int64_t)json_integer_value(json_object_get(object, key));
 }
 
 // ---------------------------------------------------------------------------------------
@@ -360,26 +408,20 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
     char exchange[64];
     transport_sum_order(run->transport, exchange, sizeof exchange);
     for (int rank = 0; rank < run->transport->size; rank++) {
-        json_array_append_new(list, worker_numbers_to_json(&workers[rank]));
+        json_array_append_new(list, numbers_write(json_object(), WORKER_NUMBERS, &workers[rank]));
     }
     for (int i = 0; s->local.fragments != NULL && i < s->settings.fragments; i++) {
         json_array_append_new(applied, json_integer((json_int_t)s->local.fragments[i].applied_at));
     }
-    return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:I, s:o, "
-                     "s:i, s:o, s:b, s:o, s:o, s:O, s:s, s:s, s:b, s:i, s:b}",
-                     "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name,
-                     "parameters", (json_int_t)run->table->parameter_count, "model", model_to_json(run),
-                     "device", s->settings.gpu != NULL ? "cuda" : "cpu", "sequences", run->B, "length",
-                     run->T, "commit", (json_int_t)s->optimizer.commits, "gradients_done",
-                     number_to_json(s->gradients_done), "spikes", number_to_json(s->spikes.count),
-                     "rollbacks", number_to_json(s->spikes.rollbacks), "reports", (json_int_t)s->reports,
-                     "reported_commit", (json_int_t)s->report.commit, "reported_gradients",
-                     number_to_json(s->report.gradients_done), "data_base", (json_int_t)run->data_base,
-                     "seconds", number_to_json(run->seconds), "fragment", s->local.fragment, "applied_at",
-                     applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job),
-                     "workers", list, "options", run->options, "measured", run->measured, "exchange",
-                     exchange, "casts", s->settings.gathers_casts && !rule_is_ahead(run->rule, s),
-                     "product_processors", run->product_processors, "muon", checkpoint_has_muon(run));
+    json_t *manifest = json_pack(
+        "{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:o, s:b, s:o, s:o, s:O, s:s, s:s, s:b, s:b}", "checkpoint",
+        CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name, "parameters",
+        (json_int_t)run->table->parameter_count, "model", model_to_json(run), "device",
+        s->settings.gpu != NULL ? "cuda" : "cpu", "fragment", s->local.fragment, "applied_at", applied,
+        "job_in_flight", s->job_in_flight ? 1 : 0, "job", numbers_write(json_object(), JOB_NUMBERS, &s->job),
+        "workers", list, "options", run->options, "measured", run->measured, "exchange", exchange, "casts",
+        s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon", checkpoint_has_muon(run));
+    return numbers_write(numbers_write(manifest, SCHEDULER_NUMBERS, s), RUN_NUMBERS, run);
 }
 
 // CRC-32 of everything in the manifest but the member "checksum" itself.

@@ -135,12 +135,8 @@ typedef struct SavedVector {
     Precision saved; // in the file: the same, but casts, which only a GPU keeps, are saved as fp32
 } SavedVector;
 
-static inline SavedVector saved_floats(const char *name, SavedScope scope, float *data) {
-    SavedVector vector = {.name = name,
-                          .scope = scope,
-                          .data = as_reals(data),
-                          .held = PRECISION_FP32,
-                          .saved = PRECISION_FP32};
+static inline SavedVector saved_vector(const char *name, SavedScope scope, Real *data, Precision format) {
+    SavedVector vector = {.name = name, .scope = scope, .data = data, .held = format, .saved = format};
     return vector;
 }
 
@@ -148,53 +144,38 @@ static inline size_t saved_bytes(const SavedVector *vector, size_t elements) {
     return elements * precision_bytes(vector->saved);
 }
 
-static inline void saved_vector_add(SavedVector *vectors, int *count, SavedVector vector) {
-    assert(*count < CHECKPOINT_MAX_VECTORS);
-    vectors[(*count)++] = vector;
-}
-
 // The vectors of a run in its present state, in the order of the file. Returns how many
 // there are. Moments come last: behind a moment in bf16, a vector might not be aligned for
 // fp32.
 static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX_VECTORS]) {
     bool local = s->settings.kind == RULE_LOCAL, sharded = scheduler_shards(&s->settings);
-    SavedScope moments = local ? SAVED_WORKER : sharded ? SAVED_SHARD : SAVED_SHARED;
-    Precision format = s->optimizer.settings.moments;
-    SavedVector casts = {.name = "parameters",
-                         .scope = SAVED_SHARED,
-                         .data = s->casts,
-                         .held = PRECISION_BF16,
-                         .saved = PRECISION_FP32};
-    SavedVector first = {.name = "exp_avg",
-                         .scope = moments,
-                         .data = s->optimizer.first_moment,
-                         .held = format,
-                         .saved = format};
-    SavedVector second = first;
-    second.name = "exp_avg_sq";
-    second.data = s->optimizer.second_moment;
-    second.of_adamw = true;
+    SavedScope master = sharded ? SAVED_SHARD : SAVED_SHARED, own = local ? SAVED_WORKER : SAVED_SHARED;
+    SavedScope moments = local ? SAVED_WORKER : master;
+    const Optimizer *optimizer = &s->optimizer;
+    const Precision fp32 = PRECISION_FP32, format = optimizer->settings.moments;
+    Real *exact = as_reals(local ? s->local.outer : optimizer->master),
+         *exchanged = as_reals(s->comm_buffer.data);
     int count = 0;
-    saved_vector_add(vectors, &count,
-                     saved_floats("master", sharded ? SAVED_SHARD : SAVED_SHARED,
-                                  local ? s->local.outer : s->optimizer.master));
+    vectors[count++] = saved_vector("master", master, exact, fp32);
     if (s->settings.keeps_casts) {
-        saved_vector_add(vectors, &count, casts);
+        vectors[count] = saved_vector("parameters", SAVED_SHARED, s->casts, PRECISION_BF16);
+        vectors[count++].saved = fp32;
     } else if (sharded || local) {
-        saved_vector_add(vectors, &count,
-                         saved_floats("parameters", local ? SAVED_WORKER : SAVED_SHARED, s->parameters.data));
+        vectors[count++] = saved_vector("parameters", own, as_reals(s->parameters.data), fp32);
     }
     if (local) {
-        saved_vector_add(vectors, &count, saved_floats("momentum", SAVED_SHARED, s->local.momentum));
+        vectors[count++] = saved_vector("momentum", SAVED_SHARED, as_reals(s->local.momentum), fp32);
     }
     if (local && s->job_in_flight) {
-        saved_vector_add(vectors, &count, saved_floats("exchange", SAVED_SHARED, s->comm_buffer.data));
+        vectors[count++] = saved_vector("exchange", SAVED_SHARED, exchanged, fp32);
     }
     if (!local && is_handed_over(s)) {
-        saved_vector_add(vectors, &count, saved_floats("gradients", SAVED_WORKER, s->comm_buffer.data));
+        vectors[count++] = saved_vector("gradients", SAVED_WORKER, exchanged, fp32);
     }
-    saved_vector_add(vectors, &count, first);
-    saved_vector_add(vectors, &count, second);
+    vectors[count++] = saved_vector("exp_avg", moments, optimizer->first_moment, format);
+    vectors[count] = saved_vector("exp_avg_sq", moments, optimizer->second_moment, format);
+    vectors[count++].of_adamw = true;
+    assert(count <= CHECKPOINT_MAX_VECTORS);
     return count;
 }
 

@@ -115,26 +115,6 @@ static inline bool hf_model_open_shards(HfModel *model, const char *directory, E
     return good;
 }
 
-static inline bool hf_model_open_files(HfModel *model, const char *directory, Error *error) {
-    static const char *const pickles[2] = {"pytorch_model.bin", "pytorch_model.bin.index.json"};
-    if (hf_model_has(directory, "model.safetensors")) {
-        return hf_model_add_file(model, directory, "model.safetensors", error) >= 0;
-    }
-    if (hf_model_has(directory, "model.safetensors.index.json")) {
-        return hf_model_open_shards(model, directory, error);
-    }
-    for (int i = 0; i < 2; i++) {
-        if (!hf_model_has(directory, pickles[i])) { continue; }
-        return error_set(error,
-                         "%.300s has its weights in %s, which only Python can read: convert them with python "
-                         "-m tokenizer.from_pytorch DIR OUT",
-                         directory, pickles[i]);
-    }
-    return error_set(error,
-                     "%.300s has no weights: looked for model.safetensors and model.safetensors.index.json",
-                     directory);
-}
-
 // ---------------------------------------------------------------------------------------
 // Reading: the tensors
 
@@ -249,6 +229,8 @@ static inline void hf_model_close(HfModel *model) {
 // On failure there is nothing to close.
 static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
     char path[PATH_MAX];
+    bool good = false, pickles = hf_model_has(directory, "pytorch_model.bin"),
+         pickled_shards = hf_model_has(directory, "pytorch_model.bin.index.json");
     memset(model, 0, sizeof *model);
     if (!file_sums_check(directory, error) || !path_within(path, directory, "config.json", error) ||
         !model_config_load(path, &model->config, error)) {
@@ -256,9 +238,23 @@ static inline bool hf_model_open(HfModel *model, const char *directory, Error *e
     }
     model->config.family->table(&model->config, &model->table);
     model->sources = (const SafetensorsEntry **)calloc((size_t)model->table.count, sizeof *model->sources);
-    bool good =
-        model->sources != NULL || error_set(error, "%.300s: no memory for a list of its tensors", directory);
-    good = good && hf_model_open_files(model, directory, error) && hf_model_match(model, directory, error);
+    if (model->sources == NULL) {
+        error_set(error, "%.300s: no memory for a list of its tensors", directory);
+    } else if (hf_model_has(directory, "model.safetensors")) {
+        good = hf_model_add_file(model, directory, "model.safetensors", error) >= 0;
+    } else if (hf_model_has(directory, "model.safetensors.index.json")) {
+        good = hf_model_open_shards(model, directory, error);
+    } else if (pickles || pickled_shards) {
+        error_set(error,
+                  "%.300s has its weights in %s, which only Python can read: convert them with python "
+                  "-m tokenizer.from_pytorch DIR OUT",
+                  directory, pickles ? "pytorch_model.bin" : "pytorch_model.bin.index.json");
+    } else {
+        error_set(error,
+                  "%.300s has no weights: looked for model.safetensors and model.safetensors.index.json",
+                  directory);
+    }
+    good = good && hf_model_match(model, directory, error);
     if (!good) { hf_model_close(model); }
     return good;
 }
@@ -412,65 +408,53 @@ static inline bool hf_model_write_weights(const char *directory, const Parameter
 // If `directory` is a checkpoint, changes it to the directory of the model in that
 // checkpoint. `directory` has room for `capacity` bytes.
 static inline void hf_model_find(char *directory, size_t capacity) {
-    char path[PATH_MAX];
-    struct stat status;
-    snprintf(path, sizeof path, "%s/config.json", directory);
-    bool here = directory[0] == '\0' || stat(path, &status) == 0;
-    snprintf(path, sizeof path, "%s/model/config.json", directory);
-    bool inside = !here && stat(path, &status) == 0 && strlen(directory) + sizeof "/model" <= capacity;
-    if (inside) { strcat(directory, "/model"); }
-}
-
-// The directory beside `path` whose name is nearest to its own; empty: none is near.
-static inline void hf_model_nearest_directory(const char *path, char nearest[PATH_MAX]) {
-    char parent[PATH_MAX], candidate[PATH_MAX + 256], best[256] = "";
-    const char *slash = strrchr(path, '/'), *name = slash == NULL ? path : slash + 1;
-    snprintf(parent, sizeof parent, "%.*s", slash == NULL ? 0 : (int)(slash - path) + 1, path);
-    DIR *directory = opendir(parent[0] == '\0' ? "." : parent);
-    for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
-        struct stat status;
-        const char *names[2] = {entry->d_name, best};
-        snprintf(candidate, sizeof candidate, "%s%.255s", parent, entry->d_name);
-        bool nearer = entry->d_name[0] != '.' && stat(candidate, &status) == 0 && S_ISDIR(status.st_mode) &&
-                      nearest_name(name, names, best[0] == '\0' ? 1 : 2) == names[0];
-        if (nearer) { snprintf(best, sizeof best, "%.255s", entry->d_name); }
-    }
-    if (directory != NULL) { closedir(directory); }
-    snprintf(nearest, PATH_MAX, "%.3800s%.255s", best[0] == '\0' ? "" : parent, best);
+    bool inside = directory[0] != '\0' && !hf_model_has(directory, "config.json") &&
+                  hf_model_has(directory, "model/config.json");
+    if (inside && strlen(directory) + sizeof "/model" <= capacity) { strcat(directory, "/model"); }
 }
 
 // Whether `directory`, which --from or --finetune names, may hold a model. The error says
-// what is there instead.
+// what is there instead, and names the directory beside it whose name is nearest.
 static inline bool hf_model_check_directory(const char *directory, Error *error) {
-    char nearest[PATH_MAX], excerpt[64];
+    char parent[PATH_MAX], candidate[PATH_MAX + 256], nearest[256] = "", excerpt[64];
     struct stat status;
+    bool there = stat(directory, &status) == 0;
+    int reason = errno;
     text_excerpt(directory, excerpt);
-    if (stat(directory, &status) != 0 && model_preset_find(directory) != NULL) {
-        return error_set(
-            error, "there is no directory %s: to train the preset %s from random parameters, give --model %s",
-            excerpt, excerpt, excerpt);
-    }
-    if (stat(directory, &status) != 0) {
-        int reason = errno;
-        hf_model_nearest_directory(directory, nearest);
-        return error_set(
-            error,
-            "%s is neither a directory (%s) nor the name of a preset%s%.300s%s; a model of the hub "
-            "must be downloaded first",
-            excerpt, strerror(reason), nearest[0] == '\0' ? "" : ": did you mean ", nearest,
-            nearest[0] == '\0' ? "" : "?");
-    }
-    if (!S_ISDIR(status.st_mode)) {
+    if (there && !S_ISDIR(status.st_mode)) {
         return error_set(error,
                          "%.300s is a file: give the directory that holds config.json and model.safetensors",
                          directory);
     }
-    return hf_model_has(directory, "config.json") ||
-           error_set(
-               error,
-               "%.300s has no config.json, and no checkpoint either: give a directory with config.json and "
-               "model.safetensors, a checkpoint, or a run that has one",
-               directory);
+    if (there) {
+        return hf_model_has(directory, "config.json") ||
+               error_set(error,
+                         "%.300s has no config.json, and no checkpoint either: give a directory with "
+                         "config.json and model.safetensors, a checkpoint, or a run that has one",
+                         directory);
+    }
+    if (model_preset_find(directory) != NULL) {
+        return error_set(
+            error, "there is no directory %s: to train the preset %s from random parameters, give --model %s",
+            excerpt, excerpt, excerpt);
+    }
+    const char *slash = strrchr(directory, '/'), *name = slash == NULL ? directory : slash + 1;
+    snprintf(parent, sizeof parent, "%.*s", slash == NULL ? 0 : (int)(slash - directory) + 1, directory);
+    DIR *list = opendir(parent[0] == '\0' ? "." : parent);
+    for (struct dirent *entry; list != NULL && (entry = readdir(list)) != NULL;) {
+        const char *names[2] = {entry->d_name, nearest};
+        snprintf(candidate, sizeof candidate, "%s%.255s", parent, entry->d_name);
+        bool nearer = entry->d_name[0] != '.' && stat(candidate, &status) == 0 && S_ISDIR(status.st_mode) &&
+                      nearest_name(name, names, nearest[0] == '\0' ? 1 : 2) == names[0];
+        if (nearer) { snprintf(nearest, sizeof nearest, "%.255s", entry->d_name); }
+    }
+    if (list != NULL) { closedir(list); }
+    bool found = nearest[0] != '\0';
+    snprintf(candidate, sizeof candidate, "%.3800s%.255s", found ? parent : "", nearest);
+    return error_set(error,
+                     "%s is neither a directory (%s) nor the name of a preset%s%.300s%s; a model of the hub "
+                     "must be downloaded first",
+                     excerpt, strerror(reason), found ? ": did you mean " : "", candidate, found ? "?" : "");
 }
 
 // Writes a model that transformers' GPTNeoForCausalLM.from_pretrained loads. parameters

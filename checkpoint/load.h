@@ -84,33 +84,28 @@ static inline bool manifest_is_sane(const json_t *manifest, const Rule *rule) {
 // ---------------------------------------------------------------------------------------
 // Opening
 
-static inline const float *source_area(const CheckpointSource *source, const CheckpointedRun *run,
-                                       const char *vector, int worker) {
-    return real_floats_const(area_find(&source->state, run->table, vector, worker, PRECISION_FP32, false));
-}
-
 // A vector of the checkpoint, in the format that it was saved in.
 typedef struct SourceArea {
     const Real *data; // (parameter_count); NULL: there is none
     Precision format;
     bool without_muon; // the matrices that Muon steps are missing
+    float scale;       // what is read from it is multiplied by this
 } SourceArea;
 
-static inline SourceArea source_floats(const float *data) {
-    SourceArea area = {.data = as_reals_const(data), .format = PRECISION_FP32};
+// worker: whose vector it is; -1: all share it.
+static inline SourceArea source_area(const CheckpointSource *source, const CheckpointedRun *run,
+                                     const char *vector, int worker) {
+    SourceArea area = {.without_muon = source->muon && strcmp(vector, "exp_avg_sq") == 0, .scale = 1};
+    for (int format = PRECISION_FP32; area.data == NULL && format <= PRECISION_BF16; format++) {
+        area.format = (Precision)format;
+        area.data = area_find(&source->state, run->table, vector, worker, area.format, area.without_muon);
+    }
     return area;
 }
 
-// One of AdamW's moments, whatever --moments was.
-static inline SourceArea source_moment_area(const CheckpointSource *source, const CheckpointedRun *run,
-                                            const char *vector, int worker) {
-    bool without_muon = source->muon && strcmp(vector, "exp_avg_sq") == 0;
-    SourceArea area = {.without_muon = without_muon};
-    for (int format = PRECISION_FP32; area.data == NULL && format <= PRECISION_BF16; format++) {
-        area.format = (Precision)format;
-        area.data = area_find(&source->state, run->table, vector, worker, area.format, without_muon);
-    }
-    return area;
+static inline bool source_has(const CheckpointSource *source, const CheckpointedRun *run, const char *vector,
+                              int worker) {
+    return source_area(source, run, vector, worker).data != NULL;
 }
 
 // The state holds every vector that `rule`, under which it was saved, has.
@@ -118,20 +113,19 @@ static inline bool source_is_complete(const CheckpointSource *source, const Chec
                                       const Rule *rule) {
     bool local = rule->kind == RULE_LOCAL,
          in_flight = json_is_true(json_object_get(source->manifest, "job_in_flight"));
-    bool good = source_area(source, run, "master", -1) != NULL;
+    bool good = source_has(source, run, "master", -1);
     for (int worker = local ? 0 : -1; good && worker < (local ? source->workers : 0); worker++) {
-        good = source_moment_area(source, run, "exp_avg", worker).data != NULL &&
-               source_moment_area(source, run, "exp_avg_sq", worker).data != NULL &&
-               (rule->replicated || source_area(source, run, "parameters", worker) != NULL);
+        good = source_has(source, run, "exp_avg", worker) && source_has(source, run, "exp_avg_sq", worker) &&
+               (rule->replicated || source_has(source, run, "parameters", worker));
     }
-    if (local) { good = good && source_area(source, run, "momentum", -1) != NULL; }
-    good = good && in_flight == (source_area(source, run, "exchange", -1) != NULL);
+    good = good && (!local || source_has(source, run, "momentum", -1)) &&
+           in_flight == source_has(source, run, "exchange", -1);
     // Only overlapped rules have gradients that wait for a job, and then every worker has
     // them.
-    bool waiting = source_area(source, run, "gradients", 0) != NULL;
+    bool waiting = source_has(source, run, "gradients", 0);
     good = good && (!waiting || rule->kind == RULE_OVERLAPPED);
     for (int worker = 1; good && worker < source->workers; worker++) {
-        good = (source_area(source, run, "gradients", worker) != NULL) == waiting;
+        good = source_has(source, run, "gradients", worker) == waiting;
     }
     return good;
 }
@@ -277,29 +271,32 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
 // ---------------------------------------------------------------------------------------
 // Vectors: where each of the present run's comes from
 
-// AdamW's moments. All workers may share them, or each has its own: that depends on the rule,
-// and the saving run's may have been another.
-static inline SourceArea source_moment(const CheckpointSource *source, const CheckpointedRun *run,
+// Where a vector of the present run comes from; no data: it starts from zero.
+static inline SourceArea source_vector(const CheckpointSource *source, const CheckpointedRun *run,
                                        const SavedVector *vector) {
-    int worker = run->transport->rank % source->workers;
-    SourceArea shared = source_moment_area(source, run, vector->name, -1),
-               own = source_moment_area(source, run, vector->name, worker);
-    if (vector->scope == SAVED_WORKER) { return own.data != NULL ? own : shared; }
-    return shared.data != NULL ? shared : source_moment_area(source, run, vector->name, 0);
-}
-
-// What compute uses: the saved parameters, if this worker existed before under the same rule;
-// otherwise the exact ones, master. If casts of the master were saved and this run does not
-// use casts, it takes the master itself.
-static inline const float *source_parameters(const CheckpointSource *source, const CheckpointedRun *run,
-                                             const SavedVector *vector) {
+    const char *name = vector->name;
+    int rank = run->transport->rank, ranks = run->transport->size;
     bool of_worker = vector->scope == SAVED_WORKER;
-    bool cast =
-        json_is_true(json_object_get(source->manifest, "casts")) && !run->scheduler->settings.gathers_casts;
-    bool usable = source->same_rule && !cast && (!of_worker || source->workers == run->transport->size);
-    const float *found =
-        usable ? source_area(source, run, vector->name, of_worker ? run->transport->rank : -1) : NULL;
-    return found != NULL ? found : source_area(source, run, "master", -1);
+    SourceArea none = {.scale = 1}, shared = source_area(source, run, name, -1);
+    if (strncmp(name, "exp_avg", 7) == 0) {
+        // All workers may share AdamW's moments, or each has its own: that depends on the rule, and
+        // the saving run's may have been another.
+        SourceArea own = source_area(source, run, name, of_worker ? rank % source->workers : 0);
+        if (source->muon != checkpoint_has_muon(run)) { return none; }
+        return shared.data == NULL || (of_worker && own.data != NULL) ? own : shared;
+    }
+    if (strcmp(name, "parameters") == 0) {
+        // What compute uses: the saved ones, if this worker existed before under the same rule; otherwise
+        // the exact ones. If casts were saved and this run does not use casts, these, too.
+        bool cast = json_is_true(json_object_get(source->manifest, "casts")) &&
+                    !run->scheduler->settings.gathers_casts;
+        bool usable = source->same_rule && !cast && (!of_worker || source->workers == ranks);
+        SourceArea own = usable && of_worker ? source_area(source, run, name, rank) : usable ? shared : none;
+        return own.data != NULL ? own : source_area(source, run, "master", -1);
+    }
+    // The sum that the job in flight has exchanged: its mean over the ranks is as before.
+    if (strcmp(name, "exchange") == 0) { shared.scale = (float)ranks / (float)source->workers; }
+    return shared;
 }
 
 // The gradient sums that wait for the next job. If the number of ranks has changed, the old
@@ -313,24 +310,15 @@ static inline float *source_gradients(const CheckpointSource *source, const Chec
     memset(handed_over, 0, sizeof *handed_over);
     memset(kept, 0, sizeof *kept);
     for (int worker = run->transport->rank; worker < source->workers; worker += run->transport->size) {
-        const float *gradients = source_area(source, run, "gradients", worker);
+        SourceArea gradients = source_area(source, run, "gradients", worker);
         WorkerNumbers numbers;
         numbers_read(json_array_get(workers, (size_t)worker), WORKER_NUMBERS, &numbers);
-        for (size_t i = 0; gradients != NULL && i < count; i++) { sum[i] += gradients[i]; }
+        for (size_t i = 0; gradients.data != NULL && i < count; i++) {
+            sum[i] += real_load(gradients.data, i, gradients.format);
+        }
         tally_add(handed_over, &numbers.handed_over);
         tally_add(kept, &numbers.tally);
     }
-    return sum;
-}
-
-// The sum over the ranks that the job in flight has exchanged, scaled so that its mean over
-// the present ranks is the same as before. The caller frees it (parameter_count).
-static inline float *source_exchange(const CheckpointSource *source, const CheckpointedRun *run) {
-    size_t count = run->table->parameter_count;
-    float *sum = (float *)malloc(count * sizeof(float)),
-          scale = (float)run->transport->size / (float)source->workers;
-    const float *saved = source_area(source, run, "exchange", -1);
-    for (size_t i = 0; i < count; i++) { sum[i] = saved[i] * scale; }
     return sum;
 }
 
@@ -352,11 +340,13 @@ static inline bool read_piece(void *context, size_t flat, Real *host, size_t cou
     }
     size_t place = area_place(reader->table, reader->from.without_muon, flat);
     const Real *from = real_at_const(reader->from.data, place, was);
-    if (was == is) {
+    if (was == is && reader->from.scale == 1) {
         memcpy(host, from, count * precision_bytes(is));
         return true;
     }
-    for (size_t i = 0; i < count; i++) { real_store(host, i, real_load(from, i, was), is); }
+    for (size_t i = 0; i < count; i++) {
+        real_store(host, i, real_load(from, i, was) * reader->from.scale, is);
+    }
     return true;
 }
 
@@ -378,30 +368,24 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
     float *stage = (float *)malloc(CHECKPOINT_STAGE * sizeof(float));
     s->job_in_flight = source->same_rule && json_is_true(json_object_get(source->manifest, "job_in_flight"));
-    float *exchange = s->job_in_flight ? source_exchange(source, run) : NULL;
     int count = saved_vectors(s, vectors);
     for (int i = 0; i < count; i++) {
-        const char *name = vectors[i].name;
-        const float *floats = strcmp(name, "exchange") == 0     ? exchange
-                              : strcmp(name, "parameters") == 0 ? source_parameters(source, run, &vectors[i])
-                                                                : source_area(source, run, name, -1);
-        bool is_moment = strncmp(name, "exp_avg", 7) == 0;
-        SourceArea from = is_moment ? source_moment(source, run, &vectors[i]) : source_floats(floats);
-        if (is_moment && source->muon != checkpoint_has_muon(run)) { from.data = NULL; }
-        read_vector(run, &vectors[i], from, stage);
+        read_vector(run, &vectors[i], source_vector(source, run, &vectors[i]), stage);
     }
     if (s->job_in_flight) { s->comm_buffer.state = BUFFER_WRITING; } // as if its job had just ended
-    if (source->same_rule && source_area(source, run, "gradients", 0) != NULL) {
+    if (source->same_rule && source_has(source, run, "gradients", 0)) {
         float *sum = source_gradients(source, run, &s->job.tally, &s->tally);
-        SavedVector handed_over = saved_floats("gradients", SAVED_WORKER, s->comm_buffer.data),
-                    accumulator = saved_floats("gradients", SAVED_WORKER, s->gradients.data);
-        read_vector(run, &handed_over, source_floats(sum), stage);
+        SourceArea from = {.data = as_reals_const(sum), .format = PRECISION_FP32, .scale = 1};
+        SavedVector handed_over =
+            saved_vector("gradients", SAVED_WORKER, as_reals(s->comm_buffer.data), PRECISION_FP32);
+        SavedVector accumulator = handed_over;
+        accumulator.data = as_reals(s->gradients.data);
+        read_vector(run, &handed_over, from, stage);
         // After hand_over(KEEP) the accumulator holds the same sum, and grows.
-        if (s->tally.micro_batches > 0) { read_vector(run, &accumulator, source_floats(sum), stage); }
+        if (s->tally.micro_batches > 0) { read_vector(run, &accumulator, from, stage); }
         s->comm_buffer.state = BUFFER_READY;
         free(sum);
     }
-    free(exchange);
     free(stage);
 }
 

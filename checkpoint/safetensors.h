@@ -96,77 +96,46 @@ typedef struct SafetensorsFile {
     size_t count;
 } SafetensorsFile;
 
-static inline bool safetensors_read_size(const json_t *item, size_t *value) {
-    if (!json_is_integer(item) || json_integer_value(item) < 0) { return false; }
-    *value = (size_t)json_integer_value(item);
-    return true;
-}
-
+// Fills in the entry's shape, its elements and their bytes.
 static inline bool safetensors_read_shape(const SafetensorsFile *file, const json_t *shape,
                                           SafetensorsEntry *entry, Error *error) {
-    size_t dimensions = json_array_size(shape);
-    bool good = json_is_array(shape) && dimensions <= SAFETENSORS_MAX_DIMENSIONS;
-    for (size_t i = 0; good && i < dimensions; i++) {
-        good = safetensors_read_size(json_array_get(shape, i), &entry->shape[i]);
+    bool good = json_is_array(shape) && json_array_size(shape) <= SAFETENSORS_MAX_DIMENSIONS;
+    bool overflow = false;
+    entry->dimensions = good ? (int)json_array_size(shape) : 0;
+    entry->count = 1;
+    for (int i = 0; i < entry->dimensions; i++) {
+        const json_t *size = json_array_get(shape, (size_t)i);
+        good = good && json_is_integer(size) && json_integer_value(size) >= 0;
+        entry->shape[i] = (size_t)json_integer_value(size);
+        overflow |= __builtin_mul_overflow(entry->count, entry->shape[i], &entry->count);
     }
     if (!good) {
         return error_set(
             error, "%s: the \"shape\" of tensor %.80s must be a list of at most %d whole numbers from 0 on",
             file->path, entry->name, (int)SAFETENSORS_MAX_DIMENSIONS);
     }
-    entry->dimensions = (int)dimensions;
-    entry->count = 1;
-    bool overflow = false;
-    for (size_t i = 0; i < dimensions; i++) {
-        overflow |= __builtin_mul_overflow(entry->count, entry->shape[i], &entry->count);
-    }
     overflow |= __builtin_mul_overflow(entry->count, safetensors_type(entry->type)->bytes, &entry->bytes);
     return !overflow || error_set(error, "%s: the \"shape\" of tensor %.80s is larger than any memory",
                                   file->path, entry->name);
 }
 
-// data (data_size): everything behind the header.
-static inline bool safetensors_read_offsets(const SafetensorsFile *file, const json_t *offsets,
-                                            const uint8_t *data, size_t data_size, SafetensorsEntry *entry,
-                                            Error *error) {
-    size_t begin = 0, end = 0;
-    if (json_array_size(offsets) != 2 || !safetensors_read_size(json_array_get(offsets, 0), &begin) ||
-        !safetensors_read_size(json_array_get(offsets, 1), &end) || begin > end) {
-        return error_set(error,
-                         "%s: \"data_offsets\" of tensor %.80s must be [BEGIN, END], two whole numbers from "
-                         "0 on, BEGIN <= END",
-                         file->path, entry->name);
-    }
-    if (end > data_size) {
-        return error_set(
-            error,
-            "%s: tensor %.80s ends at byte %zu of the data, but the file has only %zu: it is truncated",
-            file->path, entry->name, end, data_size);
-    }
-    if (end - begin != entry->bytes) {
-        return error_set(error, "%s: tensor %.80s has %zu bytes, but its dtype %s and its shape make %zu",
-                         file->path, entry->name, end - begin, safetensors_type(entry->type)->name,
-                         entry->bytes);
-    }
-    entry->data = data + begin;
-    return true;
-}
-
+// Checks the description of a tensor, and fills in the entry. data
+// (data_size): everything behind the header.
 static inline bool safetensors_read_entry(const SafetensorsFile *file, const char *name, const json_t *item,
                                           const uint8_t *data, size_t data_size, SafetensorsEntry *entry,
                                           Error *error) {
-    entry->name = name;
+    const char *path = file->path, *dtype = json_string_value(json_object_get(item, "dtype"));
+    const json_t *shape = json_object_get(item, "shape"), *offsets = json_object_get(item, "data_offsets");
+    json_int_t begin = 0, end = 0;
+    int type = 0;
     for (const char *c = name; *c != '\0'; c++) {
         if ((unsigned char)*c < 32 || *c == 127) {
-            return error_set(error, "%s: the name of tensor %.80s has a control character in it", file->path,
-                             name);
+            return error_set(error, "%s: the name of tensor %.80s has a control character in it", path, name);
         }
     }
     if (!json_is_object(item)) {
-        return error_set(error, "%s: tensor %.80s must be described by a JSON object", file->path, name);
+        return error_set(error, "%s: tensor %.80s must be described by a JSON object", path, name);
     }
-    const char *dtype = json_string_value(json_object_get(item, "dtype"));
-    int type = 0;
     while (type < SAFETENSORS_TYPE_COUNT &&
            (dtype == NULL || strcmp(dtype, safetensors_type((SafetensorsType)type)->name) != 0)) {
         type++;
@@ -175,12 +144,30 @@ static inline bool safetensors_read_entry(const SafetensorsFile *file, const cha
         return error_set(error,
                          "%s: tensor %.80s has the unknown \"dtype\" %.40s: known are F32, BF16, F16, F64, "
                          "I64, U8 and their like",
-                         file->path, name, dtype != NULL ? dtype : "that is no string");
+                         path, name, dtype != NULL ? dtype : "that is no string");
     }
+    entry->name = name;
     entry->type = (SafetensorsType)type;
-    return safetensors_read_shape(file, json_object_get(item, "shape"), entry, error) &&
-           safetensors_read_offsets(file, json_object_get(item, "data_offsets"), data, data_size, entry,
-                                    error);
+    if (!safetensors_read_shape(file, shape, entry, error)) { return false; }
+    if (json_unpack((json_t *)offsets, "[I, I!]", &begin, &end) != 0 || begin < 0 || begin > end) {
+        return error_set(error,
+                         "%s: \"data_offsets\" of tensor %.80s must be [BEGIN, END], two whole numbers from "
+                         "0 on, BEGIN <= END",
+                         path, name);
+    }
+    size_t bytes = (size_t)(end - begin);
+    if ((size_t)end > data_size) {
+        return error_set(
+            error,
+            "%s: tensor %.80s ends at byte %lld of the data, but the file has only %zu: it is truncated",
+            path, name, (long long)end, data_size);
+    }
+    if (bytes != entry->bytes) {
+        return error_set(error, "%s: tensor %.80s has %zu bytes, but its dtype %s and its shape make %zu",
+                         path, name, bytes, dtype, entry->bytes);
+    }
+    entry->data = data + begin;
+    return true;
 }
 
 static inline int safetensors_compare_places(const void *a, const void *b) {
@@ -194,38 +181,13 @@ static inline int safetensors_compare_names(const void *a, const void *b) {
     return strcmp(((const SafetensorsEntry *)a)->name, ((const SafetensorsEntry *)b)->name);
 }
 
-// Checks that every byte of the data (data_size) belongs to one tensor. Leaves the
-// entries sorted by place.
-static inline bool safetensors_check_places(const SafetensorsFile *file, const uint8_t *data,
-                                            size_t data_size, Error *error) {
-    size_t position = 0;
-    if (file->count > 0) {
-        qsort(file->entries, file->count, sizeof *file->entries, safetensors_compare_places);
-    }
-    for (size_t i = 0; i < file->count; i++) {
-        const SafetensorsEntry *entry = &file->entries[i];
-        size_t begin = (size_t)(entry->data - data);
-        if (begin < position) {
-            return error_set(error, "%s: tensors %.80s and %.80s overlap", file->path,
-                             file->entries[i - 1].name, entry->name);
-        }
-        if (begin > position) {
-            return error_set(error, "%s: the %zu bytes before tensor %.80s belong to no tensor", file->path,
-                             begin - position, entry->name);
-        }
-        position += entry->bytes;
-    }
-    if (position == data_size) { return true; }
-    return error_set(
-        error, "%s: the last %zu bytes belong to no tensor: they were appended, or the header is damaged",
-        file->path, data_size - position);
-}
-
-// Reads and checks all entries of the header. data (data_size): everything behind it.
+// Reads and checks all entries of the header: every byte of the data (data_size), which is
+// everything behind it, belongs to one tensor.
 static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t *data, size_t data_size,
                                             Error *error) {
     const char *name, *key;
     json_t *item, *value;
+    size_t position = 0;
     file->entries = (SafetensorsEntry *)calloc(json_object_size(file->header) + 1, sizeof *file->entries);
     if (file->entries == NULL) {
         return error_set(error, "%s: no memory for a list of its tensors", file->path);
@@ -242,11 +204,26 @@ static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t
         }
         file->count++;
     }
-    if (!safetensors_check_places(file, data, data_size, error)) { return false; }
-    if (file->count > 0) {
-        qsort(file->entries, file->count, sizeof *file->entries, safetensors_compare_names);
+    qsort(file->entries, file->count, sizeof *file->entries, safetensors_compare_places);
+    for (size_t i = 0; i < file->count; i++) {
+        const SafetensorsEntry *entry = &file->entries[i];
+        size_t begin = (size_t)(entry->data - data);
+        if (begin < position) {
+            return error_set(error, "%s: tensors %.80s and %.80s overlap", file->path,
+                             file->entries[i - 1].name, entry->name);
+        }
+        if (begin > position) {
+            return error_set(error, "%s: the %zu bytes before tensor %.80s belong to no tensor", file->path,
+                             begin - position, entry->name);
+        }
+        position += entry->bytes;
     }
-    return true;
+    qsort(file->entries, file->count, sizeof *file->entries, safetensors_compare_names);
+    return position == data_size ||
+           error_set(
+               error,
+               "%s: the last %zu bytes belong to no tensor: they were appended, or the header is damaged",
+               file->path, data_size - position);
 }
 
 // Reads and checks the header of file->bytes.
@@ -318,10 +295,7 @@ static inline bool safetensors_open(SafetensorsFile *file, const char *path, Err
 
 // The tensor of this name; NULL: there is none.
 static inline const SafetensorsEntry *safetensors_find(const SafetensorsFile *file, const char *name) {
-    SafetensorsEntry key;
-    memset(&key, 0, sizeof key);
-    key.name = name;
-    if (file->count == 0) { return NULL; }
+    SafetensorsEntry key = {.name = name};
     return (const SafetensorsEntry *)bsearch(&key, file->entries, file->count, sizeof key,
                                              safetensors_compare_names);
 }
@@ -333,15 +307,6 @@ static inline bool safetensors_has_shape(const SafetensorsEntry *entry, int dime
 
 // ---------------------------------------------------------------------------------------
 // Elements as fp32
-
-// Exact: every fp16 is an fp32. A NaN keeps its bits.
-static inline float safetensors_half_to_float(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
-    if (exponent == 31) { return wire_float_from_bits(sign | 0x7f800000u | fraction << 13); }
-    if (exponent > 0) { return wire_float_from_bits(sign | (exponent + 112) << 23 | fraction << 13); }
-    // Subnormal as fp16, but normal as fp32.
-    return wire_float_from_bits(sign | wire_float_bits((float)fraction * 0x1p-24f));
-}
 
 static inline bool safetensors_is_real(SafetensorsType type) {
     return type == SAFETENSORS_F32 || type == SAFETENSORS_BF16 || type == SAFETENSORS_F16 ||
@@ -361,14 +326,21 @@ static inline void safetensors_read_floats(const SafetensorsEntry *entry, size_t
         return;
     }
     for (size_t i = 0; i < count; i++) {
-        uint16_t half;
         double value;
         if (entry->type == SAFETENSORS_F64) {
             memcpy(&value, in + i * sizeof value, sizeof value);
             out[i] = (float)value;
-        } else {
-            memcpy(&half, in + i * sizeof half, sizeof half);
-            out[i] = entry->type == SAFETENSORS_BF16 ? bf16_to_float(half) : safetensors_half_to_float(half);
+            continue;
+        }
+        uint16_t half;
+        memcpy(&half, in + i * sizeof half, sizeof half);
+        uint32_t bits = (uint32_t)(half & 0x7fffu) << 13, sign = (uint32_t)(half & 0x8000u) << 16;
+        if (entry->type == SAFETENSORS_BF16) {
+            out[i] = bf16_to_float(half);
+        } else if ((half & 0x7c00u) == 0x7c00u) { // infinite, or a NaN, which keeps its bits
+            out[i] = wire_float_from_bits(sign | 0x7f800000u | bits);
+        } else { // the factor moves the exponent from fp16's bias to that of fp32, also where it is subnormal
+            out[i] = wire_float_from_bits(sign | wire_float_bits(wire_float_from_bits(bits) * 0x1p112f));
         }
     }
 }

@@ -196,10 +196,12 @@ static inline void print_start(Run *run, const Hello *hellos) {
     }
     printf("\n");
     if (run->threads.warning[0] != '\0') { printf("warning    %s\n", run->threads.warning); }
-    launch_shared_memory(transport->local_size, warning, sizeof warning);
+    struct statvfs disk;
+    size_t shared = statvfs("/dev/shm", &disk) == 0 ? (size_t)disk.f_blocks * (size_t)disk.f_frsize : 0;
+    launch_judge_shared_memory(shared, transport->local_size, warning, sizeof warning);
     if (warning[0] != '\0') { printf("warning    %s\n", warning); }
     if (options->kept[0] != '\0') { printf("options    where none are given, as in %s\n", options->kept); }
-    struct statvfs disk; // one that fills while a run trains does not end it, but then nothing is saved
+    // A disk that fills while a run trains does not end it, but then nothing is saved.
     if (!run->saving.times.never && statvfs(run->directory, &disk) == 0) {
         char space[SIZE_TEXT], checkpoint[SIZE_TEXT];
         printf("disk       %s free; a checkpoint takes about %s, and --keep %lld stay\n",

@@ -19,7 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -28,7 +27,6 @@
 
 // What every rank tells the others at the start.
 typedef struct Hello {
-    uint64_t options_hash; // of what all were given alike
     int pid, threads;
     int capability;    // of its GPU; 0: it computes on the CPU
     size_t gpu_memory; // bytes
@@ -263,14 +261,6 @@ static inline void launch_judge_shared_memory(size_t bytes, int local_ranks, cha
              "/dev/shm has %s, and MPI and NCCL may carry messages between the ranks of a node there: give a "
              "container more, docker run --shm-size=2g",
              size_text(bytes, text));
-}
-
-// launch_judge_shared_memory for this machine.
-static inline void launch_shared_memory(int local_ranks, char *warning, size_t size) {
-    struct statvfs disk;
-    bool there = statvfs("/dev/shm", &disk) == 0;
-    size_t bytes = there ? (size_t)disk.f_blocks * (size_t)disk.f_frsize : 0;
-    launch_judge_shared_memory(bytes, local_ranks, warning, size);
 }
 
 // text <- the IPv4 interfaces of this machine that are up, but for the loopback, as

@@ -50,35 +50,6 @@ enum {
     CHECKPOINT_PATH_SIZE = RUN_PATH_SIZE + 96
 };
 
-// The commits of some checkpoints, in ascending order.
-typedef struct CommitSet {
-    int64_t *commits; // (count)
-    int count;
-} CommitSet;
-
-static inline void commit_set_add(CommitSet *set, int64_t commit) {
-    set->commits = (int64_t *)realloc(set->commits, (size_t)(set->count + 1) * sizeof commit);
-    int place = set->count++;
-    for (; place > 0 && set->commits[place - 1] > commit; place--) {
-        set->commits[place] = set->commits[place - 1];
-    }
-    set->commits[place] = commit;
-}
-
-static inline void commit_set_remove(CommitSet *set, int64_t commit) {
-    int kept = 0;
-    for (int i = 0; i < set->count; i++) {
-        if (set->commits[i] != commit) { set->commits[kept++] = set->commits[i]; }
-    }
-    set->count = kept;
-}
-
-static inline void commit_set_clear(CommitSet *set) {
-    free(set->commits);
-    set->commits = NULL;
-    set->count = 0;
-}
-
 // The run that a checkpoint describes, and what is known about its checkpoints. The
 // program fills in the first part before it saves or loads; what pointers point to
 // belongs to the program.
@@ -114,7 +85,8 @@ typedef struct CheckpointedRun {
     int64_t saved_commit, saved_reports; // the scheduler's counters in the newest checkpoint on disk
 
     // Changed by loading.
-    CommitSet damaged; // checkpoints that could not be loaded
+    int64_t *damaged; // (damaged_count): the commits of checkpoints that could not be loaded
+    int damaged_count;
 } CheckpointedRun;
 
 // ---------------------------------------------------------------------------------------
@@ -582,28 +554,18 @@ static inline CheckpointPaths checkpoint_paths(const char *directory, int64_t co
     return paths;
 }
 
-// The finished checkpoints in a folder. The caller clears the set.
-static inline CommitSet checkpoint_list(const char *folder) {
-    CommitSet set = {NULL, 0};
+// The commit of the newest finished checkpoint in a folder from before commit `before`; -1:
+// there is none.
+static inline int64_t checkpoint_newest_in(const char *folder, int64_t before) {
+    int64_t newest = -1;
     DIR *directory = opendir(folder);
     for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
         long long commit;
         char rest;
-        if (sscanf(entry->d_name, "commit-%lld%c", &commit, &rest) == 1 && commit >= 0) {
-            commit_set_add(&set, commit);
-        }
+        bool finished = sscanf(entry->d_name, "commit-%lld%c", &commit, &rest) == 1;
+        if (finished && commit < before && commit > newest) { newest = commit; }
     }
     if (directory != NULL) { closedir(directory); }
-    return set;
-}
-
-// The commit of the newest finished checkpoint in a folder from before commit `before`; -1:
-// there is none.
-static inline int64_t checkpoint_newest_in(const char *folder, int64_t before) {
-    CommitSet set = checkpoint_list(folder);
-    int64_t newest = -1;
-    for (int i = 0; i < set.count && set.commits[i] < before; i++) { newest = set.commits[i]; }
-    commit_set_clear(&set);
     return newest;
 }
 

@@ -26,7 +26,6 @@
 #include "runtime/files.h"
 
 enum {
-    HF_MODEL_MAX_SHARDS = 1000,
     HF_MODEL_SHARD_NAME = 128,
     HF_MODEL_NAMED_PROBLEMS = 4 // in one message
 };
@@ -99,10 +98,6 @@ static inline bool hf_model_open_shards(HfModel *model, const char *directory, E
         }
         int index = 0;
         while (index < model->file_count && strcmp(model->files[index].name, shard) != 0) { index++; }
-        if (index == HF_MODEL_MAX_SHARDS) {
-            good = error_set(error, "%.300s names more than %d files", path, (int)HF_MODEL_MAX_SHARDS);
-            break;
-        }
         if (index == model->file_count) { index = hf_model_add_file(model, directory, shard, error); }
         if (index >= 0 && safetensors_find(&model->files[index].file, name) == NULL) {
             error_set(error, "%.300s says that tensor %.80s is in %.80s, but it is not", path, name, shard);
@@ -300,42 +295,34 @@ static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Err
     return true;
 }
 
-// A JSON file; NULL: it is not there, or is no JSON.
-static inline json_t *hf_model_load_json(const char *directory, const char *name) {
-    char path[PATH_MAX];
-    Error ignored;
-    return path_within(path, directory, name, &ignored) ? json_load_file(path, JSON_ALLOW_NUL, NULL) : NULL;
-}
-
 // The id of the token that has a role such as "eos_token" in the tokenizer in
 // `directory`, or else in the config.json beside it; -1: it is unknown, or `directory` is
 // NULL. Ids are in tokenizer.json, or else in vocab.json.
 static inline int hf_model_special_id(const char *directory, const char *role, int vocabulary) {
-    if (directory == NULL) { return -1; }
-    char key[32];
+    static const char *const names[4] = {"tokenizer_config.json", "config.json", "tokenizer.json",
+                                         "vocab.json"};
+    json_t *files[4] = {NULL, NULL, NULL, NULL}; // NULL: it is not there, or is no JSON
+    char path[PATH_MAX], key[32];
+    Error ignored;
+    for (int i = 0; directory != NULL && i < 4; i++) {
+        if (!path_within(path, directory, names[i], &ignored)) { continue; }
+        files[i] = json_load_file(path, JSON_ALLOW_NUL, NULL);
+    }
     snprintf(key, sizeof key, "%.20s_id", role);
-    json_t *settings = hf_model_load_json(directory, "tokenizer_config.json"),
-           *model = hf_model_load_json(directory, "config.json");
-    json_t *tokenizer = hf_model_load_json(directory, "tokenizer.json"),
-           *words = hf_model_load_json(directory, "vocab.json");
-    const json_t *token = json_object_get(settings, role);
+    const json_t *token = json_object_get(files[0], role);
     const char *content =
         json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
-    const json_t *item = content != NULL ? json_object_get(words, content) : json_object_get(model, key);
-    const json_t *added = content != NULL ? json_object_get(tokenizer, "added_tokens") : NULL;
+    const json_t *item =
+        content != NULL ? json_object_get(files[3], content) : json_object_get(files[1], key);
+    const json_t *added = content != NULL ? json_object_get(files[2], "added_tokens") : NULL;
     for (size_t i = json_array_size(added); i-- > 0;) { // the first one counts
         const json_t *entry = json_array_get(added, i);
         const char *spelling = json_string_value(json_object_get(entry, "content"));
         if (spelling != NULL && strcmp(spelling, content) == 0) { item = json_object_get(entry, "id"); }
     }
-    bool known =
-        json_is_integer(item) && json_integer_value(item) >= 0 && json_integer_value(item) < vocabulary;
-    int id = known ? (int)json_integer_value(item) : -1;
-    json_decref(settings);
-    json_decref(model);
-    json_decref(tokenizer);
-    json_decref(words);
-    return id;
+    json_int_t id = json_is_integer(item) ? json_integer_value(item) : -1;
+    for (int i = 0; i < 4; i++) { json_decref(files[i]); }
+    return id >= 0 && id < vocabulary ? (int)id : -1;
 }
 
 // ---------------------------------------------------------------------------------------

@@ -201,24 +201,6 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
     return good;
 }
 
-// One rank alone: false if the newest checkpoint of the run in `directory` is of another
-// model. True if there is none, or if it cannot be read: then loading says so.
-static inline bool checkpoint_check_model(const CheckpointedRun *run, const char *directory, Error *error) {
-    CheckpointSource source;
-    Error unreadable = {""};
-    memset(&source, 0, sizeof source);
-    int64_t commit = checkpoint_newest(directory, INT64_MAX);
-    if (commit < 0) { return true; }
-    CheckpointPaths paths = checkpoint_paths(directory, commit);
-    bool same =
-        !source_open_manifest(&source, run, paths.final, &unreadable) || source_is_of_model(&source, run);
-    checkpoint_close(&source);
-    return same || error_set(error,
-                             "%.400s is of another model than %s: give the --model that it was trained with, "
-                             "or another --out",
-                             paths.final, run->config->name);
-}
-
 // One rank alone: the manifest of a checkpoint that a run of the same rule and number of
 // ranks has saved; the caller releases it. NULL: there is none to be read.
 static inline json_t *checkpoint_manifest(const CheckpointedRun *run, const char *path) {

@@ -309,21 +309,27 @@ static inline bool saver_publish(Saver *saver, const uint32_t *shares, Error *er
            directory_publish(paths->temporary, paths->final, true, error);
 }
 
+// The newest checkpoint of the run from before commit `before` that is not damaged; -1: there is
+// none.
+static inline int64_t checkpoint_newest_sound(const CheckpointedRun *run, int64_t before) {
+    int64_t commit = checkpoint_newest(run->directory, before);
+    for (int i = 0; i < run->damaged_count; i++) {
+        if (run->damaged[i] == commit && commit >= 0) { return checkpoint_newest_sound(run, commit); }
+    }
+    return commit;
+}
+
 // Removes old checkpoints after `commit` was saved. The latest run->keep stay, and the first
 // one at or beyond each multiple of run->keep_every (0: none). Checkpoints beyond `commit`,
 // which this run passed over when it was resumed, stay and do not count; nor do damaged ones,
 // because somebody may want to look at them.
 static inline void checkpoint_retain(const CheckpointedRun *run, int64_t commit) {
-    CommitSet set = checkpoint_list(checkpoint_paths(run->directory, 0).folder);
-    int64_t every = run->keep_every;
-    for (int i = 0; i < run->damaged.count; i++) { commit_set_remove(&set, run->damaged.commits[i]); }
-    while (set.count > 0 && set.commits[set.count - 1] > commit) { set.count--; }
-    for (int i = 0; i + run->keep < set.count; i++) {
-        int64_t before = i > 0 ? set.commits[i - 1] : 0;
-        if (every > 0 && set.commits[i] / every > before / every) { continue; }
-        tree_remove(checkpoint_paths(run->directory, set.commits[i]).final);
+    int64_t every = run->keep_every, kept = 0;
+    for (int64_t older; commit >= 0; commit = older) {
+        older = checkpoint_newest_sound(run, commit);
+        bool first = every > 0 && commit / every > (older < 0 ? 0 : older) / every;
+        if (++kept > run->keep && !first) { tree_remove(checkpoint_paths(run->directory, commit).final); }
     }
-    commit_set_clear(&set);
 }
 
 typedef struct SavedReport {
@@ -354,7 +360,9 @@ static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Err
     }
     if (is_main && !good) { tree_remove(saver->paths.temporary); }
     if (good) {
-        commit_set_remove(&run->damaged, saver->commit); // a damaged one of this commit is replaced
+        for (int i = 0; i < run->damaged_count; i++) { // a damaged one of this commit is replaced
+            if (run->damaged[i] == saver->commit) { run->damaged[i] = -1; }
+        }
         if (is_main) { checkpoint_retain(run, saver->commit); }
         run->saved_commit = saver->commit;
         run->saved_reports = saver->reports;

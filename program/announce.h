@@ -212,8 +212,24 @@ static inline void print_start(Run *run, const Hello *hellos) {
     fflush(stdout);
 }
 
-// The event "start": all that is needed to repeat the run. hellos (size): of all ranks.
-static inline void log_start(Run *run, const Hello *hellos) {
+// Says what has been chosen, once all of it is. hellos (size): of all ranks, for the log.
+static inline void announce_run(Run *run, const Hello *hellos) {
+    Transport *transport = &run->transport;
+    Reports *reports = &run->reports;
+    reports->peak_flops = find_peak(run);
+    transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
+    reports->terminal = &run->terminal;
+    reports->scheduler = &run->scheduler;
+    reports->transport = transport;
+    reports->micro_batch_tokens = (double)tokens_per_micro_batch(run);
+    reports->token_flops = model_flops_per_token(&run->config, run->T);
+    reports->knows_perfect = run->data.builtin;
+    reports->validation = NAN;
+    reports->log.patient = reports->curves.patient = true; // until now a full disk is an error
+    if (!run_is_main(run)) { return; }
+    if (run->placement.on_gpu) { nvml_open(&reports->nvml, run->placement.gpu.bus); }
+    print_start(run, hellos);
+    // The event "start" has all that is needed to repeat the run.
     json_t *ranks = json_array(), *memory = json_object();
     for (int rank = 0; rank < run->transport.size; rank++) {
         json_array_append_new(ranks, json_pack("{s:o, s:i, s:i, s:o}", "host", log_text(hellos[rank].host),
@@ -233,7 +249,7 @@ static inline void log_start(Run *run, const Hello *hellos) {
     double epoch = tokens_per_epoch(&run->data);
     run_directory_model_name(options_model(&run->options), model);
     transport_sum_order(&run->transport, exchange, sizeof exchange);
-    report_event(&run->reports,
+    report_event(reports,
                  json_pack("{s:s, s:s, s:I, s:s, s:s, s:o, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "event",
                            "start", "version", ACCO_VERSION, "time", (json_int_t)time(NULL), "transport",
                            run->transport.link.name, "exchange", exchange, "model", log_text(model),
@@ -242,26 +258,6 @@ static inline void log_start(Run *run, const Hello *hellos) {
                            "bucket_bytes", (json_int_t)run->scheduler.settings.bucket, "measured",
                            log_text(run->rule_reason), "ranks", ranks, "memory", memory, "options",
                            options_as_json(&run->options), "product_gflops", gflops));
-}
-
-// Says what has been chosen, once all of it is. hellos (size): of all ranks, for the log.
-static inline void announce_run(Run *run, const Hello *hellos) {
-    Transport *transport = &run->transport;
-    Reports *reports = &run->reports;
-    reports->peak_flops = find_peak(run);
-    transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
-    reports->terminal = &run->terminal;
-    reports->scheduler = &run->scheduler;
-    reports->transport = transport;
-    reports->micro_batch_tokens = (double)tokens_per_micro_batch(run);
-    reports->token_flops = model_flops_per_token(&run->config, run->T);
-    reports->knows_perfect = run->data.builtin;
-    reports->validation = NAN;
-    reports->log.patient = reports->curves.patient = true; // until now a full disk is an error
-    if (!run_is_main(run)) { return; }
-    if (run->placement.on_gpu) { nvml_open(&reports->nvml, run->placement.gpu.bus); }
-    print_start(run, hellos);
-    log_start(run, hellos);
 }
 
 // ---------------------------------------------------------------------------------------

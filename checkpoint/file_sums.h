@@ -12,6 +12,7 @@
 #define ACCO_CHECKPOINT_FILE_SUMS_H
 
 #include <jansson.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <zlib.h>
 

@@ -153,36 +153,18 @@ typedef struct Tally {
     SpikeSite site;
 } Tally;
 
-// The members of a tally that are sums. They are added, written to a checkpoint and read
-// from it by this table (checkpoint/checkpoint.h).
-typedef struct TallySum {
-    const char *name; // in a checkpoint; NULL: filled in by the job, and not saved
-    size_t offset;
-    bool is_amount; // never negative, always finite: a checkpoint with another value is refused
-} TallySum;
-
-static const TallySum TALLY_SUMS[] = {
-    {"micro_batches", offsetof(Tally, micro_batches), true},
-    {"predicted", offsetof(Tally, predicted), true},
-    {"loss", offsetof(Tally, loss), false},
-    {"perfect_loss", offsetof(Tally, perfect_loss), false},
-    {"not_finite", offsetof(Tally, not_finite), true},
-    {"left_out", offsetof(Tally, left_out), true},
-    {NULL, offsetof(Tally, square), true},
-    {NULL, offsetof(Tally, stops), true},
-    {NULL, offsetof(Tally, saves), true},
-    {NULL, offsetof(Tally, ended), true},
+// The members of a tally that are sums.
+static const size_t TALLY_SUMS[] = {
+    offsetof(Tally, micro_batches), offsetof(Tally, predicted),  offsetof(Tally, loss),
+    offsetof(Tally, perfect_loss),  offsetof(Tally, not_finite), offsetof(Tally, left_out),
+    offsetof(Tally, square),        offsetof(Tally, stops),      offsetof(Tally, saves),
+    offsetof(Tally, ended),
 };
 
-enum { TALLY_SUM_COUNT = sizeof TALLY_SUMS / sizeof TALLY_SUMS[0] };
-
-static inline double *tally_sum(Tally *tally, const TallySum *sum) {
-    return (double *)(void *)((char *)tally + sum->offset);
-}
-
 static inline void tally_add(Tally *sum, const Tally *tally) {
-    for (int i = 0; i < TALLY_SUM_COUNT; i++) {
-        *tally_sum(sum, &TALLY_SUMS[i]) += *tally_sum((Tally *)tally, &TALLY_SUMS[i]);
+    for (size_t i = 0; i < sizeof TALLY_SUMS / sizeof TALLY_SUMS[0]; i++) {
+        *(double *)(void *)((char *)sum + TALLY_SUMS[i]) +=
+            *(const double *)(const void *)((const char *)tally + TALLY_SUMS[i]);
     }
 }
 

@@ -313,7 +313,7 @@ static void release_run(Run *run) {
     model_stop(&run->model, run->scheduler.compute);
     scheduler_stop(&run->scheduler);
     json_decref(run->checkpointed.options);
-    commit_set_clear(&run->checkpointed.damaged);
+    free(run->checkpointed.damaged);
     thread_pool_destroy(run->pool);
     arena_release(&run->arena);
     parameter_table_free(&run->table);

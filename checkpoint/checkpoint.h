@@ -50,35 +50,6 @@ enum {
     CHECKPOINT_PATH_SIZE = RUN_PATH_SIZE + 96
 };
 
-// The commits of some checkpoints, in ascending order.
-typedef struct CommitSet {
-    int64_t *commits; // (count)
-    int count;
-} CommitSet;
-
-static inline void commit_set_add(CommitSet *set, int64_t commit) {
-    set->commits = (int64_t *)realloc(set->commits, (size_t)(set->count + 1) * sizeof commit);
-    int place = set->count++;
-    for (; place > 0 && set->commits[place - 1] > commit; place--) {
-        set->commits[place] = set->commits[place - 1];
-    }
-    set->commits[place] = commit;
-}
-
-static inline void commit_set_remove(CommitSet *set, int64_t commit) {
-    int kept = 0;
-    for (int i = 0; i < set->count; i++) {
-        if (set->commits[i] != commit) { set->commits[kept++] = set->commits[i]; }
-    }
-    set->count = kept;
-}
-
-static inline void commit_set_clear(CommitSet *set) {
-    free(set->commits);
-    set->commits = NULL;
-    set->count = 0;
-}
-
 // The run that a checkpoint describes, and what is known about its checkpoints. The
 // program fills in the first part before it saves or loads; what pointers point to
 // belongs to the program.
@@ -114,7 +85,8 @@ typedef struct CheckpointedRun {
     int64_t saved_commit, saved_reports; // the scheduler's counters in the newest checkpoint on disk
 
     // Changed by loading.
-    CommitSet damaged; // checkpoints that could not be loaded
+    int64_t *damaged; // (damaged_count): the commits of checkpoints that could not be loaded
+    int damaged_count;
 } CheckpointedRun;
 
 // ---------------------------------------------------------------------------------------
@@ -135,12 +107,8 @@ typedef struct SavedVector {
     Precision saved; // in the file: the same, but casts, which only a GPU keeps, are saved as fp32
 } SavedVector;
 
-static inline SavedVector saved_floats(const char *name, SavedScope scope, float *data) {
-    SavedVector vector = {.name = name,
-                          .scope = scope,
-                          .data = as_reals(data),
-                          .held = PRECISION_FP32,
-                          .saved = PRECISION_FP32};
+static inline SavedVector saved_vector(const char *name, SavedScope scope, Real *data, Precision format) {
+    SavedVector vector = {.name = name, .scope = scope, .data = data, .held = format, .saved = format};
     return vector;
 }
 
@@ -148,53 +116,38 @@ static inline size_t saved_bytes(const SavedVector *vector, size_t elements) {
     return elements * precision_bytes(vector->saved);
 }
 
-static inline void saved_vector_add(SavedVector *vectors, int *count, SavedVector vector) {
-    assert(*count < CHECKPOINT_MAX_VECTORS);
-    vectors[(*count)++] = vector;
-}
-
 // The vectors of a run in its present state, in the order of the file. Returns how many
 // there are. Moments come last: behind a moment in bf16, a vector might not be aligned for
 // fp32.
 static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX_VECTORS]) {
     bool local = s->settings.kind == RULE_LOCAL, sharded = scheduler_shards(&s->settings);
-    SavedScope moments = local ? SAVED_WORKER : sharded ? SAVED_SHARD : SAVED_SHARED;
-    Precision format = s->optimizer.settings.moments;
-    SavedVector casts = {.name = "parameters",
-                         .scope = SAVED_SHARED,
-                         .data = s->casts,
-                         .held = PRECISION_BF16,
-                         .saved = PRECISION_FP32};
-    SavedVector first = {.name = "exp_avg",
-                         .scope = moments,
-                         .data = s->optimizer.first_moment,
-                         .held = format,
-                         .saved = format};
-    SavedVector second = first;
-    second.name = "exp_avg_sq";
-    second.data = s->optimizer.second_moment;
-    second.of_adamw = true;
+    SavedScope master = sharded ? SAVED_SHARD : SAVED_SHARED, own = local ? SAVED_WORKER : SAVED_SHARED;
+    SavedScope moments = local ? SAVED_WORKER : master;
+    const Optimizer *optimizer = &s->optimizer;
+    const Precision fp32 = PRECISION_FP32, format = optimizer->settings.moments;
+    Real *exact = as_reals(local ? s->local.outer : optimizer->master),
+         *exchanged = as_reals(s->comm_buffer.data);
     int count = 0;
-    saved_vector_add(vectors, &count,
-                     saved_floats("master", sharded ? SAVED_SHARD : SAVED_SHARED,
-                                  local ? s->local.outer : s->optimizer.master));
+    vectors[count++] = saved_vector("master", master, exact, fp32);
     if (s->settings.keeps_casts) {
-        saved_vector_add(vectors, &count, casts);
+        vectors[count] = saved_vector("parameters", SAVED_SHARED, s->casts, PRECISION_BF16);
+        vectors[count++].saved = fp32;
     } else if (sharded || local) {
-        saved_vector_add(vectors, &count,
-                         saved_floats("parameters", local ? SAVED_WORKER : SAVED_SHARED, s->parameters.data));
+        vectors[count++] = saved_vector("parameters", own, as_reals(s->parameters.data), fp32);
     }
     if (local) {
-        saved_vector_add(vectors, &count, saved_floats("momentum", SAVED_SHARED, s->local.momentum));
+        vectors[count++] = saved_vector("momentum", SAVED_SHARED, as_reals(s->local.momentum), fp32);
     }
     if (local && s->job_in_flight) {
-        saved_vector_add(vectors, &count, saved_floats("exchange", SAVED_SHARED, s->comm_buffer.data));
+        vectors[count++] = saved_vector("exchange", SAVED_SHARED, exchanged, fp32);
     }
     if (!local && is_handed_over(s)) {
-        saved_vector_add(vectors, &count, saved_floats("gradients", SAVED_WORKER, s->comm_buffer.data));
+        vectors[count++] = saved_vector("gradients", SAVED_WORKER, exchanged, fp32);
     }
-    saved_vector_add(vectors, &count, first);
-    saved_vector_add(vectors, &count, second);
+    vectors[count++] = saved_vector("exp_avg", moments, optimizer->first_moment, format);
+    vectors[count] = saved_vector("exp_avg_sq", moments, optimizer->second_moment, format);
+    vectors[count++].of_adamw = true;
+    assert(count <= CHECKPOINT_MAX_VECTORS);
     return count;
 }
 
@@ -219,63 +172,53 @@ static inline size_t checkpoint_bytes(const Scheduler *s, bool between) {
 // ---------------------------------------------------------------------------------------
 // The manifest: numbers
 
-// As text: a double comes back bit for bit, and may be NaN.
-static inline json_t *number_to_json(double value) {
-    char text[64];
-    snprintf(text, sizeof text, "%.17g", value);
-    return json_string(text);
-}
+// How a number of the run's state is stored, and which values of it are sound.
+typedef enum NumberKind {
+    NUMBER_INT,    // int
+    NUMBER_COUNT,  // int64_t or uint64_t, from 0 to 2^53
+    NUMBER_FLAG,   // bool
+    NUMBER_REAL,   // double, as text: it comes back bit for bit, and may be NaN
+    NUMBER_AMOUNT, // the same, from 0 to 2^53
+    // Objects of numbers
+    NUMBER_SITE,
+    NUMBER_TALLY,
+    NUMBER_DETECTOR
+} NumberKind;
 
-static inline double number_from_json(const json_t *object, const char *key) {
-    const char *text = json_string_value(json_object_get(object, key));
-    return text == NULL ? 0 : strtod(text, NULL);
-}
+// A number, its name in the manifest, and its place in a struct. Each number is listed once, for
+// what writes, checks and reads it. A table ends with a row without a name.
+typedef struct StateNumber {
+    const char *key;
+    NumberKind kind;
+    size_t offset;
+} StateNumber;
 
-static inline int64_t integer_from_json(const json_t *object, const char *key) {
-    return (int64_t)json_integer_value(json_object_get(object, key));
-}
+static const StateNumber SITE_NUMBERS[] = {
+    {"micro_batch", NUMBER_AMOUNT, offsetof(SpikeSite, micro_batch)},
+    {"element", NUMBER_AMOUNT, offsetof(SpikeSite, element)},
+    {"high_loss", NUMBER_FLAG, offsetof(SpikeSite, high_loss)},
+    {NULL, NUMBER_INT, 0},
+};
 
-static inline json_t *tally_to_json(const Tally *tally) {
-    json_t *object = json_object();
-    for (int i = 0; i < TALLY_SUM_COUNT; i++) {
-        const TallySum *sum = &TALLY_SUMS[i];
-        if (sum->name == NULL) { continue; }
-        json_object_set_new(object, sum->name, number_to_json(*tally_sum((Tally *)tally, sum)));
-    }
-    const SpikeSite *site = &tally->site;
-    json_object_set_new(object, "site",
-                        json_pack("{s:o, s:o, s:b}", "micro_batch", number_to_json(site->micro_batch),
-                                  "element", number_to_json(site->element), "high_loss",
-                                  site->high_loss ? 1 : 0));
-    return object;
-}
-
-static inline Tally tally_from_json(const json_t *object) {
-    Tally tally;
-    memset(&tally, 0, sizeof tally);
-    for (int i = 0; i < TALLY_SUM_COUNT; i++) {
-        const TallySum *sum = &TALLY_SUMS[i];
-        if (sum->name != NULL) { *tally_sum(&tally, sum) = number_from_json(object, sum->name); }
-    }
-    const json_t *site = json_object_get(object, "site");
-    tally.site.micro_batch = number_from_json(site, "micro_batch");
-    tally.site.element = number_from_json(site, "element");
-    tally.site.high_loss = json_is_true(json_object_get(site, "high_loss"));
-    return tally;
-}
+// Without what the job fills in.
+static const StateNumber TALLY_NUMBERS[] = {
+    {"micro_batches", NUMBER_AMOUNT, offsetof(Tally, micro_batches)},
+    {"predicted", NUMBER_AMOUNT, offsetof(Tally, predicted)},
+    {"loss", NUMBER_REAL, offsetof(Tally, loss)},
+    {"perfect_loss", NUMBER_REAL, offsetof(Tally, perfect_loss)},
+    {"not_finite", NUMBER_AMOUNT, offsetof(Tally, not_finite)},
+    {"left_out", NUMBER_AMOUNT, offsetof(Tally, left_out)},
+    {"site", NUMBER_SITE, offsetof(Tally, site)},
+    {NULL, NUMBER_INT, 0},
+};
 
 // The limit of a detector is an option, and no part of what it has learned.
-static inline json_t *detector_to_json(const SpikeDetector *detector) {
-    return json_pack("{s:o, s:o, s:o}", "learned", number_to_json(detector->learned), "mean",
-                     number_to_json(detector->mean), "variance", number_to_json(detector->variance));
-}
-
-static inline SpikeDetector detector_from_json(const json_t *object) {
-    SpikeDetector detector = {.learned = number_from_json(object, "learned"),
-                              .mean = number_from_json(object, "mean"),
-                              .variance = number_from_json(object, "variance")};
-    return detector;
-}
+static const StateNumber DETECTOR_NUMBERS[] = {
+    {"learned", NUMBER_AMOUNT, offsetof(SpikeDetector, learned)},
+    {"mean", NUMBER_REAL, offsetof(SpikeDetector, mean)},
+    {"variance", NUMBER_AMOUNT, offsetof(SpikeDetector, variance)},
+    {NULL, NUMBER_INT, 0},
+};
 
 // What only this worker knows. Ranks exchange it as a record.
 typedef struct WorkerNumbers {
@@ -286,56 +229,114 @@ typedef struct WorkerNumbers {
     double spikes_in_a_row;
 } WorkerNumbers;
 
-static inline WorkerNumbers worker_numbers(const Scheduler *s) {
-    WorkerNumbers numbers = {s->micro_batches_begun, s->tally,        s->job.tally,     s->local.norm,
-                             s->local.rate,          s->spikes.norms, s->spikes.losses, s->spikes.in_a_row};
-    return numbers;
-}
-
-static inline json_t *worker_numbers_to_json(const WorkerNumbers *numbers) {
-    return json_pack("{s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "micro_batches_begun",
-                     (json_int_t)numbers->micro_batches_begun, "tally", tally_to_json(&numbers->tally),
-                     "handed_over", tally_to_json(&numbers->handed_over), "local_norm",
-                     number_to_json(numbers->local_norm), "local_rate", number_to_json(numbers->local_rate),
-                     "norms", detector_to_json(&numbers->norms), "losses", detector_to_json(&numbers->losses),
-                     "spikes_in_a_row", number_to_json(numbers->spikes_in_a_row));
-}
-
-// The numbers of one worker in the manifest's list of them.
-static inline WorkerNumbers worker_numbers_from_json(const json_t *workers, int worker) {
-    const json_t *object = json_array_get(workers, (size_t)worker);
-    WorkerNumbers numbers = {
-        .micro_batches_begun = (uint64_t)integer_from_json(object, "micro_batches_begun"),
-        .tally = tally_from_json(json_object_get(object, "tally")),
-        .handed_over = tally_from_json(json_object_get(object, "handed_over")),
-        .local_norm = number_from_json(object, "local_norm"),
-        .local_rate = number_from_json(object, "local_rate"),
-        .norms = detector_from_json(json_object_get(object, "norms")),
-        .losses = detector_from_json(json_object_get(object, "losses")),
-        .spikes_in_a_row = number_from_json(object, "spikes_in_a_row"),
-    };
-    return numbers;
-}
+static const StateNumber WORKER_NUMBERS[] = {
+    {"micro_batches_begun", NUMBER_COUNT, offsetof(WorkerNumbers, micro_batches_begun)},
+    {"tally", NUMBER_TALLY, offsetof(WorkerNumbers, tally)},
+    {"handed_over", NUMBER_TALLY, offsetof(WorkerNumbers, handed_over)},
+    {"local_norm", NUMBER_REAL, offsetof(WorkerNumbers, local_norm)},
+    {"local_rate", NUMBER_REAL, offsetof(WorkerNumbers, local_rate)},
+    {"norms", NUMBER_DETECTOR, offsetof(WorkerNumbers, norms)},
+    {"losses", NUMBER_DETECTOR, offsetof(WorkerNumbers, losses)},
+    {"spikes_in_a_row", NUMBER_AMOUNT, offsetof(WorkerNumbers, spikes_in_a_row)},
+    {NULL, NUMBER_INT, 0},
+};
 
 // The latest job. If it is in flight, the next boundary will apply its result.
-static inline json_t *job_to_json(const Job *job) {
-    return json_pack("{s:i, s:I, s:o, s:i, s:o, s:o, s:i, s:o}", "kind", (int)job->kind, "commit",
-                     (json_int_t)job->commit, "gradients_done", number_to_json(job->gradients_done),
-                     "fragment", job->fragment, "learning_rate", number_to_json(job->learning_rate),
-                     "gradient_norm", number_to_json(job->gradient_norm), "first_bad_rank",
-                     job->first_bad_rank, "total", tally_to_json(&job->total));
+static const StateNumber JOB_NUMBERS[] = {
+    {"kind", NUMBER_INT, offsetof(Job, kind)},
+    {"commit", NUMBER_COUNT, offsetof(Job, commit)},
+    {"gradients_done", NUMBER_AMOUNT, offsetof(Job, gradients_done)},
+    {"fragment", NUMBER_INT, offsetof(Job, fragment)},
+    {"learning_rate", NUMBER_REAL, offsetof(Job, learning_rate)},
+    {"gradient_norm", NUMBER_REAL, offsetof(Job, gradient_norm)},
+    {"first_bad_rank", NUMBER_INT, offsetof(Job, first_bad_rank)},
+    {"total", NUMBER_TALLY, offsetof(Job, total)},
+    {NULL, NUMBER_INT, 0},
+};
+
+static const StateNumber SCHEDULER_NUMBERS[] = {
+    {"commit", NUMBER_COUNT, offsetof(Scheduler, optimizer.commits)},
+    {"gradients_done", NUMBER_AMOUNT, offsetof(Scheduler, gradients_done)},
+    {"spikes", NUMBER_AMOUNT, offsetof(Scheduler, spikes.count)},
+    {"rollbacks", NUMBER_AMOUNT, offsetof(Scheduler, spikes.rollbacks)},
+    {"reports", NUMBER_COUNT, offsetof(Scheduler, reports)},
+    {"reported_commit", NUMBER_COUNT, offsetof(Scheduler, report.commit)},
+    {"reported_gradients", NUMBER_AMOUNT, offsetof(Scheduler, report.gradients_done)},
+    {NULL, NUMBER_INT, 0},
+};
+
+static const StateNumber RUN_NUMBERS[] = {
+    {"sequences", NUMBER_INT, offsetof(CheckpointedRun, B)},
+    {"length", NUMBER_INT, offsetof(CheckpointedRun, T)},
+    {"product_processors", NUMBER_INT, offsetof(CheckpointedRun, product_processors)},
+    {"data_base", NUMBER_COUNT, offsetof(CheckpointedRun, data_base)},
+    {"seconds", NUMBER_AMOUNT, offsetof(CheckpointedRun, seconds)},
+    {NULL, NUMBER_INT, 0},
+};
+
+static inline const StateNumber *number_members(NumberKind kind) {
+    return kind == NUMBER_SITE ? SITE_NUMBERS : kind == NUMBER_TALLY ? TALLY_NUMBERS : DETECTOR_NUMBERS;
 }
 
-static inline void job_from_json(const json_t *object, Job *job) {
-    job->kind = (JobKind)integer_from_json(object, "kind");
-    job->commit = integer_from_json(object, "commit");
-    job->gradients_done = number_from_json(object, "gradients_done");
-    job->fragment = (int)integer_from_json(object, "fragment");
-    job->learning_rate = number_from_json(object, "learning_rate");
-    job->gradient_norm = number_from_json(object, "gradient_norm");
-    job->first_bad_rank = (int)integer_from_json(object, "first_bad_rank");
-    job->spike = SPIKE_NONE; // checkpoint_begin saves no job with a spike
-    job->total = tally_from_json(json_object_get(object, "total"));
+// Adds the numbers of the struct at `base` to a JSON object, which it returns.
+static inline json_t *numbers_write(json_t *object, const StateNumber *number, const void *base) {
+    for (; number->key != NULL; number++) {
+        const void *at = (const char *)base + number->offset;
+        json_t *item = NULL;
+        char text[64];
+        switch (number->kind) {
+        case NUMBER_INT: item = json_integer(*(const int *)at); break;
+        case NUMBER_COUNT: item = json_integer((json_int_t) * (const int64_t *)at); break;
+        case NUMBER_FLAG: item = json_boolean(*(const bool *)at); break;
+        case NUMBER_REAL:
+        case NUMBER_AMOUNT:
+            snprintf(text, sizeof text, "%.17g", *(const double *)at);
+            item = json_string(text);
+            break;
+        default: item = numbers_write(json_object(), number_members(number->kind), at);
+        }
+        json_object_set_new(object, number->key, item);
+    }
+    return object;
+}
+
+// Fills in the numbers of the struct at `base`. False: one of them is missing or cannot be.
+static inline bool numbers_read(const json_t *object, const StateNumber *number, void *base) {
+    bool good = json_is_object(object);
+    for (; good && number->key != NULL; number++) {
+        void *at = (char *)base + number->offset;
+        const json_t *item = json_object_get(object, number->key);
+        const char *text = json_string_value(item);
+        char *end = NULL;
+        json_int_t whole = json_integer_value(item);
+        double real = text != NULL ? strtod(text, &end) : -1;
+        bool is_real = text != NULL && end != text && *end == '\0';
+        switch (number->kind) {
+        case NUMBER_INT:
+            good = json_is_integer(item) && whole == (int)whole;
+            *(int *)at = (int)whole;
+            break;
+        case NUMBER_COUNT:
+            good = json_is_integer(item) && whole >= 0 && whole <= (json_int_t)1 << 53;
+            *(int64_t *)at = (int64_t)whole;
+            break;
+        case NUMBER_FLAG:
+            good = json_is_boolean(item);
+            *(bool *)at = json_is_true(item);
+            break;
+        case NUMBER_REAL:
+        case NUMBER_AMOUNT:
+            good = is_real && (number->kind == NUMBER_REAL || (real >= 0 && real <= 0x1p53));
+            *(double *)at = real;
+            break;
+        default: good = numbers_read(item, number_members(number->kind), at);
+        }
+    }
+    return good;
+}
+
+static inline int64_t integer_from_json(const json_t *object, const char *key) {
+    return (int64_t)json_integer_value(json_object_get(object, key));
 }
 
 // ---------------------------------------------------------------------------------------
@@ -344,7 +345,7 @@ static inline void job_from_json(const json_t *object, Job *job) {
 // The model's whole configuration: two models may have tensors of the same shapes and yet
 // compute different things.
 static inline json_t *model_to_json(const CheckpointedRun *run) {
-    return hf_model_describe(run->config, SAFETENSORS_F32, NULL);
+    return hf_model_describe(run->config, NULL);
 }
 
 // Whether Muon steps the matrices of the run's layers.
@@ -360,26 +361,20 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
     char exchange[64];
     transport_sum_order(run->transport, exchange, sizeof exchange);
     for (int rank = 0; rank < run->transport->size; rank++) {
-        json_array_append_new(list, worker_numbers_to_json(&workers[rank]));
+        json_array_append_new(list, numbers_write(json_object(), WORKER_NUMBERS, &workers[rank]));
     }
     for (int i = 0; s->local.fragments != NULL && i < s->settings.fragments; i++) {
         json_array_append_new(applied, json_integer((json_int_t)s->local.fragments[i].applied_at));
     }
-    return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:I, s:o, "
-                     "s:i, s:o, s:b, s:o, s:o, s:O, s:s, s:s, s:b, s:i, s:b}",
-                     "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name,
-                     "parameters", (json_int_t)run->table->parameter_count, "model", model_to_json(run),
-                     "device", s->settings.gpu != NULL ? "cuda" : "cpu", "sequences", run->B, "length",
-                     run->T, "commit", (json_int_t)s->optimizer.commits, "gradients_done",
-                     number_to_json(s->gradients_done), "spikes", number_to_json(s->spikes.count),
-                     "rollbacks", number_to_json(s->spikes.rollbacks), "reports", (json_int_t)s->reports,
-                     "reported_commit", (json_int_t)s->report.commit, "reported_gradients",
-                     number_to_json(s->report.gradients_done), "data_base", (json_int_t)run->data_base,
-                     "seconds", number_to_json(run->seconds), "fragment", s->local.fragment, "applied_at",
-                     applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job),
-                     "workers", list, "options", run->options, "measured", run->measured, "exchange",
-                     exchange, "casts", s->settings.gathers_casts && !rule_is_ahead(run->rule, s),
-                     "product_processors", run->product_processors, "muon", checkpoint_has_muon(run));
+    json_t *manifest = json_pack(
+        "{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:o, s:b, s:o, s:o, s:O, s:s, s:s, s:b, s:b}", "checkpoint",
+        CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name, "parameters",
+        (json_int_t)run->table->parameter_count, "model", model_to_json(run), "device",
+        s->settings.gpu != NULL ? "cuda" : "cpu", "fragment", s->local.fragment, "applied_at", applied,
+        "job_in_flight", s->job_in_flight ? 1 : 0, "job", numbers_write(json_object(), JOB_NUMBERS, &s->job),
+        "workers", list, "options", run->options, "measured", run->measured, "exchange", exchange, "casts",
+        s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon", checkpoint_has_muon(run));
+    return numbers_write(numbers_write(manifest, SCHEDULER_NUMBERS, s), RUN_NUMBERS, run);
 }
 
 // CRC-32 of everything in the manifest but the member "checksum" itself.
@@ -559,28 +554,18 @@ static inline CheckpointPaths checkpoint_paths(const char *directory, int64_t co
     return paths;
 }
 
-// The finished checkpoints in a folder. The caller clears the set.
-static inline CommitSet checkpoint_list(const char *folder) {
-    CommitSet set = {NULL, 0};
+// The commit of the newest finished checkpoint in a folder from before commit `before`; -1:
+// there is none.
+static inline int64_t checkpoint_newest_in(const char *folder, int64_t before) {
+    int64_t newest = -1;
     DIR *directory = opendir(folder);
     for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
         long long commit;
         char rest;
-        if (sscanf(entry->d_name, "commit-%lld%c", &commit, &rest) == 1 && commit >= 0) {
-            commit_set_add(&set, commit);
-        }
+        bool finished = sscanf(entry->d_name, "commit-%lld%c", &commit, &rest) == 1;
+        if (finished && commit < before && commit > newest) { newest = commit; }
     }
     if (directory != NULL) { closedir(directory); }
-    return set;
-}
-
-// The commit of the newest finished checkpoint in a folder from before commit `before`; -1:
-// there is none.
-static inline int64_t checkpoint_newest_in(const char *folder, int64_t before) {
-    CommitSet set = checkpoint_list(folder);
-    int64_t newest = -1;
-    for (int i = 0; i < set.count && set.commits[i] < before; i++) { newest = set.commits[i]; }
-    commit_set_clear(&set);
     return newest;
 }
 

@@ -11,13 +11,14 @@
 // an Error.
 //
 // Writing makes what from_pretrained takes, and checksums of the files (file_sums.h). The
-// directory is whole or absent: it is made under a temporary name, synced, and renamed
-// (runtime/files.h). A checkpoint contains such a directory.
+// directory is a part of a checkpoint, which is whole or absent (save.h).
 //
 // What differs between families of models, the names of tensors and the members of
 // config.json, comes from the model's ModelFamily (model.h).
 #ifndef ACCO_CHECKPOINT_HF_MODEL_H
 #define ACCO_CHECKPOINT_HF_MODEL_H
+
+#include <sys/sendfile.h>
 
 #include "checkpoint/file_sums.h"
 #include "checkpoint/safetensors.h"
@@ -25,7 +26,6 @@
 #include "runtime/files.h"
 
 enum {
-    HF_MODEL_MAX_SHARDS = 1000,
     HF_MODEL_SHARD_NAME = 128,
     HF_MODEL_NAMED_PROBLEMS = 4 // in one message
 };
@@ -98,10 +98,6 @@ static inline bool hf_model_open_shards(HfModel *model, const char *directory, E
         }
         int index = 0;
         while (index < model->file_count && strcmp(model->files[index].name, shard) != 0) { index++; }
-        if (index == HF_MODEL_MAX_SHARDS) {
-            good = error_set(error, "%.300s names more than %d files", path, (int)HF_MODEL_MAX_SHARDS);
-            break;
-        }
         if (index == model->file_count) { index = hf_model_add_file(model, directory, shard, error); }
         if (index >= 0 && safetensors_find(&model->files[index].file, name) == NULL) {
             error_set(error, "%.300s says that tensor %.80s is in %.80s, but it is not", path, name, shard);
@@ -112,26 +108,6 @@ static inline bool hf_model_open_shards(HfModel *model, const char *directory, E
     }
     json_decref(root);
     return good;
-}
-
-static inline bool hf_model_open_files(HfModel *model, const char *directory, Error *error) {
-    static const char *const pickles[2] = {"pytorch_model.bin", "pytorch_model.bin.index.json"};
-    if (hf_model_has(directory, "model.safetensors")) {
-        return hf_model_add_file(model, directory, "model.safetensors", error) >= 0;
-    }
-    if (hf_model_has(directory, "model.safetensors.index.json")) {
-        return hf_model_open_shards(model, directory, error);
-    }
-    for (int i = 0; i < 2; i++) {
-        if (!hf_model_has(directory, pickles[i])) { continue; }
-        return error_set(error,
-                         "%.300s has its weights in %s, which only Python can read: convert them with python "
-                         "-m tokenizer.from_pytorch DIR OUT",
-                         directory, pickles[i]);
-    }
-    return error_set(error,
-                     "%.300s has no weights: looked for model.safetensors and model.safetensors.index.json",
-                     directory);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -248,6 +224,8 @@ static inline void hf_model_close(HfModel *model) {
 // On failure there is nothing to close.
 static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
     char path[PATH_MAX];
+    bool good = false, pickles = hf_model_has(directory, "pytorch_model.bin"),
+         pickled_shards = hf_model_has(directory, "pytorch_model.bin.index.json");
     memset(model, 0, sizeof *model);
     if (!file_sums_check(directory, error) || !path_within(path, directory, "config.json", error) ||
         !model_config_load(path, &model->config, error)) {
@@ -255,9 +233,23 @@ static inline bool hf_model_open(HfModel *model, const char *directory, Error *e
     }
     model->config.family->table(&model->config, &model->table);
     model->sources = (const SafetensorsEntry **)calloc((size_t)model->table.count, sizeof *model->sources);
-    bool good =
-        model->sources != NULL || error_set(error, "%.300s: no memory for a list of its tensors", directory);
-    good = good && hf_model_open_files(model, directory, error) && hf_model_match(model, directory, error);
+    if (model->sources == NULL) {
+        error_set(error, "%.300s: no memory for a list of its tensors", directory);
+    } else if (hf_model_has(directory, "model.safetensors")) {
+        good = hf_model_add_file(model, directory, "model.safetensors", error) >= 0;
+    } else if (hf_model_has(directory, "model.safetensors.index.json")) {
+        good = hf_model_open_shards(model, directory, error);
+    } else if (pickles || pickled_shards) {
+        error_set(error,
+                  "%.300s has its weights in %s, which only Python can read: convert them with python "
+                  "-m tokenizer.from_pytorch DIR OUT",
+                  directory, pickles ? "pytorch_model.bin" : "pytorch_model.bin.index.json");
+    } else {
+        error_set(error,
+                  "%.300s has no weights: looked for model.safetensors and model.safetensors.index.json",
+                  directory);
+    }
+    good = good && hf_model_match(model, directory, error);
     if (!good) { hf_model_close(model); }
     return good;
 }
@@ -275,22 +267,13 @@ static inline void hf_model_read(const HfModel *model, float *parameters) {
 
 // Copies one file. True: the copy is on disk.
 static inline bool hf_model_copy_file(const char *from, const char *to, Error *error) {
-    char buffer[1 << 16];
+    ssize_t count = 1;
     int input = open(from, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // opening a pipe must not wait
     if (input < 0) { return error_set(error, "cannot read %.300s: %s", from, strerror(errno)); }
     int output = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    bool good = output >= 0 || error_set(error, "cannot write %.300s: %s", to, strerror(errno));
-    for (ssize_t count = 1; good && count != 0;) {
-        count = read(input, buffer, sizeof buffer);
-        if (count < 0 && errno == EINTR) { continue; }
-        if (count < 0) {
-            good = error_set(error, "cannot read %.300s: %s", from, strerror(errno));
-        } else if (!file_write_all(output, buffer, (size_t)count, FILE_POSITION)) {
-            good = error_set(error, "cannot write %.300s: %s", to, strerror(errno));
-        }
-    }
-    Error later; // the first error counts
-    if (output >= 0) { good = file_finish(output, to, true, good ? error : &later) && good; }
+    while (output >= 0 && count > 0) { count = sendfile(output, input, NULL, 1 << 30); }
+    bool good = output >= 0 ? file_finish(output, to, count == 0, error)
+                            : error_set(error, "cannot write %.300s: %s", to, strerror(errno));
     close(input);
     return good;
 }
@@ -312,76 +295,65 @@ static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Err
     return true;
 }
 
-// A JSON file; NULL: it is not there, or is no JSON.
-static inline json_t *hf_model_load_json(const char *directory, const char *name) {
-    char path[PATH_MAX];
-    Error ignored;
-    return path_within(path, directory, name, &ignored) ? json_load_file(path, JSON_ALLOW_NUL, NULL) : NULL;
-}
-
 // The id of the token that has a role such as "eos_token" in the tokenizer in
 // `directory`, or else in the config.json beside it; -1: it is unknown, or `directory` is
 // NULL. Ids are in tokenizer.json, or else in vocab.json.
 static inline int hf_model_special_id(const char *directory, const char *role, int vocabulary) {
-    if (directory == NULL) { return -1; }
-    char key[32];
+    static const char *const names[4] = {"tokenizer_config.json", "config.json", "tokenizer.json",
+                                         "vocab.json"};
+    json_t *files[4] = {NULL, NULL, NULL, NULL}; // NULL: it is not there, or is no JSON
+    char path[PATH_MAX], key[32];
+    Error ignored;
+    for (int i = 0; directory != NULL && i < 4; i++) {
+        if (!path_within(path, directory, names[i], &ignored)) { continue; }
+        files[i] = json_load_file(path, JSON_ALLOW_NUL, NULL);
+    }
     snprintf(key, sizeof key, "%.20s_id", role);
-    json_t *settings = hf_model_load_json(directory, "tokenizer_config.json"),
-           *model = hf_model_load_json(directory, "config.json");
-    json_t *tokenizer = hf_model_load_json(directory, "tokenizer.json"),
-           *words = hf_model_load_json(directory, "vocab.json");
-    const json_t *token = json_object_get(settings, role);
+    const json_t *token = json_object_get(files[0], role);
     const char *content =
         json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
-    const json_t *item = content != NULL ? json_object_get(words, content) : json_object_get(model, key);
-    const json_t *added = content != NULL ? json_object_get(tokenizer, "added_tokens") : NULL;
+    const json_t *item =
+        content != NULL ? json_object_get(files[3], content) : json_object_get(files[1], key);
+    const json_t *added = content != NULL ? json_object_get(files[2], "added_tokens") : NULL;
     for (size_t i = json_array_size(added); i-- > 0;) { // the first one counts
         const json_t *entry = json_array_get(added, i);
         const char *spelling = json_string_value(json_object_get(entry, "content"));
         if (spelling != NULL && strcmp(spelling, content) == 0) { item = json_object_get(entry, "id"); }
     }
-    bool known =
-        json_is_integer(item) && json_integer_value(item) >= 0 && json_integer_value(item) < vocabulary;
-    int id = known ? (int)json_integer_value(item) : -1;
-    json_decref(settings);
-    json_decref(model);
-    json_decref(tokenizer);
-    json_decref(words);
-    return id;
+    json_int_t id = json_is_integer(item) ? json_integer_value(item) : -1;
+    for (int i = 0; i < 4; i++) { json_decref(files[i]); }
+    return id >= 0 && id < vocabulary ? (int)id : -1;
 }
 
 // ---------------------------------------------------------------------------------------
 // Writing: the configuration
 
-static inline json_t *hf_model_id(int id) { return id >= 0 ? json_integer(id) : json_null(); }
-
-// config.json: everything that transformers asks for. type: of the weights beside it.
-// tokenizer: the directory of the tokenizer, or NULL.
-static inline json_t *hf_model_describe(const ModelConfig *config, SafetensorsType type,
-                                        const char *tokenizer) {
-    const char *format = type == SAFETENSORS_BF16 ? "bfloat16" : "float32";
+// config.json: everything that transformers asks for. tokenizer: the directory of the
+// tokenizer, or NULL.
+static inline json_t *hf_model_describe(const ModelConfig *config, const char *tokenizer) {
+    static const char *const roles[2] = {"bos_token", "eos_token"};
     // "torch_dtype" is its name until transformers 4.55, "dtype" since.
-    json_t *root = json_pack("{s:[s], s:s, s:s, s:s}", "architectures", config->family->architecture,
-                             "model_type", config->family->name, "torch_dtype", format, "dtype", format);
+    json_t *root =
+        json_pack("{s:[s], s:s, s:s, s:s}", "architectures", config->family->architecture, "model_type",
+                  config->family->name, "torch_dtype", "float32", "dtype", "float32");
     json_t *sizes = config->family->write_config(config);
-    json_t *ids = json_pack("{s:o, s:o}", "bos_token_id",
-                            hf_model_id(hf_model_special_id(tokenizer, "bos_token", config->vocabulary)),
-                            "eos_token_id",
-                            hf_model_id(hf_model_special_id(tokenizer, "eos_token", config->vocabulary)));
-    int failures = json_object_update(root, sizes) + json_object_update(root, ids);
-    assert(failures == 0);
-    (void)failures;
+    json_object_update(root, sizes);
     json_decref(sizes);
-    json_decref(ids);
+    for (int i = 0; i < 2; i++) {
+        char key[32];
+        int id = hf_model_special_id(tokenizer, roles[i], config->vocabulary);
+        snprintf(key, sizeof key, "%s_id", roles[i]);
+        json_object_set_new(root, key, id >= 0 ? json_integer(id) : json_null());
+    }
     return root;
 }
 
 // Writes config.json into `directory`.
 static inline bool hf_model_write_config(const char *directory, const ModelConfig *config,
-                                         SafetensorsType type, const char *tokenizer, Error *error) {
+                                         const char *tokenizer, Error *error) {
     char path[PATH_MAX];
     if (!path_within(path, directory, "config.json", error)) { return false; }
-    json_t *root = hf_model_describe(config, type, tokenizer);
+    json_t *root = hf_model_describe(config, tokenizer);
     bool good = json_dump_file(root, path, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) == 0 ||
                 error_set(error, "cannot write %.300s: %s", path, strerror(errno));
     json_decref(root);
@@ -392,148 +364,101 @@ static inline bool hf_model_write_config(const char *directory, const ModelConfi
 // Writing: the weights, and the whole directory
 
 // Writes model.safetensors into `directory`; *sum gets its CRC-32. parameters
-// (table->parameter_count), on the host.
+// (table->parameter_count), on the host: tensors lie in the file as in the table.
 static inline bool hf_model_write_weights(const char *directory, const ParameterTable *table,
-                                          SafetensorsType type, const float *parameters, uint32_t *sum,
-                                          Error *error) {
+                                          const float *parameters, uint32_t *sum, Error *error) {
     char path[PATH_MAX];
     SafetensorsPlan plan;
-    SafetensorsWriter writer;
-    Error later;
+    size_t bytes = table->parameter_count * sizeof(float);
     if (!path_within(path, directory, "model.safetensors", error)) { return false; }
     safetensors_plan_start(&plan);
+    json_object_set_new(plan.tensors, "__metadata__",
+                        json_pack("{s:s}", "format", "pt")); // transformers insists
     for (int i = 0; i < table->count; i++) {
         size_t shape[2];
         int dimensions = hf_model_shape(&table->entries[i], shape);
-        safetensors_plan_add(&plan, table->entries[i].name, type, dimensions, shape);
+        safetensors_plan_add(&plan, table->entries[i].name, SAFETENSORS_F32, dimensions, shape);
     }
-    safetensors_plan_note(&plan, "format", "pt", &later); // transformers insists on it
     safetensors_plan_finish(&plan);
-    bool good = safetensors_create(&writer, path, &plan, error);
+    int descriptor = safetensors_create(path, &plan, error) ? safetensors_join(path, &plan, error) : -1;
+    bool good = descriptor >= 0;
     if (good) {
+        good = file_write_all(descriptor, parameters, bytes, (off_t)plan.header_bytes);
+        good = file_finish(descriptor, path, good, error);
         *sum = (uint32_t)crc32_z(0, (const Bytef *)plan.header, plan.header_bytes);
-        writer.sum = sum; // tensors of one type lie in the order of the table
-        for (int i = 0; i < table->count && good; i++) {
-            const ParameterInfo *info = &table->entries[i];
-            good = safetensors_write_floats(&writer, i, 0, info->count, parameters + info->offset, error);
-        }
-        good = safetensors_writer_finish(&writer, good ? error : &later) && good; // the first error counts
+        *sum = (uint32_t)crc32_z(*sum, (const Bytef *)parameters, bytes);
     }
     safetensors_plan_free(&plan);
     return good;
 }
 
-// Makes a temporary directory beside `path`, under a name that is not taken. Fails if
-// `path` exists, unless it is an empty directory.
-static inline bool hf_model_begin(char temporary[PATH_MAX], const char *path, Error *error) {
-    DIR *directory = opendir(path);
-    int entries = 0;
-    if (directory == NULL && errno != ENOENT) {
-        return error_set(error, "cannot write a model to %.300s: %s", path, strerror(errno));
-    }
-    while (directory != NULL && readdir(directory) != NULL) { entries++; }
-    if (directory != NULL) { closedir(directory); }
-    if (entries > 2) { // . and ..
-        return error_set(error, "%.300s is not empty: choose a directory that does not exist yet", path);
-    }
-    for (int number = 1; number < 1000; number++) {
-        if (snprintf(temporary, PATH_MAX, "%s.partial%d", path, number) >= PATH_MAX) {
-            return error_set(error, "the path %.200s... is too long", path);
-        }
-        if (mkdir(temporary, 0777) == 0) { return true; }
-        if (errno != EEXIST) { break; }
-    }
-    return error_set(error, "cannot create the directory %.300s: %s", temporary, strerror(errno));
-}
-
 // If `directory` is a checkpoint, changes it to the directory of the model in that
 // checkpoint. `directory` has room for `capacity` bytes.
 static inline void hf_model_find(char *directory, size_t capacity) {
-    char path[PATH_MAX];
-    struct stat status;
-    snprintf(path, sizeof path, "%s/config.json", directory);
-    bool here = directory[0] == '\0' || stat(path, &status) == 0;
-    snprintf(path, sizeof path, "%s/model/config.json", directory);
-    bool inside = !here && stat(path, &status) == 0 && strlen(directory) + sizeof "/model" <= capacity;
-    if (inside) { strcat(directory, "/model"); }
-}
-
-// The directory beside `path` whose name is nearest to its own; empty: none is near.
-static inline void hf_model_nearest_directory(const char *path, char nearest[PATH_MAX]) {
-    char parent[PATH_MAX], candidate[PATH_MAX + 256], best[256] = "";
-    const char *slash = strrchr(path, '/'), *name = slash == NULL ? path : slash + 1;
-    snprintf(parent, sizeof parent, "%.*s", slash == NULL ? 0 : (int)(slash - path) + 1, path);
-    DIR *directory = opendir(parent[0] == '\0' ? "." : parent);
-    for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
-        struct stat status;
-        const char *names[2] = {entry->d_name, best};
-        snprintf(candidate, sizeof candidate, "%s%.255s", parent, entry->d_name);
-        bool nearer = entry->d_name[0] != '.' && stat(candidate, &status) == 0 && S_ISDIR(status.st_mode) &&
-                      nearest_name(name, names, best[0] == '\0' ? 1 : 2) == names[0];
-        if (nearer) { snprintf(best, sizeof best, "%.255s", entry->d_name); }
-    }
-    if (directory != NULL) { closedir(directory); }
-    snprintf(nearest, PATH_MAX, "%.3800s%.255s", best[0] == '\0' ? "" : parent, best);
+    bool inside = directory[0] != '\0' && !hf_model_has(directory, "config.json") &&
+                  hf_model_has(directory, "model/config.json");
+    if (inside && strlen(directory) + sizeof "/model" <= capacity) { strcat(directory, "/model"); }
 }
 
 // Whether `directory`, which --from or --finetune names, may hold a model. The error says
-// what is there instead.
+// what is there instead, and names the directory beside it whose name is nearest.
 static inline bool hf_model_check_directory(const char *directory, Error *error) {
-    char nearest[PATH_MAX], excerpt[64];
+    char parent[PATH_MAX], candidate[PATH_MAX + 256], nearest[256] = "", excerpt[64];
     struct stat status;
+    bool there = stat(directory, &status) == 0;
+    int reason = errno;
     text_excerpt(directory, excerpt);
-    if (stat(directory, &status) != 0 && model_preset_find(directory) != NULL) {
-        return error_set(
-            error, "there is no directory %s: to train the preset %s from random parameters, give --model %s",
-            excerpt, excerpt, excerpt);
-    }
-    if (stat(directory, &status) != 0) {
-        int reason = errno;
-        hf_model_nearest_directory(directory, nearest);
-        return error_set(
-            error,
-            "%s is neither a directory (%s) nor the name of a preset%s%.300s%s; a model of the hub "
-            "must be downloaded first",
-            excerpt, strerror(reason), nearest[0] == '\0' ? "" : ": did you mean ", nearest,
-            nearest[0] == '\0' ? "" : "?");
-    }
-    if (!S_ISDIR(status.st_mode)) {
+    if (there && !S_ISDIR(status.st_mode)) {
         return error_set(error,
                          "%.300s is a file: give the directory that holds config.json and model.safetensors",
                          directory);
     }
-    return hf_model_has(directory, "config.json") ||
-           error_set(
-               error,
-               "%.300s has no config.json, and no checkpoint either: give a directory with config.json and "
-               "model.safetensors, a checkpoint, or a run that has one",
-               directory);
+    if (there) {
+        return hf_model_has(directory, "config.json") ||
+               error_set(error,
+                         "%.300s has no config.json, and no checkpoint either: give a directory with "
+                         "config.json and model.safetensors, a checkpoint, or a run that has one",
+                         directory);
+    }
+    if (model_preset_find(directory) != NULL) {
+        return error_set(
+            error, "there is no directory %s: to train the preset %s from random parameters, give --model %s",
+            excerpt, excerpt, excerpt);
+    }
+    const char *slash = strrchr(directory, '/'), *name = slash == NULL ? directory : slash + 1;
+    snprintf(parent, sizeof parent, "%.*s", slash == NULL ? 0 : (int)(slash - directory) + 1, directory);
+    DIR *list = opendir(parent[0] == '\0' ? "." : parent);
+    for (struct dirent *entry; list != NULL && (entry = readdir(list)) != NULL;) {
+        const char *names[2] = {entry->d_name, nearest};
+        snprintf(candidate, sizeof candidate, "%s%.255s", parent, entry->d_name);
+        bool nearer = entry->d_name[0] != '.' && stat(candidate, &status) == 0 && S_ISDIR(status.st_mode) &&
+                      nearest_name(name, names, nearest[0] == '\0' ? 1 : 2) == names[0];
+        if (nearer) { snprintf(nearest, sizeof nearest, "%.255s", entry->d_name); }
+    }
+    if (list != NULL) { closedir(list); }
+    bool found = nearest[0] != '\0';
+    snprintf(candidate, sizeof candidate, "%.3800s%.255s", found ? parent : "", nearest);
+    return error_set(error,
+                     "%s is neither a directory (%s) nor the name of a preset%s%.300s%s; a model of the hub "
+                     "must be downloaded first",
+                     excerpt, strerror(reason), found ? ": did you mean " : "", candidate, found ? "?" : "");
 }
 
 // Writes a model that transformers' GPTNeoForCausalLM.from_pretrained loads. parameters
-// (table->parameter_count), on the host. type: F32 or BF16. tokenizer: a directory whose
-// tokenizer is copied beside the weights, or NULL. `directory` must not exist, or be
-// empty; on failure it is as it was.
+// (table->parameter_count), on the host. tokenizer: a directory whose tokenizer is copied
+// beside the weights, or NULL. `directory` must not exist. True: all of it is on disk, but
+// for the name of `directory` itself. On failure the caller removes what there is.
 static inline bool hf_model_save(const char *directory, const ModelConfig *config,
-                                 const ParameterTable *table, const float *parameters, SafetensorsType type,
-                                 const char *tokenizer, Error *error) {
-    char path[PATH_MAX], temporary[PATH_MAX];
+                                 const ParameterTable *table, const float *parameters, const char *tokenizer,
+                                 Error *error) {
     uint32_t sum;
-    size_t length = strlen(directory);
-    while (length > 1 && directory[length - 1] == '/') { length--; }
-    if (length == 0 || length >= sizeof path) {
-        return error_set(error, "a directory must be named by 1 to %d characters", PATH_MAX - 1);
+    if (mkdir(directory, 0777) != 0) {
+        return error_set(error, "cannot create the directory %.300s: %s", directory, strerror(errno));
     }
-    memcpy(path, directory, length);
-    path[length] = '\0';
-    if (!hf_model_begin(temporary, path, error)) { return false; }
-    bool good = hf_model_write_config(temporary, config, type, tokenizer, error) &&
-                (tokenizer == NULL || hf_model_copy_tokenizer(tokenizer, temporary, error)) &&
-                hf_model_write_weights(temporary, table, type, parameters, &sum, error) &&
-                file_sums_write(temporary, "model.safetensors", sum, error) &&
-                directory_publish(temporary, path, false, error);
-    if (!good) { tree_remove(temporary); }
-    return good;
+    return hf_model_write_config(directory, config, tokenizer, error) &&
+           (tokenizer == NULL || hf_model_copy_tokenizer(tokenizer, directory, error)) &&
+           hf_model_write_weights(directory, table, parameters, &sum, error) &&
+           file_sums_write(directory, "model.safetensors", sum, error) && path_sync(directory, error);
 }
 
 #endif

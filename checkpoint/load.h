@@ -30,63 +30,6 @@ typedef struct CheckpointSource {
 // ---------------------------------------------------------------------------------------
 // Checking the manifest
 
-// A whole number from 0 to 2^53.
-static inline bool is_count(const json_t *object, const char *key) {
-    const json_t *item = json_object_get(object, key);
-    return json_is_integer(item) && json_integer_value(item) >= 0 &&
-           json_integer_value(item) <= (json_int_t)1 << 53;
-}
-
-// A number in a string, from 0 to 2^53.
-static inline bool is_amount(const json_t *object, const char *key) {
-    const char *text = json_string_value(json_object_get(object, key));
-    char *end = NULL;
-    double value = text == NULL ? -1 : strtod(text, &end);
-    return text != NULL && end != text && *end == '\0' && value >= 0 && value <= 0x1p53;
-}
-
-static inline bool tally_is_sane(const json_t *tally) {
-    const json_t *site = json_object_get(tally, "site");
-    bool good = is_amount(site, "micro_batch") && is_amount(site, "element");
-    for (int i = 0; i < TALLY_SUM_COUNT; i++) {
-        const TallySum *sum = &TALLY_SUMS[i];
-        good = good && (sum->name == NULL || !sum->is_amount || is_amount(tally, sum->name));
-    }
-    return good;
-}
-
-static inline bool detector_is_sane(const json_t *detector) {
-    return is_amount(detector, "learned") && is_amount(detector, "variance") &&
-           json_is_string(json_object_get(detector, "mean")) && isfinite(number_from_json(detector, "mean"));
-}
-
-static inline bool workers_are_sane(const json_t *workers) {
-    bool good =
-        json_is_array(workers) && json_array_size(workers) >= 1 && json_array_size(workers) <= 1000000;
-    for (size_t i = 0; good && i < json_array_size(workers); i++) {
-        const json_t *worker = json_array_get(workers, i);
-        good = is_count(worker, "micro_batches_begun") && tally_is_sane(json_object_get(worker, "tally")) &&
-               tally_is_sane(json_object_get(worker, "handed_over")) &&
-               json_is_string(json_object_get(worker, "local_norm")) &&
-               json_is_string(json_object_get(worker, "local_rate")) &&
-               is_amount(worker, "spikes_in_a_row") && detector_is_sane(json_object_get(worker, "norms")) &&
-               detector_is_sane(json_object_get(worker, "losses"));
-    }
-    return good;
-}
-
-// No fragment was applied in the future, and the next one is one of them.
-static inline bool fragments_are_sane(const json_t *manifest, bool local) {
-    const json_t *applied = json_object_get(manifest, "applied_at");
-    int64_t count = (int64_t)json_array_size(applied), commit = integer_from_json(manifest, "commit");
-    bool good = json_is_array(applied) && is_count(manifest, "fragment") && (count > 0 || !local);
-    for (int64_t i = 0; good && i < count; i++) {
-        const json_t *item = json_array_get(applied, (size_t)i);
-        good = json_is_integer(item) && json_integer_value(item) >= 0 && json_integer_value(item) <= commit;
-    }
-    return good && integer_from_json(manifest, "fragment") < (count > 1 ? count : 1);
-}
-
 // Micro-batches begun by the worker that came furthest.
 static inline int64_t furthest_worker(const json_t *manifest) {
     const json_t *workers = json_object_get(manifest, "workers");
@@ -101,65 +44,68 @@ static inline int64_t furthest_worker(const json_t *manifest) {
 // Everything that loading takes out of the manifest is there, and can be the state of a
 // run of `rule` (NULL: there is no rule of its name).
 static inline bool manifest_is_sane(const json_t *manifest, const Rule *rule) {
-    static const char *const counts[] = {"parameters", "commit",    "reports", "reported_commit",
-                                         "data_base",  "sequences", "length"};
-    const json_t *job = json_object_get(manifest, "job"),
-                 *in_flight = json_object_get(manifest, "job_in_flight");
-    bool good = rule != NULL && json_is_boolean(in_flight) && json_is_object(job) &&
-                is_amount(manifest, "gradients_done") && is_amount(manifest, "reported_gradients") &&
-                is_amount(manifest, "seconds") && is_amount(manifest, "spikes") &&
-                is_amount(manifest, "rollbacks") && json_is_array(json_object_get(manifest, "block_crc32"));
-    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-        good = good && is_count(manifest, counts[i]);
-    }
-    good = good && integer_from_json(manifest, "sequences") > 0 && integer_from_json(manifest, "length") > 0;
+    const json_t *in_flight = json_object_get(manifest, "job_in_flight"),
+                 *workers = json_object_get(manifest, "workers"),
+                 *applied = json_object_get(manifest, "applied_at");
+    size_t count = json_array_size(workers), fragments = json_array_size(applied);
+    Scheduler s;
+    CheckpointedRun run;
+    bool good = rule != NULL && json_is_boolean(in_flight) &&
+                json_is_array(json_object_get(manifest, "block_crc32")) &&
+                numbers_read(manifest, SCHEDULER_NUMBERS, &s) && numbers_read(manifest, RUN_NUMBERS, &run) &&
+                run.B > 0 && run.T > 0;
     if (good && json_is_true(in_flight)) {
-        good = rule->job_in_flight_between_commits && integer_from_json(job, "kind") == AVERAGE &&
-               integer_from_json(job, "fragment") == 0 && is_amount(job, "gradients_done") &&
-               tally_is_sane(json_object_get(job, "total"));
+        good = rule->job_in_flight_between_commits &&
+               numbers_read(json_object_get(manifest, "job"), JOB_NUMBERS, &s.job) && s.job.kind == AVERAGE &&
+               s.job.fragment == 0;
     }
-    good = good && workers_are_sane(json_object_get(manifest, "workers")) &&
-           fragments_are_sane(manifest, rule->kind == RULE_LOCAL);
-    if (!good) { return false; }
+    good = good && count >= 1 && count <= 1000000;
+    for (size_t i = 0; good && i < count; i++) {
+        WorkerNumbers worker;
+        good = numbers_read(json_array_get(workers, i), WORKER_NUMBERS, &worker) &&
+               isfinite(worker.norms.mean) && isfinite(worker.losses.mean);
+    }
+    // No fragment was applied in the future, and the next one is one of them.
+    good = good && json_is_array(applied) && (fragments > 0 || rule->kind != RULE_LOCAL);
+    for (size_t i = 0; good && i < fragments; i++) {
+        const json_t *item = json_array_get(applied, i);
+        good = json_is_integer(item) && json_integer_value(item) >= 0 &&
+               json_integer_value(item) <= s.optimizer.commits;
+    }
+    const json_t *fragment = json_object_get(manifest, "fragment");
+    good = good && json_is_integer(fragment) && json_integer_value(fragment) >= 0 &&
+           json_integer_value(fragment) < (fragments > 1 ? (json_int_t)fragments : 1);
     // The position in the data, counted in tokens: load_numbers computes with it.
-    double workers = (double)json_array_size(json_object_get(manifest, "workers"));
-    double batches =
-        (double)integer_from_json(manifest, "data_base") + (double)furthest_worker(manifest) * workers;
-    return batches * (double)integer_from_json(manifest, "sequences") *
-               (double)integer_from_json(manifest, "length") <=
-           0x1p53;
+    return good && ((double)run.data_base + (double)furthest_worker(manifest) * (double)count) *
+                           (double)run.B * (double)run.T <=
+                       0x1p53;
 }
 
 // ---------------------------------------------------------------------------------------
 // Opening
-
-static inline const float *source_area(const CheckpointSource *source, const CheckpointedRun *run,
-                                       const char *vector, int worker) {
-    return real_floats_const(area_find(&source->state, run->table, vector, worker, PRECISION_FP32, false));
-}
 
 // A vector of the checkpoint, in the format that it was saved in.
 typedef struct SourceArea {
     const Real *data; // (parameter_count); NULL: there is none
     Precision format;
     bool without_muon; // the matrices that Muon steps are missing
+    float scale;       // what is read from it is multiplied by this
 } SourceArea;
 
-static inline SourceArea source_floats(const float *data) {
-    SourceArea area = {.data = as_reals_const(data), .format = PRECISION_FP32};
+// worker: whose vector it is; -1: all share it.
+static inline SourceArea source_area(const CheckpointSource *source, const CheckpointedRun *run,
+                                     const char *vector, int worker) {
+    SourceArea area = {.without_muon = source->muon && strcmp(vector, "exp_avg_sq") == 0, .scale = 1};
+    for (int format = PRECISION_FP32; area.data == NULL && format <= PRECISION_BF16; format++) {
+        area.format = (Precision)format;
+        area.data = area_find(&source->state, run->table, vector, worker, area.format, area.without_muon);
+    }
     return area;
 }
 
-// One of AdamW's moments, whatever --moments was.
-static inline SourceArea source_moment_area(const CheckpointSource *source, const CheckpointedRun *run,
-                                            const char *vector, int worker) {
-    bool without_muon = source->muon && strcmp(vector, "exp_avg_sq") == 0;
-    SourceArea area = {.without_muon = without_muon};
-    for (int format = PRECISION_FP32; area.data == NULL && format <= PRECISION_BF16; format++) {
-        area.format = (Precision)format;
-        area.data = area_find(&source->state, run->table, vector, worker, area.format, without_muon);
-    }
-    return area;
+static inline bool source_has(const CheckpointSource *source, const CheckpointedRun *run, const char *vector,
+                              int worker) {
+    return source_area(source, run, vector, worker).data != NULL;
 }
 
 // The state holds every vector that `rule`, under which it was saved, has.
@@ -167,20 +113,19 @@ static inline bool source_is_complete(const CheckpointSource *source, const Chec
                                       const Rule *rule) {
     bool local = rule->kind == RULE_LOCAL,
          in_flight = json_is_true(json_object_get(source->manifest, "job_in_flight"));
-    bool good = source_area(source, run, "master", -1) != NULL;
+    bool good = source_has(source, run, "master", -1);
     for (int worker = local ? 0 : -1; good && worker < (local ? source->workers : 0); worker++) {
-        good = source_moment_area(source, run, "exp_avg", worker).data != NULL &&
-               source_moment_area(source, run, "exp_avg_sq", worker).data != NULL &&
-               (rule->replicated || source_area(source, run, "parameters", worker) != NULL);
+        good = source_has(source, run, "exp_avg", worker) && source_has(source, run, "exp_avg_sq", worker) &&
+               (rule->replicated || source_has(source, run, "parameters", worker));
     }
-    if (local) { good = good && source_area(source, run, "momentum", -1) != NULL; }
-    good = good && in_flight == (source_area(source, run, "exchange", -1) != NULL);
+    good = good && (!local || source_has(source, run, "momentum", -1)) &&
+           in_flight == source_has(source, run, "exchange", -1);
     // Only overlapped rules have gradients that wait for a job, and then every worker has
     // them.
-    bool waiting = source_area(source, run, "gradients", 0) != NULL;
+    bool waiting = source_has(source, run, "gradients", 0);
     good = good && (!waiting || rule->kind == RULE_OVERLAPPED);
     for (int worker = 1; good && worker < source->workers; worker++) {
-        good = (source_area(source, run, "gradients", worker) != NULL) == waiting;
+        good = source_has(source, run, "gradients", worker) == waiting;
     }
     return good;
 }
@@ -260,29 +205,6 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
     return good;
 }
 
-// One rank alone: false if the newest checkpoint of the run in `directory` is of another
-// model, or of another inner optimizer: an older one would not be what the user means. True if
-// there is none, or if it cannot be read: then loading says so.
-static inline bool checkpoint_check_newest(const CheckpointedRun *run, const char *directory, Error *error) {
-    CheckpointSource source;
-    Error unreadable = {""};
-    memset(&source, 0, sizeof source);
-    int64_t commit = checkpoint_newest(directory, INT64_MAX);
-    if (commit < 0) { return true; }
-    CheckpointPaths paths = checkpoint_paths(directory, commit);
-    bool good = true;
-    if (source_open_manifest(&source, run, paths.final, &unreadable)) {
-        good = source_is_of_model(&source, run) ||
-               error_set(error,
-                         "%.400s is of another model than %s: give the --model that it was trained with, "
-                         "or another --out",
-                         paths.final, run->config->name);
-        good = good && source_has_moments(&source, run, paths.final, error);
-    }
-    checkpoint_close(&source);
-    return good;
-}
-
 // One rank alone: the manifest of a checkpoint that a run of the same rule and number of
 // ranks has saved; the caller releases it. NULL: there is none to be read.
 static inline json_t *checkpoint_manifest(const CheckpointedRun *run, const char *path) {
@@ -299,81 +221,68 @@ static inline json_t *checkpoint_manifest(const CheckpointedRun *run, const char
 // ---------------------------------------------------------------------------------------
 // Verifying: a CRC-32 of every block of the state, block i computed by rank i mod ranks
 
-// sums (blocks): filled in for this rank's blocks only. The file is read, not mapped: a disk
-// that fails is then an error, and no signal.
-static inline bool sum_own_blocks(const CheckpointedRun *run, const char *path, size_t bytes, size_t blocks,
-                                  uint32_t *sums, Error *error) {
+// All ranks, which have opened the checkpoint: every block of the state is what was written.
+// False with an error of this rank. The file is read, not mapped: a disk that fails is then an
+// error, and no signal.
+static inline bool checkpoint_verify(const CheckpointSource *source, const CheckpointedRun *run,
+                                     const char *path, Error *error) {
+    const Transport *transport = run->transport;
+    const json_t *expected = json_object_get(source->manifest, "block_crc32");
+    char file[CHECKPOINT_PATH_SIZE + 32];
+    json_int_t mine = integer_from_json(source->manifest, "checksum");
+    json_int_t *all =
+        (json_int_t *)transport_collect_records(run->transport, "checkpoint", &mine, sizeof mine);
+    bool same = all[0] == mine;
+    free(all);
+    if (!same) { return error_set(error, "%.400s is another checkpoint than on rank 0", path); }
+    snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
+    size_t bytes = source->state.size, blocks = (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
     unsigned char *block = (unsigned char *)malloc(CHECKPOINT_BLOCK);
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    bool good = (block != NULL && descriptor >= 0) ||
-                error_set(error, "cannot open %.400s: %s", path, strerror(errno));
-    for (size_t i = (size_t)run->transport->rank; good && i < blocks; i += (size_t)run->transport->size) {
+    int descriptor = open(file, O_RDONLY | O_CLOEXEC);
+    bool opened = block != NULL && descriptor >= 0, good = opened && json_array_size(expected) == blocks;
+    if (!opened) { error_set(error, "cannot open %.400s: %s", file, strerror(errno)); }
+    for (size_t i = (size_t)transport->rank; good && i < blocks; i += (size_t)transport->size) {
         size_t begin = i * CHECKPOINT_BLOCK, size = size_min(bytes - begin, CHECKPOINT_BLOCK);
-        good = pread(descriptor, block, size, (off_t)begin) == (ssize_t)size ||
-               error_set(error, "the state ends early");
-        if (good) { sums[i] = (uint32_t)crc32(0, block, (uInt)size); }
+        good = pread(descriptor, block, size, (off_t)begin) == (ssize_t)size &&
+               (json_int_t)crc32_z(0, block, size) == json_integer_value(json_array_get(expected, i));
+    }
+    if (opened && !good) {
+        error_set(error, "%.400s is damaged: its bytes are not those that were written", file);
     }
     if (descriptor >= 0) { close(descriptor); }
     free(block);
     return good;
 }
 
-// All ranks, which have opened the checkpoint: every block of the state is what was written.
-static inline bool checkpoint_verify(const CheckpointSource *source, const CheckpointedRun *run,
-                                     const char *path, Error *error) {
-    Transport *transport = run->transport;
-    char file[CHECKPOINT_PATH_SIZE + 32];
-    size_t bytes = source->state.size, blocks = (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
-    uint32_t *sums = (uint32_t *)calloc(blocks + 1, sizeof *sums);
-    size_t *lengths = (size_t *)transport_collect_records(transport, "checkpoint", &bytes, sizeof bytes);
-    bool good = true;
-    snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
-    for (int rank = 0; rank < transport->size; rank++) { good = good && lengths[rank] == bytes; }
-    if (!good) { error_set(error, "%.400s has not the same length on all ranks", file); }
-    free(lengths);
-    good = all_ranks_good(run, good && sum_own_blocks(run, file, bytes, blocks, sums, error), error);
-    if (good) {
-        const json_t *expected = json_object_get(source->manifest, "block_crc32");
-        uint32_t *all =
-            (uint32_t *)transport_collect_records(transport, "checkpoint", sums, blocks * sizeof *sums);
-        good = json_array_size(expected) == blocks;
-        for (size_t i = 0; good && i < blocks; i++) {
-            uint32_t found = all[i % (size_t)transport->size * blocks + i];
-            good = json_integer_value(json_array_get(expected, i)) == (json_int_t)found;
-        }
-        free(all);
-        if (!good) { error_set(error, "%.400s is damaged: its bytes are not those that were written", file); }
-    }
-    free(sums);
-    return good;
-}
-
 // ---------------------------------------------------------------------------------------
 // Vectors: where each of the present run's comes from
 
-// AdamW's moments. All workers may share them, or each has its own: that depends on the rule,
-// and the saving run's may have been another.
-static inline SourceArea source_moment(const CheckpointSource *source, const CheckpointedRun *run,
+// Where a vector of the present run comes from; no data: it starts from zero.
+static inline SourceArea source_vector(const CheckpointSource *source, const CheckpointedRun *run,
                                        const SavedVector *vector) {
-    int worker = run->transport->rank % source->workers;
-    SourceArea shared = source_moment_area(source, run, vector->name, -1),
-               own = source_moment_area(source, run, vector->name, worker);
-    if (vector->scope == SAVED_WORKER) { return own.data != NULL ? own : shared; }
-    return shared.data != NULL ? shared : source_moment_area(source, run, vector->name, 0);
-}
-
-// What compute uses: the saved parameters, if this worker existed before under the same rule;
-// otherwise the exact ones, master. If casts of the master were saved and this run does not
-// use casts, it takes the master itself.
-static inline const float *source_parameters(const CheckpointSource *source, const CheckpointedRun *run,
-                                             const SavedVector *vector) {
+    const char *name = vector->name;
+    int rank = run->transport->rank, ranks = run->transport->size;
     bool of_worker = vector->scope == SAVED_WORKER;
-    bool cast =
-        json_is_true(json_object_get(source->manifest, "casts")) && !run->scheduler->settings.gathers_casts;
-    bool usable = source->same_rule && !cast && (!of_worker || source->workers == run->transport->size);
-    const float *found =
-        usable ? source_area(source, run, vector->name, of_worker ? run->transport->rank : -1) : NULL;
-    return found != NULL ? found : source_area(source, run, "master", -1);
+    SourceArea none = {.scale = 1}, shared = source_area(source, run, name, -1);
+    if (strncmp(name, "exp_avg", 7) == 0) {
+        // All workers may share AdamW's moments, or each has its own: that depends on the rule, and
+        // the saving run's may have been another.
+        SourceArea own = source_area(source, run, name, of_worker ? rank % source->workers : 0);
+        if (source->muon != checkpoint_has_muon(run)) { return none; }
+        return shared.data == NULL || (of_worker && own.data != NULL) ? own : shared;
+    }
+    if (strcmp(name, "parameters") == 0) {
+        // What compute uses: the saved ones, if this worker existed before under the same rule; otherwise
+        // the exact ones. If casts were saved and this run does not use casts, these, too.
+        bool cast = json_is_true(json_object_get(source->manifest, "casts")) &&
+                    !run->scheduler->settings.gathers_casts;
+        bool usable = source->same_rule && !cast && (!of_worker || source->workers == ranks);
+        SourceArea own = usable && of_worker ? source_area(source, run, name, rank) : usable ? shared : none;
+        return own.data != NULL ? own : source_area(source, run, "master", -1);
+    }
+    // The sum that the job in flight has exchanged: its mean over the ranks is as before.
+    if (strcmp(name, "exchange") == 0) { shared.scale = (float)ranks / (float)source->workers; }
+    return shared;
 }
 
 // The gradient sums that wait for the next job. If the number of ranks has changed, the old
@@ -387,23 +296,15 @@ static inline float *source_gradients(const CheckpointSource *source, const Chec
     memset(handed_over, 0, sizeof *handed_over);
     memset(kept, 0, sizeof *kept);
     for (int worker = run->transport->rank; worker < source->workers; worker += run->transport->size) {
-        const float *gradients = source_area(source, run, "gradients", worker);
-        WorkerNumbers numbers = worker_numbers_from_json(workers, worker);
-        for (size_t i = 0; gradients != NULL && i < count; i++) { sum[i] += gradients[i]; }
+        SourceArea gradients = source_area(source, run, "gradients", worker);
+        WorkerNumbers numbers;
+        numbers_read(json_array_get(workers, (size_t)worker), WORKER_NUMBERS, &numbers);
+        for (size_t i = 0; gradients.data != NULL && i < count; i++) {
+            sum[i] += real_load(gradients.data, i, gradients.format);
+        }
         tally_add(handed_over, &numbers.handed_over);
         tally_add(kept, &numbers.tally);
     }
-    return sum;
-}
-
-// The sum over the ranks that the job in flight has exchanged, scaled so that its mean over
-// the present ranks is the same as before. The caller frees it (parameter_count).
-static inline float *source_exchange(const CheckpointSource *source, const CheckpointedRun *run) {
-    size_t count = run->table->parameter_count;
-    float *sum = (float *)malloc(count * sizeof(float)),
-          scale = (float)run->transport->size / (float)source->workers;
-    const float *saved = source_area(source, run, "exchange", -1);
-    for (size_t i = 0; i < count; i++) { sum[i] = saved[i] * scale; }
     return sum;
 }
 
@@ -425,11 +326,13 @@ static inline bool read_piece(void *context, size_t flat, Real *host, size_t cou
     }
     size_t place = area_place(reader->table, reader->from.without_muon, flat);
     const Real *from = real_at_const(reader->from.data, place, was);
-    if (was == is) {
+    if (was == is && reader->from.scale == 1) {
         memcpy(host, from, count * precision_bytes(is));
         return true;
     }
-    for (size_t i = 0; i < count; i++) { real_store(host, i, real_load(from, i, was), is); }
+    for (size_t i = 0; i < count; i++) {
+        real_store(host, i, real_load(from, i, was) * reader->from.scale, is);
+    }
     return true;
 }
 
@@ -451,30 +354,24 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
     float *stage = (float *)malloc(CHECKPOINT_STAGE * sizeof(float));
     s->job_in_flight = source->same_rule && json_is_true(json_object_get(source->manifest, "job_in_flight"));
-    float *exchange = s->job_in_flight ? source_exchange(source, run) : NULL;
     int count = saved_vectors(s, vectors);
     for (int i = 0; i < count; i++) {
-        const char *name = vectors[i].name;
-        const float *floats = strcmp(name, "exchange") == 0     ? exchange
-                              : strcmp(name, "parameters") == 0 ? source_parameters(source, run, &vectors[i])
-                                                                : source_area(source, run, name, -1);
-        bool is_moment = strncmp(name, "exp_avg", 7) == 0;
-        SourceArea from = is_moment ? source_moment(source, run, &vectors[i]) : source_floats(floats);
-        if (is_moment && source->muon != checkpoint_has_muon(run)) { from.data = NULL; }
-        read_vector(run, &vectors[i], from, stage);
+        read_vector(run, &vectors[i], source_vector(source, run, &vectors[i]), stage);
     }
     if (s->job_in_flight) { s->comm_buffer.state = BUFFER_WRITING; } // as if its job had just ended
-    if (source->same_rule && source_area(source, run, "gradients", 0) != NULL) {
+    if (source->same_rule && source_has(source, run, "gradients", 0)) {
         float *sum = source_gradients(source, run, &s->job.tally, &s->tally);
-        SavedVector handed_over = saved_floats("gradients", SAVED_WORKER, s->comm_buffer.data),
-                    accumulator = saved_floats("gradients", SAVED_WORKER, s->gradients.data);
-        read_vector(run, &handed_over, source_floats(sum), stage);
+        SourceArea from = {.data = as_reals_const(sum), .format = PRECISION_FP32, .scale = 1};
+        SavedVector handed_over =
+            saved_vector("gradients", SAVED_WORKER, as_reals(s->comm_buffer.data), PRECISION_FP32);
+        SavedVector accumulator = handed_over;
+        accumulator.data = as_reals(s->gradients.data);
+        read_vector(run, &handed_over, from, stage);
         // After hand_over(KEEP) the accumulator holds the same sum, and grows.
-        if (s->tally.micro_batches > 0) { read_vector(run, &accumulator, source_floats(sum), stage); }
+        if (s->tally.micro_batches > 0) { read_vector(run, &accumulator, from, stage); }
         s->comm_buffer.state = BUFFER_READY;
         free(sum);
     }
-    free(exchange);
     free(stage);
 }
 
@@ -487,24 +384,24 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
 static inline void load_numbers(const CheckpointSource *source, CheckpointedRun *run) {
     Scheduler *s = run->scheduler;
     const json_t *manifest = source->manifest, *applied = json_object_get(manifest, "applied_at");
-    WorkerNumbers mine = worker_numbers_from_json(json_object_get(manifest, "workers"),
-                                                  run->transport->rank % source->workers);
-    double then =
-        (double)integer_from_json(manifest, "sequences") * (double)integer_from_json(manifest, "length");
-    double scale = then / (double)((int64_t)run->B * run->T); // micro-batches of this run in a saved one
-    s->optimizer.commits = integer_from_json(manifest, "commit");
-    s->gradients_done = number_from_json(manifest, "gradients_done") * scale;
-    s->reports = integer_from_json(manifest, "reports");
-    s->spikes.count = number_from_json(manifest, "spikes");
-    s->spikes.rollbacks = number_from_json(manifest, "rollbacks");
-    // Under another rule reports begin anew, at the present commit.
-    s->report.commit =
-        source->same_rule ? integer_from_json(manifest, "reported_commit") : s->optimizer.commits;
-    s->report.gradients_done =
-        source->same_rule ? number_from_json(manifest, "reported_gradients") * scale : s->gradients_done;
+    int worker = run->transport->rank % source->workers;
+    WorkerNumbers mine;
+    CheckpointedRun before;
+    numbers_read(json_array_get(json_object_get(manifest, "workers"), (size_t)worker), WORKER_NUMBERS, &mine);
+    numbers_read(manifest, SCHEDULER_NUMBERS, s);
+    numbers_read(manifest, RUN_NUMBERS, &before);
+    // Micro-batches of this run in a saved one.
+    double scale = (double)before.B * (double)before.T / (double)((int64_t)run->B * run->T);
+    s->gradients_done *= scale;
+    s->report.gradients_done *= scale;
+    if (!source->same_rule) { // then reports begin anew, at the present commit
+        s->report.commit = s->optimizer.commits;
+        s->report.gradients_done = s->gradients_done;
+    }
     if (s->job_in_flight) {
-        job_from_json(json_object_get(manifest, "job"), &s->job);
+        numbers_read(json_object_get(manifest, "job"), JOB_NUMBERS, &s->job);
         s->job.gradients_done *= scale;
+        s->job.spike = SPIKE_NONE; // checkpoint_begin saves no job with a spike
     }
     if (source->same_rule && s->local.fragments != NULL &&
         json_array_size(applied) == (size_t)s->settings.fragments) {
@@ -518,8 +415,8 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     s->spikes.losses = mine.losses;
     s->spikes.norms.limit = s->spikes.losses.limit = s->settings.spike_limit;
     s->spikes.in_a_row = mine.spikes_in_a_row;
-    run->data_base = integer_from_json(manifest, "data_base");
-    run->seconds = number_from_json(manifest, "seconds");
+    run->data_base = before.data_base;
+    run->seconds = before.seconds;
     if (source->workers != run->transport->size || scale != 1) {
         // The data continue where the furthest worker was, so that none are used twice.
         double begun = (double)furthest_worker(manifest) * source->workers;

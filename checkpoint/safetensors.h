@@ -16,9 +16,9 @@
 //
 // Writing: a plan says what the file will hold, and determines every byte but the data.
 // One process creates the file; then any number of processes, each with the same plan,
-// write the parts that they own, in any order and without locks, because no two own the
-// same bytes. The file is whole when safetensors_writer_finish has returned in all of
-// them. Until then its name must be one that no reader looks for.
+// join and write the parts that they own, in any order and without locks, because no two own
+// the same bytes. The file is whole when file_finish has returned in all of them. Until then
+// its name must be one that no reader looks for.
 //
 // Elements are in the byte order of the machine, which must be little-endian.
 #ifndef ACCO_CHECKPOINT_SAFETENSORS_H
@@ -30,7 +30,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <zlib.h>
 
 #include "kernels/wire.h"
 #include "runtime/files.h"
@@ -58,7 +57,6 @@ typedef enum SafetensorsType {
 enum {
     SAFETENSORS_MAX_DIMENSIONS = 8,
     SAFETENSORS_MAX_HEADER = 100000000, // bytes; the limit of the format's own library
-    SAFETENSORS_NAME_SIZE = 128,        // of tensors that we write
     SAFETENSORS_PATH_SIZE = 304         // of a path in messages; longer ones are cut
 };
 
@@ -98,77 +96,46 @@ typedef struct SafetensorsFile {
     size_t count;
 } SafetensorsFile;
 
-static inline bool safetensors_read_size(const json_t *item, size_t *value) {
-    if (!json_is_integer(item) || json_integer_value(item) < 0) { return false; }
-    *value = (size_t)json_integer_value(item);
-    return true;
-}
-
+// Fills in the entry's shape, its elements and their bytes.
 static inline bool safetensors_read_shape(const SafetensorsFile *file, const json_t *shape,
                                           SafetensorsEntry *entry, Error *error) {
-    size_t dimensions = json_array_size(shape);
-    bool good = json_is_array(shape) && dimensions <= SAFETENSORS_MAX_DIMENSIONS;
-    for (size_t i = 0; good && i < dimensions; i++) {
-        good = safetensors_read_size(json_array_get(shape, i), &entry->shape[i]);
+    bool good = json_is_array(shape) && json_array_size(shape) <= SAFETENSORS_MAX_DIMENSIONS;
+    bool overflow = false;
+    entry->dimensions = good ? (int)json_array_size(shape) : 0;
+    entry->count = 1;
+    for (int i = 0; i < entry->dimensions; i++) {
+        const json_t *size = json_array_get(shape, (size_t)i);
+        good = good && json_is_integer(size) && json_integer_value(size) >= 0;
+        entry->shape[i] = (size_t)json_integer_value(size);
+        overflow |= __builtin_mul_overflow(entry->count, entry->shape[i], &entry->count);
     }
     if (!good) {
         return error_set(
             error, "%s: the \"shape\" of tensor %.80s must be a list of at most %d whole numbers from 0 on",
             file->path, entry->name, (int)SAFETENSORS_MAX_DIMENSIONS);
     }
-    entry->dimensions = (int)dimensions;
-    entry->count = 1;
-    bool overflow = false;
-    for (size_t i = 0; i < dimensions; i++) {
-        overflow |= __builtin_mul_overflow(entry->count, entry->shape[i], &entry->count);
-    }
     overflow |= __builtin_mul_overflow(entry->count, safetensors_type(entry->type)->bytes, &entry->bytes);
     return !overflow || error_set(error, "%s: the \"shape\" of tensor %.80s is larger than any memory",
                                   file->path, entry->name);
 }
 
-// data (data_size): everything behind the header.
-static inline bool safetensors_read_offsets(const SafetensorsFile *file, const json_t *offsets,
-                                            const uint8_t *data, size_t data_size, SafetensorsEntry *entry,
-                                            Error *error) {
-    size_t begin = 0, end = 0;
-    if (json_array_size(offsets) != 2 || !safetensors_read_size(json_array_get(offsets, 0), &begin) ||
-        !safetensors_read_size(json_array_get(offsets, 1), &end) || begin > end) {
-        return error_set(error,
-                         "%s: \"data_offsets\" of tensor %.80s must be [BEGIN, END], two whole numbers from "
-                         "0 on, BEGIN <= END",
-                         file->path, entry->name);
-    }
-    if (end > data_size) {
-        return error_set(
-            error,
-            "%s: tensor %.80s ends at byte %zu of the data, but the file has only %zu: it is truncated",
-            file->path, entry->name, end, data_size);
-    }
-    if (end - begin != entry->bytes) {
-        return error_set(error, "%s: tensor %.80s has %zu bytes, but its dtype %s and its shape make %zu",
-                         file->path, entry->name, end - begin, safetensors_type(entry->type)->name,
-                         entry->bytes);
-    }
-    entry->data = data + begin;
-    return true;
-}
-
+// Checks the description of a tensor, and fills in the entry. data
+// (data_size): everything behind the header.
 static inline bool safetensors_read_entry(const SafetensorsFile *file, const char *name, const json_t *item,
                                           const uint8_t *data, size_t data_size, SafetensorsEntry *entry,
                                           Error *error) {
-    entry->name = name;
+    const char *path = file->path, *dtype = json_string_value(json_object_get(item, "dtype"));
+    const json_t *shape = json_object_get(item, "shape"), *offsets = json_object_get(item, "data_offsets");
+    json_int_t begin = 0, end = 0;
+    int type = 0;
     for (const char *c = name; *c != '\0'; c++) {
         if ((unsigned char)*c < 32 || *c == 127) {
-            return error_set(error, "%s: the name of tensor %.80s has a control character in it", file->path,
-                             name);
+            return error_set(error, "%s: the name of tensor %.80s has a control character in it", path, name);
         }
     }
     if (!json_is_object(item)) {
-        return error_set(error, "%s: tensor %.80s must be described by a JSON object", file->path, name);
+        return error_set(error, "%s: tensor %.80s must be described by a JSON object", path, name);
     }
-    const char *dtype = json_string_value(json_object_get(item, "dtype"));
-    int type = 0;
     while (type < SAFETENSORS_TYPE_COUNT &&
            (dtype == NULL || strcmp(dtype, safetensors_type((SafetensorsType)type)->name) != 0)) {
         type++;
@@ -177,12 +144,30 @@ static inline bool safetensors_read_entry(const SafetensorsFile *file, const cha
         return error_set(error,
                          "%s: tensor %.80s has the unknown \"dtype\" %.40s: known are F32, BF16, F16, F64, "
                          "I64, U8 and their like",
-                         file->path, name, dtype != NULL ? dtype : "that is no string");
+                         path, name, dtype != NULL ? dtype : "that is no string");
     }
+    entry->name = name;
     entry->type = (SafetensorsType)type;
-    return safetensors_read_shape(file, json_object_get(item, "shape"), entry, error) &&
-           safetensors_read_offsets(file, json_object_get(item, "data_offsets"), data, data_size, entry,
-                                    error);
+    if (!safetensors_read_shape(file, shape, entry, error)) { return false; }
+    if (json_unpack((json_t *)offsets, "[I, I!]", &begin, &end) != 0 || begin < 0 || begin > end) {
+        return error_set(error,
+                         "%s: \"data_offsets\" of tensor %.80s must be [BEGIN, END], two whole numbers from "
+                         "0 on, BEGIN <= END",
+                         path, name);
+    }
+    size_t bytes = (size_t)(end - begin);
+    if ((size_t)end > data_size) {
+        return error_set(
+            error,
+            "%s: tensor %.80s ends at byte %lld of the data, but the file has only %zu: it is truncated",
+            path, name, (long long)end, data_size);
+    }
+    if (bytes != entry->bytes) {
+        return error_set(error, "%s: tensor %.80s has %zu bytes, but its dtype %s and its shape make %zu",
+                         path, name, bytes, dtype, entry->bytes);
+    }
+    entry->data = data + begin;
+    return true;
 }
 
 static inline int safetensors_compare_places(const void *a, const void *b) {
@@ -196,38 +181,13 @@ static inline int safetensors_compare_names(const void *a, const void *b) {
     return strcmp(((const SafetensorsEntry *)a)->name, ((const SafetensorsEntry *)b)->name);
 }
 
-// Checks that every byte of the data (data_size) belongs to one tensor. Leaves the
-// entries sorted by place.
-static inline bool safetensors_check_places(const SafetensorsFile *file, const uint8_t *data,
-                                            size_t data_size, Error *error) {
-    size_t position = 0;
-    if (file->count > 0) {
-        qsort(file->entries, file->count, sizeof *file->entries, safetensors_compare_places);
-    }
-    for (size_t i = 0; i < file->count; i++) {
-        const SafetensorsEntry *entry = &file->entries[i];
-        size_t begin = (size_t)(entry->data - data);
-        if (begin < position) {
-            return error_set(error, "%s: tensors %.80s and %.80s overlap", file->path,
-                             file->entries[i - 1].name, entry->name);
-        }
-        if (begin > position) {
-            return error_set(error, "%s: the %zu bytes before tensor %.80s belong to no tensor", file->path,
-                             begin - position, entry->name);
-        }
-        position += entry->bytes;
-    }
-    if (position == data_size) { return true; }
-    return error_set(
-        error, "%s: the last %zu bytes belong to no tensor: they were appended, or the header is damaged",
-        file->path, data_size - position);
-}
-
-// Reads and checks all entries of the header. data (data_size): everything behind it.
+// Reads and checks all entries of the header: every byte of the data (data_size), which is
+// everything behind it, belongs to one tensor.
 static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t *data, size_t data_size,
                                             Error *error) {
     const char *name, *key;
     json_t *item, *value;
+    size_t position = 0;
     file->entries = (SafetensorsEntry *)calloc(json_object_size(file->header) + 1, sizeof *file->entries);
     if (file->entries == NULL) {
         return error_set(error, "%s: no memory for a list of its tensors", file->path);
@@ -244,11 +204,26 @@ static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t
         }
         file->count++;
     }
-    if (!safetensors_check_places(file, data, data_size, error)) { return false; }
-    if (file->count > 0) {
-        qsort(file->entries, file->count, sizeof *file->entries, safetensors_compare_names);
+    qsort(file->entries, file->count, sizeof *file->entries, safetensors_compare_places);
+    for (size_t i = 0; i < file->count; i++) {
+        const SafetensorsEntry *entry = &file->entries[i];
+        size_t begin = (size_t)(entry->data - data);
+        if (begin < position) {
+            return error_set(error, "%s: tensors %.80s and %.80s overlap", file->path,
+                             file->entries[i - 1].name, entry->name);
+        }
+        if (begin > position) {
+            return error_set(error, "%s: the %zu bytes before tensor %.80s belong to no tensor", file->path,
+                             begin - position, entry->name);
+        }
+        position += entry->bytes;
     }
-    return true;
+    qsort(file->entries, file->count, sizeof *file->entries, safetensors_compare_names);
+    return position == data_size ||
+           error_set(
+               error,
+               "%s: the last %zu bytes belong to no tensor: they were appended, or the header is damaged",
+               file->path, data_size - position);
 }
 
 // Reads and checks the header of file->bytes.
@@ -320,10 +295,7 @@ static inline bool safetensors_open(SafetensorsFile *file, const char *path, Err
 
 // The tensor of this name; NULL: there is none.
 static inline const SafetensorsEntry *safetensors_find(const SafetensorsFile *file, const char *name) {
-    SafetensorsEntry key;
-    memset(&key, 0, sizeof key);
-    key.name = name;
-    if (file->count == 0) { return NULL; }
+    SafetensorsEntry key = {.name = name};
     return (const SafetensorsEntry *)bsearch(&key, file->entries, file->count, sizeof key,
                                              safetensors_compare_names);
 }
@@ -335,15 +307,6 @@ static inline bool safetensors_has_shape(const SafetensorsEntry *entry, int dime
 
 // ---------------------------------------------------------------------------------------
 // Elements as fp32
-
-// Exact: every fp16 is an fp32. A NaN keeps its bits.
-static inline float safetensors_half_to_float(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
-    if (exponent == 31) { return wire_float_from_bits(sign | 0x7f800000u | fraction << 13); }
-    if (exponent > 0) { return wire_float_from_bits(sign | (exponent + 112) << 23 | fraction << 13); }
-    // Subnormal as fp16, but normal as fp32.
-    return wire_float_from_bits(sign | wire_float_bits((float)fraction * 0x1p-24f));
-}
 
 static inline bool safetensors_is_real(SafetensorsType type) {
     return type == SAFETENSORS_F32 || type == SAFETENSORS_BF16 || type == SAFETENSORS_F16 ||
@@ -363,14 +326,21 @@ static inline void safetensors_read_floats(const SafetensorsEntry *entry, size_t
         return;
     }
     for (size_t i = 0; i < count; i++) {
-        uint16_t half;
         double value;
         if (entry->type == SAFETENSORS_F64) {
             memcpy(&value, in + i * sizeof value, sizeof value);
             out[i] = (float)value;
-        } else {
-            memcpy(&half, in + i * sizeof half, sizeof half);
-            out[i] = entry->type == SAFETENSORS_BF16 ? bf16_to_float(half) : safetensors_half_to_float(half);
+            continue;
+        }
+        uint16_t half;
+        memcpy(&half, in + i * sizeof half, sizeof half);
+        uint32_t bits = (uint32_t)(half & 0x7fffu) << 13, sign = (uint32_t)(half & 0x8000u) << 16;
+        if (entry->type == SAFETENSORS_BF16) {
+            out[i] = bf16_to_float(half);
+        } else if ((half & 0x7c00u) == 0x7c00u) { // infinite, or a NaN, which keeps its bits
+            out[i] = wire_float_from_bits(sign | 0x7f800000u | bits);
+        } else { // the factor moves the exponent from fp16's bias to that of fp32, also where it is subnormal
+            out[i] = wire_float_from_bits(sign | wire_float_bits(wire_float_from_bits(bits) * 0x1p112f));
         }
     }
 }
@@ -378,203 +348,85 @@ static inline void safetensors_read_floats(const SafetensorsEntry *entry, size_t
 // ---------------------------------------------------------------------------------------
 // Writing
 
-typedef struct SafetensorsPlanned {
-    char name[SAFETENSORS_NAME_SIZE];
-    SafetensorsType type;
-    int dimensions;
-    size_t shape[SAFETENSORS_MAX_DIMENSIONS];
-    size_t count, offset; // elements; bytes from the start of the file
-} SafetensorsPlanned;
-
 typedef struct SafetensorsPlan {
-    SafetensorsPlanned *tensors; // (count), in the order in which they were added
-    int count, capacity;
-    json_t *metadata;
-    char *header; // (header_bytes), with the 8 bytes of its length
+    json_t *tensors; // the header: "__metadata__", if the caller has put it there, and the tensors as added
+    char *header;    // (header_bytes), as the file has it, with the 8 bytes of its length
     size_t header_bytes, file_bytes;
 } SafetensorsPlan;
 
 // Starts an empty plan, which the caller frees.
 static inline void safetensors_plan_start(SafetensorsPlan *plan) {
     memset(plan, 0, sizeof *plan);
-    plan->metadata = json_object();
-    assert(plan->metadata != NULL);
+    plan->tensors = json_object();
 }
 
 static inline void safetensors_plan_free(SafetensorsPlan *plan) {
-    json_decref(plan->metadata);
-    free(plan->tensors);
+    json_decref(plan->tensors);
     free(plan->header);
-    memset(plan, 0, sizeof *plan);
 }
 
-// Adds a tensor and returns its index. Names are chosen by the program: a name that
-// occurs twice or is too long is a bug.
-static inline int safetensors_plan_add(SafetensorsPlan *plan, const char *name, SafetensorsType type,
-                                       int dimensions, const size_t *shape) {
-    assert(plan->header == NULL && strlen(name) < SAFETENSORS_NAME_SIZE &&
-           dimensions <= SAFETENSORS_MAX_DIMENSIONS);
-    if (plan->count == plan->capacity) {
-        plan->capacity = plan->capacity * 2 + 16;
-        plan->tensors =
-            (SafetensorsPlanned *)realloc(plan->tensors, (size_t)plan->capacity * sizeof *plan->tensors);
-        assert(plan->tensors != NULL);
-    }
-    SafetensorsPlanned *tensor = &plan->tensors[plan->count];
-    memset(tensor, 0, sizeof *tensor);
-    strcpy(tensor->name, name);
-    tensor->type = type;
-    tensor->dimensions = dimensions;
-    tensor->count = 1;
+// Adds a tensor, whose data follow those of the tensor before. The format allows no gaps: every
+// element is aligned to its size where tensors of wide elements come first. Names are chosen
+// by the program: one that occurs twice is a bug.
+static inline void safetensors_plan_add(SafetensorsPlan *plan, const char *name, SafetensorsType type,
+                                        int dimensions, const size_t *shape) {
+    size_t bytes = safetensors_type(type)->bytes, begin = plan->file_bytes;
+    json_t *sizes = json_array();
+    assert(plan->header == NULL && json_object_get(plan->tensors, name) == NULL);
     for (int i = 0; i < dimensions; i++) {
-        tensor->shape[i] = shape[i];
-        tensor->count *= shape[i];
+        json_array_append_new(sizes, json_integer((json_int_t)shape[i]));
+        bytes *= shape[i];
     }
-    return plan->count++;
+    plan->file_bytes = begin + bytes;
+    json_object_set_new(plan->tensors, name,
+                        json_pack("{s:s, s:o, s:[I, I]}", "dtype", safetensors_type(type)->name, "shape",
+                                  sizes, "data_offsets", (json_int_t)begin, (json_int_t)(begin + bytes)));
 }
 
-// Adds or replaces an item of metadata. Fails where `text`, which may be a path, is not
-// UTF-8.
-static inline bool safetensors_plan_note(SafetensorsPlan *plan, const char *key, const char *text,
-                                         Error *error) {
-    assert(plan->header == NULL);
-    if (json_object_set_new(plan->metadata, key, json_string(text)) == 0) { return true; }
-    return error_set(error, "%.40s \"%.200s\" cannot be stored: it is not valid UTF-8", key, text);
-}
-
-// Ends the planning: gives every tensor its place and makes the header. Wide elements come
-// first, and the header is padded to a multiple of 8 bytes, so that every element is
-// aligned to its size although the format allows no gaps.
+// Ends the planning: makes the header. It is padded to a multiple of 8 bytes, so that the data are
+// aligned.
 static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
-    assert(plan->header == NULL);
-    json_t *header = json_object();
-    size_t position = 0;
-    int failures =
-        json_object_size(plan->metadata) > 0 ? json_object_set(header, "__metadata__", plan->metadata) : 0;
-    for (size_t width = 8; width >= 1; width /= 2) {
-        for (int i = 0; i < plan->count; i++) {
-            SafetensorsPlanned *tensor = &plan->tensors[i];
-            const SafetensorsTypeInfo *type = safetensors_type(tensor->type);
-            size_t end = position + tensor->count * width;
-            if (type->bytes != width) { continue; }
-            assert(json_object_get(header, tensor->name) == NULL);
-            json_t *shape = json_array();
-            for (int d = 0; d < tensor->dimensions; d++) {
-                json_array_append_new(shape, json_integer((json_int_t)tensor->shape[d]));
-            }
-            json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", type->name, "shape", shape,
-                                      "data_offsets", (json_int_t)position, (json_int_t)end);
-            failures += json_object_set_new(header, tensor->name, entry);
-            tensor->offset = position;
-            position = end;
-        }
-    }
-    char *text = json_dumps(header, JSON_COMPACT);
-    assert(failures == 0 && text != NULL);
-    (void)failures;
+    char *text = json_dumps(plan->tensors, JSON_COMPACT);
     size_t length = strlen(text), padded = (length + 7) / 8 * 8;
     plan->header_bytes = 8 + padded;
+    plan->file_bytes += plan->header_bytes;
     plan->header = (char *)malloc(plan->header_bytes);
-    assert(plan->header != NULL);
     for (int i = 0; i < 8; i++) { plan->header[i] = (char)(padded >> (8 * i) & 0xffu); }
     memcpy(plan->header + 8, text, length);
     memset(plan->header + 8 + length, ' ', padded - length);
     free(text);
-    json_decref(header);
-    for (int i = 0; i < plan->count; i++) { plan->tensors[i].offset += plan->header_bytes; }
-    plan->file_bytes = plan->header_bytes + position;
 }
 
-typedef struct SafetensorsWriter {
-    int descriptor;
-    const SafetensorsPlan *plan;
-    char path[SAFETENSORS_PATH_SIZE]; // for messages
-    uint32_t *sum;                    // grows into the CRC-32 of all that is written; or NULL
-} SafetensorsWriter;
-
-// Writes bytes of the file at `offset`.
-static inline bool safetensors_write_bytes(const SafetensorsWriter *writer, size_t offset, const void *data,
-                                           size_t bytes, Error *error) {
-    if (writer->sum != NULL) { *writer->sum = (uint32_t)crc32_z(*writer->sum, (const Bytef *)data, bytes); }
-    return file_write_all(writer->descriptor, data, bytes, (off_t)offset) ||
-           error_set(error, "cannot write %s: %s", writer->path, strerror(errno));
-}
-
-// Opens the file of `plan`. The writer keeps a pointer to the plan.
-static inline bool safetensors_writer_open(SafetensorsWriter *writer, const char *path,
-                                           const SafetensorsPlan *plan, int flags, Error *error) {
-    assert(plan->header != NULL);
-    writer->plan = plan;
-    writer->sum = NULL;
-    snprintf(writer->path, sizeof writer->path, "%.*s", SAFETENSORS_PATH_SIZE - 1, path);
-    writer->descriptor = open(path, O_WRONLY | O_CLOEXEC | flags, 0666);
-    return writer->descriptor >= 0 || error_set(error, "cannot write %s: %s", writer->path, strerror(errno));
-}
-
-// Creates the file, or empties an existing one: writes the header, and leaves data of
-// zeros for others to write. On failure there is nothing to finish.
-static inline bool safetensors_create(SafetensorsWriter *writer, const char *path,
-                                      const SafetensorsPlan *plan, Error *error) {
+// Creates the file, or empties an existing one: writes the header, and leaves data of zeros for
+// others to write.
+static inline bool safetensors_create(const char *path, const SafetensorsPlan *plan, Error *error) {
     if (plan->header_bytes - 8 > SAFETENSORS_MAX_HEADER) {
         return error_set(error, "%.400s would have a header of %zu bytes; the format allows %d", path,
                          plan->header_bytes - 8, (int)SAFETENSORS_MAX_HEADER);
     }
-    if (!safetensors_writer_open(writer, path, plan, O_CREAT | O_TRUNC, error)) { return false; }
-    bool good = ftruncate(writer->descriptor, (off_t)plan->file_bytes) == 0 ||
-                error_set(error, "cannot make %s as long as %zu bytes: %s", writer->path, plan->file_bytes,
-                          strerror(errno));
-    if (good && safetensors_write_bytes(writer, 0, plan->header, plan->header_bytes, error)) { return true; }
-    close(writer->descriptor);
-    return false;
+    int descriptor = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (descriptor < 0) { return error_set(error, "cannot write %.400s: %s", path, strerror(errno)); }
+    bool written = ftruncate(descriptor, (off_t)plan->file_bytes) == 0 &&
+                   file_write_all(descriptor, plan->header, plan->header_bytes, 0);
+    return file_finish(descriptor, path, written, error);
 }
 
-// Opens a file that another process has created with the same plan. On failure there is
-// nothing to finish.
-static inline bool safetensors_join(SafetensorsWriter *writer, const char *path, const SafetensorsPlan *plan,
-                                    Error *error) {
+// Opens a file that was created with the same plan, perhaps by another process. Returns its
+// descriptor, which the caller ends with file_finish; -1: an error.
+static inline int safetensors_join(const char *path, const SafetensorsPlan *plan, Error *error) {
     struct stat status;
-    if (!safetensors_writer_open(writer, path, plan, 0, error)) { return false; }
-    if (fstat(writer->descriptor, &status) == 0 && (size_t)status.st_size == plan->file_bytes) {
-        return true;
+    int descriptor = open(path, O_WRONLY | O_CLOEXEC);
+    if (descriptor < 0 || fstat(descriptor, &status) != 0) {
+        error_set(error, "cannot write %.400s: %s", path, strerror(errno));
+    } else if ((size_t)status.st_size == plan->file_bytes) {
+        return descriptor;
+    } else {
+        error_set(error,
+                  "%.400s is not the file that is to be written together: another process has changed it",
+                  path);
     }
-    close(writer->descriptor);
-    return error_set(error,
-                     "%s is not the file that is to be written together: another process has changed it",
-                     writer->path);
-}
-
-// Writes elements [first, first + count) of tensor number `tensor`. data (count), of the
-// tensor's type.
-static inline bool safetensors_write(const SafetensorsWriter *writer, int tensor, size_t first, size_t count,
-                                     const void *data, Error *error) {
-    assert(tensor >= 0 && tensor < writer->plan->count);
-    const SafetensorsPlanned *planned = &writer->plan->tensors[tensor];
-    assert(first <= planned->count && count <= planned->count - first);
-    size_t width = safetensors_type(planned->type)->bytes;
-    return safetensors_write_bytes(writer, planned->offset + first * width, data, count * width, error);
-}
-
-// The same from fp32, into a tensor of F32, or of BF16 with rounding to nearest even.
-static inline bool safetensors_write_floats(const SafetensorsWriter *writer, int tensor, size_t first,
-                                            size_t count, const float *data, Error *error) {
-    SafetensorsType type = writer->plan->tensors[tensor].type;
-    if (type == SAFETENSORS_F32) { return safetensors_write(writer, tensor, first, count, data, error); }
-    assert(type == SAFETENSORS_BF16);
-    uint16_t halves[1 << 14];
-    const size_t block = sizeof halves / sizeof halves[0];
-    for (size_t done = 0; done < count; done += block) {
-        size_t length = size_min(count - done, block);
-        for (size_t i = 0; i < length; i++) { halves[i] = bf16_from_float(data[done + i]); }
-        if (!safetensors_write(writer, tensor, first + done, length, halves, error)) { return false; }
-    }
-    return true;
-}
-
-// Closes the file, also after a failed write. True: what this process wrote is on disk.
-static inline bool safetensors_writer_finish(SafetensorsWriter *writer, Error *error) {
-    int descriptor = writer->descriptor;
-    writer->descriptor = -1;
-    return file_finish(descriptor, writer->path, true, error);
+    if (descriptor >= 0) { close(descriptor); }
+    return -1;
 }
 
 #endif

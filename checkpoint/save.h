@@ -36,25 +36,25 @@
 // ---------------------------------------------------------------------------------------
 // The checkpoint that is being made
 
-// Consecutive bytes of state.safetensors that this rank writes; they do not cross the
-// edge of a block. Ranks exchange it as a record.
+// Bytes of state.safetensors that this rank has copied, to write them later.
 typedef struct SavedPart {
     size_t place, bytes; // in the file
-    uint64_t crc;        // CRC-32, once the part has been written
 } SavedPart;
 
 typedef struct Saver {
     CheckpointedRun *run;
     CheckpointPaths paths;
     SafetensorsPlan plan; // for state.safetensors
-    SafetensorsWriter file;
-    size_t area;             // where the vector that is being walked begins in the file
-    size_t width;            // bytes of each of its elements
-    bool without_muon;       // it lacks the matrices that Muon steps
-    char *copies;            // all parts, one behind the other; NULL: parts are written as they come
-    size_t copied;           // bytes of `copies` that are filled
-    SavedPart *parts;        // (count)
-    size_t count, capacity;  // of parts
+    int state;            // descriptor of state.safetensors; -1: not open
+    size_t area;          // where the vector that is being walked begins in the file
+    size_t width;         // bytes of each of its elements
+    bool without_muon;    // it lacks the matrices that Muon steps
+    uint32_t *sums;       // (blocks): this rank's share of the CRC-32 of each block of the file
+    size_t blocks;
+    char *copies;     // all parts, one behind the other; NULL: all is written as it comes
+    size_t copied;    // bytes of `copies` that are filled
+    SavedPart *parts; // (count)
+    size_t count;
     int64_t commit, reports; // the scheduler's counters
     json_t *manifest;        // rank 0: checkpoint.json without its checksums
     float *committed;        // rank 0: (parameter_count) on the host, for model/
@@ -74,8 +74,16 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
     saver->commit = run->scheduler->optimizer.commits;
     saver->reports = run->scheduler->reports;
     saver->paths = checkpoint_paths(run->directory, saver->commit);
-    saver->file.descriptor = -1;
-    WorkerNumbers mine = worker_numbers(run->scheduler);
+    saver->state = -1;
+    const Scheduler *s = run->scheduler;
+    WorkerNumbers mine = {.micro_batches_begun = s->micro_batches_begun,
+                          .tally = s->tally,
+                          .handed_over = s->job.tally,
+                          .local_norm = s->local.norm,
+                          .local_rate = s->local.rate,
+                          .norms = s->spikes.norms,
+                          .losses = s->spikes.losses,
+                          .spikes_in_a_row = s->spikes.in_a_row};
     WorkerNumbers *all =
         (WorkerNumbers *)transport_collect_records(run->transport, "checkpoint", &mine, sizeof mine);
     if (run->transport->rank == 0) { saver->manifest = manifest_make(run, all); }
@@ -97,59 +105,49 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
         }
     }
     safetensors_plan_finish(&saver->plan);
+    saver->blocks = (saver->plan.file_bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
+    saver->sums = (uint32_t *)calloc(saver->blocks, sizeof *saver->sums);
     return saver;
 }
 
 static inline void saver_free(Saver *saver) {
-    if (saver->file.descriptor >= 0) { close(saver->file.descriptor); }
+    if (saver->state >= 0) { close(saver->state); }
     if (saver->owns_committed) { free(saver->committed); }
     json_decref(saver->manifest);
     safetensors_plan_free(&saver->plan);
+    free(saver->sums);
     free(saver->copies);
     free(saver->parts);
     free(saver);
 }
 
-// Rank 0 creates the temporary directory, and state.safetensors in it, full of zeros.
-static inline bool saver_create_files(const Saver *saver, Error *error) {
-    const CheckpointPaths *paths = &saver->paths;
-    SafetensorsWriter writer;
-    tree_remove(paths->temporary); // an interrupted attempt may have left it
-    if ((mkdir(paths->folder, 0777) != 0 && errno != EEXIST) || mkdir(paths->temporary, 0777) != 0) {
-        return error_set(error, "cannot create %.400s: %s", paths->temporary, strerror(errno));
-    }
-    return safetensors_create(&writer, paths->state, &saver->plan, error) &&
-           safetensors_writer_finish(&writer, error);
-}
-
 // ---------------------------------------------------------------------------------------
 // Begin: this rank's parts are copied, or written
 
-static inline bool saver_write_part(const Saver *saver, SavedPart *part, const void *from, Error *error) {
-    part->crc = crc32(0, (const unsigned char *)from, (uInt)part->bytes);
-    return safetensors_write_bytes(&saver->file, part->place, from, part->bytes, error);
+// Writes bytes [place, place + bytes) of the file. The CRC-32 of a block is the exclusive or of
+// those of its parts, each moved to its place, so it can be collected in any order.
+static inline bool saver_write(Saver *saver, size_t place, const char *from, size_t bytes, Error *error) {
+    for (size_t size; bytes > 0; place += size, from += size, bytes -= size) {
+        size_t block = place / CHECKPOINT_BLOCK,
+               end = size_min((block + 1) * CHECKPOINT_BLOCK, saver->plan.file_bytes);
+        size = size_min(bytes, end - place);
+        uLong sum = crc32_z(0, (const Bytef *)from, size);
+        saver->sums[block] ^= (uint32_t)crc32_combine(sum, 0, (z_off_t)(end - place - size));
+        if (!file_write_all(saver->state, from, size, (off_t)place)) {
+            return error_set(error, "cannot write %.400s: %s", saver->paths.state, strerror(errno));
+        }
+    }
+    return true;
 }
 
-// Makes bytes [place, place + bytes) of the file parts of this rank; they are at `from`.
+// Copies bytes [place, place + bytes) of the file, which are at `from`, or writes them.
 static inline bool saver_take(Saver *saver, size_t place, const char *from, size_t bytes, Error *error) {
-    while (bytes > 0) {
-        size_t size = size_min(bytes, CHECKPOINT_BLOCK - place % CHECKPOINT_BLOCK);
-        SavedPart part = {.place = place, .bytes = size, .crc = 0};
-        if (saver->copies != NULL) {
-            memcpy(saver->copies + saver->copied, from, size);
-            saver->copied += size;
-        } else if (!saver_write_part(saver, &part, from, error)) {
-            return false;
-        }
-        if (saver->count == saver->capacity) {
-            saver->capacity = 2 * saver->capacity + 64;
-            saver->parts = (SavedPart *)realloc(saver->parts, saver->capacity * sizeof part);
-        }
-        saver->parts[saver->count++] = part;
-        place += size;
-        from += size;
-        bytes -= size;
-    }
+    SavedPart part = {.place = place, .bytes = bytes};
+    if (saver->copies == NULL) { return saver_write(saver, place, from, bytes, error); }
+    memcpy(saver->copies + saver->copied, from, bytes);
+    saver->copied += bytes;
+    saver->parts = (SavedPart *)realloc(saver->parts, (saver->count + 1) * sizeof part);
+    saver->parts[saver->count++] = part;
     return true;
 }
 
@@ -158,23 +156,6 @@ static inline bool saver_take_piece(void *context, size_t flat, Real *host, size
     size_t place = area_place(saver->run->table, saver->without_muon, flat);
     return saver_take(saver, saver->area + place * saver->width, (const char *)host, count * saver->width,
                       error);
-}
-
-// Rank 0 takes the committed parameters, for model/. It needs a copy if they are on a GPU,
-// or if training continues meanwhile.
-static inline bool saver_take_model(Saver *saver, const float *committed, Error *error) {
-    Scheduler *s = saver->run->scheduler;
-    size_t bytes = saver->run->table->parameter_count * sizeof(float);
-    saver->committed = (float *)committed;
-    if (!saver->beside && s->settings.gpu == NULL) { return true; }
-    saver->committed = (float *)malloc(bytes);
-    saver->owns_committed = saver->committed != NULL;
-    if (!saver->owns_committed) {
-        return error_set(error, "no memory for a copy of the parameters: %zu bytes", bytes);
-    }
-    stream_copy(s->compute, saver->committed, committed, bytes);
-    stream_settle(s->compute);
-    return true;
 }
 
 // Takes everything that this rank writes: its own vectors, its part of what all ranks have,
@@ -193,7 +174,8 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
         copies += saved_bytes(&vectors[i], vectors[i].scope == SAVED_WORKER ? elements : part);
     }
     bool fits = copies + (is_main ? whole : 0) < memory_available() / 2 / (size_t)run->transport->local_size;
-    if (!safetensors_join(&saver->file, saver->paths.state, &saver->plan, error)) { return false; }
+    saver->state = safetensors_join(saver->paths.state, &saver->plan, error);
+    if (saver->state < 0) { return false; }
     saver->copies = beside && fits ? (char *)malloc(copies) : NULL;
     saver->beside = saver->copies != NULL;
     PieceWalk walk = {.scheduler = s,
@@ -212,34 +194,45 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
         begin += areas * bytes;
     }
     free(walk.stage);
-    return good && (!is_main || saver_take_model(saver, committed, error));
+    saver->committed = (float *)committed;
+    // The model needs a copy if it is on a GPU, or if training continues meanwhile.
+    if (!good || !is_main || (!saver->beside && s->settings.gpu == NULL)) { return good; }
+    saver->committed = (float *)malloc(whole);
+    saver->owns_committed = saver->committed != NULL;
+    if (!saver->owns_committed) {
+        return error_set(error, "no memory for a copy of the parameters: %zu bytes", whole);
+    }
+    stream_copy(s->compute, saver->committed, committed, whole);
+    stream_settle(s->compute);
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------
 // The writer
 
 // Brings to disk everything that this rank has to write.
-static inline bool saver_finish_files(Saver *saver, Error *error) {
-    const CheckpointedRun *run = saver->run;
-    const char *from = saver->copies, *tokenizer = run->tokenizer;
-    for (size_t i = 0; from != NULL && i < saver->count; i++) {
-        if (!saver_write_part(saver, &saver->parts[i], from, error)) { return false; }
-        from += saver->parts[i].bytes;
-    }
-    if (!safetensors_writer_finish(&saver->file, error)) { return false; }
-    if (run->transport->rank != 0) { return true; }
-    struct stat status;
-    bool has_tokenizer = tokenizer != NULL && stat(tokenizer, &status) == 0 && S_ISDIR(status.st_mode);
-    return hf_model_save(saver->paths.model, run->config, run->table, saver->committed, SAFETENSORS_F32,
-                         has_tokenizer ? tokenizer : NULL, error);
-}
-
 static inline void *saver_main(void *argument) {
     Saver *saver = (Saver *)argument;
+    const CheckpointedRun *run = saver->run;
+    Error *error = &saver->error;
     double began = clock_seconds();
-    saver->good = saver_finish_files(saver, &saver->error);
+    const char *from = saver->copies, *tokenizer = run->tokenizer;
+    bool good = true;
+    for (size_t i = 0; good && i < saver->count; i++) {
+        good = saver_write(saver, saver->parts[i].place, from, saver->parts[i].bytes, error);
+        from += saver->parts[i].bytes;
+    }
+    good = file_finish(saver->state, saver->paths.state, good, error);
+    saver->state = -1;
+    if (good && run->transport->rank == 0) {
+        struct stat status;
+        bool has_tokenizer = tokenizer != NULL && stat(tokenizer, &status) == 0 && S_ISDIR(status.st_mode);
+        good = hf_model_save(saver->paths.model, run->config, run->table, saver->committed,
+                             has_tokenizer ? tokenizer : NULL, error);
+    }
+    saver->good = good;
     saver->seconds = clock_seconds() - began;
-    __atomic_store_n(&saver->run->scheduler->wishes.writer_done, true, __ATOMIC_RELEASE);
+    __atomic_store_n(&run->scheduler->wishes.writer_done, true, __ATOMIC_RELEASE);
     return NULL;
 }
 
@@ -261,7 +254,15 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
     const float *committed = borrow_committed(s, run->rule);
     int count = saved_vectors(s, vectors);
     Saver *saver = saver_create(run, vectors, count);
-    bool good = all_ranks_good(run, !is_main || saver_create_files(saver, error), error);
+    const CheckpointPaths *paths = &saver->paths;
+    bool good = true;
+    if (is_main) { // creates the temporary directory, and state.safetensors in it, full of zeros
+        tree_remove(paths->temporary); // an interrupted attempt may have left it
+        good = ((mkdir(paths->folder, 0777) == 0 || errno == EEXIST) && mkdir(paths->temporary, 0777) == 0) ||
+               error_set(error, "cannot create %.400s: %s", paths->temporary, strerror(errno));
+        good = good && safetensors_create(paths->state, &saver->plan, error);
+    }
+    good = all_ranks_good(run, good, error);
     if (good) {
         saver->good = saver_collect(saver, vectors, count, committed, beside, &saver->error);
         s->wishes.writer_done = s->wishes.all_writers_done = false;
@@ -285,53 +286,18 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
 // ---------------------------------------------------------------------------------------
 // End: checksums, checkpoint.json, the final name
 
-static inline int saved_part_compare(const void *left, const void *right) {
-    size_t a = ((const SavedPart *)left)->place, b = ((const SavedPart *)right)->place;
-    return a < b ? -1 : a > b;
-}
-
-// All ranks. Returns the parts of all of them in the order of the file, which the caller
-// frees, and their number.
-static inline SavedPart *saver_gather_parts(const Saver *saver, size_t *total) {
-    Transport *transport = saver->run->transport;
-    size_t room = 1; // every rank's record has room for the longest list, and at least for one part
-    size_t *counts =
-        (size_t *)transport_collect_records(transport, "checkpoint", &saver->count, sizeof saver->count);
-    for (int rank = 0; rank < transport->size; rank++) { room = size_max(room, counts[rank]); }
-    SavedPart *mine = (SavedPart *)calloc(room, sizeof *mine);
-    if (saver->count > 0) { memcpy(mine, saver->parts, saver->count * sizeof *mine); }
-    SavedPart *all =
-        (SavedPart *)transport_collect_records(transport, "checkpoint", mine, room * sizeof *mine);
-    *total = 0;
-    for (int rank = 0; rank < transport->size; rank++) {
-        memmove(all + *total, all + (size_t)rank * room, counts[rank] * sizeof *all);
-        *total += counts[rank];
-    }
-    qsort(all, *total, sizeof *all, saved_part_compare);
-    free(mine);
-    free(counts);
-    return all;
-}
-
-// Rank 0, when everything else is on disk: steps 3 and 4 of the order above. parts (count):
-// those of all ranks, in the order of the file. The checksum of a block is combined from
-// those of the parts in it.
-static inline bool saver_publish(Saver *saver, const SavedPart *parts, size_t count, Error *error) {
+// Rank 0, when everything else is on disk: steps 3 and 4 of the order above. shares (ranks,
+// blocks): the sums of all ranks.
+static inline bool saver_publish(Saver *saver, const uint32_t *shares, Error *error) {
     const CheckpointPaths *paths = &saver->paths;
     json_t *manifest = saver->manifest, *sums = json_array();
-    uint32_t sum = 0;
-    size_t end = 0;
-    for (size_t i = 0; i < count; i++) {
-        bool begins = parts[i].place % CHECKPOINT_BLOCK == 0;
-        assert(parts[i].place == end); // together the ranks write every byte once
-        end += parts[i].bytes;
-        sum = begins ? (uint32_t)parts[i].crc
-                     : (uint32_t)crc32_combine(sum, (uLong)parts[i].crc, (z_off_t)parts[i].bytes);
-        if (end % CHECKPOINT_BLOCK == 0 || i + 1 == count) {
-            json_array_append_new(sums, json_integer((json_int_t)sum));
+    for (size_t block = 0; block < saver->blocks; block++) {
+        uint32_t sum = 0;
+        for (size_t rank = 0; rank < (size_t)saver->run->transport->size; rank++) {
+            sum ^= shares[rank * saver->blocks + block];
         }
+        json_array_append_new(sums, json_integer((json_int_t)sum));
     }
-    assert(end == saver->plan.file_bytes);
     json_object_set_new(manifest, "block_bytes", json_integer(CHECKPOINT_BLOCK));
     json_object_set_new(manifest, "block_crc32", sums);
     json_object_set_new(manifest, "checksum", json_integer(manifest_checksum(manifest)));
@@ -343,21 +309,27 @@ static inline bool saver_publish(Saver *saver, const SavedPart *parts, size_t co
            directory_publish(paths->temporary, paths->final, true, error);
 }
 
+// The newest checkpoint of the run from before commit `before` that is not damaged; -1: there is
+// none.
+static inline int64_t checkpoint_newest_sound(const CheckpointedRun *run, int64_t before) {
+    int64_t commit = checkpoint_newest(run->directory, before);
+    for (int i = 0; i < run->damaged_count; i++) {
+        if (run->damaged[i] == commit && commit >= 0) { return checkpoint_newest_sound(run, commit); }
+    }
+    return commit;
+}
+
 // Removes old checkpoints after `commit` was saved. The latest run->keep stay, and the first
 // one at or beyond each multiple of run->keep_every (0: none). Checkpoints beyond `commit`,
 // which this run passed over when it was resumed, stay and do not count; nor do damaged ones,
 // because somebody may want to look at them.
 static inline void checkpoint_retain(const CheckpointedRun *run, int64_t commit) {
-    CommitSet set = checkpoint_list(checkpoint_paths(run->directory, 0).folder);
-    int64_t every = run->keep_every;
-    for (int i = 0; i < run->damaged.count; i++) { commit_set_remove(&set, run->damaged.commits[i]); }
-    while (set.count > 0 && set.commits[set.count - 1] > commit) { set.count--; }
-    for (int i = 0; i + run->keep < set.count; i++) {
-        int64_t before = i > 0 ? set.commits[i - 1] : 0;
-        if (every > 0 && set.commits[i] / every > before / every) { continue; }
-        tree_remove(checkpoint_paths(run->directory, set.commits[i]).final);
+    int64_t every = run->keep_every, kept = 0;
+    for (int64_t older; commit >= 0; commit = older) {
+        older = checkpoint_newest_sound(run, commit);
+        bool first = every > 0 && commit / every > (older < 0 ? 0 : older) / every;
+        if (++kept > run->keep && !first) { tree_remove(checkpoint_paths(run->directory, commit).final); }
     }
-    commit_set_clear(&set);
 }
 
 typedef struct SavedReport {
@@ -379,16 +351,18 @@ static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Err
     transport_barrier_patiently(run->transport, "checkpoint", CHECKPOINT_PATIENCE);
     bool good = all_ranks_good(run, saver->good, error);
     if (good) { // on all ranks, so all of them come to the exchanges below
-        size_t count;
-        SavedPart *parts = saver_gather_parts(saver, &count);
-        bool published = !is_main || saver_publish(saver, parts, count, error);
+        uint32_t *shares = (uint32_t *)transport_collect_records(run->transport, "checkpoint", saver->sums,
+                                                                 saver->blocks * sizeof *saver->sums);
+        bool published = !is_main || saver_publish(saver, shares, error);
         transport_barrier_patiently(run->transport, "checkpoint", CHECKPOINT_PATIENCE);
         good = all_ranks_good(run, published, error);
-        free(parts);
+        free(shares);
     }
     if (is_main && !good) { tree_remove(saver->paths.temporary); }
     if (good) {
-        commit_set_remove(&run->damaged, saver->commit); // a damaged one of this commit is replaced
+        for (int i = 0; i < run->damaged_count; i++) { // a damaged one of this commit is replaced
+            if (run->damaged[i] == saver->commit) { run->damaged[i] = -1; }
+        }
         if (is_main) { checkpoint_retain(run, saver->commit); }
         run->saved_commit = saver->commit;
         run->saved_reports = saver->reports;

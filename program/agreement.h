@@ -75,29 +75,23 @@ static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count)
     return hash;
 }
 
-static inline uint64_t hash_bytes(const void *bytes, size_t count) { return hash_more(count, bytes, count); }
-
-// What every rank must have been given alike: all but --threads, which may follow its host.
-static inline json_t *common_options(const Options *options) {
-    json_t *object = options_as_json(options);
-    json_object_del(object, option_of(offsetof(Options, threads))->name);
-    return object;
-}
-
-// error <- the first option that differs from rank 0's, if there is one. hellos (size).
+// error <- the first option that differs from rank 0's, if there is one; --threads may follow the
+// host. hellos (size).
 static inline void compare_options(const Options *mine, const Options *first, int rank, const Hello *hellos,
                                    Error *error) {
-    json_t *here = common_options(mine), *there = common_options(first);
+    json_t *here = options_as_json(mine), *there = options_as_json(first);
     for (int i = 0; i < OPTION_COUNT_OF_TABLE && !error_is_set(error); i++) {
-        const char *name = option_table[i].name;
-        const json_t *my_value = json_object_get(here, name), *first_value = json_object_get(there, name);
+        const OptionSpec *option = &option_table[i];
+        const json_t *my_value = json_object_get(here, option->name),
+                     *first_value = json_object_get(there, option->name);
         char my_text[64], first_text[64];
-        if (my_value == NULL || json_equal(my_value, first_value)) { continue; }
+        bool may_differ = my_value == NULL || option == option_of(offsetof(Options, threads));
+        if (may_differ || json_equal(my_value, first_value)) { continue; }
         char *my_json = json_dumps(my_value, JSON_ENCODE_ANY),
              *first_json = json_dumps(first_value, JSON_ENCODE_ANY);
         error_set(error,
                   "rank %d on %s was started with other options than rank 0 on %s: --%s is %s instead of %s",
-                  rank, hellos[rank].host, hellos[0].host, name, text_excerpt(my_json, my_text),
+                  rank, hellos[rank].host, hellos[0].host, option->name, text_excerpt(my_json, my_text),
                   text_excerpt(first_json, first_text));
         free(my_json);
         free(first_json);
@@ -111,13 +105,10 @@ static inline void compare_options(const Options *mine, const Options *first, in
 // long as the process.
 static inline const Hello *exchange_hellos(Run *run) {
     Transport *transport = &run->transport;
+    Options *first = (Options *)malloc(sizeof *first);
+    Error error = {""};
     Hello mine;
     memset(&mine, 0, sizeof mine);
-    json_t *options = common_options(&run->options);
-    char *text = json_dumps(options, JSON_COMPACT | JSON_SORT_KEYS);
-    mine.options_hash = hash_bytes(text, strlen(text));
-    free(text);
-    json_decref(options);
     mine.pid = (int)getpid();
     mine.threads = run->threads.threads;
     const Gpu *gpu = placement_gpu(&run->placement);
@@ -130,22 +121,15 @@ static inline const Hello *exchange_hellos(Run *run) {
     memcpy(mine.host, transport->host, sizeof mine.host);
     launch_interfaces(mine.interfaces, sizeof mine.interfaces);
     Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
-    bool alike = true;
     for (int rank = 0; rank < transport->size; rank++) {
-        alike = alike && all[rank].options_hash == all[0].options_hash;
         run->placement.ranks_on_gpus += all[rank].capability > 0;
     }
     __atomic_store_n(&run->signal_watch.hellos, all, __ATOMIC_RELEASE);
-    if (!alike) {
-        Options *first = (Options *)malloc(sizeof *first);
-        Error error = {""};
-        assert(first != NULL);
-        *first = run->options;
-        share_from_rank_zero(transport, first, sizeof *first);
-        compare_options(&run->options, first, transport->rank, all, &error);
-        agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
-        free(first);
-    }
+    *first = run->options;
+    share_from_rank_zero(transport, first, sizeof *first);
+    compare_options(&run->options, first, transport->rank, all, &error);
+    agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
+    free(first);
     return all;
 }
 

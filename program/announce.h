@@ -196,10 +196,12 @@ static inline void print_start(Run *run, const Hello *hellos) {
     }
     printf("\n");
     if (run->threads.warning[0] != '\0') { printf("warning    %s\n", run->threads.warning); }
-    launch_shared_memory(transport->local_size, warning, sizeof warning);
+    struct statvfs disk;
+    size_t shared = statvfs("/dev/shm", &disk) == 0 ? (size_t)disk.f_blocks * (size_t)disk.f_frsize : 0;
+    launch_judge_shared_memory(shared, transport->local_size, warning, sizeof warning);
     if (warning[0] != '\0') { printf("warning    %s\n", warning); }
     if (options->kept[0] != '\0') { printf("options    where none are given, as in %s\n", options->kept); }
-    struct statvfs disk; // one that fills while a run trains does not end it, but then nothing is saved
+    // A disk that fills while a run trains does not end it, but then nothing is saved.
     if (!run->saving.times.never && statvfs(run->directory, &disk) == 0) {
         char space[SIZE_TEXT], checkpoint[SIZE_TEXT];
         printf("disk       %s free; a checkpoint takes about %s, and --keep %lld stay\n",
@@ -208,38 +210,6 @@ static inline void print_start(Run *run, const Hello *hellos) {
     }
     printf("run        %s\n\n", run->directory);
     fflush(stdout);
-}
-
-// The event "start": all that is needed to repeat the run. hellos (size): of all ranks.
-static inline void log_start(Run *run, const Hello *hellos) {
-    json_t *ranks = json_array(), *memory = json_object();
-    for (int rank = 0; rank < run->transport.size; rank++) {
-        json_array_append_new(ranks, json_pack("{s:o, s:i, s:i, s:o}", "host", log_text(hellos[rank].host),
-                                               "pid", hellos[rank].pid, "threads", hellos[rank].threads,
-                                               "device", log_text(hellos[rank].device)));
-    }
-    for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
-        json_object_set_new(memory, memory_class_name((MemoryClass)i),
-                            json_integer((json_int_t)arena_class_bytes(&run->arena, (MemoryClass)i)));
-    }
-    json_object_set_new(memory, "total", json_integer((json_int_t)run->arena.bytes));
-    const double *rates = run->placement.product_rates.gflops; // 0: not measured
-    json_t *gflops = rates[PRECISION_FP32] > 0 ? json_pack("{s:f, s:f}", "fp32", rates[PRECISION_FP32],
-                                                           "bf16", rates[PRECISION_BF16])
-                                               : json_null();
-    char exchange[64], model[64];
-    double epoch = tokens_per_epoch(&run->data);
-    run_directory_model_name(options_model(&run->options), model);
-    transport_sum_order(&run->transport, exchange, sizeof exchange);
-    report_event(&run->reports,
-                 json_pack("{s:s, s:s, s:I, s:s, s:s, s:o, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "event",
-                           "start", "version", ACCO_VERSION, "time", (json_int_t)time(NULL), "transport",
-                           run->transport.link.name, "exchange", exchange, "model", log_text(model),
-                           "parameters", (json_int_t)run->table.parameter_count, "epochs",
-                           log_real(epoch > 0 ? (double)run->options.tokens / epoch : (double)NAN),
-                           "bucket_bytes", (json_int_t)run->scheduler.settings.bucket, "measured",
-                           log_text(run->rule_reason), "ranks", ranks, "memory", memory, "options",
-                           options_as_json(&run->options), "product_gflops", gflops));
 }
 
 // Says what has been chosen, once all of it is. hellos (size): of all ranks, for the log.
@@ -259,7 +229,35 @@ static inline void announce_run(Run *run, const Hello *hellos) {
     if (!run_is_main(run)) { return; }
     if (run->placement.on_gpu) { nvml_open(&reports->nvml, run->placement.gpu.bus); }
     print_start(run, hellos);
-    log_start(run, hellos);
+    // The event "start" has all that is needed to repeat the run.
+    json_t *ranks = json_array(), *memory = json_object();
+    for (int rank = 0; rank < run->transport.size; rank++) {
+        json_array_append_new(ranks, json_pack("{s:o, s:i, s:i, s:o}", "host", log_text(hellos[rank].host),
+                                               "pid", hellos[rank].pid, "threads", hellos[rank].threads,
+                                               "device", log_text(hellos[rank].device)));
+    }
+    for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
+        json_object_set_new(memory, memory_class_name((MemoryClass)i),
+                            json_integer((json_int_t)arena_class_bytes(&run->arena, (MemoryClass)i)));
+    }
+    json_object_set_new(memory, "total", json_integer((json_int_t)run->arena.bytes));
+    const double *rates = run->placement.product_rates.gflops; // 0: not measured
+    json_t *gflops = rates[PRECISION_FP32] > 0 ? json_pack("{s:f, s:f}", "fp32", rates[PRECISION_FP32],
+                                                           "bf16", rates[PRECISION_BF16])
+                                               : json_null();
+    char exchange[64], model[64];
+    double epoch = tokens_per_epoch(&run->data);
+    run_directory_model_name(options_model(&run->options), model);
+    transport_sum_order(&run->transport, exchange, sizeof exchange);
+    report_event(reports,
+                 json_pack("{s:s, s:s, s:I, s:s, s:s, s:o, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "event",
+                           "start", "version", ACCO_VERSION, "time", (json_int_t)time(NULL), "transport",
+                           run->transport.link.name, "exchange", exchange, "model", log_text(model),
+                           "parameters", (json_int_t)run->table.parameter_count, "epochs",
+                           log_real(epoch > 0 ? (double)run->options.tokens / epoch : (double)NAN),
+                           "bucket_bytes", (json_int_t)run->scheduler.settings.bucket, "measured",
+                           log_text(run->rule_reason), "ranks", ranks, "memory", memory, "options",
+                           options_as_json(&run->options), "product_gflops", gflops));
 }
 
 // ---------------------------------------------------------------------------------------

@@ -222,34 +222,28 @@ static inline bool make_token_file(const DataLoader *loader, const char *directo
     return good;
 }
 
-// Rank 0: if only the checkpoint that the run resumes has the tokenizer, copies it into the
-// run's directory for later checkpoints, because that checkpoint may be removed by then.
-// Its config.json goes with it, because it may be what names the end of a text.
-static inline bool keep_resumed_tokenizer(Run *run, const char *path, Error *error) {
-    const Options *options = &run->options;
-    char model[TOKENIZER_PATH_SIZE], from[PATH_MAX], to[PATH_MAX];
-    resumed_model(options, model);
-    snprintf(from, sizeof from, "%s/tokenizer.json", model);
-    if (model[0] == '\0' || strcmp(path, from) != 0) { return true; }
-    snprintf(run->tokenizer, sizeof run->tokenizer, "%s/tokenizer", run->directory);
-    if (!run_directory_make(run->tokenizer, error)) { return false; }
-    run->checkpointed.tokenizer = run->tokenizer;
-    return path_within(from, model, "config.json", error) &&
-           path_within(to, run->tokenizer, "config.json", error) && hf_model_copy_file(from, to, error) &&
-           hf_model_copy_tokenizer(model, run->tokenizer, error);
-}
-
 // Rank 0: makes the token files of --data and --val-data, where these are texts for a
 // tokenizer. paths: of both; empty where no file is needed. False: the system failed.
 static inline bool make_token_files(Run *run, char paths[2][DATA_PATH_SIZE], Error *error) {
     const DataLoader *loaders[2] = {&run->data, &run->validation_data};
     int sides = has_validation_data(&run->options) ? 2 : 1, threads = run->threads.threads;
-    char path[TOKENIZER_PATH_SIZE];
+    char path[TOKENIZER_PATH_SIZE], model[TOKENIZER_PATH_SIZE], from[PATH_MAX], to[PATH_MAX];
     Tokenizer tokenizer;
     if (tokenizer_path(&run->options, path)[0] == '\0') { return true; }
-    if (!keep_resumed_tokenizer(run, path, error) || !tokenizer_open(&tokenizer, path, error)) {
-        return false;
+    resumed_model(&run->options, model);
+    snprintf(from, sizeof from, "%s/tokenizer.json", model);
+    if (model[0] != '\0' && strcmp(path, from) == 0) {
+        // Only the checkpoint that the run resumes has the tokenizer, and it may be removed: later
+        // checkpoints take a copy. Its config.json may be what names the end of a text.
+        snprintf(run->tokenizer, sizeof run->tokenizer, "%s/tokenizer", run->directory);
+        run->checkpointed.tokenizer = run->tokenizer;
+        if (!run_directory_make(run->tokenizer, error) || !path_within(from, model, "config.json", error) ||
+            !path_within(to, run->tokenizer, "config.json", error) || !hf_model_copy_file(from, to, error) ||
+            !hf_model_copy_tokenizer(model, run->tokenizer, error)) {
+            return false;
+        }
     }
+    if (!tokenizer_open(&tokenizer, path, error)) { return false; }
     ThreadPool *pool = thread_pool_create(threads, false);
     bool good =
         pool != NULL || error_set(error, "the system does not give %d threads: lower --threads", threads);

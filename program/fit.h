@@ -152,12 +152,15 @@ static inline void fit_add(char text[FIT_TEXT], const char *format, ...) {
     va_end(values);
 }
 
-// text <- what the user could change: any one of these fits.
-static inline void fit_suggest(const Setup *run, const MemoryRoom *room, char text[FIT_TEXT]) {
+// Refuses a run that does not fit, and says what the user could change: any one of the changes
+// fits. Otherwise the system would promise memory of the host that it does not have, and kill
+// processes when they use it. The run's memory must have been reserved.
+static inline bool fit_check(const Setup *run, const MemoryRoom *room, Error *error) {
+    if (arena_fits(run->arena, room)) { return true; }
     const Rule *rule = options_rule(run->options);
     Options trial = *run->options;
+    char needed[SIZE_TEXT], available[SIZE_TEXT], text[FIT_TEXT] = "";
     int64_t largest = fit_micro_batch(run, room, &trial);
-    text[0] = '\0';
     if (largest > 0) { fit_add(text, "--micro-batch %lld fits", (long long)largest); }
     int64_t largest_of_blocks = fit_recompute(run, &trial) ? fit_micro_batch(run, room, &trial) : 0;
     if (largest_of_blocks >= run->options->micro_batch) {
@@ -178,30 +181,20 @@ static inline void fit_suggest(const Setup *run, const MemoryRoom *room, char te
         if (!fit_try(run, room, &trial)) { continue; }
         fit_add(text, "--seq-len %lld --micro-batch 1 --recompute block fits", (long long)trial.seq_len);
     }
-    if (text[0] != '\0') { return; }
-    fit_add(text, "no --micro-batch of %s fits: choose a smaller --model%s", run->config->name,
-            rule_shards(rule) ? ", or more ranks, which share the optimizer's state" : "");
-}
-
-// Refuses a run that does not fit, and says what would. Otherwise the system would promise memory
-// of the host that it does not have, and kill processes when they use it. The run's memory must
-// have been reserved.
-static inline bool fit_check(const Setup *run, const MemoryRoom *room, Error *error) {
-    if (arena_fits(run->arena, room)) { return true; }
-    char needed[SIZE_TEXT], available[SIZE_TEXT], hint[FIT_TEXT];
+    if (text[0] == '\0') {
+        fit_add(text, "no --micro-batch of %s fits: choose a smaller --model%s", run->config->name,
+                rule_shards(rule) ? ", or more ranks, which share the optimizer's state" : "");
+    }
     MemoryRoom needs = arena_needs(run->arena);
-    bool of_gpu = room->gpu > 0 && needs.gpu > room->gpu;
-    bool shared = !of_gpu && run->transport->local_size > 1;
-    size_text(of_gpu ? needs.gpu : needs.host, needed);
-    size_text(of_gpu ? room->gpu : room->host, available);
-    fit_suggest(run, room, hint);
+    bool of_gpu = room->gpu > 0 && needs.gpu > room->gpu, shared = !of_gpu && run->transport->local_size > 1;
     return error_set(error, "%s with --micro-batch %lld needs %s %s%s, and %s are available%s: %s",
-                     run->config->name, (long long)run->options->micro_batch, needed,
-                     of_gpu ? "on the GPU" : "of memory", shared ? " for each rank" : "", available,
+                     run->config->name, (long long)run->options->micro_batch,
+                     size_text(of_gpu ? needs.gpu : needs.host, needed), of_gpu ? "on the GPU" : "of memory",
+                     shared ? " for each rank" : "", size_text(of_gpu ? room->gpu : room->host, available),
                      of_gpu   ? " for this rank"
                      : shared ? " for each of those on this node"
                               : "",
-                     hint);
+                     text);
 }
 
 #endif

@@ -19,8 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "runtime/errors.h"
@@ -28,7 +26,6 @@
 
 // What every rank tells the others at the start.
 typedef struct Hello {
-    uint64_t options_hash; // of what all were given alike
     int pid, threads;
     int capability;    // of its GPU; 0: it computes on the CPU
     size_t gpu_memory; // bytes
@@ -137,56 +134,34 @@ static inline void launch_choose_threads(int mask_cores, int node_cores, int loc
     }
 }
 
-// Logical cores, by their numbers.
-enum { CORE_SET_WORDS = 512, CORE_SET_BITS = 64 * CORE_SET_WORDS };
+enum { CORE_LIST_SIZE = 4096, MOST_CORES = 8192 }; // Linux has no more
 
-typedef struct CoreSet {
-    uint64_t words[CORE_SET_WORDS];
-} CoreSet;
-
-static inline bool core_set_has(const CoreSet *set, long core) {
-    return core < CORE_SET_BITS && (set->words[core / 64] >> (core % 64) & 1) != 0;
-}
-
-// Reads a list of the Linux kernel, such as "0-3,8,10-11". Returns how many cores it names;
-// 0: it is not such a list.
-static inline int core_set_read(CoreSet *set, const char *list) {
-    int count = 0;
-    memset(set, 0, sizeof *set);
-    for (const char *position = list; *position != '\0' && *position != '\n';) {
-        char *end;
-        if (*position < '0' || *position > '9') { return 0; }
-        long first = strtol(position, &end, 10), last = first;
-        if (*end == '-') {
-            if (end[1] < '0' || end[1] > '9') { return 0; }
-            last = strtol(end + 1, &end, 10);
-        }
-        if (last < first || last > 1000000 || count > 1000000) { return 0; }
-        count += (int)(last - first + 1);
-        for (long core = first; core <= last && core < CORE_SET_BITS; core++) {
-            set->words[core / 64] |= (uint64_t)1 << (core % 64);
-        }
-        if (*end != ',' && *end != '\0' && *end != '\n') { return 0; }
-        position = *end == ',' ? end + 1 : end;
+// Whether a list of the Linux kernel, such as "0-3,8,10-11", names this core.
+static inline bool core_list_has(const char *list, long core) {
+    for (const char *at = list; at != NULL; at = strchr(at + 1, ',')) {
+        long first = -1, last = -1;
+        int ends = sscanf(at + (*at == ','), "%ld-%ld", &first, &last);
+        if (ends > 0 && first <= core && core <= (ends > 1 ? last : first)) { return true; }
     }
-    return count;
+    return false;
 }
 
-// The kernel's list of the hardware threads that share a core with this one, itself
+// list <- the kernel's list of the hardware threads that share a core with this one, itself
 // included; false: it does not say.
 typedef bool (*SiblingLookup)(long core, char *list, int size);
 
-// How many physical cores the set has: two hardware threads of one core are one, because
-// matrix products of both together are no faster than those of one.
-static inline int core_set_physical(const CoreSet *set, SiblingLookup lookup) {
-    CoreSet siblings;
-    char list[256];
+// How many physical cores two lists have in common: two hardware threads of one core are one,
+// because matrix products of both together are no faster than those of one.
+static inline int core_lists_physical(const char *one, const char *other, SiblingLookup lookup) {
+    char siblings[256];
     int count = 0;
-    for (long core = 0; core < CORE_SET_BITS; core++) {
-        if (!core_set_has(set, core)) { continue; }
-        bool known = lookup(core, list, sizeof list) && core_set_read(&siblings, list) > 0;
-        long first = known ? 0 : core; // of the set, among the siblings
-        while (first < core && !(core_set_has(set, first) && core_set_has(&siblings, first))) { first++; }
+    for (long core = 0; core < MOST_CORES; core++) {
+        if (!core_list_has(one, core) || !core_list_has(other, core)) { continue; }
+        long first = lookup(core, siblings, sizeof siblings) ? 0 : core; // of both, among the siblings
+        while (first < core && !(core_list_has(siblings, first) && core_list_has(one, first) &&
+                                 core_list_has(other, first))) {
+            first++;
+        }
         count += first == core;
     }
     return count;
@@ -201,28 +176,30 @@ static inline int launch_quota_cores(const char *text) {
     return cores > 1000000 ? 0 : (int)cores;
 }
 
-static inline bool launch_read_line(const char *path, char *line, int size) {
+// line <- what follows `prefix` in the first line of a file that begins with it.
+static inline bool launch_read_line(const char *path, const char *prefix, char *line, int size) {
     FILE *file = fopen(path, "r");
-    if (file == NULL) { return false; }
-    bool read = fgets(line, size, file) != NULL;
-    fclose(file);
-    return read;
+    bool found = false;
+    size_t skip = strlen(prefix);
+    while (!found && file != NULL && fgets(line, size, file) != NULL) {
+        found = strncmp(line, prefix, skip) == 0;
+    }
+    if (found) { memmove(line, line + skip, strlen(line + skip) + 1); }
+    if (file != NULL) { fclose(file); }
+    return found;
 }
 
 static inline bool launch_siblings(long core, char *list, int size) {
     char path[96];
     snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%ld/topology/thread_siblings_list", core);
-    return launch_read_line(path, list, size);
+    return launch_read_line(path, "", list, size);
 }
 
-// Physical cores that this process may run on. Uses the system call, because the macros of
-// its wrapper need _GNU_SOURCE before the first system header, and its set ends at 1024
-// cores.
+// Physical cores that this process may run on.
 static inline int launch_mask_cores(void) {
-    CoreSet mask;
-    memset(&mask, 0, sizeof mask);
-    syscall(SYS_sched_getaffinity, 0, sizeof mask, mask.words);
-    int cores = core_set_physical(&mask, launch_siblings);
+    char mask[CORE_LIST_SIZE];
+    bool known = launch_read_line("/proc/self/status", "Cpus_allowed_list:", mask, sizeof mask);
+    int cores = known ? core_lists_physical(mask, mask, launch_siblings) : 0;
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     return cores > 0 ? cores : online < 1 ? 1 : (int)online;
 }
@@ -231,18 +208,14 @@ static inline int launch_mask_cores(void) {
 // container limits them (its core set, its share of time). Reads the kernel's list, because
 // sysconf of some C libraries already counts only the affinity mask.
 static inline int launch_node_cores(void) {
-    char line[4096];
-    CoreSet online, allowed;
-    bool known = launch_read_line("/sys/devices/system/cpu/online", line, sizeof line) &&
-                 core_set_read(&online, line) > 0;
-    if (known && launch_read_line("/sys/fs/cgroup/cpuset.cpus.effective", line, sizeof line) &&
-        core_set_read(&allowed, line) > 0) {
-        for (int i = 0; i < CORE_SET_WORDS; i++) { online.words[i] &= allowed.words[i]; }
-    }
-    int cores = known ? core_set_physical(&online, launch_siblings) : 0;
+    char online[CORE_LIST_SIZE], allowed[CORE_LIST_SIZE], share[64];
+    bool known = launch_read_line("/sys/devices/system/cpu/online", "", online, sizeof online);
+    bool limited = launch_read_line("/sys/fs/cgroup/cpuset.cpus.effective", "", allowed, sizeof allowed) &&
+                   allowed[0] != '\n';
+    int cores = known ? core_lists_physical(online, limited ? allowed : online, launch_siblings) : 0;
     if (cores < 1) { cores = (int)sysconf(_SC_NPROCESSORS_ONLN); }
-    if (launch_read_line("/sys/fs/cgroup/cpu.max", line, sizeof line)) {
-        int quota = launch_quota_cores(line);
+    if (launch_read_line("/sys/fs/cgroup/cpu.max", "", share, sizeof share)) {
+        int quota = launch_quota_cores(share);
         if (quota > 0 && quota < cores) { cores = quota; }
     }
     return cores < 1 ? 1 : cores;
@@ -263,14 +236,6 @@ static inline void launch_judge_shared_memory(size_t bytes, int local_ranks, cha
              "/dev/shm has %s, and MPI and NCCL may carry messages between the ranks of a node there: give a "
              "container more, docker run --shm-size=2g",
              size_text(bytes, text));
-}
-
-// launch_judge_shared_memory for this machine.
-static inline void launch_shared_memory(int local_ranks, char *warning, size_t size) {
-    struct statvfs disk;
-    bool there = statvfs("/dev/shm", &disk) == 0;
-    size_t bytes = there ? (size_t)disk.f_blocks * (size_t)disk.f_frsize : 0;
-    launch_judge_shared_memory(bytes, local_ranks, warning, size);
 }
 
 // text <- the IPv4 interfaces of this machine that are up, but for the loopback, as

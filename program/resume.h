@@ -169,7 +169,7 @@ static inline void continue_reports(Run *run, double seconds) {
 // Loads the newest checkpoint in the run's directory that is sound; damaged ones are
 // named, noted and skipped. Returns its commit; -1: there is none.
 static inline int64_t load_newest(CheckpointedRun *checkpointed, char remarks[CHECKPOINT_REMARKS_SIZE]) {
-    commit_set_clear(&checkpointed->damaged);
+    checkpointed->damaged_count = 0;
     for (int64_t commit = INT64_MAX;;) {
         Error error = {""};
         commit = checkpoint_newest(checkpointed->directory, commit);
@@ -177,7 +177,9 @@ static inline int64_t load_newest(CheckpointedRun *checkpointed, char remarks[CH
         if (commit < 0) { return -1; }
         CheckpointPaths paths = checkpoint_paths(checkpointed->directory, commit);
         if (checkpoint_load(checkpointed, paths.final, remarks, &error)) { return commit; }
-        commit_set_add(&checkpointed->damaged, commit);
+        checkpointed->damaged = (int64_t *)realloc(
+            checkpointed->damaged, (size_t)(checkpointed->damaged_count + 1) * sizeof *checkpointed->damaged);
+        checkpointed->damaged[checkpointed->damaged_count++] = commit;
         if (checkpointed->transport->rank == 0) {
             printf("resumed    not from commit-%lld: %s\n", (long long)commit, error.text);
         }
@@ -231,11 +233,21 @@ static inline void keep_measured_choices(Run *run) {
 // --resume names, and it is of this model and inner optimizer.
 static inline void check_resume(Run *run) {
     const char *resume = run->options.resume;
-    CheckpointSource source;
-    Error error = {""};
+    CheckpointSource source = {.manifest = NULL};
+    Error error = {""}, unreadable = {""};
     bool good = true;
-    if (strcmp(resume, "auto") == 0) {
-        good = checkpoint_check_newest(&run->checkpointed, run->options.out, &error);
+    if (strcmp(resume, "auto") == 0) { // if none can be read, loading says so
+        CheckpointPaths paths =
+            checkpoint_paths(run->options.out, checkpoint_newest(run->options.out, INT64_MAX));
+        if (source_open_manifest(&source, &run->checkpointed, paths.final, &unreadable)) {
+            good = source_is_of_model(&source, &run->checkpointed) ||
+                   error_set(&error,
+                             "%.400s is of another model than %s: give the --model that it was trained with, "
+                             "or another --out",
+                             paths.final, run->config.name);
+            good = good && source_has_moments(&source, &run->checkpointed, paths.final, &error);
+        }
+        checkpoint_close(&source);
     } else if (strcmp(resume, "off") != 0) {
         good = checkpoint_open(&source, &run->checkpointed, resume, &error);
         if (good) { checkpoint_close(&source); }
@@ -253,15 +265,15 @@ static inline void resume_run(Run *run) {
     if (strcmp(resume, "off") == 0) { return; }
     if (strcmp(resume, "auto") == 0) {
         int64_t commit = load_newest(&run->checkpointed, remarks);
-        const CommitSet *damaged = &run->checkpointed.damaged;
-        if (commit < 0 && damaged->count > 0) {
+        const CheckpointedRun *checkpointed = &run->checkpointed;
+        if (commit < 0 && checkpointed->damaged_count > 0) {
             // To begin at zero here would hide that a run is lost, and in the end remove what may still
             // be repaired.
             char names[512] = "";
-            for (int i = 0; i < damaged->count; i++) {
+            for (int i = checkpointed->damaged_count; i-- > 0;) { // the newest was found first
                 size_t used = strlen(names);
                 snprintf(names + used, sizeof names - used, "%scommit-%lld", used > 0 ? ", " : "",
-                         (long long)damaged->commits[i]);
+                         (long long)checkpointed->damaged[i]);
             }
             error_set(&error,
                       "--resume auto: no checkpoint in %.300s can be loaded, for the reasons above: %.300s. "

@@ -122,24 +122,24 @@ typedef struct RunLock {
     bool released;                 // atomic
 } RunLock;
 
-static inline bool run_lock_read(const char *path, char text[RUN_LOCK_TEXT], struct timespec *touched) {
+// What the file says, and when it was last touched, in nanoseconds; -1: it is not there.
+static inline int64_t run_lock_read(const char *path, char text[RUN_LOCK_TEXT]) {
     struct stat status;
     int descriptor = open(path, O_RDONLY | O_CLOEXEC); // anew: NFS shows the present state only then
     ssize_t length = descriptor >= 0 ? read(descriptor, text, RUN_LOCK_TEXT - 1) : 0;
     bool there = descriptor >= 0 && fstat(descriptor, &status) == 0;
     text[length > 0 ? length : 0] = '\0';
-    if (there) { *touched = status.st_mtim; }
     if (descriptor >= 0) { close(descriptor); }
-    return there;
+    return there ? (int64_t)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec : -1;
 }
 
 // Whether the owner of the file is alive; then the error names it.
 static inline bool run_lock_is_held(const char *directory, const char *path, const char *host,
                                     double patience, Error *error) {
     char text[RUN_LOCK_TEXT], present[RUN_LOCK_TEXT], owner[65] = "";
-    struct timespec touched, at;
+    int64_t touched = run_lock_read(path, text);
     int pid = 0;
-    if (!run_lock_read(path, text, &touched)) { return false; }
+    if (touched < 0) { return false; }
     bool named = sscanf(text, "%64s %d", owner, &pid) == 2 && pid > 0;
     bool here = named && strcmp(owner, host) == 0;
     if (here && kill(pid, 0) != 0 && errno == ESRCH) { return false; }
@@ -148,10 +148,9 @@ static inline bool run_lock_is_held(const char *directory, const char *path, con
                 directory, named ? owner : "an unknown host", patience);
     }
     for (double until = clock_seconds() + patience; clock_seconds() < until; sleep_seconds(RUN_LOCK_LOOK)) {
-        if (!run_lock_read(path, present, &at)) { return false; }
-        if (at.tv_sec == touched.tv_sec && at.tv_nsec == touched.tv_nsec && strcmp(text, present) == 0) {
-            continue;
-        }
+        int64_t latest = run_lock_read(path, present);
+        if (latest < 0) { return false; }
+        if (latest == touched && strcmp(text, present) == 0) { continue; }
         error_set(error,
                   "--out %.300s is in use by another run: process %d on %s. Wait for it, stop it, or choose "
                   "another --out",
@@ -163,8 +162,7 @@ static inline bool run_lock_is_held(const char *directory, const char *path, con
 
 static inline bool run_lock_is_ours(const RunLock *lock) {
     char text[RUN_LOCK_TEXT];
-    struct timespec touched;
-    return !run_lock_read(lock->path, text, &touched) || strcmp(text, lock->text) == 0;
+    return run_lock_read(lock->path, text) < 0 || strcmp(text, lock->text) == 0;
 }
 
 // A run that was stopped for a while may find that another one took it for dead.
@@ -190,7 +188,6 @@ static inline bool run_lock_take(RunLock *lock, const char *directory, const cha
     char text[RUN_LOCK_TEXT], *mine = lock->text;
     bool taken_over = false;
     int descriptor;
-    struct timespec touched;
     pthread_t thread;
     snprintf(lock->path, sizeof lock->path, "%.*s/lock", RUN_PATH_SIZE - 1, directory);
     while ((descriptor = open(lock->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) < 0) {
@@ -202,13 +199,12 @@ static inline bool run_lock_take(RunLock *lock, const char *directory, const cha
         return !held;
     }
     snprintf(mine, RUN_LOCK_TEXT, "%.64s %d\n", host, (int)getpid());
-    if (write(descriptor, mine, strlen(mine)) < 0) {
-        mine[0] = '\0';
-    } // a full disk: an empty file is a lock, too
+    bool written = write(descriptor, mine, strlen(mine)) >= 0;
+    if (!written) { mine[0] = '\0'; } // a full disk: an empty file is a lock, too
     close(descriptor);
     // Of two runs that find the same owner dead, the slower one removes the lock of the other.
     if (taken_over) { sleep_seconds(2 * RUN_LOCK_LOOK); }
-    if (taken_over && (!run_lock_read(lock->path, text, &touched) || strcmp(text, mine) != 0)) {
+    if (taken_over && (run_lock_read(lock->path, text) < 0 || strcmp(text, mine) != 0)) {
         lock->path[0] = '\0';
         return error_set(error, "--out %.300s was taken by another run at the same moment: %.100s", directory,
                          text);

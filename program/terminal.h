@@ -34,10 +34,7 @@ enum {
 // (999950 is 1.00M).
 static inline const char *human_count(double value, char text[NUMBER_TEXT_SIZE]) {
     static const char *const units[] = {"", "k", "M", "G", "T", "P"};
-    if (!isfinite(value)) {
-        snprintf(text, NUMBER_TEXT_SIZE, "%s", "-");
-        return text;
-    }
+    if (!isfinite(value)) { return strcpy(text, "-"); }
     int unit = 0;
     double scaled = value;
     while (fabs(scaled) >= 999.5 && unit < 5) {
@@ -65,10 +62,7 @@ static inline const char *human_milliseconds(double value, char text[NUMBER_TEXT
 
 // Durations: 0:07, 12:34, 1:02:03, 2d 03:04. Unknown or absurd: "?".
 static inline const char *human_duration(double seconds, char text[NUMBER_TEXT_SIZE]) {
-    if (!(seconds >= 0 && seconds < 1e9)) {
-        snprintf(text, NUMBER_TEXT_SIZE, "%s", "?");
-        return text;
-    }
+    if (!(seconds >= 0 && seconds < 1e9)) { return strcpy(text, "?"); }
     long whole = lround(seconds);
     long days = whole / 86400, hours = whole / 3600 % 24, minutes = whole / 60 % 60;
     if (days > 0) {

@@ -121,14 +121,15 @@ static void test_threads(void **state) {
 
 static void test_core_lists(void **state) {
     (void)state;
-    CoreSet set;
-    assert_int_equal(core_set_read(&set, "0\n"), 1);
-    assert_int_equal(core_set_read(&set, "0-1\n"), 2);
-    assert_int_equal(core_set_read(&set, "0-3,8,10-11\n"), 7);
-    static const char *const bad[] = {
-        "", "\n", "x", "0-", "3-1", "0,,1", "0 1", "-1", "0-99999999999999999999", "1-x"};
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        assert_int_equal(core_set_read(&set, bad[i]), 0);
+    static const char list[] = "0-3,8,10-11\n";
+    static const bool has[] = {true,  true, true,  true, false, false, false,
+                               false, true, false, true, true,  false};
+    for (long core = 0; core < (long)sizeof has; core++) {
+        assert_int_equal(core_list_has(list, core), has[core]);
+    }
+    static const char *const none_of_seven[] = {"", "\n", "x", "0-", "8-", "9-3", "0,,1", "-1", "71", "1-x"};
+    for (size_t i = 0; i < sizeof none_of_seven / sizeof none_of_seven[0]; i++) {
+        assert_false(core_list_has(none_of_seven[i], 7));
     }
     assert_int_equal(launch_quota_cores("200000 100000\n"), 2);
     assert_int_equal(launch_quota_cores("150000 100000\n"), 2);
@@ -154,10 +155,11 @@ static void test_physical_cores(void **state) {
         int cores;
     } cases[] = {{"0", 1},     {"0-3", 4}, {"0,4", 1}, {"4", 1},
                  {"1,4-5", 2}, {"0-5", 4}, {"2,6", 2}, {"3,7", 2}};
+    assert_int_equal(core_lists_physical("0-3", "1,4-5", two_threads_a_core), 1);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        CoreSet set;
-        assert_true(core_set_read(&set, cases[i].list) > 0);
-        assert_int_equal(core_set_physical(&set, two_threads_a_core), cases[i].cores);
+        const char *list = cases[i].list;
+        assert_int_equal(core_lists_physical(list, list, two_threads_a_core), cases[i].cores);
+        assert_int_equal(core_lists_physical(list, "0-100", two_threads_a_core), cases[i].cores);
     }
 }
 

@@ -71,7 +71,7 @@ static void write_broken_run(void) {
     FakeLog log = {"", 0};
     add(&log, start_format, "zero1");
     add_reports(&log, 1, 10, 5, "null");
-    add(&log, "{\"event\":\"repo\n");                // damaged,
+    add(&log, "{\"event\":\"repo\n");                  // damaged,
     add(&log, "{\"event\":\"report\",\"commit\":11,"); // and cut by a crash
     add(&log, start_format, "zero1");
     add(&log, "{\"event\":\"resume\",\"commit\":8,\"checkpoint\":\"x\",\"exact\":true,\"remarks\":\"\"}\n");
@@ -134,27 +134,28 @@ static const char *const blue = "rgb(  0,  71, 144)", *const orange = "rgb(242, 
 static void the_page_has_every_panel_and_every_run(void **state) {
     (void)state;
     const char *page = page_of_both();
-    static const char *const parts[] = {">Loss against tokens<",
-                                        ">Loss against time<",
-                                        ">Throughput<",
-                                        ">Gradient norm<",
-                                        ">Communication<",
-                                        ">Learning rate<",
-                                        "a&lt;b&gt;&amp;c",
-                                        "it's",
-                                        "<td>acco<small>int8, 500 Mbit/s</small></td>",
-                                        "<td>2<small>CPU</small></td>",
-                                        "<td>857k<small>tiny</small></td>",
-                                        "<td>20.0k<small>20 commits</small></td>",
-                                        "<td>10.0k</td>",
-                                        "<td>1.2000</td>",
-                                        "<td>1.2500<small>best possible 0.0625</small></td>",
-                                        "<td>30.0 %</td>",
-                                        "<td>done</td>",
-                                        "<td>no end yet<small>resumed: 1; lines of the log that cannot be read: 2</small></td>",
-                                        "<td>11.0k<small>11 commits</small></td>",
-                                        "prefers-color-scheme: dark",
-                                        "</html>"};
+    static const char *const parts[] = {
+        ">Loss against tokens<",
+        ">Loss against time<",
+        ">Throughput<",
+        ">Gradient norm<",
+        ">Communication<",
+        ">Learning rate<",
+        "a&lt;b&gt;&amp;c",
+        "it's",
+        "<td>acco<small>int8, 500 Mbit/s</small></td>",
+        "<td>2<small>CPU</small></td>",
+        "<td>857k<small>tiny</small></td>",
+        "<td>20.0k<small>20 commits</small></td>",
+        "<td>10.0k</td>",
+        "<td>1.2000</td>",
+        "<td>1.2500<small>best possible 0.0625</small></td>",
+        "<td>30.0 %</td>",
+        "<td>done</td>",
+        "<td>no end yet<small>resumed: 1; lines of the log that cannot be read: 2</small></td>",
+        "<td>11.0k<small>11 commits</small></td>",
+        "prefers-color-scheme: dark",
+        "</html>"};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) { text_check(page, parts[i], "page.html"); }
     assert_int_equal(text_count(page, "<svg"), 6);
     assert_null(strstr(page, "a<b>"));
@@ -195,7 +196,8 @@ static void one_report_is_a_mark(void **state) {
     (void)state;
     need_gnuplot();
     FakeLog log = {"", 0};
-    add(&log, "{\"event\":\"report\",\"commit\":1,\"grads\":4,\"tokens\":1048577,\"seconds\":0.634362304,\"loss\":2,"
+    add(&log, "{\"event\":\"report\",\"commit\":1,\"grads\":4,\"tokens\":1048577,\"seconds\":0.634362304,"
+              "\"loss\":2,"
               "\"tokens_per_second\":1500000}\n");
     write_run("one", &log);
     plot("one", 0);

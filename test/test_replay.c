@@ -708,7 +708,8 @@ static void expect_same_bits(Stage *stage, const ReplayCase *c) {
     if (!replay_rule_find(settings.rule)->local) { expect_commits(events, &rerun, training.what); }
     expect_logged(end, "tokens", gradients * rerun.B * rerun.T, training.what);
     char text[32];
-    uint64_t hash = hash_bytes(rerun.parameters, rerun.table.parameter_count * sizeof(float));
+    uint64_t hash = hash_more(rerun.table.parameter_count * sizeof(float), rerun.parameters,
+                              rerun.table.parameter_count * sizeof(float));
     snprintf(text, sizeof text, "%016llx", (unsigned long long)hash);
     Fingerprint print = log_fingerprint(events);
     if (strcmp(print.text, text) != 0) {

@@ -99,7 +99,7 @@ static int expect_files(const char *directory, int manifest) {
 
 // The names: those in the directory before it is renamed, its new name after that.
 static void expect_saved_in_order(const CheckpointPaths *paths) {
-    int manifest = sync_of("checkpoint.json", false), model = sync_of("model.partial1", true),
+    int manifest = sync_of("checkpoint.json", false), model = sync_of("model", true),
         inside = sync_of("unfinished", true), outside = sync_of("checkpoints", true);
     assert_true(watch.count > 0 && watch.count < MOST_SYNCS && manifest >= 0);
     assert_true(expect_files(paths->final, manifest) >= 4); // the manifest, the state, two of the model

@@ -103,20 +103,15 @@ static inline void fuzz_checkpoint_area(const CheckpointSource *source, const Ch
 
 // All that load_vectors takes out of the state.
 static inline void fuzz_checkpoint_vectors(const CheckpointSource *source, CheckpointedRun *run) {
-    static const char *const moments[2] = {"exp_avg", "exp_avg_sq"};
+    static const char *const names[] = {"master",   "parameters", "momentum",
+                                        "exchange", "exp_avg",    "exp_avg_sq"};
     SavedScope scope = run->rule->kind == RULE_LOCAL ? SAVED_WORKER : SAVED_SHARED;
-    for (int i = 0; i < 2; i++) {
-        SavedVector vector = saved_floats(moments[i], scope, NULL);
-        fuzz_checkpoint_area(source, run, source_moment(source, run, &vector));
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        SavedVector vector = saved_vector(names[i], scope, NULL, PRECISION_FP32);
+        SourceArea area = source_vector(source, run, &vector);
+        fuzz_require(area.data != NULL || i > 1, "there are parameters to go on from");
+        fuzz_checkpoint_area(source, run, area);
     }
-    SavedVector parameters = saved_floats("parameters", scope, NULL);
-    const float *found = source_parameters(source, run, &parameters),
-                *master = source_area(source, run, "master", -1);
-    fuzz_require(found != NULL && master != NULL, "there are parameters to go on from");
-    fuzz_checkpoint_area(source, run, source_floats(found));
-    fuzz_checkpoint_area(source, run, source_floats(master));
-    fuzz_checkpoint_area(source, run, source_floats(source_area(source, run, "momentum", -1)));
-    if (run->scheduler->job_in_flight) { free(source_exchange(source, run)); }
     free(source_gradients(source, run, &run->scheduler->job.tally, &run->scheduler->tally));
 }
 

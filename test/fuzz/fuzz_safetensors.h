@@ -52,7 +52,6 @@ static inline void fuzz_safetensors_again(const SafetensorsFile *file) {
     safetensors_plan_start(&plan);
     for (size_t i = 0; i < file->count; i++) {
         const SafetensorsEntry *entry = &file->entries[i];
-        if (strlen(entry->name) >= SAFETENSORS_NAME_SIZE) { continue; } // not one that we would write
         safetensors_plan_add(&plan, entry->name, entry->type, entry->dimensions, entry->shape);
     }
     safetensors_plan_finish(&plan);
@@ -61,7 +60,7 @@ static inline void fuzz_safetensors_again(const SafetensorsFile *file) {
     memcpy(bytes, plan.header, plan.header_bytes);
     fuzz_require(safetensors_open_memory(&again, bytes, plan.file_bytes, "again", &error),
                  "what is written can be read");
-    fuzz_require(again.count == (size_t)plan.count, "all tensors are written");
+    fuzz_require(again.count == file->count, "all tensors are written");
     for (size_t i = 0; i < again.count; i++) {
         const SafetensorsEntry *entry = safetensors_find(file, again.entries[i].name);
         fuzz_require(entry != NULL && fuzz_safetensors_same(entry, &again.entries[i]),

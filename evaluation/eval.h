@@ -1,14 +1,160 @@
 // eval.h: `train_gpt eval`, which measures a model on disk: the perplexity of a text,
 // LAMBADA or HellaSwag. Its numbers can be compared with those of other programs.
 //
-// eval_tasks.h reads the data into sequences, eval_score.h scores them on all ranks, and
-// this file sums up and holds the command. All numbers are the same bits on any number of
-// ranks.
+// eval_tasks.h reads the data into sequences; here all ranks score them, and the command sums up.
+// After each round all ranks exchange their scores, which are kept in the order of the data. A
+// batch does not depend on the number of ranks, so neither does a score, to the last bit.
 #ifndef ACCO_EVALUATION_EVAL_H
 #define ACCO_EVALUATION_EVAL_H
 
-#include "evaluation/eval_score.h"
+#include "comm/transport.h"
+#include "evaluation/eval_tasks.h"
+#include "models.h"
 #include "program/data.h" // tokenizer_path
+
+typedef struct Evaluator {
+    Model model;
+    int32_t *tokens; // (B, T)
+    // (B, T), filled from the front: the positions that predict
+    // something, their targets, and the most probable tokens there (lambada)
+    int32_t *positions, *targets, *largest;
+} Evaluator;
+
+// What the model says about one sequence.
+typedef struct EvaluateScore {
+    double log_likelihood; // natural, of the tokens that count
+    int64_t counted;       // tokens that count: those scored, less those that a mask leaves out
+    int64_t bytes;         // of their text; -1: unknown
+    int64_t greedy;        // lambada: 1 where each of them is the most probable token
+} EvaluateScore;
+
+// Reserves a model for the batches of `request`, with no more
+// activations than a forward pass needs. `evaluator` must not move afterwards.
+static inline void evaluator_reserve(Evaluator *evaluator, Arena *arena, const ModelConfig *config,
+                                     const ModelSettings *machine, const EvaluateRequest *request) {
+    ModelSettings settings = *machine;
+    size_t bytes = (size_t)request->B * (size_t)request->T * sizeof(int32_t);
+    settings.B = request->B;
+    settings.T = request->T;
+    settings.recompute = RECOMPUTE_BLOCK; // so that all layers share one set of activations
+    settings.ranks_tokens = request->task == EVALUATE_LAMBADA;
+    model_reserve(&evaluator->model, arena, config, &settings);
+    arena_reserve_host(arena, MEMORY_WORKSPACE, "tokens to evaluate", bytes, &evaluator->tokens);
+    arena_reserve_host(arena, MEMORY_WORKSPACE, "positions to evaluate", bytes, &evaluator->positions);
+    arena_reserve_host(arena, MEMORY_WORKSPACE, "targets to evaluate", bytes, &evaluator->targets);
+    arena_reserve_host(arena, MEMORY_WORKSPACE, "most probable tokens", bytes, &evaluator->largest);
+}
+
+// ---------------------------------------------------------------------------------------
+// One batch
+
+static inline void evaluator_pace_nothing(void *self, size_t at) { (void)self, (void)at; }
+
+// Scores of the sequences of a batch, in its order (EVALUATE_MOST_ROWS at most; zeros before).
+// parameters: (parameter_count), where the kernels want them. False: a token beyond the
+// vocabulary.
+static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const float *parameters,
+                                   const EvaluateSet *set, size_t batch, EvaluateScore *scores,
+                                   Error *error) {
+    Model *model = &evaluator->model;
+    const Tokenizer *tokenizer = set->request.tokenizer;
+    // Version 1 in every batch: the parameters do not change, so a GPU converts its
+    // weights once.
+    const Pace pace = {NULL, 1, evaluator_pace_nothing, evaluator_pace_nothing};
+    int rows = (int)(set->starts[batch + 1] - set->starts[batch]),
+        T = evaluate_sequence(set, batch, 0)->length - 1; // the first is the longest
+    ModelQuery query = {.B = rows,
+                        .T = T,
+                        .tokens = evaluator->tokens,
+                        .positions = evaluator->positions,
+                        .targets = evaluator->targets,
+                        .largest = model->settings.ranks_tokens ? evaluator->largest : NULL};
+    // Behind a shorter sequence stands token 0; nothing that counts attends to it.
+    memset(evaluator->tokens, 0, (size_t)rows * (size_t)T * sizeof(int32_t));
+    for (int row = 0; row < rows; row++) {
+        const EvaluateSequence *sequence = evaluate_sequence(set, batch, (size_t)row);
+        const DataFile *file = &set->data.files[sequence->file];
+        bool is_text = set->request.task != EVALUATE_PERPLEXITY || file->content.token_bytes == 1;
+        for (int t = 0; t < sequence->length; t++) {
+            uint64_t place = sequence->begin + (uint64_t)t;
+            uint32_t token = data_token(file, place);
+            int vocabulary = model->config.vocabulary;
+            if (token >= (uint32_t)vocabulary) { return data_token_error(file, place, vocabulary, error); }
+            if (t < T) { evaluator->tokens[row * T + t] = (int32_t)token; }
+            if (t < sequence->length - sequence->scored) { continue; }
+            bool counts = token_mask_counts(file->content.mask, place);
+            size_t bytes = 1; // of the token's text
+            if (tokenizer != NULL) { tokenizer_bytes(tokenizer, (int32_t)token, &bytes); }
+            evaluator->positions[query.count] = row * T + t - 1;
+            evaluator->targets[query.count++] = counts ? (int32_t)token : -1;
+            scores[row].counted += counts;
+            scores[row].bytes += counts ? (int64_t)bytes : 0;
+        }
+        if (tokenizer == NULL && !is_text) { scores[row].bytes = -1; }
+    }
+    const float *losses = model->family->losses(&model->state, stream, parameters, &query, &pace);
+    stream_settle(stream);
+    for (int row = 0, i = 0; row < rows; row++) {
+        int end = i + evaluate_sequence(set, batch, (size_t)row)->scored;
+        scores[row].greedy = 1;
+        for (; i < end; i++) {
+            scores[row].log_likelihood -= (double)losses[i];
+            if (query.largest != NULL && query.largest[i] != query.targets[i]) { scores[row].greedy = 0; }
+        }
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------
+// All batches, by all ranks
+
+// The scores of all sequences, in the order of the data, for the caller to free; on every
+// rank the same. Rank r of N scores batches r, r + N, ... `stream` is that of the task this runs
+// in, or on the CPU the calling thread's. terminal: shows the progress; or NULL. An error ends all
+// ranks.
+static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, const float *parameters,
+                                          const EvaluateSet *set, Transport *transport, Terminal *terminal) {
+    size_t ranks = (size_t)transport->size, record = EVALUATE_MOST_ROWS * sizeof(EvaluateScore);
+    EvaluateScore mine[EVALUATE_MOST_ROWS];
+    EvaluateScore *scores = (EvaluateScore *)calloc(set->count, sizeof *scores);
+    if (scores == NULL) {
+        transport_fail(transport, "no memory for the scores of %zu sequences", set->count);
+    }
+    Progress progress = {"", "tokens", 0, 0, 0, QUIET_SECONDS};
+    double began = clock_seconds();
+    for (size_t i = 0; i < set->count; i++) { progress.total += set->sequences[i].scored; }
+    // Rounds would not match between ranks that do not see the same sequences.
+    uint64_t checksum = crc32_z(0, (const Bytef *)set->sequences, set->count * sizeof *set->sequences);
+    uint64_t *checksums =
+        (uint64_t *)transport_collect_records(transport, "data", &checksum, sizeof checksum);
+    for (int rank = 0; rank < transport->size; rank++) {
+        if (checksums[rank] == checksum) { continue; }
+        transport_fail(transport, "rank %d sees other data in %s: the file must be the same for all ranks",
+                       rank, set->request.path);
+    }
+    free(checksums);
+    for (size_t first = 0; first < set->batch_count; first += ranks) {
+        Error error = {""};
+        size_t batch = first + (size_t)transport->rank;
+        memset(mine, 0, sizeof mine);
+        if (batch < set->batch_count &&
+            !evaluator_score(evaluator, stream, parameters, set, batch, mine, &error)) {
+            transport_fail(transport, "%s", error.text);
+        }
+        EvaluateScore *all = (EvaluateScore *)transport_collect_records(transport, "scores", mine, record);
+        for (size_t rank = 0; rank < ranks && first + rank < set->batch_count; rank++) {
+            for (size_t i = set->starts[first + rank]; i < set->starts[first + rank + 1]; i++) {
+                scores[set->order[i] - set->sequences] =
+                    all[rank * EVALUATE_MOST_ROWS + i - set->starts[first + rank]];
+                progress.done += set->order[i]->scored;
+            }
+        }
+        free(all);
+        progress.seconds = clock_seconds() - began;
+        if (terminal != NULL) { terminal_bar(terminal, &progress, clock_seconds()); }
+    }
+    return scores;
+}
 
 // ---------------------------------------------------------------------------------------
 // Summary
@@ -112,8 +258,7 @@ static inline void evaluate_print(FILE *file, const EvaluateSet *set, const Eval
 // What the stream of an evaluation works on.
 typedef struct Evaluation {
     Transport *transport;
-    Terminal *terminal;
-    double began; // clock_seconds() at the first batch
+    Terminal *terminal; // shows the progress; NULL: not on this rank
     HfModel model;
     TextCodec codec;
     EvaluateSet set;
@@ -159,19 +304,11 @@ static inline bool evaluation_open(Evaluation *evaluation, const Options *option
     return evaluate_set_open(&evaluation->set, &request, error);
 }
 
-static inline void evaluation_show_progress(void *context, int64_t done, int64_t total) {
-    const Evaluation *evaluation = (const Evaluation *)context;
-    double now = clock_seconds();
-    Progress progress = {"", "tokens", done, total, now - evaluation->began, QUIET_SECONDS};
-    terminal_bar(evaluation->terminal, &progress, now);
-}
-
 // Runs on the stream: reads the parameters to where the kernels want them, and scores.
 static inline void evaluation_task(void *context, Stream *stream) {
     Evaluation *evaluation = (Evaluation *)context;
     Transport *transport = evaluation->transport;
     Model *model = &evaluation->evaluator.model;
-    EvaluateProgress progress = {transport->rank == 0 ? evaluation_show_progress : NULL, evaluation};
     size_t bytes = evaluation->model.table.parameter_count * sizeof(float);
     bool on_gpu = model->settings.on_gpu;
     float *host = on_gpu ? (float *)malloc(bytes) : evaluation->parameters;
@@ -183,9 +320,8 @@ static inline void evaluation_task(void *context, Stream *stream) {
         free(host);
         gemm_open(stream, model->gemm_workspace, 0);
     }
-    evaluation->began = clock_seconds();
     evaluation->scores = evaluate_run(&evaluation->evaluator, stream, evaluation->parameters,
-                                      &evaluation->set, transport, &progress);
+                                      &evaluation->set, transport, evaluation->terminal);
     model_stop(model, stream);
 }
 
@@ -199,7 +335,7 @@ static inline int command_eval(Run *run) {
     Evaluation *evaluation = (Evaluation *)calloc(1, sizeof *evaluation);
     const EvaluateRequest *request = &evaluation->set.request;
     evaluation->transport = transport;
-    evaluation->terminal = &run->terminal;
+    evaluation->terminal = run_is_main(run) ? &run->terminal : NULL;
     launch_threads(transport->local_size, (int)options->threads, &run->threads);
     int threads = run->threads.threads;
     bool good = placement_choose_device(placement, options, transport->local_rank, false, &error) &&

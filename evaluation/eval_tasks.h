@@ -80,78 +80,56 @@ static inline const char *evaluate_task_name(EvaluateTask task) {
 // ---------------------------------------------------------------------------------------
 // Preparing text as the harness does
 
-// Whether Python's str.strip removes the character.
-static inline bool evaluate_is_space(uint32_t c) {
-    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-           c == 0x3000;
+// The characters that Python's str.strip removes.
+#define EVALUATE_SPACE \
+    "[\\x09-\\x0D\\x1C-\\x20\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}" \
+    "\\x{3000}]"
+
+// A text as printf writes it, for the caller to free; NULL: no memory.
+PRINTF_LIKE(1, 2) static inline char *evaluate_format(const char *format, ...) {
+    char *text = NULL;
+    size_t length = 0;
+    FILE *file = open_memstream(&text, &length);
+    va_list values;
+    va_start(values, format);
+    if (file != NULL) { vfprintf(file, format, values); }
+    va_end(values);
+    return file != NULL && fclose(file) == 0 ? text : NULL;
 }
 
-// The length of valid UTF-8 without the spaces at its end.
-static inline size_t evaluate_strip_end(const char *text, size_t count) {
-    while (count > 0) {
-        size_t begin = count - 1;
-        while (begin > 0 && ((uint8_t)text[begin] & 0xC0) == 0x80) { begin--; }
-        if (!evaluate_is_space(utf8_code_point((const uint8_t *)text + begin, count - begin))) { break; }
-        count = begin;
-    }
-    return count;
-}
-
-// Appends valid UTF-8 to `out`, which must be empty, as the harness prepares HellaSwag's
-// texts, which still have marks of the web pages that they come from: without the spaces
-// around it; " [title]" becomes ". "; everything else in brackets on one line goes (the
-// pattern \[.*?\]); and then two spaces become one. False: no memory.
-static inline bool evaluate_add_clean(TextList *out, const char *text, size_t count) {
-    static const char title[] = " [title]";
-    const size_t title_length = sizeof title - 1;
-    size_t end = evaluate_strip_end(text, count), i = 0, length = 0, kept = 0;
-    for (; i < end; i += length) {
-        utf8_scan((const uint8_t *)text + i, end - i, &length);
-        if (!evaluate_is_space(utf8_code_point((const uint8_t *)text + i, length))) { break; }
-    }
-    while (i < end) {
-        bool found = end - i >= title_length && memcmp(text + i, title, title_length) == 0;
-        if (!text_list_add(out, found ? ". " : text + i, found ? 2 : 1)) { return false; }
-        i += found ? title_length : 1;
-    }
-    char *bytes = out->bytes;
-    // stop: the next ']' or line end, which is searched for once only
-    for (size_t at = 0, stop = 0; at < out->count; at++) {
-        if (stop < at) { stop = at; }
-        while (stop < out->count && bytes[stop] != ']' && bytes[stop] != '\n') { stop++; }
-        if (bytes[at] == '[' && stop < out->count && bytes[stop] == ']') {
-            at = stop;
-        } else {
-            bytes[kept++] = bytes[at];
-        }
-    }
-    out->count = 0;
-    for (size_t at = 0; at < kept; at++) {
-        bytes[out->count++] = bytes[at];
-        if (bytes[at] == ' ' && at + 1 < kept && bytes[at + 1] == ' ') { at++; }
-    }
-    return true;
-}
-
-// Appends valid UTF-8 with its first character as a capital and the others small, as
-// Python's str.capitalize. False: no memory.
-static inline bool evaluate_add_capitalised(TextList *out, const char *text, size_t count) {
-    static const char pattern[] = "(?s)\\A(.)(.*)\\z", replacement[] = "\\u${1}\\L${2}";
-    int code = 0;
+// Replaces everything in *text, valid UTF-8 of malloc or NULL, that matches the pattern. False: no
+// memory; then *text is NULL.
+static inline bool evaluate_replace(char **text, const char *pattern, const char *replacement) {
+    int code = 0, found = -1;
+    size_t count = *text == NULL ? 0 : strlen(*text);
     PCRE2_SIZE offset = 0, size = 3 * count + 16; // one byte becomes three at most when its case changes
     char *result = (char *)malloc(size);
     pcre2_code *compiled =
         pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &code, &offset, NULL);
-    bool good =
-        result != NULL && compiled != NULL &&
-        pcre2_substitute(compiled, (PCRE2_SPTR)text, count, 0, PCRE2_NO_UTF_CHECK | PCRE2_SUBSTITUTE_EXTENDED,
-                         NULL, NULL, (PCRE2_SPTR)replacement, PCRE2_ZERO_TERMINATED, (PCRE2_UCHAR *)result,
-                         &size) >= 0 &&
-        text_list_add(out, result, size);
+    if (*text != NULL && result != NULL && compiled != NULL) {
+        found = pcre2_substitute(compiled, (PCRE2_SPTR)*text, count, 0,
+                                 PCRE2_NO_UTF_CHECK | PCRE2_SUBSTITUTE_GLOBAL | PCRE2_SUBSTITUTE_EXTENDED,
+                                 NULL, NULL, (PCRE2_SPTR)replacement, PCRE2_ZERO_TERMINATED,
+                                 (PCRE2_UCHAR *)result, &size);
+    }
     pcre2_code_free(compiled);
-    free(result);
-    return good;
+    free(*text);
+    if (found < 0) { free(result); }
+    *text = found < 0 ? NULL : result;
+    return found >= 0;
+}
+
+// Prepares HellaSwag's texts, which still have marks of the web pages that they come from.
+static inline bool evaluate_clean(char **text) {
+    return evaluate_replace(text, "\\A" EVALUATE_SPACE "+|" EVALUATE_SPACE "+\\z", "") &&
+           evaluate_replace(text, " \\[title\\]", ". ") &&
+           evaluate_replace(text, "\\[[^]\\n]*+]", "") && // everything else in brackets on one line
+           evaluate_replace(text, "  ", " ");
+}
+
+// As Python's str.capitalize: the first character becomes a capital, the others small.
+static inline bool evaluate_capitalise(char **text) {
+    return evaluate_replace(text, "(?s)\\A(.)(.*)\\z", "\\u${1}\\L${2}");
 }
 
 // ---------------------------------------------------------------------------------------
@@ -277,14 +255,12 @@ static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
 // Adds the sequence of a text of which the first `context` bytes are given and the others
 // are to be predicted. Without a context the text follows <|endoftext|>, or a line end
 // where tokens are bytes.
-static inline bool evaluate_add_pair(EvaluateSet *set, const TextList *text, size_t context, int characters,
+static inline bool evaluate_add_pair(EvaluateSet *set, const char *text, size_t context, int characters,
                                      Error *error) {
     TokenList *list = &set->texts[0];
     const Tokenizer *tokenizer = set->request.tokenizer;
     size_t T = (size_t)set->request.T, begin = list->count, given_tokens = 1;
-    size_t given = evaluate_strip_end(text->bytes, context);
-    if (context > 0 && given == 0) { return error_set(error, "only spaces precede the text to predict"); }
-    if (given == 0) {
+    if (context == 0) {
         int32_t start = tokenizer == NULL ? '\n' : tokenizer_find_added(tokenizer, "<|endoftext|>");
         if (start < 0) {
             return error_set(error,
@@ -292,11 +268,16 @@ static inline bool evaluate_add_pair(EvaluateSet *set, const TextList *text, siz
         }
         if (!token_list_add(list, start)) { return evaluate_no_memory(set, error); }
     } else { // encoded by itself only to count its tokens
-        if (!evaluate_encode(set, 0, text->bytes, given, error)) { return false; }
+        char *given = strndup(text, context);
+        bool good = evaluate_replace(&given, EVALUATE_SPACE "+\\z", "") || evaluate_no_memory(set, error);
+        good = good && (given[0] != '\0' || error_set(error, "only spaces precede the text to predict")) &&
+               evaluate_encode(set, 0, given, strlen(given), error);
+        free(given);
+        if (!good) { return false; }
         given_tokens = list->count - begin;
         list->count = begin;
     }
-    if (!evaluate_encode(set, 0, text->bytes, text->count, error)) { return false; }
+    if (!evaluate_encode(set, 0, text, strlen(text), error)) { return false; }
     size_t total = list->count - begin, scored = total - given_tokens;
     if (total <= given_tokens) { return error_set(error, "there is no token to predict"); }
     if (scored > T) {
@@ -317,34 +298,31 @@ static inline bool evaluate_read_lambada(EvaluateSet *set, const json_t *object,
     const char *text = evaluate_text(object, "text", error);
     if (text == NULL) { return false; }
     const char *space = strrchr(text, ' ');
-    TextList whole = {NULL, 0, 0};
-    bool good = (space != NULL || text_list_add(&whole, " ", 1)) && text_list_add(&whole, text, strlen(text));
-    good = good ? evaluate_add_pair(set, &whole, space != NULL ? (size_t)(space - text) : 0, 0, error)
-                : evaluate_no_memory(set, error);
-    text_list_free(&whole);
+    char *whole = evaluate_format("%s%s", space != NULL ? "" : " ", text);
+    bool good = whole != NULL
+                    ? evaluate_add_pair(set, whole, space != NULL ? (size_t)(space - text) : 0, 0, error)
+                    : evaluate_no_memory(set, error);
+    free(whole);
     return good && evaluate_add_item(set, 1, 0, error);
 }
 
-// Appends what precedes the endings of a HellaSwag line to `out`, which must be empty.
-static inline bool evaluate_hellaswag_context(EvaluateSet *set, const json_t *object, bool prepared,
-                                              TextList *out, Error *error) {
-    if (prepared) {
-        const char *text = evaluate_text(object, "ctx", error);
-        return text != NULL && (text_list_add(out, text, strlen(text)) || evaluate_no_memory(set, error));
-    }
+// What precedes the endings of a HellaSwag line, for the caller to free; NULL: an error.
+static inline char *evaluate_hellaswag_context(EvaluateSet *set, const json_t *object, bool prepared,
+                                               Error *error) {
     static const char *const keys[3] = {"activity_label", "ctx_a", "ctx_b"};
     const char *parts[3];
     for (int i = 0; i < 3; i++) {
-        parts[i] = evaluate_text(object, keys[i], error);
-        if (parts[i] == NULL) { return false; }
+        parts[i] = evaluate_text(object, prepared ? "ctx" : keys[i], error);
+        if (parts[i] == NULL) { return NULL; }
     }
-    TextList raw = {NULL, 0, 0};
-    bool good = text_list_add(&raw, parts[0], strlen(parts[0])) && text_list_add(&raw, ": ", 2) &&
-                text_list_add(&raw, parts[1], strlen(parts[1])) && text_list_add(&raw, " ", 1) &&
-                evaluate_add_capitalised(&raw, parts[2], strlen(parts[2])) &&
-                evaluate_add_clean(out, raw.bytes, raw.count);
-    text_list_free(&raw);
-    return good || evaluate_no_memory(set, error);
+    char *end = strdup(parts[2]), *text = end;
+    if (!prepared) {
+        text = evaluate_capitalise(&end) ? evaluate_format("%s: %s %s", parts[0], parts[1], end) : NULL;
+        free(end);
+        evaluate_clean(&text);
+    }
+    if (text == NULL) { evaluate_no_memory(set, error); }
+    return text;
 }
 
 static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *object, Error *error) {
@@ -361,28 +339,25 @@ static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *objec
     if (label < 0 || label >= choices || (stop != NULL && *stop != '\0')) {
         return error_set(error, "\"label\" must be a number from 0 to %d", choices - 1);
     }
-    TextList context = {NULL, 0, 0}, text = {NULL, 0, 0}, whole = {NULL, 0, 0};
-    bool prepared = json_object_get(object, "ctx_a") == NULL && json_object_get(object, "ctx") != NULL,
-         good = evaluate_hellaswag_context(set, object, prepared, &context, error);
+    bool prepared = json_object_get(object, "ctx_a") == NULL && json_object_get(object, "ctx") != NULL;
+    char *context = evaluate_hellaswag_context(set, object, prepared, error);
+    bool good = context != NULL;
     for (int i = 0; good && i < choices; i++) {
-        const char *ending = json_string_value(json_array_get(endings, (size_t)i));
-        if (ending == NULL) {
+        const char *written = json_string_value(json_array_get(endings, (size_t)i));
+        if (written == NULL) {
             good = error_set(error, "ending %d is not a string", i);
             break;
         }
-        text.count = whole.count = 0;
-        good = (prepared ? text_list_add(&text, ending, strlen(ending))
-                         : evaluate_add_clean(&text, ending, strlen(ending))) &&
-               text_list_add(&whole, context.bytes, context.count) && text_list_add(&whole, " ", 1) &&
-               text_list_add(&whole, text.bytes, text.count);
         int characters = 0;
-        for (size_t c = 0; c < text.count; c++) { characters += ((uint8_t)text.bytes[c] & 0xC0) != 0x80; }
-        good = good ? evaluate_add_pair(set, &whole, context.count, characters, error)
-                    : evaluate_no_memory(set, error);
+        char *ending = strdup(written), *whole = NULL;
+        if (prepared || evaluate_clean(&ending)) { whole = evaluate_format("%s %s", context, ending); }
+        for (const char *c = ending; c != NULL && *c != '\0'; c++) { characters += (*c & 0xC0) != 0x80; }
+        good = whole != NULL ? evaluate_add_pair(set, whole, strlen(context), characters, error)
+                             : evaluate_no_memory(set, error);
+        free(ending);
+        free(whole);
     }
-    text_list_free(&context);
-    text_list_free(&text);
-    text_list_free(&whole);
+    free(context);
     return good && evaluate_add_item(set, choices, (int)label, error);
 }
 

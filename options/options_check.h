@@ -47,6 +47,8 @@ static inline bool options_check_columns(const Options *options, Error *error) {
     return true;
 }
 
+enum { RANK_ACCUMULATE_MOST = 1000000 };
+
 // Every round of a commit has a micro-batch at least.
 static inline bool options_check_rounds(const Rule *rule, const char *where, int64_t count, Error *error) {
     int rounds = rule->rounds_per_commit;
@@ -80,26 +82,31 @@ static inline bool options_check_accumulate(const Options *options, Error *error
                      "--accumulate auto needs --overlap on: it fills the time that communication takes");
 }
 
+// Number `rank` of --rank-accumulate. 0: it is not valid; -1: the list is shorter.
+static inline int options_rank_number(const Options *options, int rank) {
+    const char *number = options->rank_accumulate;
+    char *end;
+    for (; rank > 0 && number != NULL; rank--) {
+        number = strchr(number, ',');
+        number = number == NULL ? NULL : number + 1;
+    }
+    if (number == NULL || options->rank_accumulate[0] == '\0') { return -1; }
+    long long count = isdigit((unsigned char)*number) ? strtoll(number, &end, 10) : 0;
+    return count > 0 && count <= RANK_ACCUMULATE_MOST && (*end == ',' || *end == '\0') ? (int)count : 0;
+}
+
 // Every number of the list is a count. options_check_rank_numbers counts them.
 static inline bool options_check_rank_list(const Options *options, Error *error) {
-    enum { MOST = 1000000, DIGITS = 7 };
-    const Rule *rule = options_rule(options);
-    const char *number = options->rank_accumulate;
-    for (int rank = 0; options->rank_accumulate[0] != '\0'; rank++) {
-        size_t length = strcspn(number, ","), digits = strspn(number, "0123456789");
-        int64_t count = digits == length && length <= DIGITS ? strtoll(number, NULL, 10) : 0;
-        if (count < 1 || count > MOST) {
-            char excerpt[64];
+    for (int rank = 0, count; (count = options_rank_number(options, rank)) >= 0; rank++) {
+        char text[64];
+        if (count == 0) {
             return error_set(error,
                              "--rank-accumulate %s: rank %d has no valid number; allowed: a whole number 1 "
                              ".. %d for each rank, with commas between, as 4,4,1,1",
-                             text_excerpt(options->rank_accumulate, excerpt), rank, MOST);
+                             text_excerpt(options->rank_accumulate, text), rank, RANK_ACCUMULATE_MOST);
         }
-        char where[64];
-        snprintf(where, sizeof where, "--rank-accumulate: rank %d's ", rank);
-        if (!options_check_rounds(rule, where, count, error)) { return false; }
-        if (number[length] == '\0') { break; }
-        number += length + 1;
+        snprintf(text, sizeof text, "--rank-accumulate: rank %d's ", rank);
+        if (!options_check_rounds(options_rule(options), text, count, error)) { return false; }
     }
     return true;
 }
@@ -117,12 +124,8 @@ static inline bool options_are_adaptive(const Options *options) {
 // options_check_rank_numbers refuses it.
 static inline int options_rank_accumulate(const Options *options, int rank) {
     if (options->rank_accumulate[0] == '\0') { return (int)options->accumulate; }
-    const char *number = options->rank_accumulate;
-    for (; rank > 0 && number != NULL; rank--) {
-        number = strchr(number, ',');
-        number = number == NULL ? NULL : number + 1;
-    }
-    return number == NULL ? 1 : (int)strtol(number, NULL, 10);
+    int number = options_rank_number(options, rank);
+    return number < 0 ? 1 : number;
 }
 
 // The micro-batches per commit of all ranks. With --accumulate auto, where they vary, the
@@ -180,34 +183,6 @@ static inline bool options_emulate_link(const Options *options) {
     return options->link_mbit > 0 || options->link_us > 0;
 }
 
-// An emulated delay longer than the deadline would end the run with a message that blames
-// the network.
-static inline bool options_check_emulation(const Options *options, Error *error) {
-    const Rule *rule = options_rule(options);
-    SchedulerSettings settings = {.steps = 1, .fragments = 1};
-    if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
-    double steps = (double)settings.steps / settings.fragments; // between two exchanges
-    int batches = options_rank_accumulate(options, options->slow_rank < 0 ? 0 : (int)options->slow_rank);
-    double waiting = options->slow_ms * (batches > 0 ? batches : 1) * steps / 1000;
-    double chunks = options->link_mbit > 0 ? 2 * 8.4 / options->link_mbit : 0; // two of 1 MB under way
-    double latency = options->chaos_ms / 1000 + options->link_us / 1e6;
-    char what[128];
-    if (waiting >= options->timeout_s) {
-        snprintf(what, sizeof what, "--slow-ms %g makes the others wait %g s for an exchange",
-                 options->slow_ms, waiting);
-    } else if (chunks >= options->timeout_s) {
-        snprintf(what, sizeof what, "--link-mbit %g needs %g s for two chunks of data", options->link_mbit,
-                 chunks);
-    } else if (latency >= options->timeout_s) {
-        snprintf(what, sizeof what, "--chaos-ms %g and --link-us %g delay a message by up to %g s",
-                 options->chaos_ms, options->link_us, latency);
-    } else {
-        return true;
-    }
-    return error_set(error, "%s, longer than --timeout-s %g: the run would end itself", what,
-                     options->timeout_s);
-}
-
 // What the rule says of its own options. layers: of the model; 0: not known yet.
 static inline bool options_check_rule(const Options *options, int layers, Error *error) {
     const Rule *rule = options_rule(options);
@@ -259,16 +234,16 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
 static inline bool options_check(const Options *options, Error *error) {
     return options_check_columns(options, error) && options_check_accumulate(options, error) &&
            options_check_rank_list(options, error) && options_check_rule(options, 0, error) &&
-           options_check_emulation(options, error) && options_check_pairs(options, error);
+           options_check_pairs(options, error);
 }
 
 // The contradictions that show when the number of ranks is known.
 static inline bool options_check_rank_numbers(const Options *options, int ranks, Error *error) {
     const char *list = options->rank_accumulate, *s = ranks == 1 ? "" : "s";
-    int length = 1;
+    int length = 0;
     char excerpt[64];
-    for (const char *c = list; *c != '\0'; c++) { length += *c == ','; }
-    if (list[0] != '\0' && length != ranks) {
+    while (options_rank_number(options, length) >= 0) { length++; }
+    if (length > 0 && length != ranks) {
         return error_set(error, "--rank-accumulate %s has %d number%s for %d rank%s: give one for each rank",
                          text_excerpt(list, excerpt), length, length == 1 ? "" : "s", ranks, s);
     }

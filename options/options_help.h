@@ -9,14 +9,10 @@
 
 // "N|auto", "fp32|bf16", "on|off".
 static inline const char *option_metavariable(const OptionSpec *option, char text[OPTION_VALUE_SIZE]) {
-    int length = 0;
     if (option->type == OPTION_SWITCH) {
         snprintf(text, OPTION_VALUE_SIZE, "on|off");
     } else if (option->type == OPTION_CHOICE) {
-        for (int i = 0; option->choices[i] != NULL; i++) {
-            length += snprintf(text + length, (size_t)(OPTION_VALUE_SIZE - length), "%s%s", i == 0 ? "" : "|",
-                               option->choices[i]);
-        }
+        option_join_choices(option, "|", "|", text);
     } else {
         snprintf(text, OPTION_VALUE_SIZE, "%s%s%s", option->metavariable, option->word == NULL ? "" : "|",
                  option->word == NULL ? "" : option->word);

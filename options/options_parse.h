@@ -38,17 +38,25 @@ static inline const void *option_field_const(const OptionSpec *option, const Opt
     return (const char *)options + option->offset;
 }
 
+// text <- the choices, such as "fp32, bf16 or int8".
+static inline void option_join_choices(const OptionSpec *option, const char *comma, const char *last,
+                                       char text[OPTION_VALUE_SIZE]) {
+    for (int i = 0, length = 0; option->choices[i] != NULL; i++) {
+        length += snprintf(text + length, (size_t)(OPTION_VALUE_SIZE - length), "%s%s",
+                           i == 0                           ? ""
+                           : option->choices[i + 1] == NULL ? last
+                                                            : comma,
+                           option->choices[i]);
+    }
+}
+
 // "auto or 1 .. 4096", "end, or 1 or more", "fp32, bf16 or int8", "on or off", "text".
 static inline const char *option_allowed(const OptionSpec *option, char text[OPTION_VALUE_SIZE]) {
     int length = 0;
     if (option->type == OPTION_SWITCH || option->type == OPTION_TEXT) {
         snprintf(text, OPTION_VALUE_SIZE, "%s", option->type == OPTION_SWITCH ? "on or off" : "text");
     } else if (option->type == OPTION_CHOICE) {
-        for (int i = 0; option->choices[i] != NULL; i++) {
-            const char *between = i == 0 ? "" : option->choices[i + 1] == NULL ? " or " : ", ";
-            length += snprintf(text + length, (size_t)(OPTION_VALUE_SIZE - length), "%s%s", between,
-                               option->choices[i]);
-        }
+        option_join_choices(option, ", ", " or ", text);
     } else {
         bool no_limit = option->maximum == OPTION_NO_LIMIT;
         if (option->word != NULL) {
@@ -371,13 +379,8 @@ static inline bool options_read_file(const char *path, Options *options,
     json_t *value;
     const char *name;
     FILE *file = fopen(path, "r");
-    int first = file == NULL ? EOF : fgetc(file);
-    if (first == 0xEF) { // the byte order mark with which some editors begin a file
-        fgetc(file);
-        fgetc(file);
-    } else if (first != EOF) {
-        ungetc(first, file);
-    }
+    int skipped = file == NULL ? 0 : fscanf(file, "\xEF\xBB\xBF"); // some editors begin a file so
+    (void)skipped;
     json_t *root = file == NULL ? NULL : json_loadf(file, JSON_REJECT_DUPLICATES, &problem);
     if (file == NULL || ferror(file)) {
         error_set(error, "--config: cannot read %.300s: %s", path, strerror(errno));
@@ -520,10 +523,10 @@ static inline bool options_check_use(OptionsCommand command, const OptionSpec *o
                                         "train_gpt tokenize"};
     char users[128] = "";
     if (option_is_of_command(option, command)) { return true; }
-    for (int user = COMMAND_TRAIN; user < COMMAND_HELP; user++) {
-        size_t used = strlen(users);
+    for (int user = COMMAND_TRAIN, used = 0; user < COMMAND_HELP; user++) {
         if (!option_is_of_command(option, (OptionsCommand)user)) { continue; }
-        snprintf(users + used, sizeof users - used, "%s%s", used > 0 ? " and " : "", names[user]);
+        used +=
+            snprintf(users + used, sizeof users - (size_t)used, "%s%s", used > 0 ? " and " : "", names[user]);
     }
     return error_set(error, "--%s has no effect on %s: it is for %s (see train_gpt help %s)", option->name,
                      names[command], users, command_names[command]);
@@ -625,34 +628,30 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
 // step.
 static inline bool options_parse(int argc, char **argv, Options *options, Error *error) {
     OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
+    const char *given[OPTION_COUNT_OF_TABLE] = {NULL}, *value = NULL; // given: on the command line
     const OptionSpec *option = NULL;
-    const char *value = NULL;
-    int start;
+    int position;
     options_defaults(options);
-    if (!options_parse_command(argc, argv, options, &start, error)) { return false; }
+    if (!options_parse_command(argc, argv, options, &position, error)) { return false; }
     if (options->command >= COMMAND_HELP) { return true; }
-    for (int position = start; position < argc;) { // names first: before a file is read
+    while (position < argc) { // names first: before a file is read
         if (!options_next(argc, argv, &position, &option, &value, error)) { return false; }
-        OptionSource *source = &sources[option - option_table];
-        if (*source != FROM_DEFAULT) { return error_set(error, "--%s is given twice", option->name); }
+        if (given[option - option_table] != NULL) {
+            return error_set(error, "--%s is given twice", option->name);
+        }
         if (!options_check_use(options->command, option, error)) { return false; }
-        *source = FROM_LINE;
+        given[option - option_table] = value;
         if (option->offset == offsetof(Options, config) && !option_set(option, options, value, error)) {
             return false;
         }
     }
-    OptionSource in_file[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
-    if (options->config[0] != '\0' && !options_read_file(options->config, options, in_file, error)) {
+    if (options->config[0] != '\0' && !options_read_file(options->config, options, sources, error)) {
         return false;
     }
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        if (sources[i] == FROM_DEFAULT) { sources[i] = in_file[i]; }
-    }
-    for (int position = start; position < argc;) {
-        if (!options_next(argc, argv, &position, &option, &value, error) ||
-            !option_set(option, options, value, error)) {
-            return false;
-        }
+        if (given[i] == NULL) { continue; }
+        sources[i] = FROM_LINE;
+        if (!option_set(&option_table[i], options, given[i], error)) { return false; }
     }
     return options_keep(options, sources, error) && options_settle_rivals(options, sources, error);
 }

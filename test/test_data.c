@@ -540,11 +540,13 @@ static void write_foreign(const Stage *stage) {
     Text shard = map_text("test/reference/documents_shard.bin");
     uint8_t *bytes = (uint8_t *)malloc(shard.size);
     memcpy(bytes, shard.bytes, shard.size);
-    bytes[TOKEN_FILE_HASH_AT] ^= 1;
-    memset(bytes + TOKEN_FILE_CHECKSUM_AT, 0, TOKEN_FILE_CHECKSUM_BYTES);
+    bytes[offsetof(TokenFileHeader, tokenizer_hash)] ^= 1;
+    memset(bytes + offsetof(TokenFileHeader, checksum), 0, 8);
     uLong sum = crc32(crc32(0, bytes + TOKEN_FILE_HEADER_BYTES, (uInt)(shard.size - TOKEN_FILE_HEADER_BYTES)),
                       bytes, TOKEN_FILE_HEADER_BYTES);
-    for (int i = 0; i < 4; i++) { bytes[TOKEN_FILE_CHECKSUM_AT + i] = (uint8_t)(sum >> (8 * i)); }
+    for (int i = 0; i < 4; i++) {
+        bytes[offsetof(TokenFileHeader, checksum) + (size_t)i] = (uint8_t)(sum >> (8 * i));
+    }
     file_write(stage_path(stage, "foreign.bin", path), bytes, shard.size);
     munmap((void *)shard.bytes, shard.size);
     free(bytes);

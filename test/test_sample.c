@@ -2,7 +2,7 @@
 // drawn with the right probabilities.
 #include "test/harness.h"
 
-#include "evaluation/sampler.h"
+#include "evaluation/sample.h"
 
 typedef struct Fixture {
     ModelConfig config;

@@ -209,43 +209,38 @@ static inline int corpus_choose(CorpusWriter *writer, int rule) {
     return writer->chosen[rule];
 }
 
-// Writes the separator and one story.
-static inline void corpus_put_story(CorpusWriter *writer) {
-    const CorpusChoice *plots = &writer->grammar.rules[0];
-    int plot = corpus_choose(writer, 0);
-    uint32_t alive = corpus_all_alive(plots);
-    CorpusPiece piece;
-    corpus_put(writer, '\n', 0.0);
-    for (int position = 0;
-         corpus_next_piece(&writer->grammar, plots->alternatives[plot], &position, &piece);) {
-        if (piece.kind == CORPUS_BYTE) {
-            double nats = corpus_byte_nats(plots, plot, piece.position, &alive);
-            corpus_put(writer, plots->alternatives[plot].start[piece.position], nats);
-            continue;
-        }
-        const CorpusChoice *choice = &writer->grammar.rules[piece.rule];
-        bool chooses = piece.kind == CORPUS_CHOOSE;
-        int chosen = chooses ? corpus_choose(writer, piece.rule) : writer->chosen[choice->source];
-        uint32_t possible = corpus_all_alive(choice);
-        for (int j = 0; j < choice->alternatives[chosen].length; j++) {
-            double nats = chooses ? corpus_byte_nats(choice, chosen, j, &possible) : 0.0;
-            corpus_put(writer, choice->alternatives[chosen].start[j], nats);
-        }
-    }
-}
-
 // corpus_fill for any valid grammar.
 static inline double corpus_fill_from(const CorpusRule *rules, int count, uint64_t seed, uint64_t index,
                                       int T, uint8_t *bytes, double *nats) {
     CorpusWriter writer;
+    memset(&writer, 0, sizeof writer);
     corpus_read(rules, count, &writer.grammar);
     writer.random.state = random_hash(seed, index);
     writer.bytes = bytes;
     writer.nats = nats;
-    writer.length = 0;
     writer.capacity = T + 1;
-    writer.total = 0.0;
-    while (writer.length < writer.capacity) { corpus_put_story(&writer); }
+    const CorpusChoice *plots = &writer.grammar.rules[0];
+    while (writer.length < writer.capacity) { // the separator and one story
+        int plot = corpus_choose(&writer, 0), position = 0;
+        uint32_t alive = corpus_all_alive(plots);
+        CorpusPiece piece;
+        corpus_put(&writer, '\n', 0.0);
+        while (corpus_next_piece(&writer.grammar, plots->alternatives[plot], &position, &piece)) {
+            if (piece.kind == CORPUS_BYTE) {
+                double cost = corpus_byte_nats(plots, plot, piece.position, &alive);
+                corpus_put(&writer, plots->alternatives[plot].start[piece.position], cost);
+                continue;
+            }
+            const CorpusChoice *choice = &writer.grammar.rules[piece.rule];
+            bool chooses = piece.kind == CORPUS_CHOOSE;
+            int chosen = chooses ? corpus_choose(&writer, piece.rule) : writer.chosen[choice->source];
+            uint32_t possible = corpus_all_alive(choice);
+            for (int j = 0; j < choice->alternatives[chosen].length; j++) {
+                double cost = chooses ? corpus_byte_nats(choice, chosen, j, &possible) : 0.0;
+                corpus_put(&writer, choice->alternatives[chosen].start[j], cost);
+            }
+        }
+    }
     return writer.total;
 }
 
@@ -313,8 +308,8 @@ static inline void corpus_measure_plot(CorpusMeasure *measure, int plot) {
     memset(measure->chosen, 0, sizeof measure->chosen);
     measure->fixed = 1; // the separator
     CorpusPiece piece;
-    for (int position = 0;
-         corpus_next_piece(&measure->grammar, plots->alternatives[plot], &position, &piece);) {
+    int position = 0;
+    while (corpus_next_piece(&measure->grammar, plots->alternatives[plot], &position, &piece)) {
         if (piece.kind == CORPUS_CHOOSE) {
             const CorpusChoice *choice = &measure->grammar.rules[piece.rule];
             corpus_offsets(measure, probability);

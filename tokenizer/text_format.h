@@ -18,19 +18,24 @@ enum {
     TEXT_FEW_BYTES = 4          // and in a short file this many of each
 };
 
-// How files of a format begin.
-typedef struct TextMagic {
-    const char *bytes;
-    size_t count;
-    const char *format, *remedy;
-} TextMagic;
+static inline bool text_format_has_ending(const char *name, const char *ending) {
+    size_t length = strlen(name), end = strlen(ending);
+    return length >= end && strcmp(name + length - end, ending) == 0;
+}
 
-// The format that the bytes begin with; NULL: none that is known here.
-static inline const TextMagic *text_format_magic(const uint8_t *bytes, size_t size) {
+// Whether the beginning of a file is text: no other format, hardly any zero bytes, and
+// hardly any that are not UTF-8. JSON is text, too, but its braces are not what a model
+// should learn.
+// name: of the file.
+static inline bool text_format_check(const char *name, const void *text, size_t size, Error *error) {
     static const char unpack[] = "unpack it first",
                       prepare[] = "make token files of it with python -m tokenizer.prepare",
                       convert[] = "convert it to UTF-8 with iconv";
-    static const TextMagic known[] = {
+    static const struct {
+        const char *begin; // how files of the format begin
+        size_t count;      // bytes of it
+        const char *format, *remedy;
+    } known[] = {
         {"\x1F\x8B", 2, "a gzip archive", unpack},
         {"PK\x03\x04", 4, "a zip archive", unpack},
         {"\x28\xB5\x2F\xFD", 4, "a Zstandard archive", unpack},
@@ -44,30 +49,12 @@ static inline const TextMagic *text_format_magic(const uint8_t *bytes, size_t si
         {"\xFF\xFE", 2, "a text in UTF-16", convert},
         {"\xFE\xFF", 2, "a text in UTF-16", convert},
     };
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-        if (size >= known[i].count && memcmp(bytes, known[i].bytes, known[i].count) == 0) {
-            return &known[i];
-        }
-    }
-    return NULL;
-}
-
-static inline bool text_format_has_ending(const char *name, const char *ending) {
-    size_t length = strlen(name), end = strlen(ending);
-    return length >= end && strcmp(name + length - end, ending) == 0;
-}
-
-// Whether the beginning of a file is text: no other format, hardly any zero bytes, and
-// hardly any that are not UTF-8. JSON is text, too, but its braces are not what a model
-// should learn.
-// name: of the file.
-static inline bool text_format_check(const char *name, const void *text, size_t size, Error *error) {
     const uint8_t *bytes = (const uint8_t *)text;
-    const TextMagic *magic = text_format_magic(bytes, size);
     size_t looked = size_min(size, TEXT_CHECK_BYTES), zeros = 0, invalid = 0, length = 0;
-    if (magic != NULL) {
-        return error_set(error, "%.400s looks like %s, not like text: %s", name, magic->format,
-                         magic->remedy);
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (size < known[i].count || memcmp(bytes, known[i].begin, known[i].count) != 0) { continue; }
+        return error_set(error, "%.400s looks like %s, not like text: %s", name, known[i].format,
+                         known[i].remedy);
     }
     if (text_format_has_ending(name, ".json") || text_format_has_ending(name, ".jsonl")) {
         return error_set(

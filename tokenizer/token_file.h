@@ -30,6 +30,7 @@
 #define ACCO_TOKENIZER_TOKEN_FILE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -42,15 +43,22 @@ enum {
     TOKEN_FILE_MAGIC_BYTES = 8,
     TOKEN_FILE_VERSION = 1,
     TOKEN_FILE_HAS_MASK = 1,
-    TOKEN_FILE_HASH_AT = 32,
     TOKEN_FILE_HASH_BYTES = 32,
-    TOKEN_FILE_CHECKSUM_AT = 64,
-    TOKEN_FILE_CHECKSUM_BYTES = 8,
-    TOKEN_FILE_PADDED_AT = 72,
-    TOKEN_FILE_MAX_PADDED = 65536,
-    TOKEN_FILE_ZEROS_AT = 76,
-    TOKEN_FILE_HEADER_BYTES = 256
+    TOKEN_FILE_MAX_PADDED = 65536
 };
+
+// The table above, as reader and writer use it. The machine, too, must be little-endian.
+typedef struct TokenFileHeader {
+    uint8_t magic[TOKEN_FILE_MAGIC_BYTES];
+    uint32_t version, token_bytes, vocabulary, flags;
+    uint64_t token_count;
+    uint8_t tokenizer_hash[TOKEN_FILE_HASH_BYTES];
+    uint64_t checksum;
+    uint32_t padded;
+    uint8_t zeros[180];
+} TokenFileHeader;
+
+enum { TOKEN_FILE_HEADER_BYTES = sizeof(TokenFileHeader) };
 
 // CHECK_ALL reads the whole file, for its checksum and for tokens beyond the vocabulary.
 typedef enum TokenFileCheck { TOKEN_FILE_CHECK_HEADER, TOKEN_FILE_CHECK_ALL } TokenFileCheck;
@@ -93,15 +101,11 @@ static inline bool token_hashes_agree(const uint8_t *a, const uint8_t *b) {
     return !token_hash_is_known(a) || !token_hash_is_known(b) || memcmp(a, b, TOKEN_FILE_HASH_BYTES) == 0;
 }
 
-static inline uint64_t token_file_number(const uint8_t *bytes, int count) {
-    uint64_t number = 0;
-    for (int i = count - 1; i >= 0; i--) { number = number << 8 | bytes[i]; }
-    return number;
-}
-
 static inline uint32_t token_file_token(const TokenFile *file, uint64_t position) {
-    const uint8_t *token = file->tokens + position * (uint64_t)file->token_bytes;
-    return (uint32_t)token_file_number(token, file->token_bytes);
+    uint32_t token = 0;
+    size_t width = (size_t)file->token_bytes;
+    memcpy(&token, file->tokens + position * width, width);
+    return token;
 }
 
 // Whether the token at `position` is to be predicted. mask: or NULL, and then all are.
@@ -110,127 +114,110 @@ static inline bool token_mask_counts(const uint8_t *mask, uint64_t position) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Checks
+// Opening
 
-static inline bool token_file_check_magic(const char *name, const uint8_t *header, size_t size,
-                                          Error *error) {
-    if (!token_file_recognise(header, size)) {
+// Whether a file of `size` bytes begins with a header in which all fields are possible. *header <- it.
+static inline bool token_file_read_header(TokenFileHeader *header, const char *name, const void *bytes,
+                                          size_t size, Error *error) {
+    if (!token_file_recognise(bytes, size)) {
         return error_set(error, "%s is not a token file: it does not begin with the magic", name);
     }
-    if (size < TOKEN_FILE_HEADER_BYTES) {
+    if (size < sizeof *header) {
         return error_set(error,
-                         "%s is truncated: a token file has a header of %d bytes, this file ends after %llu",
-                         name, (int)TOKEN_FILE_HEADER_BYTES, (unsigned long long)size);
+                         "%s is truncated: a token file has a header of %d bytes, this file ends after %zu",
+                         name, (int)TOKEN_FILE_HEADER_BYTES, size);
     }
-    if (memcmp(header, token_file_magic(), TOKEN_FILE_MAGIC_BYTES) != 0) {
+    memcpy(header, bytes, sizeof *header);
+    if (memcmp(header->magic, token_file_magic(), TOKEN_FILE_MAGIC_BYTES) != 0) {
         return error_set(
             error, "%s is damaged: the first %d bytes are nearly those of a token file, but not all of them",
             name, (int)TOKEN_FILE_MAGIC_BYTES);
     }
-    uint64_t version = token_file_number(header + 8, 4);
-    if (version == TOKEN_FILE_VERSION) { return true; }
-    return error_set(
-        error, "%s is a token file of version %llu, but only version %d can be read: prepare the data again",
-        name, (unsigned long long)version, (int)TOKEN_FILE_VERSION);
-}
-
-// Fills *file from a header whose magic and version are right. file->mask is not its
-// place yet, only NULL or not: its place depends on the count, which
-// token_file_check_size checks.
-static inline bool token_file_read_header(TokenFile *file, const char *name, const uint8_t *header,
-                                          Error *error) {
-    uint64_t width = token_file_number(header + 12, 4), vocabulary = token_file_number(header + 16, 4),
-             flags = token_file_number(header + 20, 4),
-             padded = token_file_number(header + TOKEN_FILE_PADDED_AT, 4);
-    if (width != 2 && width != 4) {
-        return error_set(error, "%s is damaged: its tokens have %llu bytes; allowed: 2 or 4", name,
-                         (unsigned long long)width);
-    }
-    uint64_t largest = width == 2 ? 65536 : (uint64_t)INT32_MAX;
-    if (vocabulary < 1 || vocabulary > largest) {
+    if (header->version != TOKEN_FILE_VERSION) {
         return error_set(
-            error, "%s is damaged: it has a vocabulary of %llu; allowed with tokens of %d bytes: 1 to %llu",
-            name, (unsigned long long)vocabulary, (int)width, (unsigned long long)largest);
+            error,
+            "%s is a token file of version %u, but only version %d can be read: prepare the data again", name,
+            header->version, (int)TOKEN_FILE_VERSION);
     }
-    if (flags > TOKEN_FILE_HAS_MASK) {
-        return error_set(
-            error, "%s has flags 0x%llx, of which only 0x%x is known: it is damaged, or of a later version",
-            name, (unsigned long long)flags, (unsigned)TOKEN_FILE_HAS_MASK);
+    if (header->token_bytes != 2 && header->token_bytes != 4) {
+        return error_set(error, "%s is damaged: its tokens have %u bytes; allowed: 2 or 4", name,
+                         header->token_bytes);
     }
-    if (padded > TOKEN_FILE_MAX_PADDED) {
-        return error_set(error, "%s is damaged: it is padded to sequences of %llu; allowed: at most %d", name,
-                         (unsigned long long)padded, (int)TOKEN_FILE_MAX_PADDED);
-    }
-    for (int i = TOKEN_FILE_ZEROS_AT; i < TOKEN_FILE_HEADER_BYTES; i++) {
-        if (header[i] != 0) {
-            return error_set(error, "%s is damaged: byte %d of its header must be 0, but is %d", name, i,
-                             header[i]);
-        }
-    }
-    file->token_bytes = (int)width;
-    file->vocabulary = (uint32_t)vocabulary;
-    file->padded = (int)padded;
-    file->token_count = token_file_number(header + 24, 8);
-    file->tokens = header + TOKEN_FILE_HEADER_BYTES;
-    file->mask = flags == TOKEN_FILE_HAS_MASK ? file->tokens : NULL;
-    file->tokenizer_hash = header + TOKEN_FILE_HASH_AT;
-    return true;
-}
-
-// Whether the tokens and the mask that the header promises are exactly what follows it.
-static inline bool token_file_check_size(TokenFile *file, const char *name, size_t size, Error *error) {
-    uint64_t body = size - TOKEN_FILE_HEADER_BYTES, width = (uint64_t)file->token_bytes,
-             count = file->token_count;
-    if (count == 0) { return error_set(error, "%s holds no tokens: a token file has at least one", name); }
-    bool fits = count <= body / width; // before the product, which a hostile count would overflow
-    uint64_t promised = fits ? count * width + (file->mask != NULL ? (count + 7) / 8 : 0) : 0;
-    if (!fits || promised != body) {
+    uint32_t largest = header->token_bytes == 2 ? 65536 : INT32_MAX;
+    if (header->vocabulary < 1 || header->vocabulary > largest) {
         return error_set(error,
-                         "%s: the header promises %llu tokens of %d bytes%s, but %llu bytes follow it: the "
-                         "file is truncated or damaged",
-                         name, (unsigned long long)count, file->token_bytes,
-                         file->mask != NULL ? " and a mask" : "", (unsigned long long)body);
+                         "%s is damaged: it has a vocabulary of %u; allowed with tokens of %u bytes: 1 to %u",
+                         name, header->vocabulary, header->token_bytes, largest);
     }
-    if (file->mask == NULL) { return true; }
-    file->mask = file->tokens + count * width;
-    if (count % 8 == 0 || file->mask[count / 8] >> (count % 8) == 0) { return true; }
-    return error_set(error, "%s is damaged: its mask has bits behind the last token", name);
+    if (header->flags > TOKEN_FILE_HAS_MASK) {
+        return error_set(
+            error, "%s has flags 0x%x, of which only 0x%x is known: it is damaged, or of a later version",
+            name, header->flags, (unsigned)TOKEN_FILE_HAS_MASK);
+    }
+    if (header->padded > TOKEN_FILE_MAX_PADDED) {
+        return error_set(error, "%s is damaged: it is padded to sequences of %u; allowed: at most %d", name,
+                         header->padded, (int)TOKEN_FILE_MAX_PADDED);
+    }
+    for (size_t i = 0; i < sizeof header->zeros; i++) {
+        if (header->zeros[i] == 0) { continue; }
+        return error_set(error, "%s is damaged: byte %zu of its header must be 0, but is %d", name,
+                         offsetof(TokenFileHeader, zeros) + i, header->zeros[i]);
+    }
+    return header->token_count > 0 ||
+           error_set(error, "%s holds no tokens: a token file has at least one", name);
 }
-
-// ---------------------------------------------------------------------------------------
-// Opening
 
 // Fills *file with a view of the `size` bytes of a token file, which must stay where they
 // are as long as it is used. name: of the file, for messages. On failure *file is all
 // zeros.
 static inline bool token_file_open(TokenFile *file, const char *name, const void *bytes, size_t size,
                                    TokenFileCheck check, Error *error) {
-    const uint8_t *header = (const uint8_t *)bytes;
+    TokenFileHeader header;
     memset(file, 0, sizeof *file);
-    bool good = token_file_check_magic(name, header, size, error) &&
-                token_file_read_header(file, name, header, error) &&
-                token_file_check_size(file, name, size, error);
-    if (good && check == TOKEN_FILE_CHECK_ALL) {
-        uint8_t blank[TOKEN_FILE_HEADER_BYTES];
-        memcpy(blank, header, sizeof blank);
-        memset(blank + TOKEN_FILE_CHECKSUM_AT, 0, TOKEN_FILE_CHECKSUM_BYTES);
-        uint64_t found = crc32_z(crc32_z(0, header + sizeof blank, size - sizeof blank), blank, sizeof blank),
-                 expected = token_file_number(header + TOKEN_FILE_CHECKSUM_AT, TOKEN_FILE_CHECKSUM_BYTES);
-        good = found == expected || error_set(error,
-                                              "%s is damaged: its checksum is %08llx, but the header says "
-                                              "%08llx: copy or prepare it again",
-                                              name, (unsigned long long)found, (unsigned long long)expected);
+    if (!token_file_read_header(&header, name, bytes, size, error)) { return false; }
+    const uint8_t *tokens = (const uint8_t *)bytes + sizeof header, *mask = NULL;
+    uint64_t body = size - sizeof header, width = header.token_bytes, count = header.token_count;
+    bool masked = header.flags == TOKEN_FILE_HAS_MASK;
+    bool fits = count <= body / width; // before the product, which a hostile count would overflow
+    if (!fits || count * width + (masked ? (count + 7) / 8 : 0) != body) {
+        return error_set(error,
+                         "%s: the header promises %llu tokens of %d bytes%s, but %llu bytes follow it: the "
+                         "file is truncated or damaged",
+                         name, (unsigned long long)count, (int)width, masked ? " and a mask" : "",
+                         (unsigned long long)body);
+    }
+    if (masked) { mask = tokens + count * width; }
+    if (masked && count % 8 != 0 && mask[count / 8] >> (count % 8) != 0) {
+        return error_set(error, "%s is damaged: its mask has bits behind the last token", name);
+    }
+    TokenFile opened = {.tokens = tokens,
+                        .mask = mask,
+                        .token_count = count,
+                        .vocabulary = header.vocabulary,
+                        .token_bytes = (int)width,
+                        .padded = (int)header.padded,
+                        .tokenizer_hash = (const uint8_t *)bytes + offsetof(TokenFileHeader, tokenizer_hash)};
+    if (check == TOKEN_FILE_CHECK_ALL) {
+        uint64_t expected = header.checksum;
+        header.checksum = 0;
+        uint64_t found = crc32_z(crc32_z(0, tokens, body), (const Bytef *)&header, sizeof header);
+        if (found != expected) {
+            return error_set(error,
+                             "%s is damaged: its checksum is %08llx, but the header says %08llx: copy or "
+                             "prepare it again",
+                             name, (unsigned long long)found, (unsigned long long)expected);
+        }
         // A checksum that fits does not make tokens valid: the writer of the file computed it.
-        for (uint64_t i = 0; good && i < file->token_count; i++) {
-            uint32_t token = token_file_token(file, i);
-            good = token < file->vocabulary ||
-                   error_set(error,
+        for (uint64_t i = 0; i < count; i++) {
+            uint32_t token = token_file_token(&opened, i);
+            if (token < header.vocabulary) { continue; }
+            return error_set(error,
                              "%s: token %u at position %llu is beyond the vocabulary of %u in its own header",
-                             name, token, (unsigned long long)i, file->vocabulary);
+                             name, token, (unsigned long long)i, header.vocabulary);
         }
     }
-    if (!good) { memset(file, 0, sizeof *file); }
-    return good;
+    *file = opened;
+    return true;
 }
 
 #endif

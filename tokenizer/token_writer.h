@@ -36,12 +36,8 @@ static inline bool token_writer_begin(TokenWriter *writer, const char *path, con
 }
 
 // Bytes of a token: 2 where that is enough for every id.
-static inline int token_writer_width(const TokenWriter *writer) {
+static inline size_t token_writer_width(const TokenWriter *writer) {
     return writer->tokenizer->vocabulary <= 65536 ? 2 : 4;
-}
-
-static inline void token_writer_put(uint8_t *bytes, uint64_t number, int count) {
-    for (int i = 0; i < count; i++) { bytes[i] = (uint8_t)(number >> (8 * i)); }
 }
 
 // Writes what follows the header.
@@ -57,7 +53,7 @@ static inline bool token_writer_add(TokenWriter *writer, const int32_t *ids, siz
                                     Error *error) {
     enum { BLOCK = 4096 };
     uint8_t bytes[4 * BLOCK];
-    int width = token_writer_width(writer);
+    size_t width = token_writer_width(writer);
     if (!list_reserve((void **)&writer->mask, (size_t)(writer->count / 8), &writer->mask_capacity,
                       count / 8 + 2, 1)) {
         return error_set(error, "no memory for the mask of %.400s", writer->path);
@@ -69,10 +65,8 @@ static inline bool token_writer_add(TokenWriter *writer, const int32_t *ids, siz
     writer->is_masked = writer->is_masked || (count > 0 && !predicted);
     for (size_t done = 0; done < count; done += BLOCK) {
         size_t block = size_min(count - done, BLOCK);
-        for (size_t i = 0; i < block; i++) {
-            token_writer_put(bytes + i * (size_t)width, (uint32_t)ids[done + i], width);
-        }
-        if (!token_writer_write(writer, bytes, block * (size_t)width, error)) { return false; }
+        for (size_t i = 0; i < block; i++) { memcpy(bytes + i * width, &ids[done + i], width); }
+        if (!token_writer_write(writer, bytes, block * width, error)) { return false; }
     }
     return true;
 }
@@ -87,24 +81,22 @@ static inline void token_writer_abandon(TokenWriter *writer) {
 
 // Completes the file and gives it its name. On failure nothing of it is left.
 static inline bool token_writer_end(TokenWriter *writer, Error *error) {
-    uint8_t header[TOKEN_FILE_HEADER_BYTES] = {0};
     bool masked = writer->is_masked;
     if (masked && !token_writer_write(writer, writer->mask, (size_t)((writer->count + 7) / 8), error)) {
         token_writer_abandon(writer);
         return false;
     }
-    memcpy(header, token_file_magic(), TOKEN_FILE_MAGIC_BYTES);
-    token_writer_put(header + 8, TOKEN_FILE_VERSION, 4);
-    token_writer_put(header + 12, (uint64_t)token_writer_width(writer), 4);
-    token_writer_put(header + 16, (uint64_t)writer->tokenizer->vocabulary, 4);
-    token_writer_put(header + 20, masked ? TOKEN_FILE_HAS_MASK : 0, 4);
-    token_writer_put(header + 24, writer->count, 8);
-    memcpy(header + TOKEN_FILE_HASH_AT, writer->tokenizer->hash, TOKEN_FILE_HASH_BYTES);
-    token_writer_put(header + TOKEN_FILE_PADDED_AT, (uint64_t)writer->padded, 4);
-    uint64_t checksum = crc32_z(writer->checksum, header, sizeof header);
-    token_writer_put(header + TOKEN_FILE_CHECKSUM_AT, checksum, TOKEN_FILE_CHECKSUM_BYTES);
+    TokenFileHeader header = {.version = TOKEN_FILE_VERSION,
+                              .token_bytes = (uint32_t)token_writer_width(writer),
+                              .vocabulary = (uint32_t)writer->tokenizer->vocabulary,
+                              .flags = masked ? TOKEN_FILE_HAS_MASK : 0,
+                              .token_count = writer->count,
+                              .padded = (uint32_t)writer->padded};
+    memcpy(header.magic, token_file_magic(), sizeof header.magic);
+    memcpy(header.tokenizer_hash, writer->tokenizer->hash, sizeof header.tokenizer_hash);
+    header.checksum = crc32_z(writer->checksum, (const Bytef *)&header, sizeof header);
     bool written =
-        fseek(writer->file, 0, SEEK_SET) == 0 && fwrite(header, sizeof header, 1, writer->file) == 1;
+        fseek(writer->file, 0, SEEK_SET) == 0 && fwrite(&header, sizeof header, 1, writer->file) == 1;
     bool good = file_replace_end(writer->file, writer->path, written, error);
     free(writer->mask);
     memset(writer, 0, sizeof *writer);

@@ -185,7 +185,7 @@ static inline size_t tokenizer_token_bytes(const int letters[BYTE_LETTERS], cons
 typedef struct TokenizerFile {
     const char *name;
     const json_t *vocabulary, *merges, *added;
-    const char **texts; // (vocabulary) of the tokens, as in the file; NULL: no token has this id
+    const char **texts; // (TOKENIZER_MOST_TOKENS) as in the file; NULL: no token has this id
 } TokenizerFile;
 
 static inline bool tokenizer_no_memory(const char *name, Error *error) {
@@ -198,8 +198,8 @@ static inline const json_t *tokenizer_get(const json_t *object, const char *key)
     return json_is_null(value) ? NULL : value;
 }
 
-// Whether the file asks only for what this module can do.
-static inline bool tokenizer_check_kind(const TokenizerFile *file, const json_t *root, Error *error) {
+// Whether the file has all parts, and asks only for what this module can do. Finds the parts.
+static inline bool tokenizer_find_parts(TokenizerFile *file, const json_t *root, Error *error) {
     const json_t *model = json_object_get(root, "model"), *before = json_object_get(root, "pre_tokenizer");
     const char *type = json_string_value(json_object_get(model, "type")),
                *cutter = json_string_value(json_object_get(before, "type"));
@@ -234,58 +234,64 @@ static inline bool tokenizer_check_kind(const TokenizerFile *file, const json_t 
                          "without a prefix",
                          file->name);
     }
-    return true;
+    file->vocabulary = json_object_get(model, "vocab");
+    file->merges = json_object_get(model, "merges");
+    file->added = tokenizer_get(root, "added_tokens");
+    if (!json_is_object(file->vocabulary)) {
+        return error_set(error, "%s: its model has no object 'vocab'", file->name);
+    }
+    if (!json_is_array(file->merges)) {
+        return error_set(error, "%s: its model has no list 'merges'", file->name);
+    }
+    return file->added == NULL || json_is_array(file->added) ||
+           error_set(error, "%s: 'added_tokens' is not a list", file->name);
 }
 
-// Whether the file gives an id to `text`. tokenizer->vocabulary grows to hold it.
-static inline bool tokenizer_check_id(Tokenizer *tokenizer, const TokenizerFile *file, const char *text,
-                                      const json_t *value, Error *error) {
+// Enters a token with the id that the file gives it. Errors: that is no id, or it has another text
+// already.
+static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, const char *text,
+                                   const json_t *value, TokenKind kind, Error *error) {
     json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
     if (id < 0 || id >= TOKENIZER_MOST_TOKENS) {
         return error_set(error, "%s: the id of the token '%.40s' is not a number from 0 to %d", file->name,
                          text, TOKENIZER_MOST_TOKENS - 1);
     }
-    if (id >= tokenizer->vocabulary) { tokenizer->vocabulary = (int)id + 1; }
-    return true;
-}
-
-// Enters the token `id`. Error: the id has another text already.
-static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, int32_t id, const char *text,
-                                   TokenKind kind, Error *error) {
-    const char *present = file->texts[id];
-    if (present != NULL && strcmp(present, text) != 0) {
-        return error_set(error, "%s: the tokens '%.40s' and '%.40s' have the same id %d", file->name, present,
-                         text, (int)id);
+    if (file->texts[id] != NULL && strcmp(file->texts[id], text) != 0) {
+        return error_set(error, "%s: the tokens '%.40s' and '%.40s' have the same id %d", file->name,
+                         file->texts[id], text, (int)id);
     }
+    if (id >= tokenizer->vocabulary) { tokenizer->vocabulary = (int)id + 1; }
     file->texts[id] = text;
     tokenizer->kinds[id] = (uint8_t)kind;
     return true;
 }
 
-// Enters one of added_tokens, whose content and id have been checked.
-static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *file, const json_t *value,
+// Enters one of added_tokens.
+static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *file, size_t index,
                                         Error *error) {
     static const char *const flags[] = {"single_word", "lstrip", "rstrip"};
-    AddedToken added;
+    const json_t *value = json_array_get(file->added, index), *id = json_object_get(value, "id");
     const char *text = json_string_value(json_object_get(value, "content"));
+    if (text == NULL || text[0] == '\0') {
+        return error_set(error, "%s: added token %zu has no 'content'", file->name, index);
+    }
     const json_t *in_vocabulary = json_object_get(file->vocabulary, text);
-    added.id = (int32_t)json_integer_value(json_object_get(value, "id"));
-    added.special = json_is_true(json_object_get(value, "special"));
-    added.normalized = json_is_true(json_object_get(value, "normalized"));
+    AddedToken added = {.length = strlen(text),
+                        .id = (int32_t)json_integer_value(id),
+                        .special = json_is_true(json_object_get(value, "special")),
+                        .normalized = json_is_true(json_object_get(value, "normalized"))};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
         if (!json_is_true(json_object_get(value, flags[i]))) { continue; }
         return error_set(error, "%s: the added token '%.40s' sets '%s', which is not supported", file->name,
                          text, flags[i]);
     }
-    if (in_vocabulary != NULL && json_integer_value(in_vocabulary) != added.id) {
+    if (in_vocabulary != NULL && json_is_integer(id) && !json_equal(in_vocabulary, id)) {
         return error_set(error, "%s: the added token '%.40s' has the id %d, but %d in the vocabulary",
                          file->name, text, (int)added.id, (int)json_integer_value(in_vocabulary));
     }
-    if (!tokenizer_place(tokenizer, file, added.id, text, added.special ? TOKEN_SPECIAL : TOKEN_ADDED,
-                         error)) {
+    if (!tokenizer_place(tokenizer, file, text, id, added.special ? TOKEN_SPECIAL : TOKEN_ADDED, error)) {
         return false;
     }
-    added.length = strlen(text);
     added.text = strdup(text);
     if (added.text == NULL) { return tokenizer_no_memory(file->name, error); }
     tokenizer->added[tokenizer->added_count++] = added;
@@ -296,32 +302,18 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
 static inline bool tokenizer_read_tokens(Tokenizer *tokenizer, TokenizerFile *file, Error *error) {
     size_t added = json_array_size(file->added);
     const char *text;
-    json_t *value;
-    // First all ids are checked, and the largest is found.
-    json_object_foreach((json_t *)file->vocabulary, text, value) {
-        if (!tokenizer_check_id(tokenizer, file, text, value, error)) { return false; }
-    }
-    for (size_t i = 0; i < added; i++) {
-        const json_t *token = json_array_get(file->added, i);
-        text = json_string_value(json_object_get(token, "content"));
-        if (text == NULL || text[0] == '\0') {
-            return error_set(error, "%s: added token %d has no 'content'", file->name, (int)i);
-        }
-        if (!tokenizer_check_id(tokenizer, file, text, json_object_get(token, "id"), error)) { return false; }
-    }
-    file->texts = (const char **)calloc((size_t)tokenizer->vocabulary + 1, sizeof *file->texts);
-    tokenizer->kinds = (uint8_t *)calloc((size_t)tokenizer->vocabulary + 1, 1);
+    json_t *id;
+    file->texts = (const char **)calloc(TOKENIZER_MOST_TOKENS, sizeof *file->texts);
+    tokenizer->kinds = (uint8_t *)calloc(TOKENIZER_MOST_TOKENS, 1);
     tokenizer->added = (AddedToken *)calloc(added + 1, sizeof *tokenizer->added);
     if (file->texts == NULL || tokenizer->kinds == NULL || tokenizer->added == NULL) {
         return tokenizer_no_memory(file->name, error);
     }
-    json_object_foreach((json_t *)file->vocabulary, text, value) {
-        if (!tokenizer_place(tokenizer, file, (int32_t)json_integer_value(value), text, TOKEN_PLAIN, error)) {
-            return false;
-        }
+    json_object_foreach((json_t *)file->vocabulary, text, id) {
+        if (!tokenizer_place(tokenizer, file, text, id, TOKEN_PLAIN, error)) { return false; }
     }
     for (size_t i = 0; i < added; i++) {
-        if (!tokenizer_read_added(tokenizer, file, json_array_get(file->added, i), error)) { return false; }
+        if (!tokenizer_read_added(tokenizer, file, i, error)) { return false; }
     }
     return true;
 }
@@ -400,35 +392,6 @@ static inline void tokenizer_hash_number(Sha256 *sha, uint32_t number) {
     sha256_add(sha, bytes, sizeof bytes);
 }
 
-// Enters merge number `rank` into the table and into the hash. text: workspace.
-static inline bool tokenizer_read_merge(Tokenizer *tokenizer, const TokenizerFile *file, size_t rank,
-                                        TextList *text, Sha256 *sha, Error *error) {
-    size_t left = tokenizer_split_merge(json_array_get(file->merges, rank), text);
-    if (left == 0) { return error_set(error, "%s: merge %zu is not a pair of tokens", file->name, rank); }
-    const json_t *whole = json_object_get(file->vocabulary, text->bytes);
-    const json_t *second = json_object_get(file->vocabulary, text->bytes + left);
-    char kept = text->bytes[left];
-    text->bytes[left] = '\0';
-    const json_t *first = json_object_get(file->vocabulary, text->bytes);
-    text->bytes[left] = kept;
-    if (whole == NULL || first == NULL || second == NULL) {
-        return error_set(error,
-                         "%s: merge %zu makes '%.80s': this, or a side of it, is not in the vocabulary",
-                         file->name, rank, text->bytes);
-    }
-    int32_t first_id = (int32_t)json_integer_value(first), second_id = (int32_t)json_integer_value(second);
-    TokenMerge *slot = tokenizer_slot(tokenizer, tokenizer_pair(first_id, second_id));
-    if (slot->pair != UINT64_MAX) {
-        return error_set(error, "%s: merges %u and %zu are the same", file->name, (unsigned)slot->rank, rank);
-    }
-    slot->pair = tokenizer_pair(first_id, second_id);
-    slot->rank = (uint32_t)rank;
-    slot->id = (int32_t)json_integer_value(whole);
-    tokenizer_hash_number(sha, (uint32_t)first_id);
-    tokenizer_hash_number(sha, (uint32_t)second_id);
-    return true;
-}
-
 // The first part of the hash: the numbers of tokens and merges, and all tokens.
 static inline void tokenizer_hash_tokens(const Tokenizer *tokenizer, const TokenizerFile *file, Sha256 *sha) {
     static const char prefix[] = "acco tokenizer 1\n";
@@ -464,7 +427,34 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
     for (size_t i = 0; i < tokenizer->merge_slots; i++) { tokenizer->merges[i].pair = UINT64_MAX; }
     tokenizer_hash_tokens(tokenizer, file, &sha);
     for (size_t rank = 0; good && rank < count; rank++) {
-        good = tokenizer_read_merge(tokenizer, file, rank, &text, &sha, error);
+        size_t left = tokenizer_split_merge(json_array_get(file->merges, rank), &text);
+        if (left == 0) {
+            good = error_set(error, "%s: merge %zu is not a pair of tokens", file->name, rank);
+            break;
+        }
+        const json_t *whole = json_object_get(file->vocabulary, text.bytes);
+        const json_t *second = json_object_get(file->vocabulary, text.bytes + left);
+        char kept = text.bytes[left];
+        text.bytes[left] = '\0';
+        const json_t *first = json_object_get(file->vocabulary, text.bytes);
+        text.bytes[left] = kept;
+        if (whole == NULL || first == NULL || second == NULL) {
+            good = error_set(error,
+                             "%s: merge %zu makes '%.80s': this, or a side of it, is not in the vocabulary",
+                             file->name, rank, text.bytes);
+            break;
+        }
+        int32_t first_id = (int32_t)json_integer_value(first),
+                second_id = (int32_t)json_integer_value(second);
+        TokenMerge merge = {tokenizer_pair(first_id, second_id), (uint32_t)rank,
+                            (int32_t)json_integer_value(whole)},
+                   *slot = tokenizer_slot(tokenizer, merge.pair);
+        if (slot->pair != UINT64_MAX) {
+            good = error_set(error, "%s: merges %u and %zu are the same", file->name, slot->rank, rank);
+        }
+        *slot = merge;
+        tokenizer_hash_number(&sha, (uint32_t)first_id);
+        tokenizer_hash_number(&sha, (uint32_t)second_id);
     }
     text_list_free(&text);
     sha256_end(&sha, tokenizer->hash);
@@ -492,39 +482,6 @@ static inline void tokenizer_close(Tokenizer *tokenizer) {
     memset(tokenizer, 0, sizeof *tokenizer);
 }
 
-static inline bool tokenizer_read(Tokenizer *tokenizer, TokenizerFile *file, const json_t *root,
-                                  Error *error) {
-    const json_t *model = json_object_get(root, "model");
-    if (!tokenizer_check_kind(file, root, error)) { return false; }
-    file->vocabulary = json_object_get(model, "vocab");
-    file->merges = json_object_get(model, "merges");
-    file->added = tokenizer_get(root, "added_tokens");
-    if (!json_is_object(file->vocabulary)) {
-        return error_set(error, "%s: its model has no object 'vocab'", file->name);
-    }
-    if (!json_is_array(file->merges)) {
-        return error_set(error, "%s: its model has no list 'merges'", file->name);
-    }
-    if (file->added != NULL && !json_is_array(file->added)) {
-        return error_set(error, "%s: 'added_tokens' is not a list", file->name);
-    }
-    if (!tokenizer_read_tokens(tokenizer, file, error) || !tokenizer_make_bytes(tokenizer, file, error) ||
-        !tokenizer_read_merges(tokenizer, file, error)) {
-        return false;
-    }
-    int code = 0;
-    PCRE2_SIZE offset = 0;
-    tokenizer->pattern = pcre2_compile((PCRE2_SPTR)TOKENIZER_PATTERN, PCRE2_ZERO_TERMINATED,
-                                       PCRE2_UTF | PCRE2_ANCHORED, &code, &offset, NULL);
-    if (tokenizer->pattern == NULL) {
-        return error_set(error,
-                         "%s: PCRE2 refuses the pattern of GPT-2 (error %d): it must be built with Unicode",
-                         file->name, code);
-    }
-    pcre2_jit_compile(tokenizer->pattern, PCRE2_JIT_COMPLETE); // failure only means slower matching
-    return true;
-}
-
 // Opens the `size` bytes of a tokenizer.json. name: of the file, for messages. Keeps
 // nothing of the bytes. On failure there is nothing to close.
 static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name, const void *bytes,
@@ -539,9 +496,21 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
         return error_set(error, "%s is no tokenizer, which is JSON: line %d: %s", name, trouble.line,
                          trouble.text);
     }
-    bool good = tokenizer_read(tokenizer, &file, root, error);
+    bool good = tokenizer_find_parts(&file, root, error) && tokenizer_read_tokens(tokenizer, &file, error) &&
+                tokenizer_make_bytes(tokenizer, &file, error) &&
+                tokenizer_read_merges(tokenizer, &file, error);
     json_decref(root);
     free(file.texts);
+    int code = 0;
+    PCRE2_SIZE offset = 0;
+    tokenizer->pattern = pcre2_compile((PCRE2_SPTR)TOKENIZER_PATTERN, PCRE2_ZERO_TERMINATED,
+                                       PCRE2_UTF | PCRE2_ANCHORED, &code, &offset, NULL);
+    if (good && tokenizer->pattern == NULL) {
+        good = error_set(error,
+                         "%s: PCRE2 refuses the pattern of GPT-2 (error %d): it must be built with Unicode",
+                         name, code);
+    }
+    if (good) { pcre2_jit_compile(tokenizer->pattern, PCRE2_JIT_COMPLETE); } // failing means slower matching
     if (!good) { tokenizer_close(tokenizer); }
     return good;
 }
@@ -638,21 +607,6 @@ static inline PieceMerge piece_pop(TokenizerWork *work) {
     return top;
 }
 
-// Carries out `merge` if it is still possible: other merges may have changed its tokens
-// since it was pushed. False: no memory.
-static inline bool piece_apply(TokenizerWork *work, const PieceMerge *merge) {
-    PieceToken *left = &work->tokens[merge->position];
-    if (left->id < 0 || left->next < 0) { return true; }
-    PieceToken *right = &work->tokens[left->next];
-    const TokenMerge *now = tokenizer_slot(work->tokenizer, tokenizer_pair(left->id, right->id));
-    if (now->pair == UINT64_MAX || now->id != merge->id) { return true; }
-    left->id = merge->id;
-    left->next = right->next;
-    right->id = -1;
-    if (left->next >= 0) { work->tokens[left->next].previous = merge->position; }
-    return piece_push(work, left->previous, merge->position) && piece_push(work, merge->position, left->next);
-}
-
 // Encodes one piece of `count` bytes (at least one) in O(count log count). False: no
 // memory.
 static inline bool tokenizer_encode_piece(TokenizerWork *work, const uint8_t *bytes, size_t count) {
@@ -671,7 +625,18 @@ static inline bool tokenizer_encode_piece(TokenizerWork *work, const uint8_t *by
     for (size_t i = 0; good && i + 1 < count; i++) { good = piece_push(work, (int32_t)i, (int32_t)i + 1); }
     while (good && work->heap_count > 0) {
         PieceMerge merge = piece_pop(work);
-        good = piece_apply(work, &merge);
+        PieceToken *left = &work->tokens[merge.position];
+        if (left->id < 0 || left->next < 0) { continue; }
+        PieceToken *right = &work->tokens[left->next];
+        // Other merges may have changed the two tokens since this one was pushed.
+        const TokenMerge *now = tokenizer_slot(tokenizer, tokenizer_pair(left->id, right->id));
+        if (now->pair == UINT64_MAX || now->id != merge.id) { continue; }
+        left->id = merge.id;
+        left->next = right->next;
+        right->id = -1;
+        if (left->next >= 0) { work->tokens[left->next].previous = merge.position; }
+        good =
+            piece_push(work, left->previous, merge.position) && piece_push(work, merge.position, left->next);
     }
     for (int32_t i = 0; good && i >= 0; i = work->tokens[i].next) {
         good = token_list_add(work->out, work->tokens[i].id);
@@ -708,20 +673,6 @@ static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *te
     return true;
 }
 
-// The longest added token that the text begins with; NULL: none. normalized: which of the
-// two kinds.
-static inline const AddedToken *tokenizer_match_added(const Tokenizer *tokenizer, const uint8_t *text,
-                                                      size_t count, bool normalized) {
-    const AddedToken *longest = NULL;
-    for (int i = 0; i < tokenizer->added_count; i++) {
-        const AddedToken *added = &tokenizer->added[i];
-        bool fits = added->normalized == normalized && added->length <= count &&
-                    memcmp(added->text, text, added->length) == 0;
-        if (fits && (longest == NULL || added->length > longest->length)) { longest = added; }
-    }
-    return longest;
-}
-
 // Encodes any text: cuts out the added tokens that are not normalized, then out of each
 // range between them those that are, and encodes what is left.
 static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *text, size_t count,
@@ -732,8 +683,13 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
     for (size_t begin = 0, at = 0; begin < count;) {
         const AddedToken *added = NULL;
         for (; at < count; at += added != NULL ? added->length : 1) {
-            added =
-                begins[text[at]] ? tokenizer_match_added(tokenizer, text + at, count - at, normalized) : NULL;
+            added = NULL; // the longest that the text begins with here
+            for (int i = 0; begins[text[at]] && i < tokenizer->added_count; i++) {
+                const AddedToken *one = &tokenizer->added[i];
+                bool fits = one->normalized == normalized && one->length <= count - at &&
+                            memcmp(one->text, text + at, one->length) == 0;
+                if (fits && (added == NULL || one->length > added->length)) { added = one; }
+            }
             if (added != NULL && (work->special || !added->special)) { break; }
         }
         bool good = normalized ? tokenizer_encode_plain(work, text + begin, at - begin, error)

@@ -10,10 +10,12 @@
 // reached.
 static inline void fuzz_token_file_seal(uint8_t *bytes, size_t size) {
     if (size < TOKEN_FILE_HEADER_BYTES || !token_file_recognise(bytes, size)) { return; }
-    memset(bytes + TOKEN_FILE_CHECKSUM_AT, 0, TOKEN_FILE_CHECKSUM_BYTES);
+    memset(bytes + offsetof(TokenFileHeader, checksum), 0, 8);
     uLong sum = crc32_z(0, bytes + TOKEN_FILE_HEADER_BYTES, size - TOKEN_FILE_HEADER_BYTES);
     sum = crc32_z(sum, bytes, TOKEN_FILE_HEADER_BYTES);
-    for (int i = 0; i < 4; i++) { bytes[TOKEN_FILE_CHECKSUM_AT + i] = (uint8_t)(sum >> (8 * i)); }
+    for (int i = 0; i < 4; i++) {
+        bytes[offsetof(TokenFileHeader, checksum) + (size_t)i] = (uint8_t)(sum >> (8 * i));
+    }
 }
 
 static inline void fuzz_token_file_read(const TokenFile *file, size_t size, bool checked) {

@@ -8,7 +8,7 @@
 //              E. On equally fast ranks a commit takes max(A c, S) + max(B c, E). That is
 //              least, max(k c, S + E), where A : B = S : E: equal rounds where both
 //              exchanges are equally large, and a long A where the estimate travels in a
-//              coarser format. Unequal ranks are simulated (plan/choice.h).
+//              coarser format. Unequal ranks are simulated (plan/choose.h).
 //   noise      Count A, B and k = A + B over all workers, and let micro-batch gradients be
 //              independent with variance v. Then the mean over A differs from the mean
 //              over the batch with variance v (1/A - 1/k) = v B / (A k). Under SGD that,

@@ -1,9 +1,8 @@
 // test_split.c: how ACCO divides a batch into its two rounds (acco_split.h), what is chosen
-// where the user leaves that to the program (plan/choice.h), and how it is measured
+// where the user leaves that to the program (plan/choose.h), and how it is measured
 // (measure.h).
 
-#include "measure.h"
-#include "plan/choice.h"
+#include "plan/choose.h"
 #include "test/rules_bench.h"
 
 // ---------------------------------------------------------------------------------------
@@ -123,7 +122,7 @@ static Case *case_new(int size, const RankSpeed *ranks) {
     one->problem.parameter_count = 3000;
     one->machine.host.bytes_per_second = one->machine.inside.bytes_per_second = INFINITY;
     one->machine.memory_bytes_per_second = one->machine.exchange_bytes_per_second = INFINITY;
-    one->machine.micro_batch = 1; // choice.h puts what was measured in its place
+    one->machine.micro_batch = 1; // choose.h puts what was measured in its place
     Measurements measured = {.rule = rule,
                              .settings = &one->settings,
                              .problem = &one->problem,

@@ -89,7 +89,7 @@ static inline bool token_writer_end(TokenWriter *writer, Error *error) {
     TokenFileHeader header = {.version = TOKEN_FILE_VERSION,
                               .token_bytes = (uint32_t)token_writer_width(writer),
                               .vocabulary = (uint32_t)writer->tokenizer->vocabulary,
-                              .flags = masked ? TOKEN_FILE_HAS_MASK : 0,
+                              .flags = masked ? (uint32_t)TOKEN_FILE_HAS_MASK : 0,
                               .token_count = writer->count,
                               .padded = (uint32_t)writer->padded};
     memcpy(header.magic, token_file_magic(), sizeof header.magic);

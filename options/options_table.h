@@ -331,7 +331,8 @@ static const OptionSpec option_table[] = {
     {OPTION("inner", RATE, OTHER_BITS), CHOICE_OPTION(inner, "adamw", "adamw", "muon"), .help =
      "What makes the steps inside every rule. muon: Muon for the matrices of the layers and AdamW for all "
      "else, with one learning rate for both. Muon needs fewer commits than AdamW, above all with large "
-     "batches, one moment less, and more computation for each commit."},
+     "batches, one moment less, and more computation for each commit. Its best --lr is one to four times "
+     "that of AdamW, the more the larger the batch is."},
     {OPTION("muon-momentum", RATE, OTHER_BITS), REAL_OPTION(muon_momentum, "0.95", 0, 0.999999, "X"),
      .needs = "inner", .help = "Memory of Muon's mean gradient."},
     {OPTION("muon-iterations", RATE, OTHER_BITS), INTEGER_OPTION(muon_iterations, "5", 1, 100, "N"),

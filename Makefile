@@ -3,7 +3,8 @@
 #                       for which compute capabilities. CUDA=0: for CPUs, whatever is here
 # make install          copies train_gpt to PREFIX=/usr/local, into bin; make uninstall removes it
 # make run              installs what is missing, builds, and trains a small model for a minute
-# make test             installs what is missing and runs all tests
+# make test             installs what is missing and runs all tests; GROUP=unit, rules, program or
+#                       cuda: those of one folder of test/
 # make test-asan, test-tsan     the tests under sanitizers
 # make check            are layout, includes, names of rules and documentation in order?
 # make check-cxx        are the sources also valid C++?
@@ -29,8 +30,9 @@
 BUILD   := build
 CONFIG  := build/config.mk
 PROGRAM := train_gpt
-TESTS   := $(sort $(basename $(notdir $(wildcard test/test_*.c))))
-CUDA_TESTS := $(sort $(basename $(notdir $(wildcard test/test_*.cu))))
+GROUP   := unit rules program cuda
+TESTS   := $(sort $(basename $(notdir $(wildcard $(GROUP:%=test/%/test_*.c)))))
+CUDA_TESTS := $(sort $(basename $(notdir $(wildcard $(GROUP:%=test/%/test_*.cu)))))
 BENCHES := $(sort $(basename $(notdir $(wildcard dev/bench/bench_*.c))))
 CORES   := $(shell nproc)
 
@@ -167,15 +169,15 @@ $(BUILD)/emulated/bench_cuda: dev/gpu/bench_cuda.cu Makefile $(BUILD)/emulate.fl
 	@mkdir -p $(@D)
 	$(EMULATE) $< -o $@ $(LDFLAGS) $(LIBS)
 
-$(BUILD)/test/%: test/%.cu Makefile $(BUILD)/emulate.flags
+$(BUILD)/test/%: test/cuda/%.cu Makefile $(BUILD)/emulate.flags
 	@mkdir -p $(@D)
 	$(EMULATE) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 
-# Its loads and stores call functions of its own (test/accesses.h), so ThreadSanitizer's
+# Its loads and stores call functions of its own (test/cuda/accesses.h), so ThreadSanitizer's
 # library is not linked.
-$(BUILD)/test/test_cuda_counters: test/test_cuda_counters.cu test/accesses.c Makefile $(BUILD)/emulate.flags $(BUILD)/c.flags
+$(BUILD)/test/test_cuda_counters: test/cuda/test_cuda_counters.cu test/cuda/accesses.c Makefile $(BUILD)/emulate.flags $(BUILD)/c.flags
 	@mkdir -p $(@D)
-	@$(COMPILE) -MT $@ -c test/accesses.c -o $@.accesses.o
+	@$(COMPILE) -MT $@ -c test/cuda/accesses.c -o $@.accesses.o
 	$(EMULATE) -MT $@ -fsanitize=thread -c $< -o $@.o
 	@$(CXX) $@.o $@.accesses.o -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 	@rm $@.o $@.accesses.o
@@ -185,13 +187,14 @@ $(BUILD)/train_gpt.o: train_gpt.cu Makefile $(BUILD)/c.flags
 	@$(NEEDED)
 	$(COMPILE) $(FACTS) -x c -c $< -o $@
 
-$(BUILD)/test/%: test/%.c Makefile $(BUILD)/c.flags
+vpath test_%.c test/unit test/rules test/program
+$(BUILD)/test/%: %.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(COMPILE) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 
 # What the CUDA program opens by this name, for the test that starts it.
 $(BUILD)/test/test_cuda_program: | $(BUILD)/test/libnvidia-ml.so.1
-$(BUILD)/test/libnvidia-ml.so.1: test/nvml_stand_in.c Makefile $(BUILD)/c.flags
+$(BUILD)/test/libnvidia-ml.so.1: test/program/nvml_stand_in.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	@$(CC) -std=gnu11 $(WARNINGS) -fPIC -shared $< -o $@
 

@@ -10,7 +10,7 @@
 // Results repeat bit for bit and do not depend on the number of threads. Gradients of
 // parameters are added to (+=); other outputs are overwritten unless stated. NaN and
 // infinity in an input reach the output. The CPU version is the specification;
-// test/test_cuda_*.cu compare the CUDA version with it at odd shapes. docs/kernels.md
+// test/cuda/test_cuda_*.cu compare the CUDA version with it at odd shapes. docs/kernels.md
 // explains each operation.
 #ifndef ACCO_KERNELS_KERNELS_H
 #define ACCO_KERNELS_KERNELS_H

@@ -20,7 +20,7 @@
 //     <rule>   repeats that choice. A rule that follows another one gives its alternative
 //              of the same index: <he> after {hero}
 // The alternatives of a choice are prefix-free, and plots first differ at a plain byte
-// (test/test_corpus.c checks it). So the text up to any byte tells which alternatives are
+// (test/unit/test_corpus.c checks it). So the text up to any byte tells which alternatives are
 // still possible, and the byte costs ln(possible before it / possible after it) nats.
 #ifndef ACCO_TOKENIZER_CORPUS_H
 #define ACCO_TOKENIZER_CORPUS_H

@@ -4,7 +4,7 @@
 //
 // A line is: the kernel's address in this program, as nm prints it; threads; bytes of
 // shared memory; the preset; fp32 or bf16.
-#include "test/cuda_kernels.h"
+#include "test/cuda/cuda_kernels.h"
 
 #include "kernels/kernels.h"
 #include "models.h"

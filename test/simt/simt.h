@@ -68,7 +68,7 @@ enum {
 };
 
 // For code that looks at memory in the name of a kernel: accesses by it are not the
-// kernel's own (test/accesses.h).
+// kernel's own (test/cuda/accesses.h).
 #define SIMT_UNWATCHED __attribute__((no_sanitize("thread")))
 
 struct dim3 {

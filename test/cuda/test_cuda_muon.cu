@@ -1,6 +1,6 @@
 // test_cuda_muon.cu: a step of Muon on a GPU against the same step on the CPU, at odd shapes, tall and
 // wide, and in every order of threads the same bits.
-#include "test/cuda_kernels.h"
+#include "test/cuda/cuda_kernels.h"
 
 #include "optimizer.h"
 

@@ -6,7 +6,7 @@
 // with NaN beforehand, memory ends where an array ends, and every order of threads must
 // give the same bits.
 
-#include "test/cuda_kernels.h"
+#include "test/cuda/cuda_kernels.h"
 
 #include <float.h>
 #include <time.h>

@@ -7,7 +7,7 @@
 //
 //     python -m tokenizer.prepare --tokenizer test/reference --val-fraction 0
 //         --out documents test/reference/documents.txt
-#include "test/fleet.h"
+#include "test/program/fleet.h"
 
 #include "tokenizer/text_format.h"
 #include "tokenizer/tokenize.h"

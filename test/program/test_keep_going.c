@@ -2,7 +2,7 @@
 //
 // The first test trains under the real mpirun. In the others stand-ins (shell scripts that
 // the test writes) take the place of the launcher, of the program and of ssh.
-#include "test/program.h"
+#include "test/program/program.h"
 
 static Stage stage;
 

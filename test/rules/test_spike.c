@@ -3,7 +3,7 @@
 // Here spikes are finite, but far too large. Values that are not finite, and whom the
 // message names, are in test_schedule.c. That a run which leaves spikes out ends in the
 // same bits as a plain loop which leaves them out is in test_rules.c.
-#include "test/rules_bench.h"
+#include "test/rules/rules_bench.h"
 
 // A usual gradient norm: its logarithm is uniform in [-0.2, 0.2).
 static double even_norm(uint64_t i) { return exp(0.2 * (double)noise(7, i)); }

@@ -7,7 +7,7 @@
 // for ranks to start, so they start many at once.
 #define _GNU_SOURCE // prlimit
 #include "checkpoint/safetensors.h"
-#include "test/fleet.h"
+#include "test/program/fleet.h"
 
 #include <dirent.h>
 #include <sys/mount.h>

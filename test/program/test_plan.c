@@ -1,7 +1,7 @@
 // test_plan.c: train_gpt plan as a user meets it: whether a run fits, what would, how long its
 // commits take under every rule, and which rule to take. test_program.c compares planned
 // memory with what runs use; test_simulation.c has what the times rest on.
-#include "test/program.h"
+#include "test/program/program.h"
 
 // ---------------------------------------------------------------------------------------
 // Memory

@@ -20,7 +20,7 @@
 //                    trace that cannot be written ends nothing, but is no success
 //   Spikes           a NaN stops the run; bad data can be skipped or rolled back
 #define _GNU_SOURCE // prlimit
-#include "test/fleet.h"
+#include "test/program/fleet.h"
 
 #include <dirent.h>
 

@@ -5,7 +5,7 @@
 // in it.
 //
 // The steps here are too small to change anything, so a loss depends on the data alone.
-#include "test/fleet.h"
+#include "test/program/fleet.h"
 
 #include "runtime/random.h"
 #include "tokenizer/token_file.h"

@@ -1,7 +1,7 @@
 // test_tokenize.c: lines of JSON become the token files of a plain definition: every
 // document's tokens, its mask, its side and its padding, with any number of threads. What is
 // no document is refused with its line.
-#include "test/fleet.h"
+#include "test/program/fleet.h"
 
 #include "tokenizer/tokenize.h"
 

@@ -5,7 +5,7 @@
 // for the right ones. Those with GELU in an epilogue, which are only benchmarked
 // (dev/gpu/gelu_epilogues.cuh), are compared here with the formulas and with the
 // program's own form.
-#include "test/cuda_kernels.h"
+#include "test/cuda/cuda_kernels.h"
 
 #include <time.h>
 

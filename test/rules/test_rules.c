@@ -13,10 +13,10 @@
 //
 //   j        0    1    2    3    4    5     6     7
 //   mean X   2   3.5   5   6.5   8   9.5   11   12.5
-#include "test/rules_bench.h"
+#include "test/rules/rules_bench.h"
 
-#include "test/replay.h"
-#include "test/worked_streaming.h"
+#include "test/rules/replay.h"
+#include "test/rules/worked_streaming.h"
 
 // ---------------------------------------------------------------------------------------
 // Worked examples: rules whose workers step together

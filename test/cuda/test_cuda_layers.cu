@@ -5,7 +5,7 @@
 // same bits in every order of threads and blocks. Shapes are odd on purpose: rows that no
 // number of blocks divides, columns that allow no 16-byte access, rows wider than a
 // block.
-#include "test/cuda_kernels.h"
+#include "test/cuda/cuda_kernels.h"
 
 #include <time.h>
 

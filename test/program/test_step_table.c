@@ -1,7 +1,7 @@
 // test_step_table.c: dev/gpu/step-table on times that this test writes, and the committed
 // predictions of a step of 125M against the step that the model's shape asks for.
 #include "models.h"
-#include "test/program.h"
+#include "test/program/program.h"
 
 static Stage stage;
 

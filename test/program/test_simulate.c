@@ -1,7 +1,7 @@
 // test_simulate.c: dev/simulate on few machines: the page, its pictures and its table;
 // and the messages about mistakes. What draws needs gnuplot and is skipped where there is
 // none.
-#include "test/program.h"
+#include "test/program/program.h"
 
 static Stage stage;
 static bool has_gnuplot;

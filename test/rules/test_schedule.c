@@ -9,7 +9,7 @@
 //
 // What the rules compute is tested in test_rules.c.
 #include "test/rule_cases.h"
-#include "test/rules_bench.h"
+#include "test/rules/rules_bench.h"
 
 // ---------------------------------------------------------------------------------------
 // The same bits

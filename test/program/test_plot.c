@@ -4,7 +4,7 @@
 // Two runs: one that went well, in a directory whose name HTML must escape; and one with
 // nulls, resumed from an earlier commit, whose last line is still being written. Tests
 // that draw need gnuplot and are skipped where there is none.
-#include "test/program.h"
+#include "test/program/program.h"
 
 static Stage stage;
 static bool has_gnuplot;

@@ -7,13 +7,13 @@
 // must end with the same parameters and validation loss, and have the same gradient norm
 // and learning rate at every commit.
 #define _GNU_SOURCE
-#include "test/program.h"
+#include "test/program/program.h"
 
 #include "program/agreement.h"
 #include "test/model_loss.h"
-#include "test/replay.h"
 #include "test/rule_cases.h"
-#include "test/worked_streaming.h"
+#include "test/rules/replay.h"
+#include "test/rules/worked_streaming.h"
 #include "training_problem.h"
 
 // ---------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 #ifndef ACCO_TEST_FLEET_H
 #define ACCO_TEST_FLEET_H
 
-#include "test/program.h"
+#include "test/program/program.h"
 
 #include <zlib.h>
 

@@ -6,7 +6,7 @@
 // order gradients are added. Before its first pass all activations and all workspace of a
 // model on the device are NaN, so that the pass reads nothing that it has not computed.
 // Bounds are about twice the worst of fifty runs.
-#include "test/cuda_kernels.h"
+#include "test/cuda/cuda_kernels.h"
 
 #include <time.h>
 

@@ -3,7 +3,7 @@
 // After a power failure a file holds what was there at its latest fsync, and a directory
 // the names that were there at its own. No test can pull the plug, so this one watches
 // the calls: the program's fsync() is the one below, which notes what it was called for.
-#include "test/rules_bench.h"
+#include "test/rules/rules_bench.h"
 
 #include "checkpoint/save.h"
 

@@ -13,7 +13,7 @@
 // The third part is about mistakes that must end the program. It runs each in a child
 // process and looks at its exit status and message.
 
-#include "test/cuda_kernels.h"
+#include "test/cuda/cuda_kernels.h"
 #include "test/harness.h"
 
 #include <pthread.h>

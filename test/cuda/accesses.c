@@ -1,6 +1,6 @@
 // accesses.c: the functions that code compiled with -fsanitize=thread calls (accesses.h).
 // It is compiled without that flag itself. One thread counts at a time.
-#include "test/accesses.h"
+#include "test/cuda/accesses.h"
 
 #include <stdlib.h>
 

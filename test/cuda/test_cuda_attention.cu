@@ -4,7 +4,7 @@
 // Device and CPU start from the same rounded numbers. Besides being close, results must
 // have the same bits in every order of threads, nothing may be written outside the
 // outputs, nothing outside the band may have an effect, and no NaN inside it may be lost.
-#include "test/cuda_kernels.h"
+#include "test/cuda/cuda_kernels.h"
 
 #include <time.h>
 

@@ -13,7 +13,7 @@
 //
 // Operations of tensor cores are counted where the emulator computes them. Not counted
 // are other arithmetic, shared memory, and what a library computes.
-#include "test/cuda_kernels.h"
+#include "test/cuda/cuda_kernels.h"
 
 #include "kernels/cpu/embedding.h"
 #include "kernels/cuda/adamw.cuh"
@@ -24,7 +24,7 @@
 #include "kernels/cuda/gelu.cuh"
 #include "kernels/cuda/layernorm.cuh"
 #include "kernels/cuda/outer.cuh"
-#include "test/accesses.h"
+#include "test/cuda/accesses.h"
 
 // ---------------------------------------------------------------------------------------
 // Counting

@@ -1,7 +1,7 @@
 // test_reproduce.c: dev/reproduce/run: every claim can be listed at every scale; a claim is
 // run, judged and drawn, and what has been run is not run again; and the messages about
 // mistakes. Runs are so short here that what they say means nothing.
-#include "test/program.h"
+#include "test/program/program.h"
 
 static Stage stage;
 static bool can_run; // there are mpirun and gnuplot

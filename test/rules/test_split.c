@@ -3,7 +3,7 @@
 // (measure.h).
 
 #include "plan/choose.h"
-#include "test/rules_bench.h"
+#include "test/rules/rules_bench.h"
 
 // ---------------------------------------------------------------------------------------
 // From a share to micro-batches

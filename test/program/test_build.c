@@ -7,7 +7,7 @@
 // program: nothing is really compiled, so no library need be here, and a build takes
 // a moment.
 #define _GNU_SOURCE
-#include "test/program.h"
+#include "test/program/program.h"
 
 static const char compiler[] =
     "#!/bin/sh\n"

@@ -13,7 +13,7 @@
 //             names of spans
 //
 // EMULATED is the binary.
-#include "test/fleet.h"
+#include "test/program/fleet.h"
 
 // The GPUs that programs find from now on, as SIMT_GPUS says them, and the memory of
 // each. NULL, NULL: one GPU of 4 GB.

@@ -183,6 +183,34 @@ static inline bool options_emulate_link(const Options *options) {
     return options->link_mbit > 0 || options->link_us > 0;
 }
 
+// An emulated delay longer than the deadline would end the run with a message that blames
+// the network.
+static inline bool options_check_emulation(const Options *options, Error *error) {
+    const Rule *rule = options_rule(options);
+    SchedulerSettings settings = {.steps = 1, .fragments = 1};
+    if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
+    double steps = (double)settings.steps / settings.fragments; // between two exchanges
+    int batches = options_rank_accumulate(options, options->slow_rank < 0 ? 0 : (int)options->slow_rank);
+    double waiting = options->slow_ms * (batches > 0 ? batches : 1) * steps / 1000;
+    double chunks = options->link_mbit > 0 ? 2 * 8.4 / options->link_mbit : 0; // two of 1 MB under way
+    double latency = options->chaos_ms / 1000 + options->link_us / 1e6;
+    char what[128];
+    if (waiting >= options->timeout_s) {
+        snprintf(what, sizeof what, "--slow-ms %g makes the others wait %g s for an exchange",
+                 options->slow_ms, waiting);
+    } else if (chunks >= options->timeout_s) {
+        snprintf(what, sizeof what, "--link-mbit %g needs %g s for two chunks of data", options->link_mbit,
+                 chunks);
+    } else if (latency >= options->timeout_s) {
+        snprintf(what, sizeof what, "--chaos-ms %g and --link-us %g delay a message by up to %g s",
+                 options->chaos_ms, options->link_us, latency);
+    } else {
+        return true;
+    }
+    return error_set(error, "%s, longer than --timeout-s %g: the run would end itself", what,
+                     options->timeout_s);
+}
+
 // What the rule says of its own options. layers: of the model; 0: not known yet.
 static inline bool options_check_rule(const Options *options, int layers, Error *error) {
     const Rule *rule = options_rule(options);
@@ -234,7 +262,7 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
 static inline bool options_check(const Options *options, Error *error) {
     return options_check_columns(options, error) && options_check_accumulate(options, error) &&
            options_check_rank_list(options, error) && options_check_rule(options, 0, error) &&
-           options_check_pairs(options, error);
+           options_check_emulation(options, error) && options_check_pairs(options, error);
 }
 
 // The contradictions that show when the number of ranks is known.

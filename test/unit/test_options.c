@@ -843,6 +843,19 @@ static void test_contradictions(void **state) {
                          "--gpu-memory has no effect with --device cpu: leave one of them away");
     expect_contradiction("--slow-ms 3", "--slow-ms needs --slow-rank");
     expect_contradiction("--slow-rank 0", "--slow-rank needs --slow-ms");
+    expect_contradiction("--slow-rank 0 --slow-ms 6000 --timeout-s 10", "longer than --timeout-s 10");
+    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer co2",
+                         "wait 24 s for an exchange");
+    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer diloco",
+                         "wait 60 s for an exchange");
+    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer streaming-diloco",
+                         "wait 30 s for an exchange");
+    expect_contradiction("--slow-rank 1 --slow-ms 1000 --timeout-s 20 --rank-accumulate 2,20",
+                         "wait 20 s for an exchange");
+    expect_contradiction("--chaos-ms 6000 --timeout-s 5", "longer than --timeout-s 5");
+    expect_contradiction("--chaos-ms 600 --link-us 5e5 --timeout-s 1", "longer than --timeout-s 1");
+    expect_contradiction("--link-mbit 1 --timeout-s 16",
+                         "--link-mbit 1 needs 16.8 s for two chunks of data, longer than --timeout-s 16");
     expect_contradiction("--val-data x --val-batches none",
                          "--val-data has no effect with --val-batches none");
     expect_contradiction("--val-data x --data x", "same as --data");

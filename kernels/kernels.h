@@ -51,8 +51,12 @@
         call; \
         return; \
     }
+// The operation on a GPU or on the CPU, whichever the stream belongs to.
+#define KERNEL(operation, stream, ...) \
+    ((stream)->queue != NULL ? cuda_##operation(stream, __VA_ARGS__) : cpu_##operation(stream, __VA_ARGS__))
 #else
 #define KERNEL_ON_GPU(stream, call) (void)(stream);
+#define KERNEL(operation, stream, ...) cpu_##operation(stream, __VA_ARGS__)
 #endif
 
 // Whether this program contains code for the GPU: it may have been built for others only.
@@ -112,13 +116,15 @@ static inline void gemm_open(Stream *stream, void *workspace, int sm_count) {
 
 static inline void gemm_close(Stream *stream) { KERNEL_ON_GPU(stream, cuda_gemm_close(stream)) }
 
+static inline void matmul(Stream *stream, const Matmul *work) { KERNEL(matmul, stream, work); }
+
 // output (rows, outputs), rows output_stride apart, = input (rows, inputs) weight^T for
 // weight (outputs, inputs), as PyTorch stores it.
 static inline void matmul_forward(Stream *stream, Real *output, int output_stride, const Real *input,
                                   const Real *weight, int rows, int inputs, int outputs) {
-    KERNEL_ON_GPU(stream,
-                  cuda_matmul_forward(stream, output, output_stride, input, weight, rows, inputs, outputs))
-    cpu_matmul_forward(stream, output, output_stride, input, weight, rows, inputs, outputs);
+    Matmul work = matmul_describe(stream->precision, output, output_stride, input, inputs, false, weight,
+                                  inputs, true, rows, outputs, inputs, false);
+    matmul(stream, &work);
 }
 
 // d_input (rows, inputs) = d_output (rows, outputs) weight. Rows of both are their
@@ -126,10 +132,9 @@ static inline void matmul_forward(Stream *stream, Real *output, int output_strid
 static inline void matmul_backward_input(Stream *stream, Real *d_input, int d_input_stride,
                                          const Real *d_output, int d_output_stride, const Real *weight,
                                          int rows, int inputs, int outputs) {
-    KERNEL_ON_GPU(stream, cuda_matmul_backward_input(stream, d_input, d_input_stride, d_output,
-                                                     d_output_stride, weight, rows, inputs, outputs))
-    cpu_matmul_backward_input(stream, d_input, d_input_stride, d_output, d_output_stride, weight, rows,
-                              inputs, outputs);
+    Matmul work = matmul_describe(stream->precision, d_input, d_input_stride, d_output, d_output_stride,
+                                  false, weight, inputs, false, rows, inputs, outputs, false);
+    matmul(stream, &work);
 }
 
 // d_weight (outputs, inputs) += d_output^T input. On the CPU matmul_padded_stride gives
@@ -137,17 +142,18 @@ static inline void matmul_backward_input(Stream *stream, Real *d_input, int d_in
 static inline void matmul_backward_weight(Stream *stream, float *d_weight, const Real *d_output,
                                           int d_output_stride, const Real *input, int rows, int inputs,
                                           int outputs) {
-    KERNEL_ON_GPU(stream, cuda_matmul_backward_weight(stream, d_weight, d_output, d_output_stride, input,
-                                                      rows, inputs, outputs))
-    cpu_matmul_backward_weight(stream, d_weight, d_output, d_output_stride, input, rows, inputs, outputs);
+    Matmul work = matmul_describe(stream->precision, as_reals(d_weight), inputs, d_output, d_output_stride,
+                                  true, input, inputs, false, outputs, inputs, rows, true);
+    matmul(stream, &work);
 }
 
 // result (M, N) = a (M, K) b (K, N), each dense; a transposed operand is stored as (K, M) or
 // (N, K).
 static inline void matmul_product(Stream *stream, Real *result, const Real *a, bool a_transposed,
                                   const Real *b, bool b_transposed, int M, int N, int K) {
-    KERNEL_ON_GPU(stream, cuda_matmul_product(stream, result, a, a_transposed, b, b_transposed, M, N, K))
-    cpu_matmul_product(stream, result, a, a_transposed, b, b_transposed, M, N, K);
+    Matmul work = matmul_describe(stream->precision, result, N, a, a_transposed ? M : K, a_transposed, b,
+                                  b_transposed ? K : N, b_transposed, M, N, K, false);
+    matmul(stream, &work);
 }
 
 // ---------------------------------------------------------------------------------------

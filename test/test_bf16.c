@@ -74,10 +74,10 @@ static void check_products(int rows, int inputs, int outputs) {
         for (size_t i = 0; i < weights; i++) { d_weight[precision][i] = (float)i; } // it is added to
         Real *out = both_reals(&output, stream.precision);
         const Real *in = both_reals(&input, stream.precision), *w = both_reals(&weight, stream.precision);
-        cpu_matmul_backward_input(&stream, both_reals(&d_input, stream.precision), inputs, out, outputs, w,
-                                  rows, inputs, outputs);
-        cpu_matmul_backward_weight(&stream, d_weight[precision], out, outputs, in, rows, inputs, outputs);
-        cpu_matmul_forward(&stream, out, outputs, in, w, rows, inputs, outputs);
+        matmul_backward_input(&stream, both_reals(&d_input, stream.precision), inputs, out, outputs, w, rows,
+                              inputs, outputs);
+        matmul_backward_weight(&stream, d_weight[precision], out, outputs, in, rows, inputs, outputs);
+        matmul_forward(&stream, out, outputs, in, w, rows, inputs, outputs);
         thread_pool_destroy(stream.pool);
     }
     check_both("output", &output, 1e-4);

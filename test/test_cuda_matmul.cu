@@ -10,8 +10,7 @@
 #include <time.h>
 
 #include "dev/gpu/gelu_epilogues.cuh"
-#include "kernels/cuda/gelu.cuh"
-#include "kernels/cuda/matmul.cuh"
+#include "kernels/kernels.h"
 
 enum { INPUTS = 24, OUTPUTS = 40, SHAPES = 100 };
 
@@ -55,8 +54,8 @@ static void products_close(Products *products) {
 }
 
 static void products_run(Products *products, int rows) {
-    cuda_matmul_forward(&products->stream, products->device_output, OUTPUTS, products->device_input,
-                        products->device_weight, rows, INPUTS, OUTPUTS);
+    matmul_forward(&products->stream, products->device_output, OUTPUTS, products->device_input,
+                   products->device_weight, rows, INPUTS, OUTPUTS);
 }
 
 // Runs one and compares it with sums in fp64.
@@ -272,8 +271,8 @@ static bool run_backward(Products *products, const BackwardCase *form, EpilogueP
         }
     } else {
         CUDA_CHECK(cudaMemsetAsync(no_bias, 0, INPUTS * 2, (cudaStream_t)stream->queue));
-        cuda_matmul_backward_input(stream, gradient, STRIDE, d_output->device, OUTPUTS,
-                                   products->device_weight, SHAPES, INPUTS, OUTPUTS);
+        matmul_backward_input(stream, gradient, STRIDE, d_output->device, OUTPUTS, products->device_weight,
+                              SHAPES, INPUTS, OUTPUTS);
         cuda_gelu_backward(stream, gradient, STRIDE, d_bias, partials, saved->device, no_bias, SHAPES,
                            INPUTS);
     }

@@ -183,7 +183,7 @@ static void test_matmul_starts_no_threads(void **state) {
     (void)state;
     Stream stream = test_stream(1);
     float *a = random_array(700 * 700), *b = random_array(700 * 700), *result = random_array(700 * 700);
-    cpu_matmul_forward(&stream, as_reals(result), 700, as_reals(a), as_reals(b), 700, 700, 700);
+    matmul_forward(&stream, as_reals(result), 700, as_reals(a), as_reals(b), 700, 700, 700);
     DIR *directory = opendir("/proc/self/task");
     int threads = 0;
     while (directory != NULL && threads < 100) {
@@ -219,10 +219,10 @@ static void test_linear(void **state) {
     float *y = random_array((size_t)(rows * outputs)), *dx = random_array((size_t)(rows * inputs)),
           *dw = random_array((size_t)(outputs * inputs));
     float *dw_before = copy_array(dw, (size_t)(outputs * inputs));
-    cpu_matmul_forward(&stream, as_reals(y), outputs, as_reals(x), as_reals(w), rows, inputs, outputs);
-    cpu_matmul_backward_input(&stream, as_reals(dx), inputs, as_reals(dy), outputs, as_reals(w), rows, inputs,
-                              outputs);
-    cpu_matmul_backward_weight(&stream, dw, as_reals(dy), outputs, as_reals(x), rows, inputs, outputs);
+    matmul_forward(&stream, as_reals(y), outputs, as_reals(x), as_reals(w), rows, inputs, outputs);
+    matmul_backward_input(&stream, as_reals(dx), inputs, as_reals(dy), outputs, as_reals(w), rows, inputs,
+                          outputs);
+    matmul_backward_weight(&stream, dw, as_reals(dy), outputs, as_reals(x), rows, inputs, outputs);
     for (int r = 0; r < rows; r++) {
         for (int o = 0; o < outputs; o++) {
             double sum = 0.0;

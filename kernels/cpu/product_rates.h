@@ -15,7 +15,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/matmul.h"
+#include "kernels/kernels.h"
 #include "runtime/numbers.h"
 #include "runtime/random.h"
 
@@ -90,11 +90,10 @@ static inline ProductRates product_rates_measure(int threads, const bool wanted[
             double began = clock_seconds();
             if (!has[format]) { continue; }
             stream.precision = (Precision)format;
-            cpu_matmul_forward(&stream, l->output, outputs, l->input, l->weight, rows, inputs, outputs);
-            cpu_matmul_backward_input(&stream, l->d_input, inputs, l->output, outputs, l->weight, rows,
-                                      inputs, outputs);
-            cpu_matmul_backward_weight(&stream, l->d_weight, l->output, outputs, l->input, rows, inputs,
-                                       outputs);
+            matmul_forward(&stream, l->output, outputs, l->input, l->weight, rows, inputs, outputs);
+            matmul_backward_input(&stream, l->d_input, inputs, l->output, outputs, l->weight, rows, inputs,
+                                  outputs);
+            matmul_backward_weight(&stream, l->d_weight, l->output, outputs, l->input, rows, inputs, outputs);
             times[format][rounds] = clock_seconds() - began;
         }
     }

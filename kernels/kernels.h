@@ -51,12 +51,18 @@
         call; \
         return; \
     }
-// The operation on a GPU or on the CPU, whichever the stream belongs to.
+// The operation where the stream is: on a GPU or on the CPU.
 #define KERNEL(operation, stream, ...) \
     ((stream)->queue != NULL ? cuda_##operation(stream, __VA_ARGS__) : cpu_##operation(stream, __VA_ARGS__))
+// The same for an operation that is written for a GPU as a template over the type of `precision`.
+#define KERNEL_OF(precision, operation, stream, ...) \
+    ((stream)->queue == NULL         ? cpu_##operation(stream, __VA_ARGS__) \
+     : (precision) == PRECISION_BF16 ? cuda_##operation<__nv_bfloat16>(stream, __VA_ARGS__) \
+                                     : cuda_##operation<float>(stream, __VA_ARGS__))
 #else
 #define KERNEL_ON_GPU(stream, call) (void)(stream);
 #define KERNEL(operation, stream, ...) cpu_##operation(stream, __VA_ARGS__)
+#define KERNEL_OF(precision, operation, stream, ...) cpu_##operation(stream, __VA_ARGS__)
 #endif
 
 // Whether this program contains code for the GPU: it may have been built for others only.
@@ -162,8 +168,15 @@ static inline void matmul_product(Stream *stream, Real *result, const Real *a, b
 // output (B, T, C) = wte[tokens] + wpe[position]; tokens must lie in the vocabulary.
 static inline void embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe,
                                      const int32_t *tokens, int B, int T, int C) {
-    KERNEL_ON_GPU(stream, cuda_embedding_forward(stream, output, wte, wpe, tokens, B, T, C))
-    cpu_embedding_forward(stream, output, wte, wpe, tokens, B, T, C);
+    Embedding work = {.output = output,
+                      .wte = wte,
+                      .wpe = wpe,
+                      .tokens = tokens,
+                      .B = B,
+                      .T = T,
+                      .channels = C,
+                      .precision = stream->precision};
+    KERNEL_OF(stream->precision, embedding_forward, stream, &work);
 }
 
 // d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they
@@ -172,24 +185,29 @@ static inline void embedding_forward(Stream *stream, Real *output, const Real *w
 static inline void embedding_backward(Stream *stream, float *d_wte, float *d_wpe, float *partials,
                                       const Real *d_output, const int32_t *tokens, const int32_t *order,
                                       int B, int T, int C) {
-    (void)partials, (void)order;
-    KERNEL_ON_GPU(stream,
-                  cuda_embedding_backward(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C))
-    cpu_embedding_backward(stream, d_wte, d_wpe, d_output, tokens, B, T, C);
+    Embedding work = {.d_wte = d_wte,
+                      .d_wpe = d_wpe,
+                      .partials = partials,
+                      .d_output = d_output,
+                      .tokens = tokens,
+                      .order = order,
+                      .B = B,
+                      .T = T,
+                      .channels = C,
+                      .precision = stream->precision};
+    KERNEL_OF(stream->precision, embedding_backward, stream, &work);
 }
 
 // residual = residual_before + branch + branch_bias (if there is a branch), then output =
 // LayerNorm(residual). Shapes: kernels/cpu/layernorm.h.
 static inline void layernorm_forward(Stream *stream, const LayernormForward *work) {
-    KERNEL_ON_GPU(stream, cuda_layernorm_forward(stream, work))
-    cpu_layernorm_forward(stream, work);
+    KERNEL_OF(stream->precision, layernorm_forward, stream, work);
 }
 
 // d_residual = or += the gradient through the LayerNorm; d_weight, d_bias +=;
 // d_branch_bias += the sum over rows of the finished d_residual.
 static inline void layernorm_backward(Stream *stream, const LayernormBackward *work) {
-    KERNEL_ON_GPU(stream, cuda_layernorm_backward(stream, work))
-    cpu_layernorm_backward(stream, work);
+    KERNEL_OF(stream->precision, layernorm_backward, stream, work);
 }
 
 // output (B, T, C) = softmax(q k^T over the visible keys) v for qkv (B, T, 3C); logsumexp
@@ -197,8 +215,17 @@ static inline void layernorm_backward(Stream *stream, const LayernormBackward *w
 // included; 0: all. scratch (attention_scratch_floats).
 static inline void attention_forward(Stream *stream, Real *output, float *logsumexp, float *scratch,
                                      const Real *qkv, int B, int T, int C, int heads, int window) {
-    KERNEL_ON_GPU(stream, cuda_attention_forward(stream, output, logsumexp, qkv, B, T, C, heads, window))
-    cpu_attention_forward(stream, output, logsumexp, scratch, qkv, B, T, C, heads, window);
+    Attention work = {.output = output,
+                      .logsumexp = logsumexp,
+                      .scratch = scratch,
+                      .qkv = qkv,
+                      .B = B,
+                      .T = T,
+                      .channels = C,
+                      .heads = heads,
+                      .window = window < T ? window : 0,
+                      .precision = stream->precision};
+    KERNEL(attention_forward, stream, &work);
 }
 
 // d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and forward's qkv,
@@ -206,11 +233,20 @@ static inline void attention_forward(Stream *stream, Real *output, float *logsum
 static inline void attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *scratch,
                                       const Real *d_output, const Real *output, const Real *qkv,
                                       const float *logsumexp, int B, int T, int C, int heads, int window) {
-    (void)output;
-    KERNEL_ON_GPU(stream, cuda_attention_backward(stream, d_qkv, d_qkv_stride, scratch, d_output, output, qkv,
-                                                  logsumexp, B, T, C, heads, window))
-    cpu_attention_backward(stream, d_qkv, d_qkv_stride, scratch, d_output, qkv, logsumexp, B, T, C, heads,
-                           window);
+    Attention work = {.output = (Real *)output,
+                      .logsumexp = (float *)logsumexp,
+                      .scratch = scratch,
+                      .qkv = qkv,
+                      .d_qkv = d_qkv,
+                      .d_output = d_output,
+                      .B = B,
+                      .T = T,
+                      .channels = C,
+                      .heads = heads,
+                      .d_qkv_stride = d_qkv_stride,
+                      .window = window < T ? window : 0,
+                      .precision = stream->precision};
+    KERNEL(attention_backward, stream, &work);
 }
 
 // output (rows, columns) = gelu_new(saved + bias), where `saved` holds the product
@@ -219,8 +255,13 @@ static inline void attention_backward(Stream *stream, Real *d_qkv, int d_qkv_str
 // change, and the same call computes the output again.
 static inline void gelu_forward(Stream *stream, Real *output, Real *saved, const Real *bias, int rows,
                                 int columns) {
-    KERNEL_ON_GPU(stream, cuda_gelu_forward(stream, output, saved, bias, rows, columns))
-    cpu_gelu_forward(stream, output, saved, bias, rows, columns);
+    Gelu work = {.output = output,
+                 .saved = saved,
+                 .bias = bias,
+                 .rows = rows,
+                 .columns = columns,
+                 .precision = stream->precision};
+    KERNEL_OF(stream->precision, gelu_forward, stream, &work);
 }
 
 // gradient (rows, columns), rows gradient_stride apart, *= the derivative; d_bias
@@ -228,10 +269,16 @@ static inline void gelu_forward(Stream *stream, Real *output, Real *saved, const
 static inline void gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias,
                                  float *partials, const Real *saved, const Real *bias, int rows,
                                  int columns) {
-    (void)bias;
-    KERNEL_ON_GPU(stream, cuda_gelu_backward(stream, gradient, gradient_stride, d_bias, partials, saved, bias,
-                                             rows, columns))
-    cpu_gelu_backward(stream, gradient, gradient_stride, d_bias, partials, saved, rows, columns);
+    Gelu work = {.saved = (Real *)saved,
+                 .gradient = gradient,
+                 .bias = bias,
+                 .d_bias = d_bias,
+                 .partials = partials,
+                 .rows = rows,
+                 .columns = columns,
+                 .gradient_stride = gradient_stride,
+                 .precision = stream->precision};
+    KERNEL_OF(stream->precision, gelu_backward, stream, &work);
 }
 
 // losses (rows) = -log softmax(logits)[target], 0 where target < 0. logits (rows, V),
@@ -239,10 +286,15 @@ static inline void gelu_backward(Stream *stream, Real *gradient, int gradient_st
 // target < 0; if gradient_scale is 0, their new values mean nothing.
 static inline void cross_entropy(Stream *stream, Real *logits, int stride, float *losses,
                                  const int32_t *targets, int rows, int vocabulary, float gradient_scale) {
-    KERNEL_ON_GPU(
-        stream, cuda_cross_entropy(stream, logits, stride, losses, targets, rows, vocabulary, gradient_scale))
-    assert(stride == vocabulary);
-    cpu_cross_entropy(stream, logits, losses, targets, rows, vocabulary, gradient_scale);
+    CrossEntropy work = {.logits = logits,
+                         .losses = losses,
+                         .targets = targets,
+                         .rows = rows,
+                         .vocabulary = vocabulary,
+                         .stride = stride,
+                         .gradient_scale = gradient_scale,
+                         .precision = stream->precision};
+    KERNEL_OF(stream->precision, cross_entropy, stream, &work);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -251,36 +303,30 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
 // A step over a range (kernels/cpu/adamw.h). commit: moves master and moments; otherwise
 // only writes to range->out what a commit would write.
 static inline void adamw(Stream *stream, const AdamWRange *range) {
-    KERNEL_ON_GPU(stream, cuda_adamw(stream, range))
-    cpu_adamw(stream, range);
+    KERNEL_OF(range->moments, adamw, stream, range);
 }
 
 // The elementwise parts of a step of Muon (kernels/cpu/muon.h).
 static inline void muon_norm(Stream *stream, const MuonRange *range) {
-    KERNEL_ON_GPU(stream, cuda_muon_norm(stream, range))
-    cpu_muon_norm(stream, range);
+    KERNEL_OF(range->moments, muon_norm, stream, range);
 }
 
 static inline void muon_direction(Stream *stream, const MuonRange *range) {
-    KERNEL_ON_GPU(stream, cuda_muon_direction(stream, range))
-    cpu_muon_direction(stream, range);
+    KERNEL_OF(stream->precision, muon_direction, stream, range);
 }
 
 // polynomial (side, side) = a I + b square + c polynomial.
 static inline void muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side) {
-    KERNEL_ON_GPU(stream, cuda_muon_polynomial(stream, polynomial, square, side))
-    cpu_muon_polynomial(stream, polynomial, square, side);
+    KERNEL_OF(stream->precision, muon_polynomial, stream, polynomial, square, side);
 }
 
 static inline void muon_apply(Stream *stream, const MuonRange *range) {
-    KERNEL_ON_GPU(stream, cuda_muon_apply(stream, range))
-    cpu_muon_apply(stream, range);
+    KERNEL_OF(stream->precision, muon_apply, stream, range);
 }
 
 // out (count) = in (count) unless out is NULL; then in = 0 if `clear`.
 static inline void buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
-    KERNEL_ON_GPU(stream, cuda_buffer_move(stream, out, in, count, clear))
-    cpu_buffer_move(stream, out, in, count, clear);
+    KERNEL(buffer_move, stream, out, in, count, clear);
 }
 
 // The sum of squares of `pieces` pieces of `count` values, `stride` apart, added in a
@@ -311,8 +357,7 @@ static inline void buffer_round(Stream *stream, float *values, size_t count) {
 
 // out (count), in the stream's precision, = in (count).
 static inline void reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
-    KERNEL_ON_GPU(stream, cuda_reals_from_floats(stream, out, in, count))
-    cpu_reals_from_floats(stream, out, in, count);
+    KERNEL_OF(stream->precision, reals_from_floats, stream, out, in, count);
 }
 
 enum { CASTS_ON_THE_WAY = 1 << 15 }; // copied at a time

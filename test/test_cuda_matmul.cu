@@ -238,7 +238,7 @@ static void gelu_in_an_epilogue_agrees_with_our_kernel(void **state) {
     check_bias_alone(&products, &bias);
     Real *output = (Real *)device_new(bytes);
     products_run(&products, SHAPES);
-    cuda_gelu_forward(&products.stream, output, products.device_output, bias.device, SHAPES, OUTPUTS);
+    gelu_forward(&products.stream, output, products.device_output, bias.device, SHAPES, OUTPUTS);
     check_forward("our kernel", &products, bias.host, output, NULL);
     CUDA_CHECK(cudaFree(output));
     numbers_free(&bias);
@@ -273,8 +273,7 @@ static bool run_backward(Products *products, const BackwardCase *form, EpilogueP
         CUDA_CHECK(cudaMemsetAsync(no_bias, 0, INPUTS * 2, (cudaStream_t)stream->queue));
         matmul_backward_input(stream, gradient, STRIDE, d_output->device, OUTPUTS, products->device_weight,
                               SHAPES, INPUTS, OUTPUTS);
-        cuda_gelu_backward(stream, gradient, STRIDE, d_bias, partials, saved->device, no_bias, SHAPES,
-                           INPUTS);
+        gelu_backward(stream, gradient, STRIDE, d_bias, partials, saved->device, no_bias, SHAPES, INPUTS);
     }
     cuda_test_wait(stream);
     CUDA_CHECK(cudaFree(partials));

@@ -42,12 +42,12 @@
 enum { ATTENTION_ROWS = 64 };
 
 typedef struct Attention {
-    Real *output;         // forward (B, T, C)
-    float *logsumexp;     // (B, H, T)
+    Real *output;         // (B, T, C): written by forward, read by backward on a GPU
+    float *logsumexp;     // (B, H, T): written by forward, read by backward
+    float *scratch;       // attention_scratch_floats
     const Real *qkv;      // (B, T, 3C)
     Real *d_qkv;          // backward (B, T, 3C), rows d_qkv_stride apart
     const Real *d_output; // backward (B, T, C)
-    float *workspace;     // attention_workspace_floats
     int B, T, channels, heads, d_qkv_stride;
     int window; // keys that a query sees, its own included; 0: all up to its own
     Precision precision;
@@ -106,7 +106,7 @@ static inline AttentionHead attention_head(const Attention *work, int task, int 
     int T = work->T, C = work->channels, D = C / work->heads;
     size_t in = attention_place(work, task, 3 * C), out = attention_place(work, task, C),
            d_in = attention_place(work, task, work->d_qkv_stride), floats = (size_t)T * (size_t)D;
-    size_t scratch = attention_workspace_floats(T, D, 1, work->precision);
+    size_t floats_of_thread = attention_workspace_floats(T, D, 1, work->precision);
     AttentionHead head = {.T = T,
                           .D = D,
                           .window = work->window,
@@ -116,10 +116,10 @@ static inline AttentionHead attention_head(const Attention *work, int task, int 
                           .d_qkv_part = C,
                           .output_stride = C,
                           .logsumexp = work->logsumexp + (size_t)task * (size_t)T,
-                          .scores = work->workspace + (size_t)thread * scratch};
+                          .scores = work->scratch + (size_t)thread * floats_of_thread};
     if (work->precision == PRECISION_FP32) {
         head.qkv = real_floats_const(work->qkv) + in;
-        if (work->output != NULL) { head.output = real_floats(work->output) + out; }
+        head.output = real_floats(work->output) + out;
         if (work->d_qkv != NULL) {
             head.d_qkv = real_floats(work->d_qkv) + d_in;
             head.d_output = real_floats_const(work->d_output) + out;
@@ -225,19 +225,8 @@ static inline void attention_forward_task(void *context, int task, int thread) {
     }
 }
 
-static inline void cpu_attention_forward(Stream *stream, Real *output, float *logsumexp, float *workspace,
-                                         const Real *qkv, int B, int T, int C, int heads, int window) {
-    Attention work = {.output = output,
-                      .logsumexp = logsumexp,
-                      .qkv = qkv,
-                      .workspace = workspace,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .heads = heads,
-                      .window = window,
-                      .precision = stream->precision};
-    thread_pool_run(stream->pool, B * heads, attention_forward_task, &work);
+static inline void cpu_attention_forward(Stream *stream, const Attention *work) {
+    thread_pool_run(stream->pool, work->B * work->heads, attention_forward_task, (void *)work);
 }
 
 // Turns a row of scores s into p = exp(s - logsumexp), and a row of dp into ds = p (dp -
@@ -300,22 +289,8 @@ static inline void attention_backward_task(void *context, int task, int thread) 
     }
 }
 
-static inline void cpu_attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *workspace,
-                                          const Real *d_output, const Real *qkv, const float *logsumexp,
-                                          int B, int T, int C, int heads, int window) {
-    Attention work = {.logsumexp = (float *)logsumexp,
-                      .qkv = qkv,
-                      .d_qkv = d_qkv,
-                      .d_output = d_output,
-                      .workspace = workspace,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .heads = heads,
-                      .d_qkv_stride = d_qkv_stride,
-                      .window = window,
-                      .precision = stream->precision};
-    thread_pool_run(stream->pool, B * heads, attention_backward_task, &work);
+static inline void cpu_attention_backward(Stream *stream, const Attention *work) {
+    thread_pool_run(stream->pool, work->B * work->heads, attention_backward_task, (void *)work);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -27,11 +27,11 @@
 enum { CROSS_ENTROPY_ROWS = 8 }; // rows of one task
 
 typedef struct CrossEntropy {
-    Real *logits;           // (rows, V)
-    float *losses;          // (rows)
-    const int32_t *targets; // (rows); negative: the row does not count
-    int rows, vocabulary;
-    float gradient_scale; // 0: only the loss
+    Real *logits;                 // (rows, V)
+    float *losses;                // (rows)
+    const int32_t *targets;       // (rows); negative: the row does not count
+    int rows, vocabulary, stride; // on the CPU the stride is the vocabulary
+    float gradient_scale;         // 0: only the loss
     Precision precision;
 } CrossEntropy;
 
@@ -80,17 +80,10 @@ static inline void cross_entropy_task(void *context, int task, int thread) {
     for (int row = begin; row < end; row++) { REAL_CALL(work->precision, cross_entropy_row, work, row); }
 }
 
-static inline void cpu_cross_entropy(Stream *stream, Real *logits, float *losses, const int32_t *targets,
-                                     int rows, int vocabulary, float gradient_scale) {
-    CrossEntropy work = {.logits = logits,
-                         .losses = losses,
-                         .targets = targets,
-                         .rows = rows,
-                         .vocabulary = vocabulary,
-                         .gradient_scale = gradient_scale,
-                         .precision = stream->precision};
-    thread_pool_run(stream->pool, (rows + CROSS_ENTROPY_ROWS - 1) / CROSS_ENTROPY_ROWS, cross_entropy_task,
-                    &work);
+static inline void cpu_cross_entropy(Stream *stream, const CrossEntropy *work) {
+    assert(work->stride == work->vocabulary);
+    thread_pool_run(stream->pool, (work->rows + CROSS_ENTROPY_ROWS - 1) / CROSS_ENTROPY_ROWS,
+                    cross_entropy_task, (void *)work);
 }
 
 #endif

@@ -25,8 +25,10 @@ typedef struct Embedding {
     Real *output;          // forward (B, T, C)
     const Real *wte, *wpe; // forward (V, C), (positions, C)
     float *d_wte, *d_wpe;  // backward
+    float *partials;       // backward on a GPU (embedding_partials_floats)
     const Real *d_output;  // backward (B, T, C)
     const int32_t *tokens; // (B, T)
+    const int32_t *order;  // backward on a GPU (B, T): embedding_order
     int B, T, channels;
     Precision precision;
 } Embedding;
@@ -50,17 +52,8 @@ static inline void embedding_forward_task(void *context, int task, int thread) {
     }
 }
 
-static inline void cpu_embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe,
-                                         const int32_t *tokens, int B, int T, int C) {
-    Embedding work = {.output = output,
-                      .wte = wte,
-                      .wpe = wpe,
-                      .tokens = tokens,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .precision = stream->precision};
-    thread_pool_run(stream->pool, row_block_count(B * T), embedding_forward_task, &work);
+static inline void cpu_embedding_forward(Stream *stream, const Embedding *work) {
+    thread_pool_run(stream->pool, row_block_count(work->B * work->T), embedding_forward_task, (void *)work);
 }
 
 // Columns [begin, end) of the gradient of a row.
@@ -84,18 +77,9 @@ static inline void embedding_backward_task(void *context, int task, int thread) 
     }
 }
 
-static inline void cpu_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const Real *d_output,
-                                          const int32_t *tokens, int B, int T, int C) {
-    Embedding work = {.d_wte = d_wte,
-                      .d_wpe = d_wpe,
-                      .d_output = d_output,
-                      .tokens = tokens,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .precision = stream->precision};
-    thread_pool_run(stream->pool, (C + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP, embedding_backward_task,
-                    &work);
+static inline void cpu_embedding_backward(Stream *stream, const Embedding *work) {
+    thread_pool_run(stream->pool, (work->channels + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP,
+                    embedding_backward_task, (void *)work);
 }
 
 // order (rows) = the indices of tokens (rows), sorted by token, equal tokens by index:

@@ -23,10 +23,11 @@
 
 typedef struct Gelu {
     Real *output;     // forward (rows, columns)
-    Real *derivative; // forward: in, the product without bias; out, the derivative. Backward: read
+    Real *saved;      // (rows, columns): in forward the product without bias; then the derivative
     Real *gradient;   // backward, rows gradient_stride apart: in, d_output; out, the gradient of the product
     const Real *bias; // (columns)
-    float *partials;  // backward (ROW_BLOCKS, columns)
+    float *d_bias;    // backward (columns)
+    float *partials;  // backward (row_partials_floats(columns))
     int rows, columns, gradient_stride;
     Precision precision;
 } Gelu;
@@ -51,19 +52,12 @@ static inline void gelu_forward_task(void *context, int task, int thread) {
         size_t columns = (size_t)work->columns, place = (size_t)row * columns;
         Precision precision = work->precision;
         REAL_CALL(precision, gelu_forward_row, real_at(work->output, place, precision),
-                  real_at(work->derivative, place, precision), work->bias, columns);
+                  real_at(work->saved, place, precision), work->bias, columns);
     }
 }
 
-static inline void cpu_gelu_forward(Stream *stream, Real *output, Real *derivative, const Real *bias,
-                                    int rows, int columns) {
-    Gelu work = {.output = output,
-                 .derivative = derivative,
-                 .bias = bias,
-                 .rows = rows,
-                 .columns = columns,
-                 .precision = stream->precision};
-    thread_pool_run(stream->pool, row_block_count(rows), gelu_forward_task, &work);
+static inline void cpu_gelu_forward(Stream *stream, const Gelu *work) {
+    thread_pool_run(stream->pool, row_block_count(work->rows), gelu_forward_task, (void *)work);
 }
 
 REAL_LOOP void gelu_backward_row(Real *__restrict__ gradient, float *__restrict__ sums,
@@ -85,21 +79,14 @@ static inline void gelu_backward_task(void *context, int task, int thread) {
         size_t columns = (size_t)work->columns, place = (size_t)row * (size_t)work->gradient_stride;
         Precision precision = work->precision;
         REAL_CALL(precision, gelu_backward_row, real_at(work->gradient, place, precision), sums,
-                  real_at_const(work->derivative, (size_t)row * columns, precision), columns);
+                  real_at_const(work->saved, (size_t)row * columns, precision), columns);
     }
 }
 
-static inline void cpu_gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias,
-                                     float *partials, const Real *derivative, int rows, int columns) {
-    Gelu work = {.derivative = (Real *)derivative,
-                 .gradient = gradient,
-                 .partials = partials,
-                 .rows = rows,
-                 .columns = columns,
-                 .gradient_stride = gradient_stride,
-                 .precision = stream->precision};
-    thread_pool_run(stream->pool, row_block_count(rows), gelu_backward_task, &work);
-    column_sums_add(stream, d_bias, partials, row_block_count(rows), columns, columns);
+static inline void cpu_gelu_backward(Stream *stream, const Gelu *work) {
+    int blocks = row_block_count(work->rows);
+    thread_pool_run(stream->pool, blocks, gelu_backward_task, (void *)work);
+    column_sums_add(stream, work->d_bias, work->partials, blocks, work->columns, work->columns);
 }
 
 #endif

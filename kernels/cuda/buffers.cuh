@@ -161,15 +161,10 @@ static __global__ void buffer_convert_kernel(R *out, const float *in, size_t cou
 }
 
 // out (count), in the stream's precision, = in (count).
+template <typename R>
 static inline void cuda_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
-    if (stream->precision == PRECISION_BF16) {
-        __nv_bfloat16 *halves = reals<__nv_bfloat16>(out);
-        quad_launch(stream, buffer_convert_kernel<__nv_bfloat16>, count, halves, in, count,
-                    quad_fits(halves, in));
-    } else {
-        float *floats = real_floats(out);
-        quad_launch(stream, buffer_convert_kernel<float>, count, floats, in, count, quad_fits(floats, in));
-    }
+    R *values = reals<R>(out);
+    quad_launch(stream, buffer_convert_kernel<R>, count, values, in, count, quad_fits(values, in));
 }
 
 static __global__ void buffer_round_kernel(float *values, size_t count, bool wide) {

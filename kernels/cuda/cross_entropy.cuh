@@ -17,6 +17,7 @@
 
 #include <float.h>
 
+#include "kernels/cpu/cross_entropy.h"
 #include "kernels/cuda/language.cuh"
 
 enum { CROSS_ENTROPY_THREADS = 768, CROSS_ENTROPY_SHARED = CROSS_ENTROPY_THREADS / WARP * 2 * sizeof(float) };
@@ -137,23 +138,15 @@ static __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS, 2)
     if (gradient_scale != 0.0f) { cross_entropy_gradient(row, maximum, sum, target, gradient_scale); }
 }
 
-template <typename R>
-static inline void cross_entropy_typed(Stream *stream, Real *logits, int stride, float *losses,
-                                       const int32_t *targets, int rows, int V, float gradient_scale) {
-    unsigned packs = cuda_blocks((size_t)stride, Pack<R>::COUNT), threads = cuda_blocks(packs, WARP) * WARP;
+template <typename R> static inline void cuda_cross_entropy(Stream *stream, const CrossEntropy *work) {
+    size_t stride = (size_t)work->stride;
+    unsigned packs = cuda_blocks(stride, Pack<R>::COUNT), threads = cuda_blocks(packs, WARP) * WARP;
+    if (work->rows == 0) { return; }
     if (threads > (unsigned)CROSS_ENTROPY_THREADS) { threads = CROSS_ENTROPY_THREADS; }
-    R *values = reals<R>(logits);
-    cuda_launch(stream, cross_entropy_kernel<R>, dim3((unsigned)rows), dim3(threads), CROSS_ENTROPY_SHARED,
-                values, stride, losses, targets, V, gradient_scale, pack_fits((size_t)stride, values));
-}
-
-// As cpu_cross_entropy; logits (rows, V), rows `stride` elements apart.
-static inline void cuda_cross_entropy(Stream *stream, Real *logits, int stride, float *losses,
-                                      const int32_t *targets, int rows, int V, float gradient_scale) {
-    if (rows == 0) { return; }
-    bool half = stream->precision == PRECISION_BF16;
-    (half ? cross_entropy_typed<__nv_bfloat16>
-          : cross_entropy_typed<float>)(stream, logits, stride, losses, targets, rows, V, gradient_scale);
+    R *logits = reals<R>(work->logits);
+    cuda_launch(stream, cross_entropy_kernel<R>, dim3((unsigned)work->rows), dim3(threads),
+                CROSS_ENTROPY_SHARED, logits, work->stride, work->losses, work->targets, work->vocabulary,
+                work->gradient_scale, pack_fits(stride, logits));
 }
 
 #endif

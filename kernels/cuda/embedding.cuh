@@ -19,6 +19,7 @@
 #ifndef ACCO_KERNELS_CUDA_EMBEDDING_CUH
 #define ACCO_KERNELS_CUDA_EMBEDDING_CUH
 
+#include "kernels/cpu/embedding.h"
 #include "kernels/cuda/column_sums.cuh"
 
 enum { EMBEDDING_ROWS = 4, EMBEDDING_AHEAD = 4, EMBEDDING_CROSSING_THREADS = 256 };
@@ -52,24 +53,15 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
     }
 }
 
-template <typename R>
-static inline void embedding_forward_typed(Stream *stream, Real *output, const Real *wte, const Real *wpe,
-                                           const int32_t *tokens, int rows, int T, int C) {
-    R *sums = reals<R>(output);
-    const R *words = reals<R>(wte), *positions = reals<R>(wpe);
+template <typename R> static inline void cuda_embedding_forward(Stream *stream, const Embedding *work) {
+    R *sums = reals<R>(work->output);
+    const R *words = reals<R>(work->wte), *positions = reals<R>(work->wpe);
+    int rows = work->B * work->T, C = work->channels;
     bool packed = pack_fits((size_t)C, sums, words, positions);
     strips_launch(stream,
                   packed ? embedding_forward_kernel<R, Pack<R>::COUNT> : embedding_forward_kernel<R, 1>,
                   cuda_blocks((size_t)rows, EMBEDDING_ROWS), C, packed ? (int)Pack<R>::COUNT : 1, 0, sums,
-                  words, positions, tokens, rows, T, C);
-}
-
-// output (B, T, C) = wte[tokens] + wpe[position]; tokens must lie in the vocabulary.
-static inline void cuda_embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe,
-                                          const int32_t *tokens, int B, int T, int C) {
-    bool half = stream->precision == PRECISION_BF16;
-    (half ? embedding_forward_typed<__nv_bfloat16> : embedding_forward_typed<float>)(stream, output, wte, wpe,
-                                                                                     tokens, B * T, T, C);
+                  words, positions, work->tokens, rows, work->T, C);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -208,40 +200,24 @@ static __global__ void __launch_bounds__(EMBEDDING_CROSSING_THREADS)
 }
 
 template <typename R, int WIDTH>
-static inline void embedding_backward_start(Stream *stream, float *d_wte, float *d_wpe, float *partials,
-                                            const R *d_output, const int32_t *tokens, const int32_t *order,
-                                            int B, int T, int C) {
-    int rows = B * T;
+static inline void embedding_backward_start(Stream *stream, const Embedding *work) {
+    const R *d_output = reals<R>(work->d_output);
+    int T = work->T, C = work->channels, rows = work->B * T;
     unsigned segments = cuda_blocks((size_t)rows, EMBEDDING_SEGMENT);
-    strips_launch(stream, embedding_positions_kernel<R, WIDTH>, (unsigned)T, C, WIDTH, 0, d_wpe, d_output, B,
-                  T, C);
+    strips_launch(stream, embedding_positions_kernel<R, WIDTH>, (unsigned)T, C, WIDTH, 0, work->d_wpe,
+                  d_output, work->B, T, C);
     strips_launch(stream, embedding_segments_kernel<R, WIDTH>, segments, C, WIDTH,
-                  2 * EMBEDDING_SEGMENT * sizeof(int32_t), d_wte, partials, d_output, tokens, order, rows, C);
+                  2 * EMBEDDING_SEGMENT * sizeof(int32_t), work->d_wte, work->partials, d_output,
+                  work->tokens, work->order, rows, C);
     dim3 crossing(segments, cuda_blocks((size_t)C, EMBEDDING_CROSSING_THREADS));
-    cuda_launch(stream, embedding_crossing_kernel, crossing, dim3(EMBEDDING_CROSSING_THREADS), 0, d_wte,
-                partials, tokens, order, rows, C);
+    cuda_launch(stream, embedding_crossing_kernel, crossing, dim3(EMBEDDING_CROSSING_THREADS), 0, work->d_wte,
+                work->partials, work->tokens, work->order, rows, C);
 }
 
-template <typename R>
-static inline void embedding_backward_typed(Stream *stream, float *d_wte, float *d_wpe, float *partials,
-                                            const Real *d_output, const int32_t *tokens, const int32_t *order,
-                                            int B, int T, int C) {
-    bool packed = pack_fits((size_t)C, reals<R>(d_output), d_wte, d_wpe, partials);
-    (packed ? embedding_backward_start<R, Pack<R>::COUNT>
-            : embedding_backward_start<R, 1>)(stream, d_wte, d_wpe, partials, reals<R>(d_output), tokens,
-                                              order, B, T, C);
-}
-
-// d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they
-// produced. tokens (B, T) and their embedding_order are on the device. partials
-// (cuda_embedding_partials_floats(B T, C)) is workspace.
-static inline void cuda_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, float *partials,
-                                           const Real *d_output, const int32_t *tokens, const int32_t *order,
-                                           int B, int T, int C) {
-    bool half = stream->precision == PRECISION_BF16;
-    (half
-         ? embedding_backward_typed<__nv_bfloat16>
-         : embedding_backward_typed<float>)(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C);
+template <typename R> static inline void cuda_embedding_backward(Stream *stream, const Embedding *work) {
+    bool packed =
+        pack_fits((size_t)work->channels, reals<R>(work->d_output), work->d_wte, work->d_wpe, work->partials);
+    (packed ? embedding_backward_start<R, Pack<R>::COUNT> : embedding_backward_start<R, 1>)(stream, work);
 }
 
 #endif

@@ -15,6 +15,7 @@
 #ifndef ACCO_KERNELS_CUDA_GELU_CUH
 #define ACCO_KERNELS_CUDA_GELU_CUH
 
+#include "kernels/cpu/gelu.h"
 #include "kernels/cuda/column_sums.cuh"
 
 enum { GELU_ROWS = 4 };
@@ -72,24 +73,13 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
     }
 }
 
-template <typename R>
-static inline void gelu_forward_typed(Stream *stream, Real *output, const Real *saved, const Real *bias,
-                                      int rows, int columns) {
-    R *results = reals<R>(output);
-    const R *products = reals<R>(saved), *shifts = reals<R>(bias);
-    bool packed = pack_fits((size_t)columns, results, products, shifts);
+template <typename R> static inline void cuda_gelu_forward(Stream *stream, const Gelu *work) {
+    R *results = reals<R>(work->output);
+    const R *products = reals<R>(work->saved), *shifts = reals<R>(work->bias);
+    bool packed = pack_fits((size_t)work->columns, results, products, shifts);
     strips_launch(stream, packed ? gelu_forward_kernel<R, Pack<R>::COUNT> : gelu_forward_kernel<R, 1>,
-                  cuda_blocks((size_t)rows, GELU_ROWS), columns, packed ? (int)Pack<R>::COUNT : 1, 0, results,
-                  products, shifts, rows, columns);
-}
-
-// output (rows, columns) = gelu_new(saved + bias); `saved`, the product without bias,
-// does not change.
-static inline void cuda_gelu_forward(Stream *stream, Real *output, Real *saved, const Real *bias, int rows,
-                                     int columns) {
-    bool half = stream->precision == PRECISION_BF16;
-    (half ? gelu_forward_typed<__nv_bfloat16> : gelu_forward_typed<float>)(stream, output, saved, bias, rows,
-                                                                           columns);
+                  cuda_blocks((size_t)work->rows, GELU_ROWS), work->columns, packed ? (int)Pack<R>::COUNT : 1,
+                  0, results, products, shifts, work->rows, work->columns);
 }
 
 // Finishes GELU_ROWS rows from `row` on, not beyond `end`, and adds them to sums.
@@ -137,29 +127,17 @@ static __global__ void __launch_bounds__(COLUMN_STRIP, 2)
     floats_store<WIDTH>(partials + (size_t)block * (size_t)columns + c, sums);
 }
 
-template <typename R>
-static inline void gelu_backward_typed(Stream *stream, Real *gradient, int gradient_stride, float *partials,
-                                       const Real *saved, const Real *bias, int rows, int columns) {
-    R *gradients = reals<R>(gradient);
-    const R *products = reals<R>(saved), *shifts = reals<R>(bias);
-    bool packed = pack_fits((size_t)gradient_stride, gradients) &&
-                  pack_fits((size_t)columns, products, shifts, partials);
+// The sums of d_bias are taken before the result is rounded.
+template <typename R> static inline void cuda_gelu_backward(Stream *stream, const Gelu *work) {
+    R *gradients = reals<R>(work->gradient);
+    const R *products = reals<R>(work->saved), *shifts = reals<R>(work->bias);
+    int blocks = cuda_row_blocks(work->rows), columns = work->columns;
+    bool packed = pack_fits((size_t)work->gradient_stride, gradients) &&
+                  pack_fits((size_t)columns, products, shifts, work->partials);
     strips_launch(stream, packed ? gelu_backward_kernel<R, Pack<R>::COUNT> : gelu_backward_kernel<R, 1>,
-                  (unsigned)cuda_row_blocks(rows), columns, packed ? (int)Pack<R>::COUNT : 1, 0, gradients,
-                  gradient_stride, partials, products, shifts, rows, columns);
-}
-
-// gradient (rows, columns), rows gradient_stride apart, *= gelu_new'(saved + bias).
-// d_bias (columns) += its sum over rows, taken before the result is rounded. partials
-// (CUDA_ROW_BLOCKS, columns) is workspace.
-static inline void cuda_gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias,
-                                      float *partials, const Real *saved, const Real *bias, int rows,
-                                      int columns) {
-    bool half = stream->precision == PRECISION_BF16;
-    (half ? gelu_backward_typed<__nv_bfloat16> : gelu_backward_typed<float>)(stream, gradient,
-                                                                             gradient_stride, partials, saved,
-                                                                             bias, rows, columns);
-    cuda_column_sums_add(stream, d_bias, partials, cuda_row_blocks(rows), columns, columns);
+                  (unsigned)blocks, columns, packed ? (int)Pack<R>::COUNT : 1, 0, gradients,
+                  work->gradient_stride, work->partials, products, shifts, work->rows, columns);
+    cuda_column_sums_add(stream, work->d_bias, work->partials, blocks, columns, columns);
 }
 
 #endif

@@ -163,8 +163,9 @@ static inline void layernorm_forward_start(Stream *stream, const LayernormForwar
                 2 * (size_t)warps * sizeof(float), *work, shape);
 }
 
+// At most LAYERNORM_CHANNELS channels, here and below.
 template <typename R>
-static inline void layernorm_forward_typed(Stream *stream, const LayernormForward *work) {
+static inline void cuda_layernorm_forward(Stream *stream, const LayernormForward *work) {
     size_t C = (size_t)work->channels;
     bool packed = pack_fits(C, reals<R>(work->output), reals<R>(work->residual), reals<R>(work->weight),
                             reals<R>(work->bias));
@@ -174,13 +175,6 @@ static inline void layernorm_forward_typed(Stream *stream, const LayernormForwar
     }
     (packed ? layernorm_forward_start<R, Pack<R>::COUNT, LAYERNORM_PIECES>
             : layernorm_forward_start<R, 1, LAYERNORM_WIDE_ELEMENTS>)(stream, work);
-}
-
-// residual = residual_before + branch + branch_bias (if there is a branch), then output =
-// LayerNorm(residual). At most LAYERNORM_CHANNELS channels.
-static inline void cuda_layernorm_forward(Stream *stream, const LayernormForward *work) {
-    bool half = stream->precision == PRECISION_BF16;
-    (half ? layernorm_forward_typed<__nv_bfloat16> : layernorm_forward_typed<float>)(stream, work);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -406,30 +400,21 @@ static inline void layernorm_backward_start(Stream *stream, const LayernormBackw
                 shape);
 }
 
+// The sums of d_branch_bias are taken before d_residual is rounded.
 template <typename R>
-static inline void layernorm_backward_typed(Stream *stream, const LayernormBackward *work) {
+static inline void cuda_layernorm_backward(Stream *stream, const LayernormBackward *work) {
     constexpr int WIDTH = Pack<R>::COUNT;
-    size_t C = (size_t)work->channels;
-    bool packed = pack_fits(C, reals<R>(work->d_residual), reals<R>(work->d_output), reals<R>(work->residual),
-                            reals<R>(work->weight));
+    int arrays = work->d_branch_bias != NULL ? 3 : 2, C = work->channels;
+    bool packed = pack_fits((size_t)C, reals<R>(work->d_residual), reals<R>(work->d_output),
+                            reals<R>(work->residual), reals<R>(work->weight));
     if (!packed) {
         layernorm_backward_start<R, 1, LAYERNORM_WIDE_ELEMENTS, false>(stream, work);
-    } else if (C <= (size_t)LAYERNORM_AHEAD_THREADS * WIDTH) {
+    } else if (C <= LAYERNORM_AHEAD_THREADS * WIDTH) {
         layernorm_backward_start<R, WIDTH, 1, true>(stream, work);
     } else {
         layernorm_backward_start<R, WIDTH, LAYERNORM_WIDE_ELEMENTS / WIDTH, false>(stream, work);
     }
-}
-
-// d_residual = or += the gradient through the LayerNorm; d_weight, d_bias +=;
-// d_branch_bias (if given) += the sum over rows of the finished d_residual, before it is
-// rounded. partials (CUDA_ROW_BLOCKS, 3, C) is workspace. At most LAYERNORM_CHANNELS
-// channels.
-static inline void cuda_layernorm_backward(Stream *stream, const LayernormBackward *work) {
-    bool half = stream->precision == PRECISION_BF16;
-    (half ? layernorm_backward_typed<__nv_bfloat16> : layernorm_backward_typed<float>)(stream, work);
     ColumnTargets targets = {.first = work->d_weight, .second = work->d_bias, .third = work->d_branch_bias};
-    int arrays = work->d_branch_bias != NULL ? 3 : 2, C = work->channels;
     cuda_column_sums_add_all(stream, targets, arrays, work->partials, cuda_row_blocks(work->rows), 3 * C, C);
 }
 

@@ -72,21 +72,16 @@ typedef struct RealsFromFloats {
     Precision precision;
 } RealsFromFloats;
 
-REAL_LOOP void reals_from_floats_block(const RealsFromFloats *work, size_t begin, size_t end,
-                                       Precision precision) {
+REAL_LOOP void reals_from_floats_block(const RealsFromFloats *work, int block, Precision precision) {
+    size_t begin = (size_t)block * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, work->count);
     for (size_t i = begin; i < end; i++) { real_store(work->out, i, work->in[i], precision); }
 }
 
-static inline void reals_from_floats_task(void *context, int task, int thread) {
-    (void)thread;
-    const RealsFromFloats *work = (const RealsFromFloats *)context;
-    size_t begin = (size_t)task * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, work->count);
-    REAL_CALL(work->precision, reals_from_floats_block, work, begin, end);
-}
+REAL_TASK(RealsFromFloats, precision, reals_from_floats_block)
 
 static inline void cpu_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
     RealsFromFloats work = {.out = out, .in = in, .count = count, .precision = stream->precision};
-    thread_pool_run(stream->pool, (int)buffer_blocks(count), reals_from_floats_task, &work);
+    thread_pool_run(stream->pool, (int)buffer_blocks(count), reals_from_floats_block_task, &work);
 }
 
 #endif

@@ -225,7 +225,7 @@ static inline void attention_forward(Stream *stream, Real *output, float *logsum
                       .heads = heads,
                       .window = window < T ? window : 0,
                       .precision = stream->precision};
-    KERNEL(attention_forward, stream, &work);
+    KERNEL_OF(stream->precision, attention, stream, &work);
 }
 
 // d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and forward's qkv,
@@ -246,7 +246,7 @@ static inline void attention_backward(Stream *stream, Real *d_qkv, int d_qkv_str
                       .d_qkv_stride = d_qkv_stride,
                       .window = window < T ? window : 0,
                       .precision = stream->precision};
-    KERNEL(attention_backward, stream, &work);
+    KERNEL_OF(stream->precision, attention, stream, &work);
 }
 
 // output (rows, columns) = gelu_new(saved + bias), where `saved` holds the product

@@ -46,7 +46,7 @@ typedef struct Attention {
     float *logsumexp;     // (B, H, T): written by forward, read by backward
     float *scratch;       // attention_scratch_floats
     const Real *qkv;      // (B, T, 3C)
-    Real *d_qkv;          // backward (B, T, 3C), rows d_qkv_stride apart
+    Real *d_qkv;          // backward (B, T, 3C), rows d_qkv_stride apart; NULL: forward
     const Real *d_output; // backward (B, T, C)
     int B, T, channels, heads, d_qkv_stride;
     int window; // keys that a query sees, its own included; 0: all up to its own
@@ -225,10 +225,6 @@ static inline void attention_forward_task(void *context, int task, int thread) {
     }
 }
 
-static inline void cpu_attention_forward(Stream *stream, const Attention *work) {
-    thread_pool_run(stream->pool, work->B * work->heads, attention_forward_task, (void *)work);
-}
-
 // Turns a row of scores s into p = exp(s - logsumexp), and a row of dp into ds = p (dp -
 // sum(p dp)), both 0 outside [begin, end).
 static inline void attention_softmax_backward(float *__restrict__ scores, float *__restrict__ d_scores,
@@ -289,8 +285,9 @@ static inline void attention_backward_task(void *context, int task, int thread) 
     }
 }
 
-static inline void cpu_attention_backward(Stream *stream, const Attention *work) {
-    thread_pool_run(stream->pool, work->B * work->heads, attention_backward_task, (void *)work);
+static inline void cpu_attention(Stream *stream, const Attention *work) {
+    thread_pool_run(stream->pool, work->B * work->heads,
+                    work->d_qkv == NULL ? attention_forward_task : attention_backward_task, (void *)work);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -829,34 +829,22 @@ static inline int cuda_attention_tiled_head(const Attention *work) {
     return work->precision == PRECISION_BF16 && fits ? D : 0;
 }
 
-static inline void cuda_attention_forward(Stream *stream, const Attention *work) {
-    switch (cuda_attention_tiled_head(work)) {
-    case 16: cuda_attention_forward_tiles<16>(stream, *work); return;
-    case 32: cuda_attention_forward_tiles<32>(stream, *work); return;
-    case 48: cuda_attention_forward_tiles<48>(stream, *work); return;
-    case 64: cuda_attention_forward_tiles<64>(stream, *work); return;
-    case 80: cuda_attention_forward_tiles<80>(stream, *work); return;
-    case 96: cuda_attention_forward_tiles<96>(stream, *work); return;
-    case 128: cuda_attention_forward_tiles<128>(stream, *work); return;
-    default: break;
-    }
-    bool half = work->precision == PRECISION_BF16;
-    (half ? cuda_attention_forward_rows<__nv_bfloat16> : cuda_attention_forward_rows<float>)(stream, *work);
+template <int D> static inline void cuda_attention_tiles(Stream *stream, const Attention &work) {
+    (work.d_qkv == NULL ? cuda_attention_forward_tiles<D> : cuda_attention_backward_tiles<D>)(stream, work);
 }
 
-static inline void cuda_attention_backward(Stream *stream, const Attention *work) {
+template <typename R> static inline void cuda_attention(Stream *stream, const Attention *work) {
     switch (cuda_attention_tiled_head(work)) {
-    case 16: cuda_attention_backward_tiles<16>(stream, *work); return;
-    case 32: cuda_attention_backward_tiles<32>(stream, *work); return;
-    case 48: cuda_attention_backward_tiles<48>(stream, *work); return;
-    case 64: cuda_attention_backward_tiles<64>(stream, *work); return;
-    case 80: cuda_attention_backward_tiles<80>(stream, *work); return;
-    case 96: cuda_attention_backward_tiles<96>(stream, *work); return;
-    case 128: cuda_attention_backward_tiles<128>(stream, *work); return;
+    case 16: cuda_attention_tiles<16>(stream, *work); return;
+    case 32: cuda_attention_tiles<32>(stream, *work); return;
+    case 48: cuda_attention_tiles<48>(stream, *work); return;
+    case 64: cuda_attention_tiles<64>(stream, *work); return;
+    case 80: cuda_attention_tiles<80>(stream, *work); return;
+    case 96: cuda_attention_tiles<96>(stream, *work); return;
+    case 128: cuda_attention_tiles<128>(stream, *work); return;
     default: break;
     }
-    bool half = work->precision == PRECISION_BF16;
-    (half ? cuda_attention_backward_rows<__nv_bfloat16> : cuda_attention_backward_rows<float>)(stream, *work);
+    (work->d_qkv == NULL ? cuda_attention_forward_rows<R> : cuda_attention_backward_rows<R>)(stream, *work);
 }
 
 #endif

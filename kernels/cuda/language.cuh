@@ -186,12 +186,7 @@ static __device__ __forceinline__ int warp_index() { return (int)(threadIdx.x / 
 
 // The sum over the lanes of a warp, for all of them, with the same bits: float addition
 // commutes, and each step adds the same two halves in both lanes.
-static __device__ __forceinline__ float warp_sum(float value) {
-    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) { value += __shfl_xor_sync(0xffffffffu, value, lanes); }
-    return value;
-}
-
-static __device__ __forceinline__ double warp_sum(double value) {
+template <typename T> static __device__ __forceinline__ T warp_sum(T value) {
     for (int lanes = WARP / 2; lanes > 0; lanes /= 2) { value += __shfl_xor_sync(0xffffffffu, value, lanes); }
     return value;
 }

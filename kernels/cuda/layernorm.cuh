@@ -45,17 +45,24 @@ static inline LayernormGroups layernorm_groups(int channels, int elements, int b
     return result;
 }
 
-// The sum over a group, for all its threads. scratch: one float for each warp of the
-// block.
-static __device__ __forceinline__ float layernorm_group_sum(float value, float *scratch, int warps) {
-    value = warp_sum(value);
-    if (warps == 1) { return value; }
-    if (lane_index() == 0) { scratch[warp_index()] = value; }
+// Replaces N values by their sums over a group, for all its threads, with one barrier. scratch:
+// N floats for each warp of the block.
+template <int N>
+static __device__ __forceinline__ void layernorm_group_sums(float values[N], float *scratch, int warps) {
+    UNROLL
+    for (int i = 0; i < N; i++) { values[i] = warp_sum(values[i]); }
+    if (warps == 1) { return; }
+    UNROLL
+    for (int i = 0; i < N; i++) {
+        if (lane_index() == 0) { scratch[warp_index() * N + i] = values[i]; }
+    }
     __syncthreads();
-    const float *group = scratch + warp_index() / warps * warps;
-    float sum = 0.0f;
-    for (int i = 0; i < warps; i++) { sum += group[i]; }
-    return sum;
+    const float *group = scratch + warp_index() / warps * warps * N;
+    UNROLL
+    for (int i = 0; i < N; i++) {
+        values[i] = 0.0f;
+        for (int warp = 0; warp < warps; warp++) { values[i] += group[warp * N + i]; }
+    }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -125,14 +132,15 @@ static __global__ void __launch_bounds__(LAYERNORM_THREADS)
     for (int i = 0; i < COUNT; i++) {
         for (int k = 0; k < WIDTH; k++) { sum += x[i][k]; }
     }
-    float mean = layernorm_group_sum(sum, scratch, shape.warps) / (float)work.channels;
+    layernorm_group_sums<1>(&sum, scratch, shape.warps);
+    float mean = sum / (float)work.channels;
     float squares = 0.0f;
     UNROLL
     for (int i = 0; i < COUNT; i++) {
         if (columns.first + i * columns.step >= columns.channels) { break; }
         for (int k = 0; k < WIDTH; k++) { squares += (x[i][k] - mean) * (x[i][k] - mean); }
     }
-    squares = layernorm_group_sum(squares, scratch + shape.warps * shape.groups, shape.warps);
+    layernorm_group_sums<1>(&squares, scratch + shape.warps * shape.groups, shape.warps);
     float scale = 1.0f / sqrtf(squares / (float)work.channels + work.epsilon);
     UNROLL
     for (int i = 0; i < COUNT; i++) {
@@ -234,13 +242,12 @@ static __device__ __forceinline__ void layernorm_before_load(Piece<R, WIDTH> bef
     }
 }
 
-// Adds the row to d_weight and d_bias of its columns. *sum and *product become this
-// thread's part of sum(g) and sum(g n).
+// Adds the row to d_weight and d_bias of its columns. sums_g becomes this thread's part of
+// sum(g) and sum(g n).
 template <typename R, int WIDTH, int COUNT>
 static __device__ __forceinline__ void
 layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlice<R, WIDTH, COUNT> &slice,
-                    const LayernormBackward &work, const LayernormColumns &columns, float *sum,
-                    float *product) {
+                    const LayernormBackward &work, const LayernormColumns &columns, float sums_g[2]) {
     UNROLL
     for (int i = 0; i < COUNT; i++) {
         int c = columns.first + i * columns.step;
@@ -252,8 +259,8 @@ layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlice<R
         UNROLL
         for (int k = 0; k < WIDTH; k++) {
             float n = (x[k] - slice.mean) * slice.scale, g = d_output[k] * weight[k];
-            *sum += g;
-            *product += g * n;
+            sums_g[0] += g;
+            sums_g[1] += g * n;
             sums.d_weight[i][k] += d_output[k] * n;
             sums.d_bias[i][k] += d_output[k];
         }
@@ -314,32 +321,15 @@ static __device__ __forceinline__ void layernorm_sums_store(const LayernormSums<
     }
 }
 
-// Both sums over a group, for all its threads, with one barrier. scratch: a float2 for
-// each warp of the block.
-static __device__ __forceinline__ void layernorm_group_sums(float *sum, float *product, float2 *scratch,
-                                                            int warps) {
-    *sum = warp_sum(*sum);
-    *product = warp_sum(*product);
-    if (warps == 1) { return; }
-    if (lane_index() == 0) { scratch[warp_index()] = make_float2(*sum, *product); }
-    __syncthreads();
-    const float2 *group = scratch + warp_index() / warps * warps;
-    *sum = *product = 0.0f;
-    for (int i = 0; i < warps; i++) {
-        *sum += group[i].x;
-        *product += group[i].y;
-    }
-}
-
 // The rows from `begin` to `end`, one for each group at a time. scratch (2, warps of the
-// block): two halves that take turns, so that one barrier a row is enough. A thread that
+// block, 2): two halves that take turns, so that one barrier a row is enough. A thread that
 // writes a half again has passed the barrier of the other half, and all threads that read
 // the first have reached that barrier.
 template <typename R, int WIDTH, int COUNT, bool AHEAD>
 static __device__ __forceinline__ void
 layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBackward &work,
                         const LayernormGroups &shape, const LayernormColumns &columns, int begin, int end,
-                        float2 *scratch) {
+                        float *scratch) {
     LayernormSlice<R, WIDTH, COUNT> slice, next;
     int row = begin + warp_index() / shape.warps, rounds = (end - begin + shape.groups - 1) / shape.groups;
     if (AHEAD && row < end) { layernorm_slice_load(next, work, row, columns); }
@@ -350,14 +340,14 @@ layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBac
             layernorm_slice_load(next, work, row + shape.groups, columns);
         }
         Piece<R, WIDTH> before[COUNT];
-        float sum = 0.0f, product = 0.0f;
+        float sums_g[2] = {0.0f, 0.0f};
         if (row < end) { layernorm_before_load<R, WIDTH, COUNT>(before, work, row, columns); }
-        if (row < end) { layernorm_slice_sum(sums, slice, work, columns, &sum, &product); }
-        layernorm_group_sums(&sum, &product, scratch + rounds % 2 * shape.warps * shape.groups, shape.warps);
+        if (row < end) { layernorm_slice_sum(sums, slice, work, columns, sums_g); }
+        layernorm_group_sums<2>(sums_g, scratch + rounds % 2 * 2 * shape.warps * shape.groups, shape.warps);
         float C = (float)work.channels;
         if (row < end) {
-            layernorm_slice_finish(sums, slice, before, work, row, columns, __fdividef(sum, C),
-                                   __fdividef(product, C));
+            layernorm_slice_finish(sums, slice, before, work, row, columns, __fdividef(sums_g[0], C),
+                                   __fdividef(sums_g[1], C));
         }
     }
 }
@@ -365,10 +355,9 @@ layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBac
 template <typename R, int WIDTH, int COUNT, bool AHEAD>
 static __global__ void __launch_bounds__(AHEAD ? LAYERNORM_AHEAD_THREADS : LAYERNORM_THREADS)
     layernorm_backward_kernel(LayernormBackward work, LayernormGroups shape) {
-    // Shared memory: (2, warps of the block) for sums over columns, then (groups, 3, C)
+    // Shared memory: (2, warps of the block, 2) for sums over columns, then (groups, 3, C)
     // for sums over rows.
-    float2 *scratch = (float2 *)cuda_shared();
-    float *shared = (float *)(scratch + 2 * shape.warps * shape.groups);
+    float *scratch = (float *)(void *)cuda_shared(), *shared = scratch + 4 * shape.warps * shape.groups;
     int block = (int)blockIdx.x, blocks = (int)gridDim.x;
     LayernormColumns columns = layernorm_columns<WIDTH>(work.channels, shape.warps, true);
     LayernormSums<R, WIDTH, COUNT> sums;

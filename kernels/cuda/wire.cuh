@@ -244,6 +244,10 @@ static inline void wire_launch(Stream *stream, void (*kernel)(Parameters...), Wi
 // ---------------------------------------------------------------------------------------
 // Messages
 
+// A kernel for each format, in the order of WireFormat.
+#define WIRE_KERNELS(kernel) \
+    { kernel<WIRE_FP32>, kernel<WIRE_BF16>, kernel<WIRE_INT8>, kernel<WIRE_INT4>, kernel<WIRE_E3M0> }
+
 template <WireFormat FORMAT>
 static __global__ void wire_encode_kernel(char *message, const float *values, const float *base,
                                           WirePieces pieces, size_t stride) {
@@ -264,10 +268,7 @@ static __global__ void wire_encode_kernel(char *message, const float *values, co
 // not NULL.
 static inline void cuda_wire_encode(Stream *stream, WireFormat format, void *message, const float *values,
                                     const float *base, const WirePieces *pieces) {
-    static void (*const kernels[WIRE_FORMAT_COUNT])(char *, const float *, const float *, WirePieces,
-                                                    size_t) = {
-        wire_encode_kernel<WIRE_FP32>, wire_encode_kernel<WIRE_BF16>, wire_encode_kernel<WIRE_INT8>,
-        wire_encode_kernel<WIRE_INT4>, wire_encode_kernel<WIRE_E3M0>};
+    static decltype(&wire_encode_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_encode_kernel);
     wire_launch(stream, kernels[format], format, pieces, (char *)message, values, base);
 }
 
@@ -291,10 +292,7 @@ static __global__ void wire_decode_kernel(float *out, const char *message, const
 // may be base.
 static inline void cuda_wire_decode(Stream *stream, WireFormat format, float *out, const void *message,
                                     const float *base, const WirePieces *pieces) {
-    static void (*const kernels[WIRE_FORMAT_COUNT])(float *, const char *, const float *, WirePieces,
-                                                    size_t) = {
-        wire_decode_kernel<WIRE_FP32>, wire_decode_kernel<WIRE_BF16>, wire_decode_kernel<WIRE_INT8>,
-        wire_decode_kernel<WIRE_INT4>, wire_decode_kernel<WIRE_E3M0>};
+    static decltype(&wire_decode_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_decode_kernel);
     wire_launch(stream, kernels[format], format, pieces, out, (const char *)message, base);
 }
 
@@ -316,10 +314,7 @@ static __global__ void wire_sum_kernel(float *out, const char *messages, size_t 
 // decode to. They begin message_stride bytes apart.
 static inline void cuda_wire_sum(Stream *stream, WireFormat format, float *out, const void *messages,
                                  size_t message_stride, int count, const WirePieces *pieces) {
-    static void (*const kernels[WIRE_FORMAT_COUNT])(float *, const char *, size_t, int, WirePieces,
-                                                    size_t) = {
-        wire_sum_kernel<WIRE_FP32>, wire_sum_kernel<WIRE_BF16>, wire_sum_kernel<WIRE_INT8>,
-        wire_sum_kernel<WIRE_INT4>, wire_sum_kernel<WIRE_E3M0>};
+    static decltype(&wire_sum_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_sum_kernel);
     wire_launch(stream, kernels[format], format, pieces, out, (const char *)messages, message_stride, count);
 }
 

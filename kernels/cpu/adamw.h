@@ -97,7 +97,7 @@ REAL_LOOP void adamw_block(const AdamWRange *range, int block, Precision moments
     }
 }
 
-REAL_TASK(AdamWRange, moments, adamw_block)
+REAL_TASK(AdamWRange, moments, adamw_block);
 
 static inline void cpu_adamw(Stream *stream, const AdamWRange *range) {
     assert(range->commit || range->out != range->master);

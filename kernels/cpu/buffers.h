@@ -77,7 +77,7 @@ REAL_LOOP void reals_from_floats_block(const RealsFromFloats *work, int block, P
     for (size_t i = begin; i < end; i++) { real_store(work->out, i, work->in[i], precision); }
 }
 
-REAL_TASK(RealsFromFloats, precision, reals_from_floats_block)
+REAL_TASK(RealsFromFloats, precision, reals_from_floats_block);
 
 static inline void cpu_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
     RealsFromFloats work = {.out = out, .in = in, .count = count, .precision = stream->precision};

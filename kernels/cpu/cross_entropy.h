@@ -75,7 +75,7 @@ REAL_LOOP void cross_entropy_rows(const CrossEntropy *work, int block, Precision
     }
 }
 
-REAL_TASK(CrossEntropy, precision, cross_entropy_rows)
+REAL_TASK(CrossEntropy, precision, cross_entropy_rows);
 
 static inline void cpu_cross_entropy(Stream *stream, const CrossEntropy *work) {
     assert(work->stride == work->vocabulary);

@@ -47,7 +47,7 @@ REAL_LOOP void embedding_forward_rows(const Embedding *work, int block, Precisio
     }
 }
 
-REAL_TASK(Embedding, precision, embedding_forward_rows)
+REAL_TASK(Embedding, precision, embedding_forward_rows);
 
 static inline void cpu_embedding_forward(Stream *stream, const Embedding *work) {
     thread_pool_run(stream->pool, row_block_count(work->B * work->T), embedding_forward_rows_task,
@@ -66,7 +66,7 @@ REAL_LOOP void embedding_backward_strip(const Embedding *work, int strip, Precis
     }
 }
 
-REAL_TASK(Embedding, precision, embedding_backward_strip)
+REAL_TASK(Embedding, precision, embedding_backward_strip);
 
 static inline void cpu_embedding_backward(Stream *stream, const Embedding *work) {
     thread_pool_run(stream->pool, (work->channels + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP,

@@ -49,7 +49,7 @@ REAL_LOOP void gelu_forward_rows(const Gelu *work, int block, Precision precisio
     }
 }
 
-REAL_TASK(Gelu, precision, gelu_forward_rows)
+REAL_TASK(Gelu, precision, gelu_forward_rows);
 
 static inline void cpu_gelu_forward(Stream *stream, const Gelu *work) {
     thread_pool_run(stream->pool, row_block_count(work->rows), gelu_forward_rows_task, (void *)work);
@@ -71,7 +71,7 @@ REAL_LOOP void gelu_backward_rows(const Gelu *work, int block, Precision precisi
     }
 }
 
-REAL_TASK(Gelu, precision, gelu_backward_rows)
+REAL_TASK(Gelu, precision, gelu_backward_rows);
 
 static inline void cpu_gelu_backward(Stream *stream, const Gelu *work) {
     int blocks = row_block_count(work->rows);

@@ -77,7 +77,7 @@ REAL_LOOP void layernorm_forward_rows(const LayernormForward *work, int block, P
     }
 }
 
-REAL_TASK(LayernormForward, precision, layernorm_forward_rows)
+REAL_TASK(LayernormForward, precision, layernorm_forward_rows);
 
 static inline void cpu_layernorm_forward(Stream *stream, const LayernormForward *work) {
     LayernormForward here = *work;
@@ -132,7 +132,7 @@ REAL_LOOP void layernorm_backward_rows(const LayernormBackward *work, int block,
     }
 }
 
-REAL_TASK(LayernormBackward, precision, layernorm_backward_rows)
+REAL_TASK(LayernormBackward, precision, layernorm_backward_rows);
 
 static inline void cpu_layernorm_backward(Stream *stream, const LayernormBackward *work) {
     int blocks = row_block_count(work->rows), C = work->channels;

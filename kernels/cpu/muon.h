@@ -63,7 +63,7 @@ REAL_LOOP void muon_norm_block(const MuonRange *range, int block, Precision mome
     range->partials[block] = sum;
 }
 
-REAL_TASK(MuonRange, moments, muon_norm_block)
+REAL_TASK(MuonRange, moments, muon_norm_block);
 
 static inline void cpu_muon_norm(Stream *stream, const MuonRange *range) {
     thread_pool_run(stream->pool, (int)buffer_blocks(range->count), muon_norm_block_task, (void *)range);
@@ -94,7 +94,7 @@ REAL_LOOP void muon_direction_block(const MuonWork *work, int block, Precision p
     REAL_CALL(work->range->moments, muon_direction_elements, work, block, precision);
 }
 
-REAL_TASK(MuonWork, precision, muon_direction_block)
+REAL_TASK(MuonWork, precision, muon_direction_block);
 
 static inline void cpu_muon_direction(Stream *stream, const MuonRange *range) {
     size_t blocks = buffer_blocks(range->count);
@@ -121,7 +121,7 @@ REAL_LOOP void muon_polynomial_row(const MuonPolynomial *work, int row, Precisio
     }
 }
 
-REAL_TASK(MuonPolynomial, precision, muon_polynomial_row)
+REAL_TASK(MuonPolynomial, precision, muon_polynomial_row);
 
 static inline void cpu_muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side) {
     MuonPolynomial work = {
@@ -141,7 +141,7 @@ REAL_LOOP void muon_apply_block(const MuonWork *work, int block, Precision preci
     }
 }
 
-REAL_TASK(MuonWork, precision, muon_apply_block)
+REAL_TASK(MuonWork, precision, muon_apply_block);
 
 static inline void cpu_muon_apply(Stream *stream, const MuonRange *range) {
     MuonWork work = {.range = range, .precision = stream->precision};

@@ -57,7 +57,7 @@ struct CudaAttentionPlace {
     size_t head;   // in (B, H)
 };
 
-static __device__ __forceinline__ CudaAttentionPlace cuda_attention_place(const Attention &work) {
+DEVICE CudaAttentionPlace cuda_attention_place(const Attention &work) {
     CudaAttentionPlace place;
     place.row = (size_t)blockIdx.z * (size_t)work.T;
     place.column = (size_t)blockIdx.y * (size_t)(work.channels / work.heads);
@@ -68,20 +68,19 @@ static __device__ __forceinline__ CudaAttentionPlace cuda_attention_place(const 
 // ---------------------------------------------------------------------------------------
 // The band of the (query, key) plane: query i sees the keys j with i - window < j <= i
 
-static __device__ __forceinline__ int cuda_attention_oldest_key(int query, int window) {
+DEVICE int cuda_attention_oldest_key(int query, int window) {
     return window > 0 && query - window + 1 > 0 ? query - window + 1 : 0;
 }
 
 // One more than the last query that sees the key.
-static __device__ __forceinline__ int cuda_attention_end_query(int key, int window, int T) {
+DEVICE int cuda_attention_end_query(int key, int window, int T) {
     return window > 0 && key + window < T ? key + window : T;
 }
 
 enum CudaAttentionBand { CUDA_ATTENTION_OUTSIDE, CUDA_ATTENTION_EDGE, CUDA_ATTENTION_INSIDE };
 
 // Whether none, some or all pairs of a rectangle of queries and keys are in the band.
-static __device__ __forceinline__ CudaAttentionBand cuda_attention_band(int query, int queries, int key,
-                                                                        int keys, int window) {
+DEVICE CudaAttentionBand cuda_attention_band(int query, int queries, int key, int keys, int window) {
     int last_query = query + queries - 1, last_key = key + keys - 1;
     if (key > last_query || (window > 0 && last_key <= query - window)) { return CUDA_ATTENTION_OUTSIDE; }
     return last_key <= query && (window == 0 || key > last_query - window) ? CUDA_ATTENTION_INSIDE
@@ -91,8 +90,7 @@ static __device__ __forceinline__ CudaAttentionBand cuda_attention_band(int quer
 // Sets 16 rows of scores to -infinity outside the band. Rows are queries and columns are
 // keys; TRANSPOSED: the other way round.
 template <int N, bool TRANSPOSED>
-static __device__ __forceinline__ void cuda_attention_mask(float scores[N / 8][4], int first_row,
-                                                           int first_column, int window) {
+DEVICE void cuda_attention_mask(float scores[N / 8][4], int first_row, int first_column, int window) {
     int row = first_row + lane_index() / 4, column = first_column + lane_index() % 4 * 2;
     UNROLL
     for (int n = 0; n < N / 8; n++) {
@@ -126,8 +124,8 @@ static __host__ __device__ constexpr int cuda_attention_own_rows(int own) {
 // Starts to copy rows [first, first + ROWS) of a head, `stride` apart, to `tile`; rows
 // from T on become 0. Called by the whole block.
 template <int D, int ROWS>
-static __device__ __forceinline__ void cuda_attention_copy(__nv_bfloat16 *tile, const __nv_bfloat16 *head,
-                                                           unsigned stride, int first, int T) {
+DEVICE void cuda_attention_copy(__nv_bfloat16 *tile, const __nv_bfloat16 *head, unsigned stride, int first,
+                                int T) {
     enum { PIECES = D / 8 };
     UNROLL
     for (int k = 0; k < ROWS * PIECES / CUDA_ATTENTION_THREADS; k++) {
@@ -140,9 +138,7 @@ static __device__ __forceinline__ void cuda_attention_copy(__nv_bfloat16 *tile, 
 }
 
 // Loads 16 rows of a tile as the left operand of a product.
-template <int D>
-static __device__ __forceinline__ void cuda_attention_left(uint32_t left[D / 16][4],
-                                                           const __nv_bfloat16 *rows) {
+template <int D> DEVICE void cuda_attention_left(uint32_t left[D / 16][4], const __nv_bfloat16 *rows) {
     const __nv_bfloat16 *place = rows + lane_index() % 16 * cuda_attention_stride<D> + lane_index() / 16 * 8;
     UNROLL
     for (int k = 0; k < D / 16; k++) { matrix_load_x4<false>(left[k], place + k * 16); }
@@ -150,9 +146,8 @@ static __device__ __forceinline__ void cuda_attention_left(uint32_t left[D / 16]
 
 // scores (16 M, N) = left (16 M, D) times N rows of a tile, transposed.
 template <int D, int M, int N>
-static __device__ __forceinline__ void cuda_attention_scores(float scores[M][N / 8][4],
-                                                             const uint32_t left[M][D / 16][4],
-                                                             const __nv_bfloat16 *rows) {
+DEVICE void cuda_attention_scores(float scores[M][N / 8][4], const uint32_t left[M][D / 16][4],
+                                  const __nv_bfloat16 *rows) {
     int lane = lane_index();
     const __nv_bfloat16 *place =
         rows + (lane / 16 * 8 + lane % 8) * cuda_attention_stride<D> + lane / 8 % 2 * 8;
@@ -176,8 +171,8 @@ static __device__ __forceinline__ void cuda_attention_scores(float scores[M][N /
 // sums (16 M, D) += weights (16 M, N) times N rows of a tile. The weights, probabilities
 // or ds, are rounded to bf16.
 template <int D, int M, int N>
-static __device__ __forceinline__ void
-cuda_attention_collect(float sums[M][D / 8][4], const float weights[M][N / 8][4], const __nv_bfloat16 *rows) {
+DEVICE void cuda_attention_collect(float sums[M][D / 8][4], const float weights[M][N / 8][4],
+                                   const __nv_bfloat16 *rows) {
     const __nv_bfloat16 *place = rows + lane_index() % 16 * cuda_attention_stride<D> + lane_index() / 16 * 8;
     UNROLL
     for (int k = 0; k < N / 16; k++) {
@@ -211,9 +206,8 @@ struct __align__(4) CudaAttentionPair {
 // except those from T on. They pass through `rows`, 16 rows of a tile that belong to this
 // warp and are no longer needed, so that global memory is written 16 bytes at a time.
 template <int D>
-static __device__ __forceinline__ void cuda_attention_store(__nv_bfloat16 *head, size_t stride, int first,
-                                                            int T, const float sums[D / 8][4],
-                                                            const float factors[2], __nv_bfloat16 *rows) {
+DEVICE void cuda_attention_store(__nv_bfloat16 *head, size_t stride, int first, int T,
+                                 const float sums[D / 8][4], const float factors[2], __nv_bfloat16 *rows) {
     enum { PIECES = D / 8 };
     int lane = lane_index(), g = lane / 4, t = lane % 4;
     UNROLL
@@ -247,8 +241,8 @@ struct CudaAttentionRows {
 // scores (16, TILE) become exp(score - maximum) for the new maximum; total and sums,
 // collected under the old one, are rescaled to it.
 template <int D>
-static __device__ __forceinline__ void cuda_attention_softmax(float scores[CUDA_ATTENTION_TILE / 8][4],
-                                                              float sums[D / 8][4], CudaAttentionRows &rows) {
+DEVICE void cuda_attention_softmax(float scores[CUDA_ATTENTION_TILE / 8][4], float sums[D / 8][4],
+                                   CudaAttentionRows &rows) {
     UNROLL
     for (int r = 0; r < 2; r++) {
         float maximum = rows.maximum[r];
@@ -282,9 +276,9 @@ static __device__ __forceinline__ void cuda_attention_softmax(float scores[CUDA_
 
 // Finishes 16 queries: divides by the sums of exponentials, writes output and logsumexp.
 template <int D>
-static __device__ __forceinline__ void
-cuda_attention_finish(const Attention &work, const CudaAttentionPlace &place, int first,
-                      const float sums[D / 8][4], const CudaAttentionRows &rows, __nv_bfloat16 *own) {
+DEVICE void cuda_attention_finish(const Attention &work, const CudaAttentionPlace &place, int first,
+                                  const float sums[D / 8][4], const CudaAttentionRows &rows,
+                                  __nv_bfloat16 *own) {
     __nv_bfloat16 *output = reals<__nv_bfloat16>(work.output) + place.row * (size_t)work.channels;
     float *logsumexp = work.logsumexp + place.head * (size_t)work.T, factors[2];
     UNROLL
@@ -393,9 +387,8 @@ static __global__ void cuda_attention_delta_kernel(Attention work) {
 // Writes 16 M rows of sums as rows [first, first + 16 M) of the head, as
 // cuda_attention_store does.
 template <int D, int M>
-static __device__ __forceinline__ void cuda_attention_store_all(__nv_bfloat16 *head, size_t stride, int first,
-                                                                int T, const float sums[M][D / 8][4],
-                                                                __nv_bfloat16 *rows) {
+DEVICE void cuda_attention_store_all(__nv_bfloat16 *head, size_t stride, int first, int T,
+                                     const float sums[M][D / 8][4], __nv_bfloat16 *rows) {
     const float factors[2] = {1.0f, 1.0f};
     UNROLL
     for (int m = 0; m < M; m++) {
@@ -405,17 +398,16 @@ static __device__ __forceinline__ void cuda_attention_store_all(__nv_bfloat16 *h
 }
 
 // One p from its s. log2_sumexp: the logsumexp divided by log(2).
-static __device__ __forceinline__ float cuda_attention_probability(float score, float log2_sumexp) {
+DEVICE float cuda_attention_probability(float score, float log2_sumexp) {
     return exp2_approximate(score * CUDA_ATTENTION_LOG2E - log2_sumexp);
 }
 
 // d_queries += ds K, for 16 M queries and 64 keys.
 template <int D, int M>
-static __device__ __forceinline__ void
-cuda_attention_d_queries_tile(float d_queries[M][D / 8][4], const uint32_t q[M][D / 16][4],
-                              const uint32_t d_output[M][D / 16][4], const __nv_bfloat16 *keys,
-                              const __nv_bfloat16 *values, const float log2_sumexp[M][2],
-                              const float deltas[M][2], int query, int key, int window) {
+DEVICE void cuda_attention_d_queries_tile(float d_queries[M][D / 8][4], const uint32_t q[M][D / 16][4],
+                                          const uint32_t d_output[M][D / 16][4], const __nv_bfloat16 *keys,
+                                          const __nv_bfloat16 *values, const float log2_sumexp[M][2],
+                                          const float deltas[M][2], int query, int key, int window) {
     enum { CHUNK = cuda_attention_chunk<D, M> };
     for (int c = 0; c < CUDA_ATTENTION_TILE; c += CHUNK) {
         CudaAttentionBand band = cuda_attention_band(query, 16 * M, key + c, CHUNK, window);
@@ -500,8 +492,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
 // This thread's part of the numbers that go with 64 queries: the first half of the block
 // loads logsumexp, divided by log(2), the second half deltas. Queries from T on add
 // nothing whatever their probabilities, because their rows are 0.
-static __device__ __forceinline__ float cuda_attention_row_number(const float *logsumexp, const float *deltas,
-                                                                  int first, int T) {
+DEVICE float cuda_attention_row_number(const float *logsumexp, const float *deltas, int first, int T) {
     int query = first + (int)threadIdx.x % CUDA_ATTENTION_TILE;
     bool sums = (int)threadIdx.x < CUDA_ATTENTION_TILE;
     if (query >= T) { return 0.0f; }
@@ -509,7 +500,7 @@ static __device__ __forceinline__ float cuda_attention_row_number(const float *l
 }
 
 // The two of a row of numbers that belong to columns 2t, 2t+1 of a tile of 8 columns.
-static __device__ __forceinline__ float2 cuda_attention_columns(const float *numbers, int column) {
+DEVICE float2 cuda_attention_columns(const float *numbers, int column) {
     return *reinterpret_cast<const float2 *>(numbers + column + lane_index() % 4 * 2);
 }
 
@@ -517,11 +508,10 @@ static __device__ __forceinline__ float2 cuda_attention_columns(const float *num
 // times the logsumexp divided by log(2), then 64 deltas. p is used up before dp is made,
 // because there are not enough registers for both at a time.
 template <int D, int M>
-static __device__ __forceinline__ void
-cuda_attention_d_keys_tile(float d_keys[M][D / 8][4], float d_values[M][D / 8][4],
-                           const uint32_t k[M][D / 16][4], const uint32_t v[M][D / 16][4],
-                           const __nv_bfloat16 *queries, const __nv_bfloat16 *d_outputs, const float *numbers,
-                           int query, int key, int window) {
+DEVICE void cuda_attention_d_keys_tile(float d_keys[M][D / 8][4], float d_values[M][D / 8][4],
+                                       const uint32_t k[M][D / 16][4], const uint32_t v[M][D / 16][4],
+                                       const __nv_bfloat16 *queries, const __nv_bfloat16 *d_outputs,
+                                       const float *numbers, int query, int key, int window) {
     enum { CHUNK = cuda_attention_chunk<D, M> };
     for (int c = 0; c < CUDA_ATTENTION_TILE; c += CHUNK) {
         const __nv_bfloat16 *q_rows = queries + c * cuda_attention_stride<D>,
@@ -625,7 +615,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
 // Rows: a lane has PARTS columns of the head: lane, lane + 32, ...
 
 template <typename R, int PARTS>
-static __device__ __forceinline__ void cuda_attention_row_load(float row[PARTS], const R *place, int D) {
+DEVICE void cuda_attention_row_load(float row[PARTS], const R *place, int D) {
     UNROLL
     for (int i = 0; i < PARTS; i++) {
         int d = lane_index() + i * WARP;
@@ -634,8 +624,7 @@ static __device__ __forceinline__ void cuda_attention_row_load(float row[PARTS],
 }
 
 template <typename R, int PARTS>
-static __device__ __forceinline__ void cuda_attention_row_store(R *place, const float row[PARTS],
-                                                                float factor, int D) {
+DEVICE void cuda_attention_row_store(R *place, const float row[PARTS], float factor, int D) {
     UNROLL
     for (int i = 0; i < PARTS; i++) {
         int d = lane_index() + i * WARP;
@@ -643,9 +632,7 @@ static __device__ __forceinline__ void cuda_attention_row_store(R *place, const 
     }
 }
 
-template <int PARTS>
-static __device__ __forceinline__ float cuda_attention_row_product(const float a[PARTS],
-                                                                   const float b[PARTS]) {
+template <int PARTS> DEVICE float cuda_attention_row_product(const float a[PARTS], const float b[PARTS]) {
     float sum = 0.0f;
     UNROLL
     for (int i = 0; i < PARTS; i++) { sum += a[i] * b[i]; }
@@ -653,8 +640,7 @@ static __device__ __forceinline__ float cuda_attention_row_product(const float a
 }
 
 template <int PARTS>
-static __device__ __forceinline__ void cuda_attention_row_add(float sums[PARTS], float factor,
-                                                              const float row[PARTS]) {
+DEVICE void cuda_attention_row_add(float sums[PARTS], float factor, const float row[PARTS]) {
     UNROLL
     for (int i = 0; i < PARTS; i++) { sums[i] += factor * row[i]; }
 }

@@ -37,7 +37,7 @@ struct Quad {
 };
 
 // This thread's part of the 4 * blockDim.x elements from `begin` on.
-static __device__ __forceinline__ Quad quad_of_thread(size_t begin, size_t end, bool wide) {
+DEVICE Quad quad_of_thread(size_t begin, size_t end, bool wide) {
     Quad quad;
     quad.first = begin + (wide ? 4u * threadIdx.x : threadIdx.x);
     quad.step = wide ? 1 : blockDim.x;
@@ -47,7 +47,7 @@ static __device__ __forceinline__ Quad quad_of_thread(size_t begin, size_t end, 
 }
 
 // This thread's part in an elementwise kernel that quad_launch launches.
-static __device__ __forceinline__ Quad quad_of_kernel(size_t count, bool wide) {
+DEVICE Quad quad_of_kernel(size_t count, bool wide) {
     return quad_of_thread((size_t)blockIdx.x * BUFFER_QUADS, count, wide);
 }
 
@@ -58,8 +58,7 @@ template <typename... R> static inline bool quad_fits(const R *...places) {
 }
 
 // Elements from `end` on become 0.
-template <typename R>
-static __device__ __forceinline__ void quad_load(float values[4], const R *place, const Quad &quad) {
+template <typename R> DEVICE void quad_load(float values[4], const R *place, const Quad &quad) {
     if (quad.whole) {
         piece_unpack(values, piece_load<4>(place + quad.first));
         return;
@@ -70,8 +69,7 @@ static __device__ __forceinline__ void quad_load(float values[4], const R *place
     }
 }
 
-template <typename R>
-static __device__ __forceinline__ void quad_store(R *place, const float values[4], const Quad &quad) {
+template <typename R> DEVICE void quad_store(R *place, const float values[4], const Quad &quad) {
     if (quad.whole) {
         Piece<R, 4> piece;
         piece_pack(piece, values);

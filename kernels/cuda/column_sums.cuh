@@ -24,8 +24,7 @@ enum { COLUMN_STRIP = 384, COLUMN_SLICES = 16 };
 // Pieces of rows, in strips
 
 // place (WIDTH) += values, 16 bytes at a time.
-template <int WIDTH>
-static __device__ __forceinline__ void floats_add(float *place, const float values[WIDTH]) {
+template <int WIDTH> DEVICE void floats_add(float *place, const float values[WIDTH]) {
     constexpr int STEP = WIDTH < 4 ? 1 : 4;
     UNROLL
     for (int i = 0; i < WIDTH; i += STEP) {
@@ -35,8 +34,7 @@ static __device__ __forceinline__ void floats_add(float *place, const float valu
     }
 }
 
-template <int WIDTH>
-static __device__ __forceinline__ void floats_store(float *place, const float values[WIDTH]) {
+template <int WIDTH> DEVICE void floats_store(float *place, const float values[WIDTH]) {
     constexpr int STEP = WIDTH < 4 ? 1 : 4;
     UNROLL
     for (int i = 0; i < WIDTH; i += STEP) {
@@ -57,9 +55,7 @@ static inline void strips_launch(Stream *stream, void (*kernel)(Parameters...), 
 }
 
 // The first column of this thread's piece; blocks of one strip have the same blockIdx.y.
-static __device__ __forceinline__ int strip_column(int width) {
-    return (int)(blockIdx.y * blockDim.x + threadIdx.x) * width;
-}
+DEVICE int strip_column(int width) { return (int)(blockIdx.y * blockDim.x + threadIdx.x) * width; }
 
 // ---------------------------------------------------------------------------------------
 // Sums over rows
@@ -68,7 +64,7 @@ static inline int cuda_row_blocks(int rows) { return rows < CUDA_ROW_BLOCKS ? ro
 
 // The first row of block `block` of `blocks`; for block `blocks`, one behind the last,
 // `rows`. If rows do not divide evenly, the first blocks have one row more.
-static __device__ __forceinline__ int cuda_row_begin(int block, int blocks, int rows) {
+DEVICE int cuda_row_begin(int block, int blocks, int rows) {
     int longer = rows % blocks;
     return rows / blocks * block + (block < longer ? block : longer);
 }

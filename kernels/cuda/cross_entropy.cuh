@@ -30,8 +30,7 @@ template <typename R> struct CrossEntropyRow {
 };
 
 // Columns from V on are not read; they become -infinity, whose exponential is 0.
-template <typename R>
-static __device__ __forceinline__ Pack<R> cross_entropy_load(const CrossEntropyRow<R> &row, int first) {
+template <typename R> DEVICE Pack<R> cross_entropy_load(const CrossEntropyRow<R> &row, int first) {
     if (row.wide && first + Pack<R>::COUNT <= row.V) { return pack_load(row.logits + first); }
     Pack<R> pack;
     for (int i = 0; i < Pack<R>::COUNT; i++) {
@@ -42,8 +41,8 @@ static __device__ __forceinline__ Pack<R> cross_entropy_load(const CrossEntropyR
 
 // Columns from V on become 0, whatever `values` says.
 template <typename R>
-static __device__ __forceinline__ void cross_entropy_store(const CrossEntropyRow<R> &row,
-                                                           const float values[Pack<R>::COUNT], int first) {
+DEVICE void cross_entropy_store(const CrossEntropyRow<R> &row, const float values[Pack<R>::COUNT],
+                                int first) {
     if (row.wide) {
         Pack<R> pack;
         for (int i = 0; i < Pack<R>::COUNT; i++) {
@@ -59,9 +58,7 @@ static __device__ __forceinline__ void cross_entropy_store(const CrossEntropyRow
     }
 }
 
-static __device__ __forceinline__ float cross_entropy_exp(float difference) {
-    return exp2_approximate(difference * 1.44269504f);
-}
+DEVICE float cross_entropy_exp(float difference) { return exp2_approximate(difference * 1.44269504f); }
 
 // Every thread gets *maximum, the maximum over the row, and returns the sum of
 // exp(logit - *maximum). scratch: two floats for each warp.
@@ -70,8 +67,7 @@ static __device__ __forceinline__ float cross_entropy_exp(float difference) {
 // nothing but -infinity, has a sum of 0 and not NaN. The maximum skips a NaN; the sum
 // keeps it.
 template <typename R>
-static __device__ __forceinline__ float cross_entropy_sum(const CrossEntropyRow<R> &row, float *maximum,
-                                                          float *scratch) {
+DEVICE float cross_entropy_sum(const CrossEntropyRow<R> &row, float *maximum, float *scratch) {
     const int step = (int)blockDim.x * Pack<R>::COUNT;
     int first = (int)threadIdx.x * Pack<R>::COUNT;
     float largest = -FLT_MAX, sum = 0.0f;
@@ -91,8 +87,8 @@ static __device__ __forceinline__ float cross_entropy_sum(const CrossEntropyRow<
 
 // The row becomes gradient_scale * (softmax - one-hot), from its end to its beginning.
 template <typename R>
-static __device__ __forceinline__ void cross_entropy_gradient(const CrossEntropyRow<R> &row, float maximum,
-                                                              float sum, int target, float gradient_scale) {
+DEVICE void cross_entropy_gradient(const CrossEntropyRow<R> &row, float maximum, float sum, int target,
+                                   float gradient_scale) {
     const int step = (int)blockDim.x * Pack<R>::COUNT, mine = (int)threadIdx.x * Pack<R>::COUNT;
     float scale = gradient_scale / sum;
     for (int begin = (row.stride - 1) / step * step; begin >= 0; begin -= step) {

@@ -68,8 +68,7 @@ template <typename R> static inline void cuda_embedding_forward(Stream *stream, 
 // Backward
 
 // sums += piece
-template <typename R, int WIDTH>
-static __device__ __forceinline__ void piece_add(float sums[WIDTH], const Piece<R, WIDTH> &piece) {
+template <typename R, int WIDTH> DEVICE void piece_add(float sums[WIDTH], const Piece<R, WIDTH> &piece) {
     float values[WIDTH];
     piece_unpack(values, piece);
     UNROLL
@@ -92,8 +91,7 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
 
 // Whether the positions at `place` - 1 and `place` of the order have the same token; false at
 // both ends of the order.
-static __device__ __forceinline__ bool embedding_continues(const int32_t *tokens, const int32_t *order,
-                                                           int place, int rows) {
+DEVICE bool embedding_continues(const int32_t *tokens, const int32_t *order, int place, int rows) {
     return place > 0 && place < rows && tokens[order[place - 1]] == tokens[order[place]];
 }
 
@@ -109,9 +107,8 @@ struct EmbeddingSegment {
 // Adds the sum of the range that ends at index `last` of the segment to its destination,
 // and clears it for the next range.
 template <int WIDTH>
-static __device__ __forceinline__ void embedding_range_end(float sums[WIDTH], float *d_wte,
-                                                           const EmbeddingSegment &segment, int last, int c,
-                                                           int C) {
+DEVICE void embedding_range_end(float sums[WIDTH], float *d_wte, const EmbeddingSegment &segment, int last,
+                                int c, int C) {
     int32_t token = segment.tokens[last];
     bool continued = segment.from_before && token == segment.tokens[0];
     if (continued) {
@@ -125,8 +122,8 @@ static __device__ __forceinline__ void embedding_range_end(float sums[WIDTH], fl
 }
 
 template <typename R, int WIDTH>
-static __device__ __forceinline__ void embedding_segment_sum(float *d_wte, const R *d_output,
-                                                             const EmbeddingSegment &segment, int c, int C) {
+DEVICE void embedding_segment_sum(float *d_wte, const R *d_output, const EmbeddingSegment &segment, int c,
+                                  int C) {
     float sums[WIDTH] = {};
     for (int first = 0; first < segment.count; first += EMBEDDING_AHEAD) {
         Piece<R, WIDTH> pieces[EMBEDDING_AHEAD];
@@ -170,8 +167,8 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
 
 // How many segments from `first` on begin with the token. In the sorted order these come
 // first. Each lane of a warp looks at one segment at a time.
-static __device__ __forceinline__ int embedding_range_segments(const int32_t *tokens, const int32_t *order,
-                                                               int first, int segments, int32_t token) {
+DEVICE int embedding_range_segments(const int32_t *tokens, const int32_t *order, int first, int segments,
+                                    int32_t token) {
     for (int count = 0;; count += WARP) {
         int segment = first + count + lane_index();
         bool begins = segment < segments && tokens[order[segment * EMBEDDING_SEGMENT]] == token;

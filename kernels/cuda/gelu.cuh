@@ -26,11 +26,11 @@ enum { GELU_ROWS = 4 };
 // x^2, bounded. At the bound the logistic function has long reached its limits; without
 // it the square of a large x would be infinite, and its product with a complement of 0
 // would be NaN.
-static __device__ __forceinline__ float gelu_square(float x) { return fminf(x * x, 1e4f); }
+DEVICE float gelu_square(float x) { return fminf(x * x, 1e4f); }
 
 // Returns 1 / (1 + exp(-2u)); *complement becomes 1 minus that, without cancellation. The
 // bound keeps exp finite; the comparison is false for NaN, which passes through.
-static __device__ __forceinline__ float gelu_logistic(float x, float *complement) {
+DEVICE float gelu_logistic(float x, float *complement) {
     float twice_u = x * (GELU_LINEAR + GELU_CUBIC * gelu_square(x));
     float e = __expf(twice_u < -87.0f ? 87.0f : -twice_u);
     float s = __fdividef(1.0f, 1.0f + e);
@@ -38,12 +38,12 @@ static __device__ __forceinline__ float gelu_logistic(float x, float *complement
     return s;
 }
 
-static __device__ __forceinline__ float gelu_value(float x) {
+DEVICE float gelu_value(float x) {
     float complement;
     return x * gelu_logistic(x, &complement);
 }
 
-static __device__ __forceinline__ float gelu_derivative(float x) {
+DEVICE float gelu_derivative(float x) {
     float complement, s = gelu_logistic(x, &complement);
     return s + x * s * complement * (GELU_LINEAR + 3.0f * GELU_CUBIC * gelu_square(x));
 }
@@ -84,9 +84,8 @@ template <typename R> static inline void cuda_gelu_forward(Stream *stream, const
 
 // Finishes GELU_ROWS rows from `row` on, not beyond `end`, and adds them to sums.
 template <typename R, int WIDTH>
-static __device__ __forceinline__ void gelu_backward_rows(float sums[WIDTH], R *gradient, size_t stride,
-                                                          const R *saved, size_t columns,
-                                                          const Piece<R, WIDTH> &shift, int row, int end) {
+DEVICE void gelu_backward_rows(float sums[WIDTH], R *gradient, size_t stride, const R *saved, size_t columns,
+                               const Piece<R, WIDTH> &shift, int row, int end) {
     Piece<R, WIDTH> gradients[GELU_ROWS], products[GELU_ROWS];
     UNROLL
     for (int i = 0; i < GELU_ROWS; i++) {

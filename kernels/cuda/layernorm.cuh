@@ -47,8 +47,7 @@ static inline LayernormGroups layernorm_groups(int channels, int elements, int b
 
 // Replaces N values by their sums over a group, for all its threads, with one barrier. scratch:
 // N floats for each warp of the block.
-template <int N>
-static __device__ __forceinline__ void layernorm_group_sums(float values[N], float *scratch, int warps) {
+template <int N> DEVICE void layernorm_group_sums(float values[N], float *scratch, int warps) {
     UNROLL
     for (int i = 0; i < N; i++) { values[i] = warp_sum(values[i]); }
     if (warps == 1) { return; }
@@ -74,8 +73,7 @@ struct LayernormColumns {
     int first, step, channels;
 };
 
-template <int WIDTH>
-static __device__ __forceinline__ LayernormColumns layernorm_columns(int channels, int warps, bool valid) {
+template <int WIDTH> DEVICE LayernormColumns layernorm_columns(int channels, int warps, bool valid) {
     LayernormColumns columns;
     columns.first = (warp_index() % warps * WARP + lane_index()) * WIDTH;
     columns.step = warps * WARP * WIDTH;
@@ -85,8 +83,8 @@ static __device__ __forceinline__ LayernormColumns layernorm_columns(int channel
 
 // x becomes the finished residual of the row at offset `place`; 0 behind the row's end.
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_residual(float x[COUNT][WIDTH], const LayernormForward &work,
-                                                          size_t place, const LayernormColumns &columns) {
+DEVICE void layernorm_residual(float x[COUNT][WIDTH], const LayernormForward &work, size_t place,
+                               const LayernormColumns &columns) {
     const R *source =
         (work.branch != NULL ? reals<R>(work.residual_before) : reals<R>((const Real *)work.residual)) +
         place;
@@ -205,17 +203,15 @@ template <typename R, int WIDTH, int COUNT> struct LayernormSums {
 // The weights of a piece, which begins with column `c`: those kept, or read again from a
 // cache.
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_weights(float weights[WIDTH],
-                                                         const LayernormSums<R, WIDTH, COUNT> &sums,
-                                                         const LayernormBackward &work, int c) {
+DEVICE void layernorm_weights(float weights[WIDTH], const LayernormSums<R, WIDTH, COUNT> &sums,
+                              const LayernormBackward &work, int c) {
     Piece<R, WIDTH> weight = COUNT == 1 ? sums.weight : piece_load<WIDTH>(reals<R>(work.weight) + c);
     piece_unpack(weights, weight);
 }
 
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_slice_load(LayernormSlice<R, WIDTH, COUNT> &slice,
-                                                            const LayernormBackward &work, int row,
-                                                            const LayernormColumns &columns) {
+DEVICE void layernorm_slice_load(LayernormSlice<R, WIDTH, COUNT> &slice, const LayernormBackward &work,
+                                 int row, const LayernormColumns &columns) {
     size_t place = (size_t)row * (size_t)work.channels;
     slice.mean = work.statistics[2 * (size_t)row];
     slice.scale = work.statistics[2 * (size_t)row + 1];
@@ -230,9 +226,8 @@ static __device__ __forceinline__ void layernorm_slice_load(LayernormSlice<R, WI
 
 // Loads d_residual, if it is to be added to.
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_before_load(Piece<R, WIDTH> before[COUNT],
-                                                             const LayernormBackward &work, int row,
-                                                             const LayernormColumns &columns) {
+DEVICE void layernorm_before_load(Piece<R, WIDTH> before[COUNT], const LayernormBackward &work, int row,
+                                  const LayernormColumns &columns) {
     const Real *d_residual = work.d_residual;
     UNROLL
     for (int i = 0; i < COUNT; i++) {
@@ -245,9 +240,9 @@ static __device__ __forceinline__ void layernorm_before_load(Piece<R, WIDTH> bef
 // Adds the row to d_weight and d_bias of its columns. sums_g becomes this thread's part of
 // sum(g) and sum(g n).
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void
-layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlice<R, WIDTH, COUNT> &slice,
-                    const LayernormBackward &work, const LayernormColumns &columns, float sums_g[2]) {
+DEVICE void layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums,
+                                const LayernormSlice<R, WIDTH, COUNT> &slice, const LayernormBackward &work,
+                                const LayernormColumns &columns, float sums_g[2]) {
     UNROLL
     for (int i = 0; i < COUNT; i++) {
         int c = columns.first + i * columns.step;
@@ -270,10 +265,10 @@ layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlice<R
 // Writes the gradient of the row and adds it to d_branch of its columns. g_mean =
 // mean(g), product_mean = mean(g n).
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void
-layernorm_slice_finish(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlice<R, WIDTH, COUNT> &slice,
-                       Piece<R, WIDTH> before[COUNT], const LayernormBackward &work, int row,
-                       const LayernormColumns &columns, float g_mean, float product_mean) {
+DEVICE void layernorm_slice_finish(LayernormSums<R, WIDTH, COUNT> &sums,
+                                   const LayernormSlice<R, WIDTH, COUNT> &slice,
+                                   Piece<R, WIDTH> before[COUNT], const LayernormBackward &work, int row,
+                                   const LayernormColumns &columns, float g_mean, float product_mean) {
     R *d_residual = reals<R>(work.d_residual) + (size_t)row * (size_t)work.channels;
     UNROLL
     for (int i = 0; i < COUNT; i++) {
@@ -298,9 +293,8 @@ layernorm_slice_finish(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlic
 // partials (3, C) = the sums of the block: those of its groups, added in order. shared
 // (groups, 3, C).
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_sums_store(const LayernormSums<R, WIDTH, COUNT> &sums,
-                                                            float *partials, float *shared, int group,
-                                                            int groups, const LayernormColumns &columns) {
+DEVICE void layernorm_sums_store(const LayernormSums<R, WIDTH, COUNT> &sums, float *partials, float *shared,
+                                 int group, int groups, const LayernormColumns &columns) {
     int C = columns.channels;
     float *mine = shared + (size_t)group * 3 * (size_t)C;
     UNROLL
@@ -326,10 +320,9 @@ static __device__ __forceinline__ void layernorm_sums_store(const LayernormSums<
 // writes a half again has passed the barrier of the other half, and all threads that read
 // the first have reached that barrier.
 template <typename R, int WIDTH, int COUNT, bool AHEAD>
-static __device__ __forceinline__ void
-layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBackward &work,
-                        const LayernormGroups &shape, const LayernormColumns &columns, int begin, int end,
-                        float *scratch) {
+DEVICE void layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBackward &work,
+                                    const LayernormGroups &shape, const LayernormColumns &columns, int begin,
+                                    int end, float *scratch) {
     LayernormSlice<R, WIDTH, COUNT> slice, next;
     int row = begin + warp_index() / shape.warps, rounds = (end - begin + shape.groups - 1) / shape.groups;
     if (AHEAD && row < end) { layernorm_slice_load(next, work, row, columns); }

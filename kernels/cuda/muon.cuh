@@ -16,8 +16,7 @@
 
 // directions: X of the elements of this thread, before it is divided by its norm. moved: m'.
 template <typename M>
-static __device__ __forceinline__ void muon_elements(float directions[4], float moved[4],
-                                                     const MuonRange &range, const Quad &quad) {
+DEVICE void muon_elements(float directions[4], float moved[4], const MuonRange &range, const Quad &quad) {
     float gradient[4];
     quad_load(gradient, range.gradient, quad);
     quad_load(moved, reals<M>(range.momentum), quad);

@@ -96,16 +96,12 @@ static inline size_t row_partials_floats(bool on_gpu, size_t width) {
     return (on_gpu ? (size_t)CUDA_ROW_BLOCKS : (size_t)ROW_BLOCKS) * width;
 }
 
-// Floats of scratch for attention_forward and attention_backward; `threads` of the pool.
+// Floats of scratch for attention_forward and attention_backward: on a GPU the deltas of backward;
+// on the CPU, for `threads` of the pool.
 static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int C, int heads, int threads,
                                               Precision precision) {
-    return on_gpu ? cuda_attention_workspace_floats(B, T, heads)
+    return on_gpu ? (size_t)B * (size_t)heads * (size_t)T
                   : attention_workspace_floats(T, C / heads, threads, precision);
-}
-
-// Floats of partials for embedding_backward, on a GPU.
-static inline size_t embedding_partials_floats(int rows, int C) {
-    return cuda_embedding_partials_floats(rows, C);
 }
 
 // ---------------------------------------------------------------------------------------

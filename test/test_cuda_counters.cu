@@ -194,7 +194,7 @@ static Expected cross_entropy_case(Stream *stream, double e) {
 
 static Expected embedding_backward_case(Stream *stream, double e) {
     float *d_wte = array<float>((size_t)V * C), *d_wpe = array<float>((size_t)T * C),
-          *partials = array<float>(cuda_embedding_partials_floats(N, C));
+          *partials = array<float>(embedding_partials_floats(N, C));
     Real *d_output = array_of_reals((size_t)N * C, stream->precision);
     int32_t host[N], sorted[N], counts[V + 1], *tokens = tokens_on_device(host), *order = array<int32_t>(N);
     embedding_order(sorted, counts, host, N, V);

@@ -141,7 +141,8 @@ static void run_sums_case(const SumsCase *shape) {
         cuda_use_order(order);
         float *sums = floats_on_device(before, columns);
         Stream *stream = cuda_test_stream(PRECISION_BF16);
-        cuda_column_sums_add(stream, sums, device_partials, shape->blocks, shape->stride, shape->columns);
+        cuda_column_sums_add(stream, {.first = sums}, 1, device_partials, shape->blocks, shape->stride,
+                             shape->columns);
         cuda_test_wait(stream);
         result_check(&result, order, floats_from_device(sums, columns));
     }
@@ -571,7 +572,7 @@ static void run_embedding_backward_case(const EmbeddingCase *shape, Precision pr
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
         float *d_wte = floats_on_device(wte, V * C), *d_wpe = floats_on_device(wpe, T * C);
-        float *partials = poisoned_floats(cuda_embedding_partials_floats((int)rows, shape->channels));
+        float *partials = poisoned_floats(embedding_partials_floats((int)rows, shape->channels));
         Stream *stream = cuda_test_stream(precision);
         embedding_backward(stream, d_wte, d_wpe, partials, gradient, device_tokens, device_order, shape->B,
                            shape->T, shape->channels);

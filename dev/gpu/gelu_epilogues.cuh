@@ -197,7 +197,7 @@ static inline void epilogue_sums(Stream *stream, float *d_bias, float *partials,
     assert(columns % 8 == 0 && stride % 8 == 0);
     strips_launch(stream, epilogue_sums_kernel<8>, (unsigned)cuda_row_blocks(rows), columns, 8, 0, partials,
                   reals<__nv_bfloat16>(gradient), stride, rows, columns);
-    cuda_column_sums_add(stream, d_bias, partials, cuda_row_blocks(rows), columns, columns);
+    cuda_column_sums_add(stream, {.first = d_bias}, 1, partials, cuda_row_blocks(rows), columns, columns);
 }
 
 #endif

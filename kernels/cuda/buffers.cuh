@@ -17,12 +17,7 @@
 
 #include "kernels/cpu/buffers.h"
 
-enum {
-    BUFFER_THREADS = 256,
-    BUFFER_QUADS = 4 * BUFFER_THREADS,
-    BUFFER_SQUARES_THREADS = 512,
-    CUDA_GRID_ROWS = 65535
-};
+enum { BUFFER_THREADS = 256, BUFFER_QUADS = 4 * BUFFER_THREADS, BUFFER_SQUARES_THREADS = 512 };
 
 // ---------------------------------------------------------------------------------------
 // Four elements of a thread
@@ -114,11 +109,11 @@ static inline void cuda_buffer_move(Stream *stream, float *out, float *in, size_
 // ---------------------------------------------------------------------------------------
 // Norm
 
-// Grid: (pieces, blocks of a piece).
+// Grid: (blocks of a piece, pieces).
 static __global__ void buffer_squares_kernel(double *partials, const float *pieces, size_t count,
                                              size_t stride, bool wide) {
-    const float *values = pieces + blockIdx.x * stride;
-    size_t begin = (size_t)blockIdx.y * BUFFER_BLOCK,
+    const float *values = pieces + blockIdx.y * stride;
+    size_t begin = (size_t)blockIdx.x * BUFFER_BLOCK,
            end = count - begin < (size_t)BUFFER_BLOCK ? count : begin + BUFFER_BLOCK;
     double sum = 0;
     for (size_t at = begin; at < end; at += 4u * blockDim.x) {
@@ -127,7 +122,7 @@ static __global__ void buffer_squares_kernel(double *partials, const float *piec
         for (int i = 0; i < 4; i++) { sum += (double)mine[i] * (double)mine[i]; }
     }
     sum = block_sum(sum, (double *)(void *)cuda_shared());
-    if (threadIdx.x == 0) { partials[blockIdx.x * gridDim.y + blockIdx.y] = sum; }
+    if (threadIdx.x == 0) { partials[(size_t)blockIdx.y * gridDim.x + blockIdx.x] = sum; }
 }
 
 // partials (pieces, buffer_blocks(count)) = the sum of squares of each BUFFER_BLOCK of
@@ -135,16 +130,11 @@ static __global__ void buffer_squares_kernel(double *partials, const float *piec
 // that the host can read, or copies.
 static inline void cuda_buffer_sums_of_squares(Stream *stream, double *partials, const float *values,
                                                size_t count, size_t stride, size_t pieces) {
-    size_t blocks = buffer_blocks(count), scratch = BUFFER_SQUARES_THREADS / WARP * sizeof(double);
     bool wide = quad_fits(values) && (stride % 4 == 0 || pieces == 1);
-    for (size_t first = 0; first < blocks; first += CUDA_GRID_ROWS) { // a grid's limit of rows
-        size_t rows = size_min(blocks - first, CUDA_GRID_ROWS);
-        assert(rows == blocks || pieces == 1);
-        dim3 grid((unsigned)pieces, (unsigned)rows);
-        cuda_launch(stream, buffer_squares_kernel, grid, dim3(BUFFER_SQUARES_THREADS), scratch,
-                    partials + first, values + first * BUFFER_BLOCK, count - first * BUFFER_BLOCK, stride,
-                    wide);
-    }
+    assert(pieces <= 65535); // a grid's limit of rows
+    cuda_launch(stream, buffer_squares_kernel, dim3((unsigned)buffer_blocks(count), (unsigned)pieces),
+                dim3(BUFFER_SQUARES_THREADS), BUFFER_SQUARES_THREADS / WARP * sizeof(double), partials,
+                values, count, stride, wide);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -96,18 +96,11 @@ static __global__ void __launch_bounds__(WARP *COLUMN_SLICES)
 
 // Adds the partial sums of `arrays` arrays of `columns` columns at once. They lie side by
 // side in each row of partials (blocks, stride).
-static inline void cuda_column_sums_add_all(Stream *stream, ColumnTargets targets, int arrays,
-                                            const float *partials, int blocks, int stride, int columns) {
+static inline void cuda_column_sums_add(Stream *stream, ColumnTargets targets, int arrays,
+                                        const float *partials, int blocks, int stride, int columns) {
     dim3 grid(cuda_blocks((size_t)columns, WARP), (unsigned)arrays);
     cuda_launch(stream, column_sums_kernel, grid, dim3(WARP * COLUMN_SLICES),
                 COLUMN_SLICES * WARP * sizeof(float), targets, partials, blocks, stride, columns);
-}
-
-// sums (columns) += the sum over blocks of partials (blocks, stride), in a fixed order.
-static inline void cuda_column_sums_add(Stream *stream, float *sums, const float *partials, int blocks,
-                                        int stride, int columns) {
-    ColumnTargets targets = {.first = sums};
-    cuda_column_sums_add_all(stream, targets, 1, partials, blocks, stride, columns);
 }
 
 #endif

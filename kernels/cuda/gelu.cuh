@@ -38,16 +38,6 @@ DEVICE float gelu_logistic(float x, float *complement) {
     return s;
 }
 
-DEVICE float gelu_value(float x) {
-    float complement;
-    return x * gelu_logistic(x, &complement);
-}
-
-DEVICE float gelu_derivative(float x) {
-    float complement, s = gelu_logistic(x, &complement);
-    return s + x * s * complement * (GELU_LINEAR + 3.0f * GELU_CUBIC * gelu_square(x));
-}
-
 template <typename R, int WIDTH>
 static __global__ void __launch_bounds__(COLUMN_STRIP)
     gelu_forward_kernel(R *output, const R *saved, const R *bias, int rows, int columns) {
@@ -67,7 +57,10 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
         piece_unpack(x, pieces[i]);
         piece_unpack(shifts, shift);
         UNROLL
-        for (int k = 0; k < WIDTH; k++) { x[k] = gelu_value(x[k] + shifts[k]); }
+        for (int k = 0; k < WIDTH; k++) {
+            float complement, sum = x[k] + shifts[k];
+            x[k] = sum * gelu_logistic(sum, &complement);
+        }
         piece_pack(pieces[i], x);
         piece_store<WIDTH>(output + (size_t)(first + i) * (size_t)columns + c, pieces[i]);
     }
@@ -102,7 +95,8 @@ DEVICE void gelu_backward_rows(float sums[WIDTH], R *gradient, size_t stride, co
         piece_unpack(results, gradients[i]);
         UNROLL
         for (int k = 0; k < WIDTH; k++) {
-            results[k] *= gelu_derivative(x[k] + shifts[k]);
+            float complement, sum = x[k] + shifts[k], s = gelu_logistic(sum, &complement);
+            results[k] *= s + sum * s * complement * (GELU_LINEAR + 3.0f * GELU_CUBIC * gelu_square(sum));
             sums[k] += results[k];
         }
         piece_pack(gradients[i], results);
@@ -136,7 +130,7 @@ template <typename R> static inline void cuda_gelu_backward(Stream *stream, cons
     strips_launch(stream, packed ? gelu_backward_kernel<R, Pack<R>::COUNT> : gelu_backward_kernel<R, 1>,
                   (unsigned)blocks, columns, packed ? (int)Pack<R>::COUNT : 1, 0, gradients,
                   work->gradient_stride, work->partials, products, shifts, work->rows, columns);
-    cuda_column_sums_add(stream, work->d_bias, work->partials, blocks, columns, columns);
+    cuda_column_sums_add(stream, {.first = work->d_bias}, 1, work->partials, blocks, columns, columns);
 }
 
 #endif

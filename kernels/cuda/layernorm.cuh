@@ -224,19 +224,6 @@ DEVICE void layernorm_slice_load(LayernormSlice<R, WIDTH, COUNT> &slice, const L
     }
 }
 
-// Loads d_residual, if it is to be added to.
-template <typename R, int WIDTH, int COUNT>
-DEVICE void layernorm_before_load(Piece<R, WIDTH> before[COUNT], const LayernormBackward &work, int row,
-                                  const LayernormColumns &columns) {
-    const Real *d_residual = work.d_residual;
-    UNROLL
-    for (int i = 0; i < COUNT; i++) {
-        int c = columns.first + i * columns.step;
-        if (c >= columns.channels || !work.accumulate) { break; }
-        before[i] = piece_load<WIDTH>(reals<R>(d_residual) + (size_t)row * (size_t)work.channels + c);
-    }
-}
-
 // Adds the row to d_weight and d_bias of its columns. sums_g becomes this thread's part of
 // sum(g) and sum(g n).
 template <typename R, int WIDTH, int COUNT>
@@ -323,6 +310,7 @@ template <typename R, int WIDTH, int COUNT, bool AHEAD>
 DEVICE void layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBackward &work,
                                     const LayernormGroups &shape, const LayernormColumns &columns, int begin,
                                     int end, float *scratch) {
+    const Real *d_residual = work.d_residual;
     LayernormSlice<R, WIDTH, COUNT> slice, next;
     int row = begin + warp_index() / shape.warps, rounds = (end - begin + shape.groups - 1) / shape.groups;
     if (AHEAD && row < end) { layernorm_slice_load(next, work, row, columns); }
@@ -332,9 +320,14 @@ DEVICE void layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const 
         if (AHEAD && row + shape.groups < end) {
             layernorm_slice_load(next, work, row + shape.groups, columns);
         }
-        Piece<R, WIDTH> before[COUNT];
+        Piece<R, WIDTH> before[COUNT]; // d_residual, if it is to be added to
+        UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            int c = columns.first + i * columns.step;
+            if (row >= end || c >= columns.channels || !work.accumulate) { break; }
+            before[i] = piece_load<WIDTH>(reals<R>(d_residual) + (size_t)row * (size_t)work.channels + c);
+        }
         float sums_g[2] = {0.0f, 0.0f};
-        if (row < end) { layernorm_before_load<R, WIDTH, COUNT>(before, work, row, columns); }
         if (row < end) { layernorm_slice_sum(sums, slice, work, columns, sums_g); }
         layernorm_group_sums<2>(sums_g, scratch + rounds % 2 * 2 * shape.warps * shape.groups, shape.warps);
         float C = (float)work.channels;
@@ -397,7 +390,7 @@ static inline void cuda_layernorm_backward(Stream *stream, const LayernormBackwa
         layernorm_backward_start<R, WIDTH, LAYERNORM_WIDE_ELEMENTS / WIDTH, false>(stream, work);
     }
     ColumnTargets targets = {.first = work->d_weight, .second = work->d_bias, .third = work->d_branch_bias};
-    cuda_column_sums_add_all(stream, targets, arrays, work->partials, cuda_row_blocks(work->rows), 3 * C, C);
+    cuda_column_sums_add(stream, targets, arrays, work->partials, cuda_row_blocks(work->rows), 3 * C, C);
 }
 
 #endif

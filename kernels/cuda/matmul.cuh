@@ -166,17 +166,6 @@ static inline cublasStatus_t cuda_gemm_choose(const CudaGemmLibrary *library, Cu
     return status;
 }
 
-// Ends the program where the library has no algorithm for a product.
-static inline void cuda_gemm_refuse(const CudaGemm *gemm, cublasStatus_t status) {
-    char text[256];
-    snprintf(text, sizeof text, "no algorithm for a product of m %d, n %d, k %d%s%s, of %s, the result %s%s",
-             gemm->m, gemm->n, gemm->k, gemm->a_transposed ? ", a transposed" : "",
-             gemm->b_transposed ? ", b transposed" : "", gemm->precision == PRECISION_FP32 ? "fp32" : "bf16",
-             gemm->result_precision == PRECISION_FP32 ? "fp32" : "bf16",
-             gemm->accumulate ? " and added to" : "");
-    cublas_check(status, text);
-}
-
 // The library has read a plan when its call returns: what is under way does not need it.
 static inline void cuda_gemm_forget(CudaGemmPlan *plan) {
     CUBLAS_CHECK(cublasLtMatmulDescDestroy(plan->operation));
@@ -210,7 +199,12 @@ static inline CudaGemmPlan *cuda_gemm_plan(CudaGemmLibrary *library, const CudaG
     plan->used = library->products;
     cuda_gemm_describe(library, plan);
     cublasStatus_t status = cuda_gemm_choose(library, plan);
-    if (status != CUBLAS_STATUS_SUCCESS) { cuda_gemm_refuse(gemm, status); }
+    char text[256];
+    snprintf(text, sizeof text, "no algorithm for a product of m %d, n %d, k %d%s%s, of %s, the result %s%s",
+             gemm->m, gemm->n, gemm->k, gemm->a_transposed ? ", a transposed" : "",
+             gemm->b_transposed ? ", b transposed" : "", precision_name(gemm->precision),
+             precision_name(gemm->result_precision), gemm->accumulate ? " and added to" : "");
+    cublas_check(status, text);
     return plan;
 }
 

@@ -53,6 +53,11 @@ typedef struct Attention {
     Precision precision;
 } Attention;
 
+// The first key that a query sees.
+WIRE_FUNCTION int attention_oldest_key(int query, int window) {
+    return window > 0 && query - window + 1 > 0 ? query - window + 1 : 0;
+}
+
 // Each thread of a pool has two blocks of scores and, in bf16, a head as floats: qkv, d_qkv
 // (T, 3D), and output or d_output (T, D).
 static inline size_t attention_workspace_floats(int T, int D, int threads, Precision precision) {
@@ -154,7 +159,7 @@ static inline AttentionBlock attention_block(const AttentionHead *head, int firs
     AttentionBlock block;
     block.first = first;
     block.rows = head->T - first < ATTENTION_ROWS ? head->T - first : ATTENTION_ROWS;
-    block.keys = head->window > 0 && first - head->window + 1 > 0 ? first - head->window + 1 : 0;
+    block.keys = attention_oldest_key(first, head->window);
     block.key_count = first + block.rows - block.keys;
     block.q = head->qkv + (size_t)first * (size_t)head->qkv_stride;
     block.k = head->qkv + (size_t)block.keys * (size_t)head->qkv_stride + head->qkv_part;
@@ -166,8 +171,7 @@ static inline AttentionBlock attention_block(const AttentionHead *head, int firs
 static inline void attention_visible(const AttentionHead *head, const AttentionBlock *block, int row,
                                      int *begin, int *end) {
     int query = block->first + row;
-    int oldest = head->window > 0 && query - head->window + 1 > 0 ? query - head->window + 1 : 0;
-    *begin = oldest - block->keys;
+    *begin = attention_oldest_key(query, head->window) - block->keys;
     *end = query + 1 - block->keys;
 }
 
@@ -303,7 +307,7 @@ static inline void attention_decode_task(void *context, int task, int thread) {
     (void)thread;
     const AttentionDecode *work = (const AttentionDecode *)context;
     int C = work->channels, D = C / work->heads, last = work->position;
-    int first = work->window > 0 && last - work->window + 1 > 0 ? last - work->window + 1 : 0;
+    int first = attention_oldest_key(last, work->window);
     size_t head = (size_t)task * (size_t)D;
     float *scores = work->scores + (size_t)task * (size_t)work->positions, *output = work->output + head;
     for (int j = first; j <= last; j++) {

@@ -68,10 +68,6 @@ DEVICE CudaAttentionPlace cuda_attention_place(const Attention &work) {
 // ---------------------------------------------------------------------------------------
 // The band of the (query, key) plane: query i sees the keys j with i - window < j <= i
 
-DEVICE int cuda_attention_oldest_key(int query, int window) {
-    return window > 0 && query - window + 1 > 0 ? query - window + 1 : 0;
-}
-
 // One more than the last query that sees the key.
 DEVICE int cuda_attention_end_query(int key, int window, int T) {
     return window > 0 && key + window < T ? key + window : T;
@@ -198,10 +194,6 @@ DEVICE void cuda_attention_collect(float sums[M][D / 8][4], const float weights[
     }
 }
 
-struct __align__(4) CudaAttentionPair {
-    __nv_bfloat16 low, high;
-};
-
 // Writes 16 rows of sums, each times its factor, as rows [first, first + 16) of the head,
 // except those from T on. They pass through `rows`, 16 rows of a tile that belong to this
 // warp and are no longer needed, so that global memory is written 16 bytes at a time.
@@ -215,9 +207,8 @@ DEVICE void cuda_attention_store(__nv_bfloat16 *head, size_t stride, int first, 
         UNROLL
         for (int r = 0; r < 2; r++) {
             float low = sums[n][2 * r] * factors[r], high = sums[n][2 * r + 1] * factors[r];
-            CudaAttentionPair pair = {from_float<__nv_bfloat16>(low), from_float<__nv_bfloat16>(high)};
-            *reinterpret_cast<CudaAttentionPair *>(rows + (g + r * 8) * cuda_attention_stride<D> + n * 8 +
-                                                   2 * t) = pair;
+            *reinterpret_cast<uint32_t *>(rows + (g + r * 8) * cuda_attention_stride<D> + n * 8 + 2 * t) =
+                bf16_pair(low, high);
         }
     }
     __syncwarp();
@@ -308,7 +299,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
                   *values = keys + TILE * STRIDE;
     CudaAttentionPlace place = cuda_attention_place(work);
     int T = work.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
-    int begin = cuda_attention_oldest_key(first, work.window) / TILE * TILE,
+    int begin = attention_oldest_key(first, work.window) / TILE * TILE,
         end = first + QUERIES < T ? first + QUERIES : T;
     unsigned stride = 3 * (unsigned)work.channels;
     const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column,
@@ -444,7 +435,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
                   *keys = queries + OVERLAY, *values = keys + TILE * STRIDE;
     CudaAttentionPlace place = cuda_attention_place(work);
     int T = work.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
-    int begin = cuda_attention_oldest_key(first, work.window) / TILE * TILE,
+    int begin = attention_oldest_key(first, work.window) / TILE * TILE,
         end = first + QUERIES < T ? first + QUERIES : T;
     unsigned C = (unsigned)work.channels, stride = 3 * C;
     const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column, *k = q + C,
@@ -655,7 +646,7 @@ template <typename R, int PARTS> static __global__ void cuda_attention_forward_r
     const R *head = reals<R>(work.qkv) + place.row * stride + place.column;
     float q[PARTS], row[PARTS], sums[PARTS] = {}, maximum = -INFINITY, total = 0.0f;
     cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
-    for (int key = cuda_attention_oldest_key(query, work.window); key <= query; key++) {
+    for (int key = attention_oldest_key(query, work.window); key <= query; key++) {
         cuda_attention_row_load<R, PARTS>(row, head + (size_t)key * stride + C, D);
         float score = cuda_attention_row_product<PARTS>(q, row), next = fmaxf(maximum, score);
         float base = next == -INFINITY ? 0.0f : next, shrink = expf(maximum - base), p = expf(score - base);
@@ -683,7 +674,7 @@ template <typename R, int PARTS> static __global__ void cuda_attention_d_queries
     cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
     cuda_attention_row_load<R, PARTS>(
         d_o, reals<R>(work.d_output) + (place.row + (size_t)query) * C + place.column, D);
-    for (int key = cuda_attention_oldest_key(query, work.window); key <= query; key++) {
+    for (int key = attention_oldest_key(query, work.window); key <= query; key++) {
         cuda_attention_row_load<R, PARTS>(k, head + (size_t)key * stride + C, D);
         cuda_attention_row_load<R, PARTS>(v, head + (size_t)key * stride + 2 * C, D);
         float p = expf(cuda_attention_row_product<PARTS>(q, k) - logsumexp);

@@ -238,22 +238,7 @@ DEVICE void mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
-    simt_counts.product_operations += 2 * 16 * 8 * 16 / WARP; // this lane's share
-    uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-    const char(*slots)[SIMT_SLOT] = simt_warp_exchange(0xffffffffu, mine, sizeof mine);
-    int lane = lane_index(), g = lane / 4, t = lane % 4;
-    for (int i = 0; i < 4; i++) {
-        int row = g + (i / 2) * 8, column = 2 * t + i % 2;
-        for (int k = 0; k < 16; k++) {
-            uint16_t left, right;
-            int a_lane = (row % 8) * 4 + (k % 8) / 2, a_register = row / 8 + (k / 8) * 2,
-                b_lane = column * 4 + (k % 8) / 2;
-            memcpy(&left, slots[a_lane] + a_register * 4 + k % 2 * 2, sizeof left);
-            memcpy(&right, slots[b_lane] + 16 + k / 8 * 4 + k % 2 * 2, sizeof right);
-            d[i] +=
-                __bfloat162float(__ushort_as_bfloat16(left)) * __bfloat162float(__ushort_as_bfloat16(right));
-        }
-    }
+    simt_mma_m16n8k16(d, a, b);
 #endif
 }
 
@@ -276,18 +261,7 @@ template <bool TRANSPOSED> DEVICE void matrix_load_x4(uint32_t r[4], const void 
                      : "memory");
     }
 #else
-    if ((uintptr_t)row % 16 != 0) { simt_fail("a row of a matrix load is not aligned"); }
-    if (!simt_is_shared(row, 16)) { simt_fail("a row of a matrix load is not in shared memory"); }
-    char mine[16];
-    memcpy(mine, row, sizeof mine);
-    const char(*slots)[SIMT_SLOT] = simt_warp_exchange(0xffffffffu, mine, sizeof mine);
-    int g = lane_index() / 4, t = lane_index() % 4;
-    for (int i = 0; i < 4; i++) {
-        for (int half = 0; half < 2; half++) {
-            int line = TRANSPOSED ? 2 * t + half : g, column = TRANSPOSED ? g : 2 * t + half;
-            memcpy((char *)&r[i] + half * 2, slots[i * 8 + line] + column * 2, 2);
-        }
-    }
+    simt_matrix_load_x4(r, row, TRANSPOSED);
 #endif
 }
 

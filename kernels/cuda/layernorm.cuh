@@ -174,11 +174,8 @@ template <typename R>
 static inline void cuda_layernorm_forward(Stream *stream, const LayernormForward *work) {
     size_t C = (size_t)work->channels;
     bool packed = pack_fits(C, reals<R>(work->output), reals<R>(work->residual), reals<R>(work->weight),
-                            reals<R>(work->bias));
-    if (work->branch != NULL) {
-        packed = packed && pack_fits(C, reals<R>(work->residual_before), reals<R>(work->branch),
-                                     reals<R>(work->branch_bias));
-    }
+                            reals<R>(work->bias), reals<R>(work->residual_before), reals<R>(work->branch),
+                            reals<R>(work->branch_bias));
     (packed ? layernorm_forward_start<R, Pack<R>::COUNT, LAYERNORM_PIECES>
             : layernorm_forward_start<R, 1, LAYERNORM_WIDE_ELEMENTS>)(stream, work);
 }

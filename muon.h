@@ -63,6 +63,7 @@ static inline void muon_step(Stream *stream, const MuonWorkspace *workspace, Muo
     range.step *= 0.2f * sqrtf((float)longer);
     range.partials = workspace->partials;
     range.direction = x;
+    range.precision = stream->precision;
     muon_norm(stream, &range);
     muon_direction(stream, &range);
     for (int i = 0; i < iterations; i++) {

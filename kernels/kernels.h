@@ -70,7 +70,7 @@
 static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
 #ifdef ACCO_HAVE_CUDA
     cudaFuncAttributes attributes;
-    cudaError_t status = cudaFuncGetAttributes(&attributes, buffer_move_kernel);
+    cudaError_t status = cudaFuncGetAttributes(&attributes, buffer_move_kernel<float>);
     if (status != cudaSuccess) {
         return error_set(error,
                          "this program has no code for GPU %d, %s, of compute capability %d.%d: build it "

@@ -245,47 +245,42 @@ static inline void attention_softmax_backward(float *__restrict__ scores, float 
     for (int j = end; j < columns; j++) { scores[j] = d_scores[j] = 0.0f; }
 }
 
-// A block of queries: writes their gradient and adds to those of the keys and values that
-// they see.
-static inline void attention_backward_block(const AttentionHead *head, const AttentionBlock *block) {
-    int D = head->D, keys = block->key_count, stride = head->qkv_stride, rows = block->rows,
-        d_stride = head->d_qkv_stride, o_stride = head->output_stride;
-    float *scores = head->scores, *d_scores = scores + ATTENTION_ROWS * (size_t)head->T;
-    const float *d_output = head->d_output + (size_t)block->first * (size_t)o_stride;
-    float *d_q = head->d_qkv + (size_t)block->first * (size_t)d_stride,
-          *d_k = head->d_qkv + (size_t)block->keys * (size_t)d_stride + head->d_qkv_part,
-          *d_v = d_k + head->d_qkv_part;
-    attention_matmul(scores, keys, block->q, stride, false, block->k, stride, true, rows, keys, D, false);
-    attention_matmul(d_scores, keys, d_output, o_stride, false, block->v, stride, true, rows, keys, D, false);
-    for (int row = 0; row < rows; row++) {
-        int begin, end;
-        size_t offset = (size_t)row * (size_t)keys;
-        attention_visible(head, block, row, &begin, &end);
-        attention_softmax_backward(scores + offset, d_scores + offset, head->logsumexp[block->first + row],
-                                   begin, end, keys);
-    }
-    attention_matmul(d_v, d_stride, scores, keys, true, d_output, o_stride, false, keys, D, rows, true);
-    attention_matmul(d_q, d_stride, d_scores, keys, false, block->k, stride, false, rows, D, keys, false);
-    attention_matmul(d_k, d_stride, d_scores, keys, true, block->q, stride, false, keys, D, rows, true);
-}
-
 static inline void attention_backward_task(void *context, int task, int thread) {
     const Attention *work = (const Attention *)context;
     AttentionHead head = attention_head(work, task, thread);
-    size_t T = (size_t)head.T, D = (size_t)head.D, stride = (size_t)head.d_qkv_stride;
-    for (size_t t = 0; t < T; t++) { // several blocks of queries add to the same keys and values
-        memset(head.d_qkv + t * stride + head.d_qkv_part, 0, D * sizeof(float));
-        memset(head.d_qkv + t * stride + 2 * (size_t)head.d_qkv_part, 0, D * sizeof(float));
+    int T = head.T, D = head.D, stride = head.qkv_stride, d_stride = head.d_qkv_stride,
+        d_part = head.d_qkv_part, o_stride = head.output_stride;
+    float *scores = head.scores, *d_scores = scores + ATTENTION_ROWS * (size_t)T;
+    for (int t = 0; t < T; t++) { // several blocks of queries add to the same keys and values
+        float *d_q = head.d_qkv + (size_t)t * (size_t)d_stride;
+        memset(d_q + d_part, 0, (size_t)D * sizeof(float));
+        memset(d_q + 2 * d_part, 0, (size_t)D * sizeof(float));
     }
-    for (int first = 0; first < head.T; first += ATTENTION_ROWS) {
+    for (int first = 0; first < T; first += ATTENTION_ROWS) {
         AttentionBlock block = attention_block(&head, first);
-        attention_backward_block(&head, &block);
+        int keys = block.key_count, rows = block.rows;
+        const float *d_output = head.d_output + (size_t)first * (size_t)o_stride;
+        float *d_q = head.d_qkv + (size_t)first * (size_t)d_stride,
+              *d_k = head.d_qkv + (size_t)block.keys * (size_t)d_stride + d_part, *d_v = d_k + d_part;
+        attention_matmul(scores, keys, block.q, stride, false, block.k, stride, true, rows, keys, D, false);
+        attention_matmul(d_scores, keys, d_output, o_stride, false, block.v, stride, true, rows, keys, D,
+                         false);
+        for (int row = 0; row < rows; row++) {
+            int begin, end;
+            size_t offset = (size_t)row * (size_t)keys;
+            attention_visible(&head, &block, row, &begin, &end);
+            attention_softmax_backward(scores + offset, d_scores + offset, head.logsumexp[first + row], begin,
+                                       end, keys);
+        }
+        attention_matmul(d_v, d_stride, scores, keys, true, d_output, o_stride, false, keys, D, rows, true);
+        attention_matmul(d_q, d_stride, d_scores, keys, false, block.k, stride, false, rows, D, keys, false);
+        attention_matmul(d_k, d_stride, d_scores, keys, true, block.q, stride, false, keys, D, rows, true);
     }
     for (int part = 0; part < 3 && work->precision == PRECISION_BF16; part++) {
         size_t place =
             attention_place(work, task, work->d_qkv_stride) + (size_t)part * (size_t)work->channels;
         attention_narrow(real_at(work->d_qkv, place, PRECISION_BF16), work->d_qkv_stride,
-                         head.d_qkv + (size_t)part * D, head.d_qkv_stride, head.T, head.D);
+                         head.d_qkv + part * D, d_stride, T, D);
     }
 }
 

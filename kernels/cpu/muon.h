@@ -37,11 +37,13 @@ typedef struct MuonRange {
     size_t count;
     size_t flat; // place of the first element in the flat parameter vector
     Precision moments;
-    MomentKey key; // of this step, where the momentum is bf16
+    Precision precision; // of X: the stream's
+    MomentKey key;       // of this step, where the momentum is bf16
     float mu, one_minus_mu;
     float divisor, scale; // of the gradient
     float decay_factor;   // 1 - learning rate * weight decay
     float step;           // the learning rate times the scale of the matrix
+    float factor;         // 1 / norm; cpu_muon_direction sets it
     bool commit;          // else an estimate, which writes X and `out` only
 } MuonRange;
 
@@ -69,19 +71,12 @@ static inline void cpu_muon_norm(Stream *stream, const MuonRange *range) {
     thread_pool_run(stream->pool, (int)buffer_blocks(range->count), muon_norm_block_task, (void *)range);
 }
 
-typedef struct MuonWork {
-    const MuonRange *range;
-    Precision precision; // of X
-    float factor;        // 1 / norm
-} MuonWork;
-
-REAL_LOOP void muon_direction_elements(const MuonWork *work, int block, Precision precision,
+REAL_LOOP void muon_direction_elements(const MuonRange *range, int block, Precision precision,
                                        Precision moments) {
-    const MuonRange *range = work->range;
     size_t begin = (size_t)block * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, range->count);
     for (size_t i = begin; i < end; i++) {
         float moved, x = muon_element(range, i, &moved, moments);
-        real_store(range->direction, i, x * work->factor, precision);
+        real_store(range->direction, i, x * range->factor, precision);
         if (range->commit) {
             bool rounds = moments == PRECISION_BF16;
             moved = rounds ? moment_round(moved, moment_noise(range->key, range->flat + i)) : moved;
@@ -90,19 +85,19 @@ REAL_LOOP void muon_direction_elements(const MuonWork *work, int block, Precisio
     }
 }
 
-REAL_LOOP void muon_direction_block(const MuonWork *work, int block, Precision precision) {
-    REAL_CALL(work->range->moments, muon_direction_elements, work, block, precision);
+REAL_LOOP void muon_direction_block(const MuonRange *range, int block, Precision precision) {
+    REAL_CALL(range->moments, muon_direction_elements, range, block, precision);
 }
 
-REAL_TASK(MuonWork, precision, muon_direction_block);
+REAL_TASK(MuonRange, precision, muon_direction_block);
 
 static inline void cpu_muon_direction(Stream *stream, const MuonRange *range) {
     size_t blocks = buffer_blocks(range->count);
     double sum = 0;
     for (size_t i = 0; i < blocks; i++) { sum += range->partials[i]; }
-    MuonWork work = {
-        .range = range, .precision = stream->precision, .factor = (float)(1 / fmax(sqrt(sum), MUON_LEAST))};
-    thread_pool_run(stream->pool, (int)blocks, muon_direction_block_task, &work);
+    MuonRange here = *range;
+    here.factor = (float)(1 / fmax(sqrt(sum), MUON_LEAST));
+    thread_pool_run(stream->pool, (int)blocks, muon_direction_block_task, &here);
 }
 
 typedef struct MuonPolynomial {
@@ -129,8 +124,7 @@ static inline void cpu_muon_polynomial(Stream *stream, Real *polynomial, const R
     thread_pool_run(stream->pool, side, muon_polynomial_row_task, &work);
 }
 
-REAL_LOOP void muon_apply_block(const MuonWork *work, int block, Precision precision) {
-    const MuonRange *range = work->range;
+REAL_LOOP void muon_apply_block(const MuonRange *range, int block, Precision precision) {
     size_t begin = (size_t)block * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, range->count);
 #pragma omp simd
     for (size_t i = begin; i < end; i++) {
@@ -141,11 +135,10 @@ REAL_LOOP void muon_apply_block(const MuonWork *work, int block, Precision preci
     }
 }
 
-REAL_TASK(MuonWork, precision, muon_apply_block);
+REAL_TASK(MuonRange, precision, muon_apply_block);
 
 static inline void cpu_muon_apply(Stream *stream, const MuonRange *range) {
-    MuonWork work = {.range = range, .precision = stream->precision};
-    thread_pool_run(stream->pool, (int)buffer_blocks(range->count), muon_apply_block_task, &work);
+    thread_pool_run(stream->pool, (int)buffer_blocks(range->count), muon_apply_block_task, (void *)range);
 }
 
 #endif

@@ -87,9 +87,10 @@ static inline void quad_launch(Stream *stream, void (*kernel)(Parameters...), si
 }
 
 // ---------------------------------------------------------------------------------------
-// Moving and clearing
+// Moving, clearing, converting
 
-static __global__ void buffer_move_kernel(float *out, float *in, size_t count, bool clear, bool wide) {
+template <typename R>
+static __global__ void buffer_move_kernel(R *out, float *in, size_t count, bool clear, bool wide) {
     const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     Quad quad = quad_of_kernel(count, wide);
     if (out != NULL) {
@@ -103,7 +104,28 @@ static __global__ void buffer_move_kernel(float *out, float *in, size_t count, b
 // out = in unless out is NULL; then in = 0 if `clear`.
 static inline void cuda_buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
     if (out == NULL && !clear) { return; }
-    quad_launch(stream, buffer_move_kernel, count, out, in, count, clear, quad_fits(out, in));
+    quad_launch(stream, buffer_move_kernel<float>, count, out, in, count, clear, quad_fits(out, in));
+}
+
+// out (count), of R, = in (count).
+template <typename R>
+static inline void cuda_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
+    R *values = reals<R>(out);
+    quad_launch(stream, buffer_move_kernel<R>, count, values, (float *)in, count, false,
+                quad_fits(values, in));
+}
+
+static __global__ void buffer_round_kernel(float *values, size_t count, bool wide) {
+    float mine[4];
+    Quad quad = quad_of_kernel(count, wide);
+    quad_load(mine, values, quad);
+    for (int i = 0; i < 4; i++) { mine[i] = to_float(from_float<__nv_bfloat16>(mine[i])); }
+    quad_store(values, mine, quad);
+}
+
+// Rounds each of values (count) to the nearest bf16.
+static inline void cuda_buffer_round(Stream *stream, float *values, size_t count) {
+    quad_launch(stream, buffer_round_kernel, count, values, count, quad_fits(values));
 }
 
 // ---------------------------------------------------------------------------------------
@@ -135,37 +157,6 @@ static inline void cuda_buffer_sums_of_squares(Stream *stream, double *partials,
     cuda_launch(stream, buffer_squares_kernel, dim3((unsigned)buffer_blocks(count), (unsigned)pieces),
                 dim3(BUFFER_SQUARES_THREADS), BUFFER_SQUARES_THREADS / WARP * sizeof(double), partials,
                 values, count, stride, wide);
-}
-
-// ---------------------------------------------------------------------------------------
-// Formats
-
-template <typename R>
-static __global__ void buffer_convert_kernel(R *out, const float *in, size_t count, bool wide) {
-    float values[4];
-    Quad quad = quad_of_kernel(count, wide);
-    quad_load(values, in, quad);
-    quad_store(out, values, quad);
-}
-
-// out (count), in the stream's precision, = in (count).
-template <typename R>
-static inline void cuda_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
-    R *values = reals<R>(out);
-    quad_launch(stream, buffer_convert_kernel<R>, count, values, in, count, quad_fits(values, in));
-}
-
-static __global__ void buffer_round_kernel(float *values, size_t count, bool wide) {
-    float mine[4];
-    Quad quad = quad_of_kernel(count, wide);
-    quad_load(mine, values, quad);
-    for (int i = 0; i < 4; i++) { mine[i] = to_float(from_float<__nv_bfloat16>(mine[i])); }
-    quad_store(values, mine, quad);
-}
-
-// Rounds each of values (count) to the nearest bf16.
-static inline void cuda_buffer_round(Stream *stream, float *values, size_t count) {
-    quad_launch(stream, buffer_round_kernel, count, values, count, quad_fits(values));
 }
 
 #endif

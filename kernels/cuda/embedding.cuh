@@ -165,18 +165,6 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
     if (c < C) { embedding_segment_sum<R, WIDTH>(d_wte, d_output, segment, c, C); }
 }
 
-// How many segments from `first` on begin with the token. In the sorted order these come
-// first. Each lane of a warp looks at one segment at a time.
-DEVICE int embedding_range_segments(const int32_t *tokens, const int32_t *order, int first, int segments,
-                                    int32_t token) {
-    for (int count = 0;; count += WARP) {
-        int segment = first + count + lane_index();
-        bool begins = segment < segments && tokens[order[segment * EMBEDDING_SEGMENT]] == token;
-        int found = __popc(__ballot_sync(0xffffffffu, begins));
-        if (found < WARP) { return count + found; }
-    }
-}
-
 // Finishes the ranges that cross segments. The block of the segment in which such a range
 // begins adds all its partial sums; the other blocks return.
 static __global__ void __launch_bounds__(EMBEDDING_CROSSING_THREADS)
@@ -188,7 +176,14 @@ static __global__ void __launch_bounds__(EMBEDDING_CROSSING_THREADS)
     int32_t token = tokens[order[next]];
     bool began_earlier = tokens[order[begin]] == token && embedding_continues(tokens, order, begin, rows);
     if (began_earlier) { return; }
-    int others = embedding_range_segments(tokens, order, segment + 1, (int)gridDim.x, token);
+    // How many segments from the next one on begin with the token. In the sorted order these come
+    // first. Each lane of a warp looks at one segment at a time.
+    int others = 0;
+    for (int found = WARP; found == WARP; others += found) {
+        int other = segment + 1 + others + lane_index();
+        bool begins = other < (int)gridDim.x && tokens[order[other * EMBEDDING_SEGMENT]] == token;
+        found = __popc(__ballot_sync(0xffffffffu, begins));
+    }
     if (c >= C) { return; }
     const float *sums = partials + (size_t)segment * 2 * (size_t)C + c;
     float sum = sums[C];

@@ -75,35 +75,6 @@ template <typename R> static inline void cuda_gelu_forward(Stream *stream, const
                   0, results, products, shifts, work->rows, work->columns);
 }
 
-// Finishes GELU_ROWS rows from `row` on, not beyond `end`, and adds them to sums.
-template <typename R, int WIDTH>
-DEVICE void gelu_backward_rows(float sums[WIDTH], R *gradient, size_t stride, const R *saved, size_t columns,
-                               const Piece<R, WIDTH> &shift, int row, int end) {
-    Piece<R, WIDTH> gradients[GELU_ROWS], products[GELU_ROWS];
-    UNROLL
-    for (int i = 0; i < GELU_ROWS; i++) {
-        if (row + i >= end) { break; }
-        gradients[i] = piece_load<WIDTH>((const R *)gradient + (size_t)(row + i) * stride);
-        products[i] = piece_load<WIDTH>(saved + (size_t)(row + i) * columns);
-    }
-    UNROLL
-    for (int i = 0; i < GELU_ROWS; i++) {
-        if (row + i >= end) { break; }
-        float x[WIDTH], shifts[WIDTH], results[WIDTH];
-        piece_unpack(x, products[i]);
-        piece_unpack(shifts, shift);
-        piece_unpack(results, gradients[i]);
-        UNROLL
-        for (int k = 0; k < WIDTH; k++) {
-            float complement, sum = x[k] + shifts[k], s = gelu_logistic(sum, &complement);
-            results[k] *= s + sum * s * complement * (GELU_LINEAR + 3.0f * GELU_CUBIC * gelu_square(sum));
-            sums[k] += results[k];
-        }
-        piece_pack(gradients[i], results);
-        piece_store<WIDTH>(gradient + (size_t)(row + i) * stride, gradients[i]);
-    }
-}
-
 template <typename R, int WIDTH>
 static __global__ void __launch_bounds__(COLUMN_STRIP, 2)
     gelu_backward_kernel(R *gradient, int gradient_stride, float *partials, const R *saved, const R *bias,
@@ -114,8 +85,31 @@ static __global__ void __launch_bounds__(COLUMN_STRIP, 2)
     float sums[WIDTH] = {};
     int end = cuda_row_begin(block + 1, blocks, rows);
     for (int row = cuda_row_begin(block, blocks, rows); row < end; row += GELU_ROWS) {
-        gelu_backward_rows<R, WIDTH>(sums, gradient + c, (size_t)gradient_stride, saved + c, (size_t)columns,
-                                     shift, row, end);
+        R *place = gradient + (size_t)row * (size_t)gradient_stride + c;
+        const R *product = saved + (size_t)row * (size_t)columns + c;
+        Piece<R, WIDTH> gradients[GELU_ROWS], products[GELU_ROWS];
+        UNROLL
+        for (int i = 0; i < GELU_ROWS; i++) {
+            if (row + i >= end) { break; }
+            gradients[i] = piece_load<WIDTH>((const R *)place + (size_t)i * (size_t)gradient_stride);
+            products[i] = piece_load<WIDTH>(product + (size_t)i * (size_t)columns);
+        }
+        UNROLL
+        for (int i = 0; i < GELU_ROWS; i++) {
+            if (row + i >= end) { break; }
+            float x[WIDTH], shifts[WIDTH], results[WIDTH];
+            piece_unpack(x, products[i]);
+            piece_unpack(shifts, shift);
+            piece_unpack(results, gradients[i]);
+            UNROLL
+            for (int k = 0; k < WIDTH; k++) {
+                float complement, sum = x[k] + shifts[k], s = gelu_logistic(sum, &complement);
+                results[k] *= s + sum * s * complement * (GELU_LINEAR + 3.0f * GELU_CUBIC * gelu_square(sum));
+                sums[k] += results[k];
+            }
+            piece_pack(gradients[i], results);
+            piece_store<WIDTH>(place + (size_t)i * (size_t)gradient_stride, gradients[i]);
+        }
     }
     floats_store<WIDTH>(partials + (size_t)block * (size_t)columns + c, sums);
 }

@@ -51,18 +51,15 @@
         call; \
         return; \
     }
-// The operation where the stream is: on a GPU or on the CPU.
-#define KERNEL(operation, stream, ...) \
-    ((stream)->queue != NULL ? cuda_##operation(stream, __VA_ARGS__) : cpu_##operation(stream, __VA_ARGS__))
-// The same for an operation that is written for a GPU as a template over the type of `precision`.
-#define KERNEL_OF(precision, operation, stream, ...) \
+// The operation where the stream is: on the CPU, or on a GPU, for which it is a template over the
+// type of `precision`.
+#define KERNEL(operation, precision, stream, ...) \
     ((stream)->queue == NULL         ? cpu_##operation(stream, __VA_ARGS__) \
      : (precision) == PRECISION_BF16 ? cuda_##operation<__nv_bfloat16>(stream, __VA_ARGS__) \
                                      : cuda_##operation<float>(stream, __VA_ARGS__))
 #else
 #define KERNEL_ON_GPU(stream, call) (void)(stream);
-#define KERNEL(operation, stream, ...) cpu_##operation(stream, __VA_ARGS__)
-#define KERNEL_OF(precision, operation, stream, ...) cpu_##operation(stream, __VA_ARGS__)
+#define KERNEL(operation, precision, stream, ...) cpu_##operation(stream, __VA_ARGS__)
 #endif
 
 // Whether this program contains code for the GPU: it may have been built for others only.
@@ -107,9 +104,7 @@ static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int C, 
 // ---------------------------------------------------------------------------------------
 // Matrix products
 
-static inline size_t gemm_workspace_bytes(void) { return CUDA_GEMM_WORKSPACE; }
-
-// Must be called before the first product of a GPU's stream. workspace (gemm_workspace_bytes):
+// Must be called before the first product of a GPU's stream. workspace (GEMM_WORKSPACE_BYTES):
 // device memory. sm_count: GPU multiprocessors that products may use; 0: all.
 static inline void gemm_open(Stream *stream, void *workspace, int sm_count) {
     (void)workspace, (void)sm_count;
@@ -118,7 +113,10 @@ static inline void gemm_open(Stream *stream, void *workspace, int sm_count) {
 
 static inline void gemm_close(Stream *stream) { KERNEL_ON_GPU(stream, cuda_gemm_close(stream)) }
 
-static inline void matmul(Stream *stream, const Matmul *work) { KERNEL(matmul, stream, work); }
+static inline void matmul(Stream *stream, const Matmul *work) {
+    KERNEL_ON_GPU(stream, cuda_matmul(stream, work))
+    cpu_matmul(stream, work);
+}
 
 // output (rows, outputs), rows output_stride apart, = input (rows, inputs) weight^T for
 // weight (outputs, inputs), as PyTorch stores it.
@@ -172,7 +170,7 @@ static inline void embedding_forward(Stream *stream, Real *output, const Real *w
                       .T = T,
                       .channels = C,
                       .precision = stream->precision};
-    KERNEL_OF(stream->precision, embedding_forward, stream, &work);
+    KERNEL(embedding_forward, stream->precision, stream, &work);
 }
 
 // d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they
@@ -191,19 +189,16 @@ static inline void embedding_backward(Stream *stream, float *d_wte, float *d_wpe
                       .T = T,
                       .channels = C,
                       .precision = stream->precision};
-    KERNEL_OF(stream->precision, embedding_backward, stream, &work);
+    KERNEL(embedding_backward, stream->precision, stream, &work);
 }
 
-// residual = residual_before + branch + branch_bias (if there is a branch), then output =
-// LayerNorm(residual). Shapes: kernels/cpu/layernorm.h.
+// The formulas and shapes of both: kernels/cpu/layernorm.h.
 static inline void layernorm_forward(Stream *stream, const LayernormForward *work) {
-    KERNEL_OF(stream->precision, layernorm_forward, stream, work);
+    KERNEL(layernorm_forward, stream->precision, stream, work);
 }
 
-// d_residual = or += the gradient through the LayerNorm; d_weight, d_bias +=;
-// d_branch_bias += the sum over rows of the finished d_residual.
 static inline void layernorm_backward(Stream *stream, const LayernormBackward *work) {
-    KERNEL_OF(stream->precision, layernorm_backward, stream, work);
+    KERNEL(layernorm_backward, stream->precision, stream, work);
 }
 
 // output (B, T, C) = softmax(q k^T over the visible keys) v for qkv (B, T, 3C); logsumexp
@@ -221,7 +216,7 @@ static inline void attention_forward(Stream *stream, Real *output, float *logsum
                       .heads = heads,
                       .window = window < T ? window : 0,
                       .precision = stream->precision};
-    KERNEL_OF(stream->precision, attention, stream, &work);
+    KERNEL(attention, stream->precision, stream, &work);
 }
 
 // d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and forward's qkv,
@@ -242,7 +237,7 @@ static inline void attention_backward(Stream *stream, Real *d_qkv, int d_qkv_str
                       .d_qkv_stride = d_qkv_stride,
                       .window = window < T ? window : 0,
                       .precision = stream->precision};
-    KERNEL_OF(stream->precision, attention, stream, &work);
+    KERNEL(attention, stream->precision, stream, &work);
 }
 
 // output (rows, columns) = gelu_new(saved + bias), where `saved` holds the product
@@ -257,7 +252,7 @@ static inline void gelu_forward(Stream *stream, Real *output, Real *saved, const
                  .rows = rows,
                  .columns = columns,
                  .precision = stream->precision};
-    KERNEL_OF(stream->precision, gelu_forward, stream, &work);
+    KERNEL(gelu_forward, stream->precision, stream, &work);
 }
 
 // gradient (rows, columns), rows gradient_stride apart, *= the derivative; d_bias
@@ -274,7 +269,7 @@ static inline void gelu_backward(Stream *stream, Real *gradient, int gradient_st
                  .columns = columns,
                  .gradient_stride = gradient_stride,
                  .precision = stream->precision};
-    KERNEL_OF(stream->precision, gelu_backward, stream, &work);
+    KERNEL(gelu_backward, stream->precision, stream, &work);
 }
 
 // losses (rows) = -log softmax(logits)[target], 0 where target < 0. logits (rows, V),
@@ -290,7 +285,7 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
                          .stride = stride,
                          .gradient_scale = gradient_scale,
                          .precision = stream->precision};
-    KERNEL_OF(stream->precision, cross_entropy, stream, &work);
+    KERNEL(cross_entropy, stream->precision, stream, &work);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -299,30 +294,31 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
 // A step over a range (kernels/cpu/adamw.h). commit: moves master and moments; otherwise
 // only writes to range->out what a commit would write.
 static inline void adamw(Stream *stream, const AdamWRange *range) {
-    KERNEL_OF(range->moments, adamw, stream, range);
+    KERNEL(adamw, range->moments, stream, range);
 }
 
 // The elementwise parts of a step of Muon (kernels/cpu/muon.h).
 static inline void muon_norm(Stream *stream, const MuonRange *range) {
-    KERNEL_OF(range->moments, muon_norm, stream, range);
+    KERNEL(muon_norm, range->moments, stream, range);
 }
 
 static inline void muon_direction(Stream *stream, const MuonRange *range) {
-    KERNEL_OF(stream->precision, muon_direction, stream, range);
+    KERNEL(muon_direction, stream->precision, stream, range);
 }
 
 // polynomial (side, side) = a I + b square + c polynomial.
 static inline void muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side) {
-    KERNEL_OF(stream->precision, muon_polynomial, stream, polynomial, square, side);
+    KERNEL(muon_polynomial, stream->precision, stream, polynomial, square, side);
 }
 
 static inline void muon_apply(Stream *stream, const MuonRange *range) {
-    KERNEL_OF(stream->precision, muon_apply, stream, range);
+    KERNEL(muon_apply, stream->precision, stream, range);
 }
 
 // out (count) = in (count) unless out is NULL; then in = 0 if `clear`.
 static inline void buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
-    KERNEL(buffer_move, stream, out, in, count, clear);
+    KERNEL_ON_GPU(stream, cuda_buffer_move(stream, out, in, count, clear))
+    cpu_buffer_move(stream, out, in, count, clear);
 }
 
 // The sum of squares of `pieces` pieces of `count` values, `stride` apart, added in a
@@ -353,7 +349,7 @@ static inline void buffer_round(Stream *stream, float *values, size_t count) {
 
 // out (count), in the stream's precision, = in (count).
 static inline void reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
-    KERNEL_OF(stream->precision, reals_from_floats, stream, out, in, count);
+    KERNEL(reals_from_floats, stream->precision, stream, out, in, count);
 }
 
 enum { CASTS_ON_THE_WAY = 1 << 15 }; // copied at a time

@@ -29,7 +29,7 @@ typedef struct Products {
 static Products products_open(Precision precision) {
     Products products;
     products.stream = *cuda_test_stream(precision);
-    CUDA_CHECK(cudaMalloc(&products.workspace, CUDA_GEMM_WORKSPACE));
+    CUDA_CHECK(cudaMalloc(&products.workspace, GEMM_WORKSPACE_BYTES));
     products.input = host_normals(&test_random, SHAPES * INPUTS, 1.0);
     products.weight = host_normals(&test_random, OUTPUTS * INPUTS, 1.0);
     products.output = (float *)malloc(SHAPES * OUTPUTS * sizeof(float));

@@ -747,7 +747,7 @@ static void add_cases(Bench *bench) {
 // Running
 
 static void open_stream(Stream *stream) {
-    void *workspace = gpu_allocate(gemm_workspace_bytes());
+    void *workspace = gpu_allocate(GEMM_WORKSPACE_BYTES);
     memset(stream, 0, sizeof *stream);
     stream->name = "bench";
     stream->queue = gpu_queue_create(false);

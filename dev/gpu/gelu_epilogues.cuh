@@ -186,7 +186,7 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
             for (int k = 0; k < WIDTH; k++) { sums[k] += values[k]; }
         }
     }
-    floats_store<WIDTH>(partials + (size_t)block * (size_t)columns + c, sums);
+    floats_write<WIDTH, false>(partials + (size_t)block * (size_t)columns + c, sums);
 }
 
 // d_bias (columns), fp32, += the sum over rows of gradient (rows, columns), rows stride

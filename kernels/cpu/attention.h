@@ -86,21 +86,13 @@ static inline size_t attention_place(const Attention *work, int task, int stride
 }
 
 // out (T, D), rows out_stride apart, = in (T, D), rows in_stride apart.
-static inline void attention_widen(float *out, int out_stride, const Real *in, int in_stride, int T, int D) {
+REAL_LOOP void attention_copy(Real *out, int out_stride, Precision out_precision, const Real *in,
+                              int in_stride, Precision in_precision, int T, int D) {
     for (int t = 0; t < T; t++) {
-        const Real *row = real_at_const(in, (size_t)t * (size_t)in_stride, PRECISION_BF16);
-        for (int d = 0; d < D; d++) {
-            out[(size_t)t * (size_t)out_stride + (size_t)d] = real_load(row, (size_t)d, PRECISION_BF16);
-        }
-    }
-}
-
-// The other way, rounded.
-static inline void attention_narrow(Real *out, int out_stride, const float *in, int in_stride, int T, int D) {
-    for (int t = 0; t < T; t++) {
-        Real *row = real_at(out, (size_t)t * (size_t)out_stride, PRECISION_BF16);
-        for (int d = 0; d < D; d++) {
-            real_store(row, (size_t)d, in[(size_t)t * (size_t)in_stride + (size_t)d], PRECISION_BF16);
+        Real *to = real_at(out, (size_t)t * (size_t)out_stride, out_precision);
+        const Real *from = real_at_const(in, (size_t)t * (size_t)in_stride, in_precision);
+        for (size_t d = 0; d < (size_t)D; d++) {
+            real_store(to, d, real_load(from, d, in_precision), out_precision);
         }
     }
 }
@@ -139,11 +131,13 @@ static inline AttentionHead attention_head(const Attention *work, int task, int 
     head.output = head.d_qkv + 3 * floats;
     head.d_output = head.output;
     for (int part = 0; part < 3; part++) {
-        attention_widen(qkv + part * D, 3 * D,
-                        real_at_const(work->qkv, in + (size_t)part * (size_t)C, PRECISION_BF16), 3 * C, T, D);
+        attention_copy(as_reals(qkv + part * D), 3 * D, PRECISION_FP32,
+                       real_at_const(work->qkv, in + (size_t)part * (size_t)C, PRECISION_BF16), 3 * C,
+                       PRECISION_BF16, T, D);
     }
     if (work->d_qkv != NULL) {
-        attention_widen(head.output, D, real_at_const(work->d_output, out, PRECISION_BF16), C, T, D);
+        attention_copy(as_reals(head.output), D, PRECISION_FP32,
+                       real_at_const(work->d_output, out, PRECISION_BF16), C, PRECISION_BF16, T, D);
     }
     return head;
 }
@@ -224,8 +218,8 @@ static inline void attention_forward_task(void *context, int task, int thread) {
     }
     if (work->precision == PRECISION_BF16) {
         int C = work->channels;
-        attention_narrow(real_at(work->output, attention_place(work, task, C), PRECISION_BF16), C,
-                         head.output, D, T, D);
+        attention_copy(real_at(work->output, attention_place(work, task, C), PRECISION_BF16), C,
+                       PRECISION_BF16, as_reals(head.output), D, PRECISION_FP32, T, D);
     }
 }
 
@@ -279,8 +273,8 @@ static inline void attention_backward_task(void *context, int task, int thread) 
     for (int part = 0; part < 3 && work->precision == PRECISION_BF16; part++) {
         size_t place =
             attention_place(work, task, work->d_qkv_stride) + (size_t)part * (size_t)work->channels;
-        attention_narrow(real_at(work->d_qkv, place, PRECISION_BF16), work->d_qkv_stride,
-                         head.d_qkv + part * D, d_stride, T, D);
+        attention_copy(real_at(work->d_qkv, place, PRECISION_BF16), work->d_qkv_stride, PRECISION_BF16,
+                       as_reals(head.d_qkv + part * D), d_stride, PRECISION_FP32, T, D);
     }
 }
 

@@ -23,23 +23,16 @@ enum { COLUMN_STRIP = 384, COLUMN_SLICES = 16 };
 // ---------------------------------------------------------------------------------------
 // Pieces of rows, in strips
 
-// place (WIDTH) += values, 16 bytes at a time.
-template <int WIDTH> DEVICE void floats_add(float *place, const float values[WIDTH]) {
-    constexpr int STEP = WIDTH < 4 ? 1 : 4;
-    UNROLL
-    for (int i = 0; i < WIDTH; i += STEP) {
-        Piece<float, STEP> sum = piece_load<STEP>(place + i);
-        for (int k = 0; k < STEP; k++) { sum.values[k] += values[i + k]; }
-        piece_store<STEP>(place + i, sum);
-    }
-}
-
-template <int WIDTH> DEVICE void floats_store(float *place, const float values[WIDTH]) {
+// place (WIDTH) = values, or += if ADD, 16 bytes at a time.
+template <int WIDTH, bool ADD> DEVICE void floats_write(float *place, const float values[WIDTH]) {
     constexpr int STEP = WIDTH < 4 ? 1 : 4;
     UNROLL
     for (int i = 0; i < WIDTH; i += STEP) {
         Piece<float, STEP> piece;
-        for (int k = 0; k < STEP; k++) { piece.values[k] = values[i + k]; }
+        if constexpr (ADD) { piece = piece_load<STEP>(place + i); }
+        for (int k = 0; k < STEP; k++) {
+            piece.values[k] = ADD ? piece.values[k] + values[i + k] : values[i + k];
+        }
         piece_store<STEP>(place + i, piece);
     }
 }

@@ -86,7 +86,7 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
             piece_load<WIDTH>(d_output + ((size_t)b * (size_t)T + (size_t)position) * (size_t)C + c);
         piece_add(sums, piece);
     }
-    floats_add<WIDTH>(d_wpe + (size_t)position * (size_t)C + c, sums);
+    floats_write<WIDTH, true>(d_wpe + (size_t)position * (size_t)C + c, sums);
 }
 
 // Whether the positions at `place` - 1 and `place` of the order have the same token; false at
@@ -112,11 +112,11 @@ DEVICE void embedding_range_end(float sums[WIDTH], float *d_wte, const Embedding
     int32_t token = segment.tokens[last];
     bool continued = segment.from_before && token == segment.tokens[0];
     if (continued) {
-        floats_store<WIDTH>(segment.partials + c, sums);
+        floats_write<WIDTH, false>(segment.partials + c, sums);
     } else if (segment.ends_later && last == segment.count - 1) {
-        floats_store<WIDTH>(segment.partials + C + c, sums);
+        floats_write<WIDTH, false>(segment.partials + C + c, sums);
     } else {
-        floats_add<WIDTH>(d_wte + (size_t)token * (size_t)C + c, sums);
+        floats_write<WIDTH, true>(d_wte + (size_t)token * (size_t)C + c, sums);
     }
     for (int k = 0; k < WIDTH; k++) { sums[k] = 0.0f; }
 }

@@ -111,7 +111,7 @@ static __global__ void __launch_bounds__(COLUMN_STRIP, 2)
             piece_store<WIDTH>(place + (size_t)i * (size_t)gradient_stride, gradients[i]);
         }
     }
-    floats_store<WIDTH>(partials + (size_t)block * (size_t)columns + c, sums);
+    floats_write<WIDTH, false>(partials + (size_t)block * (size_t)columns + c, sums);
 }
 
 // The sums of d_bias are taken before the result is rounded.

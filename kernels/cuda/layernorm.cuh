@@ -285,9 +285,9 @@ DEVICE void layernorm_sums_store(const LayernormSums<R, WIDTH, COUNT> &sums, flo
     for (int i = 0; i < COUNT; i++) {
         int c = columns.first + i * columns.step;
         if (c >= C) { break; }
-        floats_store<WIDTH>(mine + c, sums.d_weight[i]);
-        floats_store<WIDTH>(mine + C + c, sums.d_bias[i]);
-        floats_store<WIDTH>(mine + 2 * C + c, sums.d_branch[i]);
+        floats_write<WIDTH, false>(mine + c, sums.d_weight[i]);
+        floats_write<WIDTH, false>(mine + C + c, sums.d_bias[i]);
+        floats_write<WIDTH, false>(mine + 2 * C + c, sums.d_branch[i]);
     }
     __syncthreads();
     for (int i = (int)threadIdx.x; i < 3 * C; i += (int)blockDim.x) {

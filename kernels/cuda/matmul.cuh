@@ -59,7 +59,7 @@ typedef struct CudaGemmPlan {
 // What a stream keeps for its products.
 typedef struct CudaGemmLibrary {
     cublasLtHandle_t handle;
-    void *workspace;   // (CUDA_GEMM_WORKSPACE)
+    void *workspace;   // (GEMM_WORKSPACE_BYTES)
     int sm_count;      // multiprocessors that algorithms may count on; 0: all
     uint64_t products; // so far
     int count;         // of plans
@@ -111,10 +111,10 @@ static inline uint32_t cuda_gemm_alignment(const void *place, int stride, Precis
     return (uint32_t)(common & (~common + 1));
 }
 
-static inline void cuda_prefer_alignment(cublasLtMatmulPreference_t preference,
-                                         cublasLtMatmulPreferenceAttributes_t attribute,
-                                         const uint32_t *bytes) {
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, bytes, sizeof *bytes));
+template <typename T>
+static inline void cuda_prefer(cublasLtMatmulPreference_t preference,
+                               cublasLtMatmulPreferenceAttributes_t attribute, const T &value) {
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
 }
 
 // The algorithms that the library proposes for a plan, best first. *count: how many; at
@@ -124,22 +124,20 @@ static inline cublasStatus_t cuda_gemm_offers(const CudaGemmLibrary *library, co
                                               int *count) {
     const CudaGemm *gemm = &plan->gemm;
     cublasLtMatmulPreference_t preference;
-    size_t workspace_bytes = CUDA_GEMM_WORKSPACE;
+    size_t workspace_bytes = GEMM_WORKSPACE_BYTES;
     *count = 0;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                      &workspace_bytes, sizeof workspace_bytes));
+    cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
     // A product that is cut along k adds its parts in fp32, also where the result is bf16: the
     // library would else be free to round the parts to the result's type first.
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     if (gemm->result_precision != PRECISION_FP32) {
-        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(
-            preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
+        cuda_prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
     }
-    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &gemm->a_alignment);
-    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &gemm->b_alignment);
-    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &gemm->result_alignment);
-    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &gemm->result_alignment);
+    cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, gemm->a_alignment);
+    cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, gemm->b_alignment);
+    cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, gemm->result_alignment);
+    cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, gemm->result_alignment);
     cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(library->handle, plan->operation, plan->a, plan->b, plan->result,
                                        plan->result, preference, CUDA_GEMM_OFFERS, offers, count);
@@ -154,7 +152,7 @@ static inline cublasStatus_t cuda_gemm_run(Stream *stream, const CudaGemmPlan *p
     float one = 1.0f, beta = plan->gemm.accumulate ? 1.0f : 0.0f;
     return cublasLtMatmul(library->handle, plan->operation, &one, a, plan->a, b, plan->b, &beta, result,
                           plan->result, result, plan->result, algorithm, library->workspace,
-                          CUDA_GEMM_WORKSPACE, (cudaStream_t)stream->queue);
+                          GEMM_WORKSPACE_BYTES, (cudaStream_t)stream->queue);
 }
 
 // Takes the library's first offer. Returns an error if it offers nothing.
@@ -225,7 +223,7 @@ static inline cublasStatus_t cuda_gemm_load(void) {
     return status == CUBLAS_STATUS_SUCCESS ? cublasLtDestroy(handle) : status;
 }
 
-// Opens the library for a stream. workspace (CUDA_GEMM_WORKSPACE): device memory.
+// Opens the library for a stream. workspace (GEMM_WORKSPACE_BYTES): device memory.
 // sm_count: as in CudaGemmLibrary.
 static inline void cuda_gemm_open(Stream *stream, void *workspace, int sm_count) {
     CudaGemmLibrary *library = (CudaGemmLibrary *)calloc(1, sizeof *library);

@@ -6,9 +6,9 @@
 #include <stddef.h>
 
 enum {
-    CUDA_ROW_BLOCKS = 264,         // see column_sums.cuh
-    EMBEDDING_SEGMENT = 64,        // see embedding.cuh
-    CUDA_GEMM_WORKSPACE = 32 << 20 // bytes
+    CUDA_ROW_BLOCKS = 264,  // see column_sums.cuh
+    EMBEDDING_SEGMENT = 64, // see embedding.cuh
+    GEMM_WORKSPACE_BYTES = 32 << 20
 };
 
 // Floats of partials for embedding_backward, on a GPU: each segment has a sum for the range that

@@ -51,8 +51,8 @@
         call; \
         return; \
     }
-// The operation where the stream is: on the CPU, or on a GPU, for which it is a template over the
-// type of `precision`.
+// The operation where the stream is: on the CPU, or on a GPU, for which it is a template
+// over the type of `precision`.
 #define KERNEL(operation, precision, stream, ...) \
     ((stream)->queue == NULL         ? cpu_##operation(stream, __VA_ARGS__) \
      : (precision) == PRECISION_BF16 ? cuda_##operation<__nv_bfloat16>(stream, __VA_ARGS__) \
@@ -93,8 +93,8 @@ static inline size_t row_partials_floats(bool on_gpu, size_t width) {
     return (on_gpu ? (size_t)CUDA_ROW_BLOCKS : (size_t)ROW_BLOCKS) * width;
 }
 
-// Floats of scratch for attention_forward and attention_backward: on a GPU the deltas of backward;
-// on the CPU, for `threads` of the pool.
+// Floats of scratch for attention_forward and attention_backward: on a GPU the deltas of
+// backward; on the CPU, for `threads` of the pool.
 static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int C, int heads, int threads,
                                               Precision precision) {
     return on_gpu ? (size_t)B * (size_t)heads * (size_t)T
@@ -104,8 +104,9 @@ static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int C, 
 // ---------------------------------------------------------------------------------------
 // Matrix products
 
-// Must be called before the first product of a GPU's stream. workspace (GEMM_WORKSPACE_BYTES):
-// device memory. sm_count: GPU multiprocessors that products may use; 0: all.
+// Must be called before the first product of a GPU's stream. workspace
+// (GEMM_WORKSPACE_BYTES): device memory. sm_count: GPU multiprocessors that products may
+// use; 0: all.
 static inline void gemm_open(Stream *stream, void *workspace, int sm_count) {
     (void)workspace, (void)sm_count;
     KERNEL_ON_GPU(stream, cuda_gemm_open(stream, workspace, sm_count))

@@ -265,8 +265,8 @@ WIRE_FUNCTION uint8_t wire_nibble_code(WireFormat format, uint32_t largest, floa
                                : wire_e3m0_code(wire_e3m0_levels(scale), value);
 }
 
-// The value of the lower four bits of a code, as a multiple of the scale. For int4 they are a
-// signed number.
+// The value of the lower four bits of a code, as a multiple of the scale. For int4 they
+// are a signed number.
 WIRE_FUNCTION float wire_nibble_level(WireFormat format, uint32_t code) {
     return format == WIRE_INT4 ? (float)((int32_t)(code << 28) >> 28) : wire_e3m0_level(code);
 }

@@ -58,7 +58,7 @@ static inline void thread_pool_claim_tasks(ThreadPool *pool, int thread) {
     }
 }
 
-// A member: waits until a loop has been started that it has not seen, and takes part in it.
+// A member: waits for the next loop and takes part in it, until the pool is destroyed.
 static inline void *thread_pool_member_main(void *argument) {
     PoolThread *member = (PoolThread *)argument;
     ThreadPool *pool = member->pool;

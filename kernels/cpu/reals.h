@@ -25,8 +25,8 @@
     ((precision) == PRECISION_FP32 ? function(__VA_ARGS__, PRECISION_FP32) \
                                    : function(__VA_ARGS__, PRECISION_BF16))
 
-// Defines LOOP_task(context, task, thread), which calls LOOP(work, task, precision): context is
-// a Work, whose member `format` is the precision.
+// Defines LOOP_task(context, task, thread), which calls LOOP(work, task, precision):
+// context is a Work, whose member `format` is the precision.
 #define REAL_TASK(Work, format, loop) \
     static inline void loop##_task(void *context, int task, int thread) { \
         const Work *work = (const Work *)context; \

@@ -793,8 +793,8 @@ template <typename R> static inline void cuda_attention_backward_rows(Stream *st
 // ---------------------------------------------------------------------------------------
 // The operations
 
-// The size of the heads, if kernels by tiles can do them; otherwise 0. Within a sample, kernels
-// count elements in 32 bits.
+// The size of the heads, if kernels by tiles can do them; otherwise 0. Within a sample,
+// kernels count elements in 32 bits.
 static inline int cuda_attention_tiled_head(const Attention *work) {
     int D = work->channels / work->heads;
     size_t C = (size_t)work->channels;

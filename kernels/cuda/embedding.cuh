@@ -176,8 +176,8 @@ static __global__ void __launch_bounds__(EMBEDDING_CROSSING_THREADS)
     int32_t token = tokens[order[next]];
     bool began_earlier = tokens[order[begin]] == token && embedding_continues(tokens, order, begin, rows);
     if (began_earlier) { return; }
-    // How many segments from the next one on begin with the token. In the sorted order these come
-    // first. Each lane of a warp looks at one segment at a time.
+    // How many segments from the next one on begin with the token. In the sorted order
+    // these come first. Each lane of a warp looks at one segment at a time.
     int others = 0;
     for (int found = WARP; found == WARP; others += found) {
         int other = segment + 1 + others + lane_index();

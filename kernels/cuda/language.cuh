@@ -10,9 +10,9 @@
 //   * tensor cores, matrix loads and asynchronous copies are used by the wrappers below
 //   * results do not depend on the order of threads or blocks: no atomic float operations
 //
-// `R` in templates is the type of parameters and activations, float or __nv_bfloat16; of an
-// operation X, cuda_X<R> launches the kernels for one R, and kernels.h chooses the R of the
-// stream's precision. Arithmetic is fp32 whatever R is.
+// `R` in templates is the type of parameters and activations, float or __nv_bfloat16; of
+// an operation X, cuda_X<R> launches the kernels for one R, and kernels.h chooses the R
+// of the stream's precision. Arithmetic is fp32 whatever R is.
 #ifndef ACCO_KERNELS_CUDA_LANGUAGE_CUH
 #define ACCO_KERNELS_CUDA_LANGUAGE_CUH
 

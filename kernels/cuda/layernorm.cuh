@@ -45,8 +45,8 @@ static inline LayernormGroups layernorm_groups(int channels, int elements, int b
     return result;
 }
 
-// Replaces N values by their sums over a group, for all its threads, with one barrier. scratch:
-// N floats for each warp of the block.
+// Replaces N values by their sums over a group, for all its threads, with one barrier.
+// scratch: N floats for each warp of the block.
 template <int N> DEVICE void layernorm_group_sums(float values[N], float *scratch, int warps) {
     UNROLL
     for (int i = 0; i < N; i++) { values[i] = warp_sum(values[i]); }
@@ -221,8 +221,8 @@ DEVICE void layernorm_slice_load(LayernormSlice<R, WIDTH, COUNT> &slice, const L
     }
 }
 
-// Adds the row to d_weight and d_bias of its columns. sums_g becomes this thread's part of
-// sum(g) and sum(g n).
+// Adds the row to d_weight and d_bias of its columns. sums_g becomes this thread's part
+// of sum(g) and sum(g n).
 template <typename R, int WIDTH, int COUNT>
 DEVICE void layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums,
                                 const LayernormSlice<R, WIDTH, COUNT> &slice, const LayernormBackward &work,
@@ -300,9 +300,9 @@ DEVICE void layernorm_sums_store(const LayernormSums<R, WIDTH, COUNT> &sums, flo
 }
 
 // The rows from `begin` to `end`, one for each group at a time. scratch (2, warps of the
-// block, 2): two halves that take turns, so that one barrier a row is enough. A thread that
-// writes a half again has passed the barrier of the other half, and all threads that read
-// the first have reached that barrier.
+// block, 2): two halves that take turns, so that one barrier a row is enough. A thread
+// that writes a half again has passed the barrier of the other half, and all threads that
+// read the first have reached that barrier.
 template <typename R, int WIDTH, int COUNT, bool AHEAD>
 DEVICE void layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBackward &work,
                                     const LayernormGroups &shape, const LayernormColumns &columns, int begin,
@@ -338,8 +338,8 @@ DEVICE void layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const 
 template <typename R, int WIDTH, int COUNT, bool AHEAD>
 static __global__ void __launch_bounds__(AHEAD ? LAYERNORM_AHEAD_THREADS : LAYERNORM_THREADS)
     layernorm_backward_kernel(LayernormBackward work, LayernormGroups shape) {
-    // Shared memory: (2, warps of the block, 2) for sums over columns, then (groups, 3, C)
-    // for sums over rows.
+    // Shared memory: (2, warps of the block, 2) for sums over columns, then
+    // (groups, 3, C) for sums over rows.
     float *scratch = (float *)(void *)cuda_shared(), *shared = scratch + 4 * shape.warps * shape.groups;
     int block = (int)blockIdx.x, blocks = (int)gridDim.x;
     LayernormColumns columns = layernorm_columns<WIDTH>(work.channels, shape.warps, true);

@@ -128,8 +128,8 @@ static inline cublasStatus_t cuda_gemm_offers(const CudaGemmLibrary *library, co
     *count = 0;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
-    // A product that is cut along k adds its parts in fp32, also where the result is bf16: the
-    // library would else be free to round the parts to the result's type first.
+    // A product that is cut along k adds its parts in fp32, also where the result is
+    // bf16: the library would else be free to round the parts to the result's type first.
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     if (gemm->result_precision != PRECISION_FP32) {
         cuda_prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);

@@ -11,8 +11,8 @@ enum {
     GEMM_WORKSPACE_BYTES = 32 << 20
 };
 
-// Floats of partials for embedding_backward, on a GPU: each segment has a sum for the range that
-// it continues, and one for the range that the next segment continues.
+// Floats of partials for embedding_backward, on a GPU: each segment has a sum for the
+// range that it continues, and one for the range that the next segment continues.
 static inline size_t embedding_partials_floats(int rows, int C) {
     return ((size_t)rows + EMBEDDING_SEGMENT - 1) / EMBEDDING_SEGMENT * 2 * (size_t)C;
 }

@@ -1,5 +1,6 @@
 // cuda_bf16.h: stands in for the toolkit's header where kernels are emulated (simt.h). It
-// has the type and the conversions that this project uses, and what tensor cores do with it.
+// has the type and the conversions that this project uses, and the products of
+// tensor cores.
 #ifndef ACCO_SIMT_CUDA_BF16_H
 #define ACCO_SIMT_CUDA_BF16_H
 

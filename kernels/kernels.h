@@ -63,7 +63,8 @@
 #endif
 
 // Whether this program contains code for the GPU: it may have been built for others only.
-// Loads all kernels, including those of the library.
+// Loads all kernels, including those of the library (gpu_load_eagerly), so that what they
+// take of the GPU's memory is seen by who measures that afterwards.
 static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
 #ifdef ACCO_HAVE_CUDA
     cudaFuncAttributes attributes;
@@ -75,7 +76,9 @@ static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
                          gpu->number, gpu->name, gpu->capability / 10, gpu->capability % 10, gpu->capability,
                          cudaGetErrorString(status));
     }
-    cublasStatus_t loaded = cuda_gemm_load();
+    cublasLtHandle_t library = NULL;
+    cublasStatus_t loaded = cublasLtCreate(&library);
+    if (loaded == CUBLAS_STATUS_SUCCESS) { loaded = cublasLtDestroy(library); }
     if (loaded != CUBLAS_STATUS_SUCCESS) {
         return error_set(error, "cuBLASLt cannot be used on GPU %d, %s: status %d", gpu->number, gpu->name,
                          (int)loaded);
@@ -407,14 +410,14 @@ static inline void wire_encode_on_gpu(Stream *stream, WireFormat format, void *m
     KERNEL_ON_GPU(stream, cuda_wire_encode(stream, format, message, values, base, pieces))
 }
 
-// The pieces of `out` = the message decoded, plus base if there is one.
+// The pieces of `out` = the message decoded, plus base if there is one. out may be base.
 static inline void wire_decode_on_gpu(Stream *stream, WireFormat format, float *out, const void *message,
                                       const float *base, const WirePieces *pieces) {
     (void)format, (void)out, (void)message, (void)base, (void)pieces;
     KERNEL_ON_GPU(stream, cuda_wire_decode(stream, format, out, message, base, pieces))
 }
 
-// The pieces of `out` = the sum of `count` messages, decoded, in their order. They begin
+// The pieces of `out` = the sum, from 0 and in their order, of `count` messages. They begin
 // message_stride bytes apart.
 static inline void wire_sum_on_gpu(Stream *stream, WireFormat format, float *out, const void *messages,
                                    size_t message_stride, int count, const WirePieces *pieces) {

@@ -7,6 +7,7 @@
 #ifndef ACCO_RUNTIME_NVML_H
 #define ACCO_RUNTIME_NVML_H
 
+#include <dlfcn.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -62,9 +63,6 @@ static inline const char *nvml_reasons_text(uint64_t reasons, char text[NVML_TEX
     return text;
 }
 
-#ifdef ACCO_HAVE_CUDA
-#include <dlfcn.h>
-
 enum { NVML_CLOCK_OF_MULTIPROCESSORS = 1 };
 
 // Sets target, a pointer to a function, to the function `name`. False: the library has none.
@@ -117,16 +115,5 @@ static inline NvmlReading nvml_read(const Nvml *nvml) {
     }
     return reading;
 }
-
-#else // without CUDA there is no GPU, and nothing is known
-
-static inline void nvml_open(Nvml *nvml, const char *bus) { (void)nvml, (void)bus; }
-static inline void nvml_close(Nvml *nvml) { (void)nvml; }
-static inline NvmlReading nvml_read(const Nvml *nvml) {
-    (void)nvml;
-    return nvml_unknown();
-}
-
-#endif
 
 #endif

@@ -44,7 +44,6 @@ REAL_LOOP void buffer_move_block(const BufferWork *work, int block, Precision pr
 
 REAL_TASK(BufferWork, precision, buffer_move_block);
 
-// out = in unless out is NULL; then in = 0 if `clear`.
 static inline void cpu_buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
     BufferWork work = {.out = as_reals(out), .in = in, .count = count, .clear = clear};
     thread_pool_run(stream->pool, (int)buffer_blocks(count), buffer_move_block_task, &work);

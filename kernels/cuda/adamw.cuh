@@ -47,7 +47,6 @@ template <typename M> static __global__ void adamw_kernel(AdamWRange range, bool
     quad_store(range.out, master, quad);
 }
 
-// As cpu_adamw, with device pointers in the range.
 template <typename M> static inline void cuda_adamw(Stream *stream, const AdamWRange *range) {
     assert(range->commit || range->out != range->master);
     bool wide = quad_fits(range->out, range->master, range->gradient) &&

@@ -101,7 +101,6 @@ static __global__ void buffer_move_kernel(R *out, float *in, size_t count, bool 
     if (clear) { quad_store(in, zeros, quad); }
 }
 
-// out = in unless out is NULL; then in = 0 if `clear`.
 static inline void cuda_buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
     if (out == NULL && !clear) { return; }
     quad_launch(stream, buffer_move_kernel<float>, count, out, in, count, clear, quad_fits(out, in));
@@ -123,7 +122,6 @@ static __global__ void buffer_round_kernel(float *values, size_t count, bool wid
     quad_store(values, mine, quad);
 }
 
-// Rounds each of values (count) to the nearest bf16.
 static inline void cuda_buffer_round(Stream *stream, float *values, size_t count) {
     quad_launch(stream, buffer_round_kernel, count, values, count, quad_fits(values));
 }

@@ -215,14 +215,6 @@ static inline void cuda_gemm_align(CudaGemm *gemm, const void *a, const void *b,
 // ---------------------------------------------------------------------------------------
 // The operations
 
-// Makes the library load its kernels (gpu_load_eagerly), so that what it takes of the GPU's
-// memory is seen by who measures that afterwards.
-static inline cublasStatus_t cuda_gemm_load(void) {
-    cublasLtHandle_t handle = NULL;
-    cublasStatus_t status = cublasLtCreate(&handle);
-    return status == CUBLAS_STATUS_SUCCESS ? cublasLtDestroy(handle) : status;
-}
-
 // Opens the library for a stream. workspace (GEMM_WORKSPACE_BYTES): device memory.
 // sm_count: as in CudaGemmLibrary.
 static inline void cuda_gemm_open(Stream *stream, void *workspace, int sm_count) {

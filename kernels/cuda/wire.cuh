@@ -252,8 +252,6 @@ static __global__ void wire_encode_kernel(char *message, const float *values, co
     wire_warp_encode<FORMAT>(message + block.offset, mine, block.n);
 }
 
-// message <- the encodings of the pieces of `values`, or of values - base where base is
-// not NULL.
 static inline void cuda_wire_encode(Stream *stream, WireFormat format, void *message, const float *values,
                                     const float *base, const WirePieces *pieces) {
     static decltype(&wire_encode_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_encode_kernel);
@@ -276,8 +274,6 @@ static __global__ void wire_decode_kernel(float *out, const char *message, const
     wire_values_store(out + block.begin, mine, half, block.n);
 }
 
-// The pieces of `out` <- what they decode to, on top of base where base is not NULL. out
-// may be base.
 static inline void cuda_wire_decode(Stream *stream, WireFormat format, float *out, const void *message,
                                     const float *base, const WirePieces *pieces) {
     static decltype(&wire_decode_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_decode_kernel);
@@ -298,8 +294,6 @@ static __global__ void wire_sum_kernel(float *out, const char *messages, size_t 
     wire_values_store(out + block.begin, sums, wire_half<FORMAT>(block.n), block.n);
 }
 
-// The pieces of `out` <- the sums, from 0 and in their order, of what `count` messages
-// decode to. They begin message_stride bytes apart.
 static inline void cuda_wire_sum(Stream *stream, WireFormat format, float *out, const void *messages,
                                  size_t message_stride, int count, const WirePieces *pieces) {
     static decltype(&wire_sum_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_sum_kernel);

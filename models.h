@@ -129,7 +129,7 @@ typedef struct Model {
     const ModelFamily *family;
     ModelConfig config;
     ModelSettings settings;
-    void *gemm_workspace; // on a GPU (gemm_workspace_bytes)
+    void *gemm_workspace; // on a GPU (GEMM_WORKSPACE_BYTES)
     union {
         GptNeo gpt_neo;
     } state;
@@ -147,7 +147,7 @@ static inline void model_reserve(Model *model, Arena *arena, const ModelConfig *
     model->settings = *settings;
     model->family->reserve(&model->state, arena, config, settings);
     if (settings->on_gpu) {
-        arena_reserve(arena, MEMORY_WORKSPACE, "matrix products", gemm_workspace_bytes(),
+        arena_reserve(arena, MEMORY_WORKSPACE, "matrix products", GEMM_WORKSPACE_BYTES,
                       &model->gemm_workspace);
     }
 }

@@ -30,7 +30,7 @@ typedef struct MuonWorkspace {
     Real *x, *next;            // (count) each, in the stream's precision
     Real *square, *polynomial; // (side, side) each, the same
     double *partials;          // (buffer_blocks(count))
-    void *gemm;                // gemm_workspace_bytes, for a GPU's stream that has no products of its own
+    void *gemm;                // GEMM_WORKSPACE_BYTES, for a GPU's stream that has no products of its own
 } MuonWorkspace;
 
 static inline void muon_reserve(MuonWorkspace *workspace, Arena *arena, Precision precision) {
@@ -43,7 +43,7 @@ static inline void muon_reserve(MuonWorkspace *workspace, Arena *arena, Precisio
     arena_reserve(arena, MEMORY_WORKSPACE, "Muon: partial sums",
                   buffer_blocks(workspace->count) * sizeof(double), &workspace->partials);
     if (arena->on_gpu) {
-        arena_reserve(arena, MEMORY_WORKSPACE, "Muon: products", gemm_workspace_bytes(), &workspace->gemm);
+        arena_reserve(arena, MEMORY_WORKSPACE, "Muon: products", GEMM_WORKSPACE_BYTES, &workspace->gemm);
     }
 }
 
@@ -63,6 +63,7 @@ static inline void muon_step(Stream *stream, const MuonWorkspace *workspace, Muo
     range.step *= 0.2f * sqrtf((float)longer);
     range.partials = workspace->partials;
     range.direction = x;
+    range.precision = stream->precision;
     muon_norm(stream, &range);
     muon_direction(stream, &range);
     for (int i = 0; i < iterations; i++) {

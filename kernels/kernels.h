@@ -51,16 +51,24 @@
         call; \
         return; \
     }
+// The operation where the stream is: on the CPU, or on a GPU, for which it is a template
+// over the type of `precision`.
+#define KERNEL(operation, precision, stream, ...) \
+    ((stream)->queue == NULL         ? cpu_##operation(stream, __VA_ARGS__) \
+     : (precision) == PRECISION_BF16 ? cuda_##operation<__nv_bfloat16>(stream, __VA_ARGS__) \
+                                     : cuda_##operation<float>(stream, __VA_ARGS__))
 #else
 #define KERNEL_ON_GPU(stream, call) (void)(stream);
+#define KERNEL(operation, precision, stream, ...) cpu_##operation(stream, __VA_ARGS__)
 #endif
 
 // Whether this program contains code for the GPU: it may have been built for others only.
-// Loads all kernels, including those of the library.
+// Loads all kernels, including those of the library (gpu_load_eagerly), so that what they
+// take of the GPU's memory is seen by who measures that afterwards.
 static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
 #ifdef ACCO_HAVE_CUDA
     cudaFuncAttributes attributes;
-    cudaError_t status = cudaFuncGetAttributes(&attributes, buffer_move_kernel);
+    cudaError_t status = cudaFuncGetAttributes(&attributes, buffer_move_kernel<float>);
     if (status != cudaSuccess) {
         return error_set(error,
                          "this program has no code for GPU %d, %s, of compute capability %d.%d: build it "
@@ -68,7 +76,9 @@ static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
                          gpu->number, gpu->name, gpu->capability / 10, gpu->capability % 10, gpu->capability,
                          cudaGetErrorString(status));
     }
-    cublasStatus_t loaded = cuda_gemm_load();
+    cublasLtHandle_t library = NULL;
+    cublasStatus_t loaded = cublasLtCreate(&library);
+    if (loaded == CUBLAS_STATUS_SUCCESS) { loaded = cublasLtDestroy(library); }
     if (loaded != CUBLAS_STATUS_SUCCESS) {
         return error_set(error, "cuBLASLt cannot be used on GPU %d, %s: status %d", gpu->number, gpu->name,
                          (int)loaded);
@@ -86,25 +96,20 @@ static inline size_t row_partials_floats(bool on_gpu, size_t width) {
     return (on_gpu ? (size_t)CUDA_ROW_BLOCKS : (size_t)ROW_BLOCKS) * width;
 }
 
-// Floats of scratch for attention_forward and attention_backward; `threads` of the pool.
+// Floats of scratch for attention_forward and attention_backward: on a GPU the deltas of
+// backward; on the CPU, for `threads` of the pool.
 static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int C, int heads, int threads,
                                               Precision precision) {
-    return on_gpu ? cuda_attention_workspace_floats(B, T, heads)
+    return on_gpu ? (size_t)B * (size_t)heads * (size_t)T
                   : attention_workspace_floats(T, C / heads, threads, precision);
-}
-
-// Floats of partials for embedding_backward, on a GPU.
-static inline size_t embedding_partials_floats(int rows, int C) {
-    return cuda_embedding_partials_floats(rows, C);
 }
 
 // ---------------------------------------------------------------------------------------
 // Matrix products
 
-static inline size_t gemm_workspace_bytes(void) { return CUDA_GEMM_WORKSPACE; }
-
-// Must be called before the first product of a GPU's stream. workspace (gemm_workspace_bytes):
-// device memory. sm_count: GPU multiprocessors that products may use; 0: all.
+// Must be called before the first product of a GPU's stream. workspace
+// (GEMM_WORKSPACE_BYTES): device memory. sm_count: GPU multiprocessors that products may
+// use; 0: all.
 static inline void gemm_open(Stream *stream, void *workspace, int sm_count) {
     (void)workspace, (void)sm_count;
     KERNEL_ON_GPU(stream, cuda_gemm_open(stream, workspace, sm_count))
@@ -112,13 +117,18 @@ static inline void gemm_open(Stream *stream, void *workspace, int sm_count) {
 
 static inline void gemm_close(Stream *stream) { KERNEL_ON_GPU(stream, cuda_gemm_close(stream)) }
 
+static inline void matmul(Stream *stream, const Matmul *work) {
+    KERNEL_ON_GPU(stream, cuda_matmul(stream, work))
+    cpu_matmul(stream, work);
+}
+
 // output (rows, outputs), rows output_stride apart, = input (rows, inputs) weight^T for
 // weight (outputs, inputs), as PyTorch stores it.
 static inline void matmul_forward(Stream *stream, Real *output, int output_stride, const Real *input,
                                   const Real *weight, int rows, int inputs, int outputs) {
-    KERNEL_ON_GPU(stream,
-                  cuda_matmul_forward(stream, output, output_stride, input, weight, rows, inputs, outputs))
-    cpu_matmul_forward(stream, output, output_stride, input, weight, rows, inputs, outputs);
+    Matmul work = matmul_describe(stream->precision, output, output_stride, input, inputs, false, weight,
+                                  inputs, true, rows, outputs, inputs, false);
+    matmul(stream, &work);
 }
 
 // d_input (rows, inputs) = d_output (rows, outputs) weight. Rows of both are their
@@ -126,10 +136,9 @@ static inline void matmul_forward(Stream *stream, Real *output, int output_strid
 static inline void matmul_backward_input(Stream *stream, Real *d_input, int d_input_stride,
                                          const Real *d_output, int d_output_stride, const Real *weight,
                                          int rows, int inputs, int outputs) {
-    KERNEL_ON_GPU(stream, cuda_matmul_backward_input(stream, d_input, d_input_stride, d_output,
-                                                     d_output_stride, weight, rows, inputs, outputs))
-    cpu_matmul_backward_input(stream, d_input, d_input_stride, d_output, d_output_stride, weight, rows,
-                              inputs, outputs);
+    Matmul work = matmul_describe(stream->precision, d_input, d_input_stride, d_output, d_output_stride,
+                                  false, weight, inputs, false, rows, inputs, outputs, false);
+    matmul(stream, &work);
 }
 
 // d_weight (outputs, inputs) += d_output^T input. On the CPU matmul_padded_stride gives
@@ -137,17 +146,18 @@ static inline void matmul_backward_input(Stream *stream, Real *d_input, int d_in
 static inline void matmul_backward_weight(Stream *stream, float *d_weight, const Real *d_output,
                                           int d_output_stride, const Real *input, int rows, int inputs,
                                           int outputs) {
-    KERNEL_ON_GPU(stream, cuda_matmul_backward_weight(stream, d_weight, d_output, d_output_stride, input,
-                                                      rows, inputs, outputs))
-    cpu_matmul_backward_weight(stream, d_weight, d_output, d_output_stride, input, rows, inputs, outputs);
+    Matmul work = matmul_describe(stream->precision, as_reals(d_weight), inputs, d_output, d_output_stride,
+                                  true, input, inputs, false, outputs, inputs, rows, true);
+    matmul(stream, &work);
 }
 
 // result (M, N) = a (M, K) b (K, N), each dense; a transposed operand is stored as (K, M) or
 // (N, K).
 static inline void matmul_product(Stream *stream, Real *result, const Real *a, bool a_transposed,
                                   const Real *b, bool b_transposed, int M, int N, int K) {
-    KERNEL_ON_GPU(stream, cuda_matmul_product(stream, result, a, a_transposed, b, b_transposed, M, N, K))
-    cpu_matmul_product(stream, result, a, a_transposed, b, b_transposed, M, N, K);
+    Matmul work = matmul_describe(stream->precision, result, N, a, a_transposed ? M : K, a_transposed, b,
+                                  b_transposed ? K : N, b_transposed, M, N, K, false);
+    matmul(stream, &work);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -156,8 +166,15 @@ static inline void matmul_product(Stream *stream, Real *result, const Real *a, b
 // output (B, T, C) = wte[tokens] + wpe[position]; tokens must lie in the vocabulary.
 static inline void embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe,
                                      const int32_t *tokens, int B, int T, int C) {
-    KERNEL_ON_GPU(stream, cuda_embedding_forward(stream, output, wte, wpe, tokens, B, T, C))
-    cpu_embedding_forward(stream, output, wte, wpe, tokens, B, T, C);
+    Embedding work = {.output = output,
+                      .wte = wte,
+                      .wpe = wpe,
+                      .tokens = tokens,
+                      .B = B,
+                      .T = T,
+                      .channels = C,
+                      .precision = stream->precision};
+    KERNEL(embedding_forward, stream->precision, stream, &work);
 }
 
 // d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they
@@ -166,24 +183,26 @@ static inline void embedding_forward(Stream *stream, Real *output, const Real *w
 static inline void embedding_backward(Stream *stream, float *d_wte, float *d_wpe, float *partials,
                                       const Real *d_output, const int32_t *tokens, const int32_t *order,
                                       int B, int T, int C) {
-    (void)partials, (void)order;
-    KERNEL_ON_GPU(stream,
-                  cuda_embedding_backward(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C))
-    cpu_embedding_backward(stream, d_wte, d_wpe, d_output, tokens, B, T, C);
+    Embedding work = {.d_wte = d_wte,
+                      .d_wpe = d_wpe,
+                      .partials = partials,
+                      .d_output = d_output,
+                      .tokens = tokens,
+                      .order = order,
+                      .B = B,
+                      .T = T,
+                      .channels = C,
+                      .precision = stream->precision};
+    KERNEL(embedding_backward, stream->precision, stream, &work);
 }
 
-// residual = residual_before + branch + branch_bias (if there is a branch), then output =
-// LayerNorm(residual). Shapes: kernels/cpu/layernorm.h.
+// The formulas and shapes of both: kernels/cpu/layernorm.h.
 static inline void layernorm_forward(Stream *stream, const LayernormForward *work) {
-    KERNEL_ON_GPU(stream, cuda_layernorm_forward(stream, work))
-    cpu_layernorm_forward(stream, work);
+    KERNEL(layernorm_forward, stream->precision, stream, work);
 }
 
-// d_residual = or += the gradient through the LayerNorm; d_weight, d_bias +=;
-// d_branch_bias += the sum over rows of the finished d_residual.
 static inline void layernorm_backward(Stream *stream, const LayernormBackward *work) {
-    KERNEL_ON_GPU(stream, cuda_layernorm_backward(stream, work))
-    cpu_layernorm_backward(stream, work);
+    KERNEL(layernorm_backward, stream->precision, stream, work);
 }
 
 // output (B, T, C) = softmax(q k^T over the visible keys) v for qkv (B, T, 3C); logsumexp
@@ -191,8 +210,17 @@ static inline void layernorm_backward(Stream *stream, const LayernormBackward *w
 // included; 0: all. scratch (attention_scratch_floats).
 static inline void attention_forward(Stream *stream, Real *output, float *logsumexp, float *scratch,
                                      const Real *qkv, int B, int T, int C, int heads, int window) {
-    KERNEL_ON_GPU(stream, cuda_attention_forward(stream, output, logsumexp, qkv, B, T, C, heads, window))
-    cpu_attention_forward(stream, output, logsumexp, scratch, qkv, B, T, C, heads, window);
+    Attention work = {.output = output,
+                      .logsumexp = logsumexp,
+                      .scratch = scratch,
+                      .qkv = qkv,
+                      .B = B,
+                      .T = T,
+                      .channels = C,
+                      .heads = heads,
+                      .window = window < T ? window : 0,
+                      .precision = stream->precision};
+    KERNEL(attention, stream->precision, stream, &work);
 }
 
 // d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and forward's qkv,
@@ -200,11 +228,20 @@ static inline void attention_forward(Stream *stream, Real *output, float *logsum
 static inline void attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *scratch,
                                       const Real *d_output, const Real *output, const Real *qkv,
                                       const float *logsumexp, int B, int T, int C, int heads, int window) {
-    (void)output;
-    KERNEL_ON_GPU(stream, cuda_attention_backward(stream, d_qkv, d_qkv_stride, scratch, d_output, output, qkv,
-                                                  logsumexp, B, T, C, heads, window))
-    cpu_attention_backward(stream, d_qkv, d_qkv_stride, scratch, d_output, qkv, logsumexp, B, T, C, heads,
-                           window);
+    Attention work = {.output = (Real *)output,
+                      .logsumexp = (float *)logsumexp,
+                      .scratch = scratch,
+                      .qkv = qkv,
+                      .d_qkv = d_qkv,
+                      .d_output = d_output,
+                      .B = B,
+                      .T = T,
+                      .channels = C,
+                      .heads = heads,
+                      .d_qkv_stride = d_qkv_stride,
+                      .window = window < T ? window : 0,
+                      .precision = stream->precision};
+    KERNEL(attention, stream->precision, stream, &work);
 }
 
 // output (rows, columns) = gelu_new(saved + bias), where `saved` holds the product
@@ -213,8 +250,13 @@ static inline void attention_backward(Stream *stream, Real *d_qkv, int d_qkv_str
 // change, and the same call computes the output again.
 static inline void gelu_forward(Stream *stream, Real *output, Real *saved, const Real *bias, int rows,
                                 int columns) {
-    KERNEL_ON_GPU(stream, cuda_gelu_forward(stream, output, saved, bias, rows, columns))
-    cpu_gelu_forward(stream, output, saved, bias, rows, columns);
+    Gelu work = {.output = output,
+                 .saved = saved,
+                 .bias = bias,
+                 .rows = rows,
+                 .columns = columns,
+                 .precision = stream->precision};
+    KERNEL(gelu_forward, stream->precision, stream, &work);
 }
 
 // gradient (rows, columns), rows gradient_stride apart, *= the derivative; d_bias
@@ -222,10 +264,16 @@ static inline void gelu_forward(Stream *stream, Real *output, Real *saved, const
 static inline void gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias,
                                  float *partials, const Real *saved, const Real *bias, int rows,
                                  int columns) {
-    (void)bias;
-    KERNEL_ON_GPU(stream, cuda_gelu_backward(stream, gradient, gradient_stride, d_bias, partials, saved, bias,
-                                             rows, columns))
-    cpu_gelu_backward(stream, gradient, gradient_stride, d_bias, partials, saved, rows, columns);
+    Gelu work = {.saved = (Real *)saved,
+                 .gradient = gradient,
+                 .bias = bias,
+                 .d_bias = d_bias,
+                 .partials = partials,
+                 .rows = rows,
+                 .columns = columns,
+                 .gradient_stride = gradient_stride,
+                 .precision = stream->precision};
+    KERNEL(gelu_backward, stream->precision, stream, &work);
 }
 
 // losses (rows) = -log softmax(logits)[target], 0 where target < 0. logits (rows, V),
@@ -233,10 +281,15 @@ static inline void gelu_backward(Stream *stream, Real *gradient, int gradient_st
 // target < 0; if gradient_scale is 0, their new values mean nothing.
 static inline void cross_entropy(Stream *stream, Real *logits, int stride, float *losses,
                                  const int32_t *targets, int rows, int vocabulary, float gradient_scale) {
-    KERNEL_ON_GPU(
-        stream, cuda_cross_entropy(stream, logits, stride, losses, targets, rows, vocabulary, gradient_scale))
-    assert(stride == vocabulary);
-    cpu_cross_entropy(stream, logits, losses, targets, rows, vocabulary, gradient_scale);
+    CrossEntropy work = {.logits = logits,
+                         .losses = losses,
+                         .targets = targets,
+                         .rows = rows,
+                         .vocabulary = vocabulary,
+                         .stride = stride,
+                         .gradient_scale = gradient_scale,
+                         .precision = stream->precision};
+    KERNEL(cross_entropy, stream->precision, stream, &work);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -245,30 +298,25 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
 // A step over a range (kernels/cpu/adamw.h). commit: moves master and moments; otherwise
 // only writes to range->out what a commit would write.
 static inline void adamw(Stream *stream, const AdamWRange *range) {
-    KERNEL_ON_GPU(stream, cuda_adamw(stream, range))
-    cpu_adamw(stream, range);
+    KERNEL(adamw, range->moments, stream, range);
 }
 
 // The elementwise parts of a step of Muon (kernels/cpu/muon.h).
 static inline void muon_norm(Stream *stream, const MuonRange *range) {
-    KERNEL_ON_GPU(stream, cuda_muon_norm(stream, range))
-    cpu_muon_norm(stream, range);
+    KERNEL(muon_norm, range->moments, stream, range);
 }
 
 static inline void muon_direction(Stream *stream, const MuonRange *range) {
-    KERNEL_ON_GPU(stream, cuda_muon_direction(stream, range))
-    cpu_muon_direction(stream, range);
+    KERNEL(muon_direction, stream->precision, stream, range);
 }
 
 // polynomial (side, side) = a I + b square + c polynomial.
 static inline void muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side) {
-    KERNEL_ON_GPU(stream, cuda_muon_polynomial(stream, polynomial, square, side))
-    cpu_muon_polynomial(stream, polynomial, square, side);
+    KERNEL(muon_polynomial, stream->precision, stream, polynomial, square, side);
 }
 
 static inline void muon_apply(Stream *stream, const MuonRange *range) {
-    KERNEL_ON_GPU(stream, cuda_muon_apply(stream, range))
-    cpu_muon_apply(stream, range);
+    KERNEL(muon_apply, stream->precision, stream, range);
 }
 
 // out (count) = in (count) unless out is NULL; then in = 0 if `clear`.
@@ -305,8 +353,7 @@ static inline void buffer_round(Stream *stream, float *values, size_t count) {
 
 // out (count), in the stream's precision, = in (count).
 static inline void reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
-    KERNEL_ON_GPU(stream, cuda_reals_from_floats(stream, out, in, count))
-    cpu_reals_from_floats(stream, out, in, count);
+    KERNEL(reals_from_floats, stream->precision, stream, out, in, count);
 }
 
 enum { CASTS_ON_THE_WAY = 1 << 15 }; // copied at a time
@@ -363,14 +410,14 @@ static inline void wire_encode_on_gpu(Stream *stream, WireFormat format, void *m
     KERNEL_ON_GPU(stream, cuda_wire_encode(stream, format, message, values, base, pieces))
 }
 
-// The pieces of `out` = the message decoded, plus base if there is one.
+// The pieces of `out` = the message decoded, plus base if there is one. out may be base.
 static inline void wire_decode_on_gpu(Stream *stream, WireFormat format, float *out, const void *message,
                                       const float *base, const WirePieces *pieces) {
     (void)format, (void)out, (void)message, (void)base, (void)pieces;
     KERNEL_ON_GPU(stream, cuda_wire_decode(stream, format, out, message, base, pieces))
 }
 
-// The pieces of `out` = the sum of `count` messages, decoded, in their order. They begin
+// The pieces of `out` = the sum, from 0 and in their order, of `count` messages. They begin
 // message_stride bytes apart.
 static inline void wire_sum_on_gpu(Stream *stream, WireFormat format, float *out, const void *messages,
                                    size_t message_stride, int count, const WirePieces *pieces) {

@@ -186,9 +186,6 @@ WIRE_FUNCTION uint8_t wire_int4_code(float value, float scale, float dither) {
     return (uint8_t)(wire_float_bits(steps + dither + 0x1.8p23f) & 15u);
 }
 
-// The lower four bits of `code` as a signed number.
-WIRE_FUNCTION float wire_int4_level(uint32_t code) { return (float)((int32_t)(code << 28) >> 28); }
-
 static inline void wire_encode_int8(void *out, const float *in, size_t count) {
     uint32_t largest = wire_largest(in, count);
     if (!wire_is_finite(largest)) {
@@ -251,18 +248,14 @@ WIRE_FUNCTION float wire_e3m0_level(uint32_t code) {
     return wire_float_from_bits(c > 0 ? (code & 8u) << 28 | (c + 120u) << 23 : 0u);
 }
 
-// The largest magnitude, at least 2^-119: then all levels and middles are normal numbers,
-// and exact.
-WIRE_FUNCTION float wire_e3m0_scale(uint32_t largest) {
-    return fmaxf(wire_float_from_bits(largest), 0x1p-119f);
-}
-
 // ---------------------------------------------------------------------------------------
 // Codes of 4 bits: int4 and e3m0
 
-// The scale of a block of codes of 4 bits with this largest magnitude.
+// The scale of a block of codes of 4 bits with this largest magnitude. For e3m0 it is the
+// magnitude, at least 2^-119: then all levels and middles are normal numbers, and exact.
 WIRE_FUNCTION float wire_nibble_scale(WireFormat format, uint32_t largest) {
-    return format == WIRE_INT4 ? wire_int_scale(largest, WIRE_INT4_STEPS) : wire_e3m0_scale(largest);
+    return format == WIRE_INT4 ? wire_int_scale(largest, WIRE_INT4_STEPS)
+                               : fmaxf(wire_float_from_bits(largest), 0x1p-119f);
 }
 
 // The code of element `i` of such a block.
@@ -272,9 +265,10 @@ WIRE_FUNCTION uint8_t wire_nibble_code(WireFormat format, uint32_t largest, floa
                                : wire_e3m0_code(wire_e3m0_levels(scale), value);
 }
 
-// The value of the lower four bits of a code, as a multiple of the scale.
+// The value of the lower four bits of a code, as a multiple of the scale. For int4 they
+// are a signed number.
 WIRE_FUNCTION float wire_nibble_level(WireFormat format, uint32_t code) {
-    return format == WIRE_INT4 ? wire_int4_level(code) : wire_e3m0_level(code);
+    return format == WIRE_INT4 ? (float)((int32_t)(code << 28) >> 28) : wire_e3m0_level(code);
 }
 
 // In a block of n elements of 4 bits, byte j holds element j in its lower half and

@@ -309,7 +309,7 @@ static inline void window_begin(Reports *reports, double seconds) {
 // Says why the GPU has lowered its clock, once for each reason.
 static inline void print_throttled(Reports *reports, const NvmlReading *gpu) {
     char text[NVML_TEXT_SIZE];
-    uint64_t reasons = nvml_slowing(gpu->reasons) & ~reports->throttle_told;
+    uint64_t reasons = gpu->reasons & ~reports->throttle_told;
     if (reasons == 0) { return; }
     reports->throttle_told |= reasons;
     printf("%6lld the GPU's clock is held down by %s", (long long)reports->scheduler->report.commit,

@@ -85,19 +85,17 @@ struct Event {
     const StreamSimulator *simulator; // that of the stream it was last recorded in
 };
 
-// Seconds of a monotonic clock; only differences mean anything.
-static inline double clock_seconds(void) {
+static inline double seconds_of(clockid_t clock) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+// Seconds of a monotonic clock; only differences mean anything.
+static inline double clock_seconds(void) { return seconds_of(CLOCK_MONOTONIC); }
+
 // CPU time of the calling thread, in seconds.
-static inline double thread_cpu_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
+static inline double thread_cpu_seconds(void) { return seconds_of(CLOCK_THREAD_CPUTIME_ID); }
 
 static inline void sleep_seconds(double seconds) {
     struct timespec duration;

@@ -27,12 +27,8 @@ enum {
     EXIT_ASKED_TO_STOP = 75   // EX_TEMPFAIL of sysexits.h: try again later
 };
 
-#if defined(__GNUC__)
 #define PRINTF_LIKE(format_index, first_argument) \
     __attribute__((format(printf, format_index, first_argument)))
-#else
-#define PRINTF_LIKE(format_index, first_argument)
-#endif
 
 // One sentence without a newline: what was wrong, and what is allowed. Empty: no error.
 typedef struct Error {

@@ -35,12 +35,9 @@ typedef struct Gpu {
     size_t memory_total, memory_available;
 } Gpu;
 
-#ifdef ACCO_HAVE_CUDA
-#include <cuda_runtime.h>
-
 // NVTX ranges, in which profilers show what a thread was doing. Without a profiler a call only
 // tests a pointer. The header is missing in some installations of CUDA.
-#if __has_include(<nvtx3/nvToolsExt.h>)
+#if defined(ACCO_HAVE_CUDA) && __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
 static inline void gpu_range_begin(const char *name) { (void)nvtxRangePushA(name); }
 static inline void gpu_range_end(void) { (void)nvtxRangePop(); }
@@ -48,6 +45,9 @@ static inline void gpu_range_end(void) { (void)nvtxRangePop(); }
 static inline void gpu_range_begin(const char *name) { (void)name; }
 static inline void gpu_range_end(void) {}
 #endif
+
+#ifdef ACCO_HAVE_CUDA
+#include <cuda_runtime.h>
 
 // Ends all ranks with the name of the call and CUDA's reason: after a CUDA error nothing on
 // the device can be trusted.
@@ -151,12 +151,14 @@ static inline void gpu_mark(void *mark, void *queue) {
     CUDA_CHECK(cudaEventRecord((cudaEvent_t)mark, (cudaStream_t)queue));
 }
 
+static inline bool gpu_has_ended(cudaError_t status) {
+    if (status != cudaErrorNotReady) { cuda_check(status, "what a kernel did"); }
+    return status != cudaErrorNotReady;
+}
+
 // Whether everything before the mark has ended; true for a mark that was never moved.
 static inline bool gpu_mark_is_reached(void *mark) {
-    cudaError_t status = cudaEventQuery((cudaEvent_t)mark);
-    if (status == cudaErrorNotReady) { return false; }
-    cuda_check(status, "what a kernel did");
-    return true;
+    return gpu_has_ended(cudaEventQuery((cudaEvent_t)mark));
 }
 
 // What is put into the queue from now on starts when the mark's present position has been
@@ -167,10 +169,7 @@ static inline void gpu_wait_for(void *queue, void *mark) {
 
 // Whether everything in the queue has ended.
 static inline bool gpu_queue_is_idle(void *queue) {
-    cudaError_t status = cudaStreamQuery((cudaStream_t)queue);
-    if (status == cudaErrorNotReady) { return false; }
-    cuda_check(status, "what a kernel did");
-    return true;
+    return gpu_has_ended(cudaStreamQuery((cudaStream_t)queue));
 }
 
 // NULL: there is not enough memory.
@@ -207,8 +206,6 @@ static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     gpu->number = -1;
     return error_set(error, "this program was built without CUDA");
 }
-static inline void gpu_range_begin(const char *name) { (void)name; }
-static inline void gpu_range_end(void) {}
 static inline void gpu_measure(Gpu *gpu) { (void)gpu; }
 static inline void gpu_enter_thread(const Gpu *gpu) { (void)gpu; }
 static inline void *gpu_queue_create(bool high_priority) { (void)high_priority; return NULL; }

@@ -57,28 +57,23 @@ static inline bool log_open(Log *log, const char *directory, const char *name, E
     return true;
 }
 
-// Writes `length` bytes, normally in one write(). On failure nothing of them stays in the
-// file, and errno says why.
-static inline bool log_write(Log *log, const char *text, size_t length) {
-    struct stat status;
-    bool regular = fstat(log->descriptor, &status) == 0 && S_ISREG(status.st_mode);
-    if (file_write_all(log->descriptor, text, length, FILE_POSITION)) { return true; }
-    int reason = errno;
-    if (regular && ftruncate(log->descriptor, status.st_size) != 0) { reason = errno; }
-    errno = reason;
-    return false;
-}
-
+// Writes the lines that wait and `length` bytes more, normally in one write(). On failure
+// nothing of them stays in the file.
 static inline bool log_append(Log *log, const char *text, size_t length, Error *error) {
-    char *all = (char *)realloc(log->waiting, log->waiting_bytes + length + 1);
+    size_t total = log->waiting_bytes + length;
+    char *all = (char *)realloc(log->waiting, total + 1);
+    struct stat status;
     if (all == NULL) { return error_set(error, "no memory for a line of %.400s", log->path); }
     memcpy(all + log->waiting_bytes, text, length);
     log->waiting = all;
-    bool written = log_write(log, all, log->waiting_bytes + length);
-    bool full = !written && (errno == ENOSPC || errno == EDQUOT);
-    bool waits = full && log->patient && length <= LOG_WAITING_BYTES - log->waiting_bytes;
-    if (!written && !waits) { error_set(error, "cannot write %.400s: %s", log->path, strerror(errno)); }
-    log->waiting_bytes = written ? 0 : waits ? log->waiting_bytes + length : log->waiting_bytes;
+    bool regular = fstat(log->descriptor, &status) == 0 && S_ISREG(status.st_mode);
+    bool written = file_write_all(log->descriptor, all, total, FILE_POSITION);
+    int reason = errno;
+    if (!written && regular && ftruncate(log->descriptor, status.st_size) != 0) { reason = errno; }
+    bool waits = !written && (reason == ENOSPC || reason == EDQUOT) && log->patient &&
+                 length <= LOG_WAITING_BYTES - log->waiting_bytes;
+    if (!written && !waits) { error_set(error, "cannot write %.400s: %s", log->path, strerror(reason)); }
+    log->waiting_bytes = written ? 0 : waits ? total : log->waiting_bytes;
     return written || waits;
 }
 

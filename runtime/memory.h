@@ -134,38 +134,32 @@ static inline bool arena_refused(const char *what, size_t bytes, Error *error) {
         what, (double)bytes / 1e9);
 }
 
-static inline bool arena_map_gpu(Arena *arena, Error *error) {
-    arena->base = (char *)gpu_allocate(arena->bytes + ARENA_ALIGNMENT);
-    if (arena->base == NULL) { return arena_refused("the GPU", arena->bytes, error); }
-    arena->host_base = (char *)gpu_allocate_host(arena->host_bytes + ARENA_ALIGNMENT);
-    if (arena->host_base == NULL) { return arena_refused("the system", arena->host_bytes, error); }
-    memset(arena->host_base, 0, arena->host_bytes);
-    void *queue = gpu_queue_create(false);
-    gpu_fill(queue, arena->base, 0, arena->bytes);
-    while (!gpu_queue_is_idle(queue)) {}
-    gpu_queue_destroy(queue);
-    return true;
-}
-
-static inline bool arena_map_host(Arena *arena, Error *error) {
-    void *base = mmap(NULL, arena->bytes + ARENA_ALIGNMENT, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) { return arena_refused("the system", arena->bytes, error); }
-    arena->base = (char *)base;
-    return true;
-}
-
 // Maps the planned bytes, zeroed, and sets every reserved pointer. False, with an error that
 // names the size, if the system or the GPU refuses.
 static inline bool arena_commit(Arena *arena, Error *error) {
     assert(arena->base == NULL);
-    bool mapped = arena->on_gpu ? arena_map_gpu(arena, error) : arena_map_host(arena, error);
-    for (int i = 0; mapped && i < arena->count; i++) {
+    if (arena->on_gpu) {
+        arena->base = (char *)gpu_allocate(arena->bytes + ARENA_ALIGNMENT);
+        if (arena->base == NULL) { return arena_refused("the GPU", arena->bytes, error); }
+        arena->host_base = (char *)gpu_allocate_host(arena->host_bytes + ARENA_ALIGNMENT);
+        if (arena->host_base == NULL) { return arena_refused("the system", arena->host_bytes, error); }
+        memset(arena->host_base, 0, arena->host_bytes);
+        void *queue = gpu_queue_create(false);
+        gpu_fill(queue, arena->base, 0, arena->bytes);
+        while (!gpu_queue_is_idle(queue)) {}
+        gpu_queue_destroy(queue);
+    } else {
+        void *base = mmap(NULL, arena->bytes + ARENA_ALIGNMENT, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (base == MAP_FAILED) { return arena_refused("the system", arena->bytes, error); }
+        arena->base = (char *)base;
+    }
+    for (int i = 0; i < arena->count; i++) {
         const Reservation *reservation = &arena->reservations[i];
         void *pointer = (reservation->on_host ? arena->host_base : arena->base) + reservation->offset;
         memcpy(reservation->slot, &pointer, sizeof pointer);
     }
-    return mapped;
+    return true;
 }
 
 // Bytes of the mapping that are in memory now: the part of the plan that was really used. On a

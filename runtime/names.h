@@ -55,15 +55,9 @@ static inline const char *nearest_name(const char *word, const char *const *name
     return nearest;
 }
 
-// excerpt <- what the user wrote, fit for a one-line message: control characters become '?',
-// and after 60 bytes it is cut. Returns excerpt.
+// excerpt <- what the user wrote, cut after 60 bytes, for an Error. Returns excerpt.
 static inline const char *text_excerpt(const char *text, char excerpt[64]) {
-    int length = 0;
-    for (; text[length] != '\0' && length < 60; length++) {
-        unsigned char c = (unsigned char)text[length];
-        excerpt[length] = c < 32 || c == 127 ? '?' : (char)c;
-    }
-    strcpy(excerpt + length, text[length] == '\0' ? "" : "...");
+    snprintf(excerpt, 64, "%.60s%s", text, strlen(text) > 60 ? "..." : "");
     return excerpt;
 }
 

@@ -7,6 +7,7 @@
 #ifndef ACCO_RUNTIME_NVML_H
 #define ACCO_RUNTIME_NVML_H
 
+#include <dlfcn.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,7 +28,7 @@ typedef struct NvmlReading {
     double clock, highest_clock; // MHz of the multiprocessors
     double watts;
     double reasons_as_number; // for the log; NAN: not known
-    uint64_t reasons;         // why the clock is not the highest one: bits of NVML
+    uint64_t reasons;         // those of NVML_REASONS why the clock is not the highest one
 } NvmlReading;
 
 // The reasons that slow a run down. NVML also reports idleness, and clocks that an
@@ -51,13 +52,7 @@ static inline NvmlReading nvml_unknown(void) {
     return reading;
 }
 
-static inline uint64_t nvml_slowing(uint64_t reasons) {
-    uint64_t slowing = 0;
-    for (int i = 0; i < NVML_REASON_COUNT; i++) { slowing |= reasons & NVML_REASONS[i].bit; }
-    return slowing;
-}
-
-// text <- a list of those among the reasons that slow a run down.
+// text <- a list of the reasons.
 static inline const char *nvml_reasons_text(uint64_t reasons, char text[NVML_TEXT_SIZE]) {
     text[0] = '\0';
     for (int i = 0; i < NVML_REASON_COUNT; i++) {
@@ -67,9 +62,6 @@ static inline const char *nvml_reasons_text(uint64_t reasons, char text[NVML_TEX
     }
     return text;
 }
-
-#ifdef ACCO_HAVE_CUDA
-#include <dlfcn.h>
 
 enum { NVML_CLOCK_OF_MULTIPROCESSORS = 1 };
 
@@ -118,21 +110,10 @@ static inline NvmlReading nvml_read(const Nvml *nvml) {
     }
     if (nvml->power(nvml->device, &milliwatts) == 0) { reading.watts = milliwatts / 1e3; }
     if (nvml->reasons(nvml->device, &reasons) == 0) {
-        reading.reasons = reasons;
+        for (int i = 0; i < NVML_REASON_COUNT; i++) { reading.reasons |= reasons & NVML_REASONS[i].bit; }
         reading.reasons_as_number = (double)reasons;
     }
     return reading;
 }
-
-#else // without CUDA there is no GPU, and nothing is known
-
-static inline void nvml_open(Nvml *nvml, const char *bus) { (void)nvml, (void)bus; }
-static inline void nvml_close(Nvml *nvml) { (void)nvml; }
-static inline NvmlReading nvml_read(const Nvml *nvml) {
-    (void)nvml;
-    return nvml_unknown();
-}
-
-#endif
 
 #endif

@@ -58,26 +58,22 @@ static inline void thread_pool_claim_tasks(ThreadPool *pool, int thread) {
     }
 }
 
-// Waits until `generation` differs from `seen`. Returns false when the pool is being
-// destroyed.
-static inline bool thread_pool_wait_for_work(ThreadPool *pool, unsigned seen) {
-    for (int round = 0; round < pool->spin_rounds; round++) {
-        if (__atomic_load_n(&pool->generation, __ATOMIC_ACQUIRE) != seen) { break; }
-        thread_pool_pause();
-    }
-    pthread_mutex_lock(&pool->mutex);
-    while (!pool->stopping && pool->generation == seen) {
-        pthread_cond_wait(&pool->work_ready, &pool->mutex);
-    }
-    bool has_work = !pool->stopping;
-    pthread_mutex_unlock(&pool->mutex);
-    return has_work;
-}
-
+// A member: waits for the next loop and takes part in it, until the pool is destroyed.
 static inline void *thread_pool_member_main(void *argument) {
     PoolThread *member = (PoolThread *)argument;
     ThreadPool *pool = member->pool;
-    for (unsigned seen = 0; thread_pool_wait_for_work(pool, seen); seen++) {
+    for (unsigned seen = 0;; seen++) {
+        for (int round = 0; round < pool->spin_rounds; round++) {
+            if (__atomic_load_n(&pool->generation, __ATOMIC_ACQUIRE) != seen) { break; }
+            thread_pool_pause();
+        }
+        pthread_mutex_lock(&pool->mutex);
+        while (!pool->stopping && pool->generation == seen) {
+            pthread_cond_wait(&pool->work_ready, &pool->mutex);
+        }
+        bool stopping = pool->stopping;
+        pthread_mutex_unlock(&pool->mutex);
+        if (stopping) { return NULL; }
         thread_pool_claim_tasks(pool, member->thread);
         if (__atomic_sub_fetch(&pool->working, 1, __ATOMIC_ACQ_REL) == 0) {
             pthread_mutex_lock(&pool->mutex);
@@ -85,7 +81,6 @@ static inline void *thread_pool_member_main(void *argument) {
             pthread_mutex_unlock(&pool->mutex);
         }
     }
-    return NULL;
 }
 
 static inline void thread_pool_destroy(ThreadPool *pool) {

@@ -92,8 +92,8 @@ static void work_task(void *context, Stream *stream) {
     Work *work = (Work *)context;
     double began = clock_seconds();
     for (int i = 0; i < work->products; i++) {
-        cpu_matmul_forward(stream, as_reals(work->c), SIDE, as_reals(work->a), as_reals(work->b), SIDE, SIDE,
-                           SIDE);
+        matmul_forward(stream, as_reals(work->c), SIDE, as_reals(work->a), as_reals(work->b), SIDE, SIDE,
+                       SIDE);
     }
     work->seconds = clock_seconds() - began;
 }

@@ -291,12 +291,20 @@ static void run_attention_backward(Bench *bench, const Case *work, void **arrays
 // With one tile of 16 rows for each warp, where the model's choice is two.
 template <int D> static void run_attention_backward_narrow(Bench *bench, const Case *work, void **arrays) {
     const ModelConfig *config = &bench->config;
-    cuda_attention_backward_tiles<D, 1, 1>(
-        &bench->stream, bench->B,
-        cuda_attention_backward_work<__nv_bfloat16>(
-            reals(arrays[3]), bench->wide, (float *)arrays[4], reals(arrays[5]), reals(arrays[0]),
-            reals(arrays[2]), (const float *)arrays[1],
-            cuda_attention_shape(bench->T, config->channels, config->heads, work->window)));
+    Attention attention = {.output = reals(arrays[0]),
+                           .logsumexp = (float *)arrays[1],
+                           .scratch = (float *)arrays[4],
+                           .qkv = reals(arrays[2]),
+                           .d_qkv = reals(arrays[3]),
+                           .d_output = reals(arrays[5]),
+                           .B = bench->B,
+                           .T = bench->T,
+                           .channels = config->channels,
+                           .heads = config->heads,
+                           .d_qkv_stride = bench->wide,
+                           .window = work->window < bench->T ? work->window : 0,
+                           .precision = PRECISION_BF16};
+    cuda_attention_backward_tiles<D, 1, 1>(&bench->stream, attention);
 }
 
 static void run_product_forward(Bench *bench, const Case *work, void **arrays) {
@@ -739,7 +747,7 @@ static void add_cases(Bench *bench) {
 // Running
 
 static void open_stream(Stream *stream) {
-    void *workspace = gpu_allocate(gemm_workspace_bytes());
+    void *workspace = gpu_allocate(GEMM_WORKSPACE_BYTES);
     memset(stream, 0, sizeof *stream);
     stream->name = "bench";
     stream->queue = gpu_queue_create(false);

@@ -89,12 +89,26 @@ static inline void epilogue_close(EpilogueProduct *product) {
 // ---------------------------------------------------------------------------------------
 // The operations. Arrays of bf16; returns as epilogue_run does.
 
+// A product of operands in the stream's precision, with a result of the same kind.
+static inline CudaGemm epilogue_gemm(const Stream *stream, int m, int n, int k, bool a_transposed,
+                                     int a_stride, int b_stride, int result_stride) {
+    return {.m = m,
+            .n = n,
+            .k = k,
+            .a_transposed = a_transposed,
+            .a_stride = a_stride,
+            .b_stride = b_stride,
+            .result_stride = result_stride,
+            .precision = stream->precision,
+            .result_precision = stream->precision};
+}
+
 // output, saved (rows, outputs); input (rows, inputs); weight (outputs, inputs); bias
 // (outputs).
 static inline cublasStatus_t epilogue_gelu_forward(Stream *stream, EpilogueProduct *product, Real *output,
                                                    Real *saved, const Real *input, const Real *weight,
                                                    const Real *bias, int rows, int inputs, int outputs) {
-    CudaGemm gemm = cuda_gemm_of(stream, outputs, rows, inputs, true, inputs, inputs, outputs);
+    CudaGemm gemm = epilogue_gemm(stream, outputs, rows, inputs, true, inputs, inputs, outputs);
     EpilogueArrays arrays = {weight, input, output, saved, (void *)(uintptr_t)bias};
     return epilogue_run(stream, product, &gemm, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, &arrays);
 }
@@ -103,7 +117,7 @@ static inline cublasStatus_t epilogue_gelu_forward(Stream *stream, EpilogueProdu
 static inline cublasStatus_t epilogue_bias_forward(Stream *stream, EpilogueProduct *product, Real *saved,
                                                    const Real *input, const Real *weight, const Real *bias,
                                                    int rows, int inputs, int outputs) {
-    CudaGemm gemm = cuda_gemm_of(stream, outputs, rows, inputs, true, inputs, inputs, outputs);
+    CudaGemm gemm = epilogue_gemm(stream, outputs, rows, inputs, true, inputs, inputs, outputs);
     EpilogueArrays arrays = {weight, input, saved, NULL, (void *)(uintptr_t)bias};
     return epilogue_run(stream, product, &gemm, CUBLASLT_EPILOGUE_BIAS, &arrays);
 }
@@ -115,7 +129,7 @@ static inline cublasStatus_t epilogue_gelu_backward(Stream *stream, EpilogueProd
                                                     int stride, Real *d_bias, const Real *saved,
                                                     const Real *d_output, const Real *weight, int rows,
                                                     int inputs, int outputs) {
-    CudaGemm gemm = cuda_gemm_of(stream, inputs, rows, outputs, false, inputs, outputs, stride);
+    CudaGemm gemm = epilogue_gemm(stream, inputs, rows, outputs, false, inputs, outputs, stride);
     EpilogueArrays arrays = {weight, d_output, d_input, (void *)(uintptr_t)saved, d_bias};
     return epilogue_run(stream, product, &gemm,
                         d_bias != NULL ? CUBLASLT_EPILOGUE_DGELU_BGRAD : CUBLASLT_EPILOGUE_DGELU, &arrays);
@@ -127,7 +141,7 @@ static inline cublasStatus_t epilogue_weight_backward(Stream *stream, EpiloguePr
                                                       float *d_weight, float *d_bias, const Real *d_output,
                                                       int stride, const Real *input, int rows, int inputs,
                                                       int outputs) {
-    CudaGemm gemm = cuda_gemm_of(stream, inputs, outputs, rows, false, inputs, stride, inputs);
+    CudaGemm gemm = epilogue_gemm(stream, inputs, outputs, rows, false, inputs, stride, inputs);
     EpilogueArrays arrays = {input, d_output, d_weight, NULL, d_bias};
     gemm.b_transposed = true;
     gemm.result_precision = PRECISION_FP32;
@@ -172,7 +186,7 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
             for (int k = 0; k < WIDTH; k++) { sums[k] += values[k]; }
         }
     }
-    floats_store<WIDTH>(partials + (size_t)block * (size_t)columns + c, sums);
+    floats_write<WIDTH, false>(partials + (size_t)block * (size_t)columns + c, sums);
 }
 
 // d_bias (columns), fp32, += the sum over rows of gradient (rows, columns), rows stride
@@ -183,7 +197,7 @@ static inline void epilogue_sums(Stream *stream, float *d_bias, float *partials,
     assert(columns % 8 == 0 && stride % 8 == 0);
     strips_launch(stream, epilogue_sums_kernel<8>, (unsigned)cuda_row_blocks(rows), columns, 8, 0, partials,
                   reals<__nv_bfloat16>(gradient), stride, rows, columns);
-    cuda_column_sums_add(stream, d_bias, partials, cuda_row_blocks(rows), columns, columns);
+    cuda_column_sums_add(stream, {.first = d_bias}, 1, partials, cuda_row_blocks(rows), columns, columns);
 }
 
 #endif

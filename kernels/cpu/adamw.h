@@ -71,7 +71,8 @@ typedef struct AdamWRange {
     bool commit; // else an estimate
 } AdamWRange;
 
-REAL_LOOP void adamw_elements(const AdamWRange *range, size_t begin, size_t end, Precision moments) {
+REAL_LOOP void adamw_block(const AdamWRange *range, int block, Precision moments) {
+    size_t begin = (size_t)block * ADAMW_BLOCK, end = size_min(begin + ADAMW_BLOCK, range->count);
     const AdamWStep step = range->step;
     const MomentKey key = range->key;
     float *out = range->out, *master = range->master;
@@ -96,16 +97,11 @@ REAL_LOOP void adamw_elements(const AdamWRange *range, size_t begin, size_t end,
     }
 }
 
-static inline void adamw_task(void *context, int task, int thread) {
-    (void)thread;
-    const AdamWRange *range = (const AdamWRange *)context;
-    size_t begin = (size_t)task * ADAMW_BLOCK, end = size_min(begin + ADAMW_BLOCK, range->count);
-    REAL_CALL(range->moments, adamw_elements, range, begin, end);
-}
+REAL_TASK(AdamWRange, moments, adamw_block);
 
 static inline void cpu_adamw(Stream *stream, const AdamWRange *range) {
     assert(range->commit || range->out != range->master);
-    thread_pool_run(stream->pool, (int)((range->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK), adamw_task,
+    thread_pool_run(stream->pool, (int)((range->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK), adamw_block_task,
                     (void *)range);
 }
 

@@ -42,16 +42,21 @@
 enum { ATTENTION_ROWS = 64 };
 
 typedef struct Attention {
-    Real *output;         // forward (B, T, C)
-    float *logsumexp;     // (B, H, T)
+    Real *output;         // (B, T, C): written by forward, read by backward on a GPU
+    float *logsumexp;     // (B, H, T): written by forward, read by backward
+    float *scratch;       // attention_scratch_floats
     const Real *qkv;      // (B, T, 3C)
-    Real *d_qkv;          // backward (B, T, 3C), rows d_qkv_stride apart
+    Real *d_qkv;          // backward (B, T, 3C), rows d_qkv_stride apart; NULL: forward
     const Real *d_output; // backward (B, T, C)
-    float *workspace;     // attention_workspace_floats
     int B, T, channels, heads, d_qkv_stride;
     int window; // keys that a query sees, its own included; 0: all up to its own
     Precision precision;
 } Attention;
+
+// The first key that a query sees.
+WIRE_FUNCTION int attention_oldest_key(int query, int window) {
+    return window > 0 && query - window + 1 > 0 ? query - window + 1 : 0;
+}
 
 // Each thread of a pool has two blocks of scores and, in bf16, a head as floats: qkv, d_qkv
 // (T, 3D), and output or d_output (T, D).
@@ -81,21 +86,13 @@ static inline size_t attention_place(const Attention *work, int task, int stride
 }
 
 // out (T, D), rows out_stride apart, = in (T, D), rows in_stride apart.
-static inline void attention_widen(float *out, int out_stride, const Real *in, int in_stride, int T, int D) {
+REAL_LOOP void attention_copy(Real *out, int out_stride, Precision out_precision, const Real *in,
+                              int in_stride, Precision in_precision, int T, int D) {
     for (int t = 0; t < T; t++) {
-        const Real *row = real_at_const(in, (size_t)t * (size_t)in_stride, PRECISION_BF16);
-        for (int d = 0; d < D; d++) {
-            out[(size_t)t * (size_t)out_stride + (size_t)d] = real_load(row, (size_t)d, PRECISION_BF16);
-        }
-    }
-}
-
-// The other way, rounded.
-static inline void attention_narrow(Real *out, int out_stride, const float *in, int in_stride, int T, int D) {
-    for (int t = 0; t < T; t++) {
-        Real *row = real_at(out, (size_t)t * (size_t)out_stride, PRECISION_BF16);
-        for (int d = 0; d < D; d++) {
-            real_store(row, (size_t)d, in[(size_t)t * (size_t)in_stride + (size_t)d], PRECISION_BF16);
+        Real *to = real_at(out, (size_t)t * (size_t)out_stride, out_precision);
+        const Real *from = real_at_const(in, (size_t)t * (size_t)in_stride, in_precision);
+        for (size_t d = 0; d < (size_t)D; d++) {
+            real_store(to, d, real_load(from, d, in_precision), out_precision);
         }
     }
 }
@@ -106,7 +103,7 @@ static inline AttentionHead attention_head(const Attention *work, int task, int 
     int T = work->T, C = work->channels, D = C / work->heads;
     size_t in = attention_place(work, task, 3 * C), out = attention_place(work, task, C),
            d_in = attention_place(work, task, work->d_qkv_stride), floats = (size_t)T * (size_t)D;
-    size_t scratch = attention_workspace_floats(T, D, 1, work->precision);
+    size_t floats_of_thread = attention_workspace_floats(T, D, 1, work->precision);
     AttentionHead head = {.T = T,
                           .D = D,
                           .window = work->window,
@@ -116,10 +113,10 @@ static inline AttentionHead attention_head(const Attention *work, int task, int 
                           .d_qkv_part = C,
                           .output_stride = C,
                           .logsumexp = work->logsumexp + (size_t)task * (size_t)T,
-                          .scores = work->workspace + (size_t)thread * scratch};
+                          .scores = work->scratch + (size_t)thread * floats_of_thread};
     if (work->precision == PRECISION_FP32) {
         head.qkv = real_floats_const(work->qkv) + in;
-        if (work->output != NULL) { head.output = real_floats(work->output) + out; }
+        head.output = real_floats(work->output) + out;
         if (work->d_qkv != NULL) {
             head.d_qkv = real_floats(work->d_qkv) + d_in;
             head.d_output = real_floats_const(work->d_output) + out;
@@ -134,11 +131,13 @@ static inline AttentionHead attention_head(const Attention *work, int task, int 
     head.output = head.d_qkv + 3 * floats;
     head.d_output = head.output;
     for (int part = 0; part < 3; part++) {
-        attention_widen(qkv + part * D, 3 * D,
-                        real_at_const(work->qkv, in + (size_t)part * (size_t)C, PRECISION_BF16), 3 * C, T, D);
+        attention_copy(as_reals(qkv + part * D), 3 * D, PRECISION_FP32,
+                       real_at_const(work->qkv, in + (size_t)part * (size_t)C, PRECISION_BF16), 3 * C,
+                       PRECISION_BF16, T, D);
     }
     if (work->d_qkv != NULL) {
-        attention_widen(head.output, D, real_at_const(work->d_output, out, PRECISION_BF16), C, T, D);
+        attention_copy(as_reals(head.output), D, PRECISION_FP32,
+                       real_at_const(work->d_output, out, PRECISION_BF16), C, PRECISION_BF16, T, D);
     }
     return head;
 }
@@ -154,7 +153,7 @@ static inline AttentionBlock attention_block(const AttentionHead *head, int firs
     AttentionBlock block;
     block.first = first;
     block.rows = head->T - first < ATTENTION_ROWS ? head->T - first : ATTENTION_ROWS;
-    block.keys = head->window > 0 && first - head->window + 1 > 0 ? first - head->window + 1 : 0;
+    block.keys = attention_oldest_key(first, head->window);
     block.key_count = first + block.rows - block.keys;
     block.q = head->qkv + (size_t)first * (size_t)head->qkv_stride;
     block.k = head->qkv + (size_t)block.keys * (size_t)head->qkv_stride + head->qkv_part;
@@ -166,8 +165,7 @@ static inline AttentionBlock attention_block(const AttentionHead *head, int firs
 static inline void attention_visible(const AttentionHead *head, const AttentionBlock *block, int row,
                                      int *begin, int *end) {
     int query = block->first + row;
-    int oldest = head->window > 0 && query - head->window + 1 > 0 ? query - head->window + 1 : 0;
-    *begin = oldest - block->keys;
+    *begin = attention_oldest_key(query, head->window) - block->keys;
     *end = query + 1 - block->keys;
 }
 
@@ -220,24 +218,9 @@ static inline void attention_forward_task(void *context, int task, int thread) {
     }
     if (work->precision == PRECISION_BF16) {
         int C = work->channels;
-        attention_narrow(real_at(work->output, attention_place(work, task, C), PRECISION_BF16), C,
-                         head.output, D, T, D);
+        attention_copy(real_at(work->output, attention_place(work, task, C), PRECISION_BF16), C,
+                       PRECISION_BF16, as_reals(head.output), D, PRECISION_FP32, T, D);
     }
-}
-
-static inline void cpu_attention_forward(Stream *stream, Real *output, float *logsumexp, float *workspace,
-                                         const Real *qkv, int B, int T, int C, int heads, int window) {
-    Attention work = {.output = output,
-                      .logsumexp = logsumexp,
-                      .qkv = qkv,
-                      .workspace = workspace,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .heads = heads,
-                      .window = window,
-                      .precision = stream->precision};
-    thread_pool_run(stream->pool, B * heads, attention_forward_task, &work);
 }
 
 // Turns a row of scores s into p = exp(s - logsumexp), and a row of dp into ds = p (dp -
@@ -256,66 +239,48 @@ static inline void attention_softmax_backward(float *__restrict__ scores, float 
     for (int j = end; j < columns; j++) { scores[j] = d_scores[j] = 0.0f; }
 }
 
-// A block of queries: writes their gradient and adds to those of the keys and values that
-// they see.
-static inline void attention_backward_block(const AttentionHead *head, const AttentionBlock *block) {
-    int D = head->D, keys = block->key_count, stride = head->qkv_stride, rows = block->rows,
-        d_stride = head->d_qkv_stride, o_stride = head->output_stride;
-    float *scores = head->scores, *d_scores = scores + ATTENTION_ROWS * (size_t)head->T;
-    const float *d_output = head->d_output + (size_t)block->first * (size_t)o_stride;
-    float *d_q = head->d_qkv + (size_t)block->first * (size_t)d_stride,
-          *d_k = head->d_qkv + (size_t)block->keys * (size_t)d_stride + head->d_qkv_part,
-          *d_v = d_k + head->d_qkv_part;
-    attention_matmul(scores, keys, block->q, stride, false, block->k, stride, true, rows, keys, D, false);
-    attention_matmul(d_scores, keys, d_output, o_stride, false, block->v, stride, true, rows, keys, D, false);
-    for (int row = 0; row < rows; row++) {
-        int begin, end;
-        size_t offset = (size_t)row * (size_t)keys;
-        attention_visible(head, block, row, &begin, &end);
-        attention_softmax_backward(scores + offset, d_scores + offset, head->logsumexp[block->first + row],
-                                   begin, end, keys);
-    }
-    attention_matmul(d_v, d_stride, scores, keys, true, d_output, o_stride, false, keys, D, rows, true);
-    attention_matmul(d_q, d_stride, d_scores, keys, false, block->k, stride, false, rows, D, keys, false);
-    attention_matmul(d_k, d_stride, d_scores, keys, true, block->q, stride, false, keys, D, rows, true);
-}
-
 static inline void attention_backward_task(void *context, int task, int thread) {
     const Attention *work = (const Attention *)context;
     AttentionHead head = attention_head(work, task, thread);
-    size_t T = (size_t)head.T, D = (size_t)head.D, stride = (size_t)head.d_qkv_stride;
-    for (size_t t = 0; t < T; t++) { // several blocks of queries add to the same keys and values
-        memset(head.d_qkv + t * stride + head.d_qkv_part, 0, D * sizeof(float));
-        memset(head.d_qkv + t * stride + 2 * (size_t)head.d_qkv_part, 0, D * sizeof(float));
+    int T = head.T, D = head.D, stride = head.qkv_stride, d_stride = head.d_qkv_stride,
+        d_part = head.d_qkv_part, o_stride = head.output_stride;
+    float *scores = head.scores, *d_scores = scores + ATTENTION_ROWS * (size_t)T;
+    for (int t = 0; t < T; t++) { // several blocks of queries add to the same keys and values
+        float *d_q = head.d_qkv + (size_t)t * (size_t)d_stride;
+        memset(d_q + d_part, 0, (size_t)D * sizeof(float));
+        memset(d_q + 2 * d_part, 0, (size_t)D * sizeof(float));
     }
-    for (int first = 0; first < head.T; first += ATTENTION_ROWS) {
+    for (int first = 0; first < T; first += ATTENTION_ROWS) {
         AttentionBlock block = attention_block(&head, first);
-        attention_backward_block(&head, &block);
+        int keys = block.key_count, rows = block.rows;
+        const float *d_output = head.d_output + (size_t)first * (size_t)o_stride;
+        float *d_q = head.d_qkv + (size_t)first * (size_t)d_stride,
+              *d_k = head.d_qkv + (size_t)block.keys * (size_t)d_stride + d_part, *d_v = d_k + d_part;
+        attention_matmul(scores, keys, block.q, stride, false, block.k, stride, true, rows, keys, D, false);
+        attention_matmul(d_scores, keys, d_output, o_stride, false, block.v, stride, true, rows, keys, D,
+                         false);
+        for (int row = 0; row < rows; row++) {
+            int begin, end;
+            size_t offset = (size_t)row * (size_t)keys;
+            attention_visible(&head, &block, row, &begin, &end);
+            attention_softmax_backward(scores + offset, d_scores + offset, head.logsumexp[first + row], begin,
+                                       end, keys);
+        }
+        attention_matmul(d_v, d_stride, scores, keys, true, d_output, o_stride, false, keys, D, rows, true);
+        attention_matmul(d_q, d_stride, d_scores, keys, false, block.k, stride, false, rows, D, keys, false);
+        attention_matmul(d_k, d_stride, d_scores, keys, true, block.q, stride, false, keys, D, rows, true);
     }
     for (int part = 0; part < 3 && work->precision == PRECISION_BF16; part++) {
         size_t place =
             attention_place(work, task, work->d_qkv_stride) + (size_t)part * (size_t)work->channels;
-        attention_narrow(real_at(work->d_qkv, place, PRECISION_BF16), work->d_qkv_stride,
-                         head.d_qkv + (size_t)part * D, head.d_qkv_stride, head.T, head.D);
+        attention_copy(real_at(work->d_qkv, place, PRECISION_BF16), work->d_qkv_stride, PRECISION_BF16,
+                       as_reals(head.d_qkv + part * D), d_stride, PRECISION_FP32, T, D);
     }
 }
 
-static inline void cpu_attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *workspace,
-                                          const Real *d_output, const Real *qkv, const float *logsumexp,
-                                          int B, int T, int C, int heads, int window) {
-    Attention work = {.logsumexp = (float *)logsumexp,
-                      .qkv = qkv,
-                      .d_qkv = d_qkv,
-                      .d_output = d_output,
-                      .workspace = workspace,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .heads = heads,
-                      .d_qkv_stride = d_qkv_stride,
-                      .window = window,
-                      .precision = stream->precision};
-    thread_pool_run(stream->pool, B * heads, attention_backward_task, &work);
+static inline void cpu_attention(Stream *stream, const Attention *work) {
+    thread_pool_run(stream->pool, work->B * work->heads,
+                    work->d_qkv == NULL ? attention_forward_task : attention_backward_task, (void *)work);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -331,7 +296,7 @@ static inline void attention_decode_task(void *context, int task, int thread) {
     (void)thread;
     const AttentionDecode *work = (const AttentionDecode *)context;
     int C = work->channels, D = C / work->heads, last = work->position;
-    int first = work->window > 0 && last - work->window + 1 > 0 ? last - work->window + 1 : 0;
+    int first = attention_oldest_key(last, work->window);
     size_t head = (size_t)task * (size_t)D;
     float *scores = work->scores + (size_t)task * (size_t)work->positions, *output = work->output + head;
     for (int j = first; j <= last; j++) {

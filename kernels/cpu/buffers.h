@@ -21,27 +21,37 @@
 enum { BUFFER_BLOCK = 32768 };
 
 typedef struct BufferWork {
-    float *out;       // (count) or NULL
+    Real *out;        // (count), in `precision`, or NULL
     float *in;        // (count)
     double *partials; // (buffer_blocks(count))
     size_t count;
     bool clear;
+    Precision precision;
 } BufferWork;
 
 static inline size_t buffer_blocks(size_t count) { return (count + BUFFER_BLOCK - 1) / BUFFER_BLOCK; }
 
-static inline void buffer_move_task(void *context, int task, int thread) {
-    (void)thread;
-    const BufferWork *work = (const BufferWork *)context;
-    size_t begin = (size_t)task * BUFFER_BLOCK, count = size_min(work->count - begin, BUFFER_BLOCK);
-    if (work->out != NULL) { memcpy(work->out + begin, work->in + begin, count * sizeof(float)); }
-    if (work->clear) { memset(work->in + begin, 0, count * sizeof(float)); }
+REAL_LOOP void buffer_move_block(const BufferWork *work, int block, Precision precision) {
+    size_t begin = (size_t)block * BUFFER_BLOCK, count = size_min(work->count - begin, BUFFER_BLOCK);
+    float *in = work->in + begin;
+    if (work->out != NULL && precision == PRECISION_FP32) {
+        memcpy((void *)real_at(work->out, begin, precision), in, count * sizeof *in);
+    } else if (work->out != NULL) {
+        for (size_t i = 0; i < count; i++) { real_store(work->out, begin + i, in[i], precision); }
+    }
+    if (work->clear) { memset(in, 0, count * sizeof *in); }
 }
 
-// out = in unless out is NULL; then in = 0 if `clear`.
+REAL_TASK(BufferWork, precision, buffer_move_block);
+
 static inline void cpu_buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
-    BufferWork work = {.out = out, .in = in, .count = count, .clear = clear};
-    thread_pool_run(stream->pool, (int)buffer_blocks(count), buffer_move_task, &work);
+    BufferWork work = {.out = as_reals(out), .in = in, .count = count, .clear = clear};
+    thread_pool_run(stream->pool, (int)buffer_blocks(count), buffer_move_block_task, &work);
+}
+
+static inline void cpu_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
+    BufferWork work = {.out = out, .in = (float *)in, .count = count, .precision = stream->precision};
+    thread_pool_run(stream->pool, (int)buffer_blocks(count), buffer_move_block_task, &work);
 }
 
 static inline void buffer_square_task(void *context, int task, int thread) {
@@ -63,30 +73,6 @@ static inline double cpu_buffer_sum_of_squares(Stream *stream, const float *in, 
     double sum = 0;
     for (size_t i = 0; i < buffer_blocks(count); i++) { sum += partials[i]; }
     return sum;
-}
-
-typedef struct RealsFromFloats {
-    Real *out;       // (count)
-    const float *in; // (count)
-    size_t count;
-    Precision precision;
-} RealsFromFloats;
-
-REAL_LOOP void reals_from_floats_block(const RealsFromFloats *work, size_t begin, size_t end,
-                                       Precision precision) {
-    for (size_t i = begin; i < end; i++) { real_store(work->out, i, work->in[i], precision); }
-}
-
-static inline void reals_from_floats_task(void *context, int task, int thread) {
-    (void)thread;
-    const RealsFromFloats *work = (const RealsFromFloats *)context;
-    size_t begin = (size_t)task * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, work->count);
-    REAL_CALL(work->precision, reals_from_floats_block, work, begin, end);
-}
-
-static inline void cpu_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
-    RealsFromFloats work = {.out = out, .in = in, .count = count, .precision = stream->precision};
-    thread_pool_run(stream->pool, (int)buffer_blocks(count), reals_from_floats_task, &work);
 }
 
 #endif

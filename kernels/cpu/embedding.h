@@ -25,77 +25,52 @@ typedef struct Embedding {
     Real *output;          // forward (B, T, C)
     const Real *wte, *wpe; // forward (V, C), (positions, C)
     float *d_wte, *d_wpe;  // backward
+    float *partials;       // backward on a GPU (embedding_partials_floats)
     const Real *d_output;  // backward (B, T, C)
     const int32_t *tokens; // (B, T)
+    const int32_t *order;  // backward on a GPU (B, T): embedding_order
     int B, T, channels;
     Precision precision;
 } Embedding;
 
-REAL_LOOP void embedding_forward_row(const Embedding *work, int row, Precision precision) {
+REAL_LOOP void embedding_forward_rows(const Embedding *work, int block, Precision precision) {
     size_t C = (size_t)work->channels;
-    const Real *token = real_at_const(work->wte, (size_t)work->tokens[row] * C, precision),
-               *position = real_at_const(work->wpe, (size_t)(row % work->T) * C, precision);
-    Real *output = real_at(work->output, (size_t)row * C, precision);
-    for (size_t c = 0; c < C; c++) {
-        real_store(output, c, real_load(token, c, precision) + real_load(position, c, precision), precision);
-    }
-}
-
-static inline void embedding_forward_task(void *context, int task, int thread) {
-    (void)thread;
-    const Embedding *work = (const Embedding *)context;
     int rows = work->B * work->T;
-    for (int row = row_block_begin(task, rows); row < row_block_begin(task + 1, rows); row++) {
-        REAL_CALL(work->precision, embedding_forward_row, work, row);
+    for (int row = row_block_begin(block, rows); row < row_block_begin(block + 1, rows); row++) {
+        const Real *token = real_at_const(work->wte, (size_t)work->tokens[row] * C, precision),
+                   *position = real_at_const(work->wpe, (size_t)(row % work->T) * C, precision);
+        Real *output = real_at(work->output, (size_t)row * C, precision);
+        for (size_t c = 0; c < C; c++) {
+            float sum = real_load(token, c, precision) + real_load(position, c, precision);
+            real_store(output, c, sum, precision);
+        }
     }
 }
 
-static inline void cpu_embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe,
-                                         const int32_t *tokens, int B, int T, int C) {
-    Embedding work = {.output = output,
-                      .wte = wte,
-                      .wpe = wpe,
-                      .tokens = tokens,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .precision = stream->precision};
-    thread_pool_run(stream->pool, row_block_count(B * T), embedding_forward_task, &work);
+REAL_TASK(Embedding, precision, embedding_forward_rows);
+
+static inline void cpu_embedding_forward(Stream *stream, const Embedding *work) {
+    thread_pool_run(stream->pool, row_block_count(work->B * work->T), embedding_forward_rows_task,
+                    (void *)work);
 }
 
-// Columns [begin, end) of the gradient of a row.
-REAL_LOOP void embedding_backward_row(const Embedding *work, int row, size_t begin, size_t end,
-                                      Precision precision) {
-    size_t C = (size_t)work->channels;
-    float *token = work->d_wte + (size_t)work->tokens[row] * C,
-          *position = work->d_wpe + (size_t)(row % work->T) * C;
-    const Real *d_output = real_at_const(work->d_output, (size_t)row * C, precision);
-    for (size_t c = begin; c < end; c++) { token[c] += real_load(d_output, c, precision); }
-    for (size_t c = begin; c < end; c++) { position[c] += real_load(d_output, c, precision); }
-}
-
-static inline void embedding_backward_task(void *context, int task, int thread) {
-    (void)thread;
-    const Embedding *work = (const Embedding *)context;
-    size_t begin = (size_t)task * EMBEDDING_STRIP,
-           end = size_min(begin + EMBEDDING_STRIP, (size_t)work->channels);
+REAL_LOOP void embedding_backward_strip(const Embedding *work, int strip, Precision precision) {
+    size_t C = (size_t)work->channels, begin = (size_t)strip * EMBEDDING_STRIP,
+           end = size_min(begin + EMBEDDING_STRIP, C);
     for (int row = 0; row < work->B * work->T; row++) {
-        REAL_CALL(work->precision, embedding_backward_row, work, row, begin, end);
+        float *token = work->d_wte + (size_t)work->tokens[row] * C,
+              *position = work->d_wpe + (size_t)(row % work->T) * C;
+        const Real *d_output = real_at_const(work->d_output, (size_t)row * C, precision);
+        for (size_t c = begin; c < end; c++) { token[c] += real_load(d_output, c, precision); }
+        for (size_t c = begin; c < end; c++) { position[c] += real_load(d_output, c, precision); }
     }
 }
 
-static inline void cpu_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const Real *d_output,
-                                          const int32_t *tokens, int B, int T, int C) {
-    Embedding work = {.d_wte = d_wte,
-                      .d_wpe = d_wpe,
-                      .d_output = d_output,
-                      .tokens = tokens,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .precision = stream->precision};
-    thread_pool_run(stream->pool, (C + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP, embedding_backward_task,
-                    &work);
+REAL_TASK(Embedding, precision, embedding_backward_strip);
+
+static inline void cpu_embedding_backward(Stream *stream, const Embedding *work) {
+    thread_pool_run(stream->pool, (work->channels + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP,
+                    embedding_backward_strip_task, (void *)work);
 }
 
 // order (rows) = the indices of tokens (rows), sorted by token, equal tokens by index:

@@ -23,83 +23,60 @@
 
 typedef struct Gelu {
     Real *output;     // forward (rows, columns)
-    Real *derivative; // forward: in, the product without bias; out, the derivative. Backward: read
+    Real *saved;      // (rows, columns): in forward the product without bias; then the derivative
     Real *gradient;   // backward, rows gradient_stride apart: in, d_output; out, the gradient of the product
     const Real *bias; // (columns)
-    float *partials;  // backward (ROW_BLOCKS, columns)
+    float *d_bias;    // backward (columns)
+    float *partials;  // backward (row_partials_floats(columns))
     int rows, columns, gradient_stride;
     Precision precision;
 } Gelu;
 
-REAL_LOOP void gelu_forward_row(Real *__restrict__ output, Real *__restrict__ derivative,
-                                const Real *__restrict__ bias, size_t columns, Precision precision) {
+REAL_LOOP void gelu_forward_rows(const Gelu *work, int block, Precision precision) {
     const float twice_root = 1.59576912f; // 2 sqrt(2/pi)
+    size_t columns = (size_t)work->columns;
+    for (int row = row_block_begin(block, work->rows); row < row_block_begin(block + 1, work->rows); row++) {
+        Real *output = real_at(work->output, (size_t)row * columns, precision),
+             *saved = real_at(work->saved, (size_t)row * columns, precision);
+        const Real *bias = work->bias;
 #pragma omp simd
-    for (size_t c = 0; c < columns; c++) {
-        float x = real_load(derivative, c, precision) + real_load(bias, c, precision);
-        float complement, s = vector_logistic(twice_root * x * (1.0f + 0.044715f * x * x), &complement);
-        real_store(output, c, x * s, precision);
-        real_store(derivative, c, s + x * s * complement * twice_root * (1.0f + 0.134145f * x * x),
-                   precision);
+        for (size_t c = 0; c < columns; c++) {
+            float x = real_load(saved, c, precision) + real_load(bias, c, precision);
+            float complement, s = vector_logistic(twice_root * x * (1.0f + 0.044715f * x * x), &complement);
+            real_store(output, c, x * s, precision);
+            real_store(saved, c, s + x * s * complement * twice_root * (1.0f + 0.134145f * x * x), precision);
+        }
     }
 }
 
-static inline void gelu_forward_task(void *context, int task, int thread) {
-    (void)thread;
-    const Gelu *work = (const Gelu *)context;
-    for (int row = row_block_begin(task, work->rows); row < row_block_begin(task + 1, work->rows); row++) {
-        size_t columns = (size_t)work->columns, place = (size_t)row * columns;
-        Precision precision = work->precision;
-        REAL_CALL(precision, gelu_forward_row, real_at(work->output, place, precision),
-                  real_at(work->derivative, place, precision), work->bias, columns);
-    }
+REAL_TASK(Gelu, precision, gelu_forward_rows);
+
+static inline void cpu_gelu_forward(Stream *stream, const Gelu *work) {
+    thread_pool_run(stream->pool, row_block_count(work->rows), gelu_forward_rows_task, (void *)work);
 }
 
-static inline void cpu_gelu_forward(Stream *stream, Real *output, Real *derivative, const Real *bias,
-                                    int rows, int columns) {
-    Gelu work = {.output = output,
-                 .derivative = derivative,
-                 .bias = bias,
-                 .rows = rows,
-                 .columns = columns,
-                 .precision = stream->precision};
-    thread_pool_run(stream->pool, row_block_count(rows), gelu_forward_task, &work);
-}
-
-REAL_LOOP void gelu_backward_row(Real *__restrict__ gradient, float *__restrict__ sums,
-                                 const Real *__restrict__ derivative, size_t columns, Precision precision) {
+REAL_LOOP void gelu_backward_rows(const Gelu *work, int block, Precision precision) {
+    size_t columns = (size_t)work->columns, stride = (size_t)work->gradient_stride;
+    float *sums = work->partials + (size_t)block * columns;
+    memset(sums, 0, columns * sizeof *sums);
+    for (int row = row_block_begin(block, work->rows); row < row_block_begin(block + 1, work->rows); row++) {
+        Real *gradient = real_at(work->gradient, (size_t)row * stride, precision);
+        const Real *derivative = real_at_const(work->saved, (size_t)row * columns, precision);
 #pragma omp simd
-    for (size_t c = 0; c < columns; c++) {
-        float g = real_load(gradient, c, precision) * real_load(derivative, c, precision);
-        real_store(gradient, c, g, precision);
-        sums[c] += g;
+        for (size_t c = 0; c < columns; c++) {
+            float g = real_load(gradient, c, precision) * real_load(derivative, c, precision);
+            real_store(gradient, c, g, precision);
+            sums[c] += g;
+        }
     }
 }
 
-static inline void gelu_backward_task(void *context, int task, int thread) {
-    (void)thread;
-    const Gelu *work = (const Gelu *)context;
-    float *sums = work->partials + (size_t)task * (size_t)work->columns;
-    memset(sums, 0, (size_t)work->columns * sizeof *sums);
-    for (int row = row_block_begin(task, work->rows); row < row_block_begin(task + 1, work->rows); row++) {
-        size_t columns = (size_t)work->columns, place = (size_t)row * (size_t)work->gradient_stride;
-        Precision precision = work->precision;
-        REAL_CALL(precision, gelu_backward_row, real_at(work->gradient, place, precision), sums,
-                  real_at_const(work->derivative, (size_t)row * columns, precision), columns);
-    }
-}
+REAL_TASK(Gelu, precision, gelu_backward_rows);
 
-static inline void cpu_gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias,
-                                     float *partials, const Real *derivative, int rows, int columns) {
-    Gelu work = {.derivative = (Real *)derivative,
-                 .gradient = gradient,
-                 .partials = partials,
-                 .rows = rows,
-                 .columns = columns,
-                 .gradient_stride = gradient_stride,
-                 .precision = stream->precision};
-    thread_pool_run(stream->pool, row_block_count(rows), gelu_backward_task, &work);
-    column_sums_add(stream, d_bias, partials, row_block_count(rows), columns, columns);
+static inline void cpu_gelu_backward(Stream *stream, const Gelu *work) {
+    int blocks = row_block_count(work->rows);
+    thread_pool_run(stream->pool, blocks, gelu_backward_rows_task, (void *)work);
+    column_sums_add(stream, work->d_bias, work->partials, blocks, work->columns, work->columns);
 }
 
 #endif

@@ -41,48 +41,48 @@ typedef struct LayernormForward {
     Precision precision; // cpu_layernorm_forward sets it
 } LayernormForward;
 
-REAL_LOOP void layernorm_forward_row(const LayernormForward *work, int row, Precision precision) {
-    size_t C = (size_t)work->channels, place = (size_t)row * C;
-    Real *x = real_at(work->residual, place, precision), *output = real_at(work->output, place, precision);
-    const Real *weight = work->weight, *bias = work->bias;
-    if (work->branch != NULL) {
-        const Real *before = real_at_const(work->residual_before, place, precision),
-                   *branch = real_at_const(work->branch, place, precision), *branch_bias = work->branch_bias;
-        for (size_t c = 0; c < C; c++) {
-            float added = real_load(branch, c, precision) + real_load(branch_bias, c, precision);
-            real_store(x, c, real_load(before, c, precision) + added, precision);
+REAL_LOOP void layernorm_forward_rows(const LayernormForward *work, int block, Precision precision) {
+    size_t C = (size_t)work->channels;
+    for (int row = row_block_begin(block, work->rows); row < row_block_begin(block + 1, work->rows); row++) {
+        size_t place = (size_t)row * C;
+        Real *x = real_at(work->residual, place, precision),
+             *output = real_at(work->output, place, precision);
+        const Real *weight = work->weight, *bias = work->bias;
+        if (work->branch != NULL) {
+            const Real *before = real_at_const(work->residual_before, place, precision),
+                       *branch = real_at_const(work->branch, place, precision),
+                       *branch_bias = work->branch_bias;
+            for (size_t c = 0; c < C; c++) {
+                float added = real_load(branch, c, precision) + real_load(branch_bias, c, precision);
+                real_store(x, c, real_load(before, c, precision) + added, precision);
+            }
         }
-    }
-    float sum = 0.0f, squares = 0.0f;
+        float sum = 0.0f, squares = 0.0f;
 #pragma omp simd reduction(+ : sum)
-    for (size_t c = 0; c < C; c++) { sum += real_load(x, c, precision); }
-    float mean = sum / (float)C;
+        for (size_t c = 0; c < C; c++) { sum += real_load(x, c, precision); }
+        float mean = sum / (float)C;
 #pragma omp simd reduction(+ : squares)
-    for (size_t c = 0; c < C; c++) {
-        float distance = real_load(x, c, precision) - mean;
-        squares += distance * distance;
+        for (size_t c = 0; c < C; c++) {
+            float distance = real_load(x, c, precision) - mean;
+            squares += distance * distance;
+        }
+        float scale = 1.0f / sqrtf(squares / (float)C + work->epsilon);
+        for (size_t c = 0; c < C; c++) {
+            float n = (real_load(x, c, precision) - mean) * scale;
+            real_store(output, c, n * real_load(weight, c, precision) + real_load(bias, c, precision),
+                       precision);
+        }
+        work->statistics[2 * (size_t)row] = mean;
+        work->statistics[2 * (size_t)row + 1] = scale;
     }
-    float scale = 1.0f / sqrtf(squares / (float)C + work->epsilon);
-    for (size_t c = 0; c < C; c++) {
-        float n = (real_load(x, c, precision) - mean) * scale;
-        real_store(output, c, n * real_load(weight, c, precision) + real_load(bias, c, precision), precision);
-    }
-    work->statistics[2 * (size_t)row] = mean;
-    work->statistics[2 * (size_t)row + 1] = scale;
 }
 
-static inline void layernorm_forward_task(void *context, int task, int thread) {
-    (void)thread;
-    const LayernormForward *work = (const LayernormForward *)context;
-    for (int row = row_block_begin(task, work->rows); row < row_block_begin(task + 1, work->rows); row++) {
-        REAL_CALL(work->precision, layernorm_forward_row, work, row);
-    }
-}
+REAL_TASK(LayernormForward, precision, layernorm_forward_rows);
 
 static inline void cpu_layernorm_forward(Stream *stream, const LayernormForward *work) {
     LayernormForward here = *work;
     here.precision = stream->precision;
-    thread_pool_run(stream->pool, row_block_count(work->rows), layernorm_forward_task, &here);
+    thread_pool_run(stream->pool, row_block_count(work->rows), layernorm_forward_rows_task, &here);
 }
 
 typedef struct LayernormBackward {
@@ -98,54 +98,47 @@ typedef struct LayernormBackward {
     Precision precision; // cpu_layernorm_backward sets it
 } LayernormBackward;
 
-// Adds the row to the partial sums (3, C): d_weight, d_bias, d_branch_bias.
-REAL_LOOP void layernorm_backward_row(const LayernormBackward *work, int row, float *partials,
-                                      Precision precision) {
-    size_t C = (size_t)work->channels, place = (size_t)row * C;
-    const Real *x = real_at_const(work->residual, place, precision),
-               *d_output = real_at_const(work->d_output, place, precision), *weight = work->weight;
-    Real *d_residual = real_at(work->d_residual, place, precision);
-    float *d_weight = partials, *d_bias = partials + C, *d_branch = partials + 2 * C;
-    float mean = work->statistics[2 * (size_t)row], scale = work->statistics[2 * (size_t)row + 1];
-    float sum = 0.0f, product = 0.0f;
+REAL_LOOP void layernorm_backward_rows(const LayernormBackward *work, int block, Precision precision) {
+    size_t C = (size_t)work->channels;
+    float *d_weight = work->partials + (size_t)block * 3 * C, *d_bias = d_weight + C, *d_branch = d_bias + C;
+    memset(d_weight, 0, 3 * C * sizeof *d_weight);
+    for (int row = row_block_begin(block, work->rows); row < row_block_begin(block + 1, work->rows); row++) {
+        size_t place = (size_t)row * C;
+        const Real *x = real_at_const(work->residual, place, precision),
+                   *d_output = real_at_const(work->d_output, place, precision), *weight = work->weight;
+        Real *d_residual = real_at(work->d_residual, place, precision);
+        float mean = work->statistics[2 * (size_t)row], scale = work->statistics[2 * (size_t)row + 1];
+        float sum = 0.0f, product = 0.0f;
 #pragma omp simd reduction(+ : sum, product)
-    for (size_t c = 0; c < C; c++) {
-        float d = real_load(d_output, c, precision), n = (real_load(x, c, precision) - mean) * scale,
-              g = d * real_load(weight, c, precision);
-        sum += g;
-        product += g * n;
-        d_weight[c] += d * n;
-        d_bias[c] += d;
-    }
-    sum /= (float)C;
-    product /= (float)C;
-    if (!work->accumulate) { memset((void *)d_residual, 0, C * precision_bytes(precision)); }
+        for (size_t c = 0; c < C; c++) {
+            float d = real_load(d_output, c, precision), n = (real_load(x, c, precision) - mean) * scale,
+                  g = d * real_load(weight, c, precision);
+            sum += g;
+            product += g * n;
+            d_weight[c] += d * n;
+            d_bias[c] += d;
+        }
+        sum /= (float)C;
+        product /= (float)C;
+        if (!work->accumulate) { memset((void *)d_residual, 0, C * precision_bytes(precision)); }
 #pragma omp simd
-    for (size_t c = 0; c < C; c++) {
-        float n = (real_load(x, c, precision) - mean) * scale,
-              g = real_load(d_output, c, precision) * real_load(weight, c, precision);
-        float total = real_load(d_residual, c, precision) + scale * (g - sum - n * product);
-        real_store(d_residual, c, total, precision);
-        d_branch[c] += total;
+        for (size_t c = 0; c < C; c++) {
+            float n = (real_load(x, c, precision) - mean) * scale,
+                  g = real_load(d_output, c, precision) * real_load(weight, c, precision);
+            float total = real_load(d_residual, c, precision) + scale * (g - sum - n * product);
+            real_store(d_residual, c, total, precision);
+            d_branch[c] += total;
+        }
     }
 }
 
-static inline void layernorm_backward_task(void *context, int task, int thread) {
-    (void)thread;
-    const LayernormBackward *work = (const LayernormBackward *)context;
-    size_t width = 3 * (size_t)work->channels;
-    float *partials = work->partials + (size_t)task * width;
-    memset(partials, 0, width * sizeof *partials);
-    for (int row = row_block_begin(task, work->rows); row < row_block_begin(task + 1, work->rows); row++) {
-        REAL_CALL(work->precision, layernorm_backward_row, work, row, partials);
-    }
-}
+REAL_TASK(LayernormBackward, precision, layernorm_backward_rows);
 
 static inline void cpu_layernorm_backward(Stream *stream, const LayernormBackward *work) {
     int blocks = row_block_count(work->rows), C = work->channels;
     LayernormBackward here = *work;
     here.precision = stream->precision;
-    thread_pool_run(stream->pool, blocks, layernorm_backward_task, &here);
+    thread_pool_run(stream->pool, blocks, layernorm_backward_rows_task, &here);
     column_sums_add(stream, work->d_weight, work->partials, blocks, 3 * C, C);
     column_sums_add(stream, work->d_bias, work->partials + C, blocks, 3 * C, C);
     if (work->d_branch_bias != NULL) {

@@ -253,7 +253,7 @@ static inline void matmul_tile_task(void *context, int task, int thread) {
 }
 
 // One product on the stream's pool, one tile per task.
-static inline void matmul(Stream *stream, const Matmul *work) {
+static inline void cpu_matmul(Stream *stream, const Matmul *work) {
     MatmulTiles tiles;
     tiles.whole = work;
     matmul_choose_tile(work->M, work->N, &tiles.tile_M, &tiles.tile_N);
@@ -282,41 +282,6 @@ static inline Matmul matmul_describe(Precision precision, Real *result, int resu
                    .result_stride = result_stride,
                    .accumulate = accumulate};
     return work;
-}
-
-// output = input weight^T
-static inline void cpu_matmul_forward(Stream *stream, Real *output, int output_stride, const Real *input,
-                                      const Real *weight, int rows, int inputs, int outputs) {
-    Matmul work = matmul_describe(stream->precision, output, output_stride, input, inputs, false, weight,
-                                  inputs, true, rows, outputs, inputs, false);
-    matmul(stream, &work);
-}
-
-// d_input = d_output weight
-static inline void cpu_matmul_backward_input(Stream *stream, Real *d_input, int d_input_stride,
-                                             const Real *d_output, int d_output_stride, const Real *weight,
-                                             int rows, int inputs, int outputs) {
-    Matmul work = matmul_describe(stream->precision, d_input, d_input_stride, d_output, d_output_stride,
-                                  false, weight, inputs, false, rows, inputs, outputs, false);
-    matmul(stream, &work);
-}
-
-// d_weight += d_output^T input
-static inline void cpu_matmul_backward_weight(Stream *stream, float *d_weight, const Real *d_output,
-                                              int d_output_stride, const Real *input, int rows, int inputs,
-                                              int outputs) {
-    Matmul work = matmul_describe(stream->precision, as_reals(d_weight), inputs, d_output, d_output_stride,
-                                  true, input, inputs, false, outputs, inputs, rows, true);
-    matmul(stream, &work);
-}
-
-// result (M, N) = a (M, K) b (K, N), each dense; a transposed operand is stored as (K, M) or
-// (N, K).
-static inline void cpu_matmul_product(Stream *stream, Real *result, const Real *a, bool a_transposed,
-                                      const Real *b, bool b_transposed, int M, int N, int K) {
-    Matmul work = matmul_describe(stream->precision, result, N, a, a_transposed ? M : K, a_transposed, b,
-                                  b_transposed ? K : N, b_transposed, M, N, K, false);
-    matmul(stream, &work);
 }
 
 // Whether the library computes products of bf16 on this processor; otherwise our own loops do.

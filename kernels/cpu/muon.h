@@ -37,11 +37,13 @@ typedef struct MuonRange {
     size_t count;
     size_t flat; // place of the first element in the flat parameter vector
     Precision moments;
-    MomentKey key; // of this step, where the momentum is bf16
+    Precision precision; // of X: the stream's
+    MomentKey key;       // of this step, where the momentum is bf16
     float mu, one_minus_mu;
     float divisor, scale; // of the gradient
     float decay_factor;   // 1 - learning rate * weight decay
     float step;           // the learning rate times the scale of the matrix
+    float factor;         // 1 / norm; cpu_muon_direction sets it
     bool commit;          // else an estimate, which writes X and `out` only
 } MuonRange;
 
@@ -52,39 +54,29 @@ REAL_LOOP float muon_element(const MuonRange *range, size_t i, float *moved, Pre
     return range->one_minus_mu * g + range->mu * *moved;
 }
 
-REAL_LOOP double muon_squares(const MuonRange *range, size_t begin, size_t end, Precision moments) {
+REAL_LOOP void muon_norm_block(const MuonRange *range, int block, Precision moments) {
+    size_t begin = (size_t)block * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, range->count);
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (size_t i = begin; i < end; i++) {
         float moved, x = muon_element(range, i, &moved, moments);
         sum += (double)x * (double)x;
     }
-    return sum;
+    range->partials[block] = sum;
 }
 
-static inline void muon_norm_task(void *context, int task, int thread) {
-    (void)thread;
-    const MuonRange *range = (const MuonRange *)context;
-    size_t begin = (size_t)task * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, range->count);
-    range->partials[task] = REAL_CALL(range->moments, muon_squares, range, begin, end);
-}
+REAL_TASK(MuonRange, moments, muon_norm_block);
 
 static inline void cpu_muon_norm(Stream *stream, const MuonRange *range) {
-    thread_pool_run(stream->pool, (int)buffer_blocks(range->count), muon_norm_task, (void *)range);
+    thread_pool_run(stream->pool, (int)buffer_blocks(range->count), muon_norm_block_task, (void *)range);
 }
 
-typedef struct MuonWork {
-    const MuonRange *range;
-    Precision precision; // of X
-    float factor;        // 1 / norm
-} MuonWork;
-
-REAL_LOOP void muon_direction_elements(const MuonWork *work, size_t begin, size_t end, Precision precision,
+REAL_LOOP void muon_direction_elements(const MuonRange *range, int block, Precision precision,
                                        Precision moments) {
-    const MuonRange *range = work->range;
+    size_t begin = (size_t)block * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, range->count);
     for (size_t i = begin; i < end; i++) {
         float moved, x = muon_element(range, i, &moved, moments);
-        real_store(range->direction, i, x * work->factor, precision);
+        real_store(range->direction, i, x * range->factor, precision);
         if (range->commit) {
             bool rounds = moments == PRECISION_BF16;
             moved = rounds ? moment_round(moved, moment_noise(range->key, range->flat + i)) : moved;
@@ -93,30 +85,26 @@ REAL_LOOP void muon_direction_elements(const MuonWork *work, size_t begin, size_
     }
 }
 
-REAL_LOOP void muon_direction_block(const MuonWork *work, size_t begin, size_t end, Precision precision) {
-    REAL_CALL(work->range->moments, muon_direction_elements, work, begin, end, precision);
+REAL_LOOP void muon_direction_block(const MuonRange *range, int block, Precision precision) {
+    REAL_CALL(range->moments, muon_direction_elements, range, block, precision);
 }
 
-static inline void muon_direction_task(void *context, int task, int thread) {
-    (void)thread;
-    const MuonWork *work = (const MuonWork *)context;
-    size_t begin = (size_t)task * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, work->range->count);
-    REAL_CALL(work->precision, muon_direction_block, work, begin, end);
-}
+REAL_TASK(MuonRange, precision, muon_direction_block);
 
 static inline void cpu_muon_direction(Stream *stream, const MuonRange *range) {
     size_t blocks = buffer_blocks(range->count);
     double sum = 0;
     for (size_t i = 0; i < blocks; i++) { sum += range->partials[i]; }
-    MuonWork work = {
-        .range = range, .precision = stream->precision, .factor = (float)(1 / fmax(sqrt(sum), MUON_LEAST))};
-    thread_pool_run(stream->pool, (int)blocks, muon_direction_task, &work);
+    MuonRange here = *range;
+    here.factor = (float)(1 / fmax(sqrt(sum), MUON_LEAST));
+    thread_pool_run(stream->pool, (int)blocks, muon_direction_block_task, &here);
 }
 
 typedef struct MuonPolynomial {
     Real *polynomial;   // (side, side): A A, then P
     const Real *square; // (side, side): A
     int side;
+    Precision precision;
 } MuonPolynomial;
 
 REAL_LOOP void muon_polynomial_row(const MuonPolynomial *work, int row, Precision precision) {
@@ -128,23 +116,16 @@ REAL_LOOP void muon_polynomial_row(const MuonPolynomial *work, int row, Precisio
     }
 }
 
-static inline void muon_polynomial_fp32(void *context, int task, int thread) {
-    (void)thread;
-    muon_polynomial_row((const MuonPolynomial *)context, task, PRECISION_FP32);
-}
-
-static inline void muon_polynomial_bf16(void *context, int task, int thread) {
-    (void)thread;
-    muon_polynomial_row((const MuonPolynomial *)context, task, PRECISION_BF16);
-}
+REAL_TASK(MuonPolynomial, precision, muon_polynomial_row);
 
 static inline void cpu_muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side) {
-    MuonPolynomial work = {.polynomial = polynomial, .square = square, .side = side};
-    thread_pool_run(stream->pool, side,
-                    stream->precision == PRECISION_FP32 ? muon_polynomial_fp32 : muon_polynomial_bf16, &work);
+    MuonPolynomial work = {
+        .polynomial = polynomial, .square = square, .side = side, .precision = stream->precision};
+    thread_pool_run(stream->pool, side, muon_polynomial_row_task, &work);
 }
 
-REAL_LOOP void muon_apply_block(const MuonRange *range, size_t begin, size_t end, Precision precision) {
+REAL_LOOP void muon_apply_block(const MuonRange *range, int block, Precision precision) {
+    size_t begin = (size_t)block * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, range->count);
 #pragma omp simd
     for (size_t i = begin; i < end; i++) {
         float theta =
@@ -154,16 +135,10 @@ REAL_LOOP void muon_apply_block(const MuonRange *range, size_t begin, size_t end
     }
 }
 
-static inline void muon_apply_task(void *context, int task, int thread) {
-    (void)thread;
-    const MuonWork *work = (const MuonWork *)context;
-    size_t begin = (size_t)task * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, work->range->count);
-    REAL_CALL(work->precision, muon_apply_block, work->range, begin, end);
-}
+REAL_TASK(MuonRange, precision, muon_apply_block);
 
 static inline void cpu_muon_apply(Stream *stream, const MuonRange *range) {
-    MuonWork work = {.range = range, .precision = stream->precision};
-    thread_pool_run(stream->pool, (int)buffer_blocks(range->count), muon_apply_task, &work);
+    thread_pool_run(stream->pool, (int)buffer_blocks(range->count), muon_apply_block_task, (void *)range);
 }
 
 #endif

@@ -40,7 +40,6 @@ typedef struct MomentumStep {
     bool received;     // there is a sum; false only at the end of the first round
 } MomentumStep;
 
-// pseudo_gradient = outer - local
 OUTER_FUNCTION void cpu_outer_pseudo_gradient(float *pseudo_gradient, const float *outer, const float *local,
                                               size_t count) {
 #pragma omp simd

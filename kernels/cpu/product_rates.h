@@ -15,7 +15,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/matmul.h"
+#include "kernels/kernels.h"
 #include "runtime/numbers.h"
 #include "runtime/random.h"
 
@@ -36,14 +36,8 @@ static inline Precision product_rates_faster(const ProductRates *rates) {
     return faster ? PRECISION_BF16 : PRECISION_FP32;
 }
 
-// The arrays of a linear layer, in one format.
-typedef struct ProductLayer {
-    Real *input;     // (rows, inputs)
-    Real *weight;    // (outputs, inputs)
-    Real *output;    // (rows, outputs)
-    Real *d_input;   // (rows, inputs)
-    float *d_weight; // (outputs, inputs)
-} ProductLayer;
+// The arrays of a linear layer, in one format; d_weight is fp32.
+enum { LAYER_INPUT, LAYER_WEIGHT, LAYER_OUTPUT, LAYER_D_INPUT, LAYER_D_WEIGHT, LAYER_ARRAYS };
 
 static inline Real *product_layer_values(size_t count, Precision precision, uint64_t seed) {
     Real *values = (Real *)malloc(count * precision_bytes(precision));
@@ -60,7 +54,7 @@ static inline Real *product_layer_values(size_t count, Precision precision, uint
 static inline ProductRates product_rates_measure(int threads, const bool wanted[2], int rows, int inputs,
                                                  int outputs, double seconds) {
     ProductRates rates = {{0, 0}};
-    ProductLayer layers[2];
+    Real *layers[2][LAYER_ARRAYS];
     double times[2][PRODUCT_RATES_ROUNDS];
     int rounds = 0;
     Stream stream;
@@ -72,39 +66,32 @@ static inline ProductRates product_rates_measure(int threads, const bool wanted[
     if (rows > PRODUCT_RATES_ROWS) { rows = PRODUCT_RATES_ROWS; }
     size_t in = (size_t)rows * (size_t)inputs, out = (size_t)rows * (size_t)outputs,
            weight = (size_t)outputs * (size_t)inputs;
-    for (int format = 0; format < 2; format++) {
-        ProductLayer *layer = &layers[format];
+    const size_t counts[LAYER_ARRAYS] = {in, weight, out, in, weight};
+    for (int i = 0; i < 2 * LAYER_ARRAYS; i++) {
+        int format = i / LAYER_ARRAYS, array = i % LAYER_ARRAYS;
         if (!has[format]) { continue; }
-        layer->input = product_layer_values(in, (Precision)format, 1);
-        layer->weight = product_layer_values(weight, (Precision)format, 2);
-        layer->output = product_layer_values(out, (Precision)format, 3);
-        layer->d_input = product_layer_values(in, (Precision)format, 4);
-        layer->d_weight = (float *)calloc(weight, sizeof(float));
-        made = made && layer->input != NULL && layer->weight != NULL && layer->output != NULL &&
-               layer->d_input != NULL && layer->d_weight != NULL;
+        Precision precision = array == LAYER_D_WEIGHT ? PRECISION_FP32 : (Precision)format;
+        layers[format][array] = product_layer_values(counts[array], precision, (uint64_t)array + 1);
+        made = made && layers[format][array] != NULL;
     }
     double end = clock_seconds() + seconds;
     for (; made && rounds < PRODUCT_RATES_ROUNDS && (rounds == 0 || clock_seconds() < end); rounds++) {
         for (int format = 0; format < 2; format++) {
-            const ProductLayer *l = &layers[format];
+            Real *const *l = layers[format];
             double began = clock_seconds();
             if (!has[format]) { continue; }
             stream.precision = (Precision)format;
-            cpu_matmul_forward(&stream, l->output, outputs, l->input, l->weight, rows, inputs, outputs);
-            cpu_matmul_backward_input(&stream, l->d_input, inputs, l->output, outputs, l->weight, rows,
-                                      inputs, outputs);
-            cpu_matmul_backward_weight(&stream, l->d_weight, l->output, outputs, l->input, rows, inputs,
-                                       outputs);
+            matmul_forward(&stream, l[LAYER_OUTPUT], outputs, l[LAYER_INPUT], l[LAYER_WEIGHT], rows, inputs,
+                           outputs);
+            matmul_backward_input(&stream, l[LAYER_D_INPUT], inputs, l[LAYER_OUTPUT], outputs,
+                                  l[LAYER_WEIGHT], rows, inputs, outputs);
+            matmul_backward_weight(&stream, real_floats(l[LAYER_D_WEIGHT]), l[LAYER_OUTPUT], outputs,
+                                   l[LAYER_INPUT], rows, inputs, outputs);
             times[format][rounds] = clock_seconds() - began;
         }
     }
     for (int format = 0; format < 2; format++) {
-        ProductLayer *layer = &layers[format];
-        free(layer->input);
-        free(layer->weight);
-        free(layer->output);
-        free(layer->d_input);
-        free(layer->d_weight);
+        for (int array = 0; array < LAYER_ARRAYS; array++) { free(layers[format][array]); }
         if (rounds == 0 || !has[format]) { continue; }
         rates.gflops[format] =
             6e-9 * rows * inputs * outputs / fmax(median_of(times[format], (size_t)rounds), 1e-9);

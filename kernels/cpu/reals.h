@@ -12,6 +12,8 @@
 //
 // So the compiler makes a loop for each format and vectorises it, and in fp32 it is a loop
 // over floats. Arithmetic is fp32; what is stored as bf16 is rounded to nearest even.
+//
+// REAL_TASK makes such a loop a task of a thread pool.
 #ifndef ACCO_KERNELS_CPU_REALS_H
 #define ACCO_KERNELS_CPU_REALS_H
 
@@ -22,6 +24,15 @@
 #define REAL_CALL(precision, function, ...) \
     ((precision) == PRECISION_FP32 ? function(__VA_ARGS__, PRECISION_FP32) \
                                    : function(__VA_ARGS__, PRECISION_BF16))
+
+// Defines LOOP_task(context, task, thread), which calls LOOP(work, task, precision):
+// context is a Work, whose member `format` is the precision.
+#define REAL_TASK(Work, format, loop) \
+    static inline void loop##_task(void *context, int task, int thread) { \
+        const Work *work = (const Work *)context; \
+        (void)thread; \
+        REAL_CALL(work->format, loop, work, task); \
+    }
 
 REAL_LOOP float real_load(const Real *base, size_t i, Precision precision) {
     return precision == PRECISION_FP32 ? ((const float *)(const void *)base)[i]

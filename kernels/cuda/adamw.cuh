@@ -47,20 +47,11 @@ template <typename M> static __global__ void adamw_kernel(AdamWRange range, bool
     quad_store(range.out, master, quad);
 }
 
-template <typename M> static inline void adamw_launch(Stream *stream, const AdamWRange &range) {
-    bool wide = quad_fits(range.out, range.master, range.gradient) &&
-                quad_fits(reals<M>(range.first_moment), reals<M>(range.second_moment));
-    quad_launch(stream, adamw_kernel<M>, range.count, range, wide);
-}
-
-// As cpu_adamw, with device pointers in the range.
-static inline void cuda_adamw(Stream *stream, const AdamWRange *range) {
+template <typename M> static inline void cuda_adamw(Stream *stream, const AdamWRange *range) {
     assert(range->commit || range->out != range->master);
-    if (range->moments == PRECISION_BF16) {
-        adamw_launch<__nv_bfloat16>(stream, *range);
-    } else {
-        adamw_launch<float>(stream, *range);
-    }
+    bool wide = quad_fits(range->out, range->master, range->gradient) &&
+                quad_fits(reals<M>(range->first_moment), reals<M>(range->second_moment));
+    quad_launch(stream, adamw_kernel<M>, range->count, *range, wide);
 }
 
 #endif

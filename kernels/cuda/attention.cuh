@@ -36,6 +36,7 @@
 #include <assert.h>
 #include <math.h>
 
+#include "kernels/cpu/attention.h"
 #include "kernels/cuda/language.cuh"
 
 enum {
@@ -49,12 +50,6 @@ enum {
 
 static constexpr float CUDA_ATTENTION_LOG2E = 1.44269504f;
 
-// The problem, as kernels see it.
-struct CudaAttention {
-    int T, C, heads;
-    int window; // keys that a query sees, its own included; 0: all up to its own
-};
-
 // The sample and the head on which a block works.
 struct CudaAttentionPlace {
     size_t row;    // the sample's first, in (B T, ...)
@@ -62,31 +57,26 @@ struct CudaAttentionPlace {
     size_t head;   // in (B, H)
 };
 
-static __device__ __forceinline__ CudaAttentionPlace cuda_attention_place(const CudaAttention &shape) {
+DEVICE CudaAttentionPlace cuda_attention_place(const Attention &work) {
     CudaAttentionPlace place;
-    place.row = (size_t)blockIdx.z * (size_t)shape.T;
-    place.column = (size_t)blockIdx.y * (size_t)(shape.C / shape.heads);
-    place.head = (size_t)blockIdx.z * (size_t)shape.heads + blockIdx.y;
+    place.row = (size_t)blockIdx.z * (size_t)work.T;
+    place.column = (size_t)blockIdx.y * (size_t)(work.channels / work.heads);
+    place.head = (size_t)blockIdx.z * (size_t)work.heads + blockIdx.y;
     return place;
 }
 
 // ---------------------------------------------------------------------------------------
 // The band of the (query, key) plane: query i sees the keys j with i - window < j <= i
 
-static __device__ __forceinline__ int cuda_attention_oldest_key(int query, int window) {
-    return window > 0 && query - window + 1 > 0 ? query - window + 1 : 0;
-}
-
 // One more than the last query that sees the key.
-static __device__ __forceinline__ int cuda_attention_end_query(int key, int window, int T) {
+DEVICE int cuda_attention_end_query(int key, int window, int T) {
     return window > 0 && key + window < T ? key + window : T;
 }
 
 enum CudaAttentionBand { CUDA_ATTENTION_OUTSIDE, CUDA_ATTENTION_EDGE, CUDA_ATTENTION_INSIDE };
 
 // Whether none, some or all pairs of a rectangle of queries and keys are in the band.
-static __device__ __forceinline__ CudaAttentionBand cuda_attention_band(int query, int queries, int key,
-                                                                        int keys, int window) {
+DEVICE CudaAttentionBand cuda_attention_band(int query, int queries, int key, int keys, int window) {
     int last_query = query + queries - 1, last_key = key + keys - 1;
     if (key > last_query || (window > 0 && last_key <= query - window)) { return CUDA_ATTENTION_OUTSIDE; }
     return last_key <= query && (window == 0 || key > last_query - window) ? CUDA_ATTENTION_INSIDE
@@ -96,8 +86,7 @@ static __device__ __forceinline__ CudaAttentionBand cuda_attention_band(int quer
 // Sets 16 rows of scores to -infinity outside the band. Rows are queries and columns are
 // keys; TRANSPOSED: the other way round.
 template <int N, bool TRANSPOSED>
-static __device__ __forceinline__ void cuda_attention_mask(float scores[N / 8][4], int first_row,
-                                                           int first_column, int window) {
+DEVICE void cuda_attention_mask(float scores[N / 8][4], int first_row, int first_column, int window) {
     int row = first_row + lane_index() / 4, column = first_column + lane_index() % 4 * 2;
     UNROLL
     for (int n = 0; n < N / 8; n++) {
@@ -131,8 +120,8 @@ static __host__ __device__ constexpr int cuda_attention_own_rows(int own) {
 // Starts to copy rows [first, first + ROWS) of a head, `stride` apart, to `tile`; rows
 // from T on become 0. Called by the whole block.
 template <int D, int ROWS>
-static __device__ __forceinline__ void cuda_attention_copy(__nv_bfloat16 *tile, const __nv_bfloat16 *head,
-                                                           unsigned stride, int first, int T) {
+DEVICE void cuda_attention_copy(__nv_bfloat16 *tile, const __nv_bfloat16 *head, unsigned stride, int first,
+                                int T) {
     enum { PIECES = D / 8 };
     UNROLL
     for (int k = 0; k < ROWS * PIECES / CUDA_ATTENTION_THREADS; k++) {
@@ -145,9 +134,7 @@ static __device__ __forceinline__ void cuda_attention_copy(__nv_bfloat16 *tile, 
 }
 
 // Loads 16 rows of a tile as the left operand of a product.
-template <int D>
-static __device__ __forceinline__ void cuda_attention_left(uint32_t left[D / 16][4],
-                                                           const __nv_bfloat16 *rows) {
+template <int D> DEVICE void cuda_attention_left(uint32_t left[D / 16][4], const __nv_bfloat16 *rows) {
     const __nv_bfloat16 *place = rows + lane_index() % 16 * cuda_attention_stride<D> + lane_index() / 16 * 8;
     UNROLL
     for (int k = 0; k < D / 16; k++) { matrix_load_x4<false>(left[k], place + k * 16); }
@@ -155,9 +142,8 @@ static __device__ __forceinline__ void cuda_attention_left(uint32_t left[D / 16]
 
 // scores (16 M, N) = left (16 M, D) times N rows of a tile, transposed.
 template <int D, int M, int N>
-static __device__ __forceinline__ void cuda_attention_scores(float scores[M][N / 8][4],
-                                                             const uint32_t left[M][D / 16][4],
-                                                             const __nv_bfloat16 *rows) {
+DEVICE void cuda_attention_scores(float scores[M][N / 8][4], const uint32_t left[M][D / 16][4],
+                                  const __nv_bfloat16 *rows) {
     int lane = lane_index();
     const __nv_bfloat16 *place =
         rows + (lane / 16 * 8 + lane % 8) * cuda_attention_stride<D> + lane / 8 % 2 * 8;
@@ -181,8 +167,8 @@ static __device__ __forceinline__ void cuda_attention_scores(float scores[M][N /
 // sums (16 M, D) += weights (16 M, N) times N rows of a tile. The weights, probabilities
 // or ds, are rounded to bf16.
 template <int D, int M, int N>
-static __device__ __forceinline__ void
-cuda_attention_collect(float sums[M][D / 8][4], const float weights[M][N / 8][4], const __nv_bfloat16 *rows) {
+DEVICE void cuda_attention_collect(float sums[M][D / 8][4], const float weights[M][N / 8][4],
+                                   const __nv_bfloat16 *rows) {
     const __nv_bfloat16 *place = rows + lane_index() % 16 * cuda_attention_stride<D> + lane_index() / 16 * 8;
     UNROLL
     for (int k = 0; k < N / 16; k++) {
@@ -208,17 +194,12 @@ cuda_attention_collect(float sums[M][D / 8][4], const float weights[M][N / 8][4]
     }
 }
 
-struct __align__(4) CudaAttentionPair {
-    __nv_bfloat16 low, high;
-};
-
 // Writes 16 rows of sums, each times its factor, as rows [first, first + 16) of the head,
 // except those from T on. They pass through `rows`, 16 rows of a tile that belong to this
 // warp and are no longer needed, so that global memory is written 16 bytes at a time.
 template <int D>
-static __device__ __forceinline__ void cuda_attention_store(__nv_bfloat16 *head, size_t stride, int first,
-                                                            int T, const float sums[D / 8][4],
-                                                            const float factors[2], __nv_bfloat16 *rows) {
+DEVICE void cuda_attention_store(__nv_bfloat16 *head, size_t stride, int first, int T,
+                                 const float sums[D / 8][4], const float factors[2], __nv_bfloat16 *rows) {
     enum { PIECES = D / 8 };
     int lane = lane_index(), g = lane / 4, t = lane % 4;
     UNROLL
@@ -226,9 +207,8 @@ static __device__ __forceinline__ void cuda_attention_store(__nv_bfloat16 *head,
         UNROLL
         for (int r = 0; r < 2; r++) {
             float low = sums[n][2 * r] * factors[r], high = sums[n][2 * r + 1] * factors[r];
-            CudaAttentionPair pair = {from_float<__nv_bfloat16>(low), from_float<__nv_bfloat16>(high)};
-            *reinterpret_cast<CudaAttentionPair *>(rows + (g + r * 8) * cuda_attention_stride<D> + n * 8 +
-                                                   2 * t) = pair;
+            *reinterpret_cast<uint32_t *>(rows + (g + r * 8) * cuda_attention_stride<D> + n * 8 + 2 * t) =
+                bf16_pair(low, high);
         }
     }
     __syncwarp();
@@ -252,8 +232,8 @@ struct CudaAttentionRows {
 // scores (16, TILE) become exp(score - maximum) for the new maximum; total and sums,
 // collected under the old one, are rescaled to it.
 template <int D>
-static __device__ __forceinline__ void cuda_attention_softmax(float scores[CUDA_ATTENTION_TILE / 8][4],
-                                                              float sums[D / 8][4], CudaAttentionRows &rows) {
+DEVICE void cuda_attention_softmax(float scores[CUDA_ATTENTION_TILE / 8][4], float sums[D / 8][4],
+                                   CudaAttentionRows &rows) {
     UNROLL
     for (int r = 0; r < 2; r++) {
         float maximum = rows.maximum[r];
@@ -285,13 +265,13 @@ static __device__ __forceinline__ void cuda_attention_softmax(float scores[CUDA_
     }
 }
 
-// Finishes 16 queries: divides by the sums of exponentials, writes output and logsumexp
-// (T).
+// Finishes 16 queries: divides by the sums of exponentials, writes output and logsumexp.
 template <int D>
-static __device__ __forceinline__ void
-cuda_attention_finish(__nv_bfloat16 *output, float *logsumexp, const CudaAttention &shape, int first,
-                      const float sums[D / 8][4], const CudaAttentionRows &rows, __nv_bfloat16 *own) {
-    float factors[2];
+DEVICE void cuda_attention_finish(const Attention &work, const CudaAttentionPlace &place, int first,
+                                  const float sums[D / 8][4], const CudaAttentionRows &rows,
+                                  __nv_bfloat16 *own) {
+    __nv_bfloat16 *output = reals<__nv_bfloat16>(work.output) + place.row * (size_t)work.channels;
+    float *logsumexp = work.logsumexp + place.head * (size_t)work.T, factors[2];
     UNROLL
     for (int r = 0; r < 2; r++) {
         int query = first + lane_index() / 4 + r * 8;
@@ -299,17 +279,16 @@ cuda_attention_finish(__nv_bfloat16 *output, float *logsumexp, const CudaAttenti
         total += __shfl_xor_sync(0xffffffffu, total, 1);
         total += __shfl_xor_sync(0xffffffffu, total, 2);
         factors[r] = 1.0f / total;
-        if (lane_index() % 4 == 0 && query < shape.T) { logsumexp[query] = rows.maximum[r] + logf(total); }
+        if (lane_index() % 4 == 0 && query < work.T) { logsumexp[query] = rows.maximum[r] + logf(total); }
     }
-    cuda_attention_store<D>(output, (size_t)shape.C, first, shape.T, sums, factors, own);
+    cuda_attention_store<D>(output + place.column, (size_t)work.channels, first, work.T, sums, factors, own);
 }
 
 // Block (x, head, sample): 64 M queries. The last queries come first, because in a global
 // layer they see most keys.
 template <int D, int M>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
-    cuda_attention_forward_kernel(__nv_bfloat16 *output, float *logsumexp, const __nv_bfloat16 *qkv,
-                                  CudaAttention shape) {
+    cuda_attention_forward_kernel(Attention work) {
     enum {
         TILE = CUDA_ATTENTION_TILE,
         QUERIES = 16 * M * CUDA_ATTENTION_WARPS,
@@ -318,12 +297,13 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     };
     __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *keys = queries + OVERLAY,
                   *values = keys + TILE * STRIDE;
-    CudaAttentionPlace place = cuda_attention_place(shape);
-    int T = shape.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
-    int begin = cuda_attention_oldest_key(first, shape.window) / TILE * TILE,
+    CudaAttentionPlace place = cuda_attention_place(work);
+    int T = work.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
+    int begin = attention_oldest_key(first, work.window) / TILE * TILE,
         end = first + QUERIES < T ? first + QUERIES : T;
-    unsigned stride = 3 * (unsigned)shape.C;
-    const __nv_bfloat16 *q = qkv + place.row * stride + place.column, *k = q + shape.C, *v = k + shape.C;
+    unsigned stride = 3 * (unsigned)work.channels;
+    const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column,
+                        *k = q + work.channels, *v = k + work.channels;
     cuda_attention_copy<D, QUERIES>(queries, q, stride, first, T);
     cuda_attention_copy<D, TILE>(keys, k, stride, begin, T);
     cuda_attention_copy<D, TILE>(values, v, stride, begin, T);
@@ -346,14 +326,14 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             cuda_attention_copy<D, TILE>(values - (stage ^ 1) * OVERLAY, v, stride, key + TILE, T);
             copy_async_commit();
         }
-        CudaAttentionBand band = cuda_attention_band(first + mine, 16 * M, key, TILE, shape.window);
+        CudaAttentionBand band = cuda_attention_band(first + mine, 16 * M, key, TILE, work.window);
         if (band == CUDA_ATTENTION_OUTSIDE) { continue; }
         float scores[M][TILE / 8][4];
         cuda_attention_scores<D, M, TILE>(scores, left, keys - stage * OVERLAY);
         UNROLL
         for (int m = 0; m < M; m++) {
             if (band == CUDA_ATTENTION_EDGE) {
-                cuda_attention_mask<TILE, false>(scores[m], first + mine + m * 16, key, shape.window);
+                cuda_attention_mask<TILE, false>(scores[m], first + mine + m * 16, key, work.window);
             }
             cuda_attention_softmax<D>(scores[m], sums[m], rows[m]);
         }
@@ -362,35 +342,25 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     __syncthreads(); // stage 1 is no longer read: there the own rows take up results
     UNROLL
     for (int m = 0; m < M; m++) {
-        cuda_attention_finish<D>(output + place.row * (size_t)shape.C + place.column,
-                                 logsumexp + place.head * (size_t)T, shape, first + mine + m * 16, sums[m],
-                                 rows[m], queries + (mine + m * 16) * STRIDE);
+        cuda_attention_finish<D>(work, place, first + mine + m * 16, sums[m], rows[m],
+                                 queries + (mine + m * 16) * STRIDE);
     }
 }
 
 // ---------------------------------------------------------------------------------------
 // Backward: ds = p (dp - delta) with p = exp(s - logsumexp), dp = dO v, and delta =
-// sum(dO O) of a row, which equals sum(p dp)
-
-template <typename R> struct CudaAttentionBackward {
-    CudaAttention shape;
-    R *d_qkv; // rows d_stride apart
-    size_t d_stride;
-    const R *d_output, *output, *qkv;
-    const float *logsumexp;
-    float *deltas; // (B, H, T)
-};
+// sum(dO O) of a row, which equals sum(p dp). The scratch holds the deltas (B, H, T)
 
 // Writes deltas. A GROUP of lanes shares a row, WIDTH elements at a time.
 template <typename R, int GROUP, int WIDTH>
-static __global__ void cuda_attention_delta_kernel(CudaAttentionBackward<R> work) {
-    CudaAttentionPlace place = cuda_attention_place(work.shape);
-    int T = work.shape.T, D = work.shape.C / work.shape.heads, lane = (int)threadIdx.x % GROUP;
+static __global__ void cuda_attention_delta_kernel(Attention work) {
+    CudaAttentionPlace place = cuda_attention_place(work);
+    int T = work.T, D = work.channels / work.heads, lane = (int)threadIdx.x % GROUP;
     int row = (int)(blockIdx.x * blockDim.x + threadIdx.x) / GROUP;
-    size_t start = (place.row + (size_t)row) * (size_t)work.shape.C + place.column;
+    size_t start = (place.row + (size_t)row) * (size_t)work.channels + place.column;
     float sum = 0.0f;
     for (int d = lane * WIDTH; row < T && d < D; d += GROUP * WIDTH) {
-        const R *a = work.d_output + start + d, *b = work.output + start + d;
+        const R *a = reals<R>(work.d_output) + start + d, *b = reals<R>(work.output) + start + d;
         if constexpr (WIDTH == 1) {
             sum += to_float(*a) * to_float(*b);
         } else {
@@ -402,15 +372,14 @@ static __global__ void cuda_attention_delta_kernel(CudaAttentionBackward<R> work
         }
     }
     for (int lanes = GROUP / 2; lanes > 0; lanes /= 2) { sum += __shfl_xor_sync(0xffffffffu, sum, lanes); }
-    if (row < T && lane == 0) { work.deltas[place.head * (size_t)T + (size_t)row] = sum; }
+    if (row < T && lane == 0) { work.scratch[place.head * (size_t)T + (size_t)row] = sum; }
 }
 
 // Writes 16 M rows of sums as rows [first, first + 16 M) of the head, as
 // cuda_attention_store does.
 template <int D, int M>
-static __device__ __forceinline__ void cuda_attention_store_all(__nv_bfloat16 *head, size_t stride, int first,
-                                                                int T, const float sums[M][D / 8][4],
-                                                                __nv_bfloat16 *rows) {
+DEVICE void cuda_attention_store_all(__nv_bfloat16 *head, size_t stride, int first, int T,
+                                     const float sums[M][D / 8][4], __nv_bfloat16 *rows) {
     const float factors[2] = {1.0f, 1.0f};
     UNROLL
     for (int m = 0; m < M; m++) {
@@ -420,17 +389,16 @@ static __device__ __forceinline__ void cuda_attention_store_all(__nv_bfloat16 *h
 }
 
 // One p from its s. log2_sumexp: the logsumexp divided by log(2).
-static __device__ __forceinline__ float cuda_attention_probability(float score, float log2_sumexp) {
+DEVICE float cuda_attention_probability(float score, float log2_sumexp) {
     return exp2_approximate(score * CUDA_ATTENTION_LOG2E - log2_sumexp);
 }
 
 // d_queries += ds K, for 16 M queries and 64 keys.
 template <int D, int M>
-static __device__ __forceinline__ void
-cuda_attention_d_queries_tile(float d_queries[M][D / 8][4], const uint32_t q[M][D / 16][4],
-                              const uint32_t d_output[M][D / 16][4], const __nv_bfloat16 *keys,
-                              const __nv_bfloat16 *values, const float log2_sumexp[M][2],
-                              const float deltas[M][2], int query, int key, int window) {
+DEVICE void cuda_attention_d_queries_tile(float d_queries[M][D / 8][4], const uint32_t q[M][D / 16][4],
+                                          const uint32_t d_output[M][D / 16][4], const __nv_bfloat16 *keys,
+                                          const __nv_bfloat16 *values, const float log2_sumexp[M][2],
+                                          const float deltas[M][2], int query, int key, int window) {
     enum { CHUNK = cuda_attention_chunk<D, M> };
     for (int c = 0; c < CUDA_ATTENTION_TILE; c += CHUNK) {
         CudaAttentionBand band = cuda_attention_band(query, 16 * M, key + c, CHUNK, window);
@@ -456,8 +424,7 @@ cuda_attention_d_queries_tile(float d_queries[M][D / 8][4], const uint32_t q[M][
 // Block (x, head, sample): 64 M queries, the last ones first, as in forward.
 template <int D, int M>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
-    cuda_attention_d_queries_kernel(CudaAttentionBackward<__nv_bfloat16> work) {
-    const CudaAttention &shape = work.shape;
+    cuda_attention_d_queries_kernel(Attention work) {
     enum {
         TILE = CUDA_ATTENTION_TILE,
         QUERIES = 16 * M * CUDA_ATTENTION_WARPS,
@@ -466,14 +433,16 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     };
     __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *d_outputs = queries + QUERIES * STRIDE,
                   *keys = queries + OVERLAY, *values = keys + TILE * STRIDE;
-    CudaAttentionPlace place = cuda_attention_place(shape);
-    int T = shape.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
-    int begin = cuda_attention_oldest_key(first, shape.window) / TILE * TILE,
+    CudaAttentionPlace place = cuda_attention_place(work);
+    int T = work.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
+    int begin = attention_oldest_key(first, work.window) / TILE * TILE,
         end = first + QUERIES < T ? first + QUERIES : T;
-    unsigned C = (unsigned)shape.C, stride = 3 * C;
-    const __nv_bfloat16 *q = work.qkv + place.row * stride + place.column, *k = q + C, *v = k + C;
+    unsigned C = (unsigned)work.channels, stride = 3 * C;
+    const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column, *k = q + C,
+                        *v = k + C;
     cuda_attention_copy<D, QUERIES>(queries, q, stride, first, T);
-    cuda_attention_copy<D, QUERIES>(d_outputs, work.d_output + place.row * C + place.column, C, first, T);
+    cuda_attention_copy<D, QUERIES>(
+        d_outputs, reals<__nv_bfloat16>(work.d_output) + place.row * C + place.column, C, first, T);
     cuda_attention_copy<D, TILE>(keys, k, stride, begin, T);
     cuda_attention_copy<D, TILE>(values, v, stride, begin, T);
     copy_async_commit();
@@ -483,7 +452,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         int row = first + mine + lane_index() / 4 + i * 8;
         size_t number = place.head * (size_t)T + (size_t)row;
         log2_sumexp[i / 2][i % 2] = row < T ? work.logsumexp[number] * CUDA_ATTENTION_LOG2E : 0.0f;
-        row_deltas[i / 2][i % 2] = row < T ? work.deltas[number] : 0.0f;
+        row_deltas[i / 2][i % 2] = row < T ? work.scratch[number] : 0.0f;
     }
     copy_async_wait<0>();
     __syncthreads();
@@ -503,18 +472,18 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         }
         cuda_attention_d_queries_tile<D, M>(sums, left_q, left_d, keys - stage * OVERLAY,
                                             values - stage * OVERLAY, log2_sumexp, row_deltas, first + mine,
-                                            key, shape.window);
+                                            key, work.window);
     }
     __syncthreads(); // stage 1 is no longer read: there the own rows take up results
-    cuda_attention_store_all<D, M>(work.d_qkv + place.row * work.d_stride + place.column, work.d_stride,
-                                   first + mine, T, sums, queries + mine * STRIDE);
+    cuda_attention_store_all<D, M>(reals<__nv_bfloat16>(work.d_qkv) + place.row * (size_t)work.d_qkv_stride +
+                                       place.column,
+                                   (size_t)work.d_qkv_stride, first + mine, T, sums, queries + mine * STRIDE);
 }
 
 // This thread's part of the numbers that go with 64 queries: the first half of the block
 // loads logsumexp, divided by log(2), the second half deltas. Queries from T on add
 // nothing whatever their probabilities, because their rows are 0.
-static __device__ __forceinline__ float cuda_attention_row_number(const float *logsumexp, const float *deltas,
-                                                                  int first, int T) {
+DEVICE float cuda_attention_row_number(const float *logsumexp, const float *deltas, int first, int T) {
     int query = first + (int)threadIdx.x % CUDA_ATTENTION_TILE;
     bool sums = (int)threadIdx.x < CUDA_ATTENTION_TILE;
     if (query >= T) { return 0.0f; }
@@ -522,7 +491,7 @@ static __device__ __forceinline__ float cuda_attention_row_number(const float *l
 }
 
 // The two of a row of numbers that belong to columns 2t, 2t+1 of a tile of 8 columns.
-static __device__ __forceinline__ float2 cuda_attention_columns(const float *numbers, int column) {
+DEVICE float2 cuda_attention_columns(const float *numbers, int column) {
     return *reinterpret_cast<const float2 *>(numbers + column + lane_index() % 4 * 2);
 }
 
@@ -530,11 +499,10 @@ static __device__ __forceinline__ float2 cuda_attention_columns(const float *num
 // times the logsumexp divided by log(2), then 64 deltas. p is used up before dp is made,
 // because there are not enough registers for both at a time.
 template <int D, int M>
-static __device__ __forceinline__ void
-cuda_attention_d_keys_tile(float d_keys[M][D / 8][4], float d_values[M][D / 8][4],
-                           const uint32_t k[M][D / 16][4], const uint32_t v[M][D / 16][4],
-                           const __nv_bfloat16 *queries, const __nv_bfloat16 *d_outputs, const float *numbers,
-                           int query, int key, int window) {
+DEVICE void cuda_attention_d_keys_tile(float d_keys[M][D / 8][4], float d_values[M][D / 8][4],
+                                       const uint32_t k[M][D / 16][4], const uint32_t v[M][D / 16][4],
+                                       const __nv_bfloat16 *queries, const __nv_bfloat16 *d_outputs,
+                                       const float *numbers, int query, int key, int window) {
     enum { CHUNK = cuda_attention_chunk<D, M> };
     for (int c = 0; c < CUDA_ATTENTION_TILE; c += CHUNK) {
         const __nv_bfloat16 *q_rows = queries + c * cuda_attention_stride<D>,
@@ -575,8 +543,7 @@ cuda_attention_d_keys_tile(float d_keys[M][D / 8][4], float d_values[M][D / 8][4
 // most queries see them.
 template <int D, int M>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
-    cuda_attention_d_keys_kernel(CudaAttentionBackward<__nv_bfloat16> work) {
-    const CudaAttention &shape = work.shape;
+    cuda_attention_d_keys_kernel(Attention work) {
     enum {
         TILE = CUDA_ATTENTION_TILE,
         KEYS = 16 * M * CUDA_ATTENTION_WARPS,
@@ -586,14 +553,14 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     __nv_bfloat16 *keys = (__nv_bfloat16 *)cuda_shared(), *values = keys + KEYS * STRIDE,
                   *queries = keys + OVERLAY, *d_outputs = queries + TILE * STRIDE;
     float *numbers = (float *)(void *)(d_outputs + TILE * STRIDE);
-    CudaAttentionPlace place = cuda_attention_place(shape);
-    int T = shape.T, first = (int)blockIdx.x * KEYS, mine = warp_index() * 16 * M;
-    int end = cuda_attention_end_query(first + KEYS - 1, shape.window, T);
-    unsigned C = (unsigned)shape.C, stride = 3 * C;
-    const __nv_bfloat16 *q = work.qkv + place.row * stride + place.column,
-                        *d_o = work.d_output + place.row * C + place.column;
+    CudaAttentionPlace place = cuda_attention_place(work);
+    int T = work.T, first = (int)blockIdx.x * KEYS, mine = warp_index() * 16 * M;
+    int end = cuda_attention_end_query(first + KEYS - 1, work.window, T);
+    unsigned C = (unsigned)work.channels, stride = 3 * C;
+    const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column,
+                        *d_o = reals<__nv_bfloat16>(work.d_output) + place.row * C + place.column;
     const float *logsumexp = work.logsumexp + place.head * (size_t)T,
-                *deltas = work.deltas + place.head * (size_t)T;
+                *deltas = work.scratch + place.head * (size_t)T;
     cuda_attention_copy<D, KEYS>(keys, q + C, stride, first, T);
     cuda_attention_copy<D, KEYS>(values, q + 2 * C, stride, first, T);
     cuda_attention_copy<D, TILE>(queries, q, stride, first, T);
@@ -623,20 +590,23 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         }
         cuda_attention_d_keys_tile<D, M>(
             d_keys, d_values, left_k, left_v, queries - stage * OVERLAY, d_outputs - stage * OVERLAY,
-            numbers + stage * CUDA_ATTENTION_THREADS, query, first + mine, shape.window);
+            numbers + stage * CUDA_ATTENTION_THREADS, query, first + mine, work.window);
         if (more) { numbers[(stage ^ 1) * CUDA_ATTENTION_THREADS + (int)threadIdx.x] = next; }
     }
     __syncthreads(); // stage 1 is no longer read: there the own rows take up results
-    __nv_bfloat16 *d_k = work.d_qkv + place.row * work.d_stride + place.column + C;
-    cuda_attention_store_all<D, M>(d_k, work.d_stride, first + mine, T, d_keys, keys + mine * STRIDE);
-    cuda_attention_store_all<D, M>(d_k + C, work.d_stride, first + mine, T, d_values, values + mine * STRIDE);
+    __nv_bfloat16 *d_k =
+        reals<__nv_bfloat16>(work.d_qkv) + place.row * (size_t)work.d_qkv_stride + place.column + C;
+    cuda_attention_store_all<D, M>(d_k, (size_t)work.d_qkv_stride, first + mine, T, d_keys,
+                                   keys + mine * STRIDE);
+    cuda_attention_store_all<D, M>(d_k + C, (size_t)work.d_qkv_stride, first + mine, T, d_values,
+                                   values + mine * STRIDE);
 }
 
 // ---------------------------------------------------------------------------------------
 // Rows: a lane has PARTS columns of the head: lane, lane + 32, ...
 
 template <typename R, int PARTS>
-static __device__ __forceinline__ void cuda_attention_row_load(float row[PARTS], const R *place, int D) {
+DEVICE void cuda_attention_row_load(float row[PARTS], const R *place, int D) {
     UNROLL
     for (int i = 0; i < PARTS; i++) {
         int d = lane_index() + i * WARP;
@@ -645,8 +615,7 @@ static __device__ __forceinline__ void cuda_attention_row_load(float row[PARTS],
 }
 
 template <typename R, int PARTS>
-static __device__ __forceinline__ void cuda_attention_row_store(R *place, const float row[PARTS],
-                                                                float factor, int D) {
+DEVICE void cuda_attention_row_store(R *place, const float row[PARTS], float factor, int D) {
     UNROLL
     for (int i = 0; i < PARTS; i++) {
         int d = lane_index() + i * WARP;
@@ -654,9 +623,7 @@ static __device__ __forceinline__ void cuda_attention_row_store(R *place, const 
     }
 }
 
-template <int PARTS>
-static __device__ __forceinline__ float cuda_attention_row_product(const float a[PARTS],
-                                                                   const float b[PARTS]) {
+template <int PARTS> DEVICE float cuda_attention_row_product(const float a[PARTS], const float b[PARTS]) {
     float sum = 0.0f;
     UNROLL
     for (int i = 0; i < PARTS; i++) { sum += a[i] * b[i]; }
@@ -664,24 +631,22 @@ static __device__ __forceinline__ float cuda_attention_row_product(const float a
 }
 
 template <int PARTS>
-static __device__ __forceinline__ void cuda_attention_row_add(float sums[PARTS], float factor,
-                                                              const float row[PARTS]) {
+DEVICE void cuda_attention_row_add(float sums[PARTS], float factor, const float row[PARTS]) {
     UNROLL
     for (int i = 0; i < PARTS; i++) { sums[i] += factor * row[i]; }
 }
 
 // A warp does one query.
-template <typename R, int PARTS>
-static __global__ void cuda_attention_forward_rows_kernel(R *output, float *logsumexp, const R *qkv,
-                                                          CudaAttention shape) {
-    CudaAttentionPlace place = cuda_attention_place(shape);
-    int T = shape.T, D = shape.C / shape.heads, query = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
+template <typename R, int PARTS> static __global__ void cuda_attention_forward_rows_kernel(Attention work) {
+    CudaAttentionPlace place = cuda_attention_place(work);
+    int T = work.T, D = work.channels / work.heads,
+        query = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
     if (query >= T) { return; } // all lanes of the warp
-    size_t C = (size_t)shape.C, stride = 3 * C;
-    const R *head = qkv + place.row * stride + place.column;
+    size_t C = (size_t)work.channels, stride = 3 * C;
+    const R *head = reals<R>(work.qkv) + place.row * stride + place.column;
     float q[PARTS], row[PARTS], sums[PARTS] = {}, maximum = -INFINITY, total = 0.0f;
     cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
-    for (int key = cuda_attention_oldest_key(query, shape.window); key <= query; key++) {
+    for (int key = attention_oldest_key(query, work.window); key <= query; key++) {
         cuda_attention_row_load<R, PARTS>(row, head + (size_t)key * stride + C, D);
         float score = cuda_attention_row_product<PARTS>(q, row), next = fmaxf(maximum, score);
         float base = next == -INFINITY ? 0.0f : next, shrink = expf(maximum - base), p = expf(score - base);
@@ -691,56 +656,58 @@ static __global__ void cuda_attention_forward_rows_kernel(R *output, float *logs
         total = total * shrink + p;
         maximum = next;
     }
-    cuda_attention_row_store<R, PARTS>(output + (place.row + (size_t)query) * C + place.column, sums,
-                                       1.0f / total, D);
-    if (lane_index() == 0) { logsumexp[place.head * (size_t)T + (size_t)query] = maximum + logf(total); }
+    cuda_attention_row_store<R, PARTS>(reals<R>(work.output) + (place.row + (size_t)query) * C + place.column,
+                                       sums, 1.0f / total, D);
+    if (lane_index() == 0) { work.logsumexp[place.head * (size_t)T + (size_t)query] = maximum + logf(total); }
 }
 
 // A warp does dQ of one query.
-template <typename R, int PARTS>
-static __global__ void cuda_attention_d_queries_rows_kernel(CudaAttentionBackward<R> work) {
-    const CudaAttention &shape = work.shape;
-    CudaAttentionPlace place = cuda_attention_place(shape);
-    int T = shape.T, D = shape.C / shape.heads, query = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
+template <typename R, int PARTS> static __global__ void cuda_attention_d_queries_rows_kernel(Attention work) {
+    CudaAttentionPlace place = cuda_attention_place(work);
+    int T = work.T, D = work.channels / work.heads,
+        query = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
     if (query >= T) { return; } // all lanes of the warp
-    size_t C = (size_t)shape.C, stride = 3 * C, row_number = place.head * (size_t)T + (size_t)query;
-    const R *head = work.qkv + place.row * stride + place.column;
+    size_t C = (size_t)work.channels, stride = 3 * C, row_number = place.head * (size_t)T + (size_t)query;
+    const R *head = reals<R>(work.qkv) + place.row * stride + place.column;
     float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], sums[PARTS] = {}, logsumexp = work.logsumexp[row_number],
-                                                    delta = work.deltas[row_number];
+                                                    delta = work.scratch[row_number];
     cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
-    cuda_attention_row_load<R, PARTS>(d_o, work.d_output + (place.row + (size_t)query) * C + place.column, D);
-    for (int key = cuda_attention_oldest_key(query, shape.window); key <= query; key++) {
+    cuda_attention_row_load<R, PARTS>(
+        d_o, reals<R>(work.d_output) + (place.row + (size_t)query) * C + place.column, D);
+    for (int key = attention_oldest_key(query, work.window); key <= query; key++) {
         cuda_attention_row_load<R, PARTS>(k, head + (size_t)key * stride + C, D);
         cuda_attention_row_load<R, PARTS>(v, head + (size_t)key * stride + 2 * C, D);
         float p = expf(cuda_attention_row_product<PARTS>(q, k) - logsumexp);
         cuda_attention_row_add<PARTS>(sums, p * (cuda_attention_row_product<PARTS>(d_o, v) - delta), k);
     }
     cuda_attention_row_store<R, PARTS>(
-        work.d_qkv + (place.row + (size_t)query) * work.d_stride + place.column, sums, 1.0f, D);
+        reals<R>(work.d_qkv) + (place.row + (size_t)query) * (size_t)work.d_qkv_stride + place.column, sums,
+        1.0f, D);
 }
 
 // A warp does dK and dV of one key.
-template <typename R, int PARTS>
-static __global__ void cuda_attention_d_keys_rows_kernel(CudaAttentionBackward<R> work) {
-    const CudaAttention &shape = work.shape;
-    CudaAttentionPlace place = cuda_attention_place(shape);
-    int T = shape.T, D = shape.C / shape.heads, key = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
+template <typename R, int PARTS> static __global__ void cuda_attention_d_keys_rows_kernel(Attention work) {
+    CudaAttentionPlace place = cuda_attention_place(work);
+    int T = work.T, D = work.channels / work.heads,
+        key = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
     if (key >= T) { return; } // all lanes of the warp
-    size_t C = (size_t)shape.C, stride = 3 * C, head_rows = place.head * (size_t)T;
-    const R *head = work.qkv + place.row * stride + place.column;
+    size_t C = (size_t)work.channels, stride = 3 * C, head_rows = place.head * (size_t)T;
+    const R *head = reals<R>(work.qkv) + place.row * stride + place.column;
     float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], d_k[PARTS] = {}, d_v[PARTS] = {};
     cuda_attention_row_load<R, PARTS>(k, head + (size_t)key * stride + C, D);
     cuda_attention_row_load<R, PARTS>(v, head + (size_t)key * stride + 2 * C, D);
-    for (int query = key, end = cuda_attention_end_query(key, shape.window, T); query < end; query++) {
+    for (int query = key, end = cuda_attention_end_query(key, work.window, T); query < end; query++) {
         cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
-        cuda_attention_row_load<R, PARTS>(d_o, work.d_output + (place.row + (size_t)query) * C + place.column,
-                                          D);
+        cuda_attention_row_load<R, PARTS>(
+            d_o, reals<R>(work.d_output) + (place.row + (size_t)query) * C + place.column, D);
         float p = expf(cuda_attention_row_product<PARTS>(q, k) - work.logsumexp[head_rows + (size_t)query]);
         cuda_attention_row_add<PARTS>(d_v, p, d_o);
         cuda_attention_row_add<PARTS>(
-            d_k, p * (cuda_attention_row_product<PARTS>(d_o, v) - work.deltas[head_rows + (size_t)query]), q);
+            d_k, p * (cuda_attention_row_product<PARTS>(d_o, v) - work.scratch[head_rows + (size_t)query]),
+            q);
     }
-    R *target = work.d_qkv + (place.row + (size_t)key) * work.d_stride + place.column + C;
+    R *target =
+        reals<R>(work.d_qkv) + (place.row + (size_t)key) * (size_t)work.d_qkv_stride + place.column + C;
     cuda_attention_row_store<R, PARTS>(target, d_k, 1.0f, D);
     cuda_attention_row_store<R, PARTS>(target + C, d_v, 1.0f, D);
 }
@@ -762,76 +729,58 @@ static constexpr size_t cuda_attention_d_keys_bytes(int D, int tiles) {
     return cuda_attention_d_queries_bytes(D, tiles) + 2 * CUDA_ATTENTION_THREADS * sizeof(float);
 }
 
-// A window of T keys or more is no window. Within a sample, kernels count elements in 32
-// bits.
-static inline CudaAttention cuda_attention_shape(int T, int C, int heads, int window) {
-    assert(heads > 0 && C % heads == 0 && C / heads <= CUDA_ATTENTION_MAX_HEAD && window >= 0);
-    assert((size_t)T * 3 * (size_t)C <= UINT32_MAX);
-    CudaAttention shape = {.T = T, .C = C, .heads = heads, .window = window < T ? window : 0};
-    return shape;
-}
-
 // Blocks of `rows` rows of one head.
-static inline dim3 cuda_attention_grid(const CudaAttention &shape, int B, int rows) {
-    return dim3(cuda_blocks((size_t)shape.T, (size_t)rows), (unsigned)shape.heads, (unsigned)B);
+static inline dim3 cuda_attention_grid(const Attention &work, int rows) {
+    return dim3(cuda_blocks((size_t)work.T, (size_t)rows), (unsigned)work.heads, (unsigned)work.B);
 }
 
 // If registers allow it, a warp has 32 rows: what it reads from shared memory then serves
 // twice.
-template <int D>
-static inline void cuda_attention_forward_tiles(Stream *stream, Real *output, float *logsumexp,
-                                                const Real *qkv, int B, CudaAttention shape) {
+template <int D> static inline void cuda_attention_forward_tiles(Stream *stream, const Attention &work) {
     enum { M = D <= 64 ? 2 : 1, QUERIES = 16 * M * CUDA_ATTENTION_WARPS };
     constexpr size_t shared = cuda_attention_bytes(D, QUERIES);
     static_assert(shared <= CUDA_ATTENTION_SHARED_BYTES, "more than a desktop GPU has");
-    cuda_launch(stream, cuda_attention_forward_kernel<D, M>, cuda_attention_grid(shape, B, QUERIES),
-                dim3(CUDA_ATTENTION_THREADS), shared, reals<__nv_bfloat16>(output), logsumexp,
-                reals<__nv_bfloat16>(qkv), shape);
+    cuda_launch(stream, cuda_attention_forward_kernel<D, M>, cuda_attention_grid(work, QUERIES),
+                dim3(CUDA_ATTENTION_THREADS), shared, work);
 }
 
-template <typename R>
-static inline void cuda_attention_forward_rows(Stream *stream, Real *output, float *logsumexp,
-                                               const Real *qkv, int B, CudaAttention shape) {
-    bool narrow = shape.C / shape.heads <= 2 * WARP;
+template <typename R> static inline void cuda_attention_forward_rows(Stream *stream, const Attention &work) {
+    bool narrow = work.channels / work.heads <= 2 * WARP;
     cuda_launch(stream,
                 narrow ? cuda_attention_forward_rows_kernel<R, 2> : cuda_attention_forward_rows_kernel<R, 8>,
-                cuda_attention_grid(shape, B, CUDA_ATTENTION_WARPS), dim3(CUDA_ATTENTION_THREADS), 0,
-                reals<R>(output), logsumexp, reals<R>(qkv), shape);
+                cuda_attention_grid(work, CUDA_ATTENTION_WARPS), dim3(CUDA_ATTENTION_THREADS), 0, work);
 }
 
 template <typename R, int GROUP, int WIDTH>
-static inline void cuda_attention_deltas(Stream *stream, int B, const CudaAttentionBackward<R> &work) {
+static inline void cuda_attention_deltas(Stream *stream, const Attention &work) {
     cuda_launch(stream, cuda_attention_delta_kernel<R, GROUP, WIDTH>,
-                cuda_attention_grid(work.shape, B, CUDA_ATTENTION_THREADS / GROUP),
-                dim3(CUDA_ATTENTION_THREADS), 0, work);
+                cuda_attention_grid(work, CUDA_ATTENTION_THREADS / GROUP), dim3(CUDA_ATTENTION_THREADS), 0,
+                work);
 }
 
 // QUERIES, KEYS: the 16-row tiles of a warp in each kernel: two if registers allow it, so that
 // what it reads from shared memory serves twice. dK and dV need twice the sums. Results do not
 // depend on these numbers.
 template <int D, int QUERIES = D <= 80 ? 2 : 1, int KEYS = D <= 64 ? 2 : 1>
-static inline void cuda_attention_backward_tiles(Stream *stream, int B,
-                                                 const CudaAttentionBackward<__nv_bfloat16> &work) {
+static inline void cuda_attention_backward_tiles(Stream *stream, const Attention &work) {
     enum { GROUP = D <= 16 ? 2 : D <= 32 ? 4 : D <= 64 ? 8 : 16 }; // lanes with 8 elements each, a power of 2
     enum { WARP_ROWS = 16 * CUDA_ATTENTION_WARPS };
     static_assert(cuda_attention_d_queries_bytes(D, QUERIES) <= CUDA_ATTENTION_SHARED_BYTES &&
                       cuda_attention_d_keys_bytes(D, KEYS) <= CUDA_ATTENTION_SHARED_BYTES,
                   "more than a desktop GPU has");
     dim3 block(CUDA_ATTENTION_THREADS);
-    cuda_attention_deltas<__nv_bfloat16, GROUP, 8>(stream, B, work);
+    cuda_attention_deltas<__nv_bfloat16, GROUP, 8>(stream, work);
     cuda_launch(stream, cuda_attention_d_queries_kernel<D, QUERIES>,
-                cuda_attention_grid(work.shape, B, QUERIES * WARP_ROWS), block,
+                cuda_attention_grid(work, QUERIES * WARP_ROWS), block,
                 cuda_attention_d_queries_bytes(D, QUERIES), work);
-    cuda_launch(stream, cuda_attention_d_keys_kernel<D, KEYS>,
-                cuda_attention_grid(work.shape, B, KEYS * WARP_ROWS), block,
-                cuda_attention_d_keys_bytes(D, KEYS), work);
+    cuda_launch(stream, cuda_attention_d_keys_kernel<D, KEYS>, cuda_attention_grid(work, KEYS * WARP_ROWS),
+                block, cuda_attention_d_keys_bytes(D, KEYS), work);
 }
 
-template <typename R>
-static inline void cuda_attention_backward_rows(Stream *stream, int B, const CudaAttentionBackward<R> &work) {
-    bool narrow = work.shape.C / work.shape.heads <= 2 * WARP;
-    dim3 grid = cuda_attention_grid(work.shape, B, CUDA_ATTENTION_WARPS), block(CUDA_ATTENTION_THREADS);
-    cuda_attention_deltas<R, WARP, 1>(stream, B, work);
+template <typename R> static inline void cuda_attention_backward_rows(Stream *stream, const Attention &work) {
+    bool narrow = work.channels / work.heads <= 2 * WARP;
+    dim3 grid = cuda_attention_grid(work, CUDA_ATTENTION_WARPS), block(CUDA_ATTENTION_THREADS);
+    cuda_attention_deltas<R, WARP, 1>(stream, work);
     cuda_launch(stream,
                 narrow ? cuda_attention_d_queries_rows_kernel<R, 2>
                        : cuda_attention_d_queries_rows_kernel<R, 8>,
@@ -841,74 +790,38 @@ static inline void cuda_attention_backward_rows(Stream *stream, int B, const Cud
                 grid, block, 0, work);
 }
 
-template <typename R>
-static inline CudaAttentionBackward<R>
-cuda_attention_backward_work(Real *d_qkv, int d_qkv_stride, float *workspace, const Real *d_output,
-                             const Real *output, const Real *qkv, const float *logsumexp,
-                             CudaAttention shape) {
-    return {.shape = shape,
-            .d_qkv = reals<R>(d_qkv),
-            .d_stride = (size_t)d_qkv_stride,
-            .d_output = reals<R>(d_output),
-            .output = reals<R>(output),
-            .qkv = reals<R>(qkv),
-            .logsumexp = logsumexp,
-            .deltas = workspace};
-}
-
 // ---------------------------------------------------------------------------------------
 // The operations
 
-// output (B, T, C) and logsumexp (B, H, T) of qkv (B, T, 3C).
-static inline void cuda_attention_forward(Stream *stream, Real *output, float *logsumexp, const Real *qkv,
-                                          int B, int T, int C, int heads, int window) {
-    CudaAttention shape = cuda_attention_shape(T, C, heads, window);
-    int D = C / heads;
-    bool half = stream->precision == PRECISION_BF16;
-    bool fits = half && pack_fits(3 * (size_t)C, reals<__nv_bfloat16>(qkv)) &&
-                pack_fits((size_t)C, reals<__nv_bfloat16>(output));
-    switch (fits ? D : 0) {
-    case 16: cuda_attention_forward_tiles<16>(stream, output, logsumexp, qkv, B, shape); return;
-    case 32: cuda_attention_forward_tiles<32>(stream, output, logsumexp, qkv, B, shape); return;
-    case 48: cuda_attention_forward_tiles<48>(stream, output, logsumexp, qkv, B, shape); return;
-    case 64: cuda_attention_forward_tiles<64>(stream, output, logsumexp, qkv, B, shape); return;
-    case 80: cuda_attention_forward_tiles<80>(stream, output, logsumexp, qkv, B, shape); return;
-    case 96: cuda_attention_forward_tiles<96>(stream, output, logsumexp, qkv, B, shape); return;
-    case 128: cuda_attention_forward_tiles<128>(stream, output, logsumexp, qkv, B, shape); return;
-    default: break;
-    }
-    (half ? cuda_attention_forward_rows<__nv_bfloat16>
-          : cuda_attention_forward_rows<float>)(stream, output, logsumexp, qkv, B, shape);
+// The size of the heads, if kernels by tiles can do them; otherwise 0. Within a sample,
+// kernels count elements in 32 bits.
+static inline int cuda_attention_tiled_head(const Attention *work) {
+    int D = work->channels / work->heads;
+    size_t C = (size_t)work->channels;
+    assert(work->channels % work->heads == 0 && D <= CUDA_ATTENTION_MAX_HEAD && work->window >= 0);
+    assert((size_t)work->T * 3 * C <= UINT32_MAX);
+    bool fits = pack_fits(3 * C, reals<__nv_bfloat16>(work->qkv)) &&
+                pack_fits(C, reals<__nv_bfloat16>(work->output), reals<__nv_bfloat16>(work->d_output)) &&
+                pack_fits((size_t)work->d_qkv_stride, reals<__nv_bfloat16>(work->d_qkv));
+    return work->precision == PRECISION_BF16 && fits ? D : 0;
 }
 
-// d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and forward's input
-// and results.
-static inline void cuda_attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *workspace,
-                                           const Real *d_output, const Real *output, const Real *qkv,
-                                           const float *logsumexp, int B, int T, int C, int heads,
-                                           int window) {
-    CudaAttention shape = cuda_attention_shape(T, C, heads, window);
-    if (stream->precision == PRECISION_FP32) {
-        cuda_attention_backward_rows(stream, B,
-                                     cuda_attention_backward_work<float>(d_qkv, d_qkv_stride, workspace,
-                                                                         d_output, output, qkv, logsumexp,
-                                                                         shape));
-        return;
+template <int D> static inline void cuda_attention_tiles(Stream *stream, const Attention &work) {
+    (work.d_qkv == NULL ? cuda_attention_forward_tiles<D> : cuda_attention_backward_tiles<D>)(stream, work);
+}
+
+template <typename R> static inline void cuda_attention(Stream *stream, const Attention *work) {
+    switch (cuda_attention_tiled_head(work)) {
+    case 16: cuda_attention_tiles<16>(stream, *work); return;
+    case 32: cuda_attention_tiles<32>(stream, *work); return;
+    case 48: cuda_attention_tiles<48>(stream, *work); return;
+    case 64: cuda_attention_tiles<64>(stream, *work); return;
+    case 80: cuda_attention_tiles<80>(stream, *work); return;
+    case 96: cuda_attention_tiles<96>(stream, *work); return;
+    case 128: cuda_attention_tiles<128>(stream, *work); return;
+    default: break;
     }
-    CudaAttentionBackward<__nv_bfloat16> work = cuda_attention_backward_work<__nv_bfloat16>(
-        d_qkv, d_qkv_stride, workspace, d_output, output, qkv, logsumexp, shape);
-    bool fits = pack_fits(3 * (size_t)C, work.qkv) && pack_fits((size_t)C, work.output, work.d_output) &&
-                pack_fits(work.d_stride, work.d_qkv);
-    switch (fits ? C / heads : 0) {
-    case 16: cuda_attention_backward_tiles<16>(stream, B, work); break;
-    case 32: cuda_attention_backward_tiles<32>(stream, B, work); break;
-    case 48: cuda_attention_backward_tiles<48>(stream, B, work); break;
-    case 64: cuda_attention_backward_tiles<64>(stream, B, work); break;
-    case 80: cuda_attention_backward_tiles<80>(stream, B, work); break;
-    case 96: cuda_attention_backward_tiles<96>(stream, B, work); break;
-    case 128: cuda_attention_backward_tiles<128>(stream, B, work); break;
-    default: cuda_attention_backward_rows(stream, B, work); break;
-    }
+    (work->d_qkv == NULL ? cuda_attention_forward_rows<R> : cuda_attention_backward_rows<R>)(stream, *work);
 }
 
 #endif

@@ -17,12 +17,7 @@
 
 #include "kernels/cpu/buffers.h"
 
-enum {
-    BUFFER_THREADS = 256,
-    BUFFER_QUADS = 4 * BUFFER_THREADS,
-    BUFFER_SQUARES_THREADS = 512,
-    CUDA_GRID_ROWS = 65535
-};
+enum { BUFFER_THREADS = 256, BUFFER_QUADS = 4 * BUFFER_THREADS, BUFFER_SQUARES_THREADS = 512 };
 
 // ---------------------------------------------------------------------------------------
 // Four elements of a thread
@@ -37,7 +32,7 @@ struct Quad {
 };
 
 // This thread's part of the 4 * blockDim.x elements from `begin` on.
-static __device__ __forceinline__ Quad quad_of_thread(size_t begin, size_t end, bool wide) {
+DEVICE Quad quad_of_thread(size_t begin, size_t end, bool wide) {
     Quad quad;
     quad.first = begin + (wide ? 4u * threadIdx.x : threadIdx.x);
     quad.step = wide ? 1 : blockDim.x;
@@ -47,7 +42,7 @@ static __device__ __forceinline__ Quad quad_of_thread(size_t begin, size_t end, 
 }
 
 // This thread's part in an elementwise kernel that quad_launch launches.
-static __device__ __forceinline__ Quad quad_of_kernel(size_t count, bool wide) {
+DEVICE Quad quad_of_kernel(size_t count, bool wide) {
     return quad_of_thread((size_t)blockIdx.x * BUFFER_QUADS, count, wide);
 }
 
@@ -58,8 +53,7 @@ template <typename... R> static inline bool quad_fits(const R *...places) {
 }
 
 // Elements from `end` on become 0.
-template <typename R>
-static __device__ __forceinline__ void quad_load(float values[4], const R *place, const Quad &quad) {
+template <typename R> DEVICE void quad_load(float values[4], const R *place, const Quad &quad) {
     if (quad.whole) {
         piece_unpack(values, piece_load<4>(place + quad.first));
         return;
@@ -70,8 +64,7 @@ static __device__ __forceinline__ void quad_load(float values[4], const R *place
     }
 }
 
-template <typename R>
-static __device__ __forceinline__ void quad_store(R *place, const float values[4], const Quad &quad) {
+template <typename R> DEVICE void quad_store(R *place, const float values[4], const Quad &quad) {
     if (quad.whole) {
         Piece<R, 4> piece;
         piece_pack(piece, values);
@@ -94,9 +87,10 @@ static inline void quad_launch(Stream *stream, void (*kernel)(Parameters...), si
 }
 
 // ---------------------------------------------------------------------------------------
-// Moving and clearing
+// Moving, clearing, converting
 
-static __global__ void buffer_move_kernel(float *out, float *in, size_t count, bool clear, bool wide) {
+template <typename R>
+static __global__ void buffer_move_kernel(R *out, float *in, size_t count, bool clear, bool wide) {
     const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     Quad quad = quad_of_kernel(count, wide);
     if (out != NULL) {
@@ -107,69 +101,17 @@ static __global__ void buffer_move_kernel(float *out, float *in, size_t count, b
     if (clear) { quad_store(in, zeros, quad); }
 }
 
-// out = in unless out is NULL; then in = 0 if `clear`.
 static inline void cuda_buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
     if (out == NULL && !clear) { return; }
-    quad_launch(stream, buffer_move_kernel, count, out, in, count, clear, quad_fits(out, in));
+    quad_launch(stream, buffer_move_kernel<float>, count, out, in, count, clear, quad_fits(out, in));
 }
 
-// ---------------------------------------------------------------------------------------
-// Norm
-
-// Grid: (pieces, blocks of a piece).
-static __global__ void buffer_squares_kernel(double *partials, const float *pieces, size_t count,
-                                             size_t stride, bool wide) {
-    const float *values = pieces + blockIdx.x * stride;
-    size_t begin = (size_t)blockIdx.y * BUFFER_BLOCK,
-           end = count - begin < (size_t)BUFFER_BLOCK ? count : begin + BUFFER_BLOCK;
-    double sum = 0;
-    for (size_t at = begin; at < end; at += 4u * blockDim.x) {
-        float mine[4];
-        quad_load(mine, values, quad_of_thread(at, end, wide));
-        for (int i = 0; i < 4; i++) { sum += (double)mine[i] * (double)mine[i]; }
-    }
-    sum = block_sum(sum, (double *)(void *)cuda_shared());
-    if (threadIdx.x == 0) { partials[blockIdx.x * gridDim.y + blockIdx.y] = sum; }
-}
-
-// partials (pieces, buffer_blocks(count)) = the sum of squares of each BUFFER_BLOCK of
-// each piece of `count` values; pieces begin `stride` values apart. `partials` is memory
-// that the host can read, or copies.
-static inline void cuda_buffer_sums_of_squares(Stream *stream, double *partials, const float *values,
-                                               size_t count, size_t stride, size_t pieces) {
-    size_t blocks = buffer_blocks(count), scratch = BUFFER_SQUARES_THREADS / WARP * sizeof(double);
-    bool wide = quad_fits(values) && (stride % 4 == 0 || pieces == 1);
-    for (size_t first = 0; first < blocks; first += CUDA_GRID_ROWS) { // a grid's limit of rows
-        size_t rows = size_min(blocks - first, CUDA_GRID_ROWS);
-        assert(rows == blocks || pieces == 1);
-        dim3 grid((unsigned)pieces, (unsigned)rows);
-        cuda_launch(stream, buffer_squares_kernel, grid, dim3(BUFFER_SQUARES_THREADS), scratch,
-                    partials + first, values + first * BUFFER_BLOCK, count - first * BUFFER_BLOCK, stride,
-                    wide);
-    }
-}
-
-// ---------------------------------------------------------------------------------------
-// Formats
-
+// out (count), of R, = in (count).
 template <typename R>
-static __global__ void buffer_convert_kernel(R *out, const float *in, size_t count, bool wide) {
-    float values[4];
-    Quad quad = quad_of_kernel(count, wide);
-    quad_load(values, in, quad);
-    quad_store(out, values, quad);
-}
-
-// out (count), in the stream's precision, = in (count).
 static inline void cuda_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
-    if (stream->precision == PRECISION_BF16) {
-        __nv_bfloat16 *halves = reals<__nv_bfloat16>(out);
-        quad_launch(stream, buffer_convert_kernel<__nv_bfloat16>, count, halves, in, count,
-                    quad_fits(halves, in));
-    } else {
-        float *floats = real_floats(out);
-        quad_launch(stream, buffer_convert_kernel<float>, count, floats, in, count, quad_fits(floats, in));
-    }
+    R *values = reals<R>(out);
+    quad_launch(stream, buffer_move_kernel<R>, count, values, (float *)in, count, false,
+                quad_fits(values, in));
 }
 
 static __global__ void buffer_round_kernel(float *values, size_t count, bool wide) {
@@ -180,9 +122,39 @@ static __global__ void buffer_round_kernel(float *values, size_t count, bool wid
     quad_store(values, mine, quad);
 }
 
-// Rounds each of values (count) to the nearest bf16.
 static inline void cuda_buffer_round(Stream *stream, float *values, size_t count) {
     quad_launch(stream, buffer_round_kernel, count, values, count, quad_fits(values));
+}
+
+// ---------------------------------------------------------------------------------------
+// Norm
+
+// Grid: (blocks of a piece, pieces).
+static __global__ void buffer_squares_kernel(double *partials, const float *pieces, size_t count,
+                                             size_t stride, bool wide) {
+    const float *values = pieces + blockIdx.y * stride;
+    size_t begin = (size_t)blockIdx.x * BUFFER_BLOCK,
+           end = count - begin < (size_t)BUFFER_BLOCK ? count : begin + BUFFER_BLOCK;
+    double sum = 0;
+    for (size_t at = begin; at < end; at += 4u * blockDim.x) {
+        float mine[4];
+        quad_load(mine, values, quad_of_thread(at, end, wide));
+        for (int i = 0; i < 4; i++) { sum += (double)mine[i] * (double)mine[i]; }
+    }
+    sum = block_sum(sum, (double *)(void *)cuda_shared());
+    if (threadIdx.x == 0) { partials[(size_t)blockIdx.y * gridDim.x + blockIdx.x] = sum; }
+}
+
+// partials (pieces, buffer_blocks(count)) = the sum of squares of each BUFFER_BLOCK of
+// each piece of `count` values; pieces begin `stride` values apart. `partials` is memory
+// that the host can read, or copies.
+static inline void cuda_buffer_sums_of_squares(Stream *stream, double *partials, const float *values,
+                                               size_t count, size_t stride, size_t pieces) {
+    bool wide = quad_fits(values) && (stride % 4 == 0 || pieces == 1);
+    assert(pieces <= 65535); // a grid's limit of rows
+    cuda_launch(stream, buffer_squares_kernel, dim3((unsigned)buffer_blocks(count), (unsigned)pieces),
+                dim3(BUFFER_SQUARES_THREADS), BUFFER_SQUARES_THREADS / WARP * sizeof(double), partials,
+                values, count, stride, wide);
 }
 
 #endif

@@ -23,25 +23,16 @@ enum { COLUMN_STRIP = 384, COLUMN_SLICES = 16 };
 // ---------------------------------------------------------------------------------------
 // Pieces of rows, in strips
 
-// place (WIDTH) += values, 16 bytes at a time.
-template <int WIDTH>
-static __device__ __forceinline__ void floats_add(float *place, const float values[WIDTH]) {
-    constexpr int STEP = WIDTH < 4 ? 1 : 4;
-    UNROLL
-    for (int i = 0; i < WIDTH; i += STEP) {
-        Piece<float, STEP> sum = piece_load<STEP>(place + i);
-        for (int k = 0; k < STEP; k++) { sum.values[k] += values[i + k]; }
-        piece_store<STEP>(place + i, sum);
-    }
-}
-
-template <int WIDTH>
-static __device__ __forceinline__ void floats_store(float *place, const float values[WIDTH]) {
+// place (WIDTH) = values, or += if ADD, 16 bytes at a time.
+template <int WIDTH, bool ADD> DEVICE void floats_write(float *place, const float values[WIDTH]) {
     constexpr int STEP = WIDTH < 4 ? 1 : 4;
     UNROLL
     for (int i = 0; i < WIDTH; i += STEP) {
         Piece<float, STEP> piece;
-        for (int k = 0; k < STEP; k++) { piece.values[k] = values[i + k]; }
+        if constexpr (ADD) { piece = piece_load<STEP>(place + i); }
+        for (int k = 0; k < STEP; k++) {
+            piece.values[k] = ADD ? piece.values[k] + values[i + k] : values[i + k];
+        }
         piece_store<STEP>(place + i, piece);
     }
 }
@@ -57,9 +48,7 @@ static inline void strips_launch(Stream *stream, void (*kernel)(Parameters...), 
 }
 
 // The first column of this thread's piece; blocks of one strip have the same blockIdx.y.
-static __device__ __forceinline__ int strip_column(int width) {
-    return (int)(blockIdx.y * blockDim.x + threadIdx.x) * width;
-}
+DEVICE int strip_column(int width) { return (int)(blockIdx.y * blockDim.x + threadIdx.x) * width; }
 
 // ---------------------------------------------------------------------------------------
 // Sums over rows
@@ -68,7 +57,7 @@ static inline int cuda_row_blocks(int rows) { return rows < CUDA_ROW_BLOCKS ? ro
 
 // The first row of block `block` of `blocks`; for block `blocks`, one behind the last,
 // `rows`. If rows do not divide evenly, the first blocks have one row more.
-static __device__ __forceinline__ int cuda_row_begin(int block, int blocks, int rows) {
+DEVICE int cuda_row_begin(int block, int blocks, int rows) {
     int longer = rows % blocks;
     return rows / blocks * block + (block < longer ? block : longer);
 }
@@ -100,18 +89,11 @@ static __global__ void __launch_bounds__(WARP *COLUMN_SLICES)
 
 // Adds the partial sums of `arrays` arrays of `columns` columns at once. They lie side by
 // side in each row of partials (blocks, stride).
-static inline void cuda_column_sums_add_all(Stream *stream, ColumnTargets targets, int arrays,
-                                            const float *partials, int blocks, int stride, int columns) {
+static inline void cuda_column_sums_add(Stream *stream, ColumnTargets targets, int arrays,
+                                        const float *partials, int blocks, int stride, int columns) {
     dim3 grid(cuda_blocks((size_t)columns, WARP), (unsigned)arrays);
     cuda_launch(stream, column_sums_kernel, grid, dim3(WARP * COLUMN_SLICES),
                 COLUMN_SLICES * WARP * sizeof(float), targets, partials, blocks, stride, columns);
-}
-
-// sums (columns) += the sum over blocks of partials (blocks, stride), in a fixed order.
-static inline void cuda_column_sums_add(Stream *stream, float *sums, const float *partials, int blocks,
-                                        int stride, int columns) {
-    ColumnTargets targets = {.first = sums};
-    cuda_column_sums_add_all(stream, targets, 1, partials, blocks, stride, columns);
 }
 
 #endif

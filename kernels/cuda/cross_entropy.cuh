@@ -17,6 +17,7 @@
 
 #include <float.h>
 
+#include "kernels/cpu/cross_entropy.h"
 #include "kernels/cuda/language.cuh"
 
 enum { CROSS_ENTROPY_THREADS = 768, CROSS_ENTROPY_SHARED = CROSS_ENTROPY_THREADS / WARP * 2 * sizeof(float) };
@@ -29,8 +30,7 @@ template <typename R> struct CrossEntropyRow {
 };
 
 // Columns from V on are not read; they become -infinity, whose exponential is 0.
-template <typename R>
-static __device__ __forceinline__ Pack<R> cross_entropy_load(const CrossEntropyRow<R> &row, int first) {
+template <typename R> DEVICE Pack<R> cross_entropy_load(const CrossEntropyRow<R> &row, int first) {
     if (row.wide && first + Pack<R>::COUNT <= row.V) { return pack_load(row.logits + first); }
     Pack<R> pack;
     for (int i = 0; i < Pack<R>::COUNT; i++) {
@@ -41,8 +41,8 @@ static __device__ __forceinline__ Pack<R> cross_entropy_load(const CrossEntropyR
 
 // Columns from V on become 0, whatever `values` says.
 template <typename R>
-static __device__ __forceinline__ void cross_entropy_store(const CrossEntropyRow<R> &row,
-                                                           const float values[Pack<R>::COUNT], int first) {
+DEVICE void cross_entropy_store(const CrossEntropyRow<R> &row, const float values[Pack<R>::COUNT],
+                                int first) {
     if (row.wide) {
         Pack<R> pack;
         for (int i = 0; i < Pack<R>::COUNT; i++) {
@@ -58,9 +58,7 @@ static __device__ __forceinline__ void cross_entropy_store(const CrossEntropyRow
     }
 }
 
-static __device__ __forceinline__ float cross_entropy_exp(float difference) {
-    return exp2_approximate(difference * 1.44269504f);
-}
+DEVICE float cross_entropy_exp(float difference) { return exp2_approximate(difference * 1.44269504f); }
 
 // Every thread gets *maximum, the maximum over the row, and returns the sum of
 // exp(logit - *maximum). scratch: two floats for each warp.
@@ -69,8 +67,7 @@ static __device__ __forceinline__ float cross_entropy_exp(float difference) {
 // nothing but -infinity, has a sum of 0 and not NaN. The maximum skips a NaN; the sum
 // keeps it.
 template <typename R>
-static __device__ __forceinline__ float cross_entropy_sum(const CrossEntropyRow<R> &row, float *maximum,
-                                                          float *scratch) {
+DEVICE float cross_entropy_sum(const CrossEntropyRow<R> &row, float *maximum, float *scratch) {
     const int step = (int)blockDim.x * Pack<R>::COUNT;
     int first = (int)threadIdx.x * Pack<R>::COUNT;
     float largest = -FLT_MAX, sum = 0.0f;
@@ -90,8 +87,8 @@ static __device__ __forceinline__ float cross_entropy_sum(const CrossEntropyRow<
 
 // The row becomes gradient_scale * (softmax - one-hot), from its end to its beginning.
 template <typename R>
-static __device__ __forceinline__ void cross_entropy_gradient(const CrossEntropyRow<R> &row, float maximum,
-                                                              float sum, int target, float gradient_scale) {
+DEVICE void cross_entropy_gradient(const CrossEntropyRow<R> &row, float maximum, float sum, int target,
+                                   float gradient_scale) {
     const int step = (int)blockDim.x * Pack<R>::COUNT, mine = (int)threadIdx.x * Pack<R>::COUNT;
     float scale = gradient_scale / sum;
     for (int begin = (row.stride - 1) / step * step; begin >= 0; begin -= step) {
@@ -137,23 +134,15 @@ static __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS, 2)
     if (gradient_scale != 0.0f) { cross_entropy_gradient(row, maximum, sum, target, gradient_scale); }
 }
 
-template <typename R>
-static inline void cross_entropy_typed(Stream *stream, Real *logits, int stride, float *losses,
-                                       const int32_t *targets, int rows, int V, float gradient_scale) {
-    unsigned packs = cuda_blocks((size_t)stride, Pack<R>::COUNT), threads = cuda_blocks(packs, WARP) * WARP;
+template <typename R> static inline void cuda_cross_entropy(Stream *stream, const CrossEntropy *work) {
+    size_t stride = (size_t)work->stride;
+    unsigned packs = cuda_blocks(stride, Pack<R>::COUNT), threads = cuda_blocks(packs, WARP) * WARP;
+    if (work->rows == 0) { return; }
     if (threads > (unsigned)CROSS_ENTROPY_THREADS) { threads = CROSS_ENTROPY_THREADS; }
-    R *values = reals<R>(logits);
-    cuda_launch(stream, cross_entropy_kernel<R>, dim3((unsigned)rows), dim3(threads), CROSS_ENTROPY_SHARED,
-                values, stride, losses, targets, V, gradient_scale, pack_fits((size_t)stride, values));
-}
-
-// As cpu_cross_entropy; logits (rows, V), rows `stride` elements apart.
-static inline void cuda_cross_entropy(Stream *stream, Real *logits, int stride, float *losses,
-                                      const int32_t *targets, int rows, int V, float gradient_scale) {
-    if (rows == 0) { return; }
-    bool half = stream->precision == PRECISION_BF16;
-    (half ? cross_entropy_typed<__nv_bfloat16>
-          : cross_entropy_typed<float>)(stream, logits, stride, losses, targets, rows, V, gradient_scale);
+    R *logits = reals<R>(work->logits);
+    cuda_launch(stream, cross_entropy_kernel<R>, dim3((unsigned)work->rows), dim3(threads),
+                CROSS_ENTROPY_SHARED, logits, work->stride, work->losses, work->targets, work->vocabulary,
+                work->gradient_scale, pack_fits(stride, logits));
 }
 
 #endif

@@ -19,6 +19,7 @@
 #ifndef ACCO_KERNELS_CUDA_EMBEDDING_CUH
 #define ACCO_KERNELS_CUDA_EMBEDDING_CUH
 
+#include "kernels/cpu/embedding.h"
 #include "kernels/cuda/column_sums.cuh"
 
 enum { EMBEDDING_ROWS = 4, EMBEDDING_AHEAD = 4, EMBEDDING_CROSSING_THREADS = 256 };
@@ -52,32 +53,22 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
     }
 }
 
-template <typename R>
-static inline void embedding_forward_typed(Stream *stream, Real *output, const Real *wte, const Real *wpe,
-                                           const int32_t *tokens, int rows, int T, int C) {
-    R *sums = reals<R>(output);
-    const R *words = reals<R>(wte), *positions = reals<R>(wpe);
+template <typename R> static inline void cuda_embedding_forward(Stream *stream, const Embedding *work) {
+    R *sums = reals<R>(work->output);
+    const R *words = reals<R>(work->wte), *positions = reals<R>(work->wpe);
+    int rows = work->B * work->T, C = work->channels;
     bool packed = pack_fits((size_t)C, sums, words, positions);
     strips_launch(stream,
                   packed ? embedding_forward_kernel<R, Pack<R>::COUNT> : embedding_forward_kernel<R, 1>,
                   cuda_blocks((size_t)rows, EMBEDDING_ROWS), C, packed ? (int)Pack<R>::COUNT : 1, 0, sums,
-                  words, positions, tokens, rows, T, C);
-}
-
-// output (B, T, C) = wte[tokens] + wpe[position]; tokens must lie in the vocabulary.
-static inline void cuda_embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe,
-                                          const int32_t *tokens, int B, int T, int C) {
-    bool half = stream->precision == PRECISION_BF16;
-    (half ? embedding_forward_typed<__nv_bfloat16> : embedding_forward_typed<float>)(stream, output, wte, wpe,
-                                                                                     tokens, B * T, T, C);
+                  words, positions, work->tokens, rows, work->T, C);
 }
 
 // ---------------------------------------------------------------------------------------
 // Backward
 
 // sums += piece
-template <typename R, int WIDTH>
-static __device__ __forceinline__ void piece_add(float sums[WIDTH], const Piece<R, WIDTH> &piece) {
+template <typename R, int WIDTH> DEVICE void piece_add(float sums[WIDTH], const Piece<R, WIDTH> &piece) {
     float values[WIDTH];
     piece_unpack(values, piece);
     UNROLL
@@ -95,13 +86,12 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
             piece_load<WIDTH>(d_output + ((size_t)b * (size_t)T + (size_t)position) * (size_t)C + c);
         piece_add(sums, piece);
     }
-    floats_add<WIDTH>(d_wpe + (size_t)position * (size_t)C + c, sums);
+    floats_write<WIDTH, true>(d_wpe + (size_t)position * (size_t)C + c, sums);
 }
 
 // Whether the positions at `place` - 1 and `place` of the order have the same token; false at
 // both ends of the order.
-static __device__ __forceinline__ bool embedding_continues(const int32_t *tokens, const int32_t *order,
-                                                           int place, int rows) {
+DEVICE bool embedding_continues(const int32_t *tokens, const int32_t *order, int place, int rows) {
     return place > 0 && place < rows && tokens[order[place - 1]] == tokens[order[place]];
 }
 
@@ -117,24 +107,23 @@ struct EmbeddingSegment {
 // Adds the sum of the range that ends at index `last` of the segment to its destination,
 // and clears it for the next range.
 template <int WIDTH>
-static __device__ __forceinline__ void embedding_range_end(float sums[WIDTH], float *d_wte,
-                                                           const EmbeddingSegment &segment, int last, int c,
-                                                           int C) {
+DEVICE void embedding_range_end(float sums[WIDTH], float *d_wte, const EmbeddingSegment &segment, int last,
+                                int c, int C) {
     int32_t token = segment.tokens[last];
     bool continued = segment.from_before && token == segment.tokens[0];
     if (continued) {
-        floats_store<WIDTH>(segment.partials + c, sums);
+        floats_write<WIDTH, false>(segment.partials + c, sums);
     } else if (segment.ends_later && last == segment.count - 1) {
-        floats_store<WIDTH>(segment.partials + C + c, sums);
+        floats_write<WIDTH, false>(segment.partials + C + c, sums);
     } else {
-        floats_add<WIDTH>(d_wte + (size_t)token * (size_t)C + c, sums);
+        floats_write<WIDTH, true>(d_wte + (size_t)token * (size_t)C + c, sums);
     }
     for (int k = 0; k < WIDTH; k++) { sums[k] = 0.0f; }
 }
 
 template <typename R, int WIDTH>
-static __device__ __forceinline__ void embedding_segment_sum(float *d_wte, const R *d_output,
-                                                             const EmbeddingSegment &segment, int c, int C) {
+DEVICE void embedding_segment_sum(float *d_wte, const R *d_output, const EmbeddingSegment &segment, int c,
+                                  int C) {
     float sums[WIDTH] = {};
     for (int first = 0; first < segment.count; first += EMBEDDING_AHEAD) {
         Piece<R, WIDTH> pieces[EMBEDDING_AHEAD];
@@ -176,18 +165,6 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
     if (c < C) { embedding_segment_sum<R, WIDTH>(d_wte, d_output, segment, c, C); }
 }
 
-// How many segments from `first` on begin with the token. In the sorted order these come
-// first. Each lane of a warp looks at one segment at a time.
-static __device__ __forceinline__ int embedding_range_segments(const int32_t *tokens, const int32_t *order,
-                                                               int first, int segments, int32_t token) {
-    for (int count = 0;; count += WARP) {
-        int segment = first + count + lane_index();
-        bool begins = segment < segments && tokens[order[segment * EMBEDDING_SEGMENT]] == token;
-        int found = __popc(__ballot_sync(0xffffffffu, begins));
-        if (found < WARP) { return count + found; }
-    }
-}
-
 // Finishes the ranges that cross segments. The block of the segment in which such a range
 // begins adds all its partial sums; the other blocks return.
 static __global__ void __launch_bounds__(EMBEDDING_CROSSING_THREADS)
@@ -199,7 +176,14 @@ static __global__ void __launch_bounds__(EMBEDDING_CROSSING_THREADS)
     int32_t token = tokens[order[next]];
     bool began_earlier = tokens[order[begin]] == token && embedding_continues(tokens, order, begin, rows);
     if (began_earlier) { return; }
-    int others = embedding_range_segments(tokens, order, segment + 1, (int)gridDim.x, token);
+    // How many segments from the next one on begin with the token. In the sorted order
+    // these come first. Each lane of a warp looks at one segment at a time.
+    int others = 0;
+    for (int found = WARP; found == WARP; others += found) {
+        int other = segment + 1 + others + lane_index();
+        bool begins = other < (int)gridDim.x && tokens[order[other * EMBEDDING_SEGMENT]] == token;
+        found = __popc(__ballot_sync(0xffffffffu, begins));
+    }
     if (c >= C) { return; }
     const float *sums = partials + (size_t)segment * 2 * (size_t)C + c;
     float sum = sums[C];
@@ -208,40 +192,24 @@ static __global__ void __launch_bounds__(EMBEDDING_CROSSING_THREADS)
 }
 
 template <typename R, int WIDTH>
-static inline void embedding_backward_start(Stream *stream, float *d_wte, float *d_wpe, float *partials,
-                                            const R *d_output, const int32_t *tokens, const int32_t *order,
-                                            int B, int T, int C) {
-    int rows = B * T;
+static inline void embedding_backward_start(Stream *stream, const Embedding *work) {
+    const R *d_output = reals<R>(work->d_output);
+    int T = work->T, C = work->channels, rows = work->B * T;
     unsigned segments = cuda_blocks((size_t)rows, EMBEDDING_SEGMENT);
-    strips_launch(stream, embedding_positions_kernel<R, WIDTH>, (unsigned)T, C, WIDTH, 0, d_wpe, d_output, B,
-                  T, C);
+    strips_launch(stream, embedding_positions_kernel<R, WIDTH>, (unsigned)T, C, WIDTH, 0, work->d_wpe,
+                  d_output, work->B, T, C);
     strips_launch(stream, embedding_segments_kernel<R, WIDTH>, segments, C, WIDTH,
-                  2 * EMBEDDING_SEGMENT * sizeof(int32_t), d_wte, partials, d_output, tokens, order, rows, C);
+                  2 * EMBEDDING_SEGMENT * sizeof(int32_t), work->d_wte, work->partials, d_output,
+                  work->tokens, work->order, rows, C);
     dim3 crossing(segments, cuda_blocks((size_t)C, EMBEDDING_CROSSING_THREADS));
-    cuda_launch(stream, embedding_crossing_kernel, crossing, dim3(EMBEDDING_CROSSING_THREADS), 0, d_wte,
-                partials, tokens, order, rows, C);
+    cuda_launch(stream, embedding_crossing_kernel, crossing, dim3(EMBEDDING_CROSSING_THREADS), 0, work->d_wte,
+                work->partials, work->tokens, work->order, rows, C);
 }
 
-template <typename R>
-static inline void embedding_backward_typed(Stream *stream, float *d_wte, float *d_wpe, float *partials,
-                                            const Real *d_output, const int32_t *tokens, const int32_t *order,
-                                            int B, int T, int C) {
-    bool packed = pack_fits((size_t)C, reals<R>(d_output), d_wte, d_wpe, partials);
-    (packed ? embedding_backward_start<R, Pack<R>::COUNT>
-            : embedding_backward_start<R, 1>)(stream, d_wte, d_wpe, partials, reals<R>(d_output), tokens,
-                                              order, B, T, C);
-}
-
-// d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they
-// produced. tokens (B, T) and their embedding_order are on the device. partials
-// (cuda_embedding_partials_floats(B T, C)) is workspace.
-static inline void cuda_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, float *partials,
-                                           const Real *d_output, const int32_t *tokens, const int32_t *order,
-                                           int B, int T, int C) {
-    bool half = stream->precision == PRECISION_BF16;
-    (half
-         ? embedding_backward_typed<__nv_bfloat16>
-         : embedding_backward_typed<float>)(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C);
+template <typename R> static inline void cuda_embedding_backward(Stream *stream, const Embedding *work) {
+    bool packed =
+        pack_fits((size_t)work->channels, reals<R>(work->d_output), work->d_wte, work->d_wpe, work->partials);
+    (packed ? embedding_backward_start<R, Pack<R>::COUNT> : embedding_backward_start<R, 1>)(stream, work);
 }
 
 #endif

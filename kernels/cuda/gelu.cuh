@@ -15,6 +15,7 @@
 #ifndef ACCO_KERNELS_CUDA_GELU_CUH
 #define ACCO_KERNELS_CUDA_GELU_CUH
 
+#include "kernels/cpu/gelu.h"
 #include "kernels/cuda/column_sums.cuh"
 
 enum { GELU_ROWS = 4 };
@@ -25,26 +26,16 @@ enum { GELU_ROWS = 4 };
 // x^2, bounded. At the bound the logistic function has long reached its limits; without
 // it the square of a large x would be infinite, and its product with a complement of 0
 // would be NaN.
-static __device__ __forceinline__ float gelu_square(float x) { return fminf(x * x, 1e4f); }
+DEVICE float gelu_square(float x) { return fminf(x * x, 1e4f); }
 
 // Returns 1 / (1 + exp(-2u)); *complement becomes 1 minus that, without cancellation. The
 // bound keeps exp finite; the comparison is false for NaN, which passes through.
-static __device__ __forceinline__ float gelu_logistic(float x, float *complement) {
+DEVICE float gelu_logistic(float x, float *complement) {
     float twice_u = x * (GELU_LINEAR + GELU_CUBIC * gelu_square(x));
     float e = __expf(twice_u < -87.0f ? 87.0f : -twice_u);
     float s = __fdividef(1.0f, 1.0f + e);
     *complement = e * s;
     return s;
-}
-
-static __device__ __forceinline__ float gelu_value(float x) {
-    float complement;
-    return x * gelu_logistic(x, &complement);
-}
-
-static __device__ __forceinline__ float gelu_derivative(float x) {
-    float complement, s = gelu_logistic(x, &complement);
-    return s + x * s * complement * (GELU_LINEAR + 3.0f * GELU_CUBIC * gelu_square(x));
 }
 
 template <typename R, int WIDTH>
@@ -66,59 +57,22 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
         piece_unpack(x, pieces[i]);
         piece_unpack(shifts, shift);
         UNROLL
-        for (int k = 0; k < WIDTH; k++) { x[k] = gelu_value(x[k] + shifts[k]); }
+        for (int k = 0; k < WIDTH; k++) {
+            float complement, sum = x[k] + shifts[k];
+            x[k] = sum * gelu_logistic(sum, &complement);
+        }
         piece_pack(pieces[i], x);
         piece_store<WIDTH>(output + (size_t)(first + i) * (size_t)columns + c, pieces[i]);
     }
 }
 
-template <typename R>
-static inline void gelu_forward_typed(Stream *stream, Real *output, const Real *saved, const Real *bias,
-                                      int rows, int columns) {
-    R *results = reals<R>(output);
-    const R *products = reals<R>(saved), *shifts = reals<R>(bias);
-    bool packed = pack_fits((size_t)columns, results, products, shifts);
+template <typename R> static inline void cuda_gelu_forward(Stream *stream, const Gelu *work) {
+    R *results = reals<R>(work->output);
+    const R *products = reals<R>(work->saved), *shifts = reals<R>(work->bias);
+    bool packed = pack_fits((size_t)work->columns, results, products, shifts);
     strips_launch(stream, packed ? gelu_forward_kernel<R, Pack<R>::COUNT> : gelu_forward_kernel<R, 1>,
-                  cuda_blocks((size_t)rows, GELU_ROWS), columns, packed ? (int)Pack<R>::COUNT : 1, 0, results,
-                  products, shifts, rows, columns);
-}
-
-// output (rows, columns) = gelu_new(saved + bias); `saved`, the product without bias,
-// does not change.
-static inline void cuda_gelu_forward(Stream *stream, Real *output, Real *saved, const Real *bias, int rows,
-                                     int columns) {
-    bool half = stream->precision == PRECISION_BF16;
-    (half ? gelu_forward_typed<__nv_bfloat16> : gelu_forward_typed<float>)(stream, output, saved, bias, rows,
-                                                                           columns);
-}
-
-// Finishes GELU_ROWS rows from `row` on, not beyond `end`, and adds them to sums.
-template <typename R, int WIDTH>
-static __device__ __forceinline__ void gelu_backward_rows(float sums[WIDTH], R *gradient, size_t stride,
-                                                          const R *saved, size_t columns,
-                                                          const Piece<R, WIDTH> &shift, int row, int end) {
-    Piece<R, WIDTH> gradients[GELU_ROWS], products[GELU_ROWS];
-    UNROLL
-    for (int i = 0; i < GELU_ROWS; i++) {
-        if (row + i >= end) { break; }
-        gradients[i] = piece_load<WIDTH>((const R *)gradient + (size_t)(row + i) * stride);
-        products[i] = piece_load<WIDTH>(saved + (size_t)(row + i) * columns);
-    }
-    UNROLL
-    for (int i = 0; i < GELU_ROWS; i++) {
-        if (row + i >= end) { break; }
-        float x[WIDTH], shifts[WIDTH], results[WIDTH];
-        piece_unpack(x, products[i]);
-        piece_unpack(shifts, shift);
-        piece_unpack(results, gradients[i]);
-        UNROLL
-        for (int k = 0; k < WIDTH; k++) {
-            results[k] *= gelu_derivative(x[k] + shifts[k]);
-            sums[k] += results[k];
-        }
-        piece_pack(gradients[i], results);
-        piece_store<WIDTH>(gradient + (size_t)(row + i) * stride, gradients[i]);
-    }
+                  cuda_blocks((size_t)work->rows, GELU_ROWS), work->columns, packed ? (int)Pack<R>::COUNT : 1,
+                  0, results, products, shifts, work->rows, work->columns);
 }
 
 template <typename R, int WIDTH>
@@ -131,35 +85,46 @@ static __global__ void __launch_bounds__(COLUMN_STRIP, 2)
     float sums[WIDTH] = {};
     int end = cuda_row_begin(block + 1, blocks, rows);
     for (int row = cuda_row_begin(block, blocks, rows); row < end; row += GELU_ROWS) {
-        gelu_backward_rows<R, WIDTH>(sums, gradient + c, (size_t)gradient_stride, saved + c, (size_t)columns,
-                                     shift, row, end);
+        R *place = gradient + (size_t)row * (size_t)gradient_stride + c;
+        const R *product = saved + (size_t)row * (size_t)columns + c;
+        Piece<R, WIDTH> gradients[GELU_ROWS], products[GELU_ROWS];
+        UNROLL
+        for (int i = 0; i < GELU_ROWS; i++) {
+            if (row + i >= end) { break; }
+            gradients[i] = piece_load<WIDTH>((const R *)place + (size_t)i * (size_t)gradient_stride);
+            products[i] = piece_load<WIDTH>(product + (size_t)i * (size_t)columns);
+        }
+        UNROLL
+        for (int i = 0; i < GELU_ROWS; i++) {
+            if (row + i >= end) { break; }
+            float x[WIDTH], shifts[WIDTH], results[WIDTH];
+            piece_unpack(x, products[i]);
+            piece_unpack(shifts, shift);
+            piece_unpack(results, gradients[i]);
+            UNROLL
+            for (int k = 0; k < WIDTH; k++) {
+                float complement, sum = x[k] + shifts[k], s = gelu_logistic(sum, &complement);
+                results[k] *= s + sum * s * complement * (GELU_LINEAR + 3.0f * GELU_CUBIC * gelu_square(sum));
+                sums[k] += results[k];
+            }
+            piece_pack(gradients[i], results);
+            piece_store<WIDTH>(place + (size_t)i * (size_t)gradient_stride, gradients[i]);
+        }
     }
-    floats_store<WIDTH>(partials + (size_t)block * (size_t)columns + c, sums);
+    floats_write<WIDTH, false>(partials + (size_t)block * (size_t)columns + c, sums);
 }
 
-template <typename R>
-static inline void gelu_backward_typed(Stream *stream, Real *gradient, int gradient_stride, float *partials,
-                                       const Real *saved, const Real *bias, int rows, int columns) {
-    R *gradients = reals<R>(gradient);
-    const R *products = reals<R>(saved), *shifts = reals<R>(bias);
-    bool packed = pack_fits((size_t)gradient_stride, gradients) &&
-                  pack_fits((size_t)columns, products, shifts, partials);
+// The sums of d_bias are taken before the result is rounded.
+template <typename R> static inline void cuda_gelu_backward(Stream *stream, const Gelu *work) {
+    R *gradients = reals<R>(work->gradient);
+    const R *products = reals<R>(work->saved), *shifts = reals<R>(work->bias);
+    int blocks = cuda_row_blocks(work->rows), columns = work->columns;
+    bool packed = pack_fits((size_t)work->gradient_stride, gradients) &&
+                  pack_fits((size_t)columns, products, shifts, work->partials);
     strips_launch(stream, packed ? gelu_backward_kernel<R, Pack<R>::COUNT> : gelu_backward_kernel<R, 1>,
-                  (unsigned)cuda_row_blocks(rows), columns, packed ? (int)Pack<R>::COUNT : 1, 0, gradients,
-                  gradient_stride, partials, products, shifts, rows, columns);
-}
-
-// gradient (rows, columns), rows gradient_stride apart, *= gelu_new'(saved + bias).
-// d_bias (columns) += its sum over rows, taken before the result is rounded. partials
-// (CUDA_ROW_BLOCKS, columns) is workspace.
-static inline void cuda_gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias,
-                                      float *partials, const Real *saved, const Real *bias, int rows,
-                                      int columns) {
-    bool half = stream->precision == PRECISION_BF16;
-    (half ? gelu_backward_typed<__nv_bfloat16> : gelu_backward_typed<float>)(stream, gradient,
-                                                                             gradient_stride, partials, saved,
-                                                                             bias, rows, columns);
-    cuda_column_sums_add(stream, d_bias, partials, cuda_row_blocks(rows), columns, columns);
+                  (unsigned)blocks, columns, packed ? (int)Pack<R>::COUNT : 1, 0, gradients,
+                  work->gradient_stride, work->partials, products, shifts, work->rows, columns);
+    cuda_column_sums_add(stream, {.first = work->d_bias}, 1, work->partials, blocks, columns, columns);
 }
 
 #endif

@@ -10,9 +10,9 @@
 //   * tensor cores, matrix loads and asynchronous copies are used by the wrappers below
 //   * results do not depend on the order of threads or blocks: no atomic float operations
 //
-// `R` in templates is the type of parameters and activations, float or __nv_bfloat16. Of
-// an operation X, X_typed<R> launches the kernels for one R, and cuda_X calls the one for
-// the stream's precision. Arithmetic is fp32 whatever R is.
+// `R` in templates is the type of parameters and activations, float or __nv_bfloat16; of
+// an operation X, cuda_X<R> launches the kernels for one R, and kernels.h chooses the R
+// of the stream's precision. Arithmetic is fp32 whatever R is.
 #ifndef ACCO_KERNELS_CUDA_LANGUAGE_CUH
 #define ACCO_KERNELS_CUDA_LANGUAGE_CUH
 
@@ -27,6 +27,9 @@
 #include "runtime/device.h"
 
 enum { WARP = 32, CUDA_SHARED_DEFAULT = 48 * 1024 };
+
+// A function that kernels call.
+#define DEVICE static __device__ __forceinline__
 
 // Stands before loops over arrays that must stay in registers. With an index that is
 // known only at run time the compiler would put them into memory.
@@ -61,7 +64,7 @@ static inline unsigned cuda_blocks(size_t count, size_t block) {
 
 // The dynamic shared memory of this block, aligned to 128 bytes if its size is a multiple
 // of that.
-static __device__ __forceinline__ char *cuda_shared() {
+DEVICE char *cuda_shared() {
 #ifdef __CUDACC__
     extern __shared__ __align__(128) char memory[];
     return memory;
@@ -73,10 +76,10 @@ static __device__ __forceinline__ char *cuda_shared() {
 // ---------------------------------------------------------------------------------------
 // Numbers
 
-static __device__ __forceinline__ float to_float(float value) { return value; }
-static __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+DEVICE float to_float(float value) { return value; }
+DEVICE float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
 
-template <typename R> static __device__ __forceinline__ R from_float(float value);
+template <typename R> DEVICE R from_float(float value);
 template <> __device__ __forceinline__ float from_float<float>(float value) { return value; }
 template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
     return __float2bfloat16_rn(value);
@@ -91,7 +94,7 @@ template <typename R> static __host__ __device__ __forceinline__ const R *reals(
 }
 
 // Two bf16 in one register, the first in the lower half, as tensor cores take them.
-static __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
+DEVICE uint32_t bf16_pair(float low, float high) {
 #ifdef __CUDACC__
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -103,7 +106,7 @@ static __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
 }
 
 // 2^x in one instruction, to about 2 units in the last place; denormal results become 0.
-static __device__ __forceinline__ float exp2_approximate(float x) {
+DEVICE float exp2_approximate(float x) {
 #ifdef __CUDACC__
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -122,13 +125,12 @@ template <typename R, int WIDTH> struct __align__(WIDTH * sizeof(R)) Piece { R v
 
 template <> struct __align__(16) Piece<__nv_bfloat16, 8> { uint32_t pairs[4]; };
 
-template <typename R, int WIDTH>
-static __device__ __forceinline__ void piece_unpack(float values[WIDTH], const Piece<R, WIDTH> &piece) {
+template <typename R, int WIDTH> DEVICE void piece_unpack(float values[WIDTH], const Piece<R, WIDTH> &piece) {
     UNROLL
     for (int k = 0; k < WIDTH; k++) { values[k] = to_float(piece.values[k]); }
 }
 
-static __device__ __forceinline__ void piece_unpack(float values[8], const Piece<__nv_bfloat16, 8> &piece) {
+DEVICE void piece_unpack(float values[8], const Piece<__nv_bfloat16, 8> &piece) {
     UNROLL
     for (int k = 0; k < 4; k++) {
         values[2 * k] = __uint_as_float(piece.pairs[k] << 16);
@@ -137,24 +139,21 @@ static __device__ __forceinline__ void piece_unpack(float values[8], const Piece
 }
 
 // Rounds to R.
-template <int WIDTH, typename R>
-static __device__ __forceinline__ void piece_pack(Piece<R, WIDTH> &piece, const float values[WIDTH]) {
+template <int WIDTH, typename R> DEVICE void piece_pack(Piece<R, WIDTH> &piece, const float values[WIDTH]) {
     UNROLL
     for (int k = 0; k < WIDTH; k++) { piece.values[k] = from_float<R>(values[k]); }
 }
 
-static __device__ __forceinline__ void piece_pack(Piece<__nv_bfloat16, 8> &piece, const float values[8]) {
+DEVICE void piece_pack(Piece<__nv_bfloat16, 8> &piece, const float values[8]) {
     UNROLL
     for (int k = 0; k < 4; k++) { piece.pairs[k] = bf16_pair(values[2 * k], values[2 * k + 1]); }
 }
 
-template <int WIDTH, typename R>
-static __device__ __forceinline__ Piece<R, WIDTH> piece_load(const R *place) {
+template <int WIDTH, typename R> DEVICE Piece<R, WIDTH> piece_load(const R *place) {
     return *reinterpret_cast<const Piece<R, WIDTH> *>(place);
 }
 
-template <int WIDTH, typename R>
-static __device__ __forceinline__ void piece_store(R *place, const Piece<R, WIDTH> &piece) {
+template <int WIDTH, typename R> DEVICE void piece_store(R *place, const Piece<R, WIDTH> &piece) {
     *reinterpret_cast<Piece<R, WIDTH> *>(place) = piece;
 }
 
@@ -164,11 +163,11 @@ template <typename R> struct __align__(16) Pack {
     R values[16 / sizeof(R)];
 };
 
-template <typename R> static __device__ __forceinline__ Pack<R> pack_load(const R *place) {
+template <typename R> DEVICE Pack<R> pack_load(const R *place) {
     return *reinterpret_cast<const Pack<R> *>(place);
 }
 
-template <typename R> static __device__ __forceinline__ void pack_store(R *place, const Pack<R> &pack) {
+template <typename R> DEVICE void pack_store(R *place, const Pack<R> &pack) {
     *reinterpret_cast<Pack<R> *>(place) = pack;
 }
 
@@ -181,23 +180,18 @@ template <typename... R> static inline bool pack_fits(size_t columns, const R *.
 // ---------------------------------------------------------------------------------------
 // Within a warp and within a block
 
-static __device__ __forceinline__ int lane_index() { return (int)(threadIdx.x % WARP); }
-static __device__ __forceinline__ int warp_index() { return (int)(threadIdx.x / WARP); }
+DEVICE int lane_index() { return (int)(threadIdx.x % WARP); }
+DEVICE int warp_index() { return (int)(threadIdx.x / WARP); }
 
 // The sum over the lanes of a warp, for all of them, with the same bits: float addition
 // commutes, and each step adds the same two halves in both lanes.
-static __device__ __forceinline__ float warp_sum(float value) {
-    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) { value += __shfl_xor_sync(0xffffffffu, value, lanes); }
-    return value;
-}
-
-static __device__ __forceinline__ double warp_sum(double value) {
+template <typename T> DEVICE T warp_sum(T value) {
     for (int lanes = WARP / 2; lanes > 0; lanes /= 2) { value += __shfl_xor_sync(0xffffffffu, value, lanes); }
     return value;
 }
 
 // The maximum over the lanes; a NaN is skipped.
-static __device__ __forceinline__ float warp_max(float value) {
+DEVICE float warp_max(float value) {
     for (int lanes = WARP / 2; lanes > 0; lanes /= 2) {
         value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, lanes));
     }
@@ -207,7 +201,7 @@ static __device__ __forceinline__ float warp_max(float value) {
 // The sum over all threads of a one-dimensional block, for all of them. scratch: one T
 // for each warp, in shared memory; it may be used again only after the next barrier of
 // the block.
-template <typename T> static __device__ __forceinline__ T block_sum(T value, T *scratch) {
+template <typename T> DEVICE T block_sum(T value, T *scratch) {
     int warps = (int)(blockDim.x / WARP);
     value = warp_sum(value);
     if (lane_index() == 0) { scratch[warp_index()] = value; }
@@ -218,7 +212,7 @@ template <typename T> static __device__ __forceinline__ T block_sum(T value, T *
 }
 
 // The same for the maximum.
-static __device__ __forceinline__ float block_max(float value, float *scratch) {
+DEVICE float block_max(float value, float *scratch) {
     int warps = (int)(blockDim.x / WARP);
     value = warp_max(value);
     if (lane_index() == 0) { scratch[warp_index()] = value; }
@@ -237,29 +231,14 @@ static __device__ __forceinline__ float block_max(float value, float *scratch) {
 //   d (16, 8)    d[0], d[1]: row g, columns 2t, 2t+1; d[2], d[3]: row g + 8
 
 // d += a b; a and b in bf16, sums in fp32. Called by the whole warp.
-static __device__ __forceinline__ void mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+DEVICE void mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
 #ifdef __CUDACC__
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
                  "{%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
-    simt_counts.product_operations += 2 * 16 * 8 * 16 / WARP; // this lane's share
-    uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-    const char(*slots)[SIMT_SLOT] = simt_warp_exchange(0xffffffffu, mine, sizeof mine);
-    int lane = lane_index(), g = lane / 4, t = lane % 4;
-    for (int i = 0; i < 4; i++) {
-        int row = g + (i / 2) * 8, column = 2 * t + i % 2;
-        for (int k = 0; k < 16; k++) {
-            uint16_t left, right;
-            int a_lane = (row % 8) * 4 + (k % 8) / 2, a_register = row / 8 + (k / 8) * 2,
-                b_lane = column * 4 + (k % 8) / 2;
-            memcpy(&left, slots[a_lane] + a_register * 4 + k % 2 * 2, sizeof left);
-            memcpy(&right, slots[b_lane] + 16 + k / 8 * 4 + k % 2 * 2, sizeof right);
-            d[i] +=
-                __bfloat162float(__ushort_as_bfloat16(left)) * __bfloat162float(__ushort_as_bfloat16(right));
-        }
-    }
+    simt_mma_m16n8k16(d, a, b);
 #endif
 }
 
@@ -267,8 +246,7 @@ static __device__ __forceinline__ void mma_m16n8k16(float d[4], const uint32_t a
 // % 8 of matrix l / 8, a multiple of 16 bytes. r[i] becomes the elements (row g, columns
 // 2t, 2t+1) of matrix i; TRANSPOSED: (rows 2t, 2t+1 of column g). Called by the whole
 // warp.
-template <bool TRANSPOSED>
-static __device__ __forceinline__ void matrix_load_x4(uint32_t r[4], const void *row) {
+template <bool TRANSPOSED> DEVICE void matrix_load_x4(uint32_t r[4], const void *row) {
 #ifdef __CUDACC__
     uint32_t address = (uint32_t)__cvta_generic_to_shared(row);
     if (TRANSPOSED) {
@@ -283,18 +261,7 @@ static __device__ __forceinline__ void matrix_load_x4(uint32_t r[4], const void 
                      : "memory");
     }
 #else
-    if ((uintptr_t)row % 16 != 0) { simt_fail("a row of a matrix load is not aligned"); }
-    if (!simt_is_shared(row, 16)) { simt_fail("a row of a matrix load is not in shared memory"); }
-    char mine[16];
-    memcpy(mine, row, sizeof mine);
-    const char(*slots)[SIMT_SLOT] = simt_warp_exchange(0xffffffffu, mine, sizeof mine);
-    int g = lane_index() / 4, t = lane_index() % 4;
-    for (int i = 0; i < 4; i++) {
-        for (int half = 0; half < 2; half++) {
-            int line = TRANSPOSED ? 2 * t + half : g, column = TRANSPOSED ? g : 2 * t + half;
-            memcpy((char *)&r[i] + half * 2, slots[i * 8 + line] + column * 2, 2);
-        }
-    }
+    simt_matrix_load_x4(r, row, TRANSPOSED);
 #endif
 }
 
@@ -303,7 +270,7 @@ static __device__ __forceinline__ void matrix_load_x4(uint32_t r[4], const void 
 
 // Starts to copy 16 bytes; both addresses are multiples of 16. If not `valid`, zeros
 // arrive and nothing is read.
-static __device__ __forceinline__ void copy_async(void *shared, const void *global, bool valid) {
+DEVICE void copy_async(void *shared, const void *global, bool valid) {
 #ifdef __CUDACC__
     uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
     int bytes = valid ? 16 : 0;
@@ -315,7 +282,7 @@ static __device__ __forceinline__ void copy_async(void *shared, const void *glob
 }
 
 // Closes a group of this thread's copies.
-static __device__ __forceinline__ void copy_async_commit() {
+DEVICE void copy_async_commit() {
 #ifdef __CUDACC__
     asm volatile("cp.async.commit_group;" ::: "memory");
 #else
@@ -325,7 +292,7 @@ static __device__ __forceinline__ void copy_async_commit() {
 
 // Waits until at most GROUPS of this thread's latest groups are unfinished. What other
 // threads copied is visible after a barrier behind this wait.
-template <int GROUPS> static __device__ __forceinline__ void copy_async_wait() {
+template <int GROUPS> DEVICE void copy_async_wait() {
 #ifdef __CUDACC__
     asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 #else

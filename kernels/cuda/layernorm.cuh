@@ -45,17 +45,23 @@ static inline LayernormGroups layernorm_groups(int channels, int elements, int b
     return result;
 }
 
-// The sum over a group, for all its threads. scratch: one float for each warp of the
-// block.
-static __device__ __forceinline__ float layernorm_group_sum(float value, float *scratch, int warps) {
-    value = warp_sum(value);
-    if (warps == 1) { return value; }
-    if (lane_index() == 0) { scratch[warp_index()] = value; }
+// Replaces N values by their sums over a group, for all its threads, with one barrier.
+// scratch: N floats for each warp of the block.
+template <int N> DEVICE void layernorm_group_sums(float values[N], float *scratch, int warps) {
+    UNROLL
+    for (int i = 0; i < N; i++) { values[i] = warp_sum(values[i]); }
+    if (warps == 1) { return; }
+    UNROLL
+    for (int i = 0; i < N; i++) {
+        if (lane_index() == 0) { scratch[warp_index() * N + i] = values[i]; }
+    }
     __syncthreads();
-    const float *group = scratch + warp_index() / warps * warps;
-    float sum = 0.0f;
-    for (int i = 0; i < warps; i++) { sum += group[i]; }
-    return sum;
+    const float *group = scratch + warp_index() / warps * warps * N;
+    UNROLL
+    for (int i = 0; i < N; i++) {
+        values[i] = 0.0f;
+        for (int warp = 0; warp < warps; warp++) { values[i] += group[warp * N + i]; }
+    }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -67,8 +73,7 @@ struct LayernormColumns {
     int first, step, channels;
 };
 
-template <int WIDTH>
-static __device__ __forceinline__ LayernormColumns layernorm_columns(int channels, int warps, bool valid) {
+template <int WIDTH> DEVICE LayernormColumns layernorm_columns(int channels, int warps, bool valid) {
     LayernormColumns columns;
     columns.first = (warp_index() % warps * WARP + lane_index()) * WIDTH;
     columns.step = warps * WARP * WIDTH;
@@ -78,8 +83,8 @@ static __device__ __forceinline__ LayernormColumns layernorm_columns(int channel
 
 // x becomes the finished residual of the row at offset `place`; 0 behind the row's end.
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_residual(float x[COUNT][WIDTH], const LayernormForward &work,
-                                                          size_t place, const LayernormColumns &columns) {
+DEVICE void layernorm_residual(float x[COUNT][WIDTH], const LayernormForward &work, size_t place,
+                               const LayernormColumns &columns) {
     const R *source =
         (work.branch != NULL ? reals<R>(work.residual_before) : reals<R>((const Real *)work.residual)) +
         place;
@@ -125,14 +130,15 @@ static __global__ void __launch_bounds__(LAYERNORM_THREADS)
     for (int i = 0; i < COUNT; i++) {
         for (int k = 0; k < WIDTH; k++) { sum += x[i][k]; }
     }
-    float mean = layernorm_group_sum(sum, scratch, shape.warps) / (float)work.channels;
+    layernorm_group_sums<1>(&sum, scratch, shape.warps);
+    float mean = sum / (float)work.channels;
     float squares = 0.0f;
     UNROLL
     for (int i = 0; i < COUNT; i++) {
         if (columns.first + i * columns.step >= columns.channels) { break; }
         for (int k = 0; k < WIDTH; k++) { squares += (x[i][k] - mean) * (x[i][k] - mean); }
     }
-    squares = layernorm_group_sum(squares, scratch + shape.warps * shape.groups, shape.warps);
+    layernorm_group_sums<1>(&squares, scratch + shape.warps * shape.groups, shape.warps);
     float scale = 1.0f / sqrtf(squares / (float)work.channels + work.epsilon);
     UNROLL
     for (int i = 0; i < COUNT; i++) {
@@ -163,24 +169,15 @@ static inline void layernorm_forward_start(Stream *stream, const LayernormForwar
                 2 * (size_t)warps * sizeof(float), *work, shape);
 }
 
+// At most LAYERNORM_CHANNELS channels, here and below.
 template <typename R>
-static inline void layernorm_forward_typed(Stream *stream, const LayernormForward *work) {
+static inline void cuda_layernorm_forward(Stream *stream, const LayernormForward *work) {
     size_t C = (size_t)work->channels;
     bool packed = pack_fits(C, reals<R>(work->output), reals<R>(work->residual), reals<R>(work->weight),
-                            reals<R>(work->bias));
-    if (work->branch != NULL) {
-        packed = packed && pack_fits(C, reals<R>(work->residual_before), reals<R>(work->branch),
-                                     reals<R>(work->branch_bias));
-    }
+                            reals<R>(work->bias), reals<R>(work->residual_before), reals<R>(work->branch),
+                            reals<R>(work->branch_bias));
     (packed ? layernorm_forward_start<R, Pack<R>::COUNT, LAYERNORM_PIECES>
             : layernorm_forward_start<R, 1, LAYERNORM_WIDE_ELEMENTS>)(stream, work);
-}
-
-// residual = residual_before + branch + branch_bias (if there is a branch), then output =
-// LayerNorm(residual). At most LAYERNORM_CHANNELS channels.
-static inline void cuda_layernorm_forward(Stream *stream, const LayernormForward *work) {
-    bool half = stream->precision == PRECISION_BF16;
-    (half ? layernorm_forward_typed<__nv_bfloat16> : layernorm_forward_typed<float>)(stream, work);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -203,17 +200,15 @@ template <typename R, int WIDTH, int COUNT> struct LayernormSums {
 // The weights of a piece, which begins with column `c`: those kept, or read again from a
 // cache.
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_weights(float weights[WIDTH],
-                                                         const LayernormSums<R, WIDTH, COUNT> &sums,
-                                                         const LayernormBackward &work, int c) {
+DEVICE void layernorm_weights(float weights[WIDTH], const LayernormSums<R, WIDTH, COUNT> &sums,
+                              const LayernormBackward &work, int c) {
     Piece<R, WIDTH> weight = COUNT == 1 ? sums.weight : piece_load<WIDTH>(reals<R>(work.weight) + c);
     piece_unpack(weights, weight);
 }
 
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_slice_load(LayernormSlice<R, WIDTH, COUNT> &slice,
-                                                            const LayernormBackward &work, int row,
-                                                            const LayernormColumns &columns) {
+DEVICE void layernorm_slice_load(LayernormSlice<R, WIDTH, COUNT> &slice, const LayernormBackward &work,
+                                 int row, const LayernormColumns &columns) {
     size_t place = (size_t)row * (size_t)work.channels;
     slice.mean = work.statistics[2 * (size_t)row];
     slice.scale = work.statistics[2 * (size_t)row + 1];
@@ -226,27 +221,12 @@ static __device__ __forceinline__ void layernorm_slice_load(LayernormSlice<R, WI
     }
 }
 
-// Loads d_residual, if it is to be added to.
+// Adds the row to d_weight and d_bias of its columns. sums_g becomes this thread's part
+// of sum(g) and sum(g n).
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_before_load(Piece<R, WIDTH> before[COUNT],
-                                                             const LayernormBackward &work, int row,
-                                                             const LayernormColumns &columns) {
-    const Real *d_residual = work.d_residual;
-    UNROLL
-    for (int i = 0; i < COUNT; i++) {
-        int c = columns.first + i * columns.step;
-        if (c >= columns.channels || !work.accumulate) { break; }
-        before[i] = piece_load<WIDTH>(reals<R>(d_residual) + (size_t)row * (size_t)work.channels + c);
-    }
-}
-
-// Adds the row to d_weight and d_bias of its columns. *sum and *product become this
-// thread's part of sum(g) and sum(g n).
-template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void
-layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlice<R, WIDTH, COUNT> &slice,
-                    const LayernormBackward &work, const LayernormColumns &columns, float *sum,
-                    float *product) {
+DEVICE void layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums,
+                                const LayernormSlice<R, WIDTH, COUNT> &slice, const LayernormBackward &work,
+                                const LayernormColumns &columns, float sums_g[2]) {
     UNROLL
     for (int i = 0; i < COUNT; i++) {
         int c = columns.first + i * columns.step;
@@ -258,8 +238,8 @@ layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlice<R
         UNROLL
         for (int k = 0; k < WIDTH; k++) {
             float n = (x[k] - slice.mean) * slice.scale, g = d_output[k] * weight[k];
-            *sum += g;
-            *product += g * n;
+            sums_g[0] += g;
+            sums_g[1] += g * n;
             sums.d_weight[i][k] += d_output[k] * n;
             sums.d_bias[i][k] += d_output[k];
         }
@@ -269,10 +249,10 @@ layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlice<R
 // Writes the gradient of the row and adds it to d_branch of its columns. g_mean =
 // mean(g), product_mean = mean(g n).
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void
-layernorm_slice_finish(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlice<R, WIDTH, COUNT> &slice,
-                       Piece<R, WIDTH> before[COUNT], const LayernormBackward &work, int row,
-                       const LayernormColumns &columns, float g_mean, float product_mean) {
+DEVICE void layernorm_slice_finish(LayernormSums<R, WIDTH, COUNT> &sums,
+                                   const LayernormSlice<R, WIDTH, COUNT> &slice,
+                                   Piece<R, WIDTH> before[COUNT], const LayernormBackward &work, int row,
+                                   const LayernormColumns &columns, float g_mean, float product_mean) {
     R *d_residual = reals<R>(work.d_residual) + (size_t)row * (size_t)work.channels;
     UNROLL
     for (int i = 0; i < COUNT; i++) {
@@ -297,18 +277,17 @@ layernorm_slice_finish(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlic
 // partials (3, C) = the sums of the block: those of its groups, added in order. shared
 // (groups, 3, C).
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_sums_store(const LayernormSums<R, WIDTH, COUNT> &sums,
-                                                            float *partials, float *shared, int group,
-                                                            int groups, const LayernormColumns &columns) {
+DEVICE void layernorm_sums_store(const LayernormSums<R, WIDTH, COUNT> &sums, float *partials, float *shared,
+                                 int group, int groups, const LayernormColumns &columns) {
     int C = columns.channels;
     float *mine = shared + (size_t)group * 3 * (size_t)C;
     UNROLL
     for (int i = 0; i < COUNT; i++) {
         int c = columns.first + i * columns.step;
         if (c >= C) { break; }
-        floats_store<WIDTH>(mine + c, sums.d_weight[i]);
-        floats_store<WIDTH>(mine + C + c, sums.d_bias[i]);
-        floats_store<WIDTH>(mine + 2 * C + c, sums.d_branch[i]);
+        floats_write<WIDTH, false>(mine + c, sums.d_weight[i]);
+        floats_write<WIDTH, false>(mine + C + c, sums.d_bias[i]);
+        floats_write<WIDTH, false>(mine + 2 * C + c, sums.d_branch[i]);
     }
     __syncthreads();
     for (int i = (int)threadIdx.x; i < 3 * C; i += (int)blockDim.x) {
@@ -320,32 +299,15 @@ static __device__ __forceinline__ void layernorm_sums_store(const LayernormSums<
     }
 }
 
-// Both sums over a group, for all its threads, with one barrier. scratch: a float2 for
-// each warp of the block.
-static __device__ __forceinline__ void layernorm_group_sums(float *sum, float *product, float2 *scratch,
-                                                            int warps) {
-    *sum = warp_sum(*sum);
-    *product = warp_sum(*product);
-    if (warps == 1) { return; }
-    if (lane_index() == 0) { scratch[warp_index()] = make_float2(*sum, *product); }
-    __syncthreads();
-    const float2 *group = scratch + warp_index() / warps * warps;
-    *sum = *product = 0.0f;
-    for (int i = 0; i < warps; i++) {
-        *sum += group[i].x;
-        *product += group[i].y;
-    }
-}
-
 // The rows from `begin` to `end`, one for each group at a time. scratch (2, warps of the
-// block): two halves that take turns, so that one barrier a row is enough. A thread that
-// writes a half again has passed the barrier of the other half, and all threads that read
-// the first have reached that barrier.
+// block, 2): two halves that take turns, so that one barrier a row is enough. A thread
+// that writes a half again has passed the barrier of the other half, and all threads that
+// read the first have reached that barrier.
 template <typename R, int WIDTH, int COUNT, bool AHEAD>
-static __device__ __forceinline__ void
-layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBackward &work,
-                        const LayernormGroups &shape, const LayernormColumns &columns, int begin, int end,
-                        float2 *scratch) {
+DEVICE void layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBackward &work,
+                                    const LayernormGroups &shape, const LayernormColumns &columns, int begin,
+                                    int end, float *scratch) {
+    const Real *d_residual = work.d_residual;
     LayernormSlice<R, WIDTH, COUNT> slice, next;
     int row = begin + warp_index() / shape.warps, rounds = (end - begin + shape.groups - 1) / shape.groups;
     if (AHEAD && row < end) { layernorm_slice_load(next, work, row, columns); }
@@ -355,15 +317,20 @@ layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBac
         if (AHEAD && row + shape.groups < end) {
             layernorm_slice_load(next, work, row + shape.groups, columns);
         }
-        Piece<R, WIDTH> before[COUNT];
-        float sum = 0.0f, product = 0.0f;
-        if (row < end) { layernorm_before_load<R, WIDTH, COUNT>(before, work, row, columns); }
-        if (row < end) { layernorm_slice_sum(sums, slice, work, columns, &sum, &product); }
-        layernorm_group_sums(&sum, &product, scratch + rounds % 2 * shape.warps * shape.groups, shape.warps);
+        Piece<R, WIDTH> before[COUNT]; // d_residual, if it is to be added to
+        UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            int c = columns.first + i * columns.step;
+            if (row >= end || c >= columns.channels || !work.accumulate) { break; }
+            before[i] = piece_load<WIDTH>(reals<R>(d_residual) + (size_t)row * (size_t)work.channels + c);
+        }
+        float sums_g[2] = {0.0f, 0.0f};
+        if (row < end) { layernorm_slice_sum(sums, slice, work, columns, sums_g); }
+        layernorm_group_sums<2>(sums_g, scratch + rounds % 2 * 2 * shape.warps * shape.groups, shape.warps);
         float C = (float)work.channels;
         if (row < end) {
-            layernorm_slice_finish(sums, slice, before, work, row, columns, __fdividef(sum, C),
-                                   __fdividef(product, C));
+            layernorm_slice_finish(sums, slice, before, work, row, columns, __fdividef(sums_g[0], C),
+                                   __fdividef(sums_g[1], C));
         }
     }
 }
@@ -371,10 +338,9 @@ layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBac
 template <typename R, int WIDTH, int COUNT, bool AHEAD>
 static __global__ void __launch_bounds__(AHEAD ? LAYERNORM_AHEAD_THREADS : LAYERNORM_THREADS)
     layernorm_backward_kernel(LayernormBackward work, LayernormGroups shape) {
-    // Shared memory: (2, warps of the block) for sums over columns, then (groups, 3, C)
-    // for sums over rows.
-    float2 *scratch = (float2 *)cuda_shared();
-    float *shared = (float *)(scratch + 2 * shape.warps * shape.groups);
+    // Shared memory: (2, warps of the block, 2) for sums over columns, then
+    // (groups, 3, C) for sums over rows.
+    float *scratch = (float *)(void *)cuda_shared(), *shared = scratch + 4 * shape.warps * shape.groups;
     int block = (int)blockIdx.x, blocks = (int)gridDim.x;
     LayernormColumns columns = layernorm_columns<WIDTH>(work.channels, shape.warps, true);
     LayernormSums<R, WIDTH, COUNT> sums;
@@ -406,31 +372,22 @@ static inline void layernorm_backward_start(Stream *stream, const LayernormBackw
                 shape);
 }
 
+// The sums of d_branch_bias are taken before d_residual is rounded.
 template <typename R>
-static inline void layernorm_backward_typed(Stream *stream, const LayernormBackward *work) {
+static inline void cuda_layernorm_backward(Stream *stream, const LayernormBackward *work) {
     constexpr int WIDTH = Pack<R>::COUNT;
-    size_t C = (size_t)work->channels;
-    bool packed = pack_fits(C, reals<R>(work->d_residual), reals<R>(work->d_output), reals<R>(work->residual),
-                            reals<R>(work->weight));
+    int arrays = work->d_branch_bias != NULL ? 3 : 2, C = work->channels;
+    bool packed = pack_fits((size_t)C, reals<R>(work->d_residual), reals<R>(work->d_output),
+                            reals<R>(work->residual), reals<R>(work->weight));
     if (!packed) {
         layernorm_backward_start<R, 1, LAYERNORM_WIDE_ELEMENTS, false>(stream, work);
-    } else if (C <= (size_t)LAYERNORM_AHEAD_THREADS * WIDTH) {
+    } else if (C <= LAYERNORM_AHEAD_THREADS * WIDTH) {
         layernorm_backward_start<R, WIDTH, 1, true>(stream, work);
     } else {
         layernorm_backward_start<R, WIDTH, LAYERNORM_WIDE_ELEMENTS / WIDTH, false>(stream, work);
     }
-}
-
-// d_residual = or += the gradient through the LayerNorm; d_weight, d_bias +=;
-// d_branch_bias (if given) += the sum over rows of the finished d_residual, before it is
-// rounded. partials (CUDA_ROW_BLOCKS, 3, C) is workspace. At most LAYERNORM_CHANNELS
-// channels.
-static inline void cuda_layernorm_backward(Stream *stream, const LayernormBackward *work) {
-    bool half = stream->precision == PRECISION_BF16;
-    (half ? layernorm_backward_typed<__nv_bfloat16> : layernorm_backward_typed<float>)(stream, work);
     ColumnTargets targets = {.first = work->d_weight, .second = work->d_bias, .third = work->d_branch_bias};
-    int arrays = work->d_branch_bias != NULL ? 3 : 2, C = work->channels;
-    cuda_column_sums_add_all(stream, targets, arrays, work->partials, cuda_row_blocks(work->rows), 3 * C, C);
+    cuda_column_sums_add(stream, targets, arrays, work->partials, cuda_row_blocks(work->rows), 3 * C, C);
 }
 
 #endif

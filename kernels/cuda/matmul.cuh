@@ -26,6 +26,7 @@
 
 #include <cublasLt.h>
 
+#include "kernels/cpu/matmul.h"
 #include "kernels/cuda/language.cuh"
 
 enum {
@@ -43,6 +44,7 @@ typedef struct CudaGemm {
     Precision result_precision;                          // of the result
     bool accumulate;                                     // += instead of =
     uint32_t a_alignment, b_alignment, result_alignment; // bytes; filled in by cuda_gemm_align
+    bool operator==(const CudaGemm &) const = default;
 } CudaGemm;
 
 // A shape and the algorithm chosen for it.
@@ -57,7 +59,7 @@ typedef struct CudaGemmPlan {
 // What a stream keeps for its products.
 typedef struct CudaGemmLibrary {
     cublasLtHandle_t handle;
-    void *workspace;   // (CUDA_GEMM_WORKSPACE)
+    void *workspace;   // (GEMM_WORKSPACE_BYTES)
     int sm_count;      // multiprocessors that algorithms may count on; 0: all
     uint64_t products; // so far
     int count;         // of plans
@@ -75,15 +77,6 @@ static inline void cublas_check(cublasStatus_t status, const char *call) {
 
 // ---------------------------------------------------------------------------------------
 // Plans
-
-static inline bool cuda_gemm_is_same(const CudaGemm *x, const CudaGemm *y) {
-    return x->m == y->m && x->n == y->n && x->k == y->k && x->a_transposed == y->a_transposed &&
-           x->b_transposed == y->b_transposed && x->a_stride == y->a_stride && x->b_stride == y->b_stride &&
-           x->result_stride == y->result_stride && x->precision == y->precision &&
-           x->result_precision == y->result_precision && x->accumulate == y->accumulate &&
-           x->a_alignment == y->a_alignment && x->b_alignment == y->b_alignment &&
-           x->result_alignment == y->result_alignment;
-}
 
 static inline void cuda_gemm_layout(cublasLtMatrixLayout_t *layout, Precision precision, bool transposed,
                                     int rows, int columns, int stride) {
@@ -118,19 +111,10 @@ static inline uint32_t cuda_gemm_alignment(const void *place, int stride, Precis
     return (uint32_t)(common & (~common + 1));
 }
 
-static inline void cuda_prefer_alignment(cublasLtMatmulPreference_t preference,
-                                         cublasLtMatmulPreferenceAttributes_t attribute,
-                                         const uint32_t *bytes) {
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, bytes, sizeof *bytes));
-}
-
-// A product that is cut along k adds its parts in fp32, also where the result is bf16: the
-// library would else be free to round the parts to the result's type first.
-static inline void cuda_prefer_fp32_sums(cublasLtMatmulPreference_t preference, const CudaGemm *gemm) {
-    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    if (gemm->result_precision == PRECISION_FP32) { return; }
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                                      &schemes, sizeof schemes));
+template <typename T>
+static inline void cuda_prefer(cublasLtMatmulPreference_t preference,
+                               cublasLtMatmulPreferenceAttributes_t attribute, const T &value) {
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
 }
 
 // The algorithms that the library proposes for a plan, best first. *count: how many; at
@@ -140,16 +124,20 @@ static inline cublasStatus_t cuda_gemm_offers(const CudaGemmLibrary *library, co
                                               int *count) {
     const CudaGemm *gemm = &plan->gemm;
     cublasLtMatmulPreference_t preference;
-    size_t workspace_bytes = CUDA_GEMM_WORKSPACE;
+    size_t workspace_bytes = GEMM_WORKSPACE_BYTES;
     *count = 0;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                      &workspace_bytes, sizeof workspace_bytes));
-    cuda_prefer_fp32_sums(preference, gemm);
-    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &gemm->a_alignment);
-    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &gemm->b_alignment);
-    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &gemm->result_alignment);
-    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &gemm->result_alignment);
+    cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
+    // A product that is cut along k adds its parts in fp32, also where the result is
+    // bf16: the library would else be free to round the parts to the result's type first.
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    if (gemm->result_precision != PRECISION_FP32) {
+        cuda_prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
+    }
+    cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, gemm->a_alignment);
+    cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, gemm->b_alignment);
+    cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, gemm->result_alignment);
+    cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, gemm->result_alignment);
     cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(library->handle, plan->operation, plan->a, plan->b, plan->result,
                                        plan->result, preference, CUDA_GEMM_OFFERS, offers, count);
@@ -164,7 +152,7 @@ static inline cublasStatus_t cuda_gemm_run(Stream *stream, const CudaGemmPlan *p
     float one = 1.0f, beta = plan->gemm.accumulate ? 1.0f : 0.0f;
     return cublasLtMatmul(library->handle, plan->operation, &one, a, plan->a, b, plan->b, &beta, result,
                           plan->result, result, plan->result, algorithm, library->workspace,
-                          CUDA_GEMM_WORKSPACE, (cudaStream_t)stream->queue);
+                          GEMM_WORKSPACE_BYTES, (cudaStream_t)stream->queue);
 }
 
 // Takes the library's first offer. Returns an error if it offers nothing.
@@ -174,17 +162,6 @@ static inline cublasStatus_t cuda_gemm_choose(const CudaGemmLibrary *library, Cu
     cublasStatus_t status = cuda_gemm_offers(library, plan, offers, &count);
     if (status == CUBLAS_STATUS_SUCCESS) { plan->algorithm = offers[0].algo; }
     return status;
-}
-
-// Ends the program where the library has no algorithm for a product.
-static inline void cuda_gemm_refuse(const CudaGemm *gemm, cublasStatus_t status) {
-    char text[256];
-    snprintf(text, sizeof text, "no algorithm for a product of m %d, n %d, k %d%s%s, of %s, the result %s%s",
-             gemm->m, gemm->n, gemm->k, gemm->a_transposed ? ", a transposed" : "",
-             gemm->b_transposed ? ", b transposed" : "", gemm->precision == PRECISION_FP32 ? "fp32" : "bf16",
-             gemm->result_precision == PRECISION_FP32 ? "fp32" : "bf16",
-             gemm->accumulate ? " and added to" : "");
-    cublas_check(status, text);
 }
 
 // The library has read a plan when its call returns: what is under way does not need it.
@@ -211,7 +188,7 @@ static inline CudaGemmPlan *cuda_gemm_plan(CudaGemmLibrary *library, const CudaG
     library->products++;
     for (int i = 0; i < library->count; i++) {
         CudaGemmPlan *plan = &library->plans[i];
-        if (!cuda_gemm_is_same(&plan->gemm, gemm)) { continue; }
+        if (!(plan->gemm == *gemm)) { continue; }
         plan->used = library->products;
         return plan;
     }
@@ -220,7 +197,12 @@ static inline CudaGemmPlan *cuda_gemm_plan(CudaGemmLibrary *library, const CudaG
     plan->used = library->products;
     cuda_gemm_describe(library, plan);
     cublasStatus_t status = cuda_gemm_choose(library, plan);
-    if (status != CUBLAS_STATUS_SUCCESS) { cuda_gemm_refuse(gemm, status); }
+    char text[256];
+    snprintf(text, sizeof text, "no algorithm for a product of m %d, n %d, k %d%s%s, of %s, the result %s%s",
+             gemm->m, gemm->n, gemm->k, gemm->a_transposed ? ", a transposed" : "",
+             gemm->b_transposed ? ", b transposed" : "", precision_name(gemm->precision),
+             precision_name(gemm->result_precision), gemm->accumulate ? " and added to" : "");
+    cublas_check(status, text);
     return plan;
 }
 
@@ -230,24 +212,10 @@ static inline void cuda_gemm_align(CudaGemm *gemm, const void *a, const void *b,
     gemm->result_alignment = cuda_gemm_alignment(result, gemm->result_stride, gemm->result_precision);
 }
 
-static inline void cuda_gemm(Stream *stream, CudaGemm *gemm, const void *a, const void *b, void *result) {
-    cuda_gemm_align(gemm, a, b, result);
-    const CudaGemmPlan *plan = cuda_gemm_plan((CudaGemmLibrary *)stream->gemm, gemm);
-    CUBLAS_CHECK(cuda_gemm_run(stream, plan, &plan->algorithm, a, b, result));
-}
-
 // ---------------------------------------------------------------------------------------
 // The operations
 
-// Makes the library load its kernels (gpu_load_eagerly), so that what it takes of the GPU's
-// memory is seen by who measures that afterwards.
-static inline cublasStatus_t cuda_gemm_load(void) {
-    cublasLtHandle_t handle = NULL;
-    cublasStatus_t status = cublasLtCreate(&handle);
-    return status == CUBLAS_STATUS_SUCCESS ? cublasLtDestroy(handle) : status;
-}
-
-// Opens the library for a stream. workspace (CUDA_GEMM_WORKSPACE): device memory.
+// Opens the library for a stream. workspace (GEMM_WORKSPACE_BYTES): device memory.
 // sm_count: as in CudaGemmLibrary.
 static inline void cuda_gemm_open(Stream *stream, void *workspace, int sm_count) {
     CudaGemmLibrary *library = (CudaGemmLibrary *)calloc(1, sizeof *library);
@@ -266,56 +234,22 @@ static inline void cuda_gemm_close(Stream *stream) {
     stream->gemm = NULL;
 }
 
-// A product of operands in the stream's precision, with a result of the same kind.
-static inline CudaGemm cuda_gemm_of(const Stream *stream, int m, int n, int k, bool a_transposed,
-                                    int a_stride, int b_stride, int result_stride) {
-    CudaGemm gemm;
-    memset(&gemm, 0, sizeof gemm);
-    gemm.m = m;
-    gemm.n = n;
-    gemm.k = k;
-    gemm.a_transposed = a_transposed;
-    gemm.a_stride = a_stride;
-    gemm.b_stride = b_stride;
-    gemm.result_stride = result_stride;
-    gemm.precision = gemm.result_precision = stream->precision;
-    return gemm;
-}
-
-// output^T (outputs, rows) = weight input^T
-static inline void cuda_matmul_forward(Stream *stream, Real *output, int output_stride, const Real *input,
-                                       const Real *weight, int rows, int inputs, int outputs) {
-    CudaGemm gemm = cuda_gemm_of(stream, outputs, rows, inputs, true, inputs, inputs, output_stride);
-    cuda_gemm(stream, &gemm, weight, input, output);
-}
-
-// d_input^T (inputs, rows) = weight^T d_output^T
-static inline void cuda_matmul_backward_input(Stream *stream, Real *d_input, int d_input_stride,
-                                              const Real *d_output, int d_output_stride, const Real *weight,
-                                              int rows, int inputs, int outputs) {
-    CudaGemm gemm =
-        cuda_gemm_of(stream, inputs, rows, outputs, false, inputs, d_output_stride, d_input_stride);
-    cuda_gemm(stream, &gemm, weight, d_output, d_input);
-}
-
-// d_weight^T (inputs, outputs) += input^T d_output
-static inline void cuda_matmul_backward_weight(Stream *stream, float *d_weight, const Real *d_output,
-                                               int d_output_stride, const Real *input, int rows, int inputs,
-                                               int outputs) {
-    CudaGemm gemm = cuda_gemm_of(stream, inputs, outputs, rows, false, inputs, d_output_stride, inputs);
-    gemm.b_transposed = true;
-    gemm.result_precision = PRECISION_FP32;
-    gemm.accumulate = true;
-    cuda_gemm(stream, &gemm, input, d_output, d_weight);
-}
-
-// result^T (N, M) = b^T a^T; dense. A transposed operand is stored as (K, M) or (N, K).
-static inline void cuda_matmul_product(Stream *stream, Real *result, const Real *a, bool a_transposed,
-                                       const Real *b, bool b_transposed, int M, int N, int K) {
-    CudaGemm gemm =
-        cuda_gemm_of(stream, N, M, K, b_transposed, b_transposed ? K : N, a_transposed ? M : K, N);
-    gemm.b_transposed = a_transposed;
-    cuda_gemm(stream, &gemm, b, a, result);
+// The library stores matrices column by column: result^T (N, M) = b^T (N, K) a^T (K, M).
+static inline void cuda_matmul(Stream *stream, const Matmul *work) {
+    CudaGemm gemm = {.m = work->N,
+                     .n = work->M,
+                     .k = work->K,
+                     .a_transposed = work->b_transposed,
+                     .b_transposed = work->a_transposed,
+                     .a_stride = work->b_stride,
+                     .b_stride = work->a_stride,
+                     .result_stride = work->result_stride,
+                     .precision = work->precision,
+                     .result_precision = work->result_precision,
+                     .accumulate = work->accumulate};
+    cuda_gemm_align(&gemm, work->b, work->a, work->result);
+    const CudaGemmPlan *plan = cuda_gemm_plan((CudaGemmLibrary *)stream->gemm, &gemm);
+    CUBLAS_CHECK(cuda_gemm_run(stream, plan, &plan->algorithm, work->b, work->a, work->result));
 }
 
 #endif

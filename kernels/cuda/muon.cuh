@@ -16,8 +16,7 @@
 
 // directions: X of the elements of this thread, before it is divided by its norm. moved: m'.
 template <typename M>
-static __device__ __forceinline__ void muon_elements(float directions[4], float moved[4],
-                                                     const MuonRange &range, const Quad &quad) {
+DEVICE void muon_elements(float directions[4], float moved[4], const MuonRange &range, const Quad &quad) {
     float gradient[4];
     quad_load(gradient, range.gradient, quad);
     quad_load(moved, reals<M>(range.momentum), quad);
@@ -82,69 +81,34 @@ template <typename R> static __global__ void muon_apply_kernel(MuonRange range, 
     quad_store(range.out, master, quad);
 }
 
-template <typename M> static inline void muon_norm_launch(Stream *stream, const MuonRange &range) {
-    bool wide = quad_fits(range.gradient) && quad_fits(reals<M>(range.momentum));
-    cuda_launch(stream, muon_norm_kernel<M>, dim3((unsigned)buffer_blocks(range.count)),
-                dim3(BUFFER_SQUARES_THREADS), BUFFER_SQUARES_THREADS / WARP * sizeof(double), range, wide);
-}
-
-static inline void cuda_muon_norm(Stream *stream, const MuonRange *range) {
-    if (range->moments == PRECISION_BF16) {
-        muon_norm_launch<__nv_bfloat16>(stream, *range);
-    } else {
-        muon_norm_launch<float>(stream, *range);
-    }
+template <typename M> static inline void cuda_muon_norm(Stream *stream, const MuonRange *range) {
+    bool wide = quad_fits(range->gradient) && quad_fits(reals<M>(range->momentum));
+    cuda_launch(stream, muon_norm_kernel<M>, dim3((unsigned)buffer_blocks(range->count)),
+                dim3(BUFFER_SQUARES_THREADS), BUFFER_SQUARES_THREADS / WARP * sizeof(double), *range, wide);
 }
 
 template <typename R, typename M>
-static inline void muon_direction_launch(Stream *stream, const MuonRange &range) {
-    bool wide = quad_fits(range.gradient) && quad_fits(reals<M>(range.momentum)) &&
-                quad_fits(reals<R>(range.direction));
-    quad_launch(stream, muon_direction_kernel<R, M>, range.count, range, buffer_blocks(range.count), wide);
+static inline void muon_direction_launch(Stream *stream, const MuonRange *range) {
+    bool wide = quad_fits(range->gradient) && quad_fits(reals<M>(range->momentum)) &&
+                quad_fits(reals<R>(range->direction));
+    quad_launch(stream, muon_direction_kernel<R, M>, range->count, *range, buffer_blocks(range->count), wide);
 }
 
-template <typename R> static inline void muon_direction_of(Stream *stream, const MuonRange &range) {
-    if (range.moments == PRECISION_BF16) {
-        muon_direction_launch<R, __nv_bfloat16>(stream, range);
-    } else {
-        muon_direction_launch<R, float>(stream, range);
-    }
-}
-
-static inline void cuda_muon_direction(Stream *stream, const MuonRange *range) {
-    if (stream->precision == PRECISION_BF16) {
-        muon_direction_of<__nv_bfloat16>(stream, *range);
-    } else {
-        muon_direction_of<float>(stream, *range);
-    }
+template <typename R> static inline void cuda_muon_direction(Stream *stream, const MuonRange *range) {
+    bool half = range->moments == PRECISION_BF16;
+    (half ? muon_direction_launch<R, __nv_bfloat16> : muon_direction_launch<R, float>)(stream, range);
 }
 
 template <typename R>
-static inline void muon_polynomial_launch(Stream *stream, R *polynomial, const R *square, int side) {
-    size_t count = (size_t)side * (size_t)side;
-    quad_launch(stream, muon_polynomial_kernel<R>, count, polynomial, square, side, count,
-                quad_fits(polynomial, square));
-}
-
 static inline void cuda_muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side) {
-    if (stream->precision == PRECISION_BF16) {
-        muon_polynomial_launch(stream, reals<__nv_bfloat16>(polynomial), reals<__nv_bfloat16>(square), side);
-    } else {
-        muon_polynomial_launch(stream, reals<float>(polynomial), reals<float>(square), side);
-    }
+    size_t count = (size_t)side * (size_t)side;
+    quad_launch(stream, muon_polynomial_kernel<R>, count, reals<R>(polynomial), reals<R>(square), side, count,
+                quad_fits(reals<R>(polynomial), reals<R>(square)));
 }
 
-template <typename R> static inline void muon_apply_launch(Stream *stream, const MuonRange &range) {
-    bool wide = quad_fits(range.master, range.out) && quad_fits(reals<R>(range.direction));
-    quad_launch(stream, muon_apply_kernel<R>, range.count, range, wide);
-}
-
-static inline void cuda_muon_apply(Stream *stream, const MuonRange *range) {
-    if (stream->precision == PRECISION_BF16) {
-        muon_apply_launch<__nv_bfloat16>(stream, *range);
-    } else {
-        muon_apply_launch<float>(stream, *range);
-    }
+template <typename R> static inline void cuda_muon_apply(Stream *stream, const MuonRange *range) {
+    bool wide = quad_fits(range->master, range->out) && quad_fits(reals<R>(range->direction));
+    quad_launch(stream, muon_apply_kernel<R>, range->count, *range, wide);
 }
 
 #endif

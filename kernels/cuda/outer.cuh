@@ -24,7 +24,6 @@ static __global__ void outer_pseudo_gradient_kernel(float *pseudo_gradient, cons
     quad_store(pseudo_gradient, from, quad);
 }
 
-// pseudo_gradient = outer - local
 static inline void cuda_outer_pseudo_gradient(Stream *stream, float *pseudo_gradient, const float *outer,
                                               const float *local, size_t count) {
     bool wide = quad_fits(pseudo_gradient, outer, local);
@@ -50,7 +49,6 @@ static __global__ void outer_nesterov_kernel(float *outer, float *momentum, floa
     quad_store(local, worker, quad);
 }
 
-// As cpu_outer_nesterov.
 static inline void cuda_outer_nesterov(Stream *stream, float *outer, float *momentum, float *local,
                                        const float *sum, size_t count, const NesterovStep *step) {
     bool wide = quad_fits(outer, momentum, local, sum);
@@ -81,7 +79,6 @@ static __global__ void outer_momentum_kernel(float *base, float *momentum, float
     quad_store(exchange, delta, quad);
 }
 
-// As cpu_outer_momentum.
 static inline void cuda_outer_momentum(Stream *stream, float *base, float *momentum, float *local,
                                        float *exchange, size_t count, const MomentumStep *step) {
     bool wide = quad_fits(base, momentum, local, exchange);

@@ -6,19 +6,14 @@
 #include <stddef.h>
 
 enum {
-    CUDA_ROW_BLOCKS = 264,         // see column_sums.cuh
-    EMBEDDING_SEGMENT = 64,        // see embedding.cuh
-    CUDA_GEMM_WORKSPACE = 32 << 20 // bytes
+    CUDA_ROW_BLOCKS = 264,  // see column_sums.cuh
+    EMBEDDING_SEGMENT = 64, // see embedding.cuh
+    GEMM_WORKSPACE_BYTES = 32 << 20
 };
 
-// The workspace of the backward pass of attention: the deltas.
-static inline size_t cuda_attention_workspace_floats(int B, int T, int heads) {
-    return (size_t)B * (size_t)heads * (size_t)T;
-}
-
-// The workspace of cuda_embedding_backward: each segment has a sum for the range that it
-// continues, and one for the range that the next segment continues.
-static inline size_t cuda_embedding_partials_floats(int rows, int C) {
+// Floats of partials for embedding_backward, on a GPU: each segment has a sum for the
+// range that it continues, and one for the range that the next segment continues.
+static inline size_t embedding_partials_floats(int rows, int C) {
     return ((size_t)rows + EMBEDDING_SEGMENT - 1) / EMBEDDING_SEGMENT * 2 * (size_t)C;
 }
 

@@ -29,8 +29,7 @@ enum {
 // Words of a lane
 
 // words <- place[first] and the next ones, zeros from place[end] on.
-template <int COUNT, typename T>
-static __device__ __forceinline__ void wire_load(T words[COUNT], const T *place, int first, int end) {
+template <int COUNT, typename T> DEVICE void wire_load(T words[COUNT], const T *place, int first, int end) {
     const T *mine = place + first;
     if (first + COUNT <= end && (uintptr_t)mine % sizeof(Piece<T, COUNT>) == 0) {
         Piece<T, COUNT> piece = piece_load<COUNT>(mine);
@@ -40,8 +39,7 @@ static __device__ __forceinline__ void wire_load(T words[COUNT], const T *place,
     for (int i = 0; i < COUNT; i++) { words[i] = first + i < end ? mine[i] : T(0); }
 }
 
-template <int COUNT, typename T>
-static __device__ __forceinline__ void wire_store(T *place, const T words[COUNT], int first, int end) {
+template <int COUNT, typename T> DEVICE void wire_store(T *place, const T words[COUNT], int first, int end) {
     T *mine = place + first;
     if (first + COUNT <= end && (uintptr_t)mine % sizeof(Piece<T, COUNT>) == 0) {
         Piece<T, COUNT> piece;
@@ -55,20 +53,18 @@ static __device__ __forceinline__ void wire_store(T *place, const T words[COUNT]
 }
 
 // Where the upper part of a block of n begins.
-template <WireFormat FORMAT> static __device__ __forceinline__ int wire_half(int n) {
+template <WireFormat FORMAT> DEVICE int wire_half(int n) {
     return FORMAT == WIRE_E3M0 || FORMAT == WIRE_INT4 ? (n + 1) / 2 : WIRE_BLOCK / 2;
 }
 
 // The lane's elements of `block` (n); zeros where there are none.
-static __device__ __forceinline__ void wire_values_load(float values[WIRE_LANE], const float *block, int half,
-                                                        int n) {
+DEVICE void wire_values_load(float values[WIRE_LANE], const float *block, int half, int n) {
     int first = 4 * lane_index();
     wire_load<4>(values, block, first, half < n ? half : n);
     wire_load<4>(values + 4, block, half + first, n);
 }
 
-static __device__ __forceinline__ void wire_values_store(float *block, const float values[WIRE_LANE],
-                                                         int half, int n) {
+DEVICE void wire_values_store(float *block, const float values[WIRE_LANE], int half, int n) {
     int first = 4 * lane_index();
     wire_store<4>(block, values, first, half < n ? half : n);
     wire_store<4>(block, values + 4, half + first, n);
@@ -77,8 +73,7 @@ static __device__ __forceinline__ void wire_values_store(float *block, const flo
 // ---------------------------------------------------------------------------------------
 // bf16
 
-static __device__ __forceinline__ void wire_warp_encode_bf16(char *out, const float values[WIRE_LANE],
-                                                             int n) {
+DEVICE void wire_warp_encode_bf16(char *out, const float values[WIRE_LANE], int n) {
     uint32_t words[4], *place = (uint32_t *)(void *)out;
     for (int i = 0; i < 4; i++) {
         words[i] = bf16_from_float(values[2 * i]) | (uint32_t)bf16_from_float(values[2 * i + 1]) << 16;
@@ -87,7 +82,7 @@ static __device__ __forceinline__ void wire_warp_encode_bf16(char *out, const fl
     wire_store<2>(place, words + 2, WIRE_BLOCK / 4 + 2 * lane_index(), (n + 1) / 2);
 }
 
-static __device__ __forceinline__ void wire_warp_decode_bf16(float values[WIRE_LANE], const char *in, int n) {
+DEVICE void wire_warp_decode_bf16(float values[WIRE_LANE], const char *in, int n) {
     const uint32_t *place = (const uint32_t *)(const void *)in;
     uint32_t words[4];
     wire_load<2>(words, place, 2 * lane_index(), (n + 1) / 2);
@@ -101,7 +96,7 @@ static __device__ __forceinline__ void wire_warp_decode_bf16(float values[WIRE_L
 // Coarse formats: both
 
 // The bits of the largest magnitude of the block, a NaN's above all, for every lane.
-static __device__ __forceinline__ uint32_t wire_warp_largest(const float values[WIRE_LANE]) {
+DEVICE uint32_t wire_warp_largest(const float values[WIRE_LANE]) {
     uint32_t largest = 0;
     for (int i = 0; i < WIRE_LANE; i++) {
         uint32_t magnitude = wire_magnitude(values[i]);
@@ -116,15 +111,12 @@ static __device__ __forceinline__ uint32_t wire_warp_largest(const float values[
 
 // level * scale. A scale that is a NaN keeps its bits, which arithmetic on a GPU would
 // not.
-static __device__ __forceinline__ float wire_scaled(float level, float scale) {
-    return scale == scale ? level * scale : scale;
-}
+DEVICE float wire_scaled(float level, float scale) { return scale == scale ? level * scale : scale; }
 
 // ---------------------------------------------------------------------------------------
 // int8
 
-static __device__ __forceinline__ void wire_warp_encode_int8(char *out, const float values[WIRE_LANE],
-                                                             int n) {
+DEVICE void wire_warp_encode_int8(char *out, const float values[WIRE_LANE], int n) {
     uint32_t largest = wire_warp_largest(values), words[2] = {0, 0}, *place = (uint32_t *)(void *)out;
     float scale = wire_float_from_bits(WIRE_NAN_BITS);
     if (wire_is_finite(largest)) {
@@ -138,7 +130,7 @@ static __device__ __forceinline__ void wire_warp_encode_int8(char *out, const fl
     wire_store<1>(place + 1, words + 1, WIRE_BLOCK / 8 + lane_index(), (n + 3) / 4);
 }
 
-static __device__ __forceinline__ void wire_warp_decode_int8(float values[WIRE_LANE], const char *in, int n) {
+DEVICE void wire_warp_decode_int8(float values[WIRE_LANE], const char *in, int n) {
     const uint32_t *place = (const uint32_t *)(const void *)in;
     uint32_t words[2];
     float scale = wire_float_from_bits(place[0]);
@@ -153,8 +145,7 @@ static __device__ __forceinline__ void wire_warp_decode_int8(float values[WIRE_L
 // int4 and e3m0
 
 template <WireFormat FORMAT>
-static __device__ __forceinline__ void wire_warp_encode_nibbles(char *out, const float values[WIRE_LANE],
-                                                                int n) {
+DEVICE void wire_warp_encode_nibbles(char *out, const float values[WIRE_LANE], int n) {
     uint32_t largest = wire_warp_largest(values), word = 0, *place = (uint32_t *)(void *)out;
     float scale = wire_float_from_bits(WIRE_NAN_BITS);
     if (wire_is_finite(largest)) {
@@ -171,8 +162,7 @@ static __device__ __forceinline__ void wire_warp_encode_nibbles(char *out, const
 }
 
 template <WireFormat FORMAT>
-static __device__ __forceinline__ void wire_warp_decode_nibbles(float values[WIRE_LANE], const char *in,
-                                                                int n) {
+DEVICE void wire_warp_decode_nibbles(float values[WIRE_LANE], const char *in, int n) {
     const uint32_t *place = (const uint32_t *)(const void *)in;
     uint32_t word;
     float scale = wire_float_from_bits(place[0]);
@@ -188,16 +178,14 @@ static __device__ __forceinline__ void wire_warp_decode_nibbles(float values[WIR
 
 // out <- a block of n elements. The lanes of this warp have them in `values`, with zeros
 // behind the n-th.
-template <WireFormat FORMAT>
-static __device__ __forceinline__ void wire_warp_encode(char *out, const float values[WIRE_LANE], int n) {
+template <WireFormat FORMAT> DEVICE void wire_warp_encode(char *out, const float values[WIRE_LANE], int n) {
     if (FORMAT == WIRE_FP32) { wire_values_store((float *)(void *)out, values, wire_half<FORMAT>(n), n); }
     if (FORMAT == WIRE_BF16) { wire_warp_encode_bf16(out, values, n); }
     if (FORMAT == WIRE_INT8) { wire_warp_encode_int8(out, values, n); }
     if (FORMAT == WIRE_INT4 || FORMAT == WIRE_E3M0) { wire_warp_encode_nibbles<FORMAT>(out, values, n); }
 }
 
-template <WireFormat FORMAT>
-static __device__ __forceinline__ void wire_warp_decode(float values[WIRE_LANE], const char *in, int n) {
+template <WireFormat FORMAT> DEVICE void wire_warp_decode(float values[WIRE_LANE], const char *in, int n) {
     if (FORMAT == WIRE_FP32) {
         wire_values_load(values, (const float *)(const void *)in, wire_half<FORMAT>(n), n);
     }
@@ -215,7 +203,7 @@ struct WireBlock {
 };
 
 // stride: the bytes of an encoded block.
-static __device__ __forceinline__ WireBlock wire_block_of_warp(const WirePieces &pieces, size_t stride) {
+DEVICE WireBlock wire_block_of_warp(const WirePieces &pieces, size_t stride) {
     WireBlock block;
     size_t index = (size_t)blockIdx.x * WIRE_WARPS + (size_t)warp_index();
     size_t per_piece = (pieces.count + WIRE_BLOCK - 1) / WIRE_BLOCK;
@@ -244,6 +232,10 @@ static inline void wire_launch(Stream *stream, void (*kernel)(Parameters...), Wi
 // ---------------------------------------------------------------------------------------
 // Messages
 
+// A kernel for each format, in the order of WireFormat.
+#define WIRE_KERNELS(kernel) \
+    { kernel<WIRE_FP32>, kernel<WIRE_BF16>, kernel<WIRE_INT8>, kernel<WIRE_INT4>, kernel<WIRE_E3M0> }
+
 template <WireFormat FORMAT>
 static __global__ void wire_encode_kernel(char *message, const float *values, const float *base,
                                           WirePieces pieces, size_t stride) {
@@ -260,14 +252,9 @@ static __global__ void wire_encode_kernel(char *message, const float *values, co
     wire_warp_encode<FORMAT>(message + block.offset, mine, block.n);
 }
 
-// message <- the encodings of the pieces of `values`, or of values - base where base is
-// not NULL.
 static inline void cuda_wire_encode(Stream *stream, WireFormat format, void *message, const float *values,
                                     const float *base, const WirePieces *pieces) {
-    static void (*const kernels[WIRE_FORMAT_COUNT])(char *, const float *, const float *, WirePieces,
-                                                    size_t) = {
-        wire_encode_kernel<WIRE_FP32>, wire_encode_kernel<WIRE_BF16>, wire_encode_kernel<WIRE_INT8>,
-        wire_encode_kernel<WIRE_INT4>, wire_encode_kernel<WIRE_E3M0>};
+    static decltype(&wire_encode_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_encode_kernel);
     wire_launch(stream, kernels[format], format, pieces, (char *)message, values, base);
 }
 
@@ -287,14 +274,9 @@ static __global__ void wire_decode_kernel(float *out, const char *message, const
     wire_values_store(out + block.begin, mine, half, block.n);
 }
 
-// The pieces of `out` <- what they decode to, on top of base where base is not NULL. out
-// may be base.
 static inline void cuda_wire_decode(Stream *stream, WireFormat format, float *out, const void *message,
                                     const float *base, const WirePieces *pieces) {
-    static void (*const kernels[WIRE_FORMAT_COUNT])(float *, const char *, const float *, WirePieces,
-                                                    size_t) = {
-        wire_decode_kernel<WIRE_FP32>, wire_decode_kernel<WIRE_BF16>, wire_decode_kernel<WIRE_INT8>,
-        wire_decode_kernel<WIRE_INT4>, wire_decode_kernel<WIRE_E3M0>};
+    static decltype(&wire_decode_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_decode_kernel);
     wire_launch(stream, kernels[format], format, pieces, out, (const char *)message, base);
 }
 
@@ -312,14 +294,9 @@ static __global__ void wire_sum_kernel(float *out, const char *messages, size_t 
     wire_values_store(out + block.begin, sums, wire_half<FORMAT>(block.n), block.n);
 }
 
-// The pieces of `out` <- the sums, from 0 and in their order, of what `count` messages
-// decode to. They begin message_stride bytes apart.
 static inline void cuda_wire_sum(Stream *stream, WireFormat format, float *out, const void *messages,
                                  size_t message_stride, int count, const WirePieces *pieces) {
-    static void (*const kernels[WIRE_FORMAT_COUNT])(float *, const char *, size_t, int, WirePieces,
-                                                    size_t) = {
-        wire_sum_kernel<WIRE_FP32>, wire_sum_kernel<WIRE_BF16>, wire_sum_kernel<WIRE_INT8>,
-        wire_sum_kernel<WIRE_INT4>, wire_sum_kernel<WIRE_E3M0>};
+    static decltype(&wire_sum_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_sum_kernel);
     wire_launch(stream, kernels[format], format, pieces, out, (const char *)messages, message_stride, count);
 }
 

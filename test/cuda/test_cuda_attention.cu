@@ -8,8 +8,7 @@
 
 #include <time.h>
 
-#include "kernels/cpu/attention.h"
-#include "kernels/cuda/attention.cuh"
+#include "kernels/kernels.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -95,7 +94,7 @@ static bool results_same(const Problem *problem, const Results *a, const Results
            memcmp(a->d_qkv, b->d_qkv, problem->d_count * sizeof(float)) == 0;
 }
 
-typedef void Backward(Stream *stream, int B, const CudaAttentionBackward<__nv_bfloat16> &work);
+typedef void Backward(Stream *stream, const Attention &work);
 
 // Forward and backward on the device from qkv (B, T, 3C) and d_output (B, T, C), into
 // memory full of NaNs. backward: what to call instead of the product's choice of kernels.
@@ -109,19 +108,28 @@ static void device_run_with(Problem *problem, Results *results, const float *qkv
     Real *output = (Real *)device_new(problem->count * bytes),
          *d_qkv = (Real *)device_new(problem->d_count * bytes);
     float *logsumexp = (float *)device_new(numbers * sizeof(float));
-    float *workspace =
-        (float *)device_new(cuda_attention_workspace_floats(shape.B, shape.T, shape.heads) * sizeof(float));
+    float *workspace = (float *)device_new(numbers * sizeof(float));
     Stream *stream = cuda_test_stream(precision); // only now: those above set it to fp32
-    cuda_attention_forward(stream, output, logsumexp, device_qkv, shape.B, shape.T, problem->C, shape.heads,
-                           shape.window);
+    attention_forward(stream, output, logsumexp, NULL, device_qkv, shape.B, shape.T, problem->C, shape.heads,
+                      shape.window);
     if (backward == NULL) {
-        cuda_attention_backward(stream, d_qkv, problem->d_stride, workspace, device_d, output, device_qkv,
-                                logsumexp, shape.B, shape.T, problem->C, shape.heads, shape.window);
+        attention_backward(stream, d_qkv, problem->d_stride, workspace, device_d, output, device_qkv,
+                           logsumexp, shape.B, shape.T, problem->C, shape.heads, shape.window);
     } else {
-        backward(stream, shape.B,
-                 cuda_attention_backward_work<__nv_bfloat16>(
-                     d_qkv, problem->d_stride, workspace, device_d, output, device_qkv, logsumexp,
-                     cuda_attention_shape(shape.T, problem->C, shape.heads, shape.window)));
+        Attention work = {.output = output,
+                          .logsumexp = logsumexp,
+                          .scratch = workspace,
+                          .qkv = device_qkv,
+                          .d_qkv = d_qkv,
+                          .d_output = device_d,
+                          .B = shape.B,
+                          .T = shape.T,
+                          .channels = problem->C,
+                          .heads = shape.heads,
+                          .d_qkv_stride = problem->d_stride,
+                          .window = shape.window < shape.T ? shape.window : 0,
+                          .precision = precision};
+        backward(stream, work);
     }
     cuda_test_wait(stream);
     host_reals(results->output, output, problem->count, precision);
@@ -139,11 +147,11 @@ static void oracle_run(const Problem *problem, Results *results, const float *qk
     AttentionCase shape = problem->shape;
     float *workspace = (float *)malloc(
         attention_workspace_floats(shape.T, problem->C / shape.heads, 1, PRECISION_FP32) * sizeof(float));
-    cpu_attention_forward(cpu_stream(), as_reals(results->output), results->logsumexp, workspace,
-                          as_reals_const(qkv), shape.B, shape.T, problem->C, shape.heads, shape.window);
-    cpu_attention_backward(cpu_stream(), as_reals(results->d_qkv), problem->d_stride, workspace,
-                           as_reals_const(d_output), as_reals_const(qkv), results->logsumexp, shape.B,
-                           shape.T, problem->C, shape.heads, shape.window);
+    attention_forward(cpu_stream(), as_reals(results->output), results->logsumexp, workspace,
+                      as_reals_const(qkv), shape.B, shape.T, problem->C, shape.heads, shape.window);
+    attention_backward(cpu_stream(), as_reals(results->d_qkv), problem->d_stride, workspace,
+                       as_reals_const(d_output), as_reals(results->output), as_reals_const(qkv),
+                       results->logsumexp, shape.B, shape.T, problem->C, shape.heads, shape.window);
     free(workspace);
 }
 

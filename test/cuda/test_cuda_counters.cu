@@ -15,15 +15,7 @@
 // are other arithmetic, shared memory, and what a library computes.
 #include "test/cuda/cuda_kernels.h"
 
-#include "kernels/cpu/embedding.h"
-#include "kernels/cuda/adamw.cuh"
-#include "kernels/cuda/attention.cuh"
-#include "kernels/cuda/buffers.cuh"
-#include "kernels/cuda/cross_entropy.cuh"
-#include "kernels/cuda/embedding.cuh"
-#include "kernels/cuda/gelu.cuh"
-#include "kernels/cuda/layernorm.cuh"
-#include "kernels/cuda/outer.cuh"
+#include "kernels/kernels.h"
 #include "test/cuda/accesses.h"
 
 // ---------------------------------------------------------------------------------------
@@ -105,7 +97,7 @@ static Expected embedding_forward_case(Stream *stream, double e) {
          *wpe = array_of_reals((size_t)T * C, stream->precision);
     int32_t host[N], *tokens = tokens_on_device(host);
     begin_counting();
-    cuda_embedding_forward(stream, output, wte, wpe, tokens, B, T, C);
+    embedding_forward(stream, output, wte, wpe, tokens, B, T, C);
     // B sequences share the positions. Each thread, with 16 bytes of a row, asks for the
     // token.
     double rows = e * N * C;
@@ -133,14 +125,14 @@ static LayernormForward layernorm_case(Precision precision, bool branch) {
 static Expected layernorm_first_case(Stream *stream, double e) {
     LayernormForward work = layernorm_case(stream->precision, false);
     begin_counting();
-    cuda_layernorm_forward(stream, &work);
+    layernorm_forward(stream, &work);
     return {2 * e * N * C, 4 * e * N * C, 0, 0};
 }
 
 static Expected layernorm_forward_case(Stream *stream, double e) {
     LayernormForward work = layernorm_case(stream->precision, true);
     begin_counting();
-    cuda_layernorm_forward(stream, &work);
+    layernorm_forward(stream, &work);
     return {4 * e * N * C, 7 * e * N * C, 0, 0};
 }
 
@@ -160,7 +152,7 @@ static Expected layernorm_backward_case(Stream *stream, double e) {
     work.rows = N;
     work.channels = C;
     begin_counting();
-    cuda_layernorm_backward(stream, &work);
+    layernorm_backward(stream, &work);
     // Each group of threads that shares a row asks for the weight once, and each thread,
     // with 16 bytes of a row, for its mean and 1/stddev.
     double bytes = 4 * e * N * C + workspace_bytes(3 * C);
@@ -173,7 +165,7 @@ static Expected gelu_forward_case(Stream *stream, double e) {
          *saved = array_of_reals((size_t)N * F, stream->precision),
          *bias = array_of_reals(F, stream->precision);
     begin_counting();
-    cuda_gelu_forward(stream, output, saved, bias, N, F);
+    gelu_forward(stream, output, saved, bias, N, F);
     return {2 * e * N * F, (2 + 1.0 / GELU_ROWS) * e * N * F, 0, 0};
 }
 
@@ -183,7 +175,7 @@ static Expected gelu_backward_case(Stream *stream, double e) {
          *bias = array_of_reals(F, stream->precision);
     float *d_bias = array<float>(F), *partials = array<float>((size_t)CUDA_ROW_BLOCKS * F);
     begin_counting();
-    cuda_gelu_backward(stream, gradient, F, d_bias, partials, saved, bias, N, F);
+    gelu_backward(stream, gradient, F, d_bias, partials, saved, bias, N, F);
     double bytes = 3 * e * N * F + workspace_bytes(F);
     return {bytes, bytes + e * F * cuda_row_blocks(N), 0, 0};
 }
@@ -193,7 +185,7 @@ static Expected cross_entropy_case(Stream *stream, double e) {
     float *losses = array<float>(N);
     int32_t host[N], *targets = tokens_on_device(host);
     begin_counting();
-    cuda_cross_entropy(stream, logits, STRIDE, losses, targets, N, V, 1.0f);
+    cross_entropy(stream, logits, STRIDE, losses, targets, N, V, 1.0f);
     // It reads the logits twice, the second time from a cache; each thread, with 16 bytes
     // of a row, asks for the target and its logit. Padding is written, too.
     return {e * N * (V + STRIDE), e * N * (2 * V + STRIDE) + e * N * STRIDE / 16 * (e + sizeof(int32_t)), 0,
@@ -202,13 +194,13 @@ static Expected cross_entropy_case(Stream *stream, double e) {
 
 static Expected embedding_backward_case(Stream *stream, double e) {
     float *d_wte = array<float>((size_t)V * C), *d_wpe = array<float>((size_t)T * C),
-          *partials = array<float>(cuda_embedding_partials_floats(N, C));
+          *partials = array<float>(embedding_partials_floats(N, C));
     Real *d_output = array_of_reals((size_t)N * C, stream->precision);
     int32_t host[N], sorted[N], counts[V + 1], *tokens = tokens_on_device(host), *order = array<int32_t>(N);
     embedding_order(sorted, counts, host, N, V);
     memcpy(order, sorted, sizeof sorted);
     begin_counting();
-    cuda_embedding_backward(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C);
+    embedding_backward(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C);
     // All tokens differ; a position is B rows.
     return {e * N * C + 8.0 * N * C + 8.0 * T * C, 2 * e * N * C + 8.0 * N * C + 8.0 * T * C, 0, 0};
 }
@@ -235,7 +227,7 @@ static Expected attention_forward_case(Stream *stream, int window) {
          *qkv = array_of_reals((size_t)N * 3 * D, PRECISION_BF16);
     float *logsumexp = array<float>(N);
     begin_counting();
-    cuda_attention_forward(stream, output, logsumexp, qkv, B, T, D, 1, window);
+    attention_forward(stream, output, logsumexp, NULL, qkv, B, T, D, 1, window);
     double tile = CUDA_ATTENTION_TILE,
            asked = 2.0 * D * (2 * N + 2 * visible_pairs(window, BLOCK_ROWS, tile) / BLOCK_ROWS);
     return {8.0 * N * D, asked, 4.0 * D * visible_pairs(window, 1, 1),
@@ -252,8 +244,7 @@ static Expected attention_backward_case(Stream *stream, int window) {
          *qkv = array_of_reals((size_t)N * 3 * D, PRECISION_BF16);
     float *logsumexp = array<float>(N), *deltas = array<float>(N);
     begin_counting();
-    cuda_attention_backward(stream, d_qkv, 3 * D, deltas, d_output, output, qkv, logsumexp, B, T, D, 1,
-                            window);
+    attention_backward(stream, d_qkv, 3 * D, deltas, d_output, output, qkv, logsumexp, B, T, D, 1, window);
     double tile = CUDA_ATTENTION_TILE, loads = visible_pairs(window, BLOCK_ROWS, tile) / BLOCK_ROWS,
            asked = 2.0 * D * (2 * N + 3 * N + 4 * N + 4 * loads) + 8 * loads;
     return {16.0 * N * D, asked, 10.0 * D * visible_pairs(window, 1, 1),
@@ -283,7 +274,7 @@ static Expected adamw_case(Stream *stream, Precision moments, bool commit) {
     range.count = P;
     range.commit = commit;
     begin_counting();
-    cuda_adamw(stream, &range);
+    adamw(stream, &range);
     return {bytes, bytes, 0, 0};
 }
 static Expected adamw_commit(Stream *stream, double) { return adamw_case(stream, PRECISION_FP32, true); }
@@ -314,7 +305,7 @@ static Expected casts_case(Stream *stream, double e) {
     Real *out = array_of_reals(P, stream->precision);
     float *in = array<float>(P);
     begin_counting();
-    cuda_reals_from_floats(stream, out, in, P);
+    reals_from_floats(stream, out, in, P);
     return {(4 + e) * P, (4 + e) * P, 0, 0};
 }
 

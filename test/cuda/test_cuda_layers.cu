@@ -9,13 +9,7 @@
 
 #include <time.h>
 
-#include "kernels/cuda/embedding.cuh"
-#include "kernels/cuda/gelu.cuh"
-#include "kernels/cuda/layernorm.cuh"
-
-#include "kernels/cpu/embedding.h"
-#include "kernels/cpu/gelu.h"
-#include "kernels/cpu/layernorm.h"
+#include "kernels/kernels.h"
 
 enum { KEPT = 64 };
 
@@ -147,7 +141,8 @@ static void run_sums_case(const SumsCase *shape) {
         cuda_use_order(order);
         float *sums = floats_on_device(before, columns);
         Stream *stream = cuda_test_stream(PRECISION_BF16);
-        cuda_column_sums_add(stream, sums, device_partials, shape->blocks, shape->stride, shape->columns);
+        cuda_column_sums_add(stream, {.first = sums}, 1, device_partials, shape->blocks, shape->stride,
+                             shape->columns);
         cuda_test_wait(stream);
         result_check(&result, order, floats_from_device(sums, columns));
     }
@@ -197,7 +192,7 @@ static void check_norm_forward(const NormCase *shape, Precision precision, const
         work.statistics = statistics;
         work.weight = (const Real *)weight;
         work.bias = (const Real *)bias;
-        cpu_layernorm_forward(cpu_stream(), &work);
+        layernorm_forward(cpu_stream(), &work);
         results[0].expected = output;
         results[1].expected = statistics;
     }
@@ -230,7 +225,7 @@ static void run_norm_forward_case(const NormCase *shape, Precision precision) {
         work.rows = shape->rows;
         work.channels = shape->channels;
         Stream *stream = cuda_test_stream(precision);
-        cuda_layernorm_forward(stream, &work);
+        layernorm_forward(stream, &work);
         cuda_test_wait(stream);
         result_check(&residual, order, from_device(work.residual, count, precision));
         check_norm_forward(shape, precision, &work, weight, bias, results, order);
@@ -277,7 +272,7 @@ static void norm_backward_expected(NormBackward *host, const NormCase *shape, Pr
     work.weight = (const Real *)host->weight;
     work.rows = shape->rows;
     work.channels = shape->channels;
-    cpu_layernorm_backward(cpu_stream(), &work);
+    layernorm_backward(cpu_stream(), &work);
     Result results[4] = {{"d_residual", gradient, count, rounding(precision), NULL},
                          {"d_weight", sums, C, 2e-5, NULL},
                          {"d_bias", sums + C, C, 2e-5, NULL},
@@ -315,7 +310,7 @@ static void run_norm_backward_case(const NormCase *shape, Precision precision) {
         work.rows = shape->rows;
         work.channels = shape->channels;
         Stream *stream = cuda_test_stream(precision);
-        cuda_layernorm_backward(stream, &work);
+        layernorm_backward(stream, &work);
         cuda_test_wait(stream);
         result_check(&host.results[0], order, from_device(work.d_residual, count, precision));
         for (int i = 0; i < 3; i++) {
@@ -375,8 +370,8 @@ static void test_layernorm_passes_nan(void **state) {
         backward.rows = ROWS;
         backward.channels = C;
         Stream *stream = cuda_test_stream(precision);
-        cuda_layernorm_forward(stream, &forward);
-        cuda_layernorm_backward(stream, &backward);
+        layernorm_forward(stream, &forward);
+        layernorm_backward(stream, &backward);
         cuda_test_wait(stream);
         float *output = from_device(forward.output, ROWS * C, precision),
               *gradient = from_device(backward.d_residual, ROWS * C, precision);
@@ -413,11 +408,11 @@ static void run_gelu_case(const GeluCase *shape, Precision precision) {
     float *output = copy_of(product, count), *derivative = copy_of(product, count),
           *before = numbers(columns, 1, PRECISION_FP32);
     float *gradient = copy_of(d_output, gradient_count), *d_bias = copy_of(before, columns);
-    cpu_gelu_forward(cpu_stream(), as_reals(output), as_reals(derivative), as_reals(bias), shape->rows,
-                     shape->columns);
+    gelu_forward(cpu_stream(), as_reals(output), as_reals(derivative), as_reals(bias), shape->rows,
+                 shape->columns);
     float *partials = room(ROW_BLOCKS * columns);
-    cpu_gelu_backward(cpu_stream(), as_reals(gradient), (int)stride, d_bias, partials, as_reals(derivative),
-                      shape->rows, shape->columns);
+    gelu_backward(cpu_stream(), as_reals(gradient), (int)stride, d_bias, partials, as_reals(derivative), NULL,
+                  shape->rows, shape->columns);
     Result results[4] = {{"output", output, count, rounding(precision), NULL},
                          {"saved", product, count, 0, NULL},
                          {"gradient", gradient, gradient_count, rounding(precision), NULL},
@@ -430,9 +425,9 @@ static void run_gelu_case(const GeluCase *shape, Precision precision) {
         float *device_d_bias = floats_on_device(before, columns),
               *device_partials = poisoned_floats((size_t)CUDA_ROW_BLOCKS * columns);
         Stream *stream = cuda_test_stream(precision);
-        cuda_gelu_forward(stream, device_output, saved, device_bias, shape->rows, shape->columns);
-        cuda_gelu_backward(stream, device_gradient, (int)stride, device_d_bias, device_partials, saved,
-                           device_bias, shape->rows, shape->columns);
+        gelu_forward(stream, device_output, saved, device_bias, shape->rows, shape->columns);
+        gelu_backward(stream, device_gradient, (int)stride, device_d_bias, device_partials, saved,
+                      device_bias, shape->rows, shape->columns);
         cuda_test_wait(stream);
         result_check(&results[0], order, from_device(device_output, count, precision));
         result_check(&results[1], order, from_device(saved, count, precision));
@@ -471,8 +466,8 @@ static void test_gelu_far_out(void **state) {
     Real *gradient = on_device(ones, COUNT, PRECISION_FP32);
     float *d_bias = floats_on_device(zeros, COUNT), *partials = poisoned_floats(CUDA_ROW_BLOCKS * COUNT);
     Stream *stream = cuda_test_stream(PRECISION_FP32);
-    cuda_gelu_forward(stream, output, saved, bias, 1, COUNT);
-    cuda_gelu_backward(stream, gradient, COUNT, d_bias, partials, saved, bias, 1, COUNT);
+    gelu_forward(stream, output, saved, bias, 1, COUNT);
+    gelu_backward(stream, gradient, COUNT, d_bias, partials, saved, bias, 1, COUNT);
     cuda_test_wait(stream);
     float *values = from_device(output, COUNT, PRECISION_FP32),
           *derivatives = from_device(gradient, COUNT, PRECISION_FP32);
@@ -539,8 +534,8 @@ static void run_embedding_forward_case(const EmbeddingCase *shape, Precision pre
            V = (size_t)shape->vocabulary, T = (size_t)shape->T;
     int32_t *tokens = embedding_tokens(shape);
     float *wte = numbers(V * C, 1, precision), *wpe = numbers(T * C, 1, precision), *expected = room(count);
-    cpu_embedding_forward(cpu_stream(), as_reals(expected), as_reals(wte), as_reals(wpe), tokens, shape->B,
-                          shape->T, shape->channels);
+    embedding_forward(cpu_stream(), as_reals(expected), as_reals(wte), as_reals(wpe), tokens, shape->B,
+                      shape->T, shape->channels);
     host_round(expected, count, precision);
     Result result = {"embedding", expected, count, 0, NULL};
     const int32_t *device_tokens =
@@ -550,8 +545,8 @@ static void run_embedding_forward_case(const EmbeddingCase *shape, Precision pre
         cuda_use_order(order);
         Real *output = poisoned(count, precision);
         Stream *stream = cuda_test_stream(precision);
-        cuda_embedding_forward(stream, output, device_wte, device_wpe, device_tokens, shape->B, shape->T,
-                               shape->channels);
+        embedding_forward(stream, output, device_wte, device_wpe, device_tokens, shape->B, shape->T,
+                          shape->channels);
         cuda_test_wait(stream);
         result_check(&result, order, from_device(output, count, precision));
     }
@@ -566,8 +561,8 @@ static void run_embedding_backward_case(const EmbeddingCase *shape, Precision pr
     float *d_output = numbers(rows * C, 1, precision), *wte = numbers(V * C, 1, PRECISION_FP32),
           *wpe = numbers(T * C, 1, PRECISION_FP32);
     float *expected_wte = copy_of(wte, V * C), *expected_wpe = copy_of(wpe, T * C);
-    cpu_embedding_backward(cpu_stream(), expected_wte, expected_wpe, as_reals(d_output), tokens, shape->B,
-                           shape->T, shape->channels);
+    embedding_backward(cpu_stream(), expected_wte, expected_wpe, NULL, as_reals(d_output), tokens, NULL,
+                       shape->B, shape->T, shape->channels);
     Result results[2] = {{"d_wte", expected_wte, V * C, 1e-5, NULL},
                          {"d_wpe", expected_wpe, T * C, 1e-6, NULL}};
     const int32_t *device_tokens = keep_device((int32_t *)device_from_host(tokens, rows * sizeof(int32_t)));
@@ -577,10 +572,10 @@ static void run_embedding_backward_case(const EmbeddingCase *shape, Precision pr
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
         float *d_wte = floats_on_device(wte, V * C), *d_wpe = floats_on_device(wpe, T * C);
-        float *partials = poisoned_floats(cuda_embedding_partials_floats((int)rows, shape->channels));
+        float *partials = poisoned_floats(embedding_partials_floats((int)rows, shape->channels));
         Stream *stream = cuda_test_stream(precision);
-        cuda_embedding_backward(stream, d_wte, d_wpe, partials, gradient, device_tokens, device_order,
-                                shape->B, shape->T, shape->channels);
+        embedding_backward(stream, d_wte, d_wpe, partials, gradient, device_tokens, device_order, shape->B,
+                           shape->T, shape->channels);
         cuda_test_wait(stream);
         result_check(&results[0], order, floats_from_device(d_wte, V * C));
         result_check(&results[1], order, floats_from_device(d_wpe, T * C));

@@ -10,8 +10,7 @@
 #include <time.h>
 
 #include "dev/gpu/gelu_epilogues.cuh"
-#include "kernels/cuda/gelu.cuh"
-#include "kernels/cuda/matmul.cuh"
+#include "kernels/kernels.h"
 
 enum { INPUTS = 24, OUTPUTS = 40, SHAPES = 100 };
 
@@ -30,7 +29,7 @@ typedef struct Products {
 static Products products_open(Precision precision) {
     Products products;
     products.stream = *cuda_test_stream(precision);
-    CUDA_CHECK(cudaMalloc(&products.workspace, CUDA_GEMM_WORKSPACE));
+    CUDA_CHECK(cudaMalloc(&products.workspace, GEMM_WORKSPACE_BYTES));
     products.input = host_normals(&test_random, SHAPES * INPUTS, 1.0);
     products.weight = host_normals(&test_random, OUTPUTS * INPUTS, 1.0);
     products.output = (float *)malloc(SHAPES * OUTPUTS * sizeof(float));
@@ -55,8 +54,8 @@ static void products_close(Products *products) {
 }
 
 static void products_run(Products *products, int rows) {
-    cuda_matmul_forward(&products->stream, products->device_output, OUTPUTS, products->device_input,
-                        products->device_weight, rows, INPUTS, OUTPUTS);
+    matmul_forward(&products->stream, products->device_output, OUTPUTS, products->device_input,
+                   products->device_weight, rows, INPUTS, OUTPUTS);
 }
 
 // Runs one and compares it with sums in fp64.
@@ -239,7 +238,7 @@ static void gelu_in_an_epilogue_agrees_with_our_kernel(void **state) {
     check_bias_alone(&products, &bias);
     Real *output = (Real *)device_new(bytes);
     products_run(&products, SHAPES);
-    cuda_gelu_forward(&products.stream, output, products.device_output, bias.device, SHAPES, OUTPUTS);
+    gelu_forward(&products.stream, output, products.device_output, bias.device, SHAPES, OUTPUTS);
     check_forward("our kernel", &products, bias.host, output, NULL);
     CUDA_CHECK(cudaFree(output));
     numbers_free(&bias);
@@ -272,10 +271,9 @@ static bool run_backward(Products *products, const BackwardCase *form, EpilogueP
         }
     } else {
         CUDA_CHECK(cudaMemsetAsync(no_bias, 0, INPUTS * 2, (cudaStream_t)stream->queue));
-        cuda_matmul_backward_input(stream, gradient, STRIDE, d_output->device, OUTPUTS,
-                                   products->device_weight, SHAPES, INPUTS, OUTPUTS);
-        cuda_gelu_backward(stream, gradient, STRIDE, d_bias, partials, saved->device, no_bias, SHAPES,
-                           INPUTS);
+        matmul_backward_input(stream, gradient, STRIDE, d_output->device, OUTPUTS, products->device_weight,
+                              SHAPES, INPUTS, OUTPUTS);
+        gelu_backward(stream, gradient, STRIDE, d_bias, partials, saved->device, no_bias, SHAPES, INPUTS);
     }
     cuda_test_wait(stream);
     CUDA_CHECK(cudaFree(partials));

@@ -11,12 +11,7 @@
 #include <float.h>
 #include <time.h>
 
-#include "kernels/cuda/adamw.cuh"
-#include "kernels/cuda/cross_entropy.cuh"
-#include "kernels/cuda/outer.cuh"
-#include "kernels/cuda/wire.cuh"
-
-#include "kernels/cpu/cross_entropy.h"
+#include "kernels/kernels.h"
 
 static Random test_random;
 static Stream cpu_stream;
@@ -115,8 +110,8 @@ static void loss_run(const LossCase *c, Precision precision, float *logits, floa
     float *device_losses = (float *)device_new((size_t)c->rows * sizeof(float));
     int32_t *device_targets = (int32_t *)device_from_host(targets, (size_t)c->rows * sizeof *targets);
     Stream *stream = cuda_test_stream(precision);
-    cuda_cross_entropy(stream, real_at(device, offset, precision), c->stride, device_losses, device_targets,
-                       c->rows, c->V, c->gradient_scale);
+    cross_entropy(stream, real_at(device, offset, precision), c->stride, device_losses, device_targets,
+                  c->rows, c->V, c->gradient_scale);
     cuda_test_wait(stream);
     host_reals(spaced, device, count + offset, precision);
     host_floats(losses, device_losses, (size_t)c->rows);
@@ -138,8 +133,8 @@ static void loss_check(const LossCase *c, Precision precision) {
     float *losses = (float *)malloc(rows * sizeof(float)),
           *expected_losses = (float *)malloc(rows * sizeof(float));
     int32_t *targets = loss_targets(c->rows, c->V);
-    cpu_cross_entropy(&cpu_stream, as_reals(expected), expected_losses, targets, c->rows, c->V,
-                      c->gradient_scale);
+    cross_entropy(&cpu_stream, as_reals(expected), c->V, expected_losses, targets, c->rows, c->V,
+                  c->gradient_scale);
     for (int order = 0; order < SIMT_ORDERS; order++) {
         float *got = host_copy(logits, rows * V);
         cuda_use_order(order);
@@ -192,8 +187,8 @@ static void cross_entropy_shows_what_is_not_finite(void **state) {
             for (int v = 3; v < V; v++) { logits[2 * V + v] = -INFINITY; }
             for (int v = 0; v < V; v++) { logits[3 * V + v] = -INFINITY; }
             float *expected = host_copy(logits, ROWS * V);
-            cpu_cross_entropy(&cpu_stream, as_reals(expected), expected_losses, targets, ROWS, V,
-                              shape.gradient_scale);
+            cross_entropy(&cpu_stream, as_reals(expected), V, expected_losses, targets, ROWS, V,
+                          shape.gradient_scale);
             cuda_use_order(order);
             loss_run(&shape, (Precision)precision, logits, losses, targets);
             for (int row = 0; row < ROWS; row++) {
@@ -261,7 +256,7 @@ static void adamw_run(float *got, const float *start, size_t count, int out, boo
     apart = arrays;
     adamw_alias(&arrays, out);
     AdamWRange range = adamw_range(&arrays, count, commit);
-    cuda_adamw(cuda_test_stream(PRECISION_FP32), &range);
+    adamw(cuda_test_stream(PRECISION_FP32), &range);
     cuda_test_wait(cuda_test_stream(PRECISION_FP32));
     for (size_t i = 0; i < 5; i++) {
         host_floats(got + i * count, arrays.values[i], count);
@@ -366,7 +361,7 @@ static void half_moments_check(size_t count, size_t flat, size_t odd) {
     AdamWRange on_gpu =
         half_range(device_master, device_gradient, device[0] + odd, device[1] + odd, count, flat);
     cpu_adamw(&cpu_stream, &on_cpu);
-    cuda_adamw(cuda_test_stream(PRECISION_FP32), &on_gpu);
+    adamw(cuda_test_stream(PRECISION_FP32), &on_gpu);
     cuda_test_wait(cuda_test_stream(PRECISION_FP32));
     for (int moment = 0; moment < 2; moment++) {
         device_to_host(halves, device[moment], (count + odd) * sizeof *halves);
@@ -479,7 +474,7 @@ static void convert_check(const float *host, const float *rounded, size_t count,
     Real *out = (Real *)device_new((count + offset) * precision_bytes(precision)),
          *begin = real_at(out, offset, precision);
     float *in = device_floats(host, count, offset), *got = host_copy(host, count);
-    cuda_reals_from_floats(cuda_test_stream(precision), begin, in, count);
+    reals_from_floats(cuda_test_stream(precision), begin, in, count);
     cuda_test_wait(cuda_test_stream(precision));
     host_reals(got, begin, count, precision);
     check_same("conversion", got, precision == PRECISION_FP32 ? host : rounded, count);

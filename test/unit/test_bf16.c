@@ -74,10 +74,10 @@ static void check_products(int rows, int inputs, int outputs) {
         for (size_t i = 0; i < weights; i++) { d_weight[precision][i] = (float)i; } // it is added to
         Real *out = both_reals(&output, stream.precision);
         const Real *in = both_reals(&input, stream.precision), *w = both_reals(&weight, stream.precision);
-        cpu_matmul_backward_input(&stream, both_reals(&d_input, stream.precision), inputs, out, outputs, w,
-                                  rows, inputs, outputs);
-        cpu_matmul_backward_weight(&stream, d_weight[precision], out, outputs, in, rows, inputs, outputs);
-        cpu_matmul_forward(&stream, out, outputs, in, w, rows, inputs, outputs);
+        matmul_backward_input(&stream, both_reals(&d_input, stream.precision), inputs, out, outputs, w, rows,
+                              inputs, outputs);
+        matmul_backward_weight(&stream, d_weight[precision], out, outputs, in, rows, inputs, outputs);
+        matmul_forward(&stream, out, outputs, in, w, rows, inputs, outputs);
         thread_pool_destroy(stream.pool);
     }
     check_both("output", &output, 1e-4);
@@ -166,7 +166,7 @@ static void layernorms_round_what_they_store(void **state) {
             }
             forward.branch = NULL;
         }
-        cpu_layernorm_forward(&stream, &forward);
+        layernorm_forward(&stream, &forward);
         LayernormBackward backward = {both_reals(&d_residual, p),
                                       true,
                                       sums[p][0],
@@ -180,7 +180,7 @@ static void layernorms_round_what_they_store(void **state) {
                                       ROWS,
                                       C,
                                       PRECISION_FP32};
-        cpu_layernorm_backward(&stream, &backward);
+        layernorm_backward(&stream, &backward);
         thread_pool_destroy(stream.pool);
     }
     check_both("output", &output, 1e-5);
@@ -203,10 +203,9 @@ static void gelus_round_what_they_store(void **state) {
     for (int precision = 0; precision < 2; precision++) {
         Precision p = (Precision)precision;
         Stream stream = stream_in(p, 3);
-        cpu_gelu_forward(&stream, both_reals(&output, p), both_reals(&saved, p), both_reals(&bias, p), ROWS,
-                         F);
-        cpu_gelu_backward(&stream, both_reals(&gradient, p), F, d_bias[p], partials, both_reals(&saved, p),
-                          ROWS, F);
+        gelu_forward(&stream, both_reals(&output, p), both_reals(&saved, p), both_reals(&bias, p), ROWS, F);
+        gelu_backward(&stream, both_reals(&gradient, p), F, d_bias[p], partials, both_reals(&saved, p), NULL,
+                      ROWS, F);
         thread_pool_destroy(stream.pool);
     }
     check_both("output", &output, 1e-6);
@@ -239,9 +238,9 @@ static void embeddings_are_rounded_once(void **state) {
     for (int precision = 0; precision < 2; precision++) {
         Precision p = (Precision)precision;
         Stream stream = stream_in(p, 2);
-        cpu_embedding_backward(&stream, d_wte[p], d_wpe[p], both_reals(&output, p), tokens, B, T, C);
-        cpu_embedding_forward(&stream, both_reals(&output, p), both_reals(&wte, p), both_reals(&wpe, p),
-                              tokens, B, T, C);
+        embedding_backward(&stream, d_wte[p], d_wpe[p], NULL, both_reals(&output, p), tokens, NULL, B, T, C);
+        embedding_forward(&stream, both_reals(&output, p), both_reals(&wte, p), both_reals(&wpe, p), tokens,
+                          B, T, C);
         thread_pool_destroy(stream.pool);
     }
     check_both("output", &output, 0);
@@ -270,7 +269,7 @@ static void losses_are_exact_and_their_gradients_rounded_once(void **state) {
     for (int precision = 0; precision < 2; precision++) {
         Precision p = (Precision)precision;
         Stream stream = stream_in(p, 2);
-        cpu_cross_entropy(&stream, both_reals(&logits, p), losses[p], targets, ROWS, V, 0.25f);
+        cross_entropy(&stream, both_reals(&logits, p), V, losses[p], targets, ROWS, V, 0.25f);
         thread_pool_destroy(stream.pool);
     }
     check_sums("losses", losses[1], losses[0], ROWS, 1e-6);
@@ -292,10 +291,10 @@ static void check_attention(int B, int T, int C, int H, int window) {
         Stream stream = stream_in(p, 2);
         float *workspace = (float *)malloc(attention_workspace_floats(T, C / H, 2, p) * sizeof(float));
         logsumexp[p] = (float *)malloc(rows * (size_t)H * sizeof(float));
-        cpu_attention_forward(&stream, both_reals(&output, p), logsumexp[p], workspace, both_reals(&qkv, p),
-                              B, T, C, H, window);
-        cpu_attention_backward(&stream, both_reals(&d_qkv, p), 3 * C, workspace, both_reals(&d_output, p),
-                               both_reals(&qkv, p), logsumexp[p], B, T, C, H, window);
+        attention_forward(&stream, both_reals(&output, p), logsumexp[p], workspace, both_reals(&qkv, p), B, T,
+                          C, H, window);
+        attention_backward(&stream, both_reals(&d_qkv, p), 3 * C, workspace, both_reals(&d_output, p),
+                           both_reals(&output, p), both_reals(&qkv, p), logsumexp[p], B, T, C, H, window);
         free(workspace);
         thread_pool_destroy(stream.pool);
     }

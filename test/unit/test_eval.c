@@ -75,8 +75,8 @@ static double plain_score(Fixture *fixture, const int32_t *tokens, int count, in
     double sum = 0;
     memcpy(inputs, tokens, (size_t)(count < POSITIONS ? count : POSITIONS) * sizeof *tokens);
     gpt_neo_forward(&fixture->plain, &fixture->stream, fixture->parameters, inputs, NULL);
-    cpu_matmul_forward(&fixture->stream, as_reals(logits), V, gpt_neo_hidden(&fixture->plain),
-                       as_reals(fixture->parameters), POSITIONS, fixture->config.channels, V);
+    matmul_forward(&fixture->stream, as_reals(logits), V, gpt_neo_hidden(&fixture->plain),
+                   as_reals(fixture->parameters), POSITIONS, fixture->config.channels, V);
     *greedy = true;
     for (int t = first; t < count; t++) {
         const float *row = logits + (t - 1) * V;

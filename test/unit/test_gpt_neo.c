@@ -132,8 +132,8 @@ static void reference_weights(const Tensors *tensors, const ParameterInfo *entry
 static void check_logits(Fixture *fixture, const Tensors *tensors) {
     int rows = (int)gpt_neo_rows(&fixture->model), V = fixture->config.vocabulary;
     float *logits = (float *)malloc((size_t)rows * (size_t)V * sizeof(float));
-    cpu_matmul_forward(&fixture->stream, as_reals(logits), V, gpt_neo_hidden(&fixture->model),
-                       as_reals(fixture->parameters), rows, fixture->config.channels, V);
+    matmul_forward(&fixture->stream, as_reals(logits), V, gpt_neo_hidden(&fixture->model),
+                   as_reals(fixture->parameters), rows, fixture->config.channels, V);
     assert_arrays_close("logits", logits, (const float *)tensors_get(tensors, "logits"),
                         (size_t)rows * (size_t)V, 1e-5);
     free(logits);

@@ -78,8 +78,8 @@ static float *compute_logits(const Loaded *loaded, const int32_t *tokens, int B,
     stream.pool = thread_pool_create(1, true);
     float *logits = (float *)malloc((size_t)(B * T) * (size_t)config->vocabulary * sizeof(float));
     gpt_neo_forward(&model, &stream, loaded->parameters, tokens, NULL);
-    cpu_matmul_forward(&stream, as_reals(logits), config->vocabulary, gpt_neo_hidden(&model),
-                       as_reals(loaded->parameters), B * T, config->channels, config->vocabulary);
+    matmul_forward(&stream, as_reals(logits), config->vocabulary, gpt_neo_hidden(&model),
+                   as_reals(loaded->parameters), B * T, config->channels, config->vocabulary);
     thread_pool_destroy(stream.pool);
     arena_release(&arena);
     return logits;

@@ -183,7 +183,7 @@ static void test_matmul_starts_no_threads(void **state) {
     (void)state;
     Stream stream = test_stream(1);
     float *a = random_array(700 * 700), *b = random_array(700 * 700), *result = random_array(700 * 700);
-    cpu_matmul_forward(&stream, as_reals(result), 700, as_reals(a), as_reals(b), 700, 700, 700);
+    matmul_forward(&stream, as_reals(result), 700, as_reals(a), as_reals(b), 700, 700, 700);
     DIR *directory = opendir("/proc/self/task");
     int threads = 0;
     while (directory != NULL && threads < 100) {
@@ -219,10 +219,10 @@ static void test_linear(void **state) {
     float *y = random_array((size_t)(rows * outputs)), *dx = random_array((size_t)(rows * inputs)),
           *dw = random_array((size_t)(outputs * inputs));
     float *dw_before = copy_array(dw, (size_t)(outputs * inputs));
-    cpu_matmul_forward(&stream, as_reals(y), outputs, as_reals(x), as_reals(w), rows, inputs, outputs);
-    cpu_matmul_backward_input(&stream, as_reals(dx), inputs, as_reals(dy), outputs, as_reals(w), rows, inputs,
-                              outputs);
-    cpu_matmul_backward_weight(&stream, dw, as_reals(dy), outputs, as_reals(x), rows, inputs, outputs);
+    matmul_forward(&stream, as_reals(y), outputs, as_reals(x), as_reals(w), rows, inputs, outputs);
+    matmul_backward_input(&stream, as_reals(dx), inputs, as_reals(dy), outputs, as_reals(w), rows, inputs,
+                          outputs);
+    matmul_backward_weight(&stream, dw, as_reals(dy), outputs, as_reals(x), rows, inputs, outputs);
     for (int r = 0; r < rows; r++) {
         for (int o = 0; o < outputs; o++) {
             double sum = 0.0;
@@ -295,8 +295,8 @@ static void check_layernorm(int rows, int C, bool branch, bool accumulate, int t
         as_reals(d_residual), accumulate, sums[0], sums[1], branch ? sums[2] : NULL, partials,
         as_reals(dy), as_reals(residual), statistics, as_reals(weight), rows, C, PRECISION_FP32};
     // clang-format on
-    cpu_layernorm_forward(&stream, &forward);
-    cpu_layernorm_backward(&stream, &backward);
+    layernorm_forward(&stream, &forward);
+    layernorm_backward(&stream, &backward);
     double *work = (double *)malloc(5 * width * sizeof(double)), *x = work, *y = x + width, *dx = y + width,
            *normalised = dx + width;
     for (int row = 0; row < rows; row++) {
@@ -354,9 +354,9 @@ static void test_gelu(void **state) {
           *d_bias = random_array((size_t)columns);
     float *d_bias_before = copy_array(d_bias, (size_t)columns),
           *partials = random_array((size_t)(ROW_BLOCKS * columns));
-    cpu_gelu_forward(&stream, as_reals(output), as_reals(derivative), as_reals(bias), rows, columns);
-    cpu_gelu_backward(&stream, as_reals(gradient), columns, d_bias, partials, as_reals(derivative), rows,
-                      columns);
+    gelu_forward(&stream, as_reals(output), as_reals(derivative), as_reals(bias), rows, columns);
+    gelu_backward(&stream, as_reals(gradient), columns, d_bias, partials, as_reals(derivative), NULL, rows,
+                  columns);
     for (int c = 0; c < columns; c++) {
         double sum = (double)d_bias_before[c];
         for (int r = 0; r < rows; r++) {
@@ -373,7 +373,7 @@ static void test_gelu(void **state) {
         assert_arrays_close("gelu bias", &d_bias[c], &sum, 1, 1e-4);
     }
     derivative[5] = NAN;
-    cpu_gelu_forward(&stream, as_reals(output), as_reals(derivative), as_reals(bias), 1, columns);
+    gelu_forward(&stream, as_reals(output), as_reals(derivative), as_reals(bias), 1, columns);
     assert_true(isnan(output[5]) && isnan(derivative[5]) && !isnan(output[6]));
     float *all[8] = {product, bias, output, gradient, derivative, upstream, d_bias, d_bias_before};
     for (int i = 0; i < 8; i++) { free(all[i]); }
@@ -396,8 +396,8 @@ static void test_embedding(void **state) {
     for (int i = 0; i < V * C; i++) { d_tokens[i] = (double)d_wte[i]; }
     for (int i = 0; i < T * C; i++) { d_positions[i] = (double)d_wpe[i]; }
     for (int i = 0; i < B * T; i++) { tokens[i] = (int32_t)(random_uniform(&test_random) * V); }
-    cpu_embedding_forward(&stream, as_reals(output), as_reals(wte), as_reals(wpe), tokens, B, T, C);
-    cpu_embedding_backward(&stream, d_wte, d_wpe, as_reals(d_output), tokens, B, T, C);
+    embedding_forward(&stream, as_reals(output), as_reals(wte), as_reals(wpe), tokens, B, T, C);
+    embedding_backward(&stream, d_wte, d_wpe, NULL, as_reals(d_output), tokens, NULL, B, T, C);
     for (int row = 0; row < B * T; row++) {
         for (int c = 0; c < C; c++) {
             double expected = (double)wte[tokens[row] * C + c] + (double)wpe[row % T * C + c];
@@ -426,7 +426,7 @@ static void check_cross_entropy(int rows, int V, float scale, double offset) {
         targets[r] = r % 5 == 2 ? -100 : (int32_t)(random_uniform(&test_random) * V);
     }
     float *given = copy_array(logits, count);
-    cpu_cross_entropy(&stream, as_reals(logits), losses, targets, rows, V, scale);
+    cross_entropy(&stream, as_reals(logits), V, losses, targets, rows, V, scale);
     for (int r = 0; r < rows; r++) {
         const float *row = given + (size_t)r * (size_t)V;
         double maximum = -INFINITY, sum = 0.0;
@@ -445,7 +445,7 @@ static void check_cross_entropy(int rows, int V, float scale, double offset) {
         }
     }
     logits[V / 2] = NAN; // row 0 counts
-    cpu_cross_entropy(&stream, as_reals(logits), losses, targets, 1, V, scale);
+    cross_entropy(&stream, as_reals(logits), V, losses, targets, 1, V, scale);
     assert_true(isnan(losses[0]) && (scale == 0.0f || isnan(logits[0])));
     free(logits);
     free(given);
@@ -532,10 +532,10 @@ static void check_attention(AttentionCase shape) {
            *d_expected = (double *)calloc(3 * count, sizeof(double));
     double *p = (double *)calloc((size_t)shape.T, sizeof(double));
     for (size_t i = 0; i < 3 * count; i++) { qkv[i] *= 0.5f; } // scores of a few units
-    cpu_attention_forward(&stream, as_reals(output), logsumexp, workspace, as_reals(qkv), shape.B, shape.T,
-                          shape.C, shape.H, shape.window);
-    cpu_attention_backward(&stream, as_reals(d_qkv), 3 * shape.C, workspace, as_reals(d_output),
-                           as_reals(qkv), logsumexp, shape.B, shape.T, shape.C, shape.H, shape.window);
+    attention_forward(&stream, as_reals(output), logsumexp, workspace, as_reals(qkv), shape.B, shape.T,
+                      shape.C, shape.H, shape.window);
+    attention_backward(&stream, as_reals(d_qkv), 3 * shape.C, workspace, as_reals(d_output), as_reals(output),
+                       as_reals(qkv), logsumexp, shape.B, shape.T, shape.C, shape.H, shape.window);
     for (int b = 0; b < shape.B; b++) {
         for (int h = 0; h < shape.H; h++) {
             for (int i = 0; i < shape.T; i++) {
@@ -546,8 +546,8 @@ static void check_attention(AttentionCase shape) {
     assert_arrays_close("attention", output, expected, count, 2e-5);
     assert_arrays_close("d_qkv", d_qkv, d_expected, 3 * count, 1e-4);
     qkv[(size_t)(shape.T - 1) * 3 * (size_t)shape.C] = NAN; // last query of the first sample, head 0
-    cpu_attention_forward(&stream, as_reals(output), logsumexp, workspace, as_reals(qkv), shape.B, shape.T,
-                          shape.C, shape.H, shape.window);
+    attention_forward(&stream, as_reals(output), logsumexp, workspace, as_reals(qkv), shape.B, shape.T,
+                      shape.C, shape.H, shape.window);
     assert_true(isnan(output[(size_t)(shape.T - 1) * (size_t)shape.C]) &&
                 (shape.T == 1 || !isnan(output[0])));
     float *all[6] = {qkv, output, d_output, d_qkv, logsumexp, workspace};
@@ -575,7 +575,7 @@ static void test_attention_skips(void **state) {
     float *qkv = random_array(T * 3 * C), *output = random_array(T * C), *logsumexp = random_array(T);
     float *workspace = random_array(attention_workspace_floats(T, C, 2, PRECISION_FP32));
     for (int i = 0; i < 100 * 3 * C; i++) { qkv[i] = NAN; }
-    cpu_attention_forward(&stream, as_reals(output), logsumexp, workspace, as_reals(qkv), 1, T, C, 1, WINDOW);
+    attention_forward(&stream, as_reals(output), logsumexp, workspace, as_reals(qkv), 1, T, C, 1, WINDOW);
     // The first block of queries that sees none of them.
     int first_block = (100 + WINDOW + ATTENTION_ROWS - 1) / ATTENTION_ROWS * ATTENTION_ROWS;
     for (int i = first_block * C; i < T * C; i++) { assert_false(isnan(output[i])); }

@@ -62,8 +62,8 @@ static void test_steps_equal_forward(void **state) {
     int C = fixture.config.channels, V = fixture.config.vocabulary;
     float *expected = (float *)malloc(sizeof(float) * (size_t)(POSITIONS * V));
     gpt_neo_forward(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, NULL);
-    cpu_matmul_forward(&fixture.stream, as_reals(expected), V, gpt_neo_hidden(&fixture.model),
-                       as_reals(fixture.parameters), POSITIONS, C, V);
+    matmul_forward(&fixture.stream, as_reals(expected), V, gpt_neo_hidden(&fixture.model),
+                   as_reals(fixture.parameters), POSITIONS, C, V);
     for (int round = 0; round < 2; round++) { // the second round finds the cache of the first one
         fixture.sampler.length = 0;
         for (int t = 0; t < POSITIONS; t++) {

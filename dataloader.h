@@ -28,7 +28,9 @@
 // used, and that is all that a checkpoint keeps of it. The samples of a step do not
 // depend on how many ranks share them: the caller decides which rank takes which sample.
 //
-// Files must not change while they are mapped: one that shrinks ends the run with SIGBUS.
+// Files should not change while a run reads them. data_loader_look finds out whether one did,
+// and data_loader_fill fails, with its name, where one has become shorter. data_loader_identify
+// says what the data are, so that a run that is resumed knows whether they are the same.
 #ifndef ACCO_DATALOADER_H
 #define ACCO_DATALOADER_H
 
@@ -44,6 +46,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include "runtime/errors.h"
 #include "runtime/files.h"
@@ -67,6 +70,9 @@ typedef struct DataFile {
     size_t bytes;          // of the mapping
     TokenFile content;     // token_bytes 1: text. Formats that say less leave the other members 0
     uint64_t first_window; // windows in the files before this one
+    struct stat opened;    // what the system said of the file
+    uint32_t sum;          // of samples of its bytes (data_loader_identify)
+    bool is_gone;          // the name is that of another file now, or of none; the mapping holds the old one
 } DataFile;
 
 typedef struct DataLoader {
@@ -88,7 +94,10 @@ enum {
     LLMC_MAGIC_UINT16 = 20240520, // version 1, GPT-2 ids
     LLMC_MAGIC_UINT32 = 20240801, // version 7, Llama 3 ids
     HOLD_OUT_DIVISOR = 20,
-    HOLD_OUT_MOST = 4096
+    HOLD_OUT_MOST = 4096,
+    DATA_SAMPLES = 64, // of all files together, but two of each at least
+    DATA_SAMPLE_BYTES = 4096,
+    DATA_IDENTITY_SIZE = 96
 };
 
 // Files are checked at open until this many bytes have been read; the ids in later files
@@ -138,7 +147,8 @@ static inline bool data_file_check_length(const DataFile *file, int T, Error *er
 // Maps file->path; on failure nothing stays mapped.
 static inline bool data_file_map(DataFile *file, Error *error) {
     file->mapping = file_map(file->path, "data must be a file of text or token ids", &file->bytes, error);
-    return file->mapping != NULL;
+    return file->mapping != NULL && (stat(file->path, &file->opened) == 0 ||
+                                     error_set(error, "cannot read %.400s: %s", file->path, strerror(errno)));
 }
 
 // Reads one of llm.c's token files, whose magic number has been recognised.
@@ -491,6 +501,88 @@ static inline void data_loader_describe(const DataLoader *loader, char *text, si
 }
 
 // ---------------------------------------------------------------------------------------
+// Whether data are still the same
+
+typedef struct DataSampling {
+    const DataFile *file;
+    int samples;
+    uint32_t sum;
+} DataSampling;
+
+// A CRC-32 of the file's size and of samples that are spread evenly over it. The first one holds
+// the header of a token file, and so the checksum of all of its content.
+static inline void data_sample_file(void *context) {
+    DataSampling *sampling = (DataSampling *)context;
+    const DataFile *file = sampling->file;
+    uint64_t size = file->bytes;
+    size_t length = size_min(file->bytes, DATA_SAMPLE_BYTES), last = file->bytes - length;
+    uLong sum = crc32(0, (const Bytef *)&size, sizeof size);
+    for (int i = 0; i < sampling->samples; i++) {
+        size_t begin = last / (size_t)(sampling->samples - 1) * (size_t)i;
+        if (i == sampling->samples - 1) { begin = last; }
+        sum = crc32(sum, (const Bytef *)file->mapping + begin, (uInt)length);
+    }
+    sampling->sum = (uint32_t)sum;
+}
+
+// False: the file has become shorter.
+static inline bool data_file_sum(const DataLoader *loader, const DataFile *file, uint32_t *sum) {
+    DataSampling sampling = {.file = file, .samples = DATA_SAMPLES / loader->file_count};
+    if (sampling.samples < 2) { sampling.samples = 2; }
+    bool whole = file_read_mapped(data_sample_file, &sampling);
+    *sum = sampling.sum;
+    return whole;
+}
+
+// What the data are, for a run that is resumed: "2 files, 5287668 bytes, samples 1f0c22ab". Two texts
+// differ if the data do; the names of files do not count, but their order does.
+static inline void data_loader_identify(DataLoader *loader, char text[DATA_IDENTITY_SIZE]) {
+    unsigned long long bytes = 0;
+    uLong all = crc32(0, NULL, 0);
+    for (int i = 0; i < loader->file_count; i++) {
+        DataFile *file = &loader->files[i];
+        data_file_sum(loader, file, &file->sum);
+        bytes += file->bytes;
+        all = crc32(all, (const Bytef *)&file->sum, sizeof file->sum);
+    }
+    snprintf(text, DATA_IDENTITY_SIZE, "%d file%s, %llu bytes, samples %08lx", loader->file_count,
+             loader->file_count == 1 ? "" : "s", bytes, (unsigned long)all);
+    if (loader->builtin) { snprintf(text, DATA_IDENTITY_SIZE, "the built-in corpus"); }
+}
+
+typedef enum DataChange {
+    DATA_SAME,
+    DATA_GONE,   // a file was removed or replaced: what was opened is still read
+    DATA_CHANGED // a file has other content, which was perhaps trained on
+} DataChange;
+
+// What has happened to the files since they were opened and identified; *file: to which of them.
+// A file that is gone is found once. For one thread at a time.
+static inline DataChange data_loader_look(DataLoader *loader, const DataFile **found) {
+    for (int i = 0; i < loader->file_count; i++) {
+        DataFile *file = &loader->files[i];
+        const struct stat *before = &file->opened;
+        struct stat now;
+        uint32_t sum;
+        *found = file;
+        if (file->is_gone) { continue; }
+        if (stat(file->path, &now) != 0 || now.st_ino != before->st_ino || now.st_dev != before->st_dev) {
+            file->is_gone = true;
+            return DATA_GONE;
+        }
+        if (now.st_size == before->st_size && now.st_mtim.tv_sec == before->st_mtim.tv_sec &&
+            now.st_mtim.tv_nsec == before->st_mtim.tv_nsec) {
+            continue;
+        }
+        if (now.st_size != before->st_size || !data_file_sum(loader, file, &sum) || sum != file->sum) {
+            return DATA_CHANGED;
+        }
+        file->opened = now; // it was only touched
+    }
+    return DATA_SAME;
+}
+
+// ---------------------------------------------------------------------------------------
 // Order
 
 // Where the permutation of [0, n) that `key` names sends `index`. A Feistel network is a
@@ -539,30 +631,48 @@ static inline const DataFile *data_loader_find(const DataLoader *loader, uint64_
 // ---------------------------------------------------------------------------------------
 // Batches
 
+// A window of a file, and where it goes.
+typedef struct WindowCopy {
+    const DataFile *file;
+    uint64_t start; // the first token
+    int T, vocabulary;
+    int32_t *tokens, *targets; // (T)
+    int copied;                // tokens, of T + 1; the next one is beyond the vocabulary
+} WindowCopy;
+
+static inline void data_copy_window(void *context) {
+    WindowCopy *copy = (WindowCopy *)context;
+    int T = copy->T;
+    for (copy->copied = 0; copy->copied <= T; copy->copied++) {
+        int t = copy->copied;
+        uint64_t position = copy->start + (uint64_t)t;
+        uint32_t id = data_token(copy->file, position);
+        if (id >= (uint32_t)copy->vocabulary) { return; }
+        if (t < T) { copy->tokens[t] = (int32_t)id; }
+        bool counts = token_mask_counts(copy->file->content.mask, position);
+        if (t > 0) { copy->targets[t - 1] = counts ? (int32_t)id : -1; }
+    }
+}
+
 // Copies window `window` of the files to tokens (T) and targets (T).
 static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, int32_t *tokens,
                                     int32_t *targets, Error *error) {
-    int T = loader->sequence_length;
-    uint64_t start;
-    const DataFile *file = data_loader_find(loader, window, &start);
-    assert(start + (uint64_t)T < file->content.token_count);
-    for (int t = 0; t <= T; t++) {
-        uint64_t position = start + (uint64_t)t;
-        uint32_t id = data_token(file, position);
-        if (id >= (uint32_t)loader->vocabulary) {
-            return data_token_error(file, position, loader->vocabulary, error);
-        }
-        if (t < T) { tokens[t] = (int32_t)id; }
-        if (t > 0) { targets[t - 1] = token_mask_counts(file->content.mask, position) ? (int32_t)id : -1; }
+    WindowCopy copy = {
+        .T = loader->sequence_length, .vocabulary = loader->vocabulary, .tokens = tokens, .targets = targets};
+    copy.file = data_loader_find(loader, window, &copy.start);
+    assert(copy.start + (uint64_t)copy.T < copy.file->content.token_count);
+    if (!file_read_mapped(data_copy_window, &copy)) {
+        return error_set(error, "%s has become shorter while it was trained on", copy.file->path);
     }
-    return true;
+    return copy.copied > copy.T ||
+           data_token_error(copy.file, copy.start + (uint64_t)copy.copied, copy.vocabulary, error);
 }
 
 // Fills tokens (B, T) and targets (B, T) with B samples from first_sample on, in the order of
 // training or of validation; the built-in corpus has a stream for each. *perfect_loss: the
 // mean loss of a perfect model on these targets, in nats per token, which is known for the
 // built-in corpus; NaN for files. May be called by several threads at once. False: an id
-// beyond the vocabulary, in data that were not checked at open.
+// beyond the vocabulary, in data that were not checked at open, or a file that has become shorter.
 static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, uint64_t first_sample, int B,
                                     int32_t *tokens, int32_t *targets, double *perfect_loss, Error *error) {
     int T = loader->sequence_length;

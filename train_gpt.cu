@@ -54,7 +54,8 @@ static void validate_task(void *context, Stream *stream) {
     Error error = {""};
     if (!data_loader_fill(data, DATA_VALIDATION, first, run->B, batch->tokens, batch->targets, &perfect,
                           &error)) {
-        transport_fail(&run->transport, "%s", error.text);
+        training_lose_data(&run->training, &error);
+        return;
     }
     // Behind the last window stand those of the beginning again, which do not count.
     for (int i = 0; i < count && windows > 0; i++) {
@@ -140,6 +141,7 @@ static void follow_commits(Run *run, bool last) {
     reports->seen.commit = now;
     if (reports_here && reports->window.has_commits && (last || is_due(before, now, options->report_every))) {
         report_window(reports, training_seconds(&run->clock));
+        watch_data(run);
     }
     if (options->val_batches > 0 && (last || is_due(before, now, options->val_every))) {
         if (validate(run) && reports_here) {
@@ -241,7 +243,7 @@ static void choose_together(Run *run, const Hello *hellos) {
                 reserve_memory(&setup, &error);
     MemoryRoom room = memory_room(&setup);
     good = good && fit_check(&setup, &room, &error);
-    run->scheduler.wishes.stop_requested = &run->signal_watch.stop_requested;
+    run->scheduler.wishes.stop_requested = run->training.stop_requested = &run->signal_watch.stop_requested;
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
 
@@ -258,6 +260,17 @@ static void write_trace(Run *run) {
         if (run_is_main(run)) { fprintf(stderr, "train_gpt: there is no trace: %s\n", error.text); }
         run->trace_is_lost = true;
     }
+}
+
+// All ranks: whether one of them has lost data, which ends a run.
+static bool has_lost_data(Run *run) {
+    const Error *lost = run->changed_data.text[0] != '\0' ? &run->changed_data : &run->training.lost;
+    Verdict found;
+    int rank = transport_first_failure(&run->transport, "data", lost->text[0] != '\0', lost, &found);
+    if (rank >= 0 && run_is_main(run)) {
+        fprintf(stderr, "train_gpt: rank %d on %s: %s\n", rank, found.host, found.error.text);
+    }
+    return rank >= 0;
 }
 
 // Checks and describes the result. saved: whether it is on disk. Returns the exit code.
@@ -285,7 +298,8 @@ static int finish_run(Run *run, bool saved) {
     for (int rank = 0; rank < transport->size; rank++) { exposed += all[rank]; }
     exposed /= transport->size;
     free(all);
-    if (run_is_main(run)) { print_end(run, fingerprint, exposed, saved); }
+    bool lost_data = has_lost_data(run);
+    if (run_is_main(run)) { print_end(run, fingerprint, exposed, saved, lost_data); }
     if (!s->wishes.stop_agreed && !run->nothing_left) { print_sample(run, true); }
     if (run_is_main(run)) {
         print_files(run);
@@ -304,7 +318,7 @@ static int finish_run(Run *run, bool saved) {
     }
     bool lacks = run->trace_is_lost || run->reports.lost_lines > 0;
     share_from_rank_zero(transport, &lacks, sizeof lacks);
-    if (!saved || (lacks && !s->wishes.stop_agreed)) { return EXIT_SYSTEM_FAILURE; }
+    if (!saved || lost_data || (lacks && !s->wishes.stop_agreed)) { return EXIT_SYSTEM_FAILURE; }
     if (!s->wishes.stop_agreed) { return 0; }
     return run->saving.times.never ? EXIT_STOPPED_UNSAVED : EXIT_ASKED_TO_STOP;
 }

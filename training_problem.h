@@ -30,6 +30,8 @@ typedef struct TrainingProblem {
     double slow_seconds;      // how long this rank sleeps after each micro-batch (--slow-rank)
     Batch batch;              // of the compute stream
     Batch next_batch;         // on a GPU: it is filled while the GPU computes with `batch`
+    Error lost;               // why data could not be read any more; empty: they could
+    bool *stop_requested;     // atomic: set where data are lost, so that all ranks save and leave
 } TrainingProblem;
 
 static inline void training_reserve(TrainingProblem *training, Arena *arena) {
@@ -56,7 +58,14 @@ static inline bool training_fill(const TrainingProblem *training, Batch *batch, 
     return batch->is_filled;
 }
 
-// What the scheduler calls for a micro-batch. While a GPU computes, the host fills the
+// Data are lost: the run is to save itself and to end. Compute stream.
+static inline void training_lose_data(TrainingProblem *training, const Error *error) {
+    if (training->lost.text[0] == '\0') { training->lost = *error; }
+    __atomic_store_n(training->stop_requested, true, __ATOMIC_RELAXED);
+}
+
+// What the scheduler calls for a micro-batch. Data that cannot be read any more count as a
+// micro-batch in which nothing is to be predicted. While a GPU computes, the host fills the
 // next batch, because data that are not in memory yet may take longer to come than a
 // launch takes. An error in them is reported only when they are needed, if they ever are.
 static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, uint64_t index,
@@ -73,7 +82,9 @@ static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, 
         *next = used;
         next->is_filled = false;
     } else if (!training_fill(training, batch, first_sample, &error)) {
-        transport_fail(training->transport, "%s", error.text);
+        training_lose_data(training, &error);
+        memset(batch->tokens, 0, count * sizeof *batch->tokens);
+        for (size_t i = 0; i < count; i++) { batch->targets[i] = -1; }
     }
     const float *losses = model->family->gradients(&model->state, stream, weights, gradients, batch->tokens,
                                                    batch->targets, pace);

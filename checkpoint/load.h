@@ -473,6 +473,8 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
         remarks_add(remarks, "another share of the GPU for NCCL: matrix products may be computed in another "
                              "way");
     }
+    const char *data = json_string_value(json_object_get(source->manifest, "data"));
+    if (data == NULL || strcmp(data, run->data) != 0) { remarks_add(remarks, "other data"); }
     json_object_foreach(run->options, name, value) {
         const json_t *before = json_object_get(options, name);
         char text[64];

@@ -54,7 +54,7 @@ static const struct {
 
 // Whether a run that is resumed with another value of the option trains the same bits.
 typedef enum OptionEffect {
-    SAME_BITS,
+    SAME_BITS, // or, of --data, told by the content of the files
     OTHER_BITS,
     MEASURED,       // other bits; "auto" stands for a choice that a run measures at its start, and keeps
     FROM_TOKENS,    // other bits; its word stands for a number that is known when the tokens are
@@ -265,7 +265,7 @@ static const OptionSpec option_table[] = {
      "As --from DIR, for fine-tuning: --lr auto is then a tenth of its usual value, --weight-decay auto is "
      "0. The optimizer state starts from zero. Tokens that the mask of a token file excludes are read, but "
      "their loss does not count."},
-    {OPTION("data", DATA, OTHER_BITS), TEXT_OPTION(data, "builtin", 1, "PATH|builtin"),
+    {OPTION("data", DATA, SAME_BITS), TEXT_OPTION(data, "builtin", 1, "PATH|builtin"),
      .commands = FOR_TRAINING | FOR_EVALUATION, .also = "dataset", .help =
      "Training text: builtin is an endless source of small stories whose entropy is known; otherwise text "
      "or token files (a quoted glob names several). Text is tokenized by the model's tokenizer, once, into "

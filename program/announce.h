@@ -279,8 +279,8 @@ static inline void announce_run(Run *run, const Hello *hellos) {
 
 // Prints and logs how training ended. fingerprint: of the parameters, from
 // check_replicas. exposed: seconds in which a rank only waited for communication, the mean.
-// saved: whether the end is on disk.
-static inline void print_end(Run *run, uint64_t fingerprint, double exposed, bool saved) {
+// saved: whether the end is on disk. lost_data: that is why it ends.
+static inline void print_end(Run *run, uint64_t fingerprint, double exposed, bool saved, bool lost_data) {
     long long commits = (long long)run->scheduler.optimizer.commits;
     const Reports *reports = &run->reports;
     bool stopped = run->scheduler.wishes.stop_agreed;
@@ -322,15 +322,18 @@ static inline void print_end(Run *run, uint64_t fingerprint, double exposed, boo
     printf("parameters fingerprint %s, the same on every rank\n", print);
     report_event(&run->reports,
                  json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s}", "event", "end", "reason",
-                           stopped ? "asked to stop" : "done", "commit", (json_int_t)commits, "tokens",
-                           (json_int_t)tokens, "seconds", log_real(seconds), "tokens_per_second",
-                           log_real(tokens / seconds), "exposed_share", log_real(waiting), "planned_bytes",
-                           (json_int_t)planned, "used_bytes", (json_int_t)used, "parameters_fingerprint",
-                           print));
-    if (!stopped) { return; }
-    printf("stopped    because it was asked to");
+                           lost_data ? "data changed"
+                           : stopped ? "asked to stop"
+                                     : "done",
+                           "commit", (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds",
+                           log_real(seconds), "tokens_per_second", log_real(tokens / seconds),
+                           "exposed_share", log_real(waiting), "planned_bytes", (json_int_t)planned,
+                           "used_bytes", (json_int_t)used, "parameters_fingerprint", print));
+    if (!stopped && !lost_data) { return; }
+    printf("stopped    because %s", lost_data ? "data have changed" : "it was asked to");
     if (!run->saving.times.never) {
-        printf("; continue with --out %s --resume auto%s", word, saved ? "" : ", from an earlier checkpoint");
+        printf("; %scontinue with --out %s --resume auto%s", lost_data ? "put them back and " : "", word,
+               saved ? "" : ", from an earlier checkpoint");
     }
     printf("\n");
 }

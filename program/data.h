@@ -279,7 +279,39 @@ static inline void tokenize_data(Run *run) {
     good = good && data_loader_require(&run->data, transport->size, run->B, &error) &&
            choose_length(run, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    char unused[DATA_IDENTITY_SIZE];
+    data_loader_identify(&run->validation_data, unused);
+    data_loader_identify(&run->data, run->data_identity);
     choose_schedule(&run->options, run->transport.size, &run->scheduler.settings);
+}
+
+// ---------------------------------------------------------------------------------------
+// Data that change
+
+// Rank 0, at every report: looks whether the files are still what they were. One that was removed
+// or replaced is named once, because the run still reads the old one. If the content of one has
+// changed, the run saves itself and ends.
+static inline void watch_data(Run *run) {
+    DataLoader *loaders[2] = {&run->data, &run->validation_data};
+    for (int i = 0; i < 2; i++) {
+        const DataFile *file;
+        DataChange change = data_loader_look(loaders[i], &file);
+        if (change == DATA_GONE) {
+            terminal_clear(&run->terminal);
+            printf("data       %s was removed or replaced: this run still reads the old file; a resumed run "
+                   "would not\n",
+                   file->path);
+            fflush(stdout);
+            report_event(&run->reports,
+                         json_pack("{s:s, s:o}", "event", "data_gone", "file", log_text(file->path)));
+        } else if (change == DATA_CHANGED && run->changed_data.text[0] == '\0') {
+            error_set(&run->changed_data,
+                      "%s was changed while it was trained on: commits since the last report may have read "
+                      "its new content",
+                      file->path);
+            __atomic_store_n(&run->signal_watch.stop_requested, true, __ATOMIC_RELAXED);
+        }
+    }
 }
 
 // ---------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ static inline void open_checkpoints(Run *run) {
     checkpointed->directory = run->directory;
     checkpointed->tokenizer = options->tokenizer[0] != '\0' ? options->tokenizer : options_start(options);
     checkpointed->version = ACCO_VERSION;
+    checkpointed->data = run->data_identity;
     Error error = {""};
     options_save_times(options, &run->saving.times, &error); // cannot fail: it has been checked
     checkpointed->keep = options->keep;

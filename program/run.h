@@ -63,11 +63,13 @@ typedef struct Run {
     ClockOffset clock_at_start; // with --trace: this rank's clock against that of rank 0
     // What it trains with.
     DataLoader data, validation_data; // the latter only with --val-data
+    char data_identity[DATA_IDENTITY_SIZE];
     Arena arena;
     ThreadPool *pool;
     Model model;
     Scheduler scheduler;
     TrainingProblem training; // the model and the data as the scheduler's problem
+    Error changed_data;       // rank 0: which file has other content than before; empty: none
     TrainingClock clock;
     bool nothing_left; // it was resumed where it had ended
     // What it writes. The files and the terminal are those of rank 0.

@@ -522,6 +522,100 @@ static void a_validation_visits_every_window_once(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
+// Data that change
+
+static void write_changing(Stage *stage, const char *name, int seed, int bytes) {
+    char text[8192];
+    for (int i = 0; i < bytes; i++) { text[i] = (char)('a' + (i * i + seed * i) % 23); }
+    text[bytes] = '\0';
+    stage_write(stage, name, text);
+}
+
+static void wait_until_log_has(Stage *stage, const Training *training, const char *words) {
+    char name[128], path[STAGE_PATH_SIZE];
+    snprintf(name, sizeof name, "%s/log.jsonl", training->out);
+    for (double began = program_clock(); program_clock() - began < 60; program_pause(0.02)) {
+        if (access(stage_path(stage, name, path), R_OK) != 0) { continue; }
+        char *text = file_read(path);
+        bool found = strstr(text, words) != NULL;
+        free(text);
+        if (found) { return; }
+    }
+    fail_msg("%s: the log has no %s", training->what, words);
+}
+
+#define CHANGING \
+    "--model bytes.json --micro-batch 1 --accumulate 2 --val-batches none --report-every 1 --seq-len 16 "
+
+// A file that changes under a run is named; the run is saved and ends with exit code 3.
+static void data_that_change_end_a_run_which_is_saved(void **state) {
+    static const struct {
+        int ranks, bytes;
+        const char *words;
+    } cases[] = {{1, 20, "changing.txt"}, {2, 20, "changing.txt"}, {2, 8000, "changing.txt was changed"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Stage *stage = cases[i].ranks > 1 ? stage_with_ranks(state) : stage_of(state);
+        write_changing(stage, "changing.txt", 1, 8000);
+
+        Training training = training_start(stage, cases[i].ranks, CHANGING "--data changing.txt --tokens 1G");
+        wait_until_log_has(stage, &training, "\"event\":\"report\"");
+        write_changing(stage, "changing.txt", 2, cases[i].bytes);
+        Outcome outcome = program_finish(stage, &training.program);
+        outcome_check(&outcome, 3, training.what);
+        text_check(outcome.errors, cases[i].words, training.what);
+        text_check(outcome.output, "stopped    because data have changed", training.what);
+        json_t *events = log_read(stage, training.out);
+        assert_string_equal(json_string_value(json_object_get(log_event_of(events, "end", 0), "reason")),
+                            "data changed");
+        assert_true(json_is_true(json_object_get(log_event_of(events, "checkpoint", 0), "saved")));
+        json_decref(events);
+    }
+}
+
+// What was removed is still read, and said once.
+static void data_that_are_removed_are_named(void **state) {
+    Stage *stage = stage_of(state);
+    char path[STAGE_PATH_SIZE];
+    write_changing(stage, "changing.txt", 1, 8000);
+
+    Training training = training_start(stage, 1, CHANGING "--data changing.txt --tokens 1G");
+    wait_until_log_has(stage, &training, "\"event\":\"report\"");
+    assert_int_equal(unlink(stage_path(stage, "changing.txt", path)), 0);
+    wait_until_log_has(stage, &training, "\"event\":\"data_gone\"");
+    kill(training.program.pid, SIGUSR1);
+    Outcome outcome = program_finish(stage, &training.program);
+    outcome_check(&outcome, 75, training.what);
+    assert_int_equal(text_count(outcome.output, "changing.txt was removed or replaced"), 1);
+}
+
+// "exact" is said of the same data only, wherever they are.
+static void a_resumed_run_knows_whether_its_data_are_the_same(void **state) {
+    static const struct {
+        const char *name;
+        int seed, bytes;
+        const char *words;
+    } cases[] = {{"changing.txt", 1, 8000, "exact\n"},
+                 {"moved.txt", 1, 8000, "exact\n"},
+                 {"changing.txt", 2, 8000, "not exact: other data\n"},
+                 {"changing.txt", 1, 7000, "not exact: other data\n"},
+                 {"moved.txt", 3, 8000, "not exact: other data\n"}};
+    Stage *stage = stage_of(state);
+    char options[512];
+    write_changing(stage, "changing.txt", 1, 8000);
+    Training first = training_start(stage, 1, CHANGING "--data changing.txt --save-every 5");
+    json_decref(training_finish(stage, &first));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_changing(stage, cases[i].name, cases[i].seed, cases[i].bytes);
+        snprintf(options, sizeof options, CHANGING "--data %s --resume %s/checkpoints/commit-15",
+                 cases[i].name, first.out);
+        Training again = training_start(stage, 1, options);
+        Outcome outcome = program_finish(stage, &again.program);
+        outcome_check(&outcome, 0, again.what);
+        text_check(outcome.output, cases[i].words, again.what);
+    }
+}
+
+// ---------------------------------------------------------------------------------------
 // The list of tests
 
 static void write_model(const Stage *stage, const char *name, int vocabulary) {
@@ -604,6 +698,9 @@ int main(int argc, char **argv) {
         DATA_TEST(an_evaluation_refuses_what_is_no_text),
         DATA_TEST(a_damaged_model_is_refused_by_every_command),
         DATA_TEST(a_validation_visits_every_window_once),
+        DATA_TEST(data_that_change_end_a_run_which_is_saved),
+        DATA_TEST(data_that_are_removed_are_named),
+        DATA_TEST(a_resumed_run_knows_whether_its_data_are_the_same),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }
     stage_open(&stage);

@@ -597,6 +597,114 @@ static void test_the_page_names_the_windows(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
+// Whether data are still the same
+
+enum { CHANGED_SIZE = 300 * 1000 };
+
+static const char *write_letters(Scratch *scratch, const char *name, size_t size, size_t changed) {
+    char *text = (char *)malloc(size);
+    for (size_t i = 0; i < size; i++) { text[i] = (char)('a' + i % 23); }
+    if (changed < size) { text[changed] = '!'; }
+    write_file(scratch, name, text, size);
+    free(text);
+    return scratch->path;
+}
+
+// What happens to change.txt, or to the second of two files, while it is read.
+static void touch(Scratch *s) {
+    assert_int_equal(utimensat(AT_FDCWD, scratch_path(s, "change.txt"), NULL, 0), 0);
+}
+static void rewrite(Scratch *s) { write_letters(s, "change.txt", CHANGED_SIZE, SIZE_MAX); }
+static void change_begin(Scratch *s) { write_letters(s, "change.txt", CHANGED_SIZE, 0); }
+static void change_end(Scratch *s) { write_letters(s, "change.txt", CHANGED_SIZE, CHANGED_SIZE - 1); }
+static void append(Scratch *s) { write_letters(s, "change.txt", CHANGED_SIZE + 1, SIZE_MAX); }
+static void cut(Scratch *s) { assert_int_equal(truncate(scratch_path(s, "change.txt"), 5000), 0); }
+static void empty(Scratch *s) { assert_int_equal(truncate(scratch_path(s, "change.txt"), 0), 0); }
+static void take_away(Scratch *s) { assert_int_equal(unlink(scratch_path(s, "change.txt")), 0); }
+static void replace(Scratch *s) {
+    char other[512];
+    snprintf(other, sizeof other, "%s", write_letters(s, "other.txt", CHANGED_SIZE, 9));
+    assert_int_equal(rename(other, scratch_path(s, "change.txt")), 0);
+}
+
+static void test_changes_of_files_are_seen(void **state) {
+    static const struct {
+        void (*change)(Scratch *scratch);
+        const char *what;
+        DataChange expected;
+        bool is_shorter, same_when_opened_again;
+    } changes[] = {
+        {touch, "touched", DATA_SAME, false, true},
+        {rewrite, "written again", DATA_SAME, false, true},
+        {change_begin, "another first byte", DATA_CHANGED, false, false},
+        {change_end, "another last byte", DATA_CHANGED, false, false},
+        {append, "one byte more", DATA_CHANGED, false, false},
+        {cut, "cut", DATA_CHANGED, true, false},
+        {empty, "emptied", DATA_CHANGED, true, false},
+        {take_away, "removed", DATA_GONE, false, false},
+        {replace, "replaced", DATA_GONE, false, false},
+    };
+    Scratch *scratch = (Scratch *)*state;
+    for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
+        DataLoader loader, again;
+        const DataFile *file;
+        char before[DATA_IDENTITY_SIZE], after[DATA_IDENTITY_SIZE];
+        int32_t tokens[64], targets[64];
+        double perfect;
+        Error error = {""};
+        open_or_fail(&loader, write_letters(scratch, "change.txt", CHANGED_SIZE, SIZE_MAX), 64, 256, false);
+        data_loader_identify(&loader, before);
+        assert_int_equal(data_loader_look(&loader, &file), DATA_SAME);
+        changes[i].change(scratch);
+        bool good = true;
+        for (uint64_t sample = 0; sample < 200; sample++) {
+            good = good &&
+                   data_loader_fill(&loader, DATA_TRAINING, sample, 1, tokens, targets, &perfect, &error);
+        }
+        DataChange found = data_loader_look(&loader, &file);
+        if (found != changes[i].expected || good == changes[i].is_shorter) {
+            fail_msg("%s: found %d, %s '%s'", changes[i].what, (int)found, good ? "filled" : "failed",
+                     error.text);
+        }
+        if (!good) { assert_non_null(strstr(error.text, "change.txt has become shorter")); }
+        if (found != DATA_SAME) { assert_non_null(strstr(file->path, "change.txt")); }
+        // What is gone is said once, what has changed stays changed.
+        found = changes[i].expected == DATA_GONE ? DATA_SAME : found;
+        assert_int_equal(data_loader_look(&loader, &file), found);
+        data_loader_close(&loader);
+        if (!try_open(&again, scratch_path(scratch, "change.txt"), 64, 256, false, &error)) { continue; }
+        data_loader_identify(&again, after);
+        if ((strcmp(before, after) == 0) != changes[i].same_when_opened_again) {
+            fail_msg("%s: %s, then %s", changes[i].what, before, after);
+        }
+        data_loader_close(&again);
+    }
+}
+
+// Names and directories are not part of what data are, the order of the files is.
+static void test_the_identity_is_that_of_the_content(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    static const struct {
+        const char *names[2];
+        size_t changed[2];
+        bool same;
+    } cases[] = {{{"m-1.txt", "m-2.txt"}, {7, 9}, true},
+                 {{"m-3.txt", "m-4.txt"}, {7, 9}, true},
+                 {{"m-1.txt", "m-2.txt"}, {9, 7}, false},
+                 {{"m-1.txt", "m-2.txt"}, {7, 8}, false}};
+    char first[DATA_IDENTITY_SIZE], text[DATA_IDENTITY_SIZE];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        DataLoader loader;
+        for (int f = 0; f < 2; f++) { write_letters(scratch, cases[i].names[f], 20000, cases[i].changed[f]); }
+        open_or_fail(&loader, scratch_path(scratch, "m-*.txt"), 64, 256, false);
+        data_loader_identify(&loader, i == 0 ? first : text);
+        if (i > 0 && (strcmp(first, text) == 0) != cases[i].same) { fail_msg("%s, then %s", first, text); }
+        data_loader_close(&loader);
+        for (int f = 0; f < 2; f++) { unlink(scratch_path(scratch, cases[i].names[f])); }
+    }
+}
+
+// ---------------------------------------------------------------------------------------
 // Setup and the list of tests
 
 static int make_scratch(void **state) {
@@ -641,6 +749,8 @@ int main(void) {
         cmocka_unit_test(test_bad_token_at_fill),
         cmocka_unit_test(test_scan_finds_the_position),
         cmocka_unit_test(test_random_bytes_never_crash),
+        cmocka_unit_test(test_changes_of_files_are_seen),
+        cmocka_unit_test(test_the_identity_is_that_of_the_content),
     };
     return cmocka_run_group_tests_name("dataloader", tests, make_scratch, remove_scratch);
 }

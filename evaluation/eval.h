@@ -83,8 +83,9 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
             if (t < T) { evaluator->tokens[row * T + t] = (int32_t)token; }
             if (t < sequence->length - sequence->scored) { continue; }
             bool counts = token_mask_counts(file->content.mask, place);
-            size_t bytes = 1; // of the token's text
+            size_t bytes = 1; // of the token's text; a special token, such as <|endoftext|>, has none
             if (tokenizer != NULL) { tokenizer_bytes(tokenizer, (int32_t)token, &bytes); }
+            if (tokenizer != NULL && tokenizer->kinds[token] == TOKEN_SPECIAL) { bytes = 0; }
             evaluator->positions[query.count] = row * T + t - 1;
             evaluator->targets[query.count++] = counts ? (int32_t)token : -1;
             scores[row].counted += counts;

@@ -4,7 +4,9 @@
 //                first window that contains it, so at least T - S tokens precede it there.
 //                The first token of a file is not predicted and does not count; with S = T
 //                the first token of every window does not count either. This is the method
-//                of Hugging Face's guide to the perplexity of fixed-length models.
+//                of Hugging Face's guide to the perplexity of fixed-length models. A text for a
+//                model with a tokenizer becomes the tokens that it is trained on: documents,
+//                each followed by <|endoftext|> (tokenizer/documents.h).
 //   lambada      JSON lines {"text"}: the last word, with the space before it, is
 //                predicted from all that precedes it.
 //   hellaswag    JSON lines as in the data set (ctx_a, ctx_b, activity_label, endings,
@@ -25,7 +27,7 @@
 #define ACCO_EVALUATION_EVAL_TASKS_H
 
 #include "dataloader.h"
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/documents.h"
 
 enum {
     EVALUATE_MOST_ROWS = 64,   // sequences of a batch
@@ -61,8 +63,8 @@ typedef struct EvaluateItem {
 // All sequences of a task and their batches, on every rank.
 typedef struct EvaluateSet {
     EvaluateRequest request;
-    DataLoader data;  // the files; where they are text, DataFile.content is in `texts`
-    TokenList *texts; // (data.file_count)
+    DataLoader data; // the files
+    TokenList text;  // the tokens of files that are text for a tokenizer; then the first file has them all
     EvaluateSequence *sequences;
     size_t count, capacity;
     EvaluateItem *items;
@@ -139,25 +141,24 @@ static inline bool evaluate_no_memory(const EvaluateSet *set, Error *error) {
     return error_set(error, "no memory for the sequences of %.300s", set->request.path);
 }
 
-// Appends the tokens of a text to those of file `file`. The text of a special token, such
-// as <|endoftext|>, stands for the token, as it does in the harness.
-static inline bool evaluate_encode(EvaluateSet *set, int file, const char *text, size_t count, Error *error) {
-    TokenList *list = &set->texts[file];
+// Appends the tokens of a text. The text of a special token, such as <|endoftext|>, stands for
+// the token, as it does in the harness.
+static inline bool evaluate_encode(EvaluateSet *set, const char *text, size_t count, Error *error) {
     if (set->request.tokenizer != NULL) {
-        return tokenizer_encode(set->request.tokenizer, text, count, true, list, error);
+        return tokenizer_encode(set->request.tokenizer, text, count, true, &set->text, error);
     }
     for (size_t i = 0; i < count; i++) {
-        if (!token_list_add(list, (uint8_t)text[i])) { return evaluate_no_memory(set, error); }
+        if (!token_list_add(&set->text, (uint8_t)text[i])) { return evaluate_no_memory(set, error); }
     }
     return true;
 }
 
-// Makes the tokens of file `file` those that evaluate_encode made of its text.
-static inline bool evaluate_take_text(EvaluateSet *set, int file, Error *error) {
-    DataFile *data = &set->data.files[file];
-    data->content.tokens = (const uint8_t *)(const void *)set->texts[file].ids;
+// Gives the first file the tokens of the text.
+static inline bool evaluate_take_text(EvaluateSet *set, Error *error) {
+    DataFile *data = &set->data.files[0];
+    data->content.tokens = (const uint8_t *)(const void *)set->text.ids;
     data->content.token_bytes = 4;
-    data->content.token_count = set->texts[file].count;
+    data->content.token_count = set->text.count;
     return data_file_scan(data, set->request.vocabulary, error);
 }
 
@@ -184,22 +185,42 @@ static inline bool evaluate_add_item(EvaluateSet *set, int choices, int label, E
 // ---------------------------------------------------------------------------------------
 // Perplexity
 
+// The texts of all files become the tokens that tokenize_texts makes of them.
+static inline bool evaluate_read_texts(EvaluateSet *set, Error *error) {
+    const Tokenizer *tokenizer = set->request.tokenizer;
+    int32_t end_of_text = tokenizer_find_added(tokenizer, "<|endoftext|>");
+    int count = set->data.file_count;
+    if (end_of_text < 0) {
+        return error_set(error, "the tokenizer has no token <|endoftext|>, which is put behind each document "
+                                "of a text");
+    }
+    Text *texts = (Text *)calloc((size_t)count, sizeof *texts);
+    if (texts == NULL) { return evaluate_no_memory(set, error); }
+    for (int i = 0; i < count; i++) {
+        texts[i].bytes = (const uint8_t *)set->data.files[i].mapping;
+        texts[i].size = set->data.files[i].bytes;
+    }
+    TextCursor cursor = {.texts = texts, .count = count};
+    bool good = true;
+    for (DocumentPart part; good && text_next_part(&cursor, &part);) {
+        good = tokenizer_encode(tokenizer, (const char *)part.bytes, part.count, false, &set->text, error) &&
+               (!part.ends || token_list_add(&set->text, end_of_text) || evaluate_no_memory(set, error));
+    }
+    free(texts);
+    return good && evaluate_take_text(set, error);
+}
+
 // Adds the windows of a file.
 static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) {
     const EvaluateRequest *request = &set->request;
     DataFile *data = &set->data.files[file];
-    bool text = data->content.token_bytes == 1, encodes = text && request->tokenizer != NULL;
-    if (encodes && (!evaluate_encode(set, file, (const char *)data->mapping, data->bytes, error) ||
-                    !evaluate_take_text(set, file, error))) {
-        return false;
-    }
-    if (text && !encodes && request->vocabulary != 256) {
+    if (data->content.token_bytes == 1 && request->vocabulary != 256) {
         return error_set(error,
                          "%.300s is text, and the model has a vocabulary of %d: allowed without --tokenizer "
                          "are token files, or text for a vocabulary of 256, as bytes",
                          data->path, request->vocabulary);
     }
-    if (!text && request->tokenizer != NULL &&
+    if (request->tokenizer != NULL &&
         !token_hashes_agree(data->content.tokenizer_hash, request->tokenizer->hash)) {
         return error_set(error, "%.300s was made with another tokenizer than the one that is given",
                          data->path);
@@ -240,9 +261,9 @@ static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
     }
     // An open loader has files; gcc cannot know that and warns of a negative size.
     if (!data_loader_open(&set->data, &files, error) || set->data.file_count < 1) { return false; }
-    set->texts = (TokenList *)calloc((size_t)set->data.file_count, sizeof *set->texts);
-    if (set->texts == NULL) { return evaluate_no_memory(set, error); }
-    for (int i = 0; i < set->data.file_count; i++) {
+    bool encodes = request->tokenizer != NULL && data_loader_is_text(&set->data);
+    if (encodes && !evaluate_read_texts(set, error)) { return false; }
+    for (int i = 0; i < (encodes ? 1 : set->data.file_count); i++) {
         if (!evaluate_read_file(set, i, error)) { return false; }
     }
     return set->count > 0 ||
@@ -257,7 +278,7 @@ static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
 // where tokens are bytes.
 static inline bool evaluate_add_pair(EvaluateSet *set, const char *text, size_t context, int characters,
                                      Error *error) {
-    TokenList *list = &set->texts[0];
+    TokenList *list = &set->text;
     const Tokenizer *tokenizer = set->request.tokenizer;
     size_t T = (size_t)set->request.T, begin = list->count, given_tokens = 1;
     if (context == 0) {
@@ -271,13 +292,13 @@ static inline bool evaluate_add_pair(EvaluateSet *set, const char *text, size_t 
         char *given = strndup(text, context);
         bool good = evaluate_replace(&given, EVALUATE_SPACE "+\\z", "") || evaluate_no_memory(set, error);
         good = good && (given[0] != '\0' || error_set(error, "only spaces precede the text to predict")) &&
-               evaluate_encode(set, 0, given, strlen(given), error);
+               evaluate_encode(set, given, strlen(given), error);
         free(given);
         if (!good) { return false; }
         given_tokens = list->count - begin;
         list->count = begin;
     }
-    if (!evaluate_encode(set, 0, text, strlen(text), error)) { return false; }
+    if (!evaluate_encode(set, text, strlen(text), error)) { return false; }
     size_t total = list->count - begin, scored = total - given_tokens;
     if (total <= given_tokens) { return error_set(error, "there is no token to predict"); }
     if (scored > T) {
@@ -370,10 +391,7 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
                          "vocabulary of %d, not 256",
                          evaluate_task_name(request->task), request->vocabulary);
     }
-    set->texts = (TokenList *)calloc(1, sizeof *set->texts);
-    if (set->texts == NULL || !data_loader_add(&set->data, strdup(request->path), error)) {
-        return evaluate_no_memory(set, error);
-    }
+    if (!data_loader_add(&set->data, strdup(request->path), error)) { return evaluate_no_memory(set, error); }
     DataFile *file = &set->data.files[0];
     if (!data_file_map(file, error)) { return false; }
     const char *text = (const char *)file->mapping, *end = text + file->bytes;
@@ -399,7 +417,7 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
     if (set->item_count == 0) {
         return error_set(error, "%.300s holds no line with a question", request->path);
     }
-    return evaluate_take_text(set, 0, error);
+    return evaluate_take_text(set, error);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -412,9 +430,8 @@ static inline int evaluate_compare_lengths(const void *a, const void *b) {
 }
 
 static inline void evaluate_set_close(EvaluateSet *set) {
-    for (int i = 0; i < set->data.file_count && set->texts != NULL; i++) { token_list_free(&set->texts[i]); }
+    token_list_free(&set->text);
     data_loader_close(&set->data);
-    free(set->texts);
     free(set->sequences);
     free(set->items);
     free(set->order);

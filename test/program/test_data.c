@@ -474,6 +474,25 @@ static void an_evaluation_refuses_what_is_no_text(void **state) {
     text_check(outcome.errors, "packed.txt looks like a gzip archive", "eval");
 }
 
+// documents.bin is what prepare makes of documents.txt. But for the name of the data the two
+// evaluations print the same, to the last digit.
+static void a_text_is_evaluated_as_its_tokens_are(void **state) {
+    Stage *stage = stage_of(state);
+    const char *after[2];
+    run_base(stage, 0, 0, "--tokenizer bpe --data documents.bin --out evaluated");
+    for (int i = 0; i < 2; i++) {
+        char arguments[256];
+        snprintf(arguments, sizeof arguments, "eval --from evaluated --data documents.%s --stride 5",
+                 i == 0 ? "bin" : "txt");
+        Outcome outcome = program_run(stage, 0, arguments);
+        outcome_check(&outcome, 0, arguments);
+        after[i] = strstr(outcome.output, "\nwindows");
+        assert_non_null(after[i]);
+        text_check(after[i], "bits per byte", arguments);
+    }
+    assert_string_equal(after[0], after[1]);
+}
+
 static void a_damaged_model_is_refused_by_every_command(void **state) {
     static const char *const commands[] = {
         "eval --data documents.bin --from", "sample --from",
@@ -696,6 +715,7 @@ int main(int argc, char **argv) {
         DATA_TEST(what_does_not_fit_is_refused),
         DATA_TEST(two_ranks_refuse_once),
         DATA_TEST(an_evaluation_refuses_what_is_no_text),
+        DATA_TEST(a_text_is_evaluated_as_its_tokens_are),
         DATA_TEST(a_damaged_model_is_refused_by_every_command),
         DATA_TEST(a_validation_visits_every_window_once),
         DATA_TEST(data_that_change_end_a_run_which_is_saved),

@@ -278,34 +278,43 @@ static inline bool hf_model_copy_file(const char *from, const char *to, Error *e
     return good;
 }
 
-// Copies the files of the tokenizer that are in the directory `from`, if there are any,
-// and how transformers is to generate with it.
+// Where the file `name` of a tokenizer is. from: its directory, or its tokenizer.json, which may have
+// another name; then there are no other files. False: there is no such file.
+static inline bool hf_model_find_tokenizer(const char *from, const char *name, char path[PATH_MAX]) {
+    struct stat status;
+    Error ignored;
+    if (stat(from, &status) == 0 && !S_ISDIR(status.st_mode)) {
+        return snprintf(path, PATH_MAX, "%s", from) < PATH_MAX && strcmp(name, "tokenizer.json") == 0;
+    }
+    return path_within(path, from, name, &ignored) && stat(path, &status) == 0;
+}
+
+// Copies the files of the tokenizer `from`, its directory or its tokenizer.json, if there are
+// any, and how transformers is to generate with it.
 static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Error *error) {
     static const char *const names[7] = {
         "tokenizer.json",          "tokenizer_config.json", "vocab.json", "merges.txt", "added_tokens.json",
         "special_tokens_map.json", "generation_config.json"};
     char source[PATH_MAX], target[PATH_MAX];
     for (int i = 0; i < 7; i++) {
-        if (!hf_model_has(from, names[i])) { continue; }
-        if (!path_within(source, from, names[i], error) || !path_within(target, to, names[i], error) ||
-            !hf_model_copy_file(source, target, error)) {
+        if (!hf_model_find_tokenizer(from, names[i], source)) { continue; }
+        if (!path_within(target, to, names[i], error) || !hf_model_copy_file(source, target, error)) {
             return false;
         }
     }
     return true;
 }
 
-// The id of the token that has a role such as "eos_token" in the tokenizer in
-// `directory`, or else in the config.json beside it; -1: it is unknown, or `directory` is
-// NULL. Ids are in tokenizer.json, or else in vocab.json.
-static inline int hf_model_special_id(const char *directory, const char *role, int vocabulary) {
+// The id of the token that has a role such as "eos_token" in the tokenizer at `from`, or else in
+// the config.json beside it; -1: it is unknown, or `from` is NULL. Ids are in tokenizer.json, or
+// else in vocab.json.
+static inline int hf_model_special_id(const char *from, const char *role, int vocabulary) {
     static const char *const names[4] = {"tokenizer_config.json", "config.json", "tokenizer.json",
                                          "vocab.json"};
     json_t *files[4] = {NULL, NULL, NULL, NULL}; // NULL: it is not there, or is no JSON
     char path[PATH_MAX], key[32];
-    Error ignored;
-    for (int i = 0; directory != NULL && i < 4; i++) {
-        if (!path_within(path, directory, names[i], &ignored)) { continue; }
+    for (int i = 0; from != NULL && i < 4; i++) {
+        if (!hf_model_find_tokenizer(from, names[i], path)) { continue; }
         files[i] = json_load_file(path, JSON_ALLOW_NUL, NULL);
     }
     snprintf(key, sizeof key, "%.20s_id", role);
@@ -445,8 +454,8 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
 }
 
 // Writes a model that transformers' GPTNeoForCausalLM.from_pretrained loads. parameters
-// (table->parameter_count), on the host. tokenizer: a directory whose tokenizer is copied
-// beside the weights, or NULL. `directory` must not exist. True: all of it is on disk, but
+// (table->parameter_count), on the host. tokenizer: the directory or the tokenizer.json of a
+// tokenizer, which is copied beside the weights, or NULL. `directory` must not exist. True: all of it is on disk, but
 // for the name of `directory` itself. On failure the caller removes what there is.
 static inline bool hf_model_save(const char *directory, const ModelConfig *config,
                                  const ParameterTable *table, const float *parameters, const char *tokenizer,

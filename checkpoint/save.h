@@ -225,8 +225,7 @@ static inline void *saver_main(void *argument) {
     good = file_finish(saver->state, saver->paths.state, good, error);
     saver->state = -1;
     if (good && run->transport->rank == 0) {
-        struct stat status;
-        bool has_tokenizer = tokenizer != NULL && stat(tokenizer, &status) == 0 && S_ISDIR(status.st_mode);
+        bool has_tokenizer = tokenizer != NULL && access(tokenizer, R_OK) == 0;
         good = hf_model_save(saver->paths.model, run->config, run->table, saver->committed,
                              has_tokenizer ? tokenizer : NULL, error);
     }

@@ -493,6 +493,26 @@ static void a_text_is_evaluated_as_its_tokens_are(void **state) {
     assert_string_equal(after[0], after[1]);
 }
 
+// A tokenizer that was given as a file, whatever its name, goes along with the model.
+static void the_tokenizer_may_be_a_file(void **state) {
+    static const char *const names[] = {"bpe/tokenizer.json", "my-tokens.json"};
+    Stage *stage = stage_of(state);
+    char command[2 * STAGE_PATH_SIZE], options[256];
+    snprintf(command, sizeof command, "cd '%s' && cp bpe/tokenizer.json my-tokens.json", stage->directory);
+    assert_int_equal(system(command), 0);
+    for (int i = 0; i < 2; i++) {
+        snprintf(options, sizeof options, "--tokenizer %s --data documents.txt --out named-%d", names[i], i);
+        run_base(stage, 0, 0, options);
+        snprintf(options, sizeof options, "eval --from named-%d --data documents.txt", i);
+        Outcome outcome = program_run(stage, 0, options);
+        outcome_check(&outcome, 0, options);
+        snprintf(command, sizeof command,
+                 "cd '%s' && cmp bpe/tokenizer.json named-%d/checkpoints/commit-40/model/tokenizer.json",
+                 stage->directory, i);
+        assert_int_equal(system(command), 0);
+    }
+}
+
 static void a_damaged_model_is_refused_by_every_command(void **state) {
     static const char *const commands[] = {
         "eval --data documents.bin --from", "sample --from",
@@ -716,6 +736,7 @@ int main(int argc, char **argv) {
         DATA_TEST(two_ranks_refuse_once),
         DATA_TEST(an_evaluation_refuses_what_is_no_text),
         DATA_TEST(a_text_is_evaluated_as_its_tokens_are),
+        DATA_TEST(the_tokenizer_may_be_a_file),
         DATA_TEST(a_damaged_model_is_refused_by_every_command),
         DATA_TEST(a_validation_visits_every_window_once),
         DATA_TEST(data_that_change_end_a_run_which_is_saved),

@@ -30,6 +30,7 @@
 #define ACCO_ACCO_H
 
 #include "acco_split.h"
+#include "scheduler.h"
 
 static inline void acco_commit(Scheduler *s) {
     int a = s->settings.round_a, b = s->settings.micro_batches - a;

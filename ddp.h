@@ -15,6 +15,7 @@
 #define ACCO_DDP_H
 
 #include "rule.h"
+#include "scheduler.h"
 
 static inline void ddp_commit(Scheduler *s) {
     launch_following(s, COMMIT);

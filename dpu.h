@@ -24,6 +24,7 @@
 #define ACCO_DPU_H
 
 #include "rule.h"
+#include "scheduler.h"
 
 static inline void delayed_commit(Scheduler *s, JobKind kind) {
     if (sequential_commit(s)) { return; }

@@ -12,6 +12,7 @@
 #define ACCO_ZERO_H
 
 #include "rule.h"
+#include "scheduler.h"
 
 static inline void zero1_commit(Scheduler *s) {
     launch_following(s, COMMIT);

@@ -38,6 +38,7 @@
 #include "checkpoint/hf_model.h"
 #include "checkpoint/safetensors.h"
 #include "comm/verdict.h"
+#include "committed.h"
 #include "rules.h"
 #include "runtime/files.h"
 #include "runtime/log.h"

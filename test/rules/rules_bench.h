@@ -18,6 +18,7 @@
 #include "test/harness.h"
 
 #include "comm/transport_mpi.h"
+#include "committed.h"
 #include "rules.h"
 #include "test/sgd.h"
 #include "test/threads_link.h"

@@ -1,0 +1,73 @@
+// committed.h: the committed parameters, lent between two commits to be evaluated, saved or
+// compared.
+//
+// Compute may hold something else: a prediction, casts, or with local rules the parameters
+// of one worker. Then the master copies of all ranks are gathered, exact ones into the
+// gradient accumulator and casts beside the casts that compute uses. All ranks call these
+// functions together, and give back what they borrowed with return_committed before the next
+// commit.
+#ifndef ACCO_COMMITTED_H
+#define ACCO_COMMITTED_H
+
+#include "rule.h"
+#include "scheduler.h"
+
+// Whether compute uses a prediction from the committed parameters.
+static inline bool rule_is_ahead(const Rule *rule, const Scheduler *s) {
+    return rule->predicts && is_handed_over(s);
+}
+
+typedef struct MasterGather {
+    Scheduler *scheduler;
+    Real *casts; // (padded); NULL: exact parameters into the gradient accumulator
+} MasterGather;
+
+static inline void gather_masters_task(void *context, Stream *stream) {
+    const MasterGather *work = (const MasterGather *)context;
+    Scheduler *s = work->scheduler;
+    size_t cells = s->layout.cells;
+    Collective collective = {
+        .layout = &s->layout, .wire = WIRE_FP32, .buffer = s->gradients.data, .source = s->optimizer.master};
+    if (work->casts != NULL) {
+        comm_gather_casts(&s->comm, stream, &collective, work->casts, 0, cells);
+    } else {
+        comm_all_gather(&s->comm, stream, &collective, 0, cells);
+    }
+}
+
+// The parameters (parameter_count), the same bits on every rank.
+static inline const float *borrow_committed(Scheduler *s, const Rule *rule) {
+    scheduler_settle(s);
+    if (rule->kind == RULE_LOCAL) { return s->local.outer; }
+    if (!s->settings.gathers_casts && !rule_is_ahead(rule, s)) { return s->parameters.data; }
+    MasterGather work = {.scheduler = s, .casts = NULL};
+    scheduler_call(s, s->communication, gather_masters_task, &work);
+    return s->gradients.data;
+}
+
+// The same as what a micro-batch computes with (scheduler_weights): casts are good enough.
+static inline const void *borrow_committed_weights(Scheduler *s, const Rule *rule) {
+    bool ahead = rule_is_ahead(rule, s);
+    if (rule->kind == RULE_LOCAL || (ahead && !s->settings.keeps_casts)) { return borrow_committed(s, rule); }
+    scheduler_settle(s);
+    if (!ahead) { return scheduler_weights(s); }
+    MasterGather work = {.scheduler = s, .casts = s->arriving_casts};
+    scheduler_call(s, s->communication, gather_masters_task, &work);
+    return s->arriving_casts;
+}
+
+// The accumulator is empty between two commits, or holds what was handed over and is to be
+// added to (hand_over).
+static inline void return_committed(Scheduler *s, const void *committed) {
+    if (committed != s->gradients.data) { return; }
+    if (s->tally.micro_batches == 0) {
+        scheduler_move_gradients(s, NULL, true);
+    } else {
+        assert(is_handed_over(s));
+        stream_copy(s->compute, s->gradients.data, s->comm_buffer.data,
+                    layout_padded(&s->layout) * sizeof(float));
+        stream_settle(s->compute);
+    }
+}
+
+#endif

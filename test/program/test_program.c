@@ -1077,6 +1077,26 @@ static void the_saved_configuration_repeats_the_run(void **state) {
     assert_string_equal(first.output, second.output);
 }
 
+// Every rank takes the split that was measured: one that took another would have other bits than the
+// run whose configuration names it.
+static void ranks_of_unequal_rounds_choose_alike(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    json_t *chosen =
+        train(stage, 3, "--optimizer acco --rank-accumulate 8,2,5 --acco-split auto --link-mbit 50");
+    char name[64], options[128];
+    snprintf(name, sizeof name, "run-%d/config.json", stage->count);
+    char *saved = read_saved(stage, name);
+    assert_null(strstr(saved, "\"acco-split\": \"auto\""));
+    free(saved);
+    snprintf(options, sizeof options, "--config %s --out split-again", name);
+    Outcome outcome = program_run(stage, 3, options);
+    outcome_check(&outcome, 0, options);
+    json_t *repeated = log_read(stage, "split-again");
+    assert_string_equal(log_fingerprint(chosen).text, log_fingerprint(repeated).text);
+    json_decref(chosen);
+    json_decref(repeated);
+}
+
 static void the_page_of_options_is_current(void **state) {
     char path[PATH_MAX + 16];
     snprintf(path, sizeof path, "%s/docs/options.md", stage_of(state)->root);
@@ -2071,6 +2091,30 @@ static void spikes_can_be_rolled_back(void **state) {
     assert_true(rules >= 4);
 }
 
+// Ranks that make 4 and 2 micro-batches a commit are in different places of the data. After a
+// rollback the one that is behind begins after the last micro-batch that the other has used:
+// rank 0 had begun 4 (from + 1) of its own, and rank 1 begins with its number 2 * commit.
+static void unequal_ranks_are_rolled_back_to_new_data(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    write_garbage(stage);
+    json_t *events = run_garbage(
+        stage, 2,
+        "--optimizer zero1 --rank-accumulate 4,2 --spike-limit 4 --on-spike rollback --save-every 9",
+        "rollback-unequal");
+    double base = 0;
+    json_t *rollback;
+    int rollbacks = 0;
+    for (; (rollback = log_event_of(events, "rollback", rollbacks)) != NULL; rollbacks++) {
+        base += 2 * 4 * (log_number(rollback, "from") + 1) - 2 * 2 * log_number(rollback, "commit");
+    }
+    json_t *numbers =
+        saved_numbers(stage, "rollback-unequal", (int)log_number(log_event_of(events, "end", -1), "commit"));
+    assert_true(rollbacks > 0);
+    assert_close(log_number(numbers, "data_base"), base, 0, "where the data continue");
+    json_decref(numbers);
+    json_decref(events);
+}
+
 // ---------------------------------------------------------------------------------------
 // The stage's files
 
@@ -2199,6 +2243,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(ranks_that_differ_end_at_once),
     PROGRAM_TEST(a_plan_under_a_launcher_is_printed_once),
     PROGRAM_TEST(the_saved_configuration_repeats_the_run),
+    PROGRAM_TEST(ranks_of_unequal_rounds_choose_alike),
     PROGRAM_TEST(the_page_of_options_is_current),
     PROGRAM_TEST(help_names_every_option),
     PROGRAM_TEST(version_tells_the_build),
@@ -2233,6 +2278,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(a_nan_stops_two_ranks),
     PROGRAM_TEST(spikes_can_be_skipped),
     PROGRAM_TEST(spikes_can_be_rolled_back),
+    PROGRAM_TEST(unequal_ranks_are_rolled_back_to_new_data),
 };
 
 // test_program PATTERN runs the tests whose names match, as '*rank*'.

@@ -364,6 +364,28 @@ static void a_flipped_bit_is_noticed_in_every_file(void **state) {
     loaded_free(&loaded);
 }
 
+// Every byte counts, also of a file that is longer than what is read at a time.
+static void a_long_file_is_summed_to_its_end(void **state) {
+    (void)state;
+    static const size_t places[] = {0, (16 << 20) - 1, 16 << 20, 33 << 20};
+    const size_t size = ((size_t)33 << 20) + 1;
+    uint8_t *bytes = (uint8_t *)malloc(size);
+    Error error = {""};
+    for (size_t i = 0; i < size; i++) { bytes[i] = (uint8_t)(i * 2654435761u >> 13); }
+    assert_int_equal(mkdir(scratch("long"), 0777), 0);
+    FILE *file = fopen(scratch("long/weights"), "wb");
+    assert_true(file != NULL && fwrite(bytes, 1, size, file) == size && fclose(file) == 0);
+    free(bytes);
+    assert_true(file_sums_write(scratch("long"), "", 0, &error));
+    assert_true(file_sums_check(scratch("long"), &error));
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        flip_bit(scratch("long/weights"), (long)places[i], 3);
+        if (file_sums_check(scratch("long"), &error)) { fail_msg("byte %zu is not summed", places[i]); }
+        flip_bit(scratch("long/weights"), (long)places[i], 3);
+    }
+    assert_true(file_sums_check(scratch("long"), &error));
+}
+
 static void damaged_sums_are_refused(void **state) {
     (void)state;
     static const char *const texts[] = {"",
@@ -782,6 +804,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(the_tokenizer_goes_with_the_model),
         cmocka_unit_test(ids_of_the_configuration_are_kept),
         cmocka_unit_test(a_flipped_bit_is_noticed_in_every_file),
+        cmocka_unit_test(a_long_file_is_summed_to_its_end),
         cmocka_unit_test(damaged_sums_are_refused),
         cmocka_unit_test(nothing_is_overwritten),
         cmocka_unit_test(a_full_disk_is_named),

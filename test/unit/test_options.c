@@ -843,6 +843,8 @@ static void test_contradictions(void **state) {
                          "--gpu-memory has no effect with --device cpu: leave one of them away");
     expect_contradiction("--slow-ms 3", "--slow-ms needs --slow-rank");
     expect_contradiction("--slow-rank 0", "--slow-rank needs --slow-ms");
+    expect_consistent("--on-spike rollback --save-every 10m");
+    expect_consistent("--on-spike rollback --save-every 100");
     expect_contradiction("--slow-rank 0 --slow-ms 6000 --timeout-s 10", "longer than --timeout-s 10");
     expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer co2",
                          "wait 24 s for an exchange");

@@ -23,6 +23,7 @@ typedef struct Watch {
     const char *final; // the path of commit-N
     Sync syncs[MOST_SYNCS];
     int count;
+    int fails; // this call, from 1 on, fails as if the disk did; 0: none
 } Watch;
 
 static Watch watch;
@@ -53,6 +54,10 @@ int fsync(int descriptor) {
         sync->is_directory = fstat(descriptor, &status) == 0 && S_ISDIR(status.st_mode);
         sync->published = access(watch.final, F_OK) == 0;
         sync->sum = sync->is_directory ? 0 : file_sum(sync->path);
+        if (watch.count == watch.fails) {
+            errno = EIO;
+            return -1;
+        }
     }
     return (int)syscall(SYS_fsync, descriptor);
 }
@@ -111,7 +116,7 @@ static void expect_saved_in_order(const CheckpointPaths *paths) {
 // ---------------------------------------------------------------------------------------
 // A run that saves
 
-static void save_after_two_commits(const char *rule, const char *directory, bool beside) {
+static int save_after_two_commits(const char *rule, const char *directory, bool beside, int fails) {
     ModelConfig config;
     ParameterTable table;
     memset(&table, 0, sizeof table);
@@ -137,22 +142,31 @@ static void save_after_two_commits(const char *rule, const char *directory, bool
     run.version = "a test";
     run.keep = 1;
     run.options = json_object();
-    run.measured = "";
+    run.measured = run.data = "";
     CheckpointPaths paths = checkpoint_paths(directory, bench->scheduler.optimizer.commits);
     SavedReport report;
     Error error = {""};
     memset(&watch, 0, sizeof watch);
     watch.final = paths.final;
+    watch.fails = fails;
     bool begun = checkpoint_begin(&run, beside, &error);
     bool saved = begun && checkpoint_end(&run, &report, &error);
     watch.final = NULL;
-    if (!saved) { fail_msg("%s", error.text); }
-    expect_saved_in_order(&paths);
+    if (saved == (fails > 0)) { fail_msg("call %d of fsync fails: saved %d, %s", fails, saved, error.text); }
+    if (saved) { expect_saved_in_order(&paths); }
+    if (!saved) {
+        bool published = watch.syncs[fails - 1].published;
+        assert_non_null(strstr(error.text, strerror(EIO)));
+        assert_int_equal(access(paths.final, F_OK) == 0, published);
+        assert_true(run.saved_commit < bench->scheduler.optimizer.commits);
+    }
+    int syncs = watch.count;
     json_decref(run.options);
     bench_close(bench);
     transport_close(&transport);
     parameter_table_free(&table);
     free(bench);
+    return syncs;
 }
 
 // At once and beside training; of each kind of rule one.
@@ -162,14 +176,30 @@ static void everything_is_on_disk_before_a_checkpoint_has_its_name(void **state)
     for (int i = 0; i < 6; i++) {
         char directory[] = "/tmp/acco-saving-XXXXXX";
         assert_non_null(mkdtemp(directory));
-        save_after_two_commits(rules[i / 2], directory, i % 2 == 1);
+        save_after_two_commits(rules[i / 2], directory, i % 2 == 1, 0);
         tree_remove(directory);
+    }
+}
+
+// Whichever fsync fails, the checkpoint is not called saved, and has its name only if all that it
+// consists of was on disk before.
+static void a_disk_that_fails_saves_nothing(void **state) {
+    (void)state;
+    for (int beside = 0; beside < 2; beside++) {
+        for (int fails = 0, syncs = 1; fails <= syncs; fails++) {
+            char directory[] = "/tmp/acco-saving-XXXXXX";
+            assert_non_null(mkdtemp(directory));
+            int made = save_after_two_commits("zero1", directory, beside == 1, fails);
+            if (fails == 0) { syncs = made; }
+            tree_remove(directory);
+        }
     }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(everything_is_on_disk_before_a_checkpoint_has_its_name),
+        cmocka_unit_test(a_disk_that_fails_saves_nothing),
     };
     return run_rules_tests(tests, sizeof tests / sizeof tests[0]);
 }

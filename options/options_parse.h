@@ -74,8 +74,9 @@ static inline const char *option_allowed(const OptionSpec *option, char text[OPT
 static inline bool option_refuse(const OptionSpec *option, const char *written, const char *why,
                                  Error *error) {
     char allowed[OPTION_VALUE_SIZE], excerpt[64];
-    return error_set(error, "--%s: %s %s; allowed: %s", option->name, text_excerpt(written, excerpt), why,
-                     option_allowed(option, allowed));
+    return error_set(error, "--%s: %s %s; allowed: %s%s", option->name, text_excerpt(written, excerpt), why,
+                     option_allowed(option, allowed),
+                     option->type == OPTION_COUNT ? "; k, M or G may follow, as in 80G" : "");
 }
 
 // A decimal number and nothing else: no blanks, no hexadecimal, no nan or inf. `end`

@@ -158,24 +158,38 @@ static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
            rule->kind == RULE_LOCAL ? "  per inner step" : "", row->fits ? "" : "  does not fit");
 }
 
+// "26.9k tokens/s, 10.0G tokens in 4d 07:15". The tokens of --epochs are not known here.
+static inline void print_speed(const ForecastRow *row) {
+    char text[NUMBER_TEXT_SIZE];
+    double speed = row->tokens_per_second, tokens = (double)row->options.tokens;
+    printf("%s tokens/s", human_count(speed, text));
+    if (row->options.epochs > 0) { return; }
+    printf(", %s tokens", human_count(tokens, text));
+    printf(" in %s", human_duration(tokens / speed, text));
+}
+
 static inline void print_recommendation(const Setup *run, const Forecast *forecast) {
     const ForecastRow *own = &forecast->rows[forecast->own];
-    char text[NUMBER_TEXT_SIZE];
     if (forecast->recommended < 0) {
         printf("recommended      none: %s\n",
                own->refused[0] != '\0' ? own->refused : "no rule fits into the memory");
         return;
     }
     const ForecastRow *best = &forecast->rows[forecast->recommended];
-    printf("recommended      %s: %s tokens/s, %.0f %% of the time computing\n",
-           options_rule(&best->options)->name, human_count(best->tokens_per_second, text),
-           100 * best->commit.computing / best->commit.seconds);
+    printf("recommended      %s: ", options_rule(&best->options)->name);
+    print_speed(best);
+    printf(", %.0f %% of the time computing\n", 100 * best->commit.computing / best->commit.seconds);
     print_command(run, best);
-    if (forecast->committing < 0 || forecast->committing == forecast->recommended) { return; }
-    const ForecastRow *other = &forecast->rows[forecast->committing];
-    printf("or               %s, the fastest in which all ranks make every step together: %s tokens/s\n",
-           options_rule(&other->options)->name, human_count(other->tokens_per_second, text));
-    print_command(run, other);
+    if (forecast->committing >= 0 && forecast->committing != forecast->recommended) {
+        const ForecastRow *other = &forecast->rows[forecast->committing];
+        printf("or               %s, the fastest in which all ranks make every step together: ",
+               options_rule(&other->options)->name);
+        print_speed(other);
+        printf("\n");
+        print_command(run, other);
+    }
+    printf("loss             not planned: with old gradients or local steps it takes more tokens to the same "
+           "loss\n");
 }
 
 // What would make the run faster, and how many updates the same tokens then give. At most

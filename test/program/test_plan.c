@@ -3,6 +3,8 @@
 // memory with what runs use; test_simulation.c has what the times rest on.
 #include "test/program/program.h"
 
+#include "program/terminal.h"
+
 // ---------------------------------------------------------------------------------------
 // Memory
 
@@ -122,7 +124,9 @@ static void a_plan_recommends_the_fastest_rule(void **state) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Outcome outcome;
-        json_t *plan = plan_json(stage_of(state), cases[i].arguments, &outcome);
+        char arguments[256];
+        snprintf(arguments, sizeof arguments, "%s --tokens 10G", cases[i].arguments);
+        json_t *plan = plan_json(stage_of(state), arguments, &outcome);
         json_t *rules = json_object_get(plan, "rules");
         const char *best = json_string_value(json_object_get(plan, "recommended"));
         double batch =
@@ -144,6 +148,10 @@ static void a_plan_recommends_the_fastest_rule(void **state) {
         snprintf(command, sizeof command, "./train_gpt --optimizer %s ", best);
         text_check(outcome.output, line, cases[i].arguments);
         text_check(outcome.output, command, cases[i].arguments);
+        char time[NUMBER_TEXT_SIZE], took[128];
+        snprintf(took, sizeof took, "tokens/s, 10.0G tokens in %s", human_duration(1e10 / chosen, time));
+        text_check(outcome.output, took, cases[i].arguments);
+        text_check(outcome.output, "\nloss             not planned: ", cases[i].arguments);
         json_decref(plan);
     }
 }

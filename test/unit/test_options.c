@@ -843,6 +843,7 @@ static void test_contradictions(void **state) {
                          "--gpu-memory has no effect with --device cpu: leave one of them away");
     expect_contradiction("--slow-ms 3", "--slow-ms needs --slow-rank");
     expect_contradiction("--slow-rank 0", "--slow-rank needs --slow-ms");
+    expect_refused("plan --gpu-memory 80GB", "80GB is not a whole number", "k, M or G may follow, as in 80G");
     expect_consistent("--on-spike rollback --save-every 10m");
     expect_consistent("--on-spike rollback --save-every 100");
     expect_contradiction("--slow-rank 0 --slow-ms 6000 --timeout-s 10", "longer than --timeout-s 10");

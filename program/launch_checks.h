@@ -138,7 +138,7 @@ enum { CORE_LIST_SIZE = 4096, MOST_CORES = 8192 }; // Linux has no more
 
 // Whether a list of the Linux kernel, such as "0-3,8,10-11", names this core.
 static inline bool core_list_has(const char *list, long core) {
-    for (const char *at = list; at != NULL; at = strchr(at + 1, ',')) {
+    for (const char *at = list; at != NULL && *at != '\0'; at = strchr(at + 1, ',')) {
         long first = -1, last = -1;
         int ends = sscanf(at + (*at == ','), "%ld-%ld", &first, &last);
         if (ends > 0 && first <= core && core <= (ends > 1 ? last : first)) { return true; }

@@ -302,7 +302,7 @@ static inline const SafetensorsEntry *safetensors_find(const SafetensorsFile *fi
 
 static inline bool safetensors_has_shape(const SafetensorsEntry *entry, int dimensions, const size_t *shape) {
     return entry->dimensions == dimensions &&
-           memcmp(entry->shape, shape, (size_t)dimensions * sizeof *shape) == 0;
+           (dimensions == 0 || memcmp(entry->shape, shape, (size_t)dimensions * sizeof *shape) == 0);
 }
 
 // ---------------------------------------------------------------------------------------

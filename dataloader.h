@@ -53,6 +53,7 @@
 #include "runtime/numbers.h"
 #include "runtime/random.h"
 #include "tokenizer/corpus.h"
+#include "tokenizer/documents.h"
 #include "tokenizer/text_format.h"
 #include "tokenizer/token_file.h"
 
@@ -295,6 +296,17 @@ static inline bool data_loader_list(DataLoader *loader, const char *path, Error 
 // Whether the tokens are bytes of text.
 static inline bool data_loader_is_text(const DataLoader *loader) {
     return loader->builtin || loader->files[0].content.token_bytes == 1;
+}
+
+// The files as texts (file_count), for the caller to free; NULL: no memory.
+static inline Text *data_loader_texts(const DataLoader *loader, Error *error) {
+    Text *texts = (Text *)calloc((size_t)loader->file_count, sizeof *texts);
+    if (texts == NULL) { error_set(error, "no memory for the list of texts"); }
+    for (int i = 0; texts != NULL && i < loader->file_count; i++) {
+        texts[i].bytes = (const uint8_t *)loader->files[i].mapping;
+        texts[i].size = loader->files[i].bytes;
+    }
+    return texts;
 }
 
 // The first file that says which tokenizer made it; NULL: none does.
@@ -556,7 +568,7 @@ typedef enum DataChange {
     DATA_CHANGED // a file has other content, which was perhaps trained on
 } DataChange;
 
-// What has happened to the files since they were opened and identified; *file: to which of them.
+// What has happened to the files since they were opened and identified; *found: to which of them.
 // A file that is gone is found once. For one thread at a time.
 static inline DataChange data_loader_look(DataLoader *loader, const DataFile **found) {
     for (int i = 0; i < loader->file_count; i++) {

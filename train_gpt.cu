@@ -264,9 +264,9 @@ static void write_trace(Run *run) {
 
 // All ranks: whether one of them has lost data, which ends a run.
 static bool has_lost_data(Run *run) {
-    const Error *lost = run->changed_data.text[0] != '\0' ? &run->changed_data : &run->training.lost;
+    const Error *lost = &run->training.lost;
     Verdict found;
-    int rank = transport_first_failure(&run->transport, "data", lost->text[0] != '\0', lost, &found);
+    int rank = transport_first_failure(&run->transport, "data", error_is_set(lost), lost, &found);
     if (rank >= 0 && run_is_main(run)) {
         fprintf(stderr, "train_gpt: rank %d on %s: %s\n", rank, found.host, found.error.text);
     }

@@ -30,7 +30,7 @@ typedef struct TrainingProblem {
     double slow_seconds;      // how long this rank sleeps after each micro-batch (--slow-rank)
     Batch batch;              // of the compute stream
     Batch next_batch;         // on a GPU: it is filled while the GPU computes with `batch`
-    Error lost;               // why data could not be read any more; empty: they could
+    Error lost;               // which data cannot be read any more, or have changed; empty: none
     bool *stop_requested;     // atomic: set where data are lost, so that all ranks save and leave
 } TrainingProblem;
 
@@ -58,9 +58,10 @@ static inline bool training_fill(const TrainingProblem *training, Batch *batch, 
     return batch->is_filled;
 }
 
-// Data are lost: the run is to save itself and to end. Compute stream.
+// Data are lost: the run is to save itself and to end. The first reason stays. Compute stream,
+// or between two commits, when nothing runs there.
 static inline void training_lose_data(TrainingProblem *training, const Error *error) {
-    if (training->lost.text[0] == '\0') { training->lost = *error; }
+    if (!error_is_set(&training->lost)) { training->lost = *error; }
     __atomic_store_n(training->stop_requested, true, __ATOMIC_RELAXED);
 }
 

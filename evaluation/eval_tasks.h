@@ -27,7 +27,6 @@
 #define ACCO_EVALUATION_EVAL_TASKS_H
 
 #include "dataloader.h"
-#include "tokenizer/documents.h"
 
 enum {
     EVALUATE_MOST_ROWS = 64,   // sequences of a batch
@@ -189,18 +188,13 @@ static inline bool evaluate_add_item(EvaluateSet *set, int choices, int label, E
 static inline bool evaluate_read_texts(EvaluateSet *set, Error *error) {
     const Tokenizer *tokenizer = set->request.tokenizer;
     int32_t end_of_text = tokenizer_find_added(tokenizer, "<|endoftext|>");
-    int count = set->data.file_count;
     if (end_of_text < 0) {
         return error_set(error, "the tokenizer has no token <|endoftext|>, which is put behind each document "
                                 "of a text");
     }
-    Text *texts = (Text *)calloc((size_t)count, sizeof *texts);
-    if (texts == NULL) { return evaluate_no_memory(set, error); }
-    for (int i = 0; i < count; i++) {
-        texts[i].bytes = (const uint8_t *)set->data.files[i].mapping;
-        texts[i].size = set->data.files[i].bytes;
-    }
-    TextCursor cursor = {.texts = texts, .count = count};
+    Text *texts = data_loader_texts(&set->data, error);
+    if (texts == NULL) { return false; }
+    TextCursor cursor = {.texts = texts, .count = set->data.file_count};
     bool good = true;
     for (DocumentPart part; good && text_next_part(&cursor, &part);) {
         good = tokenizer_encode(tokenizer, (const char *)part.bytes, part.count, false, &set->text, error) &&

@@ -178,13 +178,9 @@ static inline bool make_token_file(const DataLoader *loader, const char *directo
     char name[TEXTS_NAME_SIZE], total[NUMBER_TEXT_SIZE];
     int count = loader->file_count;
     Tokenizing tokenizing = {terminal, 0, clock_seconds()};
-    Text *texts = (Text *)calloc((size_t)count, sizeof *texts);
-    if (texts == NULL) { return error_set(error, "no memory for the list of texts"); }
-    for (int i = 0; i < count; i++) {
-        texts[i].bytes = loader->files[i].content.tokens;
-        texts[i].size = loader->files[i].bytes;
-        tokenizing.bytes += (double)texts[i].size;
-    }
+    Text *texts = data_loader_texts(loader, error);
+    if (texts == NULL) { return false; }
+    for (int i = 0; i < count; i++) { tokenizing.bytes += (double)texts[i].size; }
     bool good = texts_name(texts, count, tokenizer, pool, name, error);
     snprintf(path, DATA_PATH_SIZE, "%s/%s", directory, name);
     TokenFile file;
@@ -304,12 +300,13 @@ static inline void watch_data(Run *run) {
             fflush(stdout);
             report_event(&run->reports,
                          json_pack("{s:s, s:o}", "event", "data_gone", "file", log_text(file->path)));
-        } else if (change == DATA_CHANGED && run->changed_data.text[0] == '\0') {
-            error_set(&run->changed_data,
+        } else if (change == DATA_CHANGED) {
+            Error error;
+            error_set(&error,
                       "%s was changed while it was trained on: commits since the last report may have read "
                       "its new content",
                       file->path);
-            __atomic_store_n(&run->signal_watch.stop_requested, true, __ATOMIC_RELAXED);
+            training_lose_data(&run->training, &error);
         }
     }
 }

@@ -69,7 +69,6 @@ typedef struct Run {
     Model model;
     Scheduler scheduler;
     TrainingProblem training; // the model and the data as the scheduler's problem
-    Error changed_data;       // rank 0: which file has other content than before; empty: none
     TrainingClock clock;
     bool nothing_left; // it was resumed where it had ended
     // What it writes. The files and the terminal are those of rank 0.

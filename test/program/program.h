@@ -378,6 +378,17 @@ static inline int text_lines(const char *text) {
 // ---------------------------------------------------------------------------------------
 // Runs and their logs
 
+// Waits until a file contains a text.
+static inline void wait_for_text(const char *path, const char *part) {
+    for (double until = program_clock() + 20;; program_pause(0.02)) {
+        char *text = file_read(path);
+        bool found = text != NULL && strstr(text, part) != NULL;
+        free(text);
+        if (found) { return; }
+        if (program_clock() > until) { fail_msg("%s does not say \"%s\"", path, part); }
+    }
+}
+
 // The events of DIRECTORY/log.jsonl as an array. Fails unless every line is whole and an
 // object with a member "event".
 static inline json_t *log_read(const Stage *stage, const char *directory) {

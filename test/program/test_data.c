@@ -570,17 +570,10 @@ static void write_changing(Stage *stage, const char *name, int seed, int bytes) 
     stage_write(stage, name, text);
 }
 
-static void wait_until_log_has(Stage *stage, const Training *training, const char *words) {
+static void wait_until_log_has(const Stage *stage, const Training *training, const char *words) {
     char name[128], path[STAGE_PATH_SIZE];
     snprintf(name, sizeof name, "%s/log.jsonl", training->out);
-    for (double began = program_clock(); program_clock() - began < 60; program_pause(0.02)) {
-        if (access(stage_path(stage, name, path), R_OK) != 0) { continue; }
-        char *text = file_read(path);
-        bool found = strstr(text, words) != NULL;
-        free(text);
-        if (found) { return; }
-    }
-    fail_msg("%s: the log has no %s", training->what, words);
+    wait_for_text(stage_path(stage, name, path), words);
 }
 
 #define CHANGING \

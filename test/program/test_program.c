@@ -1858,17 +1858,6 @@ static void a_disk_that_is_full_ends_the_run(void **state) {
     check_disk_full(&outcome, 3, "full-3/config.json", "No space left on device");
 }
 
-// Waits until a file contains a text.
-static void wait_for_text(const char *path, const char *part) {
-    for (double until = program_clock() + 20;; program_pause(0.02)) {
-        char *text = file_read(path);
-        bool found = text != NULL && strstr(text, part) != NULL;
-        free(text);
-        if (found) { return; }
-        if (program_clock() > until) { fail_msg("%s does not say \"%s\"", path, part); }
-    }
-}
-
 // When there is room again the log goes on, and says how many lines it lacks. The run can
 // still be stopped and saved.
 static void a_log_goes_on_when_there_is_room(void **state) {

@@ -846,19 +846,6 @@ static void test_contradictions(void **state) {
     expect_refused("plan --gpu-memory 80GB", "80GB is not a whole number", "k, M or G may follow, as in 80G");
     expect_consistent("--on-spike rollback --save-every 10m");
     expect_consistent("--on-spike rollback --save-every 100");
-    expect_contradiction("--slow-rank 0 --slow-ms 6000 --timeout-s 10", "longer than --timeout-s 10");
-    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer co2",
-                         "wait 24 s for an exchange");
-    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer diloco",
-                         "wait 60 s for an exchange");
-    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer streaming-diloco",
-                         "wait 30 s for an exchange");
-    expect_contradiction("--slow-rank 1 --slow-ms 1000 --timeout-s 20 --rank-accumulate 2,20",
-                         "wait 20 s for an exchange");
-    expect_contradiction("--chaos-ms 6000 --timeout-s 5", "longer than --timeout-s 5");
-    expect_contradiction("--chaos-ms 600 --link-us 5e5 --timeout-s 1", "longer than --timeout-s 1");
-    expect_contradiction("--link-mbit 1 --timeout-s 16",
-                         "--link-mbit 1 needs 16.8 s for two chunks of data, longer than --timeout-s 16");
     expect_contradiction("--val-data x --val-batches none",
                          "--val-data has no effect with --val-batches none");
     expect_contradiction("--val-data x --data x", "same as --data");
@@ -877,6 +864,24 @@ static void test_contradictions(void **state) {
                                        "--val-data builtin",
                                        "--val-batches none"};
     for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) { expect_consistent(fine[i]); }
+}
+
+// The run would end itself, and blame the network.
+static void test_delays_beyond_the_deadline(void **state) {
+    (void)state;
+    expect_contradiction("--slow-rank 0 --slow-ms 6000 --timeout-s 10", "longer than --timeout-s 10");
+    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer co2",
+                         "wait 24 s for an exchange");
+    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer diloco",
+                         "wait 60 s for an exchange");
+    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer streaming-diloco",
+                         "wait 30 s for an exchange");
+    expect_contradiction("--slow-rank 1 --slow-ms 1000 --timeout-s 20 --rank-accumulate 2,20",
+                         "wait 20 s for an exchange");
+    expect_contradiction("--chaos-ms 6000 --timeout-s 5", "longer than --timeout-s 5");
+    expect_contradiction("--chaos-ms 600 --link-us 5e5 --timeout-s 1", "longer than --timeout-s 1");
+    expect_contradiction("--link-mbit 1 --timeout-s 16",
+                         "--link-mbit 1 needs 16.8 s for two chunks of data, longer than --timeout-s 16");
 }
 
 static void test_options_of_other_rules_are_refused(void **state) {
@@ -1270,6 +1275,7 @@ int main(void) {
         cmocka_unit_test(test_unquoted_patterns),
         cmocka_unit_test(test_acco_split),
         cmocka_unit_test(test_contradictions),
+        cmocka_unit_test(test_delays_beyond_the_deadline),
         cmocka_unit_test(test_options_of_other_rules_are_refused),
         cmocka_unit_test(test_options_of_other_rules_are_refused_in_files),
         cmocka_unit_test(test_accumulate_auto_is_for_overlapped_rules),

@@ -491,6 +491,25 @@ static void a_text_is_evaluated_as_its_tokens_are(void **state) {
         text_check(after[i], "bits per byte", arguments);
     }
     assert_string_equal(after[0], after[1]);
+    // Bits per byte are over the bytes of the documents, but for the first token, which is not predicted.
+    Text text = map_text("test/reference/documents.txt"),
+         shard = map_text("test/reference/documents_shard.bin");
+    TextCursor cursor = {.texts = &text, .count = 1};
+    Tokenizer tokenizer;
+    TokenFile file;
+    Error error;
+    double bytes = 0;
+    size_t first = 0;
+    for (DocumentPart part; text_next_part(&cursor, &part);) { bytes += (double)part.count; }
+    assert_true(tokenizer_open(&tokenizer, "test/reference/tokenizer.json", &error));
+    assert_true(token_file_open(&file, "shard", shard.bytes, shard.size, TOKEN_FILE_CHECK_ALL, &error));
+    tokenizer_bytes(&tokenizer, (int32_t)token_file_token(&file, 0), &first);
+    double nats = text_number(after[1], "nats per token", "eval") * text_number(after[1], "tokens", "eval");
+    assert_close(nats / log(2.0) / text_number(after[1], "bits per byte", "eval"), bytes - (double)first,
+                 1e-5 * bytes, "bytes");
+    tokenizer_close(&tokenizer);
+    munmap((void *)text.bytes, text.size);
+    munmap((void *)shard.bytes, shard.size);
 }
 
 // A tokenizer that was given as a file, whatever its name, goes along with the model.

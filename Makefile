@@ -35,6 +35,7 @@ TESTS   := $(sort $(basename $(notdir $(wildcard $(GROUP:%=test/%/test_*.c)))))
 CUDA_TESTS := $(sort $(basename $(notdir $(wildcard $(GROUP:%=test/%/test_*.cu)))))
 BENCHES := $(sort $(basename $(notdir $(wildcard dev/bench/bench_*.c))))
 CORES   := $(shell nproc)
+PLAN_PAGE := build/plan-page.inc
 
 .DEFAULT_GOAL := all
 .SUFFIXES:
@@ -155,13 +156,13 @@ train_gpt_cuda: $(BUILD)/train_gpt_cuda.o
 	@$(CXX) $< -o $@ $(CUDA_LINK)
 	@echo "built $@ (GPUs of compute capability $(ARCH), and CPUs; MPI: $(HAVE_MPI); NCCL: $(HAVE_NCCL)). make info says more"
 
-$(BUILD)/train_gpt_cuda.o: train_gpt.cu Makefile $(BUILD)/cuda.flags
+$(BUILD)/train_gpt_cuda.o: train_gpt.cu $(PLAN_PAGE) Makefile $(BUILD)/cuda.flags
 	@mkdir -p $(@D)
 	@if [ "$(HAVE_CUDA)" != yes ]; then grep '^CUDA' $(CONFIG).txt; rm -f $(CONFIG); exit 1; fi
 	@$(NEEDED)
 	$(NVCC_FOUND) $(CUDA_FLAGS) $(FACTS) -MMD -MP -c $< -o $@
 
-$(BUILD)/emulated/train_gpt: train_gpt.cu Makefile $(BUILD)/emulate.flags
+$(BUILD)/emulated/train_gpt: train_gpt.cu $(PLAN_PAGE) Makefile $(BUILD)/emulate.flags
 	@mkdir -p $(@D)
 	$(EMULATE) $(FACTS) $< -o $@ $(LDFLAGS) $(LIBS)
 
@@ -182,7 +183,12 @@ $(BUILD)/test/test_cuda_counters: test/cuda/test_cuda_counters.cu test/cuda/acce
 	@$(CXX) $@.o $@.accesses.o -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 	@rm $@.o $@.accesses.o
 
-$(BUILD)/train_gpt.o: train_gpt.cu Makefile $(BUILD)/c.flags
+# The page of train_gpt plan --page, as the string of a C program.
+$(PLAN_PAGE): plan/page.html scripts/page.css Makefile
+	@mkdir -p $(@D)
+	@sed -e '/^{{style}}$$/{r scripts/page.css' -e 'd;}' $< | sed 's/[\\"]/\\&/g; s/.*/"&\\n"/' > $@
+
+$(BUILD)/train_gpt.o: train_gpt.cu $(PLAN_PAGE) Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	@$(NEEDED)
 	$(COMPILE) $(FACTS) -x c -c $< -o $@
@@ -282,7 +288,7 @@ $(BUILD)/fuzz/%: test/fuzz/fuzz_%.h test/fuzz/entry.c test/fuzz/not-traced Makef
 
 # Every header must compile by itself and be valid C++ as well as C, because nvcc compiles
 # it as C++.
-check-cxx: $(CONFIG)
+check-cxx: $(CONFIG) $(PLAN_PAGE)
 	@for header in $(filter-out test/%,$(wildcard *.h */*.h)); do \
 	    $(CXX) -std=c++20 $(ARCH_FLAGS) $(CXX_WARNINGS) $(MPI_FLAGS) $(ONEDNN_FLAGS) -I. -fopenmp-simd -fsyntax-only -x c++ $$header || exit 1; done
 	@$(CXX) -std=c++20 $(ARCH_FLAGS) $(CXX_WARNINGS) $(MPI_FLAGS) $(ONEDNN_FLAGS) -I. -fopenmp-simd -fsyntax-only -x c++ train_gpt.cu

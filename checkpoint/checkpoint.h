@@ -80,7 +80,8 @@ typedef struct CheckpointedRun {
     // Saved and loaded with everything else. data_base counts micro-batches of all ranks:
     // the data before it was used before this process began, or before it rolled back.
     int64_t data_base;
-    double seconds; // of training so far; the program sets it before it saves
+    double seconds;            // of training so far; the program sets it before it saves
+    double next_learning_rate; // by the schedule of the run that saved it
 
     // Changed by saving.
     struct Saver *saver;                 // the checkpoint that is being written; NULL: none
@@ -273,6 +274,7 @@ static const StateNumber RUN_NUMBERS[] = {
     {"product_processors", NUMBER_INT, offsetof(CheckpointedRun, product_processors)},
     {"data_base", NUMBER_COUNT, offsetof(CheckpointedRun, data_base)},
     {"seconds", NUMBER_AMOUNT, offsetof(CheckpointedRun, seconds)},
+    {"next_learning_rate", NUMBER_AMOUNT, offsetof(CheckpointedRun, next_learning_rate)},
     {NULL, NUMBER_INT, 0},
 };
 

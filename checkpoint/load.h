@@ -417,6 +417,7 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     s->spikes.in_a_row = mine.spikes_in_a_row;
     run->data_base = before.data_base;
     run->seconds = before.seconds;
+    run->next_learning_rate = before.next_learning_rate;
     if (source->workers != run->transport->size || scale != 1) {
         // The data continue where the furthest worker was, so that none are used twice.
         double begun = (double)furthest_worker(manifest) * source->workers;

@@ -40,6 +40,8 @@ typedef enum OptionsCommand {
 // ScheduleKind, FragmentOrder elsewhere.
 typedef int OptionChoice;
 
+enum { OPTIONS_AT_MOST = 128 }; // in the table
+
 typedef enum DeviceChoice { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceChoice;
 typedef enum PrecisionChoice {
     PRECISION_AUTO,
@@ -140,14 +142,18 @@ typedef struct Options {
     // Plans.
     OptionText like;                       // a run; empty: none
     double compute_ms, host_mbit, host_us; // 0: auto
+    double gpu_tflops;                     // 0: unknown
     double inside_mbit, inside_us;         // the rate: 0: no limit
     bool fit;
-    OptionText json; // a file; empty: none
+    OptionText json, page; // files; empty: none
 
     // Emulated trouble.
     double link_mbit, link_us, chaos_ms; // 0: off
     int64_t slow_rank;                   // -1: none
     double slow_ms;
+
+    // By the place in the table: what was left to the program, which has chosen the value.
+    bool chosen[OPTIONS_AT_MOST];
 } Options;
 
 static inline const Rule *options_rule(const Options *options) { return RULES[options->rule].rule; }

@@ -240,6 +240,14 @@ static inline bool option_has_word_value(const OptionSpec *option, const Options
            option->word_value;
 }
 
+// Whether the option at `field` is left to the program, which then chooses its value: that is noted.
+static inline bool options_leave(Options *options, const void *field) {
+    const OptionSpec *option = option_of((size_t)((const char *)field - (const char *)options));
+    bool left = option_has_word_value(option, options);
+    options->chosen[option - option_table] |= left;
+    return left;
+}
+
 // The value of an option as option_set reads it: written into `text`, or of a text the field
 // itself.
 static inline const char *option_print_value(const OptionSpec *option, const Options *options,
@@ -329,6 +337,9 @@ static inline json_t *options_as_json(const Options *options) {
     return object;
 }
 
+// The name, in a saved configuration, of an object of the values that the program has chosen.
+#define OPTIONS_CHOSEN "chosen"
+
 // Sets one field from a JSON value: a string is read as on the command line.
 static inline bool option_set_json(const OptionSpec *option, Options *options, const json_t *value,
                                    Error *error) {
@@ -372,9 +383,24 @@ static inline bool option_unknown(const char *written, const char *dashes, Error
                      nearest);
 }
 
+// The values that a run has chosen where the configuration leaves them to the program.
+static inline bool options_read_chosen(const json_t *chosen, Options *options, Error *error) {
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)chosen, name, value) {
+        const OptionSpec *option = option_find(name);
+        if (option == NULL) { return option_unknown(name, "", error); }
+        if (!option_has_word_value(option, options)) { continue; }
+        if (!option_set_json(option, options, value, error)) { return false; }
+        options->chosen[option - option_table] = true;
+    }
+    return true;
+}
+
 // Sets what the file has and leaves the rest; notes in `sources` what it has. The file is a
-// configuration, or the manifest of a checkpoint, which has one as "options".
-static inline bool options_read_file(const char *path, Options *options,
+// configuration, or the manifest of a checkpoint, which has one as "options". With `again` the options
+// are those of the run that wrote it; otherwise what it has chosen is left to be chosen once more.
+static inline bool options_read_file(const char *path, bool again, Options *options,
                                      OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     json_error_t problem;
     json_t *value;
@@ -395,7 +421,8 @@ static inline bool options_read_file(const char *path, Options *options,
     json_object_foreach(object, name, value) {
         Error inner = {""};
         const OptionSpec *option = option_find(name);
-        if (!valid || (option != NULL && json_is_null(value))) { continue; }
+        bool is_chosen = strcmp(name, OPTIONS_CHOSEN) == 0 && json_is_object(value);
+        if (!valid || is_chosen || (option != NULL && json_is_null(value))) { continue; }
         if (option == NULL) {
             valid = option_unknown(name, "", &inner);
         } else if (option->offset == offsetof(Options, config)) {
@@ -406,16 +433,26 @@ static inline bool options_read_file(const char *path, Options *options,
         }
         if (!valid) { error_set(error, "%.300s: %.700s", path, inner.text); }
     }
+    valid = valid && (!again || options_read_chosen(json_object_get(object, OPTIONS_CHOSEN), options, error));
     json_decref(root);
     return valid;
 }
 
-// Writes every option; --config reads the file back to equal options. The old file stays until
-// the new one is whole, since a resumed run depends on it.
+// Writes every option; --config reads the file back to equal options. What the program has chosen is
+// left to it in the file, too, with the values beside it: so the file repeats the run, is a
+// template for another model, and a run that goes on keeps what was chosen. The old file stays until the
+// new one is whole, since a resumed run depends on it.
 static inline bool options_save_file(const Options *options, const char *path, Error *error) {
     FILE *file = file_replace_begin(path, error);
     if (file == NULL) { return false; }
-    json_t *object = options_as_json(options);
+    json_t *object = options_as_json(options), *chosen = json_object();
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const char *name = option_table[i].name;
+        if (!options->chosen[i] || json_is_null(json_object_get(object, name))) { continue; }
+        json_object_set(chosen, name, json_object_get(object, name));
+        json_object_set_new(object, name, json_string(option_table[i].word));
+    }
+    json_object_set_new(object, OPTIONS_CHOSEN, chosen);
     char *text = NULL;
     bool exact = false;
     for (size_t digits = 15; !exact && digits <= 17; digits++) { // 0.7, and not 0.69999999999999996
@@ -601,7 +638,7 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
     options_find_kept(options, options->kept);
     if (options->kept[0] == '\0') { return true; }
     options_defaults(&before);
-    if (!options_read_file(options->kept, &before, saved, error)) { return false; }
+    if (!options_read_file(options->kept, true, &before, saved, error)) { return false; }
     is_open = is_open && (before.precision == PRECISION_ASK_FP32 || before.precision == PRECISION_ASK_BF16);
     for (int i = 0; i < 2 * OPTION_COUNT_OF_TABLE; i++) { // the rule before what depends on it
         int index = i % OPTION_COUNT_OF_TABLE;
@@ -609,12 +646,15 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
         bool closes = is_open && option->offset == offsetof(Options, precision),
              now = i >= OPTION_COUNT_OF_TABLE;
         bool is_kept = plans || (option->effect != SAME_BITS && option->effect != PLACEMENT);
-        bool is_free = sources[index] == FROM_DEFAULT && !has_config && is_kept &&
+        const OptionSpec *followed = option_find(option->follows == NULL ? "" : option->follows);
+        bool anew = followed != NULL && before.chosen[index] && sources[followed - option_table] == FROM_LINE;
+        bool is_free = sources[index] == FROM_DEFAULT && !has_config && is_kept && !anew &&
                        option_is_of_rule(option, options_rule(options));
         if (saved[index] == FROM_DEFAULT || now != (option->rules != NULL) || !(is_free || closes)) {
             continue;
         }
         sources[index] = FROM_RUN;
+        options->chosen[index] = before.chosen[index];
         options->precision_kept = options->precision_kept || closes;
         if (!option_set(option, options, option_print_value(option, &before, text), error)) { return false; }
     }
@@ -646,7 +686,7 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
             return false;
         }
     }
-    if (options->config[0] != '\0' && !options_read_file(options->config, options, sources, error)) {
+    if (options->config[0] != '\0' && !options_read_file(options->config, false, options, sources, error)) {
         return false;
     }
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {

@@ -97,6 +97,7 @@ typedef struct OptionSpec {
     const char *instead_of; // options whose place it takes where it is set
     const char *needs;      // an option that must be set, too
     const char *excludes;   // NAME VALUE of options with which it has no effect
+    const char *follows;    // the option that its automatic value is worked out from
     bool of_one_run;        // it names files of one run, so a command that a plan recommends lacks it
     const char *also;       // other names that users try; errors answer with this one
     const char *help;       // the effect, and what it costs
@@ -174,7 +175,7 @@ static const OptionSpec option_table[] = {
      "link, and printed."},
     {OPTION("sequential", SHARED, FROM_TOKENS),
      INTEGER_OPTION(sequential, "0", 0, OPTION_NO_LIMIT, "COMMITS"), .word = "warmup", .word_value = -1,
-     .rules = "dpu, acco-wp or acco", .help =
+     .rules = "dpu, acco-wp or acco", .follows = "warmup", .help =
      "The first COMMITS commits run without overlap, as under zero1: safer while the parameters change "
      "fastest, and slower meanwhile. warmup: those in which the learning rate rises (--warmup)."},
     {OPTION("acco-split", SHARED, MEASURED), TEXT_OPTION(rules.acco.split, "wire", 1, "wire|auto|half|SHARE"),
@@ -303,7 +304,7 @@ static const OptionSpec option_table[] = {
      .also = "lrate, learning-rate", .help =
      "Peak learning rate. auto: chosen by the size of the model, and a tenth of that for --finetune."},
     {OPTION("min-lr", RATE, OTHER_BITS), REAL_OPTION(minimum_learning_rate, "auto", 0, 100, "RATE"),
-     .word = "auto", .word_value = -1, .excludes = "schedule constant", .help =
+     .word = "auto", .word_value = -1, .excludes = "schedule constant", .follows = "lr", .help =
      "Learning rate at the end of the schedule. auto: a tenth of --lr."},
     {OPTION("lr-by", RATE, OTHER_BITS), CHOICE_OPTION(learning_rate_by, "grads", "grads", "commits"), .help =
      "What the schedule counts. grads: micro-batches trained on, so that rules with other or varying "
@@ -515,6 +516,12 @@ static const OptionSpec option_table[] = {
      "What one rank needs to compute one micro-batch, forward and backward. auto: as in --like; without it, "
      "measured here where that takes no more than a few seconds, otherwise worked out from the measured "
      "rate of matrix products."},
+    {OPTION("gpu-tflops", PLAN, SAME_BITS), REAL_OPTION(gpu_tflops, "unknown", 1e-3, 1e6, "TFLOPS"),
+     .word = "unknown", .commands = FOR_PLANS, .instead_of = "compute-ms, like", .needs = "gpu-memory",
+     .help =
+     "The peak of the GPU of --gpu-memory in its matrix products, 10^12 operations a second, as its maker "
+     "says: dense ones, in the --precision of the plan. 40 % of it is then taken for the rate at which a "
+     "micro-batch is computed: a guess, for GPUs that nobody has run yet."},
     {OPTION("host-mbit", PLAN, SAME_BITS), REAL_OPTION(host_mbit, "auto", 1e-3, 1e8, "MBIT"), .word = "auto",
      .commands = FOR_PLANS, .help =
      "Million bits a second that a host can send to the others, and receive at the same time; its ranks "
@@ -531,16 +538,21 @@ static const OptionSpec option_table[] = {
      .commands = FOR_PLANS, .help =
      "Microseconds that a short message takes from one rank to another of its host."},
     {OPTION("fit", PLAN, SAME_BITS), SWITCH_OPTION(fit, "off"), .commands = FOR_PLANS, .help =
-     "on: plans with the largest --micro-batch that fits into the memory, and with the least --recompute "
-     "that leaves room for a batch of a size at which matrix products are fast (1024 tokens on CPUs, 8192 "
-     "on GPUs). The plan prints both as options for a run."},
+     "on: plans with the largest --micro-batch that fits into 98 % of the memory, and with the least "
+     "--recompute that leaves room for a batch of a size at which matrix products are fast (1024 tokens on "
+     "CPUs, 8192 on GPUs). Each rule gets what fits for it. The plan prints both as options for a run."},
     {OPTION("json", PLAN, SAME_BITS), TEXT_OPTION(json, "", 0, "FILE"), .commands = FOR_PLANS,
      .help =
      "Writes what the plan says about time to FILE, as JSON, with all its numbers."},
+    {OPTION("page", PLAN, SAME_BITS), TEXT_OPTION(page, "", 0, "FILE.html"), .commands = FOR_PLANS,
+     .help =
+     "Draws the plan as a page for a browser: how fast every rule is over the link between hosts and the "
+     "micro-batches of a commit, with this plan marked. The page needs no other file."},
 };
 // clang-format on
 
 enum { OPTION_COUNT_OF_TABLE = sizeof option_table / sizeof option_table[0] };
+static_assert((int)OPTION_COUNT_OF_TABLE <= (int)OPTIONS_AT_MOST, "Options::chosen is too short");
 
 // The row of an option's field: option_of(offsetof(Options, model)).
 static inline const OptionSpec *option_of(size_t offset) {

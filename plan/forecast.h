@@ -18,6 +18,7 @@
 #include "kernels/cpu/product_rates.h"
 #include "plan/simulation.h"
 #include "program/fit.h"
+#include "program/machine_rates.h"
 
 #define FORECAST_MOST 3e7 // micro-batches to be simulated for one rule: half a second
 #define FORECAST_TOLERANCE 0.02
@@ -70,6 +71,13 @@ static inline double micro_batch_measure(const Setup *run, int threads) {
 #define MICRO_BATCH_MOST 3e10
 #define PRODUCTS_SHARE_FP32 0.95
 #define PRODUCTS_SHARE_BF16 0.78
+#define GPU_SHARE 0.4               // of its peak: what models of this kind usually reach; not measured
+#define RECOMPUTED_LAYERS (4.0 / 3) // a forward pass more, of three passes' operations
+
+// What recomputing whole layers adds to the time of a micro-batch, as a factor.
+static inline double recomputing(const Options *options) {
+    return options->recompute == 1 + RECOMPUTE_BLOCK ? RECOMPUTED_LAYERS : 1;
+}
 
 // Without --like: seconds, and where they come from. NAN: not known.
 static inline double micro_batch_seconds(const Setup *run, char reason[RULE_TEXT]) {
@@ -82,13 +90,19 @@ static inline double micro_batch_seconds(const Setup *run, char reason[RULE_TEXT
     if (options->threads == 0 && each > 1) { threads = each < threads ? threads / each : 1; }
     snprintf(reason, RULE_TEXT, "as --compute-ms says");
     if (options->compute_ms > 0) { return options->compute_ms / 1e3; }
-    if (run->placement->on_gpu) { return NAN; }
+    if (run->placement->on_gpu) {
+        double peak = options->gpu_tflops > 0 ? 1e12 * options->gpu_tflops : gpu_peak(run->placement);
+        snprintf(reason, RULE_TEXT, "a guess: %.3g TFLOP at %.0f %% of the GPU's peak of %.4g TFLOP/s",
+                 operations * recomputing(options) / 1e12, 100 * GPU_SHARE, peak / 1e12);
+        return operations * recomputing(options) / (GPU_SHARE * peak);
+    }
     snprintf(reason, RULE_TEXT, "measured here, with %d thread%s", threads, threads == 1 ? "" : "s");
     if (operations <= MICRO_BATCH_MOST) { return micro_batch_measure(run, threads); }
     const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
     ProductRates rates = product_rates_measure(threads, wanted, (int)fmin(tokens, 1024),
                                                run->config->channels, run->config->mlp_channels, 0.3);
     double share = precision == PRECISION_BF16 ? PRODUCTS_SHARE_BF16 : PRODUCTS_SHARE_FP32;
+    operations *= recomputing(options);
     snprintf(reason, RULE_TEXT,
              "worked out: %.3g GFLOP at %.0f %% of the %.0f GFLOP/s that products reach here",
              operations / 1e9, 100 * share, rates.gflops[precision]);
@@ -117,11 +131,15 @@ static inline double micro_batch_seconds(const Setup *run, char reason[RULE_TEXT
 #define NCCL_CHUNK 8e6 // elements: NCCL is given what fits into its message buffers
 #define GPU_TAKEN 0.06 // what an exchange by NCCL may take from the computation beside it
 
+static inline bool plan_emulates(const Options *options) {
+    return options->host_mbit == 0 && options->link_mbit > 0;
+}
+
 // micro_batch: seconds of one on a rank.
 static inline Machine machine_of_setup(const Setup *run, double micro_batch) {
     const Options *options = run->options;
     bool on_gpu = run->placement->on_gpu, nccl = run->placement->uses_nccl;
-    bool emulated = options->host_mbit == 0 && options->link_mbit > 0;
+    bool emulated = plan_emulates(options);
     bool cached = (double)run->table->parameter_count * 4 * sizeof(float) < CPU_CACHE;
     double mbit = options->host_mbit > 0 ? options->host_mbit : emulated ? options->link_mbit : HOST_MBIT;
     double us = options->host_us > 0   ? options->host_us
@@ -211,7 +229,7 @@ static inline bool forecast_simulate(Trial *trial, const Machine *machine, Forec
     return good;
 }
 
-// What `run` would do with these options.
+// What `run` would do with these options. A micro-batch of another size takes as long for a token.
 static inline void forecast_row(const Setup *run, const Machine *machine, const Options *options,
                                 ForecastRow *row) {
     Error error = {""};
@@ -219,7 +237,10 @@ static inline void forecast_row(const Setup *run, const Machine *machine, const 
     row->options = *options;
     bool valid = options_check(options, &error) && options_check_rule(options, run->config->layers, &error);
     Trial *trial = valid ? trial_reserve(run, options, &error) : NULL;
-    if (trial == NULL || !forecast_simulate(trial, machine, row, &error)) {
+    Machine scaled = *machine;
+    scaled.micro_batch *= (double)options->micro_batch / (double)run->options->micro_batch *
+                          recomputing(options) / recomputing(run->options);
+    if (trial == NULL || !forecast_simulate(trial, &scaled, row, &error)) {
         snprintf(row->refused, sizeof row->refused, "%s", error.text);
     }
     trial_free(trial);
@@ -291,8 +312,9 @@ static inline void forecast_add_variants(const Setup *run, Forecast *forecast) {
 
 // All rules. The rule of the run comes first: with --accumulate auto it says how large
 // the batch of the others is. Options that another rule does not have are at their defaults.
-static inline void forecast_make(const Setup *run, const Machine *machine, bool variants,
-                                 Forecast *forecast) {
+// recompute: the one asked for, before --fit chose the run's.
+static inline void forecast_make(const Setup *run, const Machine *machine, OptionChoice recompute,
+                                 bool variants, Forecast *forecast) {
     int size = run->transport->size, own = run->options->rule;
     memset(forecast, 0, sizeof *forecast);
     forecast->machine = *machine;
@@ -313,6 +335,10 @@ static inline void forecast_make(const Setup *run, const Machine *machine, bool 
         bool lost_list = run->options->rank_accumulate[0] != '\0' && options.rank_accumulate[0] == '\0';
         if (options_are_adaptive(run->options) || lost_list) {
             options.accumulate = (int64_t)(total / size + 0.5);
+        }
+        if (options.fit) {
+            options.recompute = recompute;
+            fit_options(run, &options);
         }
         forecast_row(run, machine, &options, &forecast->rows[rule]);
     }

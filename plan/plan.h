@@ -11,6 +11,7 @@
 #include "evaluation/sample.h"
 #include "plan/forecast.h"
 #include "plan/like.h"
+#include "plan/page.h"
 
 static inline void print_memory_row(const char *indent, const char *name, size_t bytes, const char *note) {
     char size[SIZE_TEXT];
@@ -151,11 +152,13 @@ static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
         printf("%c %-17s not simulated: %s\n", is_own ? '*' : ' ', rule->name, row->refused);
         return;
     }
-    printf("%c %-17s %8s %8s %9.0f %% %9s %10s %10s%s%s\n", is_own ? '*' : ' ', rule->name,
+    printf("%c %-17s %8s %8s %9.0f %% %9s %10s %10s%s%s", is_own ? '*' : ' ', rule->name,
            human_milliseconds(1e3 * commit->seconds, time), human_count(row->tokens_per_second, rate),
            100 * commit->computing / commit->seconds, human_milliseconds(1e3 * commit->waiting, waiting),
            size_text((size_t)commit->bytes_outside, sent), size_text(row->bytes, size),
            rule->kind == RULE_LOCAL ? "  per inner step" : "", row->fits ? "" : "  does not fit");
+    if (row->options.fit) { printf("  --micro-batch %lld", (long long)row->options.micro_batch); }
+    printf("\n");
 }
 
 // "26.9k tokens/s, 10.0G tokens in 4d 07:15". The tokens of --epochs are not known here.
@@ -239,14 +242,16 @@ static inline json_t *forecast_as_json(const Setup *run, const Forecast *forecas
         const ForecastRow *row = &forecast->rows[i];
         const SimulatedCommit *commit = &row->commit;
         if (row->refused[0] != '\0') { continue; }
-        json_array_append_new(
-            rows, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:b}", "rule", RULES[i].rule->name,
-                            "departs", RULES[i].rule->departs, "commit_ms", log_real(1e3 * commit->seconds),
-                            "tokens_per_second", log_real(row->tokens_per_second), "computing",
-                            log_real(commit->computing / commit->seconds), "waiting_ms",
-                            log_real(1e3 * commit->waiting), "micro_batches", log_real(commit->micro_batches),
-                            "host_bytes", log_real(commit->bytes_outside), "memory_bytes",
-                            (json_int_t)row->bytes, "fits", (int)row->fits));
+        json_array_append_new(rows, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:I, s:b}",
+                                              "rule", RULES[i].rule->name, "departs", RULES[i].rule->departs,
+                                              "commit_ms", log_real(1e3 * commit->seconds),
+                                              "tokens_per_second", log_real(row->tokens_per_second),
+                                              "computing", log_real(commit->computing / commit->seconds),
+                                              "waiting_ms", log_real(1e3 * commit->waiting), "micro_batches",
+                                              log_real(commit->micro_batches), "micro_batch",
+                                              (json_int_t)row->options.micro_batch, "host_bytes",
+                                              log_real(commit->bytes_outside), "memory_bytes",
+                                              (json_int_t)row->bytes, "fits", (int)row->fits));
     }
     int best = forecast->recommended;
     return json_pack("{s:s, s:i, s:i, s:o, s:o, s:o, s:o, s:o}", "rule", RULES[forecast->own].rule->name,
@@ -259,8 +264,9 @@ static inline json_t *forecast_as_json(const Setup *run, const Forecast *forecas
 
 // Prints what the run and its alternatives would take, and writes it to --json. like: the
 // run of --like, or NULL. again: the plan is for that very run, whose log tells how fast
-// its network is.
-static inline bool plan_time(const Setup *run, const LikeRun *like, bool again, Error *error) {
+// its network is. recompute: as asked for, before --fit.
+static inline bool plan_time(const Setup *run, const LikeRun *like, bool again, OptionChoice recompute,
+                             Error *error) {
     const Options *options = run->options;
     double tokens = setup_micro_batch_tokens(run);
     char reason[RULE_TEXT], text[NUMBER_TEXT_SIZE];
@@ -271,16 +277,16 @@ static inline bool plan_time(const Setup *run, const LikeRun *like, bool again, 
                  tokens != like->tokens ? ", in proportion to its tokens" : "");
     }
     if (isnan(machine.micro_batch)) {
-        printf("time             not known: a micro-batch cannot be measured here; give --compute-ms, or "
-               "--like and a run\n");
-        return options->json[0] == '\0' ||
-               error_set(error, "--json: there are no times to write, because what a micro-batch takes is "
-                                "not known: give --compute-ms or --like");
+        static const char advice[] = "give --gpu-tflops and its peak, --compute-ms, or --like and a run";
+        printf("time             not known: a micro-batch cannot be measured here; %s\n", advice);
+        const char *file = options->json[0] != '\0' ? "--json" : options->page[0] != '\0' ? "--page" : NULL;
+        return file == NULL ||
+               error_set(error, "%s: what a micro-batch takes is not known: %s", file, advice);
     }
     Forecast *forecast = (Forecast *)malloc(sizeof *forecast);
     if (forecast == NULL) { return error_set(error, "no memory for a forecast"); }
     if (again) { forecast_fit(run, &machine, like->tokens_per_second); }
-    forecast_make(run, &machine, again, forecast);
+    forecast_make(run, &machine, recompute, again, forecast);
     const char *fitted = again ? " (so that the simulation of that run takes as long as it took)" : "";
     printf("\ntime             a micro-batch takes a rank %s (%s)\n",
            human_milliseconds(1e3 * machine.micro_batch, text), reason);
@@ -303,6 +309,9 @@ static inline bool plan_time(const Setup *run, const LikeRun *like, bool again, 
     bool written = options->json[0] == '\0' ||
                    json_dump_file(object, options->json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0 ||
                    error_set(error, "--json %.300s cannot be written: %s", options->json, strerror(errno));
+    if (written && options->page[0] != '\0') {
+        written = page_write(run, forecast, recompute, reason, error);
+    }
     json_decref(object);
     free(forecast);
     return written;
@@ -352,9 +361,13 @@ static inline int command_plan(Run *run) {
     Setup setup = setup_of_run(run);
     MemoryRoom room = memory_room(&setup);
     bool alone = transport->size == 1, again = own_ranks && options->host_mbit == 0;
-    if (options->json[0] != '\0' && alone) {
-        error_set(&error, "--json has the times of exchanges: give --ranks 2 or more");
-    } else if (options->fit && !fit_options(&setup, &room, options)) {
+    const char *file = options->json[0] != '\0' ? "--json" : options->page[0] != '\0' ? "--page" : NULL;
+    if (file != NULL && alone) {
+        error_set(&error, "%s has the times of exchanges: give --ranks 2 or more", file);
+    } else if (options->page[0] != '\0' && transport->hosts.hosts == 1) {
+        error_set(&error, "--page draws the link between hosts, and all ranks of this plan are on one host: "
+                          "give --ranks-per-host");
+    } else if (options->fit && !fit_options(&setup, options)) {
         error_set(&error, room.gpu == 0 && room.host == 0
                               ? "--fit on: the memory is not known; --gpu-memory 80G plans for a GPU that "
                                 "has 80 GB"
@@ -365,7 +378,9 @@ static inline int command_plan(Run *run) {
         exit_user_mistake(&error);
     }
     print_memory(&setup);
-    if (!alone && !plan_time(&setup, has_like ? &like : NULL, again, &error)) { exit_user_mistake(&error); }
+    if (!alone && !plan_time(&setup, has_like ? &like : NULL, again, asked.recompute, &error)) {
+        exit_user_mistake(&error);
+    }
     scheduler_free(&run->scheduler);
     transport_close(transport);
     parameter_table_free(&run->table);

@@ -103,23 +103,28 @@ static inline int64_t fit_micro_batch(const Setup *run, const MemoryRoom *room, 
     return least;
 }
 
-// --fit: the options with the least recomputation with which a micro-batch is large
-// enough for matrix products to be nearly as fast as they get, and with the largest
+// The share of the memory that --fit fills: a plan is exact within half a percent.
+#define FIT_SHARE 0.98
+
+// --fit: changes options to the least recomputation with which a micro-batch is large
+// enough for matrix products to be nearly as fast as they get, and to the largest
 // micro-batch that then fits. Where none is large enough: the largest of all. False: none
 // fits, or the memory is not known.
-static inline bool fit_options(const Setup *run, const MemoryRoom *room, Options *options) {
+static inline bool fit_options(const Setup *run, Options *options) {
+    const Options asked = *options;
+    MemoryRoom whole = memory_room(run),
+               room = {(size_t)(FIT_SHARE * (double)whole.gpu), (size_t)(FIT_SHARE * (double)whole.host)};
     int64_t tokens = run->placement->on_gpu ? 8192 : 1024;
-    int64_t best = 0, enough = (tokens + options->seq_len - 1) / options->seq_len;
-    bool is_open = run->options->recompute == 0;
-    int first = is_open ? RECOMPUTE_NONE : run->options->recompute - 1;
-    int last = is_open ? RECOMPUTE_BLOCK : first;
-    if (room->gpu == 0 && room->host == 0) { return false; }
+    int64_t best = 0, enough = (tokens + asked.seq_len - 1) / asked.seq_len;
+    bool is_open = asked.recompute == 0;
+    int first = is_open ? RECOMPUTE_NONE : asked.recompute - 1, last = is_open ? RECOMPUTE_BLOCK : first;
+    if (room.gpu == 0 && room.host == 0) { return false; }
     for (int level = first; level <= last && best < enough; level++) {
         bool on_gpu_only = level != RECOMPUTE_NONE && level != RECOMPUTE_BLOCK;
         if (on_gpu_only && !run->placement->on_gpu) { continue; }
-        Options trial = *run->options;
+        Options trial = asked;
         trial.recompute = 1 + level;
-        int64_t largest = fit_micro_batch(run, room, &trial);
+        int64_t largest = fit_micro_batch(run, &room, &trial);
         if (largest <= best) { continue; }
         best = largest;
         *options = trial;

@@ -80,6 +80,18 @@ static inline bool gpu_name_has(const char *name, const char *part) {
     return false;
 }
 
+// The maker's number for a GPU that computes in bf16, in operations a second; NAN: not in the table,
+// or the GPU is not whole.
+static inline double gpu_peak(const Placement *placement) {
+    const char *name = placement->gpu.name;
+    bool whole =
+        placement->precision == PRECISION_BF16 && !gpu_name_has(name, "MIG") && !gpu_name_has(name, "GRID");
+    for (size_t i = 0; whole && i < sizeof GPU_PEAKS / sizeof GPU_PEAKS[0]; i++) {
+        if (gpu_name_has(name, GPU_PEAKS[i].part)) { return GPU_PEAKS[i].flops; }
+    }
+    return NAN;
+}
+
 // All ranks, before training: the rate of all together in operations a second; NAN where one
 // rank does not know its own. A GPU counts once, however many ranks share it.
 static inline double find_peak(Run *run) {
@@ -89,11 +101,7 @@ static inline double find_peak(Run *run) {
     ProductRates rates = placement->own_rates; // of --precision, if it has measured
     double mine = NAN, together = 0;
     if (placement->on_gpu) {
-        const char *name = placement->gpu.name;
-        bool whole = precision == PRECISION_BF16 && !gpu_name_has(name, "MIG") && !gpu_name_has(name, "GRID");
-        for (size_t i = 0; whole && isnan(mine) && i < sizeof GPU_PEAKS / sizeof GPU_PEAKS[0]; i++) {
-            if (gpu_name_has(name, GPU_PEAKS[i].part)) { mine = GPU_PEAKS[i].flops / placement->sharing; }
-        }
+        mine = gpu_peak(placement) / placement->sharing;
     } else if (rates.gflops[precision] > 0 || operations / run->transport.size >= PEAK_LONG_RUN) {
         const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
         if (!(rates.gflops[precision] > 0)) {

@@ -122,6 +122,7 @@ static inline void begin_checkpoint(Run *run, bool beside) {
     end_checkpoint(run);
     double began = clock_seconds();
     run->checkpointed.seconds = training_seconds(&run->clock);
+    run->checkpointed.next_learning_rate = scheduler_learning_rate(&run->scheduler);
     bool begun = checkpoint_begin(&run->checkpointed, beside, &error);
     // The clock of --save-every starts anew. A job in flight may have asked for this checkpoint, too.
     saving->began = clock_seconds();
@@ -303,6 +304,14 @@ static inline void resume_run(Run *run) {
            exact ? "exact" : "not exact: ", remarks);
     const char *start = options_start(&run->options);
     if (start[0] != '\0') { printf("           with its parameters; those of %s are not used\n", start); }
+    double before = run->checkpointed.next_learning_rate, now = scheduler_learning_rate(&run->scheduler);
+    if (!(fabs(now - before) <= 1e-6 * before)) {
+        printf("           the schedule is another one: the learning rate goes from %.3g to %.3g here\n",
+               before, now);
+        if (run->options.schedule != SCHEDULE_CONSTANT) {
+            printf("           (--schedule constant --lr %.3g --warmup 0 leaves it where it was)\n", before);
+        }
+    }
     printf("\n");
     fflush(stdout);
     report_event(&run->reports, json_pack("{s:s, s:I, s:o, s:b, s:o}", "event", "resume", "commit",

@@ -55,7 +55,7 @@ static inline bool choose_rates(Run *run, Error *error) {
     double parameters = (double)run->table.parameter_count;
     int64_t per_commit = nominal_tokens_per_commit(run);
     bool finetunes = options->finetune[0] != '\0';
-    if (options->learning_rate == 0) {
+    if (options_leave(options, &options->learning_rate)) {
         // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and our own
         // measurement for the tiny ones. Fine-tuning takes a tenth, so that what was learned is kept:
         // ACCO's paper fine-tunes 2.7B with 2e-5.
@@ -68,14 +68,14 @@ static inline bool choose_rates(Run *run, Error *error) {
         snprintf(run->rate_reason, sizeof run->rate_reason, ", chosen for %s%.3g M parameters",
                  finetunes ? "fine-tuning " : "", parameters / 1e6);
     }
-    if (options->minimum_learning_rate < 0 && options->schedule != SCHEDULE_CONSTANT) {
+    if (options->schedule != SCHEDULE_CONSTANT && options_leave(options, &options->minimum_learning_rate)) {
         options->minimum_learning_rate = options->learning_rate / 10;
     }
-    if (options->weight_decay < 0) { options->weight_decay = finetunes ? 0 : 0.1; }
-    if (options->warmup < 0 && options->epochs == 0) {
+    if (options_leave(options, &options->weight_decay)) { options->weight_decay = finetunes ? 0 : 0.1; }
+    if (options->epochs == 0 && options_leave(options, &options->warmup)) {
         options->warmup = int64_min((options->tokens + per_commit - 1) / per_commit / 20, 1000);
     }
-    if (options->sequential < 0) { options->sequential = options->warmup; }
+    if (options_leave(options, &options->sequential)) { options->sequential = options->warmup; }
     return options->minimum_learning_rate <= options->learning_rate ||
            error_set(error, "--min-lr %g is above the automatic --lr %g: give --lr too",
                      options->minimum_learning_rate, options->learning_rate);

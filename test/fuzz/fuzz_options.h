@@ -39,7 +39,7 @@ static inline void fuzz_options_again(const Options *options) {
     snprintf(path, sizeof path, "%s/config.json", folder.path);
     fuzz_require(options_save_file(options, path, &error), "options can be saved");
     options_defaults(&again);
-    fuzz_require(options_read_file(path, &again, sources, &error), "saved options are accepted");
+    fuzz_require(options_read_file(path, true, &again, sources, &error), "saved options are accepted");
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         fuzz_require(sources[i] == FROM_DEFAULT || option_is_same(&option_table[i], options, &again),
                      "a saved option is the same");

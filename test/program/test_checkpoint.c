@@ -1322,6 +1322,48 @@ static void a_text_longer_than_the_model_is_said(void **state) {
     }
 }
 
+// On one rank.
+static Outcome run_well(Stage *stage, const char *arguments) {
+    Outcome outcome = program_run(stage, 0, arguments);
+    outcome_check(&outcome, 0, arguments);
+    return outcome;
+}
+
+// The rate in the last report of a run.
+static double last_rate(Stage *stage, const char *out) {
+    json_t *events = log_read(stage, out), *report = NULL, *next;
+    for (int i = 0; (next = log_event_of(events, "report", i)) != NULL; i++) { report = next; }
+    double rate = log_number(report, "lr");
+    json_decref(events);
+    return rate;
+}
+
+// A longer run has another schedule. The start says what that does to the rate, and how it would stay; rates
+// that were chosen stay, except those that follow one that is given now.
+static void a_longer_run_says_what_becomes_of_the_rate(void **state) {
+    static const char *const lines[] = {
+        "the schedule is another one: the learning rate goes from 0.0002 to 0.00",
+        "(--schedule constant --lr 0.0002 --warmup 0 leaves it where it was)",
+    };
+    Stage *stage = stage_of(state);
+    run_well(stage, "--config base.json --lr auto --min-lr auto --tokens 2k --out longer");
+    shell(stage, "cp -r longer rest && cp -r longer faster && cp -r longer same");
+    Outcome longer = run_well(stage, "--resume auto --out longer --tokens 4k --sample-tokens none");
+    for (int i = 0; i < 2; i++) { text_check(longer.output, lines[i], "longer"); }
+    Outcome rest = run_well(stage, "--resume auto --out rest --tokens 4k --sample-tokens none "
+                                   "--schedule constant --lr 0.0002 --warmup 0");
+    assert_null(strstr(rest.output, "the schedule is another one"));
+    assert_true(fabs(last_rate(stage, "rest") - 0.0002) < 1e-12);
+    Outcome faster = run_well(stage, "--resume auto --out faster --tokens 4k --lr 0.1 --sample-tokens none");
+    text_check(faster.output, "rate       peak 0.1, cosine to 0.01,", "faster");
+    Outcome same = run_well(stage, "--resume auto --out same --sample-tokens none");
+    assert_null(strstr(same.output, "the schedule is another one"));
+    // As a template for another model the file leaves to it what fits the model.
+    Outcome other = run_well(stage, "--config longer/config.json --finetune longer "
+                                    "--resume off --tokens 1k --out template --sample-tokens none");
+    text_check(other.output, "rate       peak 0.0002, chosen for fine-tuning", "a template");
+}
+
 // A user who resumes without naming the data again does not mean other data.
 static void what_is_left_out_is_as_in_the_run(void **state) {
     Stage *stage = stage_of(state);
@@ -1331,7 +1373,7 @@ static void what_is_left_out_is_as_in_the_run(void **state) {
         {"--out %s --resume auto", "at commit 24; exact"},
         {"--out left-out-1 --resume %s/checkpoints/commit-24 --tokens 3k", "not exact: another --tokens\n"},
         {"--out left-out-2 --resume %s --lr 0.002 --tokens 3k",
-         "not exact: another --tokens; another --lr\n"},
+         "not exact: another --tokens; another --lr; another --min-lr\n"},
         {"--out left-out-3 --resume %s --optimizer zero1 --tokens 3k", "not exact: another rule: "},
         {"--out left-out-4 --config base.json --resume %s --optimizer acco --tokens 3k", "another --lr"},
     };
@@ -1630,6 +1672,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_run_stands_for_its_newest_checkpoint),
         CHECKPOINT_TEST(a_start_beside_a_checkpoint_is_said_to_be_unused),
         CHECKPOINT_TEST(a_text_longer_than_the_model_is_said),
+        CHECKPOINT_TEST(a_longer_run_says_what_becomes_of_the_rate),
         CHECKPOINT_TEST(what_is_left_out_is_as_in_the_run),
         CHECKPOINT_TEST(the_fastest_format_is_chosen_once),
         CHECKPOINT_TEST(mistakes_are_refused),

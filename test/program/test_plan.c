@@ -59,7 +59,7 @@ static void a_plan_says_what_would_fit(void **state) {
     }
 }
 
-// --fit takes the largest micro-batch that the verdict names, and recomputes only where a
+// --fit takes the largest micro-batch that the verdict names, less a margin, and recomputes only where a
 // batch worth computing does not fit otherwise.
 static void fit_takes_the_largest_micro_batch(void **state) {
     static const struct {
@@ -76,7 +76,7 @@ static void fit_takes_the_largest_micro_batch(void **state) {
                    *line = strstr(outcome.output, "the largest micro-batch that fits is ");
         assert_true(name != NULL && sscanf(name, "micro-batch %d", &chosen) == 1);
         assert_true(line != NULL && sscanf(line, "the largest micro-batch that fits is %d", &largest) == 1);
-        assert_int_equal(chosen, largest);
+        assert_true(chosen <= largest && chosen >= 0.9 * largest);
         assert_true(chosen * 1024 >= 8192);
         snprintf(expected, sizeof expected, "recompute        %s (", cases[i].recompute);
         text_check(outcome.output, expected, arguments);
@@ -153,6 +153,141 @@ static void a_plan_recommends_the_fastest_rule(void **state) {
         text_check(outcome.output, took, cases[i].arguments);
         text_check(outcome.output, "\nloss             not planned: ", cases[i].arguments);
         json_decref(plan);
+    }
+}
+
+// Where nothing can be recommended the reason is the true one: here it is not the memory.
+static void a_plan_says_why_nothing_is_recommended(void **state) {
+    static const char arguments[] = "plan --ranks 2 --compute-ms 5 --accumulate 1000000";
+    text_check(plan_line(stage_of(state), arguments, "\nrecommended      none: "),
+               "micro-batches would have to be simulated, which takes too long", arguments);
+}
+
+// With --fit every rule has what fits for it: each fills nearly all of the memory, and none lies out
+// because another one's micro-batch would be too large for it.
+static void fit_is_for_every_rule(void **state) {
+    Outcome outcome;
+    json_t *plan = plan_json(stage_of(state),
+                             "--model 125M --ranks 2 --gpu-memory 24G --compute-ms 3000 --fit on", &outcome);
+    json_t *rules = json_object_get(plan, "rules");
+    double own = log_number(rule_of(plan, "acco"), "micro_batch"),
+           local = log_number(rule_of(plan, "co2"), "micro_batch");
+    for (size_t i = 0; i < json_array_size(rules); i++) {
+        json_t *row = json_array_get(rules, i);
+        double filled = log_number(row, "memory_bytes") / (24e9 * 0.95);
+        assert_true(json_is_true(json_object_get(row, "fits")));
+        if (!(filled > 0.93 && filled <= 0.981)) { fail_msg("filled %g", filled); }
+    }
+    assert_true(local < own);
+    json_decref(plan);
+}
+
+// What a micro-batch takes on a GPU that is elsewhere is guessed from its peak, and the plan says so:
+// 6 operations for a parameter and token, and those of attention, at 40 % of it.
+static void the_time_of_a_gpu_is_guessed_from_its_peak(void **state) {
+    static const char given[] = "--model 125M --ranks 2 --gpu-memory 24G --micro-batch 8 --recompute";
+    static const char *const levels[] = {"none", "block"};
+    for (int i = 0; i < 2; i++) {
+        Outcome outcome;
+        char arguments[256];
+        snprintf(arguments, sizeof arguments, "%s %s --gpu-tflops 165", given, levels[i]);
+        json_t *plan = plan_json(stage_of(state), arguments, &outcome);
+        double least = 6 * 124e6 * 8 * 1024 / (0.4 * 165e12) * 1e3 * (i == 0 ? 1 : 4.0 / 3);
+        double time = log_number(plan, "micro_batch_ms");
+        if (!(time >= least && time <= 1.2 * least)) { fail_msg("%s: %g ms", arguments, time); }
+        text_check(outcome.output, "(a guess: ", arguments);
+        text_check(outcome.output, " TFLOP at 40 % of the GPU's peak of 165 TFLOP/s)", arguments);
+        json_decref(plan);
+    }
+}
+
+// The page has the numbers of the plan where it marks the plan, and those of another plan at another
+// link and another number of micro-batches.
+static void a_page_shows_the_numbers_of_plans(void **state) {
+    static const struct {
+        const char *arguments;
+        double mbit, count;
+    } cases[] = {{"--host-mbit 300 --accumulate 3 --page page.html", 300, 3},
+                 {"--host-mbit 10000 --accumulate 64", 10000, 64}};
+    static const char begin[] = "<script type=\"application/json\" id=\"plan\">";
+    json_t *page = NULL;
+    for (int i = 0; i < 2; i++) {
+        Outcome outcome;
+        json_error_t problem;
+        char arguments[256], path[STAGE_PATH_SIZE];
+        snprintf(arguments, sizeof arguments, "--model 125M --ranks 4 --compute-ms 300 %s",
+                 cases[i].arguments);
+        json_t *plan = plan_json(stage_of(state), arguments, &outcome);
+        if (i == 0) {
+            char *text = stage_read_text(stage_of(state), stage_path(stage_of(state), "page.html", path));
+            assert_null(strstr(text, "{{"));
+            page = json_loads(strstr(text, begin) + sizeof begin - 1, JSON_DISABLE_EOF_CHECK, &problem);
+            assert_non_null(page);
+            assert_true(log_number(page, "own_mbit") == 300 && log_number(page, "own_count") == 3);
+        }
+        json_t *map = json_object_get(page, "map"), *cell = NULL, *counts = json_object_get(page, "counts");
+        for (size_t row = 0; row < json_array_size(counts); row++) {
+            json_t *links = json_object_get(page, "mbit");
+            for (size_t j = 0; j < json_array_size(links); j++) {
+                bool same = json_number_value(json_array_get(counts, row)) == cases[i].count &&
+                            fabs(json_number_value(json_array_get(links, j)) / cases[i].mbit - 1) < 1e-9;
+                if (same) { cell = json_array_get(json_array_get(map, row), j); }
+            }
+        }
+        json_t *names = json_object_get(page, "rules"), *rules = json_object_get(cell, "rules");
+        assert_true(json_array_size(rules) == 8 && json_array_size(names) == 8);
+        for (size_t rule = 0; rule < 8; rule++) {
+            const char *name = json_string_value(json_object_get(json_array_get(names, rule), "name"));
+            json_t *numbers = json_array_get(rules, rule), *row = rule_of(plan, name);
+            double speed = json_number_value(json_array_get(numbers, 0)),
+                   planned = log_number(row, "tokens_per_second");
+            if (!(fabs(speed / planned - 1) < 1e-6)) { fail_msg("%s: %g, planned %g", name, speed, planned); }
+            assert_true(fabs(json_number_value(json_array_get(numbers, 1)) - log_number(row, "computing")) <
+                        1e-6);
+        }
+        json_decref(plan);
+    }
+    json_decref(page);
+}
+
+// In a real browser, where there is one: the page draws itself, shows what stands under the pointer, stays
+// where it was clicked, and goes back to its plan.
+static void a_page_follows_the_pointer(void **state) {
+    static const char after[] =
+        "<script>const seen = [];"
+        "const look = () => seen.push([by('link-text').textContent, by('count-text').textContent, "
+        "by('rules').rows.length, by('rules').rows[0].cells[1].textContent].join(', '));"
+        "look();"
+        "document.querySelectorAll('#chart .over')[25].dispatchEvent(new PointerEvent('pointerenter')); "
+        "look();"
+        "document.querySelectorAll('#map .over')[6 * links + 17].dispatchEvent(new MouseEvent('click')); "
+        "look();"
+        "by('map').dispatchEvent(new PointerEvent('pointerleave')); look();"
+        "by('own').click(); look();"
+        "document.body.append('SEEN ' + seen.join(' | ') + ' END');</script>";
+    static const char places[] =
+        "SEEN 300Mbit/s, yours, 3, yours, 8, SPEED | 10Gbit/s, 3, yours, 8, SPEED | "
+        "1Gbit/s, 32, 8, SPEED | 1Gbit/s, 32, 8, SPEED | 300Mbit/s, yours, 3, yours, 8, SPEED END";
+    Stage *stage = stage_of(state);
+    if (system("command -v chromium > /dev/null") != 0) { skip(); }
+    Outcome outcome = program_run(stage, 0,
+                                  "plan --model 125M --ranks 4 --compute-ms 300 --host-mbit 300 "
+                                  "--accumulate 3 --page page.html");
+    outcome_check(&outcome, 0, "--page");
+    stage_write(stage, "after.html", after);
+    shell(stage, "cat page.html after.html > both.html; chromium --headless --no-sandbox --disable-gpu "
+                 "--dump-dom file://$PWD/both.html > seen.html 2> chromium.errors");
+    char path[STAGE_PATH_SIZE];
+    char *seen = strstr(stage_read_text(stage, stage_path(stage, "seen.html", path)), "SEEN 300");
+    assert_non_null(seen);
+    for (const char *expected = places; *expected != '\0';) {
+        if (strncmp(expected, "SPEED", 5) == 0) {
+            assert_true(strtod(seen, &seen) > 1);
+            seen++; // the unit
+            expected += 5;
+        } else if (*seen++ != *expected++) {
+            fail_msg("the page shows ...%s instead of ...%s", seen - 1, expected - 1);
+        }
     }
 }
 
@@ -319,6 +454,12 @@ static void what_a_plan_cannot_use_is_refused(void **state) {
          "--json nowhere/plan.json cannot be written"},
         {"plan --ranks 2 --compute-ms 5 --like x", "--like and --compute-ms: one takes the place"},
         {"plan --compute-ms 5 --json x", "--json has the times of exchanges"},
+        {"plan --compute-ms 5 --page x", "--page has the times of exchanges"},
+        {"plan --ranks 2 --ranks-per-host 2 --compute-ms 5 --page x",
+         "all ranks of this plan are on one host"},
+        {"plan --ranks 2 --gpu-memory 80G --page x", "--page: what a micro-batch takes is not known"},
+        {"plan --ranks 2 --gpu-tflops 165", "--gpu-tflops needs --gpu-memory"},
+        {"plan --ranks 2 --compute-ms 5 --page nowhere/x.html", "--page nowhere/x.html cannot be written"},
         {"plan --ranks 4 --slow-rank 9 --slow-ms 1", "--slow-rank 9: there are fewer ranks"},
         {"plan --ranks 2 --compute-ms 0", "--compute-ms: 0 is out of range"},
         {"plan --ranks 2 --host-mbit none", "--host-mbit: none"},
@@ -354,7 +495,7 @@ static int close_stage(void **state) {
     return 0;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         STAGE_TEST(
             stage_of_all,
@@ -362,6 +503,11 @@ int main(void) {
         STAGE_TEST(stage_of_all, a_plan_ends_with_a_verdict),
         STAGE_TEST(stage_of_all, a_plan_says_what_would_fit),
         STAGE_TEST(stage_of_all, fit_takes_the_largest_micro_batch),
+        STAGE_TEST(stage_of_all, a_plan_says_why_nothing_is_recommended),
+        STAGE_TEST(stage_of_all, fit_is_for_every_rule),
+        STAGE_TEST(stage_of_all, the_time_of_a_gpu_is_guessed_from_its_peak),
+        STAGE_TEST(stage_of_all, a_page_shows_the_numbers_of_plans),
+        STAGE_TEST(stage_of_all, a_page_follows_the_pointer),
         STAGE_TEST(stage_of_all, a_plan_recommends_the_fastest_rule),
         STAGE_TEST(stage_of_all, a_recommended_command_trains),
         STAGE_TEST(stage_of_all, a_plan_for_a_slower_link_is_slower),
@@ -369,5 +515,6 @@ int main(void) {
         STAGE_TEST(stage_of_all, a_plan_like_a_run_says_what_would_be_faster),
         STAGE_TEST(stage_of_all, what_a_plan_cannot_use_is_refused),
     };
+    if (argc > 1) { cmocka_set_test_filter(argv[1]); }
     return cmocka_run_group_tests(tests, open_stage, close_stage);
 }

@@ -143,6 +143,9 @@ static void test_columns_name_options_that_exist(void **state) {
         if (option->needs != NULL && option_find(option->needs) == NULL) {
             fail_msg("--%s needs %s", option->name, option->needs);
         }
+        if (option->follows != NULL && (option->word == NULL || option_find(option->follows) == NULL)) {
+            fail_msg("--%s follows %s", option->name, option->follows);
+        }
         snprintf(list, sizeof list, "%s", option->excludes == NULL ? "" : option->excludes);
         for (char *name = strtok(list, " "); name != NULL; name = strtok(NULL, " "), named++) {
             Options options;
@@ -159,7 +162,7 @@ static void test_columns_name_options_that_exist(void **state) {
             if (option_find(name) != NULL) { fail_msg("--%s is also --%s", option->name, name); }
         }
     }
-    assert_int_equal(named, 13);
+    assert_int_equal(named, 15);
 }
 
 // An option that is only for some rules names rules that can be chosen. Otherwise nobody
@@ -618,7 +621,7 @@ static void test_random_files(void **state) {
         options_defaults(&options);
         memset(&error, 0, sizeof error);
         OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
-        if (!options_read_file(path, &options, sources, &error)) {
+        if (!options_read_file(path, false, &options, sources, &error)) {
             assert_true(error.text[0] != '\0' && strchr(error.text, '\n') == NULL);
         }
     }
@@ -663,9 +666,48 @@ static void test_save_reloads_bit_for_bit(void **state) {
         if (!options_save_file(&options, path, &error)) { fail_msg("%s", error.text); }
         options_defaults(&loaded);
         OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
-        if (!options_read_file(path, &loaded, sources, &error)) { fail_msg("%s", error.text); }
+        if (!options_read_file(path, false, &loaded, sources, &error)) { fail_msg("%s", error.text); }
         assert_same_options(&options, &loaded);
     }
+}
+
+// What the program has chosen is left to it in a template, and kept where the same run goes on; what
+// the user has changed in the file counts.
+static void test_chosen_values(void **state) {
+    (void)state;
+    char path[] = "/tmp/acco-options-XXXXXX";
+    Options options, loaded;
+    Error error;
+    OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
+    close(mkstemp(path));
+    options_defaults(&options);
+    options.minimum_learning_rate = 0.25;
+    assert_true(options_leave(&options, &options.learning_rate));
+    assert_true(options_leave(&options, &options.warmup));
+    assert_false(options_leave(&options, &options.minimum_learning_rate));
+    options.learning_rate = 0.5;
+    options.warmup = 12;
+    assert_true(options_save_file(&options, path, &error));
+    for (int again = 0; again < 2; again++) {
+        options_defaults(&loaded);
+        if (!options_read_file(path, again, &loaded, sources, &error)) { fail_msg("%s", error.text); }
+        assert_true(loaded.learning_rate == (again ? 0.5 : 0) && loaded.warmup == (again ? 12 : -1));
+        assert_true(loaded.minimum_learning_rate == 0.25);
+        assert_true(loaded.chosen[option_find("lr") - option_table] == (bool)again);
+        assert_false(loaded.chosen[option_find("min-lr") - option_table]);
+    }
+    const char *const files[] = {"{\"lr\": 0.125, \"chosen\": {\"lr\": 0.5}}",
+                                 "{\"chosen\": {\"lrr\": 0.5}}"};
+    for (int i = 0; i < 2; i++) {
+        FILE *file = fopen(path, "w");
+        fputs(files[i], file);
+        fclose(file);
+        options_defaults(&loaded);
+        assert_true(options_read_file(path, true, &loaded, sources, &error) == (i == 0));
+        if (i == 0) { assert_true(loaded.learning_rate == 0.125); }
+    }
+    expect_text("chosen", error.text, "unknown option lrr");
+    unlink(path);
 }
 
 static void test_save_failures(void **state) {
@@ -688,7 +730,7 @@ static void test_save_failures(void **state) {
     expect_text("save", error.text, "/config.json: No space left on device");
     assert_int_equal(access(beside, F_OK), -1);
     OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
-    if (!options_read_file(path, &options, sources, &error)) { fail_msg("%s", error.text); }
+    if (!options_read_file(path, false, &options, sources, &error)) { fail_msg("%s", error.text); }
     assert_int_equal(options.seed, 77);
     unlink(path);
     rmdir(directory);
@@ -1181,7 +1223,7 @@ static void test_help_by_topic(void **state) {
     expect_help("diloco", 4, 12, "--diloco-H");
     expect_help("sample", 9, 9, "--temperature");
     expect_help("eval", 13, 13, "--stride");
-    expect_help("plan", 10, 10, "--host-mbit");
+    expect_help("plan", 12, 12, "--host-mbit");
     expect_help("train", 0, 0, "help TOPIC");
     for (int group = 0; group < GROUP_COUNT; group++) { // no other topic is called as a group is
         expect_help(option_groups[group].name, 1, 20, option_groups[group].title);
@@ -1268,6 +1310,7 @@ int main(void) {
         cmocka_unit_test(test_bad_files_are_refused),
         cmocka_unit_test(test_random_files),
         cmocka_unit_test(test_save_reloads_bit_for_bit),
+        cmocka_unit_test(test_chosen_values),
         cmocka_unit_test(test_save_failures),
         cmocka_unit_test(test_options_of_other_commands_are_refused),
         cmocka_unit_test(test_rivals_are_refused),

@@ -217,8 +217,7 @@ install: $(PROGRAM)
 	@echo "installed $(INSTALLED)"
 
 uninstall:
-	@rm -f "$(INSTALLED)"
-	@echo "removed $(INSTALLED)"
+	@if [ -e "$(INSTALLED)" ]; then rm "$(INSTALLED)" && echo "removed $(INSTALLED)"; else echo "there is no $(INSTALLED)"; fi
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/emulated/*.d $(BUILD)/test/*.d $(BUILD)/bench/*.d $(BUILD)/fuzz/*.d)
 

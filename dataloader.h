@@ -96,7 +96,8 @@ enum {
     LLMC_MAGIC_UINT32 = 20240801, // version 7, Llama 3 ids
     HOLD_OUT_DIVISOR = 20,
     HOLD_OUT_MOST = 4096,
-    DATA_SAMPLES = 64, // of all files together, but two of each at least
+    DATA_SAMPLES = 64,   // of all files together, but
+    DATA_SAMPLES_OF = 8, // of each at least; a file that is no larger than these is read whole
     DATA_SAMPLE_BYTES = 4096,
     DATA_IDENTITY_SIZE = 96
 };
@@ -527,11 +528,11 @@ static inline void data_sample_file(void *context) {
     DataSampling *sampling = (DataSampling *)context;
     const DataFile *file = sampling->file;
     uint64_t size = file->bytes;
-    size_t length = size_min(file->bytes, DATA_SAMPLE_BYTES), last = file->bytes - length;
+    size_t samples = (size_t)sampling->samples, length = DATA_SAMPLE_BYTES;
     uLong sum = crc32(0, (const Bytef *)&size, sizeof size);
-    for (int i = 0; i < sampling->samples; i++) {
-        size_t begin = last / (size_t)(sampling->samples - 1) * (size_t)i;
-        if (i == sampling->samples - 1) { begin = last; }
+    if (file->bytes <= samples * length) { samples = 1, length = file->bytes; }
+    for (size_t i = 0; i < samples; i++) {
+        size_t last = file->bytes - length, begin = i + 1 == samples ? last : last / (samples - 1) * i;
         sum = crc32(sum, (const Bytef *)file->mapping + begin, (uInt)length);
     }
     sampling->sum = (uint32_t)sum;
@@ -540,7 +541,7 @@ static inline void data_sample_file(void *context) {
 // False: the file has become shorter.
 static inline bool data_file_sum(const DataLoader *loader, const DataFile *file, uint32_t *sum) {
     DataSampling sampling = {.file = file, .samples = DATA_SAMPLES / loader->file_count};
-    if (sampling.samples < 2) { sampling.samples = 2; }
+    if (sampling.samples < DATA_SAMPLES_OF) { sampling.samples = DATA_SAMPLES_OF; }
     bool whole = file_read_mapped(data_sample_file, &sampling);
     *sum = sampling.sum;
     return whole;
@@ -568,28 +569,30 @@ typedef enum DataChange {
     DATA_CHANGED // a file has other content, which was perhaps trained on
 } DataChange;
 
-// What has happened to the files since they were opened and identified; *found: to which of them.
-// A file that is gone is found once. For one thread at a time.
+// What has happened to the files since they were opened and identified; *found: to the first of them.
+// A file that is gone is found once; only its samples tell whether what is mapped still is the
+// same. Every change of a file moves its ctime, which no program can set back. For one thread at a time.
 static inline DataChange data_loader_look(DataLoader *loader, const DataFile **found) {
     for (int i = 0; i < loader->file_count; i++) {
         DataFile *file = &loader->files[i];
         const struct stat *before = &file->opened;
         struct stat now;
         uint32_t sum;
+        bool here =
+            stat(file->path, &now) == 0 && now.st_ino == before->st_ino && now.st_dev == before->st_dev;
+        bool same = !file->is_gone && here && now.st_size == before->st_size &&
+                    now.st_ctim.tv_sec == before->st_ctim.tv_sec &&
+                    now.st_ctim.tv_nsec == before->st_ctim.tv_nsec;
         *found = file;
-        if (file->is_gone) { continue; }
-        if (stat(file->path, &now) != 0 || now.st_ino != before->st_ino || now.st_dev != before->st_dev) {
+        if (same) { continue; }
+        bool cut = here && now.st_size != before->st_size;
+        if (cut || !data_file_sum(loader, file, &sum) || sum != file->sum) { return DATA_CHANGED; }
+        if (here) {
+            file->opened = now; // other rights, another time, or renamed and back again
+        } else if (!file->is_gone) {
             file->is_gone = true;
             return DATA_GONE;
         }
-        if (now.st_size == before->st_size && now.st_mtim.tv_sec == before->st_mtim.tv_sec &&
-            now.st_mtim.tv_nsec == before->st_mtim.tv_nsec) {
-            continue;
-        }
-        if (now.st_size != before->st_size || !data_file_sum(loader, file, &sum) || sum != file->sum) {
-            return DATA_CHANGED;
-        }
-        file->opened = now; // it was only touched
     }
     return DATA_SAME;
 }

@@ -201,6 +201,7 @@ static bool train(Run *run) {
     run->clock.started = run->saving.began = clock_seconds();
     train_to_target(run);
     while (s->spikes.rollback_due && roll_back(run)) { train_to_target(run); }
+    watch_data(run);
     if (!s->spikes.failed) { return run->saving.times.never || save_checkpoint(run); }
     end_checkpoint(run);
     if (run_is_main(run)) { fail_spike(run); }
@@ -403,6 +404,7 @@ static int command_train(Run *run) {
 int main(int argc, char **argv) {
     Run *run = (Run *)calloc(1, sizeof *run);
     Error error = {""};
+    files_open_standard();
     gpu_load_eagerly();
     signal(SIGXFSZ, SIG_IGN); // a file at its size limit is reported as a full disk is
     bool understood =

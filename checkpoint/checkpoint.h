@@ -69,6 +69,7 @@ typedef struct CheckpointedRun {
     json_t *options;        // the effective options, name: value
     int product_processors; // GPU multiprocessors that matrix products may use; 0: all
     const char *data;       // what the training data are (data_loader_identify)
+    bool data_changed;      // this rank has perhaps trained on others; the program sets it before it saves
     const char *measured;   // the measurement that chose some of the options; "": none did
     bool fresh_moments;     // a checkpoint of another inner optimizer may be loaded, without its moments
     // Whether continuing with `now` instead of `before` (NULL: not known then) leads to
@@ -230,6 +231,7 @@ typedef struct WorkerNumbers {
     double local_norm, local_rate;
     SpikeDetector norms, losses;
     double spikes_in_a_row;
+    bool data_changed; // some that it has trained on are perhaps not those that the checkpoint names
 } WorkerNumbers;
 
 static const StateNumber WORKER_NUMBERS[] = {
@@ -241,6 +243,7 @@ static const StateNumber WORKER_NUMBERS[] = {
     {"norms", NUMBER_DETECTOR, offsetof(WorkerNumbers, norms)},
     {"losses", NUMBER_DETECTOR, offsetof(WorkerNumbers, losses)},
     {"spikes_in_a_row", NUMBER_AMOUNT, offsetof(WorkerNumbers, spikes_in_a_row)},
+    {"data_changed", NUMBER_FLAG, offsetof(WorkerNumbers, data_changed)},
     {NULL, NUMBER_INT, 0},
 };
 

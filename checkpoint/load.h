@@ -476,6 +476,12 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     }
     const char *data = json_string_value(json_object_get(source->manifest, "data"));
     if (data == NULL || strcmp(data, run->data) != 0) { remarks_add(remarks, "other data"); }
+    bool changed = false;
+    for (size_t i = 0; i < (size_t)source->workers && !changed; i++) {
+        const json_t *worker = json_array_get(json_object_get(source->manifest, "workers"), i);
+        changed = json_is_true(json_object_get(worker, "data_changed"));
+    }
+    if (changed) { remarks_add(remarks, "data changed while the run trained on them"); }
     json_object_foreach(run->options, name, value) {
         const json_t *before = json_object_get(options, name);
         char text[64];

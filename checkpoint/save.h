@@ -83,7 +83,8 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
                           .local_rate = s->local.rate,
                           .norms = s->spikes.norms,
                           .losses = s->spikes.losses,
-                          .spikes_in_a_row = s->spikes.in_a_row};
+                          .spikes_in_a_row = s->spikes.in_a_row,
+                          .data_changed = run->data_changed};
     WorkerNumbers *all =
         (WorkerNumbers *)transport_collect_records(run->transport, "checkpoint", &mine, sizeof mine);
     if (run->transport->rank == 0) { saver->manifest = manifest_make(run, all); }

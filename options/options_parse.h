@@ -136,7 +136,7 @@ static inline bool option_set_number(const OptionSpec *option, Options *options,
         // 0 says the same as off, none, end and other such words. A user who writes
         // --threads 0 may well mean something else than auto.
         bool zero = value == 0 && option->word != NULL && option->word_value == 0 &&
-                    !option_list_names("auto, round, unset", option->word);
+                    !option_list_names("auto, all, round, unset", option->word);
         bool in_range = (value >= option->minimum && value <= option->maximum) || zero;
         if (!valid && errno != ERANGE) {
             return option_refuse(option, text, is_real ? "is not a number" : "is not a whole number", error);
@@ -167,10 +167,7 @@ static inline bool option_set_text(const OptionSpec *option, Options *options, c
                          option->metavariable);
     }
     json_t *as_json = json_string(text);
-    if (as_json == NULL) {
-        return error_set(error, "--%s: the text is not valid UTF-8, and config.json could not hold it",
-                         option->name);
-    }
+    if (as_json == NULL) { return error_set(error, "--%s: the text is not valid UTF-8", option->name); }
     json_decref(as_json);
     memset(option_field(option, options), 0, sizeof(OptionText)); // so that equal options are equal bytes
     memcpy(option_field(option, options), text, length);
@@ -615,9 +612,12 @@ static inline void options_find_kept(const Options *options, OptionText path) {
         at = is_folder || is_in_folder ? at : rest;
     }
     for (int copy = 0; copy < 2; copy++) {
-        int length = snprintf(path, sizeof(OptionText), "%s/%s", copy ? named : run,
-                              copy ? "checkpoint.json" : "config.json");
-        if (length < (int)sizeof(OptionText) && access(path, R_OK) == 0) { return; }
+        const char *directory = copy ? named : run, *name = copy ? "checkpoint.json" : "config.json";
+        int weights = snprintf(path, sizeof(OptionText), "%s/model.safetensors", directory);
+        bool is_model =
+            weights < (int)sizeof(OptionText) && access(path, F_OK) == 0; // whose config.json is another
+        int length = snprintf(path, sizeof(OptionText), "%s/%s", directory, name);
+        if (length < (int)sizeof(OptionText) && !is_model && access(path, R_OK) == 0) { return; }
     }
     path[0] = '\0';
 }

@@ -54,11 +54,12 @@ static const struct {
 
 // Whether a run that is resumed with another value of the option trains the same bits.
 typedef enum OptionEffect {
-    SAME_BITS, // or, of --data, told by the content of the files
+    SAME_BITS,
     OTHER_BITS,
-    MEASURED,       // other bits; "auto" stands for a choice that a run measures at its start, and keeps
-    FROM_TOKENS,    // other bits; its word stands for a number that is known when the tokens are
-    HELD_OUT,       // other bits only between its word and a number, which hold out other data
+    MEASURED,    // other bits; "auto" stands for a choice that a run measures at its start, and keeps
+    FROM_TOKENS, // other bits; its word stands for a number that is known when the tokens are
+    HELD_OUT,    // other bits only between its word (of a text: none) and a value, which hold out other data
+    BY_CONTENT,  // a path: what counts is what the files hold (data_loader_identify)
     COMPARED_APART, // the model and the rule, which several options may name
     PLACEMENT       // how ranks lie on machines, which is compared by itself and may change
 } OptionEffect;
@@ -266,17 +267,17 @@ static const OptionSpec option_table[] = {
      "As --from DIR, for fine-tuning: --lr auto is then a tenth of its usual value, --weight-decay auto is "
      "0. The optimizer state starts from zero. Tokens that the mask of a token file excludes are read, but "
      "their loss does not count."},
-    {OPTION("data", DATA, SAME_BITS), TEXT_OPTION(data, "builtin", 1, "PATH|builtin"),
+    {OPTION("data", DATA, BY_CONTENT), TEXT_OPTION(data, "builtin", 1, "PATH|builtin"),
      .commands = FOR_TRAINING | FOR_EVALUATION, .also = "dataset", .help =
      "Training text: builtin is an endless source of small stories whose entropy is known; otherwise text "
      "or token files (a quoted glob names several). Text is tokenized by the model's tokenizer, once, into "
      "OUT/tokens-*.bin; a model of 256 tokens without a tokenizer reads its bytes."},
-    {OPTION("tokenizer", DATA, OTHER_BITS), TEXT_OPTION(tokenizer, "", 0, "PATH"),
+    {OPTION("tokenizer", DATA, BY_CONTENT), TEXT_OPTION(tokenizer, "", 0, "PATH"),
      .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_TOKENS, .help =
      "The tokenizer.json of a byte-level BPE, or its directory. It encodes texts and prompts and decodes "
      "samples of models that read token ids, and is copied with the model into checkpoints. Not given: that "
      "of --from, --finetune or --resume, if there is one."},
-    {OPTION("val-data", DATA, OTHER_BITS), TEXT_OPTION(val_data, "", 0, "PATH"),
+    {OPTION("val-data", DATA, HELD_OUT), TEXT_OPTION(val_data, "", 0, "PATH"),
      .excludes = "val-batches none", .help =
      "Validation text. Not given: the end of --data is held out (for builtin: another random stream)."},
     {OPTION("micro-batch", DATA, OTHER_BITS), INTEGER_OPTION(micro_batch, "auto", 1, 65536, "N"),

@@ -122,6 +122,13 @@ static inline void print_options(FILE *file, const Options *options, const Optio
     }
 }
 
+// What the command of a row trains on: --tokens, but 100 commits at least. The tokens of --epochs are not
+// known here: 0.
+static inline double row_tokens(const Setup *run, const ForecastRow *row) {
+    double least = PLAN_COMMITS * row->commit.micro_batches * setup_micro_batch_tokens(run);
+    return row->options.epochs > 0 ? 0 : fmax((double)row->options.tokens, ceil(least));
+}
+
 // A command that trains as the plan of this row. The options of plans, and the names of
 // one run's files, are not in it.
 static inline void print_command(const Setup *run, const ForecastRow *row) {
@@ -133,8 +140,7 @@ static inline void print_command(const Setup *run, const ForecastRow *row) {
             option_set_default(option, &options);
         }
     }
-    double least = PLAN_COMMITS * row->commit.micro_batches * setup_micro_batch_tokens(run);
-    if (options.epochs == 0 && (double)options.tokens < least) { options.tokens = (int64_t)ceil(least); }
+    if (options.epochs == 0) { options.tokens = (int64_t)row_tokens(run, row); }
     options.config[0] = '\0';     // what the file says is in the options
     defaults.rule = options.rule; // it is always named, here
     printf("                 mpirun --bind-to none -np %d ./train_gpt --optimizer %s", run->transport->size,
@@ -161,12 +167,12 @@ static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
     printf("\n");
 }
 
-// "26.9k tokens/s, 10.0G tokens in 4d 07:15". The tokens of --epochs are not known here.
-static inline void print_speed(const ForecastRow *row) {
+// "26.9k tokens/s, 10.0G tokens in 4d 07:15".
+static inline void print_speed(const Setup *run, const ForecastRow *row) {
     char text[NUMBER_TEXT_SIZE];
-    double speed = row->tokens_per_second, tokens = (double)row->options.tokens;
+    double speed = row->tokens_per_second, tokens = row_tokens(run, row);
     printf("%s tokens/s", human_count(speed, text));
-    if (row->options.epochs > 0) { return; }
+    if (tokens == 0) { return; }
     printf(", %s tokens", human_count(tokens, text));
     printf(" in %s", human_duration(tokens / speed, text));
 }
@@ -180,14 +186,14 @@ static inline void print_recommendation(const Setup *run, const Forecast *foreca
     }
     const ForecastRow *best = &forecast->rows[forecast->recommended];
     printf("recommended      %s: ", options_rule(&best->options)->name);
-    print_speed(best);
+    print_speed(run, best);
     printf(", %.0f %% of the time computing\n", 100 * best->commit.computing / best->commit.seconds);
     print_command(run, best);
     if (forecast->committing >= 0 && forecast->committing != forecast->recommended) {
         const ForecastRow *other = &forecast->rows[forecast->committing];
         printf("or               %s, the fastest in which all ranks make every step together: ",
                options_rule(&other->options)->name);
-        print_speed(other);
+        print_speed(run, other);
         printf("\n");
         print_command(run, other);
     }

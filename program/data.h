@@ -275,24 +275,36 @@ static inline void tokenize_data(Run *run) {
     good = good && data_loader_require(&run->data, transport->size, run->B, &error) &&
            choose_length(run, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
-    char unused[DATA_IDENTITY_SIZE];
-    data_loader_identify(&run->validation_data, unused);
-    data_loader_identify(&run->data, run->data_identity);
+    char identities[2][DATA_IDENTITY_SIZE] = {"", ""}, first[2][DATA_IDENTITY_SIZE];
+    data_loader_identify(&run->data, identities[0]);
+    data_loader_identify(&run->validation_data, identities[1]);
+    memcpy(first, identities, sizeof first);
+    share_from_rank_zero(transport, first, sizeof first);
+    for (int i = 0; i < 2 && good; i++) {
+        if (strcmp(identities[i], first[i]) == 0) { continue; }
+        good =
+            error_set(&error, "rank %d reads other data in %s than rank 0: %s instead of %s", transport->rank,
+                      i == 0 ? run->data.name : run->validation_data.name, identities[i], first[i]);
+    }
+    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    memcpy(run->data_identity, identities[0], sizeof run->data_identity);
     choose_schedule(&run->options, run->transport.size, &run->scheduler.settings);
 }
 
 // ---------------------------------------------------------------------------------------
 // Data that change
 
-// Rank 0, at every report: looks whether the files are still what they were. One that was removed
-// or replaced is named once, because the run still reads the old one. If the content of one has
-// changed, the run saves itself and ends.
+// Looks whether the files are still what they were: rank 0 at every report, all ranks before a
+// checkpoint and at the end. A file that was removed or replaced is named once, because the run still
+// reads the old one. If the content of one has changed, the run saves itself and ends.
 static inline void watch_data(Run *run) {
+    static const char *const uses[2] = {"trained on it: commits", "validated on it: validations"};
     DataLoader *loaders[2] = {&run->data, &run->validation_data};
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2 && !error_is_set(&run->training.lost); i++) {
         const DataFile *file;
-        DataChange change = data_loader_look(loaders[i], &file);
-        if (change == DATA_GONE) {
+        DataChange change;
+        while ((change = data_loader_look(loaders[i], &file)) == DATA_GONE) {
+            if (!run_is_main(run)) { continue; }
             terminal_clear(&run->terminal);
             printf("data       %s was removed or replaced: this run still reads the old file; a resumed run "
                    "would not\n",
@@ -300,14 +312,13 @@ static inline void watch_data(Run *run) {
             fflush(stdout);
             report_event(&run->reports,
                          json_pack("{s:s, s:o}", "event", "data_gone", "file", log_text(file->path)));
-        } else if (change == DATA_CHANGED) {
-            Error error;
-            error_set(&error,
-                      "%s was changed while it was trained on: commits since the last report may have read "
-                      "its new content",
-                      file->path);
-            training_lose_data(&run->training, &error);
         }
+        if (change == DATA_SAME) { continue; }
+        Error error;
+        error_set(&error,
+                  "%s was changed while the run %s since the last report may have read its new content",
+                  file->path, uses[i]);
+        training_lose_data(&run->training, &error);
     }
 }
 

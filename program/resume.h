@@ -10,6 +10,7 @@
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
 #include "program/agreement.h"
+#include "program/data.h"
 
 // ---------------------------------------------------------------------------------------
 // What checkpoint/ is told about the run
@@ -19,9 +20,15 @@
 static inline bool option_change_matters(const void *context, const char *name, const json_t *before,
                                          const json_t *now) {
     const Run *run = (const Run *)context;
-    OptionEffect effect = option_find(name)->effect;
-    return effect == OTHER_BITS || effect == MEASURED || effect == FROM_TOKENS ||
-           (effect == HELD_OUT && !run->data.builtin && json_is_string(before) != json_is_string(now));
+    const OptionSpec *option = option_find(name);
+    const json_t *values[2] = {before, now};
+    bool is_word[2];
+    for (int i = 0; i < 2; i++) {
+        const char *text = json_string_value(values[i]);
+        is_word[i] = text != NULL && strcmp(text, option->word == NULL ? "" : option->word) == 0;
+    }
+    return option->effect == OTHER_BITS || option->effect == MEASURED || option->effect == FROM_TOKENS ||
+           (option->effect == HELD_OUT && !run->data.builtin && is_word[0] != is_word[1]);
 }
 
 static inline void open_checkpoints(Run *run) {
@@ -123,6 +130,8 @@ static inline void begin_checkpoint(Run *run, bool beside) {
     double began = clock_seconds();
     run->checkpointed.seconds = training_seconds(&run->clock);
     run->checkpointed.next_learning_rate = scheduler_learning_rate(&run->scheduler);
+    watch_data(run);
+    run->checkpointed.data_changed = error_is_set(&run->training.lost);
     bool begun = checkpoint_begin(&run->checkpointed, beside, &error);
     // The clock of --save-every starts anew. A job in flight may have asked for this checkpoint, too.
     saving->began = clock_seconds();

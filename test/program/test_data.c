@@ -641,6 +641,121 @@ static void data_that_are_removed_are_named(void **state) {
     assert_int_equal(text_count(outcome.output, "changing.txt was removed or replaced"), 1);
 }
 
+// A stop looks, too: also where no report is due, and where another file was only replaced. The file that
+// changed and has its old time again is found. All that is gone is named.
+static void a_stop_finds_data_that_changed(void **state) {
+    static const struct {
+        const char *change, *words;
+    } cases[] = {
+        {"dd if=two.txt of=three.txt conv=notrunc status=none",
+         "three.txt was changed while the run trained on it"},
+        {"cp one.txt new && mv new one.txt && dd if=two.txt of=three.txt conv=notrunc status=none",
+         "three.txt was changed"},
+        {"cp -p three.txt kept && dd if=two.txt of=three.txt conv=notrunc status=none && touch -r kept "
+         "three.txt",
+         "three.txt was changed"},
+        {"mv three.txt moved && dd if=two.txt of=moved conv=notrunc status=none", "three.txt was changed"},
+    };
+    Stage *stage = stage_of(state);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        shell(stage, "rm -rf many && mkdir many");
+        for (int file = 0; file < 3; file++) {
+            static const char *const names[] = {"many/one.txt", "many/two.txt", "many/three.txt"};
+            write_changing(stage, names[file], file, 8000);
+        }
+        Training training = training_start(
+            stage, 1,
+            "--model bytes.json --micro-batch 1 --accumulate 2 --val-batches none --seq-len 16 "
+            "--report-every 1000000 --sample-tokens none --data 'many/*.txt' --tokens 1G");
+        wait_until_log_has(stage, &training, "\"event\":\"start\"");
+        usleep(300000);
+        shell(stage, "cd many && %s", cases[i].change);
+        kill(training.program.pid, SIGUSR1);
+        Outcome outcome = program_finish(stage, &training.program);
+        outcome_check(&outcome, 3, cases[i].change);
+        text_check(outcome.errors, cases[i].words, cases[i].change);
+    }
+}
+
+// Data that were put back do not make exact what was trained on others.
+static void a_resumed_run_knows_that_its_data_had_changed(void **state) {
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        Stage *stage = ranks > 1 ? stage_with_ranks(state) : stage_of(state);
+        char options[512];
+        write_changing(stage, "changing.txt", 1, 8000);
+        Training training = training_start(stage, ranks, CHANGING "--data changing.txt --tokens 1G");
+        wait_until_log_has(stage, &training, "\"event\":\"report\"");
+        write_changing(stage, "changing.txt", 2, 8000);
+        Outcome outcome = program_finish(stage, &training.program);
+        outcome_check(&outcome, 3, training.what);
+        write_changing(stage, "changing.txt", 1, 8000);
+        snprintf(options, sizeof options, "--resume auto --out %s --tokens 1k", training.out);
+        outcome = program_run(stage, ranks, options);
+        text_check(outcome.output,
+                   "not exact: data changed while the run trained on them; another --tokens\n", options);
+    }
+}
+
+// Without --data a run goes on with its own, whatever its options call them.
+static void a_resumed_run_keeps_its_data(void **state) {
+    Stage *stage = stage_of(state);
+    write_changing(stage, "changing.txt", 1, 8000);
+    Training first = training_start(stage, 0, CHANGING "--data changing.txt");
+    json_decref(training_finish(stage, &first));
+    char options[512];
+    snprintf(options, sizeof options, "--resume auto --out %s --tokens 4k", first.out);
+    Outcome outcome = program_run(stage, 1, options);
+    outcome_check(&outcome, 0, options);
+    text_check(outcome.output, "data       changing.txt: ", options);
+    text_check(outcome.output, "not exact: another --tokens\n", options);
+}
+
+// Ranks on two hosts, each with a file of that name: only if it is the same file they train.
+static void ranks_with_other_data_are_refused(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    shell(stage, "mkdir -p x y && cp bytes.json x && cp bytes.json y");
+    for (int same = 0; same < 2; same++) {
+        write_changing(stage, "x/t.txt", 1, 8000);
+        write_changing(stage, "y/t.txt", same ? 1 : 2, 8000);
+        char command[2048];
+        snprintf(command, sizeof command,
+                 "cd %s && $MPIRUN -np 1 --wdir x \"$TRAIN_GPT\" " CHANGING
+                 "--tokens 640 --data t.txt --out %s/two-%d : "
+                 "-np 1 --wdir y \"$TRAIN_GPT\" " CHANGING
+                 "--tokens 640 --data t.txt --out %s/two-%d > two.out 2>&1",
+                 stage->directory, stage->directory, same, stage->directory, same);
+        int code = system(command);
+        char path[STAGE_PATH_SIZE];
+        char *output = stage_read_text(stage, stage_path(stage, "two.out", path));
+        if ((WEXITSTATUS(code) == 0) != (same == 1)) {
+            fail_msg("exit code %d: %s", WEXITSTATUS(code), output);
+        }
+        if (!same) {
+            text_check(output, "rank 1 reads other data in t.txt than rank 0: 1 file, 8000 bytes", command);
+        }
+    }
+}
+
+// Every byte of many small files counts.
+static void one_of_many_small_files_is_told(void **state) {
+    Stage *stage = stage_of(state);
+    shell(stage, "rm -rf many && mkdir many");
+    for (int file = 0; file < 40; file++) {
+        char name[64];
+        snprintf(name, sizeof name, "many/%d.txt", file);
+        write_changing(stage, name, file, 8000);
+        shell(stage, "cat %s %s %s > both && mv both %s", name, name, name, name);
+    }
+    Training first = training_start(stage, 1, CHANGING "--data 'many/*.txt'");
+    json_decref(training_finish(stage, &first));
+    shell(stage, "printf x | dd of=many/20.txt bs=1 seek=9000 conv=notrunc status=none");
+    char options[512];
+    snprintf(options, sizeof options, "--resume auto --out %s --tokens 4k", first.out);
+    Outcome outcome = program_run(stage, 1, options);
+    outcome_check(&outcome, 0, options);
+    text_check(outcome.output, "not exact: other data; another --tokens\n", options);
+}
+
 // "exact" is said of the same data only, wherever they are.
 static void a_resumed_run_knows_whether_its_data_are_the_same(void **state) {
     static const struct {
@@ -756,6 +871,11 @@ int main(int argc, char **argv) {
         DATA_TEST(data_that_change_end_a_run_which_is_saved),
         DATA_TEST(data_that_are_removed_are_named),
         DATA_TEST(a_resumed_run_knows_whether_its_data_are_the_same),
+        DATA_TEST(a_stop_finds_data_that_changed),
+        DATA_TEST(a_resumed_run_knows_that_its_data_had_changed),
+        DATA_TEST(a_resumed_run_keeps_its_data),
+        DATA_TEST(ranks_with_other_data_are_refused),
+        DATA_TEST(one_of_many_small_files_is_told),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }
     stage_open(&stage);

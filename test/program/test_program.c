@@ -1097,6 +1097,13 @@ static void ranks_of_unequal_rounds_choose_alike(void **state) {
     json_decref(repeated);
 }
 
+// Started without standard output, as by some daemons: no file of the run gets what would be printed.
+static void closed_output_reaches_no_file(void **state) {
+    Stage *stage = stage_of(state);
+    shell(stage, "\"$TRAIN_GPT\" --config base.json --out silent <&- >&- 2>&-");
+    shell(stage, "! grep -v '^{\"event\"' silent/log.jsonl && ! grep '^acco.c' silent/progress.tsv");
+}
+
 static void the_page_of_options_is_current(void **state) {
     char path[PATH_MAX + 16];
     snprintf(path, sizeof path, "%s/docs/options.md", stage_of(state)->root);
@@ -2233,6 +2240,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(a_plan_under_a_launcher_is_printed_once),
     PROGRAM_TEST(the_saved_configuration_repeats_the_run),
     PROGRAM_TEST(ranks_of_unequal_rounds_choose_alike),
+    PROGRAM_TEST(closed_output_reaches_no_file),
     PROGRAM_TEST(the_page_of_options_is_current),
     PROGRAM_TEST(help_names_every_option),
     PROGRAM_TEST(version_tells_the_build),

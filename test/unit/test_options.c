@@ -428,6 +428,7 @@ static void test_ranges(void **state) {
     expect_refused("--micro-batch 65537", "out of range", "1 .. 65536");
     expect_refused("--seq-len 0", "0 is out of range", "auto or 1 .. 1048576");
     expect_refused("--threads 0", "0 is out of range", "auto or 1");
+    expect_refused("eval --from x --limit 0", "0 is out of range", "allowed: all, or 1 or more");
     expect_refused("--min-lr -1", "out of range", "auto or 0 .. 100");
     expect_refused("--slow-rank -1", "out of range", "none or 0");
     expect_refused("--lr 0", "out of range", "auto or");

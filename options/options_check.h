@@ -244,10 +244,6 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
         return error_set(error, "--resume auto needs --out: it continues the run in that directory, and "
                                 "--out auto is a new one");
     }
-    if (strcmp(options->val_data, options->data) == 0 && strcmp(options->data, "builtin") != 0) {
-        return error_set(
-            error, "--val-data is the same as --data: leave it away, and the tail of --data is held out");
-    }
     if (options->precision == PRECISION_FASTEST && options->command != COMMAND_TRAIN) {
         return error_set(error,
                          "--precision fastest is measured where training begins; here say fp32 or bf16");

@@ -114,6 +114,17 @@ static inline bool open_data(Run *run, Error *error) {
     }
     if (!has_validation_data(options)) { return true; }
     if (!open_side(run, true, options->val_data, tokenizer, error)) { return false; }
+    for (int i = 0; i < held->file_count; i++) {
+        for (int j = 0; j < data->file_count; j++) {
+            const struct stat *one = &held->files[i].opened, *other = &data->files[j].opened;
+            if (one->st_dev != other->st_dev || one->st_ino != other->st_ino) { continue; }
+            return error_set(error,
+                             "--val-data has %.300s, which is among --data, too, and so is no measure: leave "
+                             "--val-data away, "
+                             "and the end of --data is held out",
+                             held->files[i].path);
+        }
+    }
     if (tokenizer[0] == '\0' && text != data_loader_is_text(held)) {
         return error_set(error,
                          "--data %.300s %s, but --val-data %.300s %s: both must be of one kind, or the model "

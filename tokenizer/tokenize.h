@@ -79,7 +79,14 @@ static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, T
     const json_t *text = json_object_get(root, "text"), *prompt = json_object_get(root, "prompt");
     unsigned long long line = part->line;
     size_t before = tokens->count;
-    bool good = true;
+    static const char *const flags[2] = {"more", "val"};
+    bool good = true, is_set[2];
+    for (int i = 0; i < 2 && good; i++) {
+        const json_t *flag = json_object_get(root, flags[i]);
+        is_set[i] = json_is_true(flag);
+        good = flag == NULL || json_is_boolean(flag) ||
+               error_set(error, "line %llu: '%s' must be true or false, if it is there", line, flags[i]);
+    }
     if (root == NULL) {
         good = error_set(error, "line %llu is not JSON: %s", line, trouble.text);
     } else if (!json_is_string(text) || (prompt != NULL && !json_is_string(prompt))) {
@@ -91,8 +98,8 @@ static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, T
     part->prompt_tokens = tokens->count - before;
     good = good && tokenizer_encode(tokenizer, json_string_value(text), json_string_length(text), false,
                                     tokens, error);
-    part->ends = !json_is_true(json_object_get(root, "more"));
-    part->held_out = json_is_true(json_object_get(root, "val"));
+    part->ends = !is_set[0];
+    part->held_out = is_set[1];
     json_decref(root);
     return good;
 }

@@ -1199,6 +1199,8 @@ static const Refusal refusals[] = {
     {"bad line of a configuration file", "--config ../typing.txt",
      "typing.txt: unknown option micro-bach: did you mean micro-batch?"},
     {"missing data", BASE "--data ../absent.txt", "no file '../absent.txt'"},
+    {"validation data of training", BASE "--data ../text.txt --val-data ./../text.txt",
+     "is among --data, too"},
     {"missing validation data", BASE "--val-data ../absent.txt", "no file '../absent.txt'"},
     {"empty data", BASE "--data ../empty.txt", "is empty"},
     {"data is a directory without tokens", BASE "--data ../used", "holds no .bin file"},

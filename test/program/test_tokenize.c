@@ -302,6 +302,8 @@ static void what_is_no_document_is_refused(void **state) {
         {"{\"text\": \"a\"}\n{\"text\": \"b\"", "line 2 is not JSON"},
         {"{\"text\": 3}\n", "line 1 must be an object whose 'text'"},
         {"{\"prompt\": \"a\"}\n", "line 1 must be an object whose 'text'"},
+        {"{\"text\": \"a\", \"val\": \"yes\"}\n", "line 1: 'val' must be true or false"},
+        {"{\"text\": \"a\"}\n{\"text\": \"a\", \"more\": 1}\n", "line 2: 'more' must be true or false"},
         {"{\"text\": \"a\", \"prompt\": 3}\n", "line 1 must be an object whose 'text'"},
         {"[\"text\"]\n", "line 1 must be an object whose 'text'"},
         {"{\"text\": \"\xFF\"}\n", "line 1 is not JSON"},

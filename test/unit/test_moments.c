@@ -194,6 +194,39 @@ static void a_step_uses_what_it_does_not_keep(void **state) {
     bench_close(&rounded);
 }
 
+// Where all gradients are the same, each moment is rounded up in a share of the elements. Both are in the
+// product of the shares: the two moments of an element draw bits of their own.
+static void the_two_moments_of_an_element_are_rounded_apart(void **state) {
+    (void)state;
+    const float gradient = 0.123f; // neither moment is near a number of bf16
+    Layout whole = optimizer_whole(ELEMENTS);
+    Bench bench;
+    double up[2] = {0}, both = 0;
+    bench_open(&bench, PRECISION_BF16, 0.95, &whole, 0, 2);
+    for (size_t i = 0; i < layout_padded(&whole); i++) { bench.gradient[i] = gradient; }
+    OptimizerStep step = {.gradient = bench.gradient,
+                          .out = bench.out,
+                          .divisor = 1,
+                          .scale = 1,
+                          .learning_rate = 0.01,
+                          .commit = true};
+    optimizer_step(&bench.optimizer, &bench.stream, &step);
+    for (size_t i = 0; i < ELEMENTS; i++) {
+        bool first = real_load(bench.optimizer.first_moment, i, PRECISION_BF16) > 0.1f * gradient,
+             second = second_moment(&bench, i) > 0.05 * gradient * gradient;
+        up[0] += first;
+        up[1] += second;
+        both += first && second;
+    }
+    double expected = up[0] / ELEMENTS * (up[1] / ELEMENTS),
+           deviation = sqrt(expected * (1 - expected) / ELEMENTS);
+    for (int i = 0; i < 2; i++) { assert_true(up[i] > 0.2 * ELEMENTS && up[i] < 0.8 * ELEMENTS); }
+    if (!(fabs(both / ELEMENTS - expected) < 5 * deviation)) {
+        fail_msg("%g of the elements, expected %g", both / ELEMENTS, expected);
+    }
+    bench_close(&bench);
+}
+
 // An estimate gives the bits of the commit that would follow, and keeps nothing.
 static void an_estimate_keeps_no_moment(void **state) {
     (void)state;
@@ -290,6 +323,7 @@ int main(void) {
         cmocka_unit_test(the_mean_of_all_roundings_is_the_value),
         cmocka_unit_test(the_random_bits_are_uniform_and_independent),
         cmocka_unit_test(a_step_uses_what_it_does_not_keep),
+        cmocka_unit_test(the_two_moments_of_an_element_are_rounded_apart),
         cmocka_unit_test(an_estimate_keeps_no_moment),
         cmocka_unit_test(owners_and_threads_change_no_bit),
         cmocka_unit_test(second_moments_fall_as_they_should),

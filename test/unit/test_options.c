@@ -891,7 +891,6 @@ static void test_contradictions(void **state) {
     expect_consistent("--on-spike rollback --save-every 100");
     expect_contradiction("--val-data x --val-batches none",
                          "--val-data has no effect with --val-batches none");
-    expect_contradiction("--val-data x --data x", "same as --data");
     expect_contradiction("--prompt x --sample-tokens none",
                          "--prompt has no effect with --sample-tokens none");
     expect_contradiction("--epochs 2", "--epochs needs --data, whose default, builtin, does not fit");

@@ -144,9 +144,9 @@ static void follow_commits(Run *run, bool last) {
         watch_data(run);
     }
     if (options->val_batches > 0 && (last || is_due(before, now, options->val_every))) {
-        if (validate(run) && reports_here) {
-            report_validation(reports, tokens, training_seconds(&run->clock));
-        }
+        bool whole = validate(run);
+        if (whole) { run->checkpointed.validated_commit = now; }
+        if (whole && reports_here) { report_validation(reports, tokens, training_seconds(&run->clock)); }
     }
     if (!last && !s->wishes.stop_agreed && is_due(before, now, options->sample_every)) {
         print_sample(run, false);
@@ -190,8 +190,11 @@ static void train_to_target(Run *run) {
     bool changed = rule->finish != NULL && rule->finish(s);
     report_spike(run);
     if (scheduler_is_halted(s)) { return; }
-    if (changed) { forget_saved(run); }
-    run->nothing_left = was_done && !changed;
+    // A run that was stopped in its last validation makes it when it is resumed.
+    bool owes = was_done && run->options.val_batches > 0 &&
+                run->checkpointed.validated_commit != s->optimizer.commits;
+    if (changed || owes) { forget_saved(run); }
+    run->nothing_left = was_done && !changed && !owes;
     if (!run->nothing_left) { follow_commits(run, true); }
 }
 

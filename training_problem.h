@@ -31,6 +31,7 @@ typedef struct TrainingProblem {
     Batch batch;              // of the compute stream
     Batch next_batch;         // on a GPU: it is filled while the GPU computes with `batch`
     Error lost;               // which data cannot be read any more, or have changed; empty: none
+    bool data_changed;        // the data are perhaps others than those that some micro-batches were
     bool *stop_requested;     // atomic: set where data are lost, so that all ranks save and leave
 } TrainingProblem;
 
@@ -83,6 +84,7 @@ static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, 
         *next = used;
         next->is_filled = false;
     } else if (!training_fill(training, batch, first_sample, &error)) {
+        training->data_changed = true;
         training_lose_data(training, &error);
         memset(batch->tokens, 0, count * sizeof *batch->tokens);
         for (size_t i = 0; i < count; i++) { batch->targets[i] = -1; }

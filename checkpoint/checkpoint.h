@@ -83,6 +83,7 @@ typedef struct CheckpointedRun {
     int64_t data_base;
     double seconds;            // of training so far; the program sets it before it saves
     double next_learning_rate; // by the schedule of the run that saved it
+    int64_t validated_commit;  // the commit of the latest validation
 
     // Changed by saving.
     struct Saver *saver;                 // the checkpoint that is being written; NULL: none
@@ -278,6 +279,7 @@ static const StateNumber RUN_NUMBERS[] = {
     {"data_base", NUMBER_COUNT, offsetof(CheckpointedRun, data_base)},
     {"seconds", NUMBER_AMOUNT, offsetof(CheckpointedRun, seconds)},
     {"next_learning_rate", NUMBER_AMOUNT, offsetof(CheckpointedRun, next_learning_rate)},
+    {"validated_commit", NUMBER_COUNT, offsetof(CheckpointedRun, validated_commit)},
     {NULL, NUMBER_INT, 0},
 };
 

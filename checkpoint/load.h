@@ -418,6 +418,7 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     run->data_base = before.data_base;
     run->seconds = before.seconds;
     run->next_learning_rate = before.next_learning_rate;
+    run->validated_commit = before.validated_commit;
     if (source->workers != run->transport->size || scale != 1) {
         // The data continue where the furthest worker was, so that none are used twice.
         double begun = (double)furthest_worker(manifest) * source->workers;
@@ -480,6 +481,9 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     for (size_t i = 0; i < (size_t)source->workers && !changed; i++) {
         const json_t *worker = json_array_get(json_object_get(source->manifest, "workers"), i);
         changed = json_is_true(json_object_get(worker, "data_changed"));
+    }
+    if (run->scheduler->settings.adaptive) {
+        remarks_add(remarks, "with --accumulate auto batches follow the time");
     }
     if (changed) { remarks_add(remarks, "data changed while the run trained on them"); }
     json_object_foreach(run->options, name, value) {

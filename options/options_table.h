@@ -428,7 +428,7 @@ static const OptionSpec option_table[] = {
      "How many of the latest checkpoints are kept."},
     {OPTION("keep-every", REPORT, SAME_BITS),
      INTEGER_OPTION(keep_every, "off", 1, OPTION_NO_LIMIT, "COMMITS"), .word = "off", .help =
-     "Checkpoints at multiples of this number of commits are kept as well."},
+     "The first checkpoint at or behind each multiple of this number of commits is kept as well."},
     {OPTION("resume", REPORT, SAME_BITS), TEXT_OPTION(resume, "off", 1, "off|auto|PATH"),
      .of_one_run = true, .help =
      "Continues from a checkpoint. auto: from the newest sound one in --out, where the log continues, too; "

@@ -325,6 +325,7 @@ static inline void watch_data(Run *run) {
                          json_pack("{s:s, s:o}", "event", "data_gone", "file", log_text(file->path)));
         }
         if (change == DATA_SAME) { continue; }
+        run->training.data_changed |= i == 0;
         Error error;
         error_set(&error,
                   "%s was changed while the run %s since the last report may have read its new content",

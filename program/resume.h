@@ -131,7 +131,7 @@ static inline void begin_checkpoint(Run *run, bool beside) {
     run->checkpointed.seconds = training_seconds(&run->clock);
     run->checkpointed.next_learning_rate = scheduler_learning_rate(&run->scheduler);
     watch_data(run);
-    run->checkpointed.data_changed = error_is_set(&run->training.lost);
+    run->checkpointed.data_changed = run->training.data_changed;
     bool begun = checkpoint_begin(&run->checkpointed, beside, &error);
     // The clock of --save-every starts anew. A job in flight may have asked for this checkpoint, too.
     saving->began = clock_seconds();

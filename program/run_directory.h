@@ -54,6 +54,19 @@ static inline void run_directory_model_name(const char *model, char name[64]) {
     if (length == 0 || name[0] == '.') { strcpy(name, "model"); }
 }
 
+// False: the directory holds the log of a run. resumes: it may.
+static inline bool run_directory_check_log(const char *directory, bool resumes, Error *error) {
+    struct stat status;
+    char log_path[RUN_PATH_SIZE + 16];
+    snprintf(log_path, sizeof log_path, "%s/log.jsonl", directory);
+    return resumes || lstat(log_path, &status) != 0 ||
+           error_set(
+               error,
+               "--out %.400s already holds the log of a run: choose another directory, leave out --out, or "
+               "continue that run with --resume auto",
+               directory);
+}
+
 // Creates the directory of a run, with all its parents, and writes its path.
 //   out       --out; "auto": runs/MODEL-RULE-N with the first N that is free
 //   model     options_model
@@ -77,18 +90,10 @@ static inline bool run_directory_create(const char *out, const char *model, cons
     }
     strcpy(path, out);
     struct stat status;
-    char log_path[RUN_PATH_SIZE + 16];
-    snprintf(log_path, sizeof log_path, "%s/log.jsonl", out);
     if (stat(path, &status) == 0 && !S_ISDIR(status.st_mode)) {
         return error_set(error, "--out %.400s is not a directory", path);
     }
-    if (!resumes && lstat(log_path, &status) == 0) {
-        return error_set(error,
-                         "--out %.400s already holds the log of a run: choose another directory, leave out "
-                         "--out, or continue that run with --resume auto",
-                         path);
-    }
-    if (!run_directory_make(path, error)) { return false; }
+    if (!run_directory_check_log(path, resumes, error) || !run_directory_make(path, error)) { return false; }
     if (faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) != 0) {
         return error_set(error, "cannot write to the directory %.400s: %s: choose another with --out", path,
                          strerror(errno));

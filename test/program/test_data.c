@@ -696,6 +696,38 @@ static void a_resumed_run_knows_that_its_data_had_changed(void **state) {
     }
 }
 
+// Of validation data that changed nothing was trained on: put back, they make the run exact. A last validation
+// that a stop left out is made when the run is resumed, once.
+static void a_last_validation_is_made_up_for(void **state) {
+    Stage *stage = stage_of(state);
+    write_changing(stage, "changing.txt", 1, 8000);
+    shell(stage, "for i in $(seq 400); do cat changing.txt; done > long.txt && cp long.txt kept.txt");
+    for (int change = 0; change < 2; change++) {
+        Training training = training_start(
+            stage, 1,
+            "--model bytes.json --micro-batch 1 --accumulate 2 --seq-len 16 --data changing.txt "
+            "--val-data long.txt --val-batches 1000000 --val-every end --report-every 1 "
+            "--sample-tokens none --tokens 320");
+        wait_until_log_has(stage, &training, "\"commit\":10");
+        if (change) {
+            shell(stage,
+                  "head -c 2000 changing.txt | dd of=long.txt seek=100 bs=16 conv=notrunc status=none");
+        }
+        kill(training.program.pid, SIGUSR1);
+        Outcome outcome = program_finish(stage, &training.program);
+        outcome_check(&outcome, change ? 3 : 75, training.what);
+        shell(stage, "dd if=kept.txt of=long.txt conv=notrunc bs=1M status=none");
+        for (int again = 0; again < 2; again++) {
+            char options[512];
+            snprintf(options, sizeof options, "--resume auto --out %s --val-batches 10", training.out);
+            outcome = program_run(stage, 1, options);
+            outcome_check(&outcome, 0, options);
+            text_check(outcome.output, "at commit 10; exact\n", options);
+            text_check(outcome.output, again ? "nothing is left to do" : "    10 validation loss ", options);
+        }
+    }
+}
+
 // Without --data a run goes on with its own, whatever its options call them.
 static void a_resumed_run_keeps_its_data(void **state) {
     Stage *stage = stage_of(state);
@@ -873,6 +905,7 @@ int main(int argc, char **argv) {
         DATA_TEST(a_resumed_run_knows_whether_its_data_are_the_same),
         DATA_TEST(a_stop_finds_data_that_changed),
         DATA_TEST(a_resumed_run_knows_that_its_data_had_changed),
+        DATA_TEST(a_last_validation_is_made_up_for),
         DATA_TEST(a_resumed_run_keeps_its_data),
         DATA_TEST(ranks_with_other_data_are_refused),
         DATA_TEST(one_of_many_small_files_is_told),

@@ -10,7 +10,8 @@ float32, so it is slow, and there is no padding that could be wrong.
 
 perplexity   windows of T tokens, every S tokens, each token counted once: https://huggingface.co/docs/transformers/perplexity.
              (From the second window on, that page weighs the mean loss of a window by a count that is one too small. Here the
-             sum of losses is divided by the number of losses.) FILE is text, a token file of tokenizer/, or raw uint16 ids.
+             sum of losses is divided by the number of losses.) FILE is text, a token file of tokenizer/, or raw uint16 ids. Lines <|endoftext|> divide a text
+             into documents, each of which ends with that token, as in training.
 lambada      the rules of lambada_openai in EleutherAI's lm-evaluation-harness
 hellaswag    the rules of its hellaswag; lines with "ctx" and without "ctx_a" are taken as prepared
 """
@@ -29,7 +30,7 @@ from transformers import GPTNeoForCausalLM, logging
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from tokenizer import shard  # noqa: E402
+from tokenizer.testing import read_tokens as read_token_file  # noqa: E402
 
 
 class Bytes:
@@ -61,7 +62,8 @@ class Library:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def count_bytes(self, tokens):
-        """Bytes of the tokens' text: one for each letter of an ordinary token; an added token is its text."""
+        """Bytes of the tokens' text: one for each letter of an ordinary token; <|endoftext|> has none."""
+        tokens = [token for token in tokens if token != self.first]
         texts = (self.tokenizer.id_to_token(token) for token in tokens)
         return sum(len(text) if all(letter in self.letters for letter in text) else len(text.encode()) for text in texts)
 
@@ -102,10 +104,12 @@ def read_tokens(path, tokenizer):
     """Token ids of a file, and their mask or None."""
     data = path.read_bytes()
     if data.startswith(b"\x89ACCO"):
-        _, tokens, mask = shard.read(path)
-        return tokens.tolist(), mask
-    tokens = np.frombuffer(data, "<u2").tolist() if path.suffix == ".bin" else tokenizer.encode(data.decode())
-    return tokens, None
+        return read_token_file(path)
+    if path.suffix == ".bin" or isinstance(tokenizer, Bytes):
+        return np.frombuffer(data, "<u2").tolist() if path.suffix == ".bin" else tokenizer.encode(data.decode()), None
+    parts = re.split(r"^<\|endoftext\|>[ \t]*\r?$\n?", data.decode(), flags=re.MULTILINE)
+    documents = [part.strip("\r\n") for part in parts]
+    return [token for text in documents if text for token in (*tokenizer.encode(text), tokenizer.first)], None
 
 
 def perplexity(scorer, tokenizer, options):

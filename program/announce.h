@@ -345,9 +345,12 @@ static inline void print_files(const Run *run) {
     if (run->saving.times.never) {
         printf("not saved  because of --save-every never: there is no checkpoint\n");
     }
-    printf("\nlog        %s/log.jsonl\ncurves     %s/progress.tsv (scripts/plot %s makes "
-           "%s/plot.html)\nsettings   %s/config.json (train_gpt --config it)\n",
-           directory, directory, text_for_shell(directory, word, sizeof word), directory, directory);
+    printf("\nlog        %s/log.jsonl\ncurves     %s/progress.tsv", directory, directory);
+    if (access("scripts/plot", X_OK) == 0) { // an installed program is used elsewhere
+        printf(" (scripts/plot %s makes %s/plot.html)", text_for_shell(directory, word, sizeof word),
+               directory);
+    }
+    printf("\nsettings   %s/config.json (train_gpt --config it)\n", directory);
     if (run->options.trace[0] != '\0' && !run->trace_is_lost) {
         printf("trace      %s (https://ui.perfetto.dev opens it)\n", run->options.trace);
     }

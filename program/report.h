@@ -247,29 +247,31 @@ static inline void report_log(Reports *reports, const Report *report) {
     report_write(reports, event, report);
 }
 
-// Prints a report as one aligned line, under a heading that returns every
-// REPORT_HEADING_INTERVAL reports.
-static inline void report_print(Reports *reports, const Report *report) {
+// Prints a report as one aligned line; NULL: the heading of such lines.
+static inline void report_print_line(const Reports *reports, const Report *report) {
     FILE *stream = reports->terminal->stream;
-    bool headed = reports->lines++ % REPORT_HEADING_INTERVAL == 0;
-    terminal_clear(reports->terminal);
-    for (int line = headed ? 0 : 1; line < 2; line++) {
-        const char *space = "";
-        for (int i = 0; i < REPORT_FIELD_COUNT; i++) {
-            const ReportField *field = &REPORT_FIELDS[i];
-            char text[330]; // the largest double with %.4f
-            bool hidden = field->offset == offsetof(Report, perfect_loss) && !reports->knows_perfect;
-            if (field->heading == NULL || hidden) { continue; }
-            double value = report_value(report, field);
-            const char *cell = line == 0 ? field->heading : isnan(value) ? field->unknown : text;
-            if (cell == text && field->format == NULL) { cell = field->human(value, text); }
-            if (cell == text && field->format != NULL) { snprintf(text, sizeof text, field->format, value); }
-            fprintf(stream, "%s%*s", space, (int)strlen(field->heading), cell);
-            space = " ";
-        }
-        fputc('\n', stream);
+    const char *space = "";
+    for (int i = 0; i < REPORT_FIELD_COUNT; i++) {
+        const ReportField *field = &REPORT_FIELDS[i];
+        char text[330]; // the largest double with %.4f
+        bool hidden = field->offset == offsetof(Report, perfect_loss) && !reports->knows_perfect;
+        if (field->heading == NULL || hidden) { continue; }
+        double value = report == NULL ? 0 : report_value(report, field);
+        const char *cell = report == NULL ? field->heading : isnan(value) ? field->unknown : text;
+        if (cell == text && field->format == NULL) { cell = field->human(value, text); }
+        if (cell == text && field->format != NULL) { snprintf(text, sizeof text, field->format, value); }
+        fprintf(stream, "%s%*s", space, (int)strlen(field->heading), cell);
+        space = " ";
     }
-    fflush(stream);
+    fputc('\n', stream);
+}
+
+// The heading returns every REPORT_HEADING_INTERVAL lines.
+static inline void report_print(Reports *reports, const Report *report) {
+    terminal_clear(reports->terminal);
+    if (reports->lines++ % REPORT_HEADING_INTERVAL == 0) { report_print_line(reports, NULL); }
+    report_print_line(reports, report);
+    fflush(reports->terminal->stream);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -386,6 +388,10 @@ static inline void report_validation(Reports *reports, int64_t tokens, double se
     row.seconds = seconds;
     row.validation_loss = reports->validation;
     terminal_clear(reports->terminal);
+    if (reports->lines == 0) { // the first line of the table
+        reports->lines++;
+        report_print_line(reports, NULL);
+    }
     printf("%6lld validation loss %.4f", (long long)commit, reports->validation);
     if (isfinite(reports->perfect_validation)) {
         printf(", a perfect model has %.4f", reports->perfect_validation);

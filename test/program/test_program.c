@@ -1097,6 +1097,19 @@ static void ranks_of_unequal_rounds_choose_alike(void **state) {
     json_decref(repeated);
 }
 
+// A validation before the first report stands under the heading of the table, too. Where there is no scripts/plot,
+// nobody is sent to it.
+static void the_table_begins_with_its_heading(void **state) {
+    Outcome outcome = program_run(stage_of(state), 0,
+                                  "--config base.json --report-every 1000 --val-every 2 --val-batches 2");
+    outcome_check(&outcome, 0, "a validation before a report");
+    const char *heading = strstr(outcome.output, "\ncommit tokens "),
+               *validation = strstr(outcome.output, " validation loss ");
+    assert_true(heading != NULL && validation != NULL && heading < validation);
+    assert_null(strstr(heading + 1, "\ncommit tokens "));
+    assert_null(strstr(outcome.output, "scripts/plot"));
+}
+
 // Started without standard output, as by some daemons: no file of the run gets what would be printed.
 static void closed_output_reaches_no_file(void **state) {
     Stage *stage = stage_of(state);
@@ -2242,6 +2255,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(a_plan_under_a_launcher_is_printed_once),
     PROGRAM_TEST(the_saved_configuration_repeats_the_run),
     PROGRAM_TEST(ranks_of_unequal_rounds_choose_alike),
+    PROGRAM_TEST(the_table_begins_with_its_heading),
     PROGRAM_TEST(closed_output_reaches_no_file),
     PROGRAM_TEST(the_page_of_options_is_current),
     PROGRAM_TEST(help_names_every_option),

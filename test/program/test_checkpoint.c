@@ -1364,6 +1364,14 @@ static void a_longer_run_says_what_becomes_of_the_rate(void **state) {
     text_check(other.output, "rate       peak 0.0002, chosen for fine-tuning", "a template");
 }
 
+// Batches that follow the time do not repeat, so no checkpoint of them goes on exactly.
+static void adaptive_batches_are_not_exact(void **state) {
+    Stage *stage = stage_of(state);
+    run_well(stage, "--config base.json --optimizer acco --accumulate auto --out adaptive");
+    Outcome outcome = run_well(stage, "--resume auto --out adaptive --tokens 2k");
+    text_check(outcome.output, "with --accumulate auto batches follow the time", "adaptive");
+}
+
 // A user who resumes without naming the data again does not mean other data.
 static void what_is_left_out_is_as_in_the_run(void **state) {
     Stage *stage = stage_of(state);
@@ -1673,6 +1681,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_start_beside_a_checkpoint_is_said_to_be_unused),
         CHECKPOINT_TEST(a_text_longer_than_the_model_is_said),
         CHECKPOINT_TEST(a_longer_run_says_what_becomes_of_the_rate),
+        CHECKPOINT_TEST(adaptive_batches_are_not_exact),
         CHECKPOINT_TEST(what_is_left_out_is_as_in_the_run),
         CHECKPOINT_TEST(the_fastest_format_is_chosen_once),
         CHECKPOINT_TEST(mistakes_are_refused),

@@ -221,10 +221,7 @@ typedef struct CommitReport {
     double predicted;          // tokens in them
     double loss, perfect_loss; // means over these tokens; NaN where there are none
     double learning_rate, gradient_norm;
-    // This worker's seconds. Exposed: compute was idle while data travelled.
-    double compute_seconds, communication_seconds, exposed_seconds;
-    double micro_batch_seconds;     // of compute: without steps and boundaries
-    double micro_batch_cpu_seconds; // see TraceSums
+    TraceSums seconds; // of this worker
 } CommitReport;
 
 // A step that was not made.

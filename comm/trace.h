@@ -56,11 +56,12 @@ typedef struct Span {
     char name[20];
 } Span;
 
+// Seconds.
 typedef struct TraceSums {
-    double compute_seconds, communication_seconds, exposed_seconds;
-    // Only of spans that have ended. The CPU time is that of the stream's own thread: less than
-    // the span if the thread waited, for messages or for a core.
-    double micro_batch_seconds, micro_batch_cpu_seconds;
+    double compute, communication, exposed;
+    // A part of compute, only of spans that have ended. The CPU time is that of the stream's own
+    // thread: less than the span if the thread waited, for messages or for a core.
+    double micro_batch, micro_batch_cpu;
 } TraceSums;
 
 typedef struct Trace {
@@ -102,9 +103,9 @@ static inline double trace_count(Trace *trace) {
     double now = trace->clock(), seconds = now - trace->counted_until;
     bool computes = trace->running[TRACE_COMPUTE], communicates = trace->running[TRACE_COMMUNICATION];
     assert(seconds >= 0);
-    if (computes) { trace->sums.compute_seconds += seconds; }
-    if (communicates) { trace->sums.communication_seconds += seconds; }
-    if (communicates && !computes) { trace->sums.exposed_seconds += seconds; }
+    if (computes) { trace->sums.compute += seconds; }
+    if (communicates) { trace->sums.communication += seconds; }
+    if (communicates && !computes) { trace->sums.exposed += seconds; }
     trace->counted_until = now;
     return now;
 }
@@ -133,8 +134,8 @@ static inline void trace_end(Trace *trace, TraceLane lane, int64_t commit) {
     span->commit = commit;
     trace->running[lane] = false;
     if (strcmp(span->name, TRACE_MICRO_BATCH) == 0) {
-        trace->sums.micro_batch_seconds += span->ended - span->began;
-        trace->sums.micro_batch_cpu_seconds += thread_cpu_seconds() - trace->cpu_began[lane];
+        trace->sums.micro_batch += span->ended - span->began;
+        trace->sums.micro_batch_cpu += thread_cpu_seconds() - trace->cpu_began[lane];
     }
     if (trace->spans != NULL && trace->span_count < TRACE_MAX_SPANS) {
         trace->spans[trace->span_count++] = *span;

@@ -156,7 +156,7 @@ typedef struct Reports {
 
     ReportWindow window;
     SchedulerSeen seen;
-    double exposed_seconds;                // of this part of the run: see CommitReport
+    double exposed_seconds;                // of this part of the run: see TraceSums
     double validation, perfect_validation; // losses of the latest validation; NAN: there was none
     int lines;                             // reports that the terminal has shown
     bool is_unwritten;                     // stdout cannot be written any more
@@ -285,12 +285,12 @@ static inline void window_add_commit(Reports *reports) {
         sum->loss += commit->loss * commit->predicted;
         sum->perfect_loss += commit->perfect_loss * commit->predicted;
     }
-    sum->compute_seconds += commit->compute_seconds;
-    sum->communication_seconds += commit->communication_seconds;
-    sum->exposed_seconds += commit->exposed_seconds;
-    sum->micro_batch_seconds += commit->micro_batch_seconds;
-    sum->micro_batch_cpu_seconds += commit->micro_batch_cpu_seconds;
-    reports->exposed_seconds += commit->exposed_seconds;
+    sum->seconds.compute += commit->seconds.compute;
+    sum->seconds.communication += commit->seconds.communication;
+    sum->seconds.exposed += commit->seconds.exposed;
+    sum->seconds.micro_batch += commit->seconds.micro_batch;
+    sum->seconds.micro_batch_cpu += commit->seconds.micro_batch_cpu;
+    reports->exposed_seconds += commit->seconds.exposed;
 }
 
 // Begins a new window behind the latest report, after `seconds` seconds of training.
@@ -344,13 +344,13 @@ static inline void report_window(Reports *reports, double seconds) {
     report.learning_rate = last->learning_rate;
     report.gradient_norm = last->gradient_norm;
     if (work > 0) { report.tokens_per_second = work * tokens / (seconds - window->from_seconds); }
-    report.compute_ms = 1e3 * sum->compute_seconds / steps;
-    report.communication_ms = 1e3 * sum->communication_seconds / steps;
-    report.exposed_ms = 1e3 * sum->exposed_seconds / steps;
+    report.compute_ms = 1e3 * sum->seconds.compute / steps;
+    report.communication_ms = 1e3 * sum->seconds.communication / steps;
+    report.exposed_ms = 1e3 * sum->seconds.exposed / steps;
     double micro_batches = (double)(s->micro_batches_begun - window->from_micro_batches);
     if (micro_batches > 0) {
-        report.micro_batch_ms = 1e3 * sum->micro_batch_seconds / micro_batches;
-        report.micro_batch_cpu_ms = 1e3 * sum->micro_batch_cpu_seconds / micro_batches;
+        report.micro_batch_ms = 1e3 * sum->seconds.micro_batch / micro_batches;
+        report.micro_batch_cpu_ms = 1e3 * sum->seconds.micro_batch_cpu / micro_batches;
     }
     report.steps = steps;
     report.gradients_per_commit = (last->gradients_done - window->from_gradients) / commits;

@@ -76,13 +76,6 @@ static inline void optimizer_tensors_add(OptimizerTensor *tensors, int *count, O
     }
 }
 
-static inline bool optimizer_tensors_have_muon(const OptimizerTensor *tensors, int count) {
-    for (int i = 0; i < count; i++) {
-        if (tensors[i].rows > 0) { return true; }
-    }
-    return false;
-}
-
 // The step of every element in a range, as `adamw` makes it (kernels/kernels.h), in
 // memory of the host.
 typedef void ElementwiseStep(Stream *stream, const AdamWRange *range);

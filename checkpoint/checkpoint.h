@@ -352,8 +352,7 @@ static inline json_t *model_to_json(const CheckpointedRun *run) {
 
 // Whether Muon steps the matrices of the run's layers.
 static inline bool checkpoint_has_muon(const CheckpointedRun *run) {
-    const OptimizerSettings *optimizer = &run->scheduler->settings.optimizer;
-    return optimizer_tensors_have_muon(optimizer->tensors, optimizer->tensor_count);
+    return run->scheduler->optimizer.muon.count > 0;
 }
 
 // The manifest without its checksums. workers (size): the numbers of every rank.
@@ -423,28 +422,6 @@ static inline size_t area_place(const ParameterTable *table, bool without_muon, 
     return place;
 }
 
-// The first element of an area in this format; NULL: the file has no area of this name, format and
-// size.
-static inline const Real *area_find(const SafetensorsFile *file, const ParameterTable *table,
-                                    const char *vector, int worker, Precision format, bool without_muon) {
-    const uint8_t *begin = NULL;
-    size_t bytes = precision_bytes(format);
-    for (int i = 0; i < table->count; i++) {
-        char name[128];
-        if (!area_has(&table->entries[i], without_muon)) { continue; }
-        area_name(name, vector, worker, table->entries[i].name);
-        const SafetensorsEntry *entry = safetensors_find(file, name);
-        if (entry == NULL || entry->type != area_type(format) ||
-            entry->bytes != table->entries[i].count * bytes) {
-            return NULL;
-        }
-        if (i == 0) { begin = entry->data; }
-        size_t place = area_place(table, without_muon, table->entries[i].offset);
-        if (entry->data != begin + place * bytes) { return NULL; }
-    }
-    return (uintptr_t)begin % bytes == 0 ? (const Real *)(const void *)begin : NULL;
-}
-
 // ---------------------------------------------------------------------------------------
 // Pieces: the parts of a vector that this rank writes or reads
 
@@ -454,8 +431,10 @@ typedef bool (*PieceVisit)(void *context, size_t flat, Real *host, size_t count,
 
 typedef struct PieceWalk {
     Scheduler *scheduler;
-    bool writes_to_device; // the visitor fills `host`, which then goes to the vector
-    float *stage;          // (CHECKPOINT_STAGE) on the host; not used on the CPU
+    // The visitor fills `host`, which then goes to the vector. Otherwise each rank visits only
+    // its part of a shared vector, so that all ranks together visit every element once.
+    bool loads;
+    float *stage; // (CHECKPOINT_STAGE) on the host; not used on the CPU
     PieceVisit visit;
     void *context;
 } PieceWalk;
@@ -463,15 +442,15 @@ typedef struct PieceWalk {
 // Copies elements [begin, begin + count) of the vector from a GPU to the stage, or back.
 static inline void walk_copy(const PieceWalk *walk, const SavedVector *vector, size_t begin, size_t count) {
     Stream *stream = walk->scheduler->compute;
-    bool writes = walk->writes_to_device;
     Real *data = real_at(vector->data, begin, vector->held);
-    if (vector->held != vector->saved && writes) {
+    if (vector->held != vector->saved && walk->loads) {
         casts_from_host(stream, data, walk->stage, count);
     } else if (vector->held != vector->saved) {
         casts_to_host(stream, walk->stage, data, count);
     } else {
         void *stage = walk->stage;
-        stream_copy(stream, writes ? data : stage, writes ? stage : data, saved_bytes(vector, count));
+        stream_copy(stream, walk->loads ? data : stage, walk->loads ? stage : data,
+                    saved_bytes(vector, count));
         stream_settle(stream);
     }
 }
@@ -485,20 +464,19 @@ static inline bool walk_piece(const PieceWalk *walk, const SavedVector *vector, 
     }
     for (size_t done = 0; done < count; done += CHECKPOINT_STAGE) {
         size_t part = size_min(count - done, CHECKPOINT_STAGE);
-        if (!walk->writes_to_device) { walk_copy(walk, vector, begin + done, part); }
+        if (!walk->loads) { walk_copy(walk, vector, begin + done, part); }
         if (!walk->visit(walk->context, flat + done, as_reals(walk->stage), part, error)) { return false; }
-        if (walk->writes_to_device) { walk_copy(walk, vector, begin + done, part); }
+        if (walk->loads) { walk_copy(walk, vector, begin + done, part); }
     }
     return true;
 }
 
-// Visits all elements that this rank has. divided: it visits only its part of a shared
-// vector, so that all ranks together visit every element once.
-static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector, bool divided, Error *error) {
+// Visits all elements that this rank has.
+static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector, Error *error) {
     Scheduler *s = walk->scheduler;
     size_t count = s->problem.parameter_count, rank = (size_t)s->transport->rank,
            size = (size_t)s->transport->size;
-    bool part = divided && vector->scope == SAVED_SHARED;
+    bool part = !walk->loads && vector->scope == SAVED_SHARED;
     size_t begin = part ? count / size * rank : 0,
            end = part && rank + 1 < size ? count / size * (rank + 1) : count;
     if (vector->of_adamw) {

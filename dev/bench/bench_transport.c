@@ -157,7 +157,8 @@ static void bench_waiting(Transport *transport, double megabits) {
     ThreadPool *pool = thread_pool_create(1, false), *own = thread_pool_create(1, false);
     Stream *compute = stream_create("compute", pool, NULL),
            *communication = stream_create("communication", own, NULL);
-    Job job = {transport, {&layout, WIRE_FP32, buffer, NULL, NULL}, 0, 0};
+    Job job = {.transport = transport,
+               .collective = {.layout = &layout, .end = layout.cells, .wire = WIRE_FP32, .buffer = buffer}};
     work.products = 1500;
     double ratios[REPEATS];
     double job_seconds = 0;

@@ -272,7 +272,7 @@ static inline double clip_scale(double clip, double norm) {
 // estimate is written over the reduced gradient that it is made from.
 static inline void job_step(Scheduler *s, Job *job, Stream *stream) {
     bool stepped = job->steps && job->spike == SPIKE_NONE;
-    job->result = stepped && job->kind != COMMIT ? RESULT_REDUCED : RESULT_MASTER;
+    job->over_gradient = stepped && job->kind != COMMIT;
     if (!stepped) { return; }
     job_span_begins(s, "step");
     float *reduced = job_buffer(s, job)->data;
@@ -307,7 +307,7 @@ static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
     Collective collective = {.layout = layout,
                              .wire = wire,
                              .buffer = job->follows ? s->parameters.data : s->comm_buffer.data,
-                             .source = job->result == RESULT_MASTER ? s->optimizer.master : NULL,
+                             .source = job->over_gradient ? NULL : s->optimizer.master,
                              .base = wire_is_coarse(wire) ? s->parameters.data : NULL};
     for (; collective.first < layout->cells; collective.first = collective.end) {
         collective.end = size_min(collective.first + job->bucket, layout->cells);

@@ -153,10 +153,10 @@ static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX
     return count;
 }
 
-// About how many bytes a checkpoint will have on disk, including its model. between: it is
-// made in the middle of a run, and may hold an exchange that is under way. The scheduler's
-// memory must have been planned, but not allocated.
-static inline size_t checkpoint_bytes(const Scheduler *s, bool between) {
+// About how many bytes a checkpoint will have on disk, including its model, in the middle of a
+// run, when it may hold an exchange that is under way. The scheduler's memory must have been
+// planned, but not allocated.
+static inline size_t checkpoint_bytes(const Scheduler *s) {
     Scheduler at_rest = *s;
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
     size_t whole = s->problem.parameter_count * sizeof(float), ranks = (size_t)s->transport->size;
@@ -166,8 +166,8 @@ static inline size_t checkpoint_bytes(const Scheduler *s, bool between) {
         bytes += saved_bytes(&vectors[i], s->problem.parameter_count) *
                  (vectors[i].scope == SAVED_WORKER ? ranks : 1);
     }
-    if (between && s->settings.kind == RULE_LOCAL) { bytes += whole; }
-    if (between && s->settings.kind == RULE_OVERLAPPED) { bytes += whole * ranks; }
+    if (s->settings.kind == RULE_LOCAL) { bytes += whole; }
+    if (s->settings.kind == RULE_OVERLAPPED) { bytes += whole * ranks; }
     return bytes;
 }
 

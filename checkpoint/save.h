@@ -301,8 +301,7 @@ static inline bool saver_publish(Saver *saver, const uint32_t *shares, Error *er
         return error_set(error, "cannot write %.400s: %s", paths->manifest, strerror(errno));
     }
     // A checkpoint of the same commit, of an earlier part of the run, is replaced.
-    return path_sync(paths->manifest, error) &&
-           directory_publish(paths->temporary, paths->final, true, error);
+    return path_sync(paths->manifest, error) && directory_publish(paths->temporary, paths->final, error);
 }
 
 // The newest checkpoint of the run from before commit `before` that is not damaged; -1: there is

@@ -128,7 +128,7 @@ static inline void comm_exchange(CommBackend *comm, Stream *stream, const Collec
 // casts travel as one fp32 element.
 static inline void comm_gather_casts(CommBackend *comm, Stream *stream, const Collective *collective,
                                      Real *casts) {
-    const Layout *layout = collective->layout, words = layout_of_pairs(layout);
+    const Layout *layout = collective->layout;
     int rank = comm->transport->rank;
     size_t end = collective->end;
     LayoutRange range = layout_own(layout, rank, collective->first);
@@ -147,6 +147,10 @@ static inline void comm_gather_casts(CommBackend *comm, Stream *stream, const Co
                                collective_source(collective, &range), NULL, &pieces);
         }
     }
+    Layout words = *layout; // of 32 bits; pieces are even
+    words.count = (layout->count + 1) / 2;
+    words.piece = layout->piece / 2;
+    words.pairs = true;
     Collective travelling = {.layout = &words,
                              .first = collective->first,
                              .end = end,

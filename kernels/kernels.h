@@ -25,9 +25,7 @@
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/muon.h"
 #include "kernels/cpu/outer.h"
-#include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
-#include "kernels/cpu/vector_math.h"
 #include "kernels/cuda/sizes.h"
 #include "kernels/wire.h"
 
@@ -35,7 +33,6 @@
 #include "kernels/cuda/adamw.cuh"
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/buffers.cuh"
-#include "kernels/cuda/column_sums.cuh"
 #include "kernels/cuda/cross_entropy.cuh"
 #include "kernels/cuda/embedding.cuh"
 #include "kernels/cuda/gelu.cuh"

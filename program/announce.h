@@ -218,7 +218,7 @@ static inline void print_start(Run *run, const Hello *hellos) {
         char space[SIZE_TEXT], checkpoint[SIZE_TEXT];
         printf("disk       %s free; a checkpoint takes about %s, and --keep %lld stay\n",
                size_text((size_t)disk.f_bavail * (size_t)disk.f_frsize, space),
-               size_text(checkpoint_bytes(&run->scheduler, true), checkpoint), (long long)options->keep);
+               size_text(checkpoint_bytes(&run->scheduler), checkpoint), (long long)options->keep);
     }
     printf("run        %s\n\n", run->directory);
     fflush(stdout);

@@ -69,7 +69,7 @@ typedef struct TokenFile {
     const uint8_t *mask;   // (token_count) bits; NULL: every token is to be predicted
     uint64_t token_count;
     uint32_t vocabulary;
-    int token_bytes;               // 2 or 4
+    int token_bytes;               // 2 or 4; 1: a text (dataloader.h)
     int padded;                    // length of a sequence, each one document; 0: not padded
     const uint8_t *tokenizer_hash; // (TOKEN_FILE_HASH_BYTES)
 } TokenFile;
@@ -102,10 +102,15 @@ static inline bool token_hashes_agree(const uint8_t *a, const uint8_t *b) {
 }
 
 static inline uint32_t token_file_token(const TokenFile *file, uint64_t position) {
-    uint32_t token = 0;
-    size_t width = (size_t)file->token_bytes;
-    memcpy(&token, file->tokens + position * width, width);
-    return token;
+    uint16_t narrow;
+    uint32_t wide;
+    if (file->token_bytes == 1) { return file->tokens[position]; }
+    if (file->token_bytes == 2) {
+        memcpy(&narrow, file->tokens + 2 * position, sizeof narrow);
+        return narrow;
+    }
+    memcpy(&wide, file->tokens + 4 * position, sizeof wide);
+    return wide;
 }
 
 // Whether the token at `position` is to be predicted. mask: or NULL, and then all are.

@@ -247,12 +247,9 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
     const Transport *transport = run->transport;
     const json_t *expected = json_object_get(source->manifest, "block_crc32");
     char file[CHECKPOINT_PATH_SIZE + 32];
-    json_int_t mine = integer_from_json(source->manifest, "checksum");
-    json_int_t *all =
-        (json_int_t *)transport_collect_records(run->transport, "checkpoint", &mine, sizeof mine);
-    bool same = all[0] == mine;
-    free(all);
-    if (!same) { return error_set(error, "%.400s is another checkpoint than on rank 0", path); }
+    int64_t mine = integer_from_json(source->manifest, "checksum"), first = mine;
+    share_from_rank_zero(run->transport, "checkpoint", &first, sizeof first);
+    if (first != mine) { return error_set(error, "%.400s is another checkpoint than on rank 0", path); }
     snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
     size_t bytes = source->state.size, blocks = (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
     unsigned char *block = (unsigned char *)malloc(CHECKPOINT_BLOCK);

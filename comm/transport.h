@@ -564,6 +564,14 @@ static inline void *transport_collect_records(Transport *transport, const char *
     return all;
 }
 
+// Overwrites `bytes` (count) on all ranks with those of rank 0.
+static inline void share_from_rank_zero(Transport *transport, const char *operation, void *bytes,
+                                        size_t count) {
+    void *all = transport_collect_records(transport, operation, bytes, count);
+    memcpy(bytes, all, count);
+    free(all);
+}
+
 // Returns when every rank has called it.
 static inline void transport_barrier(Transport *transport, const char *operation) {
     char mine = 0;

@@ -58,13 +58,6 @@ static inline void wait_for_rank_zero(Transport *transport, const char *operatio
     transport_barrier_patiently(transport, operation, transport->rank == 0 ? 0 : 1e6);
 }
 
-// Overwrites `bytes` (count) on all ranks with those of rank 0.
-static inline void share_from_rank_zero(Transport *transport, void *bytes, size_t count) {
-    void *all = transport_collect_records(transport, "sharing", bytes, count);
-    memcpy(bytes, all, count);
-    free(all);
-}
-
 // Continues a hash. Every part but the last must be a multiple of 4 bytes.
 static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count) {
     for (size_t i = 0; i < count; i += 4) {
@@ -126,7 +119,7 @@ static inline const Hello *exchange_hellos(Run *run) {
     }
     __atomic_store_n(&run->signal_watch.hellos, all, __ATOMIC_RELEASE);
     *first = run->options;
-    share_from_rank_zero(transport, first, sizeof *first);
+    share_from_rank_zero(transport, "sharing", first, sizeof *first);
     compare_options(&run->options, first, transport->rank, all, &error);
     agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
     free(first);

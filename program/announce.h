@@ -232,7 +232,6 @@ static inline void announce_run(Run *run, const Hello *hellos) {
     transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
     reports->terminal = &run->terminal;
     reports->scheduler = &run->scheduler;
-    reports->transport = transport;
     reports->micro_batch_tokens = (double)tokens_per_micro_batch(run);
     reports->token_flops = model_flops_per_token(&run->config, run->T);
     reports->knows_perfect = run->data.builtin;

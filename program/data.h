@@ -261,7 +261,7 @@ static inline void tokenize_data(Run *run) {
     bool good = !run_is_main(run) || make_token_files(run, paths, &error);
     wait_for_rank_zero(&run->transport, "tokenizing");
     agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    share_from_rank_zero(&run->transport, paths, sizeof paths);
+    share_from_rank_zero(&run->transport, "sharing", paths, sizeof paths);
     for (int i = 0; good && i < 2; i++) {
         if (paths[i][0] == '\0') { continue; }
         data_loader_close(i == 0 ? &run->data : &run->validation_data);

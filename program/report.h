@@ -147,7 +147,6 @@ typedef struct Reports {
     Terminal *terminal;
     // Facts about the run, known when it starts.
     const Scheduler *scheduler;
-    const Transport *transport;
     double micro_batch_tokens; // of one rank
     double token_flops;        // model operations per token
     double peak_flops;  // of all ranks, a second: what the rate of these is compared with; NAN: unknown
@@ -360,9 +359,8 @@ static inline void report_window(Reports *reports, double seconds) {
     report.gpu_clock = gpu.clock;
     report.gpu_watts = gpu.watts;
     report.gpu_throttle = gpu.reasons_as_number;
-    report.bytes_sent = (double)__atomic_load_n(&reports->transport->bytes_sent, __ATOMIC_RELAXED);
-    report.bytes_sent_outside =
-        (double)__atomic_load_n(&reports->transport->bytes_sent_outside, __ATOMIC_RELAXED);
+    report.bytes_sent = (double)__atomic_load_n(&s->transport->bytes_sent, __ATOMIC_RELAXED);
+    report.bytes_sent_outside = (double)__atomic_load_n(&s->transport->bytes_sent_outside, __ATOMIC_RELAXED);
     window_begin(reports, seconds);
     report_print(reports, &report);
     print_throttled(reports, &gpu);

@@ -340,17 +340,11 @@ static void what_a_plan_cannot_use_is_refused(void **state) {
 static Stage stage_of_all; // what every test gets
 
 static int open_stage(void **state) {
-    (void)state;
+    *state = &stage_of_all;
     stage_open(&stage_of_all);
     stage_write(&stage_of_all, "base.json",
                 "{\"threads\": 1, \"seq-len\": 64, \"micro-batch\": 2, \"val-batches\": \"none\", "
                 "\"sample-tokens\": \"none\"}\n");
-    return 0;
-}
-
-static int close_stage(void **state) {
-    (void)state;
-    stage_close(&stage_of_all);
     return 0;
 }
 
@@ -369,5 +363,5 @@ int main(void) {
         STAGE_TEST(stage_of_all, a_plan_like_a_run_says_what_would_be_faster),
         STAGE_TEST(stage_of_all, what_a_plan_cannot_use_is_refused),
     };
-    return cmocka_run_group_tests(tests, open_stage, close_stage);
+    return cmocka_run_group_tests(tests, open_stage, stage_close_group);
 }

@@ -294,16 +294,16 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
 
 // A step over a range (kernels/cpu/adamw.h). commit: moves master and moments; otherwise
 // only writes to range->out what a commit would write.
-static inline void adamw(Stream *stream, const AdamWRange *range) {
+static inline void adamw(Stream *stream, const StepRange *range) {
     KERNEL(adamw, range->moments, stream, range);
 }
 
 // The elementwise parts of a step of Muon (kernels/cpu/muon.h).
-static inline void muon_norm(Stream *stream, const MuonRange *range) {
+static inline void muon_norm(Stream *stream, const StepRange *range) {
     KERNEL(muon_norm, range->moments, stream, range);
 }
 
-static inline void muon_direction(Stream *stream, const MuonRange *range) {
+static inline void muon_direction(Stream *stream, const StepRange *range) {
     KERNEL(muon_direction, stream->precision, stream, range);
 }
 
@@ -312,7 +312,7 @@ static inline void muon_polynomial(Stream *stream, Real *polynomial, const Real 
     KERNEL(muon_polynomial, stream->precision, stream, polynomial, square, side);
 }
 
-static inline void muon_apply(Stream *stream, const MuonRange *range) {
+static inline void muon_apply(Stream *stream, const StepRange *range) {
     KERNEL(muon_apply, stream->precision, stream, range);
 }
 

@@ -409,17 +409,16 @@ static void run_d_weight_summed(Bench *bench, const Case *work, void **arrays) {
 }
 
 static void run_adamw(Bench *bench, const Case *work, void **arrays) {
-    AdamWRange range = {(float *)arrays[work->in_place ? 1 : 0],
-                        (float *)arrays[1],
-                        reals(arrays[2]),
-                        reals(arrays[3]),
-                        (const float *)arrays[4],
-                        bench->elements,
-                        0,
-                        work->moments,
-                        moment_key(1, 9),
-                        adamw_step(0.9, 0.95, 10, 1e-8, 1e-3, 0.1),
-                        true};
+    StepRange range = {.out = (float *)arrays[work->in_place ? 1 : 0],
+                       .master = (float *)arrays[1],
+                       .first_moment = reals(arrays[2]),
+                       .second_moment = reals(arrays[3]),
+                       .gradient = (const float *)arrays[4],
+                       .count = bench->elements,
+                       .moments = work->moments,
+                       .key = moment_key(1, 9),
+                       .step = adamw_step(0.9, 0.95, 10, 1e-8, 1e-3, 0.1),
+                       .commit = true};
     adamw(&bench->stream, &range);
 }
 

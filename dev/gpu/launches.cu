@@ -58,7 +58,7 @@ static void launch_layers(Stream *stream, const ModelConfig *config) {
 static void launch_updates(Stream *stream) {
     enum { COUNT = 1 << 20 };
     float *floats = floats_somewhere();
-    AdamWRange range = {};
+    StepRange range = {};
     range.out = range.master = floats;
     range.gradient = floats;
     range.first_moment = range.second_moment = somewhere();

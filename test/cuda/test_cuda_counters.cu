@@ -264,7 +264,7 @@ static Expected attention_backward_local(Stream *stream, double) {
 
 static Expected adamw_case(Stream *stream, Precision moments, bool commit) {
     double bytes = (commit ? 16.0 + 4 * precision_bytes(moments) : 12.0 + 2 * precision_bytes(moments)) * P;
-    AdamWRange range = {};
+    StepRange range = {};
     range.moments = moments;
     range.out = array<float>(P);
     range.master = array<float>(P);

@@ -37,7 +37,6 @@
 
 #include "checkpoint/hf_model.h"
 #include "checkpoint/safetensors.h"
-#include "comm/verdict.h"
 #include "committed.h"
 #include "rules.h"
 #include "runtime/files.h"
@@ -443,10 +442,8 @@ typedef struct PieceWalk {
 static inline void walk_copy(const PieceWalk *walk, const SavedVector *vector, size_t begin, size_t count) {
     Stream *stream = walk->scheduler->compute;
     Real *data = real_at(vector->data, begin, vector->held);
-    if (vector->held != vector->saved && walk->loads) {
-        casts_from_host(stream, data, walk->stage, count);
-    } else if (vector->held != vector->saved) {
-        casts_to_host(stream, walk->stage, data, count);
+    if (vector->held != vector->saved) {
+        casts_copy(stream, walk->stage, data, count, !walk->loads);
     } else {
         void *stage = walk->stage;
         stream_copy(stream, walk->loads ? data : stage, walk->loads ? stage : data,

@@ -587,6 +587,32 @@ static inline void transport_barrier_patiently(Transport *transport, const char 
     transport->timeout_seconds = timeout_seconds;
 }
 
+// What a rank says of something that it did. A step that only some ranks can fail at, such as
+// reading a file that is missing on one node, must end the same way on all of them: otherwise the
+// others wait for messages that never come.
+typedef struct Verdict {
+    int exit_code; // 0: it worked
+    char host[64];
+    Error error;
+} Verdict;
+
+// All ranks call it, each with its own result. Returns the lowest rank whose exit_code is
+// not 0, and its verdict; -1: it worked on all ranks.
+static inline int transport_first_failure(Transport *transport, const char *operation, int exit_code,
+                                          const Error *error, Verdict *found) {
+    Verdict mine;
+    memset(&mine, 0, sizeof mine);
+    mine.exit_code = exit_code;
+    memcpy(mine.host, transport->host, sizeof mine.host);
+    mine.error = *error;
+    Verdict *all = (Verdict *)transport_collect_records(transport, operation, &mine, sizeof mine);
+    int rank = 0;
+    while (rank < transport->size && all[rank].exit_code == 0) { rank++; }
+    if (rank < transport->size) { *found = all[rank]; }
+    free(all);
+    return rank < transport->size ? rank : -1;
+}
+
 // All ranks tell each other where they are. leader: the lowest rank on this rank's host.
 // Until then every rank counts as a host of its own.
 static inline void transport_meet(Transport *transport, int leader) {

@@ -355,25 +355,17 @@ static inline void reals_from_floats(Stream *stream, Real *out, const float *in,
 
 enum { CASTS_ON_THE_WAY = 1 << 15 }; // copied at a time
 
-// host (count), floats, = casts (count), bf16 on a GPU. Waits for the stream.
-static inline void casts_to_host(Stream *stream, float *host, const Real *casts, size_t count) {
+// host (count), floats, = casts (count), bf16 on a GPU; or, unless to_host, the other way. Waits for
+// the stream.
+static inline void casts_copy(Stream *stream, float *host, Real *casts, size_t count, bool to_host) {
     uint16_t part[CASTS_ON_THE_WAY];
     for (size_t done = 0; done < count; done += CASTS_ON_THE_WAY) {
         size_t n = size_min(count - done, CASTS_ON_THE_WAY);
-        stream_copy(stream, part, real_at_const(casts, done, PRECISION_BF16), n * sizeof part[0]);
+        void *there = real_at(casts, done, PRECISION_BF16), *here = part;
+        for (size_t i = 0; i < n && !to_host; i++) { part[i] = bf16_from_float(host[done + i]); }
+        stream_copy(stream, to_host ? here : there, to_host ? there : here, n * sizeof part[0]);
         stream_settle(stream);
-        for (size_t i = 0; i < n; i++) { host[done + i] = bf16_to_float(part[i]); }
-    }
-}
-
-// The other way.
-static inline void casts_from_host(Stream *stream, Real *casts, const float *host, size_t count) {
-    uint16_t part[CASTS_ON_THE_WAY];
-    for (size_t done = 0; done < count; done += CASTS_ON_THE_WAY) {
-        size_t n = size_min(count - done, CASTS_ON_THE_WAY);
-        for (size_t i = 0; i < n; i++) { part[i] = bf16_from_float(host[done + i]); }
-        stream_copy(stream, real_at(casts, done, PRECISION_BF16), part, n * sizeof part[0]);
-        stream_settle(stream);
+        for (size_t i = 0; i < n && to_host; i++) { host[done + i] = bf16_to_float(part[i]); }
     }
 }
 

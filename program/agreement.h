@@ -8,7 +8,6 @@
 #ifndef ACCO_PROGRAM_AGREEMENT_H
 #define ACCO_PROGRAM_AGREEMENT_H
 
-#include "comm/verdict.h"
 #include "program/run.h"
 
 // ---------------------------------------------------------------------------------------

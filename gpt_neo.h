@@ -306,12 +306,10 @@ static inline int gpt_neo_window(const ModelConfig *config, int l) {
     return config->local[l] ? config->window : 0;
 }
 
-// What LayerNorm `norm` reads and writes. LayerNorms have numbers: 2l and 2l + 1 in layer
-// l, 2L after the last layer.
+// What both passes of LayerNorm `norm` read and write. LayerNorms have numbers: 2l and 2l + 1 in
+// layer l, 2L after the last layer.
 typedef struct GptNeoNorm {
-    Real *residual;      // (B, T, C): its input
-    Real *output;        // (B, T, C)
-    float *statistics;   // (B, T, 2): mean and 1/stddev
+    Layernorm work;
     size_t weight, bias; // offsets
     size_t branch_bias;  // where norm > 0: of the bias that is added to the residual right before
 } GptNeoNorm;
@@ -319,28 +317,32 @@ typedef struct GptNeoNorm {
 static inline GptNeoNorm gpt_neo_norm(const GptNeo *model, int norm) {
     Recompute recompute = model->settings.recompute;
     int C = model->config.channels, l = norm / 2, slot = recompute >= RECOMPUTE_BLOCK ? norm % 2 : norm;
+    bool first = norm % 2 == 0; // of its layer
     GptNeoNorm parts;
-    parts.output =
-        gpt_neo_slice(model, model->normals, recompute >= RECOMPUTE_LAYERNORM ? norm % 2 : norm, C);
-    parts.statistics = model->statistics + (size_t)slot * gpt_neo_rows(model) * 2;
-    if (norm % 2 == 0) {
-        parts.residual = gpt_neo_slice(model, model->residuals, l, C);
-        parts.weight = gpt_neo_at(model, l, TENSOR_LN_1_WEIGHT);
-        parts.bias = gpt_neo_at(model, l, TENSOR_LN_1_BIAS);
-        parts.branch_bias = norm > 0 ? gpt_neo_at(model, l - 1, TENSOR_PROJ_BIAS) : 0;
-    } else {
-        parts.residual = gpt_neo_slice(model, model->residual_mid, slot / 2, C);
-        parts.weight = gpt_neo_at(model, l, TENSOR_LN_2_WEIGHT);
-        parts.bias = gpt_neo_at(model, l, TENSOR_LN_2_BIAS);
-        parts.branch_bias = gpt_neo_at(model, l, TENSOR_OUT_BIAS);
+    memset(&parts, 0, sizeof parts);
+    parts.weight = gpt_neo_at(model, l, first ? TENSOR_LN_1_WEIGHT : TENSOR_LN_2_WEIGHT);
+    parts.bias = gpt_neo_at(model, l, first ? TENSOR_LN_1_BIAS : TENSOR_LN_2_BIAS);
+    if (norm > 0) {
+        parts.branch_bias = gpt_neo_at(model, (norm - 1) / 2, first ? TENSOR_PROJ_BIAS : TENSOR_OUT_BIAS);
     }
+    Layernorm *work = &parts.work;
+    work->residual = first ? gpt_neo_slice(model, model->residuals, l, C)
+                           : gpt_neo_slice(model, model->residual_mid, slot / 2, C);
+    work->output =
+        gpt_neo_slice(model, model->normals, recompute >= RECOMPUTE_LAYERNORM ? norm % 2 : norm, C);
+    work->statistics = model->statistics + (size_t)slot * gpt_neo_rows(model) * 2;
+    work->weight = gpt_neo_weight(model, parts.weight);
+    work->bias = gpt_neo_weight(model, parts.bias);
+    work->epsilon = model->config.epsilon;
+    work->rows = (int)gpt_neo_rows(model);
+    work->channels = C;
     return parts;
 }
 
 // The last hidden state, LayerNorm_f(x) (B, T, C), of the latest forward pass. Times
 // wte^T it gives the logits.
 static inline Real *gpt_neo_hidden(const GptNeo *model) {
-    return gpt_neo_norm(model, 2 * model->config.layers).output;
+    return gpt_neo_norm(model, 2 * model->config.layers).work.output;
 }
 
 // The device's copy of (count) tokens or targets; on the CPU the host's own.
@@ -371,19 +373,12 @@ static inline void gpt_neo_need(GptNeo *model, Stream *stream, const void *param
 // before that, model->branch and the branch's bias.
 static inline void gpt_neo_layernorm(GptNeo *model, Stream *stream, int norm, bool add_branch) {
     GptNeoNorm parts = gpt_neo_norm(model, norm);
-    LayernormForward work;
-    work.output = parts.output;
-    work.statistics = parts.statistics;
-    work.residual = parts.residual;
-    work.residual_before = add_branch ? gpt_neo_norm(model, norm - 1).residual : NULL;
-    work.branch = add_branch ? model->branch : NULL;
-    work.branch_bias = add_branch ? gpt_neo_weight(model, parts.branch_bias) : NULL;
-    work.weight = gpt_neo_weight(model, parts.weight);
-    work.bias = gpt_neo_weight(model, parts.bias);
-    work.epsilon = model->config.epsilon;
-    work.rows = (int)gpt_neo_rows(model);
-    work.channels = model->config.channels;
-    layernorm_forward(stream, &work);
+    if (add_branch) {
+        parts.work.residual_before = gpt_neo_norm(model, norm - 1).work.residual;
+        parts.work.branch = model->branch;
+        parts.work.branch_bias = gpt_neo_weight(model, parts.branch_bias);
+    }
+    layernorm_forward(stream, &parts.work);
     gpt_neo_lap(model, OPERATION_LAYERNORM);
 }
 
@@ -429,7 +424,7 @@ static inline void gpt_neo_layer_forward(GptNeo *model, Stream *stream, int l, b
 
     // q, k, v = W_qkv LayerNorm_1(x); attention = softmax(q k^T) v
     gpt_neo_layernorm(model, stream, 2 * l, add_branch);
-    gpt_neo_linear(model, stream, layer.qkv, gpt_neo_norm(model, 2 * l).output, l, TENSOR_Q, C, 3 * C);
+    gpt_neo_linear(model, stream, layer.qkv, gpt_neo_norm(model, 2 * l).work.output, l, TENSOR_Q, C, 3 * C);
     if (model->settings.decodes) {
         gpt_neo_attention_decode(model, stream, l);
     } else {
@@ -441,7 +436,7 @@ static inline void gpt_neo_layer_forward(GptNeo *model, Stream *stream, int l, b
     // x = x + W_out attention + b_out, then mlp_hidden = gelu(W_fc LayerNorm_2(x) + b_fc)
     gpt_neo_linear(model, stream, model->branch, layer.attention, l, TENSOR_OUT_WEIGHT, C, C);
     gpt_neo_layernorm(model, stream, 2 * l + 1, true);
-    gpt_neo_linear(model, stream, layer.gelu_saved, gpt_neo_norm(model, 2 * l + 1).output, l,
+    gpt_neo_linear(model, stream, layer.gelu_saved, gpt_neo_norm(model, 2 * l + 1).work.output, l,
                    TENSOR_FC_WEIGHT, C, F);
     gpt_neo_gelu_forward(model, stream, l);
 }
@@ -541,20 +536,15 @@ static inline void gpt_neo_head(GptNeo *model, Stream *stream, float *gradients,
 // over rows is the gradient of the bias that was added to the residual right before.
 static inline void gpt_neo_layernorm_backward(GptNeo *model, Stream *stream, float *gradients, int norm) {
     GptNeoNorm parts = gpt_neo_norm(model, norm);
-    LayernormBackward work;
-    work.d_residual = model->d_residual;
-    work.accumulate = norm < 2 * model->config.layers;
-    work.d_weight = gradients + parts.weight;
-    work.d_bias = gradients + parts.bias;
-    work.d_branch_bias = norm > 0 ? gradients + parts.branch_bias : NULL;
-    work.partials = model->partials;
-    work.d_output = model->branch;
-    work.residual = parts.residual;
-    work.statistics = parts.statistics;
-    work.weight = gpt_neo_weight(model, parts.weight);
-    work.rows = (int)gpt_neo_rows(model);
-    work.channels = model->config.channels;
-    layernorm_backward(stream, &work);
+    Layernorm *work = &parts.work;
+    work->d_residual = model->d_residual;
+    work->accumulate = norm < 2 * model->config.layers;
+    work->d_weight = gradients + parts.weight;
+    work->d_bias = gradients + parts.bias;
+    work->d_branch_bias = norm > 0 ? gradients + parts.branch_bias : NULL;
+    work->partials = model->partials;
+    work->d_output = model->branch;
+    layernorm_backward(stream, work);
     gpt_neo_lap(model, OPERATION_LAYERNORM);
 }
 
@@ -598,7 +588,7 @@ static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *
     gpt_neo_lap(model, OPERATION_GELU);
     if (again) { gpt_neo_layernorm(model, stream, 2 * l + 1, false); }
     gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_FC_WEIGHT, model->branch, C, model->d_wide,
-                            wide, gpt_neo_norm(model, 2 * l + 1).output, C, F);
+                            wide, gpt_neo_norm(model, 2 * l + 1).work.output, C, F);
     gpt_neo_layernorm_backward(model, stream, gradients, 2 * l + 1);
     pace_finish(pace, gpt_neo_at(model, l, TENSOR_LN_2_WEIGHT));
 
@@ -612,7 +602,7 @@ static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *
     // q, k, v = W_qkv LayerNorm_1(x)
     if (again) { gpt_neo_layernorm(model, stream, 2 * l, false); }
     gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_Q, model->branch, C, model->d_wide, wide,
-                            gpt_neo_norm(model, 2 * l).output, C, 3 * C);
+                            gpt_neo_norm(model, 2 * l).work.output, C, 3 * C);
     gpt_neo_layernorm_backward(model, stream, gradients, 2 * l);
     pace_finish(pace, gpt_neo_at(model, l, TENSOR_LN_1_WEIGHT));
 }

@@ -194,11 +194,11 @@ static inline void embedding_backward(Stream *stream, float *d_wte, float *d_wpe
 }
 
 // The formulas and shapes of both: kernels/cpu/layernorm.h.
-static inline void layernorm_forward(Stream *stream, const LayernormForward *work) {
+static inline void layernorm_forward(Stream *stream, const Layernorm *work) {
     KERNEL(layernorm_forward, stream->precision, stream, work);
 }
 
-static inline void layernorm_backward(Stream *stream, const LayernormBackward *work) {
+static inline void layernorm_backward(Stream *stream, const Layernorm *work) {
     KERNEL(layernorm_backward, stream->precision, stream, work);
 }
 

@@ -236,29 +236,35 @@ static void run_embedding_backward(Bench *bench, const Case *work, void **arrays
 }
 
 static void run_layernorm_forward(Bench *bench, const Case *work, void **arrays) {
-    LayernormForward layernorm = {reals(arrays[0]), (float *)arrays[1],     reals(arrays[2]),
-                                  reals(arrays[3]), reals(arrays[4]),       reals(arrays[5]),
-                                  reals(arrays[6]), reals(arrays[7]),       1e-5f,
-                                  work->rows,       bench->config.channels, bench->stream.precision};
+    Layernorm layernorm = {.statistics = (float *)arrays[1],
+                           .residual = reals(arrays[2]),
+                           .weight = reals(arrays[6]),
+                           .bias = reals(arrays[7]),
+                           .epsilon = 1e-5f,
+                           .rows = work->rows,
+                           .channels = bench->config.channels,
+                           .output = reals(arrays[0]),
+                           .residual_before = reals(arrays[3]),
+                           .branch = reals(arrays[4]),
+                           .branch_bias = reals(arrays[5])};
     layernorm_forward(&bench->stream, &layernorm);
 }
 
 static void run_layernorm_backward(Bench *bench, const Case *work, void **arrays) {
     float *sums = (float *)arrays[1];
     int C = bench->config.channels;
-    LayernormBackward layernorm = {reals(arrays[0]),
-                                   true,
-                                   sums,
-                                   sums + C,
-                                   sums + 2 * C,
-                                   (float *)arrays[2],
-                                   reals(arrays[3]),
-                                   reals(arrays[4]),
-                                   (const float *)arrays[5],
-                                   reals(arrays[6]),
-                                   work->rows,
-                                   C,
-                                   bench->stream.precision};
+    Layernorm layernorm = {.statistics = (float *)arrays[5],
+                           .residual = reals(arrays[4]),
+                           .weight = reals(arrays[6]),
+                           .rows = work->rows,
+                           .channels = C,
+                           .d_residual = reals(arrays[0]),
+                           .accumulate = true,
+                           .d_weight = sums,
+                           .d_bias = sums + C,
+                           .d_branch_bias = sums + 2 * C,
+                           .partials = (float *)arrays[2],
+                           .d_output = reals(arrays[3])};
     layernorm_backward(&bench->stream, &layernorm);
 }
 

@@ -31,15 +31,21 @@ static void launch_layers(Stream *stream, const ModelConfig *config) {
     int32_t *numbers = (int32_t *)(void *)somewhere();
     Real *reals = somewhere();
     float *floats = floats_somewhere();
-    LayernormForward forward = {reals, floats, reals, reals, reals, reals,
-                                reals, reals,  1e-5f, T,     C,     stream->precision};
-    LayernormBackward backward = {};
+    Layernorm forward = {.statistics = floats,
+                         .residual = reals,
+                         .weight = reals,
+                         .bias = reals,
+                         .epsilon = 1e-5f,
+                         .rows = T,
+                         .channels = C,
+                         .output = reals,
+                         .residual_before = reals,
+                         .branch = reals,
+                         .branch_bias = reals};
+    Layernorm backward = forward;
     backward.d_residual = reals;
     backward.d_weight = backward.d_bias = backward.d_branch_bias = backward.partials = floats;
-    backward.d_output = backward.residual = backward.weight = reals;
-    backward.statistics = floats;
-    backward.rows = T;
-    backward.channels = C;
+    backward.d_output = reals;
     embedding_forward(stream, reals, reals, reals, numbers, 1, T, C);
     layernorm_forward(stream, &forward);
     layernorm_backward(stream, &backward);

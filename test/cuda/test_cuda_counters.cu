@@ -104,9 +104,9 @@ static Expected embedding_forward_case(Stream *stream, double e) {
     return {2 * rows + rows / B, 3 * rows + rows / 16 * sizeof(int32_t), 0, 0};
 }
 
-static LayernormForward layernorm_case(Precision precision, bool branch) {
+static Layernorm layernorm_case(Precision precision, bool branch) {
     size_t all = (size_t)N * C;
-    LayernormForward work = {};
+    Layernorm work = {};
     work.output = array_of_reals(all, precision);
     work.statistics = array<float>(2 * N);
     work.residual = array_of_reals(all, precision);
@@ -123,14 +123,14 @@ static LayernormForward layernorm_case(Precision precision, bool branch) {
 
 // Weight, bias and the branch's bias are asked for by every row, and stay in a cache.
 static Expected layernorm_first_case(Stream *stream, double e) {
-    LayernormForward work = layernorm_case(stream->precision, false);
+    Layernorm work = layernorm_case(stream->precision, false);
     begin_counting();
     layernorm_forward(stream, &work);
     return {2 * e * N * C, 4 * e * N * C, 0, 0};
 }
 
 static Expected layernorm_forward_case(Stream *stream, double e) {
-    LayernormForward work = layernorm_case(stream->precision, true);
+    Layernorm work = layernorm_case(stream->precision, true);
     begin_counting();
     layernorm_forward(stream, &work);
     return {4 * e * N * C, 7 * e * N * C, 0, 0};
@@ -138,7 +138,7 @@ static Expected layernorm_forward_case(Stream *stream, double e) {
 
 static Expected layernorm_backward_case(Stream *stream, double e) {
     size_t all = (size_t)N * C;
-    LayernormBackward work = {};
+    Layernorm work = {};
     work.d_residual = array_of_reals(all, stream->precision);
     work.accumulate = true;
     work.d_weight = array<float>(C);

@@ -179,13 +179,13 @@ static const NormCase real_norm_cases[] = {{8192, 768, true, true},
 
 // Expected are output and statistics that the CPU computes from the residual that the device
 // stored.
-static void check_norm_forward(const NormCase *shape, Precision precision, const LayernormForward *device,
+static void check_norm_forward(const NormCase *shape, Precision precision, const Layernorm *device,
                                const float *weight, const float *bias, Result results[2], int order) {
     size_t rows = (size_t)shape->rows, C = (size_t)shape->channels;
     if (order == 0) {
         float *stored = from_device(device->residual, rows * C, precision), *statistics = room(2 * rows),
               *output = room(rows * C);
-        LayernormForward work = *device;
+        Layernorm work = *device;
         work.residual = (Real *)stored;
         work.branch = NULL;
         work.output = (Real *)output;
@@ -211,7 +211,7 @@ static void run_norm_forward_case(const NormCase *shape, Precision precision) {
                          {"statistics", NULL, 2 * rows, 1e-5, NULL}};
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
-        LayernormForward work;
+        Layernorm work;
         memset(&work, 0, sizeof work);
         work.output = poisoned(count, precision);
         work.statistics = poisoned_floats(2 * rows);
@@ -258,7 +258,7 @@ static void norm_statistics(NormBackward *host, size_t rows, size_t C) {
 static void norm_backward_expected(NormBackward *host, const NormCase *shape, Precision precision) {
     size_t C = (size_t)shape->channels, count = (size_t)shape->rows * C;
     float *gradient = copy_of(host->gradient, count), *sums = copy_of(host->sums, 3 * C);
-    LayernormBackward work;
+    Layernorm work;
     memset(&work, 0, sizeof work);
     work.d_residual = (Real *)gradient;
     work.accumulate = shape->accumulate;
@@ -267,7 +267,7 @@ static void norm_backward_expected(NormBackward *host, const NormCase *shape, Pr
     work.d_branch_bias = shape->branch ? sums + 2 * C : NULL;
     work.partials = room((size_t)ROW_BLOCKS * 3 * C);
     work.d_output = (const Real *)host->d_output;
-    work.residual = (const Real *)host->residual;
+    work.residual = (Real *)host->residual;
     work.statistics = host->statistics;
     work.weight = (const Real *)host->weight;
     work.rows = shape->rows;
@@ -294,7 +294,7 @@ static void run_norm_backward_case(const NormCase *shape, Precision precision) {
         cuda_use_order(order);
         float *sums[3];
         for (int i = 0; i < 3; i++) { sums[i] = floats_on_device(host.sums + (size_t)i * C, C); }
-        LayernormBackward work;
+        Layernorm work;
         memset(&work, 0, sizeof work);
         work.d_residual =
             shape->accumulate ? on_device(host.gradient, count, precision) : poisoned(count, precision);
@@ -346,7 +346,7 @@ static void test_layernorm_passes_nan(void **state) {
         float *x = numbers(ROWS * C, 1, precision), *weight = numbers(C, 1, precision),
               *statistics = numbers(2 * ROWS, 1, PRECISION_FP32);
         x[BAD * C + 21] = bad[i / 2];
-        LayernormForward forward;
+        Layernorm forward;
         memset(&forward, 0, sizeof forward);
         forward.output = poisoned(ROWS * C, precision);
         forward.statistics = poisoned_floats(2 * ROWS);
@@ -355,7 +355,7 @@ static void test_layernorm_passes_nan(void **state) {
         forward.epsilon = 1e-5f;
         forward.rows = ROWS;
         forward.channels = C;
-        LayernormBackward backward;
+        Layernorm backward;
         memset(&backward, 0, sizeof backward);
         float *sums = floats_on_device(numbers(C, 1, PRECISION_FP32), C),
               *other_sums = floats_on_device(numbers(C, 1, PRECISION_FP32), C);

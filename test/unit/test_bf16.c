@@ -146,18 +146,17 @@ static void layernorms_round_what_they_store(void **state) {
     for (int precision = 1; precision >= 0; precision--) {
         Precision p = (Precision)precision;
         Stream stream = stream_in(p, 2);
-        LayernormForward forward = {both_reals(&output, p),
-                                    statistics[p],
-                                    both_reals(&residual, p),
-                                    both_reals(&before, p),
-                                    both_reals(&branch, p),
-                                    both_reals(&bias, p),
-                                    both_reals(&weight, p),
-                                    both_reals(&shift, p),
-                                    1e-5f,
-                                    ROWS,
-                                    C,
-                                    PRECISION_FP32};
+        Layernorm forward = {.statistics = statistics[p],
+                             .residual = both_reals(&residual, p),
+                             .weight = both_reals(&weight, p),
+                             .bias = both_reals(&shift, p),
+                             .epsilon = 1e-5f,
+                             .rows = ROWS,
+                             .channels = C,
+                             .output = both_reals(&output, p),
+                             .residual_before = both_reals(&before, p),
+                             .branch = both_reals(&branch, p),
+                             .branch_bias = both_reals(&bias, p)};
         if (p == PRECISION_FP32) {
             for (size_t i = 0; i < COUNT; i++) {
                 float exact = before.floats[i] + (branch.floats[i] + bias.floats[i % C]);
@@ -167,19 +166,18 @@ static void layernorms_round_what_they_store(void **state) {
             forward.branch = NULL;
         }
         layernorm_forward(&stream, &forward);
-        LayernormBackward backward = {both_reals(&d_residual, p),
-                                      true,
-                                      sums[p][0],
-                                      sums[p][1],
-                                      sums[p][2],
-                                      partials,
-                                      both_reals(&d_output, p),
-                                      both_reals(&residual, p),
-                                      statistics[p],
-                                      both_reals(&weight, p),
-                                      ROWS,
-                                      C,
-                                      PRECISION_FP32};
+        Layernorm backward = {.statistics = statistics[p],
+                              .residual = both_reals(&residual, p),
+                              .weight = both_reals(&weight, p),
+                              .rows = ROWS,
+                              .channels = C,
+                              .d_residual = both_reals(&d_residual, p),
+                              .accumulate = true,
+                              .d_weight = sums[p][0],
+                              .d_bias = sums[p][1],
+                              .d_branch_bias = sums[p][2],
+                              .partials = partials,
+                              .d_output = both_reals(&d_output, p)};
         layernorm_backward(&stream, &backward);
         thread_pool_destroy(stream.pool);
     }

@@ -286,15 +286,25 @@ static void check_layernorm(int rows, int C, bool branch, bool accumulate, int t
     for (int s = 0; s < 3; s++) {
         for (size_t c = 0; c < width; c++) { expected_sums[(size_t)s * width + c] = (double)sums[s][c]; }
     }
-    // clang-format off
-    LayernormForward forward = {
-        as_reals(output), statistics, as_reals(residual), as_reals(branch ? before : NULL),
-        as_reals(branch ? added : NULL), as_reals(branch ? added_bias : NULL),
-        as_reals(weight), as_reals(bias), 1e-5f, rows, C, PRECISION_FP32};
-    LayernormBackward backward = {
-        as_reals(d_residual), accumulate, sums[0], sums[1], branch ? sums[2] : NULL, partials,
-        as_reals(dy), as_reals(residual), statistics, as_reals(weight), rows, C, PRECISION_FP32};
-    // clang-format on
+    Layernorm forward = {.statistics = statistics,
+                         .residual = as_reals(residual),
+                         .weight = as_reals(weight),
+                         .bias = as_reals(bias),
+                         .epsilon = 1e-5f,
+                         .rows = rows,
+                         .channels = C,
+                         .output = as_reals(output),
+                         .residual_before = as_reals(branch ? before : NULL),
+                         .branch = as_reals(branch ? added : NULL),
+                         .branch_bias = as_reals(branch ? added_bias : NULL)},
+              backward = forward;
+    backward.d_residual = as_reals(d_residual);
+    backward.accumulate = accumulate;
+    backward.d_weight = sums[0];
+    backward.d_bias = sums[1];
+    backward.d_branch_bias = branch ? sums[2] : NULL;
+    backward.partials = partials;
+    backward.d_output = as_reals(dy);
     layernorm_forward(&stream, &forward);
     layernorm_backward(&stream, &backward);
     double *work = (double *)malloc(5 * width * sizeof(double)), *x = work, *y = x + width, *dx = y + width,

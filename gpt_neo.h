@@ -391,6 +391,21 @@ static inline void gpt_neo_linear(GptNeo *model, Stream *stream, Real *output, c
     gpt_neo_lap(model, OPERATION_LINEAR_FORWARD);
 }
 
+// What both passes of attention in layer l read and write.
+static inline Attention gpt_neo_attention(const GptNeo *model, int l) {
+    GptNeoLayer layer = gpt_neo_layer(model, l);
+    Attention work = {.output = layer.attention,
+                      .logsumexp = layer.logsumexp,
+                      .scratch = model->scores,
+                      .qkv = layer.qkv,
+                      .B = model->B,
+                      .T = model->T,
+                      .channels = model->config.channels,
+                      .heads = model->config.heads,
+                      .window = gpt_neo_window(&model->config, l)};
+    return work;
+}
+
 // Attention of the one position that decode() is at: only its key and value are new,
 // those of all before it are in the cache.
 static inline void gpt_neo_attention_decode(GptNeo *model, Stream *stream, int l) {
@@ -418,8 +433,7 @@ static inline void gpt_neo_gelu_forward(GptNeo *model, Stream *stream, int l) {
 // Layer l up to mlp_hidden, which its last product reads. add_branch: as in
 // gpt_neo_layernorm.
 static inline void gpt_neo_layer_forward(GptNeo *model, Stream *stream, int l, bool add_branch) {
-    const ModelConfig *config = &model->config;
-    int C = config->channels, F = config->mlp_channels;
+    int C = model->config.channels, F = model->config.mlp_channels;
     GptNeoLayer layer = gpt_neo_layer(model, l);
 
     // q, k, v = W_qkv LayerNorm_1(x); attention = softmax(q k^T) v
@@ -428,8 +442,8 @@ static inline void gpt_neo_layer_forward(GptNeo *model, Stream *stream, int l, b
     if (model->settings.decodes) {
         gpt_neo_attention_decode(model, stream, l);
     } else {
-        attention_forward(stream, layer.attention, layer.logsumexp, model->scores, layer.qkv, model->B,
-                          model->T, C, config->heads, gpt_neo_window(config, l));
+        Attention work = gpt_neo_attention(model, l);
+        attention(stream, &work);
     }
     gpt_neo_lap(model, OPERATION_ATTENTION_FORWARD);
 
@@ -568,8 +582,7 @@ static inline void gpt_neo_linear_backward(GptNeo *model, Stream *stream, float 
 // that gradients are finished, from the end of the layer towards its beginning.
 static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *gradients, int l,
                                           const Pace *pace) {
-    const ModelConfig *config = &model->config;
-    int C = config->channels, F = config->mlp_channels, wide = model->d_wide_stride;
+    int C = model->config.channels, F = model->config.mlp_channels, wide = model->d_wide_stride;
     Recompute recompute = model->settings.recompute;
     bool again = recompute == RECOMPUTE_LAYERNORM; // each LayerNorm is computed again before its use
     if (recompute >= RECOMPUTE_BLOCK) {
@@ -595,8 +608,11 @@ static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *
     // x = x + W_out attention(q, k, v) + b_out
     gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_OUT_WEIGHT, model->branch, C,
                             model->d_residual, C, layer.attention, C, C);
-    attention_backward(stream, model->d_wide, wide, model->scores, model->branch, layer.attention, layer.qkv,
-                       layer.logsumexp, model->B, model->T, C, config->heads, gpt_neo_window(config, l));
+    Attention work = gpt_neo_attention(model, l);
+    work.d_qkv = model->d_wide;
+    work.d_qkv_stride = wide;
+    work.d_output = model->branch;
+    attention(stream, &work);
     gpt_neo_lap(model, OPERATION_ATTENTION_BACKWARD);
 
     // q, k, v = W_qkv LayerNorm_1(x)

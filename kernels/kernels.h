@@ -202,43 +202,13 @@ static inline void layernorm_backward(Stream *stream, const Layernorm *work) {
     KERNEL(layernorm_backward, stream->precision, stream, work);
 }
 
-// output (B, T, C) = softmax(q k^T over the visible keys) v for qkv (B, T, 3C); logsumexp
-// (B, H, T) of the scores, for backward. A query sees the `window` latest keys, its own
-// included; 0: all. scratch (attention_scratch_floats).
-static inline void attention_forward(Stream *stream, Real *output, float *logsumexp, float *scratch,
-                                     const Real *qkv, int B, int T, int C, int heads, int window) {
-    Attention work = {.output = output,
-                      .logsumexp = logsumexp,
-                      .scratch = scratch,
-                      .qkv = qkv,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .heads = heads,
-                      .window = window < T ? window : 0,
-                      .precision = stream->precision};
-    KERNEL(attention, stream->precision, stream, &work);
-}
-
-// d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and forward's qkv,
-// logsumexp and output.
-static inline void attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *scratch,
-                                      const Real *d_output, const Real *output, const Real *qkv,
-                                      const float *logsumexp, int B, int T, int C, int heads, int window) {
-    Attention work = {.output = (Real *)output,
-                      .logsumexp = (float *)logsumexp,
-                      .scratch = scratch,
-                      .qkv = qkv,
-                      .d_qkv = d_qkv,
-                      .d_output = d_output,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .heads = heads,
-                      .d_qkv_stride = d_qkv_stride,
-                      .window = window < T ? window : 0,
-                      .precision = stream->precision};
-    KERNEL(attention, stream->precision, stream, &work);
+// output (B, T, C) = softmax(q k^T over the visible keys) v for qkv (B, T, 3C). With a d_qkv: the
+// gradient of qkv, from d_output and what forward has written (kernels/cpu/attention.h).
+static inline void attention(Stream *stream, const Attention *work) {
+    Attention here = *work;
+    here.window = work->window < work->T ? work->window : 0;
+    here.precision = stream->precision;
+    KERNEL(attention, stream->precision, stream, &here);
 }
 
 // output (rows, columns) = gelu_new(saved + bias), where `saved` holds the product

@@ -26,6 +26,7 @@
 
 #include "dev/gpu/gelu_epilogues.cuh"
 #include "models.h"
+#include "test/attention_calls.h"
 
 enum { ARRAYS = 10, CASES = 64, FORMS = 5, TRIALS = 15, MOST_SETS = 64, FILL_BLOCK = 256 };
 

@@ -8,6 +8,7 @@
 
 #include "kernels/kernels.h"
 #include "models.h"
+#include "test/attention_calls.h"
 
 // What the line of a launch ends with.
 static const char *launches_of(const char *name) {

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "kernels/kernels.h"
+#include "test/attention_calls.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 

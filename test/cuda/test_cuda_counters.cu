@@ -16,6 +16,7 @@
 #include "test/cuda/cuda_kernels.h"
 
 #include "kernels/kernels.h"
+#include "test/attention_calls.h"
 #include "test/cuda/accesses.h"
 
 // ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/product_rates.h"
 #include "runtime/random.h"
+#include "test/attention_calls.h"
 #include "test/model_loss.h"
 
 static Random test_random;

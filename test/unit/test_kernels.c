@@ -9,6 +9,7 @@
 
 #include "kernels/kernels.h"
 #include "runtime/random.h"
+#include "test/attention_calls.h"
 
 #if defined(__SANITIZE_THREAD__)
 enum { THREADS_OF_A_PLAIN_PROCESS = 2 }; // ThreadSanitizer has one of its own

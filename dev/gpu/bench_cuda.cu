@@ -24,6 +24,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "comm/layout.h"
 #include "dev/gpu/gelu_epilogues.cuh"
 #include "models.h"
 #include "test/attention_calls.h"
@@ -141,7 +142,7 @@ static void fill_array(Bench *bench, Fill fill, void *array, size_t bytes, uint3
 
 static size_t set_bytes(const Case *work) {
     size_t bytes = 0;
-    for (int i = 0; i < work->count; i++) { bytes += arena_round_up(work->bytes[i]); }
+    for (int i = 0; i < work->count; i++) { bytes += layout_round_up(work->bytes[i], ARENA_ALIGNMENT); }
     return bytes;
 }
 
@@ -154,7 +155,7 @@ static void place_set(const Bench *bench, const Case *work, int set, void **arra
     char *place = bench->pool + (size_t)set * set_bytes(work);
     for (int i = 0; i < work->count; i++) {
         arrays[i] = place;
-        place += arena_round_up(work->bytes[i]);
+        place += layout_round_up(work->bytes[i], ARENA_ALIGNMENT);
     }
 }
 
@@ -477,7 +478,7 @@ static void run_wire_decode(Bench *bench, const Case *work, void **arrays) {
 static void run_wire_sum(Bench *bench, const Case *work, void **arrays) {
     WirePieces run = wire_range(work->format, bench->elements);
     wire_sum_on_gpu(&bench->stream, work->format, (float *)arrays[2], arrays[0],
-                    arena_round_up(work->bytes[0]), 2, &run);
+                    layout_round_up(work->bytes[0], ARENA_ALIGNMENT), 2, &run);
 }
 
 static void prepare_wire(Bench *bench, const Case *work, void **arrays) {

@@ -394,6 +394,7 @@ static inline void gpt_neo_linear(GptNeo *model, Stream *stream, Real *output, c
 // What both passes of attention in layer l read and write.
 static inline Attention gpt_neo_attention(const GptNeo *model, int l) {
     GptNeoLayer layer = gpt_neo_layer(model, l);
+    int window = gpt_neo_window(&model->config, l);
     Attention work = {.output = layer.attention,
                       .logsumexp = layer.logsumexp,
                       .scratch = model->scores,
@@ -402,7 +403,7 @@ static inline Attention gpt_neo_attention(const GptNeo *model, int l) {
                       .T = model->T,
                       .channels = model->config.channels,
                       .heads = model->config.heads,
-                      .window = gpt_neo_window(&model->config, l)};
+                      .window = window < model->T ? window : 0};
     return work;
 }
 
@@ -424,9 +425,12 @@ static inline void gpt_neo_attention_decode(GptNeo *model, Stream *stream, int l
 // mlp_hidden = gelu(gelu_saved + b_fc)
 static inline void gpt_neo_gelu_forward(GptNeo *model, Stream *stream, int l) {
     GptNeoLayer layer = gpt_neo_layer(model, l);
-    gelu_forward(stream, layer.mlp_hidden, layer.gelu_saved,
-                 gpt_neo_weight(model, gpt_neo_at(model, l, TENSOR_FC_BIAS)), (int)gpt_neo_rows(model),
-                 model->config.mlp_channels);
+    Gelu work = {.output = layer.mlp_hidden,
+                 .saved = layer.gelu_saved,
+                 .bias = gpt_neo_weight(model, gpt_neo_at(model, l, TENSOR_FC_BIAS)),
+                 .rows = (int)gpt_neo_rows(model),
+                 .columns = model->config.mlp_channels};
+    gelu_forward(stream, &work);
     gpt_neo_lap(model, OPERATION_GELU);
 }
 
@@ -470,10 +474,15 @@ static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *pa
     model->weights_version = version;
     const int32_t *batch = gpt_neo_upload(model, stream, model->tokens, tokens, gpt_neo_rows(model));
     gpt_neo_need(model, stream, parameters, pace, gpt_neo_at(model, 0, TENSOR_LN_1_WEIGHT));
-    embedding_forward(
-        stream, model->residuals, gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]),
-        gpt_neo_weight(model, model->offsets[GPT_NEO_WPE] + (size_t)model->position * (size_t)C), batch,
-        model->B, model->T, C);
+    Embedding embedding = {
+        .output = model->residuals,
+        .wte = gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]),
+        .wpe = gpt_neo_weight(model, model->offsets[GPT_NEO_WPE] + (size_t)model->position * (size_t)C),
+        .tokens = batch,
+        .B = model->B,
+        .T = model->T,
+        .channels = C};
+    embedding_forward(stream, &embedding);
     gpt_neo_lap(model, OPERATION_EMBEDDING);
     for (int l = 0; l < L; l++) {
         gpt_neo_need(model, stream, parameters, pace, gpt_neo_at(model, l + 1, TENSOR_LN_1_WEIGHT));
@@ -596,8 +605,15 @@ static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *
     gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_PROJ_WEIGHT, model->d_wide, wide,
                             model->d_residual, C, layer.mlp_hidden, F, C);
     size_t fc_bias = gpt_neo_at(model, l, TENSOR_FC_BIAS);
-    gelu_backward(stream, model->d_wide, wide, gradients + fc_bias, model->partials, layer.gelu_saved,
-                  gpt_neo_weight(model, fc_bias), (int)gpt_neo_rows(model), F);
+    Gelu gelu = {.saved = layer.gelu_saved,
+                 .gradient = model->d_wide,
+                 .bias = gpt_neo_weight(model, fc_bias),
+                 .d_bias = gradients + fc_bias,
+                 .partials = model->partials,
+                 .rows = (int)gpt_neo_rows(model),
+                 .columns = F,
+                 .gradient_stride = wide};
+    gelu_backward(stream, &gelu);
     gpt_neo_lap(model, OPERATION_GELU);
     if (again) { gpt_neo_layernorm(model, stream, 2 * l + 1, false); }
     gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_FC_WEIGHT, model->branch, C, model->d_wide,
@@ -608,11 +624,11 @@ static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *
     // x = x + W_out attention(q, k, v) + b_out
     gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_OUT_WEIGHT, model->branch, C,
                             model->d_residual, C, layer.attention, C, C);
-    Attention work = gpt_neo_attention(model, l);
-    work.d_qkv = model->d_wide;
-    work.d_qkv_stride = wide;
-    work.d_output = model->branch;
-    attention(stream, &work);
+    Attention heads = gpt_neo_attention(model, l);
+    heads.d_qkv = model->d_wide;
+    heads.d_qkv_stride = wide;
+    heads.d_output = model->branch;
+    attention(stream, &heads);
     gpt_neo_lap(model, OPERATION_ATTENTION_BACKWARD);
 
     // q, k, v = W_qkv LayerNorm_1(x)
@@ -645,11 +661,16 @@ static inline const float *gpt_neo_gradients(void *self, Stream *stream, const v
     if (on_gpu) {
         embedding_order(model->host_order, model->host_counts, tokens, (int)rows, model->config.vocabulary);
     }
-    embedding_backward(stream, gradients + model->offsets[GPT_NEO_WTE],
-                       gradients + model->offsets[GPT_NEO_WPE], model->embedding_partials, model->d_residual,
-                       on_gpu ? model->tokens : tokens,
-                       gpt_neo_upload(model, stream, model->order, model->host_order, rows), model->B,
-                       model->T, model->config.channels);
+    Embedding embedding = {.d_wte = gradients + model->offsets[GPT_NEO_WTE],
+                           .d_wpe = gradients + model->offsets[GPT_NEO_WPE],
+                           .partials = model->embedding_partials,
+                           .d_output = model->d_residual,
+                           .tokens = on_gpu ? model->tokens : tokens,
+                           .order = gpt_neo_upload(model, stream, model->order, model->host_order, rows),
+                           .B = model->B,
+                           .T = model->T,
+                           .channels = model->config.channels};
+    embedding_backward(stream, &embedding);
     gpt_neo_lap(model, OPERATION_EMBEDDING);
     return model->losses;
 }

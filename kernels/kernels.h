@@ -160,88 +160,25 @@ static inline void matmul_product(Stream *stream, Real *result, const Real *a, b
 // ---------------------------------------------------------------------------------------
 // Layers
 
-// output (B, T, C) = wte[tokens] + wpe[position]; tokens must lie in the vocabulary.
-static inline void embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe,
-                                     const int32_t *tokens, int B, int T, int C) {
-    Embedding work = {.output = output,
-                      .wte = wte,
-                      .wpe = wpe,
-                      .tokens = tokens,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .precision = stream->precision};
-    KERNEL(embedding_forward, stream->precision, stream, &work);
-}
+// Each takes a struct, whose header in kernels/cpu/ has the formulas and the shapes, with all that
+// the pass needs but the precision.
+#define LAYER(operation, Work) \
+    static inline void operation(Stream *stream, const Work *work) { \
+        Work here = *work; \
+        here.precision = stream->precision; \
+        KERNEL(operation, stream->precision, stream, &here); \
+    }
 
-// d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they
-// produced. Only on a GPU: order (B, T), the rows sorted by token (embedding_order), and
-// partials (embedding_partials_floats).
-static inline void embedding_backward(Stream *stream, float *d_wte, float *d_wpe, float *partials,
-                                      const Real *d_output, const int32_t *tokens, const int32_t *order,
-                                      int B, int T, int C) {
-    Embedding work = {.d_wte = d_wte,
-                      .d_wpe = d_wpe,
-                      .partials = partials,
-                      .d_output = d_output,
-                      .tokens = tokens,
-                      .order = order,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .precision = stream->precision};
-    KERNEL(embedding_backward, stream->precision, stream, &work);
-}
-
-// The formulas and shapes of both: kernels/cpu/layernorm.h.
-static inline void layernorm_forward(Stream *stream, const Layernorm *work) {
-    KERNEL(layernorm_forward, stream->precision, stream, work);
-}
-
-static inline void layernorm_backward(Stream *stream, const Layernorm *work) {
-    KERNEL(layernorm_backward, stream->precision, stream, work);
-}
-
-// output (B, T, C) = softmax(q k^T over the visible keys) v for qkv (B, T, 3C). With a d_qkv: the
-// gradient of qkv, from d_output and what forward has written (kernels/cpu/attention.h).
-static inline void attention(Stream *stream, const Attention *work) {
-    Attention here = *work;
-    here.window = work->window < work->T ? work->window : 0;
-    here.precision = stream->precision;
-    KERNEL(attention, stream->precision, stream, &here);
-}
-
-// output (rows, columns) = gelu_new(saved + bias), where `saved` holds the product
-// without bias. It then holds what gelu_backward needs. On the CPU that is the
-// derivative, which costs more to compute again than to keep; on a GPU `saved` does not
-// change, and the same call computes the output again.
-static inline void gelu_forward(Stream *stream, Real *output, Real *saved, const Real *bias, int rows,
-                                int columns) {
-    Gelu work = {.output = output,
-                 .saved = saved,
-                 .bias = bias,
-                 .rows = rows,
-                 .columns = columns,
-                 .precision = stream->precision};
-    KERNEL(gelu_forward, stream->precision, stream, &work);
-}
-
-// gradient (rows, columns), rows gradient_stride apart, *= the derivative; d_bias
-// (columns) += its sum over rows; partials (row_partials_floats(columns)).
-static inline void gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias,
-                                 float *partials, const Real *saved, const Real *bias, int rows,
-                                 int columns) {
-    Gelu work = {.saved = (Real *)saved,
-                 .gradient = gradient,
-                 .bias = bias,
-                 .d_bias = d_bias,
-                 .partials = partials,
-                 .rows = rows,
-                 .columns = columns,
-                 .gradient_stride = gradient_stride,
-                 .precision = stream->precision};
-    KERNEL(gelu_backward, stream->precision, stream, &work);
-}
+LAYER(embedding_forward, Embedding)
+LAYER(embedding_backward, Embedding)
+LAYER(layernorm_forward, Layernorm)
+LAYER(layernorm_backward, Layernorm)
+LAYER(attention, Attention) // forward; with a d_qkv backward, from what forward has written
+// Forward leaves in `saved` what backward needs. On the CPU that is the derivative, which costs
+// more to compute again than to keep; on a GPU `saved` does not change, and the same call
+// computes the output again.
+LAYER(gelu_forward, Gelu)
+LAYER(gelu_backward, Gelu)
 
 // losses (rows) = -log softmax(logits)[target], 0 where target < 0. logits (rows, V),
 // rows `stride` apart, are overwritten by gradient_scale (softmax - one-hot), 0 where

@@ -27,7 +27,7 @@
 #include "comm/layout.h"
 #include "dev/gpu/gelu_epilogues.cuh"
 #include "models.h"
-#include "test/attention_calls.h"
+#include "test/layer_calls.h"
 
 enum { ARRAYS = 10, CASES = 64, FORMS = 5, TRIALS = 15, MOST_SETS = 64, FILL_BLOCK = 256 };
 
@@ -226,15 +226,15 @@ static void run_copy(Bench *bench, const Case *work, void **arrays) {
 
 static void run_embedding_forward(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    embedding_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]),
-                      (const int32_t *)arrays[3], bench->B, bench->T, bench->config.channels);
+    call_embedding_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]),
+                           (const int32_t *)arrays[3], bench->B, bench->T, bench->config.channels);
 }
 
 static void run_embedding_backward(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    embedding_backward(&bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2],
-                       reals(arrays[3]), (const int32_t *)arrays[4], (const int32_t *)arrays[5], bench->B,
-                       bench->T, bench->config.channels);
+    call_embedding_backward(&bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2],
+                            reals(arrays[3]), (const int32_t *)arrays[4], (const int32_t *)arrays[5],
+                            bench->B, bench->T, bench->config.channels);
 }
 
 static void run_layernorm_forward(Bench *bench, const Case *work, void **arrays) {
@@ -271,13 +271,13 @@ static void run_layernorm_backward(Bench *bench, const Case *work, void **arrays
 }
 
 static void run_gelu_forward(Bench *bench, const Case *work, void **arrays) {
-    gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]), work->rows,
-                 bench->config.mlp_channels);
+    call_gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]), work->rows,
+                      bench->config.mlp_channels);
 }
 
 static void run_gelu_backward(Bench *bench, const Case *work, void **arrays) {
-    gelu_backward(&bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[3], (float *)arrays[4],
-                  reals(arrays[1]), reals(arrays[2]), work->rows, bench->config.mlp_channels);
+    call_gelu_backward(&bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[3], (float *)arrays[4],
+                       reals(arrays[1]), reals(arrays[2]), work->rows, bench->config.mlp_channels);
 }
 
 static void run_cross_entropy(Bench *bench, const Case *work, void **arrays) {
@@ -286,14 +286,14 @@ static void run_cross_entropy(Bench *bench, const Case *work, void **arrays) {
 }
 
 static void run_attention_forward(Bench *bench, const Case *work, void **arrays) {
-    attention_forward(&bench->stream, reals(arrays[0]), (float *)arrays[1], NULL, reals(arrays[2]), bench->B,
-                      bench->T, bench->config.channels, bench->config.heads, work->window);
+    call_attention_forward(&bench->stream, reals(arrays[0]), (float *)arrays[1], NULL, reals(arrays[2]),
+                           bench->B, bench->T, bench->config.channels, bench->config.heads, work->window);
 }
 
 static void run_attention_backward(Bench *bench, const Case *work, void **arrays) {
-    attention_backward(&bench->stream, reals(arrays[3]), bench->wide, (float *)arrays[4], reals(arrays[5]),
-                       reals(arrays[0]), reals(arrays[2]), (const float *)arrays[1], bench->B, bench->T,
-                       bench->config.channels, bench->config.heads, work->window);
+    call_attention_backward(&bench->stream, reals(arrays[3]), bench->wide, (float *)arrays[4],
+                            reals(arrays[5]), reals(arrays[0]), reals(arrays[2]), (const float *)arrays[1],
+                            bench->B, bench->T, bench->config.channels, bench->config.heads, work->window);
 }
 
 // With one tile of 16 rows for each warp, where the model's choice is two.
@@ -347,8 +347,8 @@ static void run_mlp_product(Bench *bench, const Case *work, void **arrays) {
 
 static void run_mlp_ours(Bench *bench, const Case *work, void **arrays) {
     run_mlp_product(bench, work, arrays);
-    gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
-                 work->outputs);
+    call_gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
+                      work->outputs);
 }
 
 static void run_mlp_epilogue(Bench *bench, const Case *work, void **arrays) {
@@ -365,8 +365,8 @@ static void run_mlp_bias(Bench *bench, const Case *work, void **arrays) {
                               work->outputs) != CUBLAS_STATUS_SUCCESS) {
         return;
     }
-    gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
-                 work->outputs);
+    call_gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
+                      work->outputs);
 }
 
 // The gradient of the second product's input, then that of GELU's input and its sum.
@@ -379,8 +379,8 @@ static void run_d_mlp_product(Bench *bench, const Case *work, void **arrays) {
 
 static void run_d_mlp_ours(Bench *bench, const Case *work, void **arrays) {
     run_d_mlp_product(bench, work, arrays);
-    gelu_backward(&bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[5], (float *)arrays[7],
-                  reals(arrays[1]), reals(arrays[4]), work->rows, work->inputs);
+    call_gelu_backward(&bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[5], (float *)arrays[7],
+                       reals(arrays[1]), reals(arrays[4]), work->rows, work->inputs);
 }
 
 static bool d_mlp_epilogue(Bench *bench, const Case *work, void **arrays, Real *sums) {

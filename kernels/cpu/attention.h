@@ -49,8 +49,8 @@ typedef struct Attention {
     Real *d_qkv;          // backward (B, T, 3C), rows d_qkv_stride apart; NULL: forward
     const Real *d_output; // backward (B, T, C)
     int B, T, channels, heads, d_qkv_stride;
-    int window;          // keys that a query sees, its own included; 0: all up to its own
-    Precision precision; // attention() in kernels/kernels.h sets it
+    int window; // keys that a query sees, its own included; 0: all up to its own
+    Precision precision;
 } Attention;
 
 // The first key that a query sees.

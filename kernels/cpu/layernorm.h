@@ -34,7 +34,7 @@ typedef struct Layernorm {
     const Real *weight, *bias; // (C)
     float epsilon;
     int rows, channels;
-    Precision precision; // cpu_layernorm_forward and _backward set it
+    Precision precision;
     // Forward
     Real *output;                // (rows, C)
     const Real *residual_before; // (rows, C)
@@ -87,9 +87,7 @@ REAL_LOOP void layernorm_forward_rows(const Layernorm *work, int block, Precisio
 REAL_TASK(Layernorm, precision, layernorm_forward_rows);
 
 static inline void cpu_layernorm_forward(Stream *stream, const Layernorm *work) {
-    Layernorm here = *work;
-    here.precision = stream->precision;
-    thread_pool_run(stream->pool, row_block_count(work->rows), layernorm_forward_rows_task, &here);
+    thread_pool_run(stream->pool, row_block_count(work->rows), layernorm_forward_rows_task, (void *)work);
 }
 
 REAL_LOOP void layernorm_backward_rows(const Layernorm *work, int block, Precision precision) {
@@ -130,9 +128,7 @@ REAL_TASK(Layernorm, precision, layernorm_backward_rows);
 
 static inline void cpu_layernorm_backward(Stream *stream, const Layernorm *work) {
     int blocks = row_block_count(work->rows), C = work->channels;
-    Layernorm here = *work;
-    here.precision = stream->precision;
-    thread_pool_run(stream->pool, blocks, layernorm_backward_rows_task, &here);
+    thread_pool_run(stream->pool, blocks, layernorm_backward_rows_task, (void *)work);
     column_sums_add(stream, work->d_weight, work->partials, blocks, 3 * C, C);
     column_sums_add(stream, work->d_bias, work->partials + C, blocks, 3 * C, C);
     if (work->d_branch_bias != NULL) {

@@ -16,8 +16,8 @@
 #include "test/cuda/cuda_kernels.h"
 
 #include "kernels/kernels.h"
-#include "test/attention_calls.h"
 #include "test/cuda/accesses.h"
+#include "test/layer_calls.h"
 
 // ---------------------------------------------------------------------------------------
 // Counting
@@ -98,7 +98,7 @@ static Expected embedding_forward_case(Stream *stream, double e) {
          *wpe = array_of_reals((size_t)T * C, stream->precision);
     int32_t host[N], *tokens = tokens_on_device(host);
     begin_counting();
-    embedding_forward(stream, output, wte, wpe, tokens, B, T, C);
+    call_embedding_forward(stream, output, wte, wpe, tokens, B, T, C);
     // B sequences share the positions. Each thread, with 16 bytes of a row, asks for the
     // token.
     double rows = e * N * C;
@@ -166,7 +166,7 @@ static Expected gelu_forward_case(Stream *stream, double e) {
          *saved = array_of_reals((size_t)N * F, stream->precision),
          *bias = array_of_reals(F, stream->precision);
     begin_counting();
-    gelu_forward(stream, output, saved, bias, N, F);
+    call_gelu_forward(stream, output, saved, bias, N, F);
     return {2 * e * N * F, (2 + 1.0 / GELU_ROWS) * e * N * F, 0, 0};
 }
 
@@ -176,7 +176,7 @@ static Expected gelu_backward_case(Stream *stream, double e) {
          *bias = array_of_reals(F, stream->precision);
     float *d_bias = array<float>(F), *partials = array<float>((size_t)CUDA_ROW_BLOCKS * F);
     begin_counting();
-    gelu_backward(stream, gradient, F, d_bias, partials, saved, bias, N, F);
+    call_gelu_backward(stream, gradient, F, d_bias, partials, saved, bias, N, F);
     double bytes = 3 * e * N * F + workspace_bytes(F);
     return {bytes, bytes + e * F * cuda_row_blocks(N), 0, 0};
 }
@@ -201,7 +201,7 @@ static Expected embedding_backward_case(Stream *stream, double e) {
     embedding_order(sorted, counts, host, N, V);
     memcpy(order, sorted, sizeof sorted);
     begin_counting();
-    embedding_backward(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C);
+    call_embedding_backward(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C);
     // All tokens differ; a position is B rows.
     return {e * N * C + 8.0 * N * C + 8.0 * T * C, 2 * e * N * C + 8.0 * N * C + 8.0 * T * C, 0, 0};
 }
@@ -228,7 +228,7 @@ static Expected attention_forward_case(Stream *stream, int window) {
          *qkv = array_of_reals((size_t)N * 3 * D, PRECISION_BF16);
     float *logsumexp = array<float>(N);
     begin_counting();
-    attention_forward(stream, output, logsumexp, NULL, qkv, B, T, D, 1, window);
+    call_attention_forward(stream, output, logsumexp, NULL, qkv, B, T, D, 1, window);
     double tile = CUDA_ATTENTION_TILE,
            asked = 2.0 * D * (2 * N + 2 * visible_pairs(window, BLOCK_ROWS, tile) / BLOCK_ROWS);
     return {8.0 * N * D, asked, 4.0 * D * visible_pairs(window, 1, 1),
@@ -245,7 +245,8 @@ static Expected attention_backward_case(Stream *stream, int window) {
          *qkv = array_of_reals((size_t)N * 3 * D, PRECISION_BF16);
     float *logsumexp = array<float>(N), *deltas = array<float>(N);
     begin_counting();
-    attention_backward(stream, d_qkv, 3 * D, deltas, d_output, output, qkv, logsumexp, B, T, D, 1, window);
+    call_attention_backward(stream, d_qkv, 3 * D, deltas, d_output, output, qkv, logsumexp, B, T, D, 1,
+                            window);
     double tile = CUDA_ATTENTION_TILE, loads = visible_pairs(window, BLOCK_ROWS, tile) / BLOCK_ROWS,
            asked = 2.0 * D * (2 * N + 3 * N + 4 * N + 4 * loads) + 8 * loads;
     return {16.0 * N * D, asked, 10.0 * D * visible_pairs(window, 1, 1),

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "kernels/kernels.h"
+#include "test/layer_calls.h"
 
 enum { KEPT = 64 };
 
@@ -408,11 +409,11 @@ static void run_gelu_case(const GeluCase *shape, Precision precision) {
     float *output = copy_of(product, count), *derivative = copy_of(product, count),
           *before = numbers(columns, 1, PRECISION_FP32);
     float *gradient = copy_of(d_output, gradient_count), *d_bias = copy_of(before, columns);
-    gelu_forward(cpu_stream(), as_reals(output), as_reals(derivative), as_reals(bias), shape->rows,
-                 shape->columns);
+    call_gelu_forward(cpu_stream(), as_reals(output), as_reals(derivative), as_reals(bias), shape->rows,
+                      shape->columns);
     float *partials = room(ROW_BLOCKS * columns);
-    gelu_backward(cpu_stream(), as_reals(gradient), (int)stride, d_bias, partials, as_reals(derivative), NULL,
-                  shape->rows, shape->columns);
+    call_gelu_backward(cpu_stream(), as_reals(gradient), (int)stride, d_bias, partials, as_reals(derivative),
+                       NULL, shape->rows, shape->columns);
     Result results[4] = {{"output", output, count, rounding(precision), NULL},
                          {"saved", product, count, 0, NULL},
                          {"gradient", gradient, gradient_count, rounding(precision), NULL},
@@ -425,9 +426,9 @@ static void run_gelu_case(const GeluCase *shape, Precision precision) {
         float *device_d_bias = floats_on_device(before, columns),
               *device_partials = poisoned_floats((size_t)CUDA_ROW_BLOCKS * columns);
         Stream *stream = cuda_test_stream(precision);
-        gelu_forward(stream, device_output, saved, device_bias, shape->rows, shape->columns);
-        gelu_backward(stream, device_gradient, (int)stride, device_d_bias, device_partials, saved,
-                      device_bias, shape->rows, shape->columns);
+        call_gelu_forward(stream, device_output, saved, device_bias, shape->rows, shape->columns);
+        call_gelu_backward(stream, device_gradient, (int)stride, device_d_bias, device_partials, saved,
+                           device_bias, shape->rows, shape->columns);
         cuda_test_wait(stream);
         result_check(&results[0], order, from_device(device_output, count, precision));
         result_check(&results[1], order, from_device(saved, count, precision));
@@ -466,8 +467,8 @@ static void test_gelu_far_out(void **state) {
     Real *gradient = on_device(ones, COUNT, PRECISION_FP32);
     float *d_bias = floats_on_device(zeros, COUNT), *partials = poisoned_floats(CUDA_ROW_BLOCKS * COUNT);
     Stream *stream = cuda_test_stream(PRECISION_FP32);
-    gelu_forward(stream, output, saved, bias, 1, COUNT);
-    gelu_backward(stream, gradient, COUNT, d_bias, partials, saved, bias, 1, COUNT);
+    call_gelu_forward(stream, output, saved, bias, 1, COUNT);
+    call_gelu_backward(stream, gradient, COUNT, d_bias, partials, saved, bias, 1, COUNT);
     cuda_test_wait(stream);
     float *values = from_device(output, COUNT, PRECISION_FP32),
           *derivatives = from_device(gradient, COUNT, PRECISION_FP32);
@@ -534,8 +535,8 @@ static void run_embedding_forward_case(const EmbeddingCase *shape, Precision pre
            V = (size_t)shape->vocabulary, T = (size_t)shape->T;
     int32_t *tokens = embedding_tokens(shape);
     float *wte = numbers(V * C, 1, precision), *wpe = numbers(T * C, 1, precision), *expected = room(count);
-    embedding_forward(cpu_stream(), as_reals(expected), as_reals(wte), as_reals(wpe), tokens, shape->B,
-                      shape->T, shape->channels);
+    call_embedding_forward(cpu_stream(), as_reals(expected), as_reals(wte), as_reals(wpe), tokens, shape->B,
+                           shape->T, shape->channels);
     host_round(expected, count, precision);
     Result result = {"embedding", expected, count, 0, NULL};
     const int32_t *device_tokens =
@@ -545,8 +546,8 @@ static void run_embedding_forward_case(const EmbeddingCase *shape, Precision pre
         cuda_use_order(order);
         Real *output = poisoned(count, precision);
         Stream *stream = cuda_test_stream(precision);
-        embedding_forward(stream, output, device_wte, device_wpe, device_tokens, shape->B, shape->T,
-                          shape->channels);
+        call_embedding_forward(stream, output, device_wte, device_wpe, device_tokens, shape->B, shape->T,
+                               shape->channels);
         cuda_test_wait(stream);
         result_check(&result, order, from_device(output, count, precision));
     }
@@ -561,8 +562,8 @@ static void run_embedding_backward_case(const EmbeddingCase *shape, Precision pr
     float *d_output = numbers(rows * C, 1, precision), *wte = numbers(V * C, 1, PRECISION_FP32),
           *wpe = numbers(T * C, 1, PRECISION_FP32);
     float *expected_wte = copy_of(wte, V * C), *expected_wpe = copy_of(wpe, T * C);
-    embedding_backward(cpu_stream(), expected_wte, expected_wpe, NULL, as_reals(d_output), tokens, NULL,
-                       shape->B, shape->T, shape->channels);
+    call_embedding_backward(cpu_stream(), expected_wte, expected_wpe, NULL, as_reals(d_output), tokens, NULL,
+                            shape->B, shape->T, shape->channels);
     Result results[2] = {{"d_wte", expected_wte, V * C, 1e-5, NULL},
                          {"d_wpe", expected_wpe, T * C, 1e-6, NULL}};
     const int32_t *device_tokens = keep_device((int32_t *)device_from_host(tokens, rows * sizeof(int32_t)));
@@ -574,8 +575,8 @@ static void run_embedding_backward_case(const EmbeddingCase *shape, Precision pr
         float *d_wte = floats_on_device(wte, V * C), *d_wpe = floats_on_device(wpe, T * C);
         float *partials = poisoned_floats(embedding_partials_floats((int)rows, shape->channels));
         Stream *stream = cuda_test_stream(precision);
-        embedding_backward(stream, d_wte, d_wpe, partials, gradient, device_tokens, device_order, shape->B,
-                           shape->T, shape->channels);
+        call_embedding_backward(stream, d_wte, d_wpe, partials, gradient, device_tokens, device_order,
+                                shape->B, shape->T, shape->channels);
         cuda_test_wait(stream);
         result_check(&results[0], order, floats_from_device(d_wte, V * C));
         result_check(&results[1], order, floats_from_device(d_wpe, T * C));

@@ -57,7 +57,6 @@ static inline void scheduler_account_job(Scheduler *s) {
         s->gradients_done += job->total.micro_batches;
         spikes->in_a_row = 0;
     }
-    TraceSums sums = trace_take(&s->trace);
     CommitReport report = {.commit = local ? job->commit : s->optimizer.commits,
                            .gradients_done = local ? job->gradients_done : s->gradients_done,
                            .micro_batches = job->total.micro_batches,
@@ -66,11 +65,7 @@ static inline void scheduler_account_job(Scheduler *s) {
                            .perfect_loss = job->total.perfect_loss / job->total.predicted,
                            .learning_rate = job->learning_rate,
                            .gradient_norm = job->gradient_norm,
-                           .compute_seconds = sums.compute_seconds,
-                           .communication_seconds = sums.communication_seconds,
-                           .exposed_seconds = sums.exposed_seconds,
-                           .micro_batch_seconds = sums.micro_batch_seconds,
-                           .micro_batch_cpu_seconds = sums.micro_batch_cpu_seconds};
+                           .seconds = trace_take(&s->trace)};
     s->report = report;
     s->reports++;
 }

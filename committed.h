@@ -25,13 +25,15 @@ typedef struct MasterGather {
 static inline void gather_masters_task(void *context, Stream *stream) {
     const MasterGather *work = (const MasterGather *)context;
     Scheduler *s = work->scheduler;
-    size_t cells = s->layout.cells;
-    Collective collective = {
-        .layout = &s->layout, .wire = WIRE_FP32, .buffer = s->gradients.data, .source = s->optimizer.master};
+    Collective collective = {.layout = &s->layout,
+                             .end = s->layout.cells,
+                             .wire = WIRE_FP32,
+                             .buffer = s->gradients.data,
+                             .source = s->optimizer.master};
     if (work->casts != NULL) {
-        comm_gather_casts(&s->comm, stream, &collective, work->casts, 0, cells);
+        comm_gather_casts(&s->comm, stream, &collective, work->casts);
     } else {
-        comm_all_gather(&s->comm, stream, &collective, 0, cells);
+        comm_exchange(&s->comm, stream, &collective, ALL_GATHER);
     }
 }
 

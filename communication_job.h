@@ -127,9 +127,10 @@ static inline void job_wait_for_gradients(Scheduler *s, size_t count) {
 static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
     Collective collective = job_reduction(s, job);
     const Layout *layout = &job->layout;
-    for (size_t end = layout->cells; end > 0;) {
-        size_t begin = end > job->bucket ? end - job->bucket : 0;
-        size_t first = layout_cell_begin(layout, begin), last = layout_cell_begin(layout, end);
+    for (collective.end = layout->cells; collective.end > 0; collective.end = collective.first) {
+        collective.first = collective.end > job->bucket ? collective.end - job->bucket : 0;
+        size_t first = layout_cell_begin(layout, collective.first),
+               last = layout_cell_begin(layout, collective.end);
         if (job->follows) { job_wait_for_gradients(s, layout_padded(layout) - first); }
         job_span_begins(s, "reduce-scatter");
         if (job->inspects) { // while it is still known which rank the values come from
@@ -137,14 +138,13 @@ static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
                                                   last - first, 1, s->inspect_partials);
             job_note_own(job, square, collective.buffer, first, last, stream);
         }
-        comm_reduce_scatter(&s->comm, stream, &collective, begin, end);
+        comm_exchange(&s->comm, stream, &collective, REDUCE_SCATTER);
         job_span_ended(s, job);
         if (job->all_reduces) {
             job_span_begins(s, "all-gather");
-            comm_all_gather(&s->comm, stream, &collective, begin, end);
+            comm_exchange(&s->comm, stream, &collective, ALL_GATHER);
             job_span_ended(s, job);
         }
-        end = begin;
     }
 }
 
@@ -272,7 +272,7 @@ static inline double clip_scale(double clip, double norm) {
 // estimate is written over the reduced gradient that it is made from.
 static inline void job_step(Scheduler *s, Job *job, Stream *stream) {
     bool stepped = job->steps && job->spike == SPIKE_NONE;
-    job->result = stepped && job->kind != COMMIT ? RESULT_REDUCED : RESULT_MASTER;
+    job->over_gradient = stepped && job->kind != COMMIT;
     if (!stepped) { return; }
     job_span_begins(s, "step");
     float *reduced = job_buffer(s, job)->data;
@@ -307,18 +307,18 @@ static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
     Collective collective = {.layout = layout,
                              .wire = wire,
                              .buffer = job->follows ? s->parameters.data : s->comm_buffer.data,
-                             .source = job->result == RESULT_MASTER ? s->optimizer.master : NULL,
+                             .source = job->over_gradient ? NULL : s->optimizer.master,
                              .base = wire_is_coarse(wire) ? s->parameters.data : NULL};
-    for (size_t begin = 0; begin < layout->cells; begin += job->bucket) {
-        size_t end = size_min(begin + job->bucket, layout->cells);
+    for (; collective.first < layout->cells; collective.first = collective.end) {
+        collective.end = size_min(collective.first + job->bucket, layout->cells);
         job_span_begins(s, "all-gather");
         if (s->settings.keeps_casts) {
-            comm_gather_casts(&s->comm, stream, &collective, casts, begin, end);
+            comm_gather_casts(&s->comm, stream, &collective, casts);
         } else {
-            comm_all_gather(&s->comm, stream, &collective, begin, end);
+            comm_exchange(&s->comm, stream, &collective, ALL_GATHER);
         }
         job_span_ended(s, job);
-        watermark_raise(&s->arrived, layout_cell_begin(layout, end)); // H7
+        watermark_raise(&s->arrived, layout_cell_begin(layout, collective.end)); // H7
     }
 }
 

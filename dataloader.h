@@ -36,7 +36,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <glob.h>
 #include <math.h>
 #include <stdbool.h>
@@ -109,13 +108,6 @@ enum {
 // ---------------------------------------------------------------------------------------
 // One file
 
-static inline uint32_t data_token(const DataFile *file, uint64_t position) {
-    const void *tokens = file->content.tokens;
-    if (file->content.token_bytes == 1) { return ((const uint8_t *)tokens)[position]; }
-    if (file->content.token_bytes == 2) { return ((const uint16_t *)tokens)[position]; }
-    return ((const uint32_t *)tokens)[position];
-}
-
 static inline uint64_t data_file_windows(uint64_t token_count, int T) {
     return token_count > 0 ? (token_count - 1) / (uint64_t)T : 0;
 }
@@ -124,13 +116,14 @@ static inline bool data_token_error(const DataFile *file, uint64_t position, int
     return error_set(error,
                      "%s: token %u at position %llu is beyond the model's vocabulary of %d; it was made for "
                      "another tokenizer",
-                     file->path, data_token(file, position), (unsigned long long)position, vocabulary);
+                     file->path, token_file_token(&file->content, position), (unsigned long long)position,
+                     vocabulary);
 }
 
 // Whether all ids are below the vocabulary.
 static inline bool data_file_scan(const DataFile *file, int vocabulary, Error *error) {
     for (uint64_t i = 0; i < file->content.token_count; i++) {
-        if (data_token(file, i) >= (uint32_t)vocabulary) {
+        if (token_file_token(&file->content, i) >= (uint32_t)vocabulary) {
             return data_token_error(file, i, vocabulary, error);
         }
     }
@@ -310,24 +303,20 @@ static inline Text *data_loader_texts(const DataLoader *loader, Error *error) {
     return texts;
 }
 
-// The first file that says which tokenizer made it; NULL: none does.
-static inline const DataFile *data_loader_signed_file(const DataLoader *loader) {
-    for (int i = 0; i < loader->file_count; i++) {
-        if (token_hash_is_known(loader->files[i].content.tokenizer_hash)) { return &loader->files[i]; }
-    }
-    return NULL;
-}
-
 // The SHA-256 of the tokenizer that made the data; NULL: the files do not say.
 static inline const uint8_t *data_loader_tokenizer(const DataLoader *loader) {
-    const DataFile *file = data_loader_signed_file(loader);
-    return file != NULL ? file->content.tokenizer_hash : NULL;
+    for (int i = 0; i < loader->file_count; i++) {
+        const uint8_t *hash = loader->files[i].content.tokenizer_hash;
+        if (token_hash_is_known(hash)) { return hash; }
+    }
+    return NULL;
 }
 
 // Maps every listed file, recognises its format and checks its ids, and that all files
 // are of one kind and of one tokenizer.
 static inline bool data_loader_map(DataLoader *loader, Error *error) {
     size_t scanned = 0;
+    const DataFile *signed_file = NULL; // the first that says which tokenizer made it
     for (int i = 0; i < loader->file_count; i++) {
         DataFile *file = &loader->files[i];
         const DataFile *first = &loader->files[0];
@@ -335,7 +324,7 @@ static inline bool data_loader_map(DataLoader *loader, Error *error) {
         TokenFileCheck check =
             file->bytes <= DATA_SCAN_BYTES - scanned ? TOKEN_FILE_CHECK_ALL : TOKEN_FILE_CHECK_HEADER;
         if (!data_file_read(file, loader->vocabulary, check, error)) { return false; }
-        const DataFile *signed_file = data_loader_signed_file(loader);
+        if (signed_file == NULL && token_hash_is_known(file->content.tokenizer_hash)) { signed_file = file; }
         if (signed_file != NULL &&
             !token_hashes_agree(signed_file->content.tokenizer_hash, file->content.tokenizer_hash)) {
             return error_set(error, "%s and %s were made by different tokenizers: a run needs one",
@@ -661,7 +650,7 @@ static inline void data_copy_window(void *context) {
     for (copy->copied = 0; copy->copied <= T; copy->copied++) {
         int t = copy->copied;
         uint64_t position = copy->start + (uint64_t)t;
-        uint32_t id = data_token(copy->file, position);
+        uint32_t id = token_file_token(&copy->file->content, position);
         if (id >= (uint32_t)copy->vocabulary) { return; }
         if (t < T) { copy->tokens[t] = (int32_t)id; }
         bool counts = token_mask_counts(copy->file->content.mask, position);

@@ -7,21 +7,14 @@
 //   theta(t+1) = Opt(theta(t), sum of all gradients / their number)
 //
 // Gradients are sent bucket by bucket while the last backward pass still computes others,
-// so that on a fast network most of the exchange is hidden. The verbs are those of zero1;
+// so that on a fast network most of the exchange is hidden. The verbs are those of zero1 (zero.h);
 // the difference is `replicated`: every rank receives all the sums, holds the whole
 // optimizer state and steps all of it. The sums have the same bits as under zero1, and
 // with an fp32 wire so have the parameters.
 #ifndef ACCO_DDP_H
 #define ACCO_DDP_H
 
-#include "rule.h"
-#include "scheduler.h"
-
-static inline void ddp_commit(Scheduler *s) {
-    launch_following(s, COMMIT);
-    accumulate(s, s->settings.micro_batches);
-    wait_for(s);
-}
+#include "zero.h"
 
 static const Rule ddp_rule = {
     .name = "ddp",
@@ -30,7 +23,7 @@ static const Rule ddp_rule = {
     .departs = 1,
     .replicated = true,
     .rounds_per_commit = 1,
-    .commit = ddp_commit,
+    .commit = zero1_commit,
 };
 
 #endif

@@ -306,12 +306,10 @@ static inline int gpt_neo_window(const ModelConfig *config, int l) {
     return config->local[l] ? config->window : 0;
 }
 
-// What LayerNorm `norm` reads and writes. LayerNorms have numbers: 2l and 2l + 1 in layer
-// l, 2L after the last layer.
+// What both passes of LayerNorm `norm` read and write. LayerNorms have numbers: 2l and 2l + 1 in
+// layer l, 2L after the last layer.
 typedef struct GptNeoNorm {
-    Real *residual;      // (B, T, C): its input
-    Real *output;        // (B, T, C)
-    float *statistics;   // (B, T, 2): mean and 1/stddev
+    Layernorm work;
     size_t weight, bias; // offsets
     size_t branch_bias;  // where norm > 0: of the bias that is added to the residual right before
 } GptNeoNorm;
@@ -319,28 +317,32 @@ typedef struct GptNeoNorm {
 static inline GptNeoNorm gpt_neo_norm(const GptNeo *model, int norm) {
     Recompute recompute = model->settings.recompute;
     int C = model->config.channels, l = norm / 2, slot = recompute >= RECOMPUTE_BLOCK ? norm % 2 : norm;
+    bool first = norm % 2 == 0; // of its layer
     GptNeoNorm parts;
-    parts.output =
-        gpt_neo_slice(model, model->normals, recompute >= RECOMPUTE_LAYERNORM ? norm % 2 : norm, C);
-    parts.statistics = model->statistics + (size_t)slot * gpt_neo_rows(model) * 2;
-    if (norm % 2 == 0) {
-        parts.residual = gpt_neo_slice(model, model->residuals, l, C);
-        parts.weight = gpt_neo_at(model, l, TENSOR_LN_1_WEIGHT);
-        parts.bias = gpt_neo_at(model, l, TENSOR_LN_1_BIAS);
-        parts.branch_bias = norm > 0 ? gpt_neo_at(model, l - 1, TENSOR_PROJ_BIAS) : 0;
-    } else {
-        parts.residual = gpt_neo_slice(model, model->residual_mid, slot / 2, C);
-        parts.weight = gpt_neo_at(model, l, TENSOR_LN_2_WEIGHT);
-        parts.bias = gpt_neo_at(model, l, TENSOR_LN_2_BIAS);
-        parts.branch_bias = gpt_neo_at(model, l, TENSOR_OUT_BIAS);
+    memset(&parts, 0, sizeof parts);
+    parts.weight = gpt_neo_at(model, l, first ? TENSOR_LN_1_WEIGHT : TENSOR_LN_2_WEIGHT);
+    parts.bias = gpt_neo_at(model, l, first ? TENSOR_LN_1_BIAS : TENSOR_LN_2_BIAS);
+    if (norm > 0) {
+        parts.branch_bias = gpt_neo_at(model, (norm - 1) / 2, first ? TENSOR_PROJ_BIAS : TENSOR_OUT_BIAS);
     }
+    Layernorm *work = &parts.work;
+    work->residual = first ? gpt_neo_slice(model, model->residuals, l, C)
+                           : gpt_neo_slice(model, model->residual_mid, slot / 2, C);
+    work->output =
+        gpt_neo_slice(model, model->normals, recompute >= RECOMPUTE_LAYERNORM ? norm % 2 : norm, C);
+    work->statistics = model->statistics + (size_t)slot * gpt_neo_rows(model) * 2;
+    work->weight = gpt_neo_weight(model, parts.weight);
+    work->bias = gpt_neo_weight(model, parts.bias);
+    work->epsilon = model->config.epsilon;
+    work->rows = (int)gpt_neo_rows(model);
+    work->channels = C;
     return parts;
 }
 
 // The last hidden state, LayerNorm_f(x) (B, T, C), of the latest forward pass. Times
 // wte^T it gives the logits.
 static inline Real *gpt_neo_hidden(const GptNeo *model) {
-    return gpt_neo_norm(model, 2 * model->config.layers).output;
+    return gpt_neo_norm(model, 2 * model->config.layers).work.output;
 }
 
 // The device's copy of (count) tokens or targets; on the CPU the host's own.
@@ -371,19 +373,12 @@ static inline void gpt_neo_need(GptNeo *model, Stream *stream, const void *param
 // before that, model->branch and the branch's bias.
 static inline void gpt_neo_layernorm(GptNeo *model, Stream *stream, int norm, bool add_branch) {
     GptNeoNorm parts = gpt_neo_norm(model, norm);
-    LayernormForward work;
-    work.output = parts.output;
-    work.statistics = parts.statistics;
-    work.residual = parts.residual;
-    work.residual_before = add_branch ? gpt_neo_norm(model, norm - 1).residual : NULL;
-    work.branch = add_branch ? model->branch : NULL;
-    work.branch_bias = add_branch ? gpt_neo_weight(model, parts.branch_bias) : NULL;
-    work.weight = gpt_neo_weight(model, parts.weight);
-    work.bias = gpt_neo_weight(model, parts.bias);
-    work.epsilon = model->config.epsilon;
-    work.rows = (int)gpt_neo_rows(model);
-    work.channels = model->config.channels;
-    layernorm_forward(stream, &work);
+    if (add_branch) {
+        parts.work.residual_before = gpt_neo_norm(model, norm - 1).work.residual;
+        parts.work.branch = model->branch;
+        parts.work.branch_bias = gpt_neo_weight(model, parts.branch_bias);
+    }
+    layernorm_forward(stream, &parts.work);
     gpt_neo_lap(model, OPERATION_LAYERNORM);
 }
 
@@ -394,6 +389,22 @@ static inline void gpt_neo_linear(GptNeo *model, Stream *stream, Real *output, c
     matmul_forward(stream, output, outputs, input, gpt_neo_weight(model, gpt_neo_at(model, l, weight)),
                    (int)gpt_neo_rows(model), inputs, outputs);
     gpt_neo_lap(model, OPERATION_LINEAR_FORWARD);
+}
+
+// What both passes of attention in layer l read and write.
+static inline Attention gpt_neo_attention(const GptNeo *model, int l) {
+    GptNeoLayer layer = gpt_neo_layer(model, l);
+    int window = gpt_neo_window(&model->config, l);
+    Attention work = {.output = layer.attention,
+                      .logsumexp = layer.logsumexp,
+                      .scratch = model->scores,
+                      .qkv = layer.qkv,
+                      .B = model->B,
+                      .T = model->T,
+                      .channels = model->config.channels,
+                      .heads = model->config.heads,
+                      .window = window < model->T ? window : 0};
+    return work;
 }
 
 // Attention of the one position that decode() is at: only its key and value are new,
@@ -414,34 +425,36 @@ static inline void gpt_neo_attention_decode(GptNeo *model, Stream *stream, int l
 // mlp_hidden = gelu(gelu_saved + b_fc)
 static inline void gpt_neo_gelu_forward(GptNeo *model, Stream *stream, int l) {
     GptNeoLayer layer = gpt_neo_layer(model, l);
-    gelu_forward(stream, layer.mlp_hidden, layer.gelu_saved,
-                 gpt_neo_weight(model, gpt_neo_at(model, l, TENSOR_FC_BIAS)), (int)gpt_neo_rows(model),
-                 model->config.mlp_channels);
+    Gelu work = {.output = layer.mlp_hidden,
+                 .saved = layer.gelu_saved,
+                 .bias = gpt_neo_weight(model, gpt_neo_at(model, l, TENSOR_FC_BIAS)),
+                 .rows = (int)gpt_neo_rows(model),
+                 .columns = model->config.mlp_channels};
+    gelu_forward(stream, &work);
     gpt_neo_lap(model, OPERATION_GELU);
 }
 
 // Layer l up to mlp_hidden, which its last product reads. add_branch: as in
 // gpt_neo_layernorm.
 static inline void gpt_neo_layer_forward(GptNeo *model, Stream *stream, int l, bool add_branch) {
-    const ModelConfig *config = &model->config;
-    int C = config->channels, F = config->mlp_channels;
+    int C = model->config.channels, F = model->config.mlp_channels;
     GptNeoLayer layer = gpt_neo_layer(model, l);
 
     // q, k, v = W_qkv LayerNorm_1(x); attention = softmax(q k^T) v
     gpt_neo_layernorm(model, stream, 2 * l, add_branch);
-    gpt_neo_linear(model, stream, layer.qkv, gpt_neo_norm(model, 2 * l).output, l, TENSOR_Q, C, 3 * C);
+    gpt_neo_linear(model, stream, layer.qkv, gpt_neo_norm(model, 2 * l).work.output, l, TENSOR_Q, C, 3 * C);
     if (model->settings.decodes) {
         gpt_neo_attention_decode(model, stream, l);
     } else {
-        attention_forward(stream, layer.attention, layer.logsumexp, model->scores, layer.qkv, model->B,
-                          model->T, C, config->heads, gpt_neo_window(config, l));
+        Attention work = gpt_neo_attention(model, l);
+        attention(stream, &work);
     }
     gpt_neo_lap(model, OPERATION_ATTENTION_FORWARD);
 
     // x = x + W_out attention + b_out, then mlp_hidden = gelu(W_fc LayerNorm_2(x) + b_fc)
     gpt_neo_linear(model, stream, model->branch, layer.attention, l, TENSOR_OUT_WEIGHT, C, C);
     gpt_neo_layernorm(model, stream, 2 * l + 1, true);
-    gpt_neo_linear(model, stream, layer.gelu_saved, gpt_neo_norm(model, 2 * l + 1).output, l,
+    gpt_neo_linear(model, stream, layer.gelu_saved, gpt_neo_norm(model, 2 * l + 1).work.output, l,
                    TENSOR_FC_WEIGHT, C, F);
     gpt_neo_gelu_forward(model, stream, l);
 }
@@ -461,10 +474,15 @@ static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *pa
     model->weights_version = version;
     const int32_t *batch = gpt_neo_upload(model, stream, model->tokens, tokens, gpt_neo_rows(model));
     gpt_neo_need(model, stream, parameters, pace, gpt_neo_at(model, 0, TENSOR_LN_1_WEIGHT));
-    embedding_forward(
-        stream, model->residuals, gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]),
-        gpt_neo_weight(model, model->offsets[GPT_NEO_WPE] + (size_t)model->position * (size_t)C), batch,
-        model->B, model->T, C);
+    Embedding embedding = {
+        .output = model->residuals,
+        .wte = gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]),
+        .wpe = gpt_neo_weight(model, model->offsets[GPT_NEO_WPE] + (size_t)model->position * (size_t)C),
+        .tokens = batch,
+        .B = model->B,
+        .T = model->T,
+        .channels = C};
+    embedding_forward(stream, &embedding);
     gpt_neo_lap(model, OPERATION_EMBEDDING);
     for (int l = 0; l < L; l++) {
         gpt_neo_need(model, stream, parameters, pace, gpt_neo_at(model, l + 1, TENSOR_LN_1_WEIGHT));
@@ -541,20 +559,15 @@ static inline void gpt_neo_head(GptNeo *model, Stream *stream, float *gradients,
 // over rows is the gradient of the bias that was added to the residual right before.
 static inline void gpt_neo_layernorm_backward(GptNeo *model, Stream *stream, float *gradients, int norm) {
     GptNeoNorm parts = gpt_neo_norm(model, norm);
-    LayernormBackward work;
-    work.d_residual = model->d_residual;
-    work.accumulate = norm < 2 * model->config.layers;
-    work.d_weight = gradients + parts.weight;
-    work.d_bias = gradients + parts.bias;
-    work.d_branch_bias = norm > 0 ? gradients + parts.branch_bias : NULL;
-    work.partials = model->partials;
-    work.d_output = model->branch;
-    work.residual = parts.residual;
-    work.statistics = parts.statistics;
-    work.weight = gpt_neo_weight(model, parts.weight);
-    work.rows = (int)gpt_neo_rows(model);
-    work.channels = model->config.channels;
-    layernorm_backward(stream, &work);
+    Layernorm *work = &parts.work;
+    work->d_residual = model->d_residual;
+    work->accumulate = norm < 2 * model->config.layers;
+    work->d_weight = gradients + parts.weight;
+    work->d_bias = gradients + parts.bias;
+    work->d_branch_bias = norm > 0 ? gradients + parts.branch_bias : NULL;
+    work->partials = model->partials;
+    work->d_output = model->branch;
+    layernorm_backward(stream, work);
     gpt_neo_lap(model, OPERATION_LAYERNORM);
 }
 
@@ -578,8 +591,7 @@ static inline void gpt_neo_linear_backward(GptNeo *model, Stream *stream, float 
 // that gradients are finished, from the end of the layer towards its beginning.
 static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *gradients, int l,
                                           const Pace *pace) {
-    const ModelConfig *config = &model->config;
-    int C = config->channels, F = config->mlp_channels, wide = model->d_wide_stride;
+    int C = model->config.channels, F = model->config.mlp_channels, wide = model->d_wide_stride;
     Recompute recompute = model->settings.recompute;
     bool again = recompute == RECOMPUTE_LAYERNORM; // each LayerNorm is computed again before its use
     if (recompute >= RECOMPUTE_BLOCK) {
@@ -593,26 +605,36 @@ static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *
     gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_PROJ_WEIGHT, model->d_wide, wide,
                             model->d_residual, C, layer.mlp_hidden, F, C);
     size_t fc_bias = gpt_neo_at(model, l, TENSOR_FC_BIAS);
-    gelu_backward(stream, model->d_wide, wide, gradients + fc_bias, model->partials, layer.gelu_saved,
-                  gpt_neo_weight(model, fc_bias), (int)gpt_neo_rows(model), F);
+    Gelu gelu = {.saved = layer.gelu_saved,
+                 .gradient = model->d_wide,
+                 .bias = gpt_neo_weight(model, fc_bias),
+                 .d_bias = gradients + fc_bias,
+                 .partials = model->partials,
+                 .rows = (int)gpt_neo_rows(model),
+                 .columns = F,
+                 .gradient_stride = wide};
+    gelu_backward(stream, &gelu);
     gpt_neo_lap(model, OPERATION_GELU);
     if (again) { gpt_neo_layernorm(model, stream, 2 * l + 1, false); }
     gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_FC_WEIGHT, model->branch, C, model->d_wide,
-                            wide, gpt_neo_norm(model, 2 * l + 1).output, C, F);
+                            wide, gpt_neo_norm(model, 2 * l + 1).work.output, C, F);
     gpt_neo_layernorm_backward(model, stream, gradients, 2 * l + 1);
     pace_finish(pace, gpt_neo_at(model, l, TENSOR_LN_2_WEIGHT));
 
     // x = x + W_out attention(q, k, v) + b_out
     gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_OUT_WEIGHT, model->branch, C,
                             model->d_residual, C, layer.attention, C, C);
-    attention_backward(stream, model->d_wide, wide, model->scores, model->branch, layer.attention, layer.qkv,
-                       layer.logsumexp, model->B, model->T, C, config->heads, gpt_neo_window(config, l));
+    Attention heads = gpt_neo_attention(model, l);
+    heads.d_qkv = model->d_wide;
+    heads.d_qkv_stride = wide;
+    heads.d_output = model->branch;
+    attention(stream, &heads);
     gpt_neo_lap(model, OPERATION_ATTENTION_BACKWARD);
 
     // q, k, v = W_qkv LayerNorm_1(x)
     if (again) { gpt_neo_layernorm(model, stream, 2 * l, false); }
     gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_Q, model->branch, C, model->d_wide, wide,
-                            gpt_neo_norm(model, 2 * l).output, C, 3 * C);
+                            gpt_neo_norm(model, 2 * l).work.output, C, 3 * C);
     gpt_neo_layernorm_backward(model, stream, gradients, 2 * l);
     pace_finish(pace, gpt_neo_at(model, l, TENSOR_LN_1_WEIGHT));
 }
@@ -639,11 +661,16 @@ static inline const float *gpt_neo_gradients(void *self, Stream *stream, const v
     if (on_gpu) {
         embedding_order(model->host_order, model->host_counts, tokens, (int)rows, model->config.vocabulary);
     }
-    embedding_backward(stream, gradients + model->offsets[GPT_NEO_WTE],
-                       gradients + model->offsets[GPT_NEO_WPE], model->embedding_partials, model->d_residual,
-                       on_gpu ? model->tokens : tokens,
-                       gpt_neo_upload(model, stream, model->order, model->host_order, rows), model->B,
-                       model->T, model->config.channels);
+    Embedding embedding = {.d_wte = gradients + model->offsets[GPT_NEO_WTE],
+                           .d_wpe = gradients + model->offsets[GPT_NEO_WPE],
+                           .partials = model->embedding_partials,
+                           .d_output = model->d_residual,
+                           .tokens = on_gpu ? model->tokens : tokens,
+                           .order = gpt_neo_upload(model, stream, model->order, model->host_order, rows),
+                           .B = model->B,
+                           .T = model->T,
+                           .channels = model->config.channels};
+    embedding_backward(stream, &embedding);
     gpt_neo_lap(model, OPERATION_EMBEDDING);
     return model->losses;
 }

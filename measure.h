@@ -39,19 +39,19 @@ static inline void measure_exchange_task(void *context, Stream *stream) {
     MeasureWork *work = (MeasureWork *)context;
     Scheduler *s = work->scheduler;
     Collective collective = {.layout = &s->layout,
+                             .end = work->cells,
                              .wire = work->wire,
                              .buffer = s->comm_buffer.data,
                              .base = wire_is_coarse(work->wire) ? s->parameters.data : NULL},
                gather = collective;
     gather.wire = job_gather_wire(s, work->wire);
-    size_t end = work->cells;
     double seconds[MEASURE_REPEATS];
     for (int i = 0; i < MEASURE_REPEATS; i++) {
         transport_barrier(s->transport, "measuring"); // a rank that waited long wakes up late:
         transport_barrier(s->transport, "measuring"); // after the second one all are awake
         double began = clock_seconds();
-        comm_reduce_scatter(&s->comm, stream, &collective, 0, end);
-        comm_all_gather(&s->comm, stream, &gather, 0, end);
+        comm_exchange(&s->comm, stream, &collective, REDUCE_SCATTER);
+        comm_exchange(&s->comm, stream, &gather, ALL_GATHER);
         stream_settle(stream);
         seconds[i] = clock_seconds() - began;
     }

@@ -13,7 +13,6 @@
 #ifndef ACCO_MODEL_H
 #define ACCO_MODEL_H
 
-#include <assert.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdint.h>

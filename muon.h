@@ -53,14 +53,14 @@ static inline double muon_flops(int rows, int columns, int iterations) {
     return iterations * (4 * m * m * n + 2 * m * m * m);
 }
 
-// Steps a matrix. range: all but direction and partials, with the learning rate as `step`.
-static inline void muon_step(Stream *stream, const MuonWorkspace *workspace, MuonRange range, int rows,
+// Steps a matrix. range: all but what only Muon has.
+static inline void muon_step(Stream *stream, const MuonWorkspace *workspace, StepRange range, int rows,
                              int columns, int iterations) {
     bool tall = rows > columns;
     int side = tall ? columns : rows, longer = tall ? rows : columns;
     Real *x = workspace->x, *next = workspace->next;
     Real *square = workspace->square, *polynomial = workspace->polynomial;
-    range.step *= 0.2f * sqrtf((float)longer);
+    range.step.learning_rate *= 0.2f * sqrtf((float)longer);
     range.partials = workspace->partials;
     range.direction = x;
     range.precision = stream->precision;

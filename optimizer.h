@@ -76,16 +76,9 @@ static inline void optimizer_tensors_add(OptimizerTensor *tensors, int *count, O
     }
 }
 
-static inline bool optimizer_tensors_have_muon(const OptimizerTensor *tensors, int count) {
-    for (int i = 0; i < count; i++) {
-        if (tensors[i].rows > 0) { return true; }
-    }
-    return false;
-}
-
 // The step of every element in a range, as `adamw` makes it (kernels/kernels.h), in
 // memory of the host.
-typedef void ElementwiseStep(Stream *stream, const AdamWRange *range);
+typedef void ElementwiseStep(Stream *stream, const StepRange *range);
 
 typedef struct OptimizerSettings {
     ElementwiseStep *elementwise_step; // NULL: adamw. Tests put plain SGD here (test/sgd.h)
@@ -229,11 +222,12 @@ typedef struct OptimizerStep {
     bool commit; // moves the state; otherwise an estimate, and the state stays bitwise as it was
 } OptimizerStep;
 
-static inline AdamWRange optimizer_adamw_range(const Optimizer *optimizer, const OptimizerRange *range,
-                                               const OptimizerStep *step) {
+static inline StepRange optimizer_step_range(const Optimizer *optimizer, const OptimizerRange *range,
+                                             const OptimizerStep *step) {
     const OptimizerSettings *settings = &optimizer->settings;
     bool decays = range->tensor != NULL && range->tensor->decays;
-    AdamWRange work = {
+    double beta1 = optimizer_range_is_muons(range) ? settings->muon_momentum : settings->beta1;
+    StepRange work = {
         .out = step->out != NULL ? step->out + range->flat : optimizer->master + range->own,
         .master = optimizer->master + range->own,
         .first_moment = real_at(optimizer->first_moment, range->own, settings->moments),
@@ -243,36 +237,12 @@ static inline AdamWRange optimizer_adamw_range(const Optimizer *optimizer, const
         .flat = range->flat,
         .moments = settings->moments,
         .key = moment_key(settings->seed, optimizer->commits),
-        .step = adamw_step(settings->beta1, settings->beta2, (double)(optimizer->commits + 1),
-                           settings->epsilon, step->learning_rate, decays ? settings->weight_decay : 0.0),
+        .step = adamw_step(beta1, settings->beta2, (double)(optimizer->commits + 1), settings->epsilon,
+                           step->learning_rate, decays ? settings->weight_decay : 0.0),
         .commit = step->commit,
     };
     work.step.divisor = (float)step->divisor;
     work.step.scale = (float)step->scale;
-    return work;
-}
-
-static inline MuonRange optimizer_muon_range(const Optimizer *optimizer, const OptimizerRange *range,
-                                             const OptimizerStep *step) {
-    const OptimizerSettings *settings = &optimizer->settings;
-    double decay = range->tensor->decays ? settings->weight_decay : 0.0;
-    MuonRange work = {
-        .out = step->out != NULL ? step->out + range->flat : optimizer->master + range->own,
-        .master = optimizer->master + range->own,
-        .momentum = real_at(optimizer->first_moment, range->own, settings->moments),
-        .gradient = step->gradient + range->flat,
-        .count = range->count,
-        .flat = range->flat,
-        .moments = settings->moments,
-        .key = moment_key(settings->seed, optimizer->commits),
-        .mu = (float)settings->muon_momentum,
-        .one_minus_mu = (float)(1.0 - settings->muon_momentum),
-        .divisor = (float)step->divisor,
-        .scale = (float)step->scale,
-        .decay_factor = (float)(1.0 - step->learning_rate * decay),
-        .step = (float)step->learning_rate,
-        .commit = step->commit,
-    };
     return work;
 }
 
@@ -283,12 +253,12 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const Op
            "a step other than AdamW's works on memory of the host, not on that of a GPU");
     for (OptimizerRange range = {0}; optimizer_next(optimizer, &range);) {
         const OptimizerTensor *tensor = range.tensor;
+        StepRange work = optimizer_step_range(optimizer, &range, step);
         if (optimizer_range_is_muons(&range)) {
             assert(range.count == tensor->end - tensor->begin && "a rank owns the whole matrix");
-            muon_step(stream, &optimizer->muon, optimizer_muon_range(optimizer, &range, step), tensor->rows,
-                      tensor->columns, settings->muon_iterations);
+            muon_step(stream, &optimizer->muon, work, tensor->rows, tensor->columns,
+                      settings->muon_iterations);
         } else {
-            AdamWRange work = optimizer_adamw_range(optimizer, &range, step);
             (settings->elementwise_step != NULL ? settings->elementwise_step : adamw)(stream, &work);
         }
     }

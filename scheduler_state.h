@@ -26,7 +26,6 @@
 #ifndef ACCO_SCHEDULER_STATE_H
 #define ACCO_SCHEDULER_STATE_H
 
-#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -179,10 +178,6 @@ typedef enum JobKind { COMMIT, ESTIMATE, COMMIT_THEN_PREDICT, AVERAGE } JobKind;
 // What hand_over does with the gradient accumulator: clear it, or let it keep growing.
 typedef enum HandOver { CLEAR, KEEP } HandOver;
 
-// Which own elements job_gather sends: those of the master copy, or those that job_step has
-// written over the reduced gradient.
-typedef enum JobResult { RESULT_MASTER, RESULT_REDUCED } JobResult;
-
 // One job of the communication stream. The host writes it before the launch, the
 // communication stream fills it in, and the host reads it after H2 (scheduler.h).
 typedef struct Job {
@@ -209,7 +204,7 @@ typedef struct Job {
     int first_bad_rank;   // the lowest rank with a bad value, or the one with the largest; -1: unknown
     SpikeSite site;       // of that rank
     double largest_norm, largest_loss; // the largest values that are no spike
-    JobResult result;
+    bool over_gradient; // what job_step has made stands over the reduced gradient, else in the master copy
 } Job;
 
 // What happened between two commits. A local rule reports once per exchange, and what it
@@ -221,10 +216,7 @@ typedef struct CommitReport {
     double predicted;          // tokens in them
     double loss, perfect_loss; // means over these tokens; NaN where there are none
     double learning_rate, gradient_norm;
-    // This worker's seconds. Exposed: compute was idle while data travelled.
-    double compute_seconds, communication_seconds, exposed_seconds;
-    double micro_batch_seconds;     // of compute: without steps and boundaries
-    double micro_batch_cpu_seconds; // see TraceSums
+    TraceSums seconds; // of this worker
 } CommitReport;
 
 // A step that was not made.

@@ -321,7 +321,7 @@ static int finish_run(Run *run, bool saved) {
         }
     }
     bool lacks = run->trace_is_lost || run->reports.lost_lines > 0;
-    share_from_rank_zero(transport, &lacks, sizeof lacks);
+    share_from_rank_zero(transport, "sharing", &lacks, sizeof lacks);
     if (!saved || lost_data || (lacks && !s->wishes.stop_agreed)) { return EXIT_SYSTEM_FAILURE; }
     if (!s->wishes.stop_agreed) { return 0; }
     return run->saving.times.never ? EXIT_STOPPED_UNSAVED : EXIT_ASKED_TO_STOP;
@@ -367,15 +367,13 @@ static void meet_ranks(Run *run, bool understood, Error *error) {
         terminal_open(&run->terminal, stdout);
     }
     agree_or_exit(run, understood ? 0 : EXIT_USER_MISTAKE, error);
-    int32_t mine = (int32_t)command;
-    int32_t *all = (int32_t *)transport_collect_records(&run->transport, "commands", &mine, sizeof mine);
-    bool alike = mine == all[0];
-    if (!alike) {
+    OptionsCommand first = command;
+    share_from_rank_zero(&run->transport, "commands", &first, sizeof first);
+    if (command != first) {
         error_set(error, "rank %d was started with the command %s and rank 0 with %s: start all ranks alike",
-                  run->transport.rank, command_names[mine], command_names[all[0]]);
+                  run->transport.rank, command_names[command], command_names[first]);
     }
-    free(all);
-    agree_or_exit(run, alike ? 0 : EXIT_USER_MISTAKE, error);
+    agree_or_exit(run, command == first ? 0 : EXIT_USER_MISTAKE, error);
     // A start with a large model from a slow disk may take longer than a commit of training.
     run->transport.timeout_seconds = fmax(run->transport.timeout_seconds, run->options.timeout_s);
     if (together) { return; }

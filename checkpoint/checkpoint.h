@@ -37,7 +37,6 @@
 
 #include "checkpoint/hf_model.h"
 #include "checkpoint/safetensors.h"
-#include "comm/verdict.h"
 #include "committed.h"
 #include "rules.h"
 #include "runtime/files.h"
@@ -156,10 +155,10 @@ static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX
     return count;
 }
 
-// About how many bytes a checkpoint will have on disk, including its model. between: it is
-// made in the middle of a run, and may hold an exchange that is under way. The scheduler's
-// memory must have been planned, but not allocated.
-static inline size_t checkpoint_bytes(const Scheduler *s, bool between) {
+// About how many bytes a checkpoint will have on disk, including its model, in the middle of a
+// run, when it may hold an exchange that is under way. The scheduler's memory must have been
+// planned, but not allocated.
+static inline size_t checkpoint_bytes(const Scheduler *s) {
     Scheduler at_rest = *s;
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
     size_t whole = s->problem.parameter_count * sizeof(float), ranks = (size_t)s->transport->size;
@@ -169,8 +168,8 @@ static inline size_t checkpoint_bytes(const Scheduler *s, bool between) {
         bytes += saved_bytes(&vectors[i], s->problem.parameter_count) *
                  (vectors[i].scope == SAVED_WORKER ? ranks : 1);
     }
-    if (between && s->settings.kind == RULE_LOCAL) { bytes += whole; }
-    if (between && s->settings.kind == RULE_OVERLAPPED) { bytes += whole * ranks; }
+    if (s->settings.kind == RULE_LOCAL) { bytes += whole; }
+    if (s->settings.kind == RULE_OVERLAPPED) { bytes += whole * ranks; }
     return bytes;
 }
 
@@ -359,8 +358,7 @@ static inline json_t *model_to_json(const CheckpointedRun *run) {
 
 // Whether Muon steps the matrices of the run's layers.
 static inline bool checkpoint_has_muon(const CheckpointedRun *run) {
-    const OptimizerSettings *optimizer = &run->scheduler->settings.optimizer;
-    return optimizer_tensors_have_muon(optimizer->tensors, optimizer->tensor_count);
+    return run->scheduler->optimizer.muon.count > 0;
 }
 
 // The manifest without its checksums. workers (size): the numbers of every rank.
@@ -430,28 +428,6 @@ static inline size_t area_place(const ParameterTable *table, bool without_muon, 
     return place;
 }
 
-// The first element of an area in this format; NULL: the file has no area of this name, format and
-// size.
-static inline const Real *area_find(const SafetensorsFile *file, const ParameterTable *table,
-                                    const char *vector, int worker, Precision format, bool without_muon) {
-    const uint8_t *begin = NULL;
-    size_t bytes = precision_bytes(format);
-    for (int i = 0; i < table->count; i++) {
-        char name[128];
-        if (!area_has(&table->entries[i], without_muon)) { continue; }
-        area_name(name, vector, worker, table->entries[i].name);
-        const SafetensorsEntry *entry = safetensors_find(file, name);
-        if (entry == NULL || entry->type != area_type(format) ||
-            entry->bytes != table->entries[i].count * bytes) {
-            return NULL;
-        }
-        if (i == 0) { begin = entry->data; }
-        size_t place = area_place(table, without_muon, table->entries[i].offset);
-        if (entry->data != begin + place * bytes) { return NULL; }
-    }
-    return (uintptr_t)begin % bytes == 0 ? (const Real *)(const void *)begin : NULL;
-}
-
 // ---------------------------------------------------------------------------------------
 // Pieces: the parts of a vector that this rank writes or reads
 
@@ -461,8 +437,10 @@ typedef bool (*PieceVisit)(void *context, size_t flat, Real *host, size_t count,
 
 typedef struct PieceWalk {
     Scheduler *scheduler;
-    bool writes_to_device; // the visitor fills `host`, which then goes to the vector
-    float *stage;          // (CHECKPOINT_STAGE) on the host; not used on the CPU
+    // The visitor fills `host`, which then goes to the vector. Otherwise each rank visits only
+    // its part of a shared vector, so that all ranks together visit every element once.
+    bool loads;
+    float *stage; // (CHECKPOINT_STAGE) on the host; not used on the CPU
     PieceVisit visit;
     void *context;
 } PieceWalk;
@@ -470,15 +448,13 @@ typedef struct PieceWalk {
 // Copies elements [begin, begin + count) of the vector from a GPU to the stage, or back.
 static inline void walk_copy(const PieceWalk *walk, const SavedVector *vector, size_t begin, size_t count) {
     Stream *stream = walk->scheduler->compute;
-    bool writes = walk->writes_to_device;
     Real *data = real_at(vector->data, begin, vector->held);
-    if (vector->held != vector->saved && writes) {
-        casts_from_host(stream, data, walk->stage, count);
-    } else if (vector->held != vector->saved) {
-        casts_to_host(stream, walk->stage, data, count);
+    if (vector->held != vector->saved) {
+        casts_copy(stream, walk->stage, data, count, !walk->loads);
     } else {
         void *stage = walk->stage;
-        stream_copy(stream, writes ? data : stage, writes ? stage : data, saved_bytes(vector, count));
+        stream_copy(stream, walk->loads ? data : stage, walk->loads ? stage : data,
+                    saved_bytes(vector, count));
         stream_settle(stream);
     }
 }
@@ -492,20 +468,19 @@ static inline bool walk_piece(const PieceWalk *walk, const SavedVector *vector, 
     }
     for (size_t done = 0; done < count; done += CHECKPOINT_STAGE) {
         size_t part = size_min(count - done, CHECKPOINT_STAGE);
-        if (!walk->writes_to_device) { walk_copy(walk, vector, begin + done, part); }
+        if (!walk->loads) { walk_copy(walk, vector, begin + done, part); }
         if (!walk->visit(walk->context, flat + done, as_reals(walk->stage), part, error)) { return false; }
-        if (walk->writes_to_device) { walk_copy(walk, vector, begin + done, part); }
+        if (walk->loads) { walk_copy(walk, vector, begin + done, part); }
     }
     return true;
 }
 
-// Visits all elements that this rank has. divided: it visits only its part of a shared
-// vector, so that all ranks together visit every element once.
-static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector, bool divided, Error *error) {
+// Visits all elements that this rank has.
+static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector, Error *error) {
     Scheduler *s = walk->scheduler;
     size_t count = s->problem.parameter_count, rank = (size_t)s->transport->rank,
            size = (size_t)s->transport->size;
-    bool part = divided && vector->scope == SAVED_SHARED;
+    bool part = !walk->loads && vector->scope == SAVED_SHARED;
     size_t begin = part ? count / size * rank : 0,
            end = part && rank + 1 < size ? count / size * (rank + 1) : count;
     if (vector->of_adamw) {

@@ -13,7 +13,6 @@
 
 #include <jansson.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <zlib.h>
 
 #include "runtime/files.h"

@@ -92,14 +92,32 @@ typedef struct SourceArea {
     float scale;       // what is read from it is multiplied by this
 } SourceArea;
 
-// worker: whose vector it is; -1: all share it.
+// worker: whose vector it is; -1: all share it. The file must have all of its tensors, in one
+// format and one behind the other; the first is the embedding of tokens.
 static inline SourceArea source_area(const CheckpointSource *source, const CheckpointedRun *run,
                                      const char *vector, int worker) {
-    SourceArea area = {.without_muon = source->muon && strcmp(vector, "exp_avg_sq") == 0, .scale = 1};
-    for (int format = PRECISION_FP32; area.data == NULL && format <= PRECISION_BF16; format++) {
-        area.format = (Precision)format;
-        area.data = area_find(&source->state, run->table, vector, worker, area.format, area.without_muon);
+    SourceArea area = {.without_muon = source->muon && strcmp(vector, "exp_avg_sq") == 0, .scale = 1},
+               none = area;
+    const uint8_t *begin = NULL;
+    for (int i = 0; i < run->table->count; i++) {
+        const ParameterInfo *info = &run->table->entries[i];
+        char name[128];
+        if (!area_has(info, area.without_muon)) { continue; }
+        area_name(name, vector, worker, info->name);
+        const SafetensorsEntry *entry = safetensors_find(&source->state, name);
+        if (entry == NULL) { return none; }
+        if (i == 0) {
+            begin = entry->data;
+            area.format = entry->type == SAFETENSORS_BF16 ? PRECISION_BF16 : PRECISION_FP32;
+        }
+        size_t bytes = precision_bytes(area.format);
+        if (entry->type != area_type(area.format) || entry->bytes != info->count * bytes ||
+            entry->data != begin + area_place(run->table, area.without_muon, info->offset) * bytes) {
+            return none;
+        }
     }
+    if ((uintptr_t)begin % precision_bytes(area.format) != 0) { return none; }
+    area.data = (const Real *)(const void *)begin;
     return area;
 }
 
@@ -229,12 +247,9 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
     const Transport *transport = run->transport;
     const json_t *expected = json_object_get(source->manifest, "block_crc32");
     char file[CHECKPOINT_PATH_SIZE + 32];
-    json_int_t mine = integer_from_json(source->manifest, "checksum");
-    json_int_t *all =
-        (json_int_t *)transport_collect_records(run->transport, "checkpoint", &mine, sizeof mine);
-    bool same = all[0] == mine;
-    free(all);
-    if (!same) { return error_set(error, "%.400s is another checkpoint than on rank 0", path); }
+    int64_t mine = integer_from_json(source->manifest, "checksum"), first = mine;
+    share_from_rank_zero(run->transport, "checkpoint", &first, sizeof first);
+    if (first != mine) { return error_set(error, "%.400s is another checkpoint than on rank 0", path); }
     snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
     size_t bytes = source->state.size, blocks = (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
     unsigned char *block = (unsigned char *)malloc(CHECKPOINT_BLOCK);
@@ -340,13 +355,10 @@ static inline bool read_piece(void *context, size_t flat, Real *host, size_t cou
 static inline void read_vector(CheckpointedRun *run, const SavedVector *vector, SourceArea from,
                                float *stage) {
     PieceReader reader = {.table = run->table, .from = from, .format = vector->saved};
-    PieceWalk walk = {.scheduler = run->scheduler,
-                      .writes_to_device = true,
-                      .stage = stage,
-                      .visit = read_piece,
-                      .context = &reader};
+    PieceWalk walk = {
+        .scheduler = run->scheduler, .loads = true, .stage = stage, .visit = read_piece, .context = &reader};
     Error error = {""};
-    walk_vector(&walk, vector, false, &error); // cannot fail: read_piece does not
+    walk_vector(&walk, vector, &error); // cannot fail: read_piece does not
 }
 
 static inline void load_vectors(const CheckpointSource *source, CheckpointedRun *run) {

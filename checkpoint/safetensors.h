@@ -33,7 +33,6 @@
 
 #include "kernels/wire.h"
 #include "runtime/files.h"
-#include "runtime/numbers.h"
 
 typedef enum SafetensorsType {
     SAFETENSORS_BOOL,

@@ -141,26 +141,23 @@ static inline bool saver_write(Saver *saver, size_t place, const char *from, siz
     return true;
 }
 
-// Copies bytes [place, place + bytes) of the file, which are at `from`, or writes them.
-static inline bool saver_take(Saver *saver, size_t place, const char *from, size_t bytes, Error *error) {
-    SavedPart part = {.place = place, .bytes = bytes};
-    if (saver->copies == NULL) { return saver_write(saver, place, from, bytes, error); }
-    memcpy(saver->copies + saver->copied, from, bytes);
-    saver->copied += bytes;
+// Copies elements of the vector that is being walked, or writes them.
+static inline bool saver_take(void *context, size_t flat, Real *host, size_t count, Error *error) {
+    Saver *saver = (Saver *)context;
+    size_t place = area_place(saver->run->table, saver->without_muon, flat);
+    SavedPart part = {.place = saver->area + place * saver->width, .bytes = count * saver->width};
+    if (saver->copies == NULL) {
+        return saver_write(saver, part.place, (const char *)host, part.bytes, error);
+    }
+    memcpy(saver->copies + saver->copied, host, part.bytes);
+    saver->copied += part.bytes;
     saver->parts = (SavedPart *)realloc(saver->parts, (saver->count + 1) * sizeof part);
     saver->parts[saver->count++] = part;
     return true;
 }
 
-static inline bool saver_take_piece(void *context, size_t flat, Real *host, size_t count, Error *error) {
-    Saver *saver = (Saver *)context;
-    size_t place = area_place(saver->run->table, saver->without_muon, flat);
-    return saver_take(saver, saver->area + place * saver->width, (const char *)host, count * saver->width,
-                      error);
-}
-
 // Takes everything that this rank writes: its own vectors, its part of what all ranks have,
-// and on rank 0 also the header and the model. The copies may use half of the memory that
+// and on rank 0 also the model. The header is short, and is written at once. The copies may use half of the memory that
 // is free on the node, divided by the ranks there.
 static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int count, const float *committed,
                                  bool beside, Error *error) {
@@ -170,7 +167,7 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
     size_t elements = run->table->parameter_count, whole = elements * sizeof(float),
            ranks = (size_t)run->transport->size, begin = saver->plan.header_bytes;
     size_t part = layout_shard(&s->layout) + ranks; // elements, at most
-    size_t copies = saver->plan.header_bytes;
+    size_t copies = 0;
     for (int i = 0; i < count; i++) {
         copies += saved_bytes(&vectors[i], vectors[i].scope == SAVED_WORKER ? elements : part);
     }
@@ -182,16 +179,16 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
     PieceWalk walk = {.scheduler = s,
                       .stage =
                           s->settings.gpu != NULL ? (float *)malloc(CHECKPOINT_STAGE * sizeof(float)) : NULL,
-                      .visit = saver_take_piece,
+                      .visit = saver_take,
                       .context = saver};
-    bool good = !is_main || saver_take(saver, 0, saver->plan.header, saver->plan.header_bytes, error);
+    bool good = !is_main || saver_write(saver, 0, saver->plan.header, begin, error);
     for (int i = 0; good && i < count; i++) {
         saver->without_muon = vectors[i].of_adamw && checkpoint_has_muon(run);
         size_t areas = vectors[i].scope == SAVED_WORKER ? ranks : 1,
                bytes = saved_bytes(&vectors[i], area_place(run->table, saver->without_muon, elements));
         saver->width = saved_bytes(&vectors[i], 1);
         saver->area = begin + (areas > 1 ? (size_t)run->transport->rank * bytes : 0);
-        good = walk_vector(&walk, &vectors[i], true, error);
+        good = walk_vector(&walk, &vectors[i], error);
         begin += areas * bytes;
     }
     free(walk.stage);
@@ -305,8 +302,7 @@ static inline bool saver_publish(Saver *saver, const uint32_t *shares, Error *er
         return error_set(error, "cannot write %.400s: %s", paths->manifest, strerror(errno));
     }
     // A checkpoint of the same commit, of an earlier part of the run, is replaced.
-    return path_sync(paths->manifest, error) &&
-           directory_publish(paths->temporary, paths->final, true, error);
+    return path_sync(paths->manifest, error) && directory_publish(paths->temporary, paths->final, error);
 }
 
 // The newest checkpoint of the run from before commit `before` that is not damaged; -1: there is
@@ -317,19 +313,6 @@ static inline int64_t checkpoint_newest_sound(const CheckpointedRun *run, int64_
         if (run->damaged[i] == commit && commit >= 0) { return checkpoint_newest_sound(run, commit); }
     }
     return commit;
-}
-
-// Removes old checkpoints after `commit` was saved. The latest run->keep stay, and the first
-// one at or beyond each multiple of run->keep_every (0: none). Checkpoints beyond `commit`,
-// which this run passed over when it was resumed, stay and do not count; nor do damaged ones,
-// because somebody may want to look at them.
-static inline void checkpoint_retain(const CheckpointedRun *run, int64_t commit) {
-    int64_t every = run->keep_every, kept = 0;
-    for (int64_t older; commit >= 0; commit = older) {
-        older = checkpoint_newest_sound(run, commit);
-        bool first = every > 0 && commit / every > (older < 0 ? 0 : older) / every;
-        if (++kept > run->keep && !first) { tree_remove(checkpoint_paths(run->directory, commit).final); }
-    }
 }
 
 typedef struct SavedReport {
@@ -363,7 +346,16 @@ static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Err
         for (int i = 0; i < run->damaged_count; i++) { // a damaged one of this commit is replaced
             if (run->damaged[i] == saver->commit) { run->damaged[i] = -1; }
         }
-        if (is_main) { checkpoint_retain(run, saver->commit); }
+        // Removes old checkpoints. The latest run->keep stay, and the first one at or beyond each
+        // multiple of run->keep_every (0: none). Checkpoints beyond the new one, which this run
+        // passed over when it was resumed, stay and do not count; nor do damaged ones, because
+        // somebody may want to look at them.
+        int64_t every = run->keep_every, kept = 0;
+        for (int64_t commit = saver->commit, older; is_main && commit >= 0; commit = older) {
+            older = checkpoint_newest_sound(run, commit);
+            bool first = every > 0 && commit / every > (older < 0 ? 0 : older) / every;
+            if (++kept > run->keep && !first) { tree_remove(checkpoint_paths(run->directory, commit).final); }
+        }
         run->saved_commit = saver->commit;
         run->saved_reports = saver->reports;
     }

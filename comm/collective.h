@@ -4,8 +4,7 @@
 //   reduce-scatter   a whole vector           its own elements of the sum over ranks
 //   all-gather       its own elements         the whole vector
 //
-// layout.h says which rank owns what. Both work on the cells [first, end) of the layout: one
-// bucket, or the whole vector.
+// layout.h says which rank owns what.
 //
 // The links between hosts are the slow ones, and a vector crosses them once per host
 // (groups.h). The ranks of a host first add up each piece among themselves, in fp32, from 0
@@ -32,8 +31,15 @@
 // Blocks of a coarse format are never cut by a message.
 static_assert((int)LAYOUT_BLOCK % (int)WIRE_BLOCK == 0, "messages hold whole blocks of every wire format");
 
+typedef enum CollectiveKind { REDUCE_SCATTER, ALL_GATHER } CollectiveKind;
+
+static inline const char *collective_name(CollectiveKind kind) {
+    return kind == REDUCE_SCATTER ? "reduce-scatter" : "all-gather";
+}
+
 typedef struct Collective {
     const Layout *layout;
+    size_t first, end; // cells of the layout: one bucket, or the whole vector
     WireFormat wire;
     float *buffer; // (padded): the vector
     // For an all-gather only:

@@ -9,7 +9,7 @@
 // Staging serves several ranks on one GPU, ranks with and without GPUs, and builds
 // without NCCL. On a slow network the copies cost little.
 //
-// All three give the same bits. Both functions return when the result is there, and tasks
+// All three give the same bits. The functions return when the result is there, and tasks
 // that the stream runs later see it.
 #ifndef ACCO_COMM_COLLECTIVES_H
 #define ACCO_COMM_COLLECTIVES_H
@@ -64,18 +64,19 @@ static inline void staged_copy(Stream *stream, float *to, const float *from, siz
     }
 }
 
-// A reduce-scatter or an all-gather: a vector on the host stands for the one in GPU memory.
+// A vector on the host stands for the one in GPU memory.
 static inline void staged_exchange(CommBackend *comm, Stream *stream, const Collective *collective,
-                                   size_t first, size_t end, bool reduces) {
+                                   CollectiveKind kind) {
     const Layout *layout = collective->layout;
     int rank = comm->transport->rank;
-    size_t begin = layout_cell_begin(layout, first), stop = layout_cell_begin(layout, end);
-    LayoutRange range = layout_own(layout, rank, first);
+    size_t end = collective->end, begin = layout_cell_begin(layout, collective->first),
+           stop = layout_cell_begin(layout, end);
+    LayoutRange range = layout_own(layout, rank, collective->first);
     Collective staged = *collective;
     staged.buffer = comm->host_buffer;
     staged.source = NULL;
     staged.base = collective->base != NULL ? comm->host_base : NULL;
-    if (reduces) {
+    if (kind == REDUCE_SCATTER) {
         staged_copy(stream, staged.buffer, collective->buffer, begin, stop);
     } else {
         while (layout_next_in(layout, rank, end, &range)) {
@@ -85,8 +86,8 @@ static inline void staged_exchange(CommBackend *comm, Stream *stream, const Coll
         if (staged.base != NULL) { staged_copy(stream, comm->host_base, collective->base, begin, stop); }
     }
     stream_settle(stream);
-    (reduces ? host_reduce_scatter : host_all_gather)(comm->transport, &staged, first, end);
-    if (reduces) {
+    host_exchange(comm->transport, &staged, kind);
+    if (kind == REDUCE_SCATTER) {
         while (layout_next_in(layout, rank, end, &range)) {
             staged_copy(stream, collective->buffer, staged.buffer, range.flat, range.flat + range.count);
         }
@@ -97,53 +98,44 @@ static inline void staged_exchange(CommBackend *comm, Stream *stream, const Coll
 }
 
 // ---------------------------------------------------------------------------------------
-// Cells [first, end), as in collective.h
+// Wherever the vector is
 
-static inline void comm_reduce_scatter(CommBackend *comm, Stream *stream, const Collective *collective,
-                                       size_t first, size_t end) {
-    if (comm->transport->size == 1) { return; }
+static inline void comm_exchange(CommBackend *comm, Stream *stream, const Collective *collective,
+                                 CollectiveKind kind) {
+    bool alone = comm->transport->size == 1;
+    if (alone && kind == REDUCE_SCATTER) { return; }
     if (!comm->on_gpu) {
-        host_reduce_scatter(comm->transport, collective, first, end);
-    } else if (comm->nccl != NULL) {
-        nccl_exchange(comm->nccl, stream, collective, first, end, true);
-    } else {
-        staged_exchange(comm, stream, collective, first, end, true);
-    }
-}
-
-static inline void comm_all_gather(CommBackend *comm, Stream *stream, const Collective *collective,
-                                   size_t first, size_t end) {
-    if (!comm->on_gpu) {
-        host_all_gather(comm->transport, collective, first, end);
-    } else if (comm->transport->size == 1 && !wire_is_coarse(collective->wire)) {
+        host_exchange(comm->transport, collective, kind);
+    } else if (alone && !wire_is_coarse(collective->wire)) {
         // Values are rounded as the wire would round them. Coarse formats are rare in a world of
         // one rank: they go through the host and need no code of their own.
-        size_t begin = layout_cell_begin(collective->layout, first),
-               count = layout_cell_begin(collective->layout, end) - begin;
+        size_t begin = layout_cell_begin(collective->layout, collective->first),
+               count = layout_cell_begin(collective->layout, collective->end) - begin;
         float *own = collective->buffer + begin;
         if (collective->source != NULL) {
             stream_copy(stream, own, collective->source + begin, count * sizeof(float));
         }
         if (collective->wire == WIRE_BF16) { buffer_round(stream, own, count); }
         stream_settle(stream);
-    } else if (comm->transport->size > 1 && comm->nccl != NULL) {
-        nccl_exchange(comm->nccl, stream, collective, first, end, false);
+    } else if (!alone && comm->nccl != NULL) {
+        nccl_exchange(comm->nccl, stream, collective, kind);
     } else {
-        staged_exchange(comm, stream, collective, first, end, false);
+        staged_exchange(comm, stream, collective, kind);
     }
 }
 
 // GPUs: an all-gather of bf16 casts of what the collective sends, to casts (padded). Two
 // casts travel as one fp32 element.
 static inline void comm_gather_casts(CommBackend *comm, Stream *stream, const Collective *collective,
-                                     Real *casts, size_t first, size_t end) {
-    const Layout *layout = collective->layout, words = layout_of_pairs(layout);
+                                     Real *casts) {
+    const Layout *layout = collective->layout;
     int rank = comm->transport->rank;
-    LayoutRange range = layout_own(layout, rank, first);
+    size_t end = collective->end;
+    LayoutRange range = layout_own(layout, rank, collective->first);
     if (layout->piece > 0 && layout_next_in(layout, rank, end, &range)) { // all pieces at once
         size_t cell = layout_cell_begin(layout, 1);
         WirePieces pieces = wire_range(WIRE_BF16, layout->piece);
-        pieces.cells = end - first;
+        pieces.cells = end - collective->first;
         pieces.bytes = cell * 2;
         pieces.cell_stride = collective->source != NULL ? layout->piece : cell;
         wire_encode_on_gpu(stream, WIRE_BF16, real_at(casts, range.flat, PRECISION_BF16),
@@ -155,8 +147,16 @@ static inline void comm_gather_casts(CommBackend *comm, Stream *stream, const Co
                                collective_source(collective, &range), NULL, &pieces);
         }
     }
-    Collective travelling = {.layout = &words, .wire = WIRE_FP32, .buffer = (float *)(void *)casts};
-    comm_all_gather(comm, stream, &travelling, first, end);
+    Layout words = *layout; // of 32 bits; pieces are even
+    words.count = (layout->count + 1) / 2;
+    words.piece = layout->piece / 2;
+    words.pairs = true;
+    Collective travelling = {.layout = &words,
+                             .first = collective->first,
+                             .end = end,
+                             .wire = WIRE_FP32,
+                             .buffer = (float *)(void *)casts};
+    comm_exchange(comm, stream, &travelling, ALL_GATHER);
 }
 
 #endif

@@ -1,9 +1,6 @@
 // collectives_host.h: reduce-scatter and all-gather of vectors in host memory, with the
 // messages of a transport. The contract is in collective.h.
 //
-//   host_reduce_scatter   every rank ends with the sum of what it owns
-//   host_all_gather       every rank ends with the whole vector
-//
 // Both work on two levels, so that a vector crosses the slow link between hosts only once
 // per host. groups.h says which rank is whose delegate.
 //
@@ -95,20 +92,8 @@ typedef struct HostExchange {
     Transport *transport;
     const Groups *groups;
     const Collective *collective;
-    size_t first, end; // cells
-    size_t length;     // own elements in them, of the rank that has most
+    size_t length; // own elements in its cells, of the rank that has most
 } HostExchange;
-
-static inline HostExchange host_exchange(Transport *transport, const Collective *collective, size_t first,
-                                         size_t end) {
-    HostExchange exchange = {.transport = transport,
-                             .groups = transport_groups(transport),
-                             .collective = collective,
-                             .first = first,
-                             .end = end,
-                             .length = layout_most(collective->layout, first, end)};
-    return exchange;
-}
 
 // The own elements [begin, end) of every rank, counted from its first one in the exchange, which
 // travel together. A rank that has fewer sends a shorter message, or none.
@@ -139,9 +124,10 @@ typedef struct ChunkRange {
 // last one, when range->offset is the size of the message.
 static inline bool host_next_range(const HostExchange *exchange, WireFormat wire, int owner, Chunk chunk,
                                    ChunkRange *range) {
-    const Layout *layout = exchange->collective->layout;
-    size_t begin = layout_piece(layout, exchange->first, owner).own,
-           end = layout_piece(layout, exchange->end, owner).own;
+    const Collective *collective = exchange->collective;
+    const Layout *layout = collective->layout;
+    size_t begin = layout_piece(layout, collective->first, owner).own,
+           end = layout_piece(layout, collective->end, owner).own;
     range->offset += wire_bytes(wire, range->at.count);
     if (range->at.count == 0) { range->at.own = begin + chunk.begin; }
     return layout_next(layout, owner, size_min(begin + chunk.end, end), &range->at);
@@ -326,20 +312,6 @@ static inline void host_reduce_finish(const HostExchange *exchange, int number, 
     }
 }
 
-// On return this rank's own elements of cells [first, end) hold the sum over all ranks. Elsewhere
-// in `buffer`, what this rank is a delegate for holds sums over its host; the rest is as it was.
-// A world of one rank adds nothing and rounds nothing, and an exchange on two levels with only
-// one host does not round either.
-static inline void host_reduce_scatter(Transport *transport, const Collective *collective, size_t first,
-                                       size_t end) {
-    if (transport->size == 1) { return; }
-    HostExchange exchange = host_exchange(transport, collective, first, end);
-    transport_begin(transport, "reduce-scatter");
-    static const HostStage stages[HOST_STAGES] = {
-        {host_reduce_inside, 0}, {host_reduce_between, 1}, {host_reduce_finish, 2}};
-    host_for_chunks(&exchange, stages);
-}
-
 // ---------------------------------------------------------------------------------------
 // All-gather
 
@@ -414,7 +386,7 @@ static inline void host_gather_between(const HostExchange *exchange, int number,
     if (place == NULL) {
         host_round_chunk(exchange, chunk, mine);
     } else if (collective->source != NULL) {
-        size_t own = layout_piece(collective->layout, exchange->first, groups->rank).own + chunk.begin;
+        size_t own = layout_piece(collective->layout, collective->first, groups->rank).own + chunk.begin;
         memcpy(place, collective->source + own, sent);
     }
     for (int step = 1; step < groups->hosts; step++) {
@@ -463,25 +435,36 @@ static inline void host_gather_finish(const HostExchange *exchange, int number, 
     }
 }
 
-// On return `buffer` holds every rank's own elements of cells [first, end), rounded by the wire:
+// ---------------------------------------------------------------------------------------
+// Both
+//
+// After a reduce-scatter this rank's own elements of the cells hold the sum over all ranks.
+// Elsewhere in `buffer`, what this rank is a delegate for holds sums over its host; the rest is
+// as it was. A world of one rank adds nothing and rounds nothing, and an exchange on two levels
+// with only one host does not round either.
+//
+// After an all-gather `buffer` holds every rank's own elements of the cells, rounded by the wire:
 // the same bits on all ranks. A world of one rank rounds as a larger one would.
-static inline void host_all_gather(Transport *transport, const Collective *collective, size_t first,
-                                   size_t end) {
-    HostExchange exchange = host_exchange(transport, collective, first, end);
-    if (transport->size == 1) {
-        uint32_t message[HOST_BLOCK]; // the widest format is fp32
-        size_t piece = collective->layout->piece;
-        for (Chunk part = {0, 0}; part.begin < exchange.length; part.begin = part.end) {
-            part.end = part.begin + size_min(piece - part.begin % piece, HOST_BLOCK);
-            host_round_chunk(&exchange, part, (char *)message);
-        }
+static inline void host_exchange(Transport *transport, const Collective *collective, CollectiveKind kind) {
+    // The all-gather begins with the oldest chunk: it frees the lanes that the newest takes.
+    static const HostStage stages[][HOST_STAGES] = {
+        {{host_reduce_inside, 0}, {host_reduce_between, 1}, {host_reduce_finish, 2}},
+        {{host_gather_finish, 2}, {host_gather_between, 0}, {host_gather_inside, 1}}};
+    const Layout *layout = collective->layout;
+    HostExchange exchange = {.transport = transport,
+                             .groups = transport_groups(transport),
+                             .collective = collective,
+                             .length = layout_most(layout, collective->first, collective->end)};
+    if (transport->size > 1) {
+        transport_begin(transport, collective_name(kind));
+        host_for_chunks(&exchange, stages[kind]);
         return;
     }
-    transport_begin(transport, "all-gather");
-    // The oldest chunk first: it frees the lanes that the newest takes.
-    static const HostStage stages[HOST_STAGES] = {
-        {host_gather_finish, 2}, {host_gather_between, 0}, {host_gather_inside, 1}};
-    host_for_chunks(&exchange, stages);
+    uint32_t message[HOST_BLOCK]; // the widest format is fp32
+    for (Chunk part = {0, 0}; kind == ALL_GATHER && part.begin < exchange.length; part.begin = part.end) {
+        part.end = part.begin + size_min(layout->piece - part.begin % layout->piece, HOST_BLOCK);
+        host_round_chunk(&exchange, part, (char *)message);
+    }
 }
 
 #endif

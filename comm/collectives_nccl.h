@@ -252,11 +252,12 @@ static inline void nccl_exchange_by_library(NcclBatch *batch, bool reduces) {
 }
 
 // ---------------------------------------------------------------------------------------
-// A reduce-scatter or an all-gather of cells [first, end), batch by batch.
-// Returns when all is done.
-static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
-                                 size_t end, bool reduces) {
+// Both collectives, batch by batch. Returns when all is done.
+static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *collective,
+                                 CollectiveKind kind) {
     Transport *transport = nccl->transport;
+    bool reduces = kind == REDUCE_SCATTER;
+    size_t end = collective->end;
     NcclBatch batch;
     memset(&batch, 0, sizeof batch);
     batch.nccl = nccl;
@@ -265,10 +266,10 @@ static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *c
     batch.inside = *stream;
     batch.inside.queue = nccl->inside_queue;
     batch.collective = collective;
-    transport_begin(transport, reduces ? "reduce-scatter" : "all-gather");
+    transport_begin(transport, collective_name(kind));
     gpu_mark(nccl->between_done, stream->queue);
     gpu_wait_for(nccl->inside_queue, nccl->between_done); // what the stream has done so far
-    for (batch.first = first; batch.first < end; batch.first += batch.cells, batch.number++) {
+    for (batch.first = collective->first; batch.first < end; batch.first += batch.cells, batch.number++) {
         size_t flat = layout_cell_begin(collective->layout, batch.first);
         batch.cells = size_min(end - batch.first, nccl->cells);
         batch.vector = collective->buffer + flat;
@@ -294,9 +295,9 @@ static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *c
 
 #else
 
-static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
-                                 size_t end, bool reduces) {
-    (void)nccl, (void)stream, (void)collective, (void)first, (void)end, (void)reduces;
+static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *collective,
+                                 CollectiveKind kind) {
+    (void)nccl, (void)stream, (void)collective, (void)kind;
 }
 
 #endif

@@ -162,25 +162,6 @@ static inline LayoutRange layout_own(const Layout *layout, int rank, size_t cell
     return range;
 }
 
-// Where element `own` of `rank` lies in the flat vector.
-static inline size_t layout_flat(const Layout *layout, int rank, size_t own) {
-    LayoutRange range = {.own = own};
-    bool found = layout_next(layout, rank, own + 1, &range);
-    assert(found && range.own == own);
-    (void)found;
-    return range.flat;
-}
-
-// The layout of a vector of words of 32 bits, each of which holds two bf16 elements of this
-// one. Pieces are even.
-static inline Layout layout_of_pairs(const Layout *layout) {
-    Layout pairs = *layout;
-    pairs.count = (layout->count + 1) / 2;
-    pairs.piece = layout->piece / 2;
-    pairs.pairs = true;
-    return pairs;
-}
-
 // ---------------------------------------------------------------------------------------
 // Whole matrices
 

@@ -39,13 +39,6 @@ typedef struct Nccl {
     char *inside_received, *inside_sent;
 } Nccl;
 
-// On how many levels messages travel, possibly at the same time.
-static inline int nccl_levels(const Nccl *nccl) {
-    int levels = 0;
-    for (int level = 0; level < TRANSPORT_LEVELS; level++) { levels += nccl->communicators[level] != NULL; }
-    return levels;
-}
-
 #ifdef ACCO_HAVE_NCCL
 static inline bool nccl_is_built_in(void) { return true; }
 

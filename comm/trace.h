@@ -56,11 +56,12 @@ typedef struct Span {
     char name[20];
 } Span;
 
+// Seconds.
 typedef struct TraceSums {
-    double compute_seconds, communication_seconds, exposed_seconds;
-    // Only of spans that have ended. The CPU time is that of the stream's own thread: less than
-    // the span if the thread waited, for messages or for a core.
-    double micro_batch_seconds, micro_batch_cpu_seconds;
+    double compute, communication, exposed;
+    // A part of compute, only of spans that have ended. The CPU time is that of the stream's own
+    // thread: less than the span if the thread waited, for messages or for a core.
+    double micro_batch, micro_batch_cpu;
 } TraceSums;
 
 typedef struct Trace {
@@ -102,9 +103,9 @@ static inline double trace_count(Trace *trace) {
     double now = trace->clock(), seconds = now - trace->counted_until;
     bool computes = trace->running[TRACE_COMPUTE], communicates = trace->running[TRACE_COMMUNICATION];
     assert(seconds >= 0);
-    if (computes) { trace->sums.compute_seconds += seconds; }
-    if (communicates) { trace->sums.communication_seconds += seconds; }
-    if (communicates && !computes) { trace->sums.exposed_seconds += seconds; }
+    if (computes) { trace->sums.compute += seconds; }
+    if (communicates) { trace->sums.communication += seconds; }
+    if (communicates && !computes) { trace->sums.exposed += seconds; }
     trace->counted_until = now;
     return now;
 }
@@ -133,8 +134,8 @@ static inline void trace_end(Trace *trace, TraceLane lane, int64_t commit) {
     span->commit = commit;
     trace->running[lane] = false;
     if (strcmp(span->name, TRACE_MICRO_BATCH) == 0) {
-        trace->sums.micro_batch_seconds += span->ended - span->began;
-        trace->sums.micro_batch_cpu_seconds += thread_cpu_seconds() - trace->cpu_began[lane];
+        trace->sums.micro_batch += span->ended - span->began;
+        trace->sums.micro_batch_cpu += thread_cpu_seconds() - trace->cpu_began[lane];
     }
     if (trace->spans != NULL && trace->span_count < TRACE_MAX_SPANS) {
         trace->spans[trace->span_count++] = *span;
@@ -180,13 +181,11 @@ static inline ClockOffset trace_measure_clock(Transport *transport, double (*clo
     for (int round = 0; round < TRACE_CLOCK_ROUNDS; round++) {
         double sent = clock();
         transport_barrier(transport, "clock measurement");
-        double stamp = clock();
-        double *stamps =
-            (double *)transport_collect_records(transport, "clock measurement", &stamp, sizeof stamp);
+        double stamp = clock(); // of rank 0, in the end
+        share_from_rank_zero(transport, "clock measurement", &stamp, sizeof stamp);
         received = clock();
-        low = fmax(low, stamps[0] - received);
-        high = fmin(high, stamps[0] - sent);
-        free(stamps);
+        low = fmax(low, stamp - received);
+        high = fmin(high, stamp - sent);
     }
     ClockOffset offset = {
         .time = received, .seconds = low + (high - low) / 2, .error = fmax((high - low) / 2, 0)};
@@ -342,9 +341,7 @@ static inline bool trace_write(Trace *trace, Transport *transport, const ClockOf
         transport_wait(transport, lane);
     }
     free(ranks);
-    Error *errors = (Error *)transport_collect_records(transport, "end of the trace", error, sizeof *error);
-    *error = errors[0];
-    free(errors);
+    share_from_rank_zero(transport, "end of the trace", error, sizeof *error);
     return !error_is_set(error);
 }
 

@@ -564,6 +564,14 @@ static inline void *transport_collect_records(Transport *transport, const char *
     return all;
 }
 
+// Overwrites `bytes` (count) on all ranks with those of rank 0.
+static inline void share_from_rank_zero(Transport *transport, const char *operation, void *bytes,
+                                        size_t count) {
+    void *all = transport_collect_records(transport, operation, bytes, count);
+    memcpy(bytes, all, count);
+    free(all);
+}
+
 // Returns when every rank has called it.
 static inline void transport_barrier(Transport *transport, const char *operation) {
     char mine = 0;
@@ -577,6 +585,32 @@ static inline void transport_barrier_patiently(Transport *transport, const char 
     transport->timeout_seconds = fmax(timeout_seconds, seconds);
     transport_barrier(transport, operation); // sleeps while it waits
     transport->timeout_seconds = timeout_seconds;
+}
+
+// What a rank says of something that it did. A step that only some ranks can fail at, such as
+// reading a file that is missing on one node, must end the same way on all of them: otherwise the
+// others wait for messages that never come.
+typedef struct Verdict {
+    int exit_code; // 0: it worked
+    char host[64];
+    Error error;
+} Verdict;
+
+// All ranks call it, each with its own result. Returns the lowest rank whose exit_code is
+// not 0, and its verdict; -1: it worked on all ranks.
+static inline int transport_first_failure(Transport *transport, const char *operation, int exit_code,
+                                          const Error *error, Verdict *found) {
+    Verdict mine;
+    memset(&mine, 0, sizeof mine);
+    mine.exit_code = exit_code;
+    memcpy(mine.host, transport->host, sizeof mine.host);
+    mine.error = *error;
+    Verdict *all = (Verdict *)transport_collect_records(transport, operation, &mine, sizeof mine);
+    int rank = 0;
+    while (rank < transport->size && all[rank].exit_code == 0) { rank++; }
+    if (rank < transport->size) { *found = all[rank]; }
+    free(all);
+    return rank < transport->size ? rank : -1;
 }
 
 // All ranks tell each other where they are. leader: the lowest rank on this rank's host.

@@ -77,7 +77,7 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
         bool is_text = set->request.task != EVALUATE_PERPLEXITY || file->content.token_bytes == 1;
         for (int t = 0; t < sequence->length; t++) {
             uint64_t place = sequence->begin + (uint64_t)t;
-            uint32_t token = data_token(file, place);
+            uint32_t token = token_file_token(&file->content, place);
             int vocabulary = model->config.vocabulary;
             if (token >= (uint32_t)vocabulary) { return data_token_error(file, place, vocabulary, error); }
             if (t < T) { evaluator->tokens[row * T + t] = (int32_t)token; }

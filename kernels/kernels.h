@@ -25,9 +25,7 @@
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/muon.h"
 #include "kernels/cpu/outer.h"
-#include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
-#include "kernels/cpu/vector_math.h"
 #include "kernels/cuda/sizes.h"
 #include "kernels/wire.h"
 
@@ -35,7 +33,6 @@
 #include "kernels/cuda/adamw.cuh"
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/buffers.cuh"
-#include "kernels/cuda/column_sums.cuh"
 #include "kernels/cuda/cross_entropy.cuh"
 #include "kernels/cuda/embedding.cuh"
 #include "kernels/cuda/gelu.cuh"
@@ -163,118 +160,25 @@ static inline void matmul_product(Stream *stream, Real *result, const Real *a, b
 // ---------------------------------------------------------------------------------------
 // Layers
 
-// output (B, T, C) = wte[tokens] + wpe[position]; tokens must lie in the vocabulary.
-static inline void embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe,
-                                     const int32_t *tokens, int B, int T, int C) {
-    Embedding work = {.output = output,
-                      .wte = wte,
-                      .wpe = wpe,
-                      .tokens = tokens,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .precision = stream->precision};
-    KERNEL(embedding_forward, stream->precision, stream, &work);
-}
+// Each takes a struct, whose header in kernels/cpu/ has the formulas and the shapes, with all that
+// the pass needs but the precision.
+#define LAYER(operation, Work) \
+    static inline void operation(Stream *stream, const Work *work) { \
+        Work here = *work; \
+        here.precision = stream->precision; \
+        KERNEL(operation, stream->precision, stream, &here); \
+    }
 
-// d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they
-// produced. Only on a GPU: order (B, T), the rows sorted by token (embedding_order), and
-// partials (embedding_partials_floats).
-static inline void embedding_backward(Stream *stream, float *d_wte, float *d_wpe, float *partials,
-                                      const Real *d_output, const int32_t *tokens, const int32_t *order,
-                                      int B, int T, int C) {
-    Embedding work = {.d_wte = d_wte,
-                      .d_wpe = d_wpe,
-                      .partials = partials,
-                      .d_output = d_output,
-                      .tokens = tokens,
-                      .order = order,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .precision = stream->precision};
-    KERNEL(embedding_backward, stream->precision, stream, &work);
-}
-
-// The formulas and shapes of both: kernels/cpu/layernorm.h.
-static inline void layernorm_forward(Stream *stream, const LayernormForward *work) {
-    KERNEL(layernorm_forward, stream->precision, stream, work);
-}
-
-static inline void layernorm_backward(Stream *stream, const LayernormBackward *work) {
-    KERNEL(layernorm_backward, stream->precision, stream, work);
-}
-
-// output (B, T, C) = softmax(q k^T over the visible keys) v for qkv (B, T, 3C); logsumexp
-// (B, H, T) of the scores, for backward. A query sees the `window` latest keys, its own
-// included; 0: all. scratch (attention_scratch_floats).
-static inline void attention_forward(Stream *stream, Real *output, float *logsumexp, float *scratch,
-                                     const Real *qkv, int B, int T, int C, int heads, int window) {
-    Attention work = {.output = output,
-                      .logsumexp = logsumexp,
-                      .scratch = scratch,
-                      .qkv = qkv,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .heads = heads,
-                      .window = window < T ? window : 0,
-                      .precision = stream->precision};
-    KERNEL(attention, stream->precision, stream, &work);
-}
-
-// d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and forward's qkv,
-// logsumexp and output.
-static inline void attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *scratch,
-                                      const Real *d_output, const Real *output, const Real *qkv,
-                                      const float *logsumexp, int B, int T, int C, int heads, int window) {
-    Attention work = {.output = (Real *)output,
-                      .logsumexp = (float *)logsumexp,
-                      .scratch = scratch,
-                      .qkv = qkv,
-                      .d_qkv = d_qkv,
-                      .d_output = d_output,
-                      .B = B,
-                      .T = T,
-                      .channels = C,
-                      .heads = heads,
-                      .d_qkv_stride = d_qkv_stride,
-                      .window = window < T ? window : 0,
-                      .precision = stream->precision};
-    KERNEL(attention, stream->precision, stream, &work);
-}
-
-// output (rows, columns) = gelu_new(saved + bias), where `saved` holds the product
-// without bias. It then holds what gelu_backward needs. On the CPU that is the
-// derivative, which costs more to compute again than to keep; on a GPU `saved` does not
-// change, and the same call computes the output again.
-static inline void gelu_forward(Stream *stream, Real *output, Real *saved, const Real *bias, int rows,
-                                int columns) {
-    Gelu work = {.output = output,
-                 .saved = saved,
-                 .bias = bias,
-                 .rows = rows,
-                 .columns = columns,
-                 .precision = stream->precision};
-    KERNEL(gelu_forward, stream->precision, stream, &work);
-}
-
-// gradient (rows, columns), rows gradient_stride apart, *= the derivative; d_bias
-// (columns) += its sum over rows; partials (row_partials_floats(columns)).
-static inline void gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias,
-                                 float *partials, const Real *saved, const Real *bias, int rows,
-                                 int columns) {
-    Gelu work = {.saved = (Real *)saved,
-                 .gradient = gradient,
-                 .bias = bias,
-                 .d_bias = d_bias,
-                 .partials = partials,
-                 .rows = rows,
-                 .columns = columns,
-                 .gradient_stride = gradient_stride,
-                 .precision = stream->precision};
-    KERNEL(gelu_backward, stream->precision, stream, &work);
-}
+LAYER(embedding_forward, Embedding)
+LAYER(embedding_backward, Embedding)
+LAYER(layernorm_forward, Layernorm)
+LAYER(layernorm_backward, Layernorm)
+LAYER(attention, Attention) // forward; with a d_qkv backward, from what forward has written
+// Forward leaves in `saved` what backward needs. On the CPU that is the derivative, which costs
+// more to compute again than to keep; on a GPU `saved` does not change, and the same call
+// computes the output again.
+LAYER(gelu_forward, Gelu)
+LAYER(gelu_backward, Gelu)
 
 // losses (rows) = -log softmax(logits)[target], 0 where target < 0. logits (rows, V),
 // rows `stride` apart, are overwritten by gradient_scale (softmax - one-hot), 0 where
@@ -297,16 +201,16 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
 
 // A step over a range (kernels/cpu/adamw.h). commit: moves master and moments; otherwise
 // only writes to range->out what a commit would write.
-static inline void adamw(Stream *stream, const AdamWRange *range) {
+static inline void adamw(Stream *stream, const StepRange *range) {
     KERNEL(adamw, range->moments, stream, range);
 }
 
 // The elementwise parts of a step of Muon (kernels/cpu/muon.h).
-static inline void muon_norm(Stream *stream, const MuonRange *range) {
+static inline void muon_norm(Stream *stream, const StepRange *range) {
     KERNEL(muon_norm, range->moments, stream, range);
 }
 
-static inline void muon_direction(Stream *stream, const MuonRange *range) {
+static inline void muon_direction(Stream *stream, const StepRange *range) {
     KERNEL(muon_direction, stream->precision, stream, range);
 }
 
@@ -315,7 +219,7 @@ static inline void muon_polynomial(Stream *stream, Real *polynomial, const Real 
     KERNEL(muon_polynomial, stream->precision, stream, polynomial, square, side);
 }
 
-static inline void muon_apply(Stream *stream, const MuonRange *range) {
+static inline void muon_apply(Stream *stream, const StepRange *range) {
     KERNEL(muon_apply, stream->precision, stream, range);
 }
 
@@ -358,25 +262,17 @@ static inline void reals_from_floats(Stream *stream, Real *out, const float *in,
 
 enum { CASTS_ON_THE_WAY = 1 << 15 }; // copied at a time
 
-// host (count), floats, = casts (count), bf16 on a GPU. Waits for the stream.
-static inline void casts_to_host(Stream *stream, float *host, const Real *casts, size_t count) {
+// host (count), floats, = casts (count), bf16 on a GPU; or, unless to_host, the other way. Waits for
+// the stream.
+static inline void casts_copy(Stream *stream, float *host, Real *casts, size_t count, bool to_host) {
     uint16_t part[CASTS_ON_THE_WAY];
     for (size_t done = 0; done < count; done += CASTS_ON_THE_WAY) {
         size_t n = size_min(count - done, CASTS_ON_THE_WAY);
-        stream_copy(stream, part, real_at_const(casts, done, PRECISION_BF16), n * sizeof part[0]);
+        void *there = real_at(casts, done, PRECISION_BF16), *here = part;
+        for (size_t i = 0; i < n && !to_host; i++) { part[i] = bf16_from_float(host[done + i]); }
+        stream_copy(stream, to_host ? here : there, to_host ? there : here, n * sizeof part[0]);
         stream_settle(stream);
-        for (size_t i = 0; i < n; i++) { host[done + i] = bf16_to_float(part[i]); }
-    }
-}
-
-// The other way.
-static inline void casts_from_host(Stream *stream, Real *casts, const float *host, size_t count) {
-    uint16_t part[CASTS_ON_THE_WAY];
-    for (size_t done = 0; done < count; done += CASTS_ON_THE_WAY) {
-        size_t n = size_min(count - done, CASTS_ON_THE_WAY);
-        for (size_t i = 0; i < n; i++) { part[i] = bf16_from_float(host[done + i]); }
-        stream_copy(stream, real_at(casts, done, PRECISION_BF16), part, n * sizeof part[0]);
-        stream_settle(stream);
+        for (size_t i = 0; i < n && to_host; i++) { host[done + i] = bf16_to_float(part[i]); }
     }
 }
 

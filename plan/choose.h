@@ -183,7 +183,7 @@ static inline void measure_and_choose(Run *run) {
             enough = choice_hides_everything(&measured, &choices[count]);
         }
         wait_for_rank_zero(&run->transport, "choosing"); // with many ranks it simulates for a while
-        share_from_rank_zero(&run->transport, &enough, sizeof enough);
+        share_from_rank_zero(&run->transport, "sharing", &enough, sizeof enough);
     }
     if (run_is_main(run)) {
         const Choice *chosen = choose_format(&measured, choices, count);
@@ -201,8 +201,8 @@ static inline void measure_and_choose(Run *run) {
                  measured.exchange[settings.estimate_wire], b);
         run->options.rules = chosen->options;
     }
-    share_from_rank_zero(&run->transport, run->rule_reason, sizeof run->rule_reason);
-    share_from_rank_zero(&run->transport, &run->options.rules, sizeof run->options.rules);
+    share_from_rank_zero(&run->transport, "sharing", run->rule_reason, sizeof run->rule_reason);
+    share_from_rank_zero(&run->transport, "sharing", &run->options.rules, sizeof run->options.rules);
     free(ranks);
 }
 

@@ -8,7 +8,6 @@
 #ifndef ACCO_PROGRAM_AGREEMENT_H
 #define ACCO_PROGRAM_AGREEMENT_H
 
-#include "comm/verdict.h"
 #include "program/run.h"
 
 // ---------------------------------------------------------------------------------------
@@ -56,13 +55,6 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
 // operation: a literal, for messages.
 static inline void wait_for_rank_zero(Transport *transport, const char *operation) {
     transport_barrier_patiently(transport, operation, transport->rank == 0 ? 0 : 1e6);
-}
-
-// Overwrites `bytes` (count) on all ranks with those of rank 0.
-static inline void share_from_rank_zero(Transport *transport, void *bytes, size_t count) {
-    void *all = transport_collect_records(transport, "sharing", bytes, count);
-    memcpy(bytes, all, count);
-    free(all);
 }
 
 // Continues a hash. Every part but the last must be a multiple of 4 bytes.
@@ -126,7 +118,7 @@ static inline const Hello *exchange_hellos(Run *run) {
     }
     __atomic_store_n(&run->signal_watch.hellos, all, __ATOMIC_RELEASE);
     *first = run->options;
-    share_from_rank_zero(transport, first, sizeof *first);
+    share_from_rank_zero(transport, "sharing", first, sizeof *first);
     compare_options(&run->options, first, transport->rank, all, &error);
     agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
     free(first);

@@ -218,7 +218,7 @@ static inline void print_start(Run *run, const Hello *hellos) {
         char space[SIZE_TEXT], checkpoint[SIZE_TEXT];
         printf("disk       %s free; a checkpoint takes about %s, and --keep %lld stay\n",
                size_text((size_t)disk.f_bavail * (size_t)disk.f_frsize, space),
-               size_text(checkpoint_bytes(&run->scheduler, true), checkpoint), (long long)options->keep);
+               size_text(checkpoint_bytes(&run->scheduler), checkpoint), (long long)options->keep);
     }
     printf("run        %s\n\n", run->directory);
     fflush(stdout);
@@ -232,7 +232,6 @@ static inline void announce_run(Run *run, const Hello *hellos) {
     transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
     reports->terminal = &run->terminal;
     reports->scheduler = &run->scheduler;
-    reports->transport = transport;
     reports->micro_batch_tokens = (double)tokens_per_micro_batch(run);
     reports->token_flops = model_flops_per_token(&run->config, run->T);
     reports->knows_perfect = run->data.builtin;

@@ -272,7 +272,7 @@ static inline void tokenize_data(Run *run) {
     bool good = !run_is_main(run) || make_token_files(run, paths, &error);
     wait_for_rank_zero(&run->transport, "tokenizing");
     agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    share_from_rank_zero(&run->transport, paths, sizeof paths);
+    share_from_rank_zero(&run->transport, "sharing", paths, sizeof paths);
     for (int i = 0; good && i < 2; i++) {
         if (paths[i][0] == '\0') { continue; }
         data_loader_close(i == 0 ? &run->data : &run->validation_data);
@@ -290,7 +290,7 @@ static inline void tokenize_data(Run *run) {
     data_loader_identify(&run->data, identities[0]);
     data_loader_identify(&run->validation_data, identities[1]);
     memcpy(first, identities, sizeof first);
-    share_from_rank_zero(transport, first, sizeof first);
+    share_from_rank_zero(transport, "data", first, sizeof first);
     for (int i = 0; i < 2 && good; i++) {
         if (strcmp(identities[i], first[i]) == 0) { continue; }
         good =

@@ -219,7 +219,9 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
     if (ctas == 0) { ctas = placement_default_ctas(processors); }
     nccl_open(&placement->nccl, transport, ctas, buffers);
     gpu_measure(&placement->gpu); // NCCL has taken some of the memory
-    int levels = nccl_levels(&placement->nccl), most = processors / 2 / levels;
+    void *const *communicators = placement->nccl.communicators;
+    int levels = (communicators[INSIDE_HOSTS] != NULL) + (communicators[BETWEEN_HOSTS] != NULL),
+        most = processors / 2 / levels;
     int taken = placement_taken_ctas(ctas, transport->library) * levels;
     if (!transport->library) { most = placement_power_below(most); }
     if (ctas > most) {

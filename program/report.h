@@ -147,7 +147,6 @@ typedef struct Reports {
     Terminal *terminal;
     // Facts about the run, known when it starts.
     const Scheduler *scheduler;
-    const Transport *transport;
     double micro_batch_tokens; // of one rank
     double token_flops;        // model operations per token
     double peak_flops;  // of all ranks, a second: what the rate of these is compared with; NAN: unknown
@@ -156,7 +155,7 @@ typedef struct Reports {
 
     ReportWindow window;
     SchedulerSeen seen;
-    double exposed_seconds;                // of this part of the run: see CommitReport
+    double exposed_seconds;                // of this part of the run: see TraceSums
     double validation, perfect_validation; // losses of the latest validation; NAN: there was none
     int lines;                             // reports that the terminal has shown
     bool is_unwritten;                     // stdout cannot be written any more
@@ -287,12 +286,12 @@ static inline void window_add_commit(Reports *reports) {
         sum->loss += commit->loss * commit->predicted;
         sum->perfect_loss += commit->perfect_loss * commit->predicted;
     }
-    sum->compute_seconds += commit->compute_seconds;
-    sum->communication_seconds += commit->communication_seconds;
-    sum->exposed_seconds += commit->exposed_seconds;
-    sum->micro_batch_seconds += commit->micro_batch_seconds;
-    sum->micro_batch_cpu_seconds += commit->micro_batch_cpu_seconds;
-    reports->exposed_seconds += commit->exposed_seconds;
+    sum->seconds.compute += commit->seconds.compute;
+    sum->seconds.communication += commit->seconds.communication;
+    sum->seconds.exposed += commit->seconds.exposed;
+    sum->seconds.micro_batch += commit->seconds.micro_batch;
+    sum->seconds.micro_batch_cpu += commit->seconds.micro_batch_cpu;
+    reports->exposed_seconds += commit->seconds.exposed;
 }
 
 // Begins a new window behind the latest report, after `seconds` seconds of training.
@@ -346,13 +345,13 @@ static inline void report_window(Reports *reports, double seconds) {
     report.learning_rate = last->learning_rate;
     report.gradient_norm = last->gradient_norm;
     if (work > 0) { report.tokens_per_second = work * tokens / (seconds - window->from_seconds); }
-    report.compute_ms = 1e3 * sum->compute_seconds / steps;
-    report.communication_ms = 1e3 * sum->communication_seconds / steps;
-    report.exposed_ms = 1e3 * sum->exposed_seconds / steps;
+    report.compute_ms = 1e3 * sum->seconds.compute / steps;
+    report.communication_ms = 1e3 * sum->seconds.communication / steps;
+    report.exposed_ms = 1e3 * sum->seconds.exposed / steps;
     double micro_batches = (double)(s->micro_batches_begun - window->from_micro_batches);
     if (micro_batches > 0) {
-        report.micro_batch_ms = 1e3 * sum->micro_batch_seconds / micro_batches;
-        report.micro_batch_cpu_ms = 1e3 * sum->micro_batch_cpu_seconds / micro_batches;
+        report.micro_batch_ms = 1e3 * sum->seconds.micro_batch / micro_batches;
+        report.micro_batch_cpu_ms = 1e3 * sum->seconds.micro_batch_cpu / micro_batches;
     }
     report.steps = steps;
     report.gradients_per_commit = (last->gradients_done - window->from_gradients) / commits;
@@ -362,9 +361,8 @@ static inline void report_window(Reports *reports, double seconds) {
     report.gpu_clock = gpu.clock;
     report.gpu_watts = gpu.watts;
     report.gpu_throttle = gpu.reasons_as_number;
-    report.bytes_sent = (double)__atomic_load_n(&reports->transport->bytes_sent, __ATOMIC_RELAXED);
-    report.bytes_sent_outside =
-        (double)__atomic_load_n(&reports->transport->bytes_sent_outside, __ATOMIC_RELAXED);
+    report.bytes_sent = (double)__atomic_load_n(&s->transport->bytes_sent, __ATOMIC_RELAXED);
+    report.bytes_sent_outside = (double)__atomic_load_n(&s->transport->bytes_sent_outside, __ATOMIC_RELAXED);
     window_begin(reports, seconds);
     report_print(reports, &report);
     print_throttled(reports, &gpu);

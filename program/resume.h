@@ -184,7 +184,7 @@ static inline int64_t load_newest(CheckpointedRun *checkpointed, char remarks[CH
     for (int64_t commit = INT64_MAX;;) {
         Error error = {""};
         commit = checkpoint_newest(checkpointed->directory, commit);
-        share_from_rank_zero(checkpointed->transport, &commit, sizeof commit);
+        share_from_rank_zero(checkpointed->transport, "sharing", &commit, sizeof commit);
         if (commit < 0) { return -1; }
         CheckpointPaths paths = checkpoint_paths(checkpointed->directory, commit);
         if (checkpoint_load(checkpointed, paths.final, remarks, &error)) { return commit; }
@@ -237,7 +237,7 @@ static inline void keep_measured_choices(Run *run) {
     }
     json_decref(manifest);
     json_decref(now);
-    share_from_rank_zero(&run->transport, &run->options.rules, sizeof run->options.rules);
+    share_from_rank_zero(&run->transport, "sharing", &run->options.rules, sizeof run->options.rules);
 }
 
 // Before anything is allocated or created: every rank can read the checkpoint that

@@ -36,7 +36,7 @@ static inline void open_run_directory(Run *run) {
         }
     }
     agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);
-    share_from_rank_zero(&run->transport, run->directory, sizeof run->directory);
+    share_from_rank_zero(&run->transport, "sharing", run->directory, sizeof run->directory);
 }
 
 // Fills the scheduler's first parameters with a model on disk or with random numbers, the

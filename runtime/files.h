@@ -234,17 +234,15 @@ static inline void tree_remove(const char *path) {
     rmdir(path);
 }
 
-// Gives a finished directory, whose files are all synced, its final name. replaces: what has
-// that name already is replaced at the same moment; otherwise only an empty directory may have
-// it. Returns true when the new name is on disk.
-static inline bool directory_publish(const char *temporary, const char *final, bool replaces, Error *error) {
+// Gives a finished directory, whose files are all synced, its final name. What has that name
+// already is replaced at the same moment. Returns true when the new name is on disk.
+static inline bool directory_publish(const char *temporary, const char *final, Error *error) {
     if (!path_sync(temporary, error)) { return false; }
     // An exchange of the two names leaves no moment without either directory. It fails
     // where there is nothing to replace, which is usual, and on file systems that cannot
     // exchange names.
-    bool exchanged =
-        replaces && syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, final, RENAME_EXCHANGE) == 0;
-    if (replaces && !exchanged) { tree_remove(final); }
+    bool exchanged = syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, final, RENAME_EXCHANGE) == 0;
+    if (!exchanged) { tree_remove(final); }
     if (!exchanged && rename(temporary, final) != 0) {
         return error_set(error, "cannot rename %.400s to %.400s: %s", temporary, final, strerror(errno));
     }

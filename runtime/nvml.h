@@ -11,7 +11,6 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 
 typedef struct Nvml {
@@ -45,12 +44,6 @@ static const NvmlReason NVML_REASONS[] = {{0x04, "the power limit"},
                                           {0x80, "the power supply's brake"}};
 
 enum { NVML_REASON_COUNT = sizeof NVML_REASONS / sizeof NVML_REASONS[0], NVML_TEXT_SIZE = 128 };
-
-static inline NvmlReading nvml_unknown(void) {
-    NvmlReading reading = {
-        .clock = NAN, .highest_clock = NAN, .watts = NAN, .reasons_as_number = NAN, .reasons = 0};
-    return reading;
-}
 
 // text <- a list of the reasons.
 static inline const char *nvml_reasons_text(uint64_t reasons, char text[NVML_TEXT_SIZE]) {
@@ -100,7 +93,7 @@ static inline void nvml_open(Nvml *nvml, const char *bus) {
 
 // The state at this moment; the power is the mean over a fraction of a second.
 static inline NvmlReading nvml_read(const Nvml *nvml) {
-    NvmlReading reading = nvml_unknown();
+    NvmlReading reading = {.clock = NAN, .highest_clock = NAN, .watts = NAN, .reasons_as_number = NAN};
     unsigned clock = 0, highest = 0, milliwatts = 0;
     unsigned long long reasons = 0;
     if (nvml->device == NULL) { return reading; }

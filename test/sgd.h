@@ -8,7 +8,7 @@
 // out = master - lr * g, and master too for a commit; an ElementwiseStep (optimizer.h). It
 // uses neither moments nor weight decay, and is for CPUs: optimizer_step refuses it on a
 // GPU.
-static inline void sgd_step(Stream *stream, const AdamWRange *range) {
+static inline void sgd_step(Stream *stream, const StepRange *range) {
     (void)stream;
     const AdamWStep step = range->step;
     for (size_t i = 0; i < range->count; i++) {
@@ -20,7 +20,7 @@ static inline void sgd_step(Stream *stream, const AdamWRange *range) {
 }
 
 // The same with a momentum that is a mean: m = beta1 m + (1 - beta1) g, out = master - lr m.
-static inline void momentum_step(Stream *stream, const AdamWRange *range) {
+static inline void momentum_step(Stream *stream, const StepRange *range) {
     (void)stream;
     const AdamWStep step = range->step;
     float *mean = real_floats(range->first_moment);

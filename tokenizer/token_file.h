@@ -39,8 +39,9 @@
 #include "runtime/errors.h"
 #include "runtime/files.h"
 
+static const uint8_t TOKEN_FILE_MAGIC[8] = {0x89, 'A', 'C', 'C', 'O', '\r', '\n', 0x1a};
+
 enum {
-    TOKEN_FILE_MAGIC_BYTES = 8,
     TOKEN_FILE_VERSION = 1,
     TOKEN_FILE_HAS_MASK = 1,
     TOKEN_FILE_HASH_BYTES = 32,
@@ -49,7 +50,7 @@ enum {
 
 // The table above, as reader and writer use it. The machine, too, must be little-endian.
 typedef struct TokenFileHeader {
-    uint8_t magic[TOKEN_FILE_MAGIC_BYTES];
+    uint8_t magic[sizeof TOKEN_FILE_MAGIC];
     uint32_t version, token_bytes, vocabulary, flags;
     uint64_t token_count;
     uint8_t tokenizer_hash[TOKEN_FILE_HASH_BYTES];
@@ -69,23 +70,20 @@ typedef struct TokenFile {
     const uint8_t *mask;   // (token_count) bits; NULL: every token is to be predicted
     uint64_t token_count;
     uint32_t vocabulary;
-    int token_bytes;               // 2 or 4
+    int token_bytes;               // 2 or 4; 1: a text (dataloader.h)
     int padded;                    // length of a sequence, each one document; 0: not padded
     const uint8_t *tokenizer_hash; // (TOKEN_FILE_HASH_BYTES)
 } TokenFile;
-
-static inline const uint8_t *token_file_magic(void) {
-    return (const uint8_t *)"\x89"
-                            "ACCO\r\n\x1a";
-}
 
 // Whether the bytes are meant as a token file: five of the eight bytes of the magic
 // suffice, so that a damaged token file is not taken for a file of another format. A
 // nanoGPT file, which has no magic, matches by chance once in 10^10.
 static inline bool token_file_recognise(const void *bytes, size_t size) {
-    const uint8_t *byte = (const uint8_t *)bytes, *magic = token_file_magic();
+    const uint8_t *byte = (const uint8_t *)bytes;
     int equal = 0;
-    for (size_t i = 0; i < TOKEN_FILE_MAGIC_BYTES && i < size; i++) { equal += byte[i] == magic[i]; }
+    for (size_t i = 0; i < sizeof TOKEN_FILE_MAGIC && i < size; i++) {
+        equal += byte[i] == TOKEN_FILE_MAGIC[i];
+    }
     return equal >= 5;
 }
 
@@ -102,10 +100,15 @@ static inline bool token_hashes_agree(const uint8_t *a, const uint8_t *b) {
 }
 
 static inline uint32_t token_file_token(const TokenFile *file, uint64_t position) {
-    uint32_t token = 0;
-    size_t width = (size_t)file->token_bytes;
-    memcpy(&token, file->tokens + position * width, width);
-    return token;
+    uint16_t narrow;
+    uint32_t wide;
+    if (file->token_bytes == 1) { return file->tokens[position]; }
+    if (file->token_bytes == 2) {
+        memcpy(&narrow, file->tokens + 2 * position, sizeof narrow);
+        return narrow;
+    }
+    memcpy(&wide, file->tokens + 4 * position, sizeof wide);
+    return wide;
 }
 
 // Whether the token at `position` is to be predicted. mask: or NULL, and then all are.
@@ -128,10 +131,10 @@ static inline bool token_file_read_header(TokenFileHeader *header, const char *n
                          name, (int)TOKEN_FILE_HEADER_BYTES, size);
     }
     memcpy(header, bytes, sizeof *header);
-    if (memcmp(header->magic, token_file_magic(), TOKEN_FILE_MAGIC_BYTES) != 0) {
+    if (memcmp(header->magic, TOKEN_FILE_MAGIC, sizeof header->magic) != 0) {
         return error_set(
             error, "%s is damaged: the first %d bytes are nearly those of a token file, but not all of them",
-            name, (int)TOKEN_FILE_MAGIC_BYTES);
+            name, (int)sizeof TOKEN_FILE_MAGIC);
     }
     if (header->version != TOKEN_FILE_VERSION) {
         return error_set(

@@ -92,7 +92,7 @@ static inline bool token_writer_end(TokenWriter *writer, Error *error) {
                               .flags = masked ? (uint32_t)TOKEN_FILE_HAS_MASK : 0,
                               .token_count = writer->count,
                               .padded = (uint32_t)writer->padded};
-    memcpy(header.magic, token_file_magic(), sizeof header.magic);
+    memcpy(header.magic, TOKEN_FILE_MAGIC, sizeof header.magic);
     memcpy(header.tokenizer_hash, writer->tokenizer->hash, sizeof header.tokenizer_hash);
     header.checksum = crc32_z(writer->checksum, (const Bytef *)&header, sizeof header);
     bool written =

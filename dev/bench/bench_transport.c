@@ -36,15 +36,14 @@ static const char *const KIND_NAMES[KINDS] = {
 static void run_kind(Transport *transport, int kind, const Layout *layout, float *buffer) {
     int shard = (int)layout_shard(layout);
     bool narrow = kind == OUR_SCATTER_BF16 || kind == OUR_GATHER_BF16;
-    Collective collective = {.layout = layout, .wire = narrow ? WIRE_BF16 : WIRE_FP32, .buffer = buffer};
+    Collective collective = {
+        .layout = layout, .end = layout->cells, .wire = narrow ? WIRE_BF16 : WIRE_FP32, .buffer = buffer};
     if (kind == MPI_SCATTER) {
         MPI_Reduce_scatter_block(MPI_IN_PLACE, buffer, shard, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     } else if (kind == MPI_GATHER) {
         MPI_Allgather(MPI_IN_PLACE, 0, MPI_FLOAT, buffer, shard, MPI_FLOAT, MPI_COMM_WORLD);
-    } else if (kind < MPI_SCATTER) {
-        host_reduce_scatter(transport, &collective, 0, layout->cells);
     } else {
-        host_all_gather(transport, &collective, 0, layout->cells);
+        host_exchange(transport, &collective, kind < MPI_SCATTER ? REDUCE_SCATTER : ALL_GATHER);
     }
 }
 
@@ -114,8 +113,8 @@ static void job_task(void *context, Stream *stream) {
     (void)stream;
     Job *job = (Job *)context;
     double began = clock_seconds(), processor_began = thread_seconds();
-    host_reduce_scatter(job->transport, &job->collective, 0, job->collective.layout->cells);
-    host_all_gather(job->transport, &job->collective, 0, job->collective.layout->cells);
+    host_exchange(job->transport, &job->collective, REDUCE_SCATTER);
+    host_exchange(job->transport, &job->collective, ALL_GATHER);
     job->seconds = clock_seconds() - began;
     job->processor_seconds = thread_seconds() - processor_began;
 }
@@ -158,7 +157,8 @@ static void bench_waiting(Transport *transport, double megabits) {
     ThreadPool *pool = thread_pool_create(1, false), *own = thread_pool_create(1, false);
     Stream *compute = stream_create("compute", pool, NULL),
            *communication = stream_create("communication", own, NULL);
-    Job job = {transport, {&layout, WIRE_FP32, buffer, NULL, NULL}, 0, 0};
+    Job job = {.transport = transport,
+               .collective = {.layout = &layout, .end = layout.cells, .wire = WIRE_FP32, .buffer = buffer}};
     work.products = 1500;
     double ratios[REPEATS];
     double job_seconds = 0;

@@ -24,8 +24,10 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "comm/layout.h"
 #include "dev/gpu/gelu_epilogues.cuh"
 #include "models.h"
+#include "test/layer_calls.h"
 
 enum { ARRAYS = 10, CASES = 64, FORMS = 5, TRIALS = 15, MOST_SETS = 64, FILL_BLOCK = 256 };
 
@@ -140,7 +142,7 @@ static void fill_array(Bench *bench, Fill fill, void *array, size_t bytes, uint3
 
 static size_t set_bytes(const Case *work) {
     size_t bytes = 0;
-    for (int i = 0; i < work->count; i++) { bytes += arena_round_up(work->bytes[i]); }
+    for (int i = 0; i < work->count; i++) { bytes += layout_round_up(work->bytes[i], ARENA_ALIGNMENT); }
     return bytes;
 }
 
@@ -153,7 +155,7 @@ static void place_set(const Bench *bench, const Case *work, int set, void **arra
     char *place = bench->pool + (size_t)set * set_bytes(work);
     for (int i = 0; i < work->count; i++) {
         arrays[i] = place;
-        place += arena_round_up(work->bytes[i]);
+        place += layout_round_up(work->bytes[i], ARENA_ALIGNMENT);
     }
 }
 
@@ -224,52 +226,58 @@ static void run_copy(Bench *bench, const Case *work, void **arrays) {
 
 static void run_embedding_forward(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    embedding_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]),
-                      (const int32_t *)arrays[3], bench->B, bench->T, bench->config.channels);
+    call_embedding_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]),
+                           (const int32_t *)arrays[3], bench->B, bench->T, bench->config.channels);
 }
 
 static void run_embedding_backward(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    embedding_backward(&bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2],
-                       reals(arrays[3]), (const int32_t *)arrays[4], (const int32_t *)arrays[5], bench->B,
-                       bench->T, bench->config.channels);
+    call_embedding_backward(&bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2],
+                            reals(arrays[3]), (const int32_t *)arrays[4], (const int32_t *)arrays[5],
+                            bench->B, bench->T, bench->config.channels);
 }
 
 static void run_layernorm_forward(Bench *bench, const Case *work, void **arrays) {
-    LayernormForward layernorm = {reals(arrays[0]), (float *)arrays[1],     reals(arrays[2]),
-                                  reals(arrays[3]), reals(arrays[4]),       reals(arrays[5]),
-                                  reals(arrays[6]), reals(arrays[7]),       1e-5f,
-                                  work->rows,       bench->config.channels, bench->stream.precision};
+    Layernorm layernorm = {.statistics = (float *)arrays[1],
+                           .residual = reals(arrays[2]),
+                           .weight = reals(arrays[6]),
+                           .bias = reals(arrays[7]),
+                           .epsilon = 1e-5f,
+                           .rows = work->rows,
+                           .channels = bench->config.channels,
+                           .output = reals(arrays[0]),
+                           .residual_before = reals(arrays[3]),
+                           .branch = reals(arrays[4]),
+                           .branch_bias = reals(arrays[5])};
     layernorm_forward(&bench->stream, &layernorm);
 }
 
 static void run_layernorm_backward(Bench *bench, const Case *work, void **arrays) {
     float *sums = (float *)arrays[1];
     int C = bench->config.channels;
-    LayernormBackward layernorm = {reals(arrays[0]),
-                                   true,
-                                   sums,
-                                   sums + C,
-                                   sums + 2 * C,
-                                   (float *)arrays[2],
-                                   reals(arrays[3]),
-                                   reals(arrays[4]),
-                                   (const float *)arrays[5],
-                                   reals(arrays[6]),
-                                   work->rows,
-                                   C,
-                                   bench->stream.precision};
+    Layernorm layernorm = {.statistics = (float *)arrays[5],
+                           .residual = reals(arrays[4]),
+                           .weight = reals(arrays[6]),
+                           .rows = work->rows,
+                           .channels = C,
+                           .d_residual = reals(arrays[0]),
+                           .accumulate = true,
+                           .d_weight = sums,
+                           .d_bias = sums + C,
+                           .d_branch_bias = sums + 2 * C,
+                           .partials = (float *)arrays[2],
+                           .d_output = reals(arrays[3])};
     layernorm_backward(&bench->stream, &layernorm);
 }
 
 static void run_gelu_forward(Bench *bench, const Case *work, void **arrays) {
-    gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]), work->rows,
-                 bench->config.mlp_channels);
+    call_gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]), work->rows,
+                      bench->config.mlp_channels);
 }
 
 static void run_gelu_backward(Bench *bench, const Case *work, void **arrays) {
-    gelu_backward(&bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[3], (float *)arrays[4],
-                  reals(arrays[1]), reals(arrays[2]), work->rows, bench->config.mlp_channels);
+    call_gelu_backward(&bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[3], (float *)arrays[4],
+                       reals(arrays[1]), reals(arrays[2]), work->rows, bench->config.mlp_channels);
 }
 
 static void run_cross_entropy(Bench *bench, const Case *work, void **arrays) {
@@ -278,14 +286,14 @@ static void run_cross_entropy(Bench *bench, const Case *work, void **arrays) {
 }
 
 static void run_attention_forward(Bench *bench, const Case *work, void **arrays) {
-    attention_forward(&bench->stream, reals(arrays[0]), (float *)arrays[1], NULL, reals(arrays[2]), bench->B,
-                      bench->T, bench->config.channels, bench->config.heads, work->window);
+    call_attention_forward(&bench->stream, reals(arrays[0]), (float *)arrays[1], NULL, reals(arrays[2]),
+                           bench->B, bench->T, bench->config.channels, bench->config.heads, work->window);
 }
 
 static void run_attention_backward(Bench *bench, const Case *work, void **arrays) {
-    attention_backward(&bench->stream, reals(arrays[3]), bench->wide, (float *)arrays[4], reals(arrays[5]),
-                       reals(arrays[0]), reals(arrays[2]), (const float *)arrays[1], bench->B, bench->T,
-                       bench->config.channels, bench->config.heads, work->window);
+    call_attention_backward(&bench->stream, reals(arrays[3]), bench->wide, (float *)arrays[4],
+                            reals(arrays[5]), reals(arrays[0]), reals(arrays[2]), (const float *)arrays[1],
+                            bench->B, bench->T, bench->config.channels, bench->config.heads, work->window);
 }
 
 // With one tile of 16 rows for each warp, where the model's choice is two.
@@ -339,8 +347,8 @@ static void run_mlp_product(Bench *bench, const Case *work, void **arrays) {
 
 static void run_mlp_ours(Bench *bench, const Case *work, void **arrays) {
     run_mlp_product(bench, work, arrays);
-    gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
-                 work->outputs);
+    call_gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
+                      work->outputs);
 }
 
 static void run_mlp_epilogue(Bench *bench, const Case *work, void **arrays) {
@@ -357,8 +365,8 @@ static void run_mlp_bias(Bench *bench, const Case *work, void **arrays) {
                               work->outputs) != CUBLAS_STATUS_SUCCESS) {
         return;
     }
-    gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
-                 work->outputs);
+    call_gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
+                      work->outputs);
 }
 
 // The gradient of the second product's input, then that of GELU's input and its sum.
@@ -371,8 +379,8 @@ static void run_d_mlp_product(Bench *bench, const Case *work, void **arrays) {
 
 static void run_d_mlp_ours(Bench *bench, const Case *work, void **arrays) {
     run_d_mlp_product(bench, work, arrays);
-    gelu_backward(&bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[5], (float *)arrays[7],
-                  reals(arrays[1]), reals(arrays[4]), work->rows, work->inputs);
+    call_gelu_backward(&bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[5], (float *)arrays[7],
+                       reals(arrays[1]), reals(arrays[4]), work->rows, work->inputs);
 }
 
 static bool d_mlp_epilogue(Bench *bench, const Case *work, void **arrays, Real *sums) {
@@ -409,17 +417,16 @@ static void run_d_weight_summed(Bench *bench, const Case *work, void **arrays) {
 }
 
 static void run_adamw(Bench *bench, const Case *work, void **arrays) {
-    AdamWRange range = {(float *)arrays[work->in_place ? 1 : 0],
-                        (float *)arrays[1],
-                        reals(arrays[2]),
-                        reals(arrays[3]),
-                        (const float *)arrays[4],
-                        bench->elements,
-                        0,
-                        work->moments,
-                        moment_key(1, 9),
-                        adamw_step(0.9, 0.95, 10, 1e-8, 1e-3, 0.1),
-                        true};
+    StepRange range = {.out = (float *)arrays[work->in_place ? 1 : 0],
+                       .master = (float *)arrays[1],
+                       .first_moment = reals(arrays[2]),
+                       .second_moment = reals(arrays[3]),
+                       .gradient = (const float *)arrays[4],
+                       .count = bench->elements,
+                       .moments = work->moments,
+                       .key = moment_key(1, 9),
+                       .step = adamw_step(0.9, 0.95, 10, 1e-8, 1e-3, 0.1),
+                       .commit = true};
     adamw(&bench->stream, &range);
 }
 
@@ -471,7 +478,7 @@ static void run_wire_decode(Bench *bench, const Case *work, void **arrays) {
 static void run_wire_sum(Bench *bench, const Case *work, void **arrays) {
     WirePieces run = wire_range(work->format, bench->elements);
     wire_sum_on_gpu(&bench->stream, work->format, (float *)arrays[2], arrays[0],
-                    arena_round_up(work->bytes[0]), 2, &run);
+                    layout_round_up(work->bytes[0], ARENA_ALIGNMENT), 2, &run);
 }
 
 static void prepare_wire(Bench *bench, const Case *work, void **arrays) {

@@ -8,6 +8,7 @@
 
 #include "kernels/kernels.h"
 #include "models.h"
+#include "test/layer_calls.h"
 
 // What the line of a launch ends with.
 static const char *launches_of(const char *name) {
@@ -31,34 +32,40 @@ static void launch_layers(Stream *stream, const ModelConfig *config) {
     int32_t *numbers = (int32_t *)(void *)somewhere();
     Real *reals = somewhere();
     float *floats = floats_somewhere();
-    LayernormForward forward = {reals, floats, reals, reals, reals, reals,
-                                reals, reals,  1e-5f, T,     C,     stream->precision};
-    LayernormBackward backward = {};
+    Layernorm forward = {.statistics = floats,
+                         .residual = reals,
+                         .weight = reals,
+                         .bias = reals,
+                         .epsilon = 1e-5f,
+                         .rows = T,
+                         .channels = C,
+                         .output = reals,
+                         .residual_before = reals,
+                         .branch = reals,
+                         .branch_bias = reals};
+    Layernorm backward = forward;
     backward.d_residual = reals;
     backward.d_weight = backward.d_bias = backward.d_branch_bias = backward.partials = floats;
-    backward.d_output = backward.residual = backward.weight = reals;
-    backward.statistics = floats;
-    backward.rows = T;
-    backward.channels = C;
-    embedding_forward(stream, reals, reals, reals, numbers, 1, T, C);
+    backward.d_output = reals;
+    call_embedding_forward(stream, reals, reals, reals, numbers, 1, T, C);
     layernorm_forward(stream, &forward);
     layernorm_backward(stream, &backward);
     for (int window = 0; window <= config->window; window += config->window) {
-        attention_forward(stream, reals, floats, floats, reals, 1, T, C, config->heads, window);
-        attention_backward(stream, reals, 3 * C, floats, reals, reals, reals, floats, 1, T, C, config->heads,
-                           window);
+        call_attention_forward(stream, reals, floats, floats, reals, 1, T, C, config->heads, window);
+        call_attention_backward(stream, reals, 3 * C, floats, reals, reals, reals, floats, 1, T, C,
+                                config->heads, window);
     }
-    gelu_forward(stream, reals, reals, reals, T, F);
-    gelu_backward(stream, reals, F, floats, floats, reals, reals, T, F);
+    call_gelu_forward(stream, reals, reals, reals, T, F);
+    call_gelu_backward(stream, reals, F, floats, floats, reals, reals, T, F);
     cross_entropy(stream, reals, gpt_neo_logits_stride(config->vocabulary, true), floats, numbers, T,
                   config->vocabulary, 1.0f);
-    embedding_backward(stream, floats, floats, floats, reals, numbers, numbers, 1, T, C);
+    call_embedding_backward(stream, floats, floats, floats, reals, numbers, numbers, 1, T, C);
 }
 
 static void launch_updates(Stream *stream) {
     enum { COUNT = 1 << 20 };
     float *floats = floats_somewhere();
-    AdamWRange range = {};
+    StepRange range = {};
     range.out = range.master = floats;
     range.gradient = floats;
     range.first_moment = range.second_moment = somewhere();

@@ -32,7 +32,7 @@
 enum { ADAMW_BLOCK = 16384 };
 
 // The numbers of one step, each rounded once from double. Computed in fp32, 1 - beta2
-// would be off by 1 % for a beta2 of 0.999999.
+// would be off by 1 % for a beta2 of 0.999999. Muon's mu is beta1.
 typedef struct AdamWStep {
     float beta1, one_minus_beta1, beta2, one_minus_beta2;
     float correction1, correction2; // 1 - beta^t
@@ -59,9 +59,10 @@ static inline AdamWStep adamw_step(double beta1, double beta2, double t, double 
     return step;
 }
 
-typedef struct AdamWRange {
+// The elements that one step of AdamW changes; or one of Muon (muon.h), to which they are a matrix.
+typedef struct StepRange {
     float *out, *master;                // (count)
-    Real *first_moment, *second_moment; // (count), in the format `moments`
+    Real *first_moment, *second_moment; // (count), in the format `moments`; Muon has only the first
     const float *gradient;              // (count)
     size_t count;
     size_t flat; // place of the first element in the flat parameter vector
@@ -69,9 +70,14 @@ typedef struct AdamWRange {
     MomentKey key; // of this step, where moments are bf16
     AdamWStep step;
     bool commit; // else an estimate
-} AdamWRange;
+    // Of Muon.
+    Real *direction;     // (count): X
+    double *partials;    // (buffer_blocks(count)), where the kernels run
+    Precision precision; // of X: the stream's
+    float factor;        // 1 / norm; cpu_muon_direction sets it
+} StepRange;
 
-REAL_LOOP void adamw_block(const AdamWRange *range, int block, Precision moments) {
+REAL_LOOP void adamw_block(const StepRange *range, int block, Precision moments) {
     size_t begin = (size_t)block * ADAMW_BLOCK, end = size_min(begin + ADAMW_BLOCK, range->count);
     const AdamWStep step = range->step;
     const MomentKey key = range->key;
@@ -97,9 +103,9 @@ REAL_LOOP void adamw_block(const AdamWRange *range, int block, Precision moments
     }
 }
 
-REAL_TASK(AdamWRange, moments, adamw_block);
+REAL_TASK(StepRange, moments, adamw_block);
 
-static inline void cpu_adamw(Stream *stream, const AdamWRange *range) {
+static inline void cpu_adamw(Stream *stream, const StepRange *range) {
     assert(range->commit || range->out != range->master);
     thread_pool_run(stream->pool, (int)((range->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK), adamw_block_task,
                     (void *)range);

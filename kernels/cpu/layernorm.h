@@ -28,20 +28,27 @@
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 
-typedef struct LayernormForward {
+typedef struct Layernorm {
+    float *statistics;         // (rows, 2): mean, 1/stddev; written by forward, read by backward
+    Real *residual;            // (rows, C): x; forward writes it if there is a branch
+    const Real *weight, *bias; // (C)
+    float epsilon;
+    int rows, channels;
+    Precision precision;
+    // Forward
     Real *output;                // (rows, C)
-    float *statistics;           // (rows, 2): mean, 1/stddev
-    Real *residual;              // (rows, C): x; written if there is a branch, else only read
     const Real *residual_before; // (rows, C)
     const Real *branch;          // (rows, C) or NULL
     const Real *branch_bias;     // (C)
-    const Real *weight, *bias;   // (C)
-    float epsilon;
-    int rows, channels;
-    Precision precision; // cpu_layernorm_forward sets it
-} LayernormForward;
+    // Backward
+    Real *d_residual;                         // (rows, C); the result
+    bool accumulate;                          // d_residual += instead of =
+    float *d_weight, *d_bias, *d_branch_bias; // (C), +=; d_branch_bias may be NULL
+    float *partials;                          // workspace (row_partials_floats(3C))
+    const Real *d_output;                     // (rows, C)
+} Layernorm;
 
-REAL_LOOP void layernorm_forward_rows(const LayernormForward *work, int block, Precision precision) {
+REAL_LOOP void layernorm_forward_rows(const Layernorm *work, int block, Precision precision) {
     size_t C = (size_t)work->channels;
     for (int row = row_block_begin(block, work->rows); row < row_block_begin(block + 1, work->rows); row++) {
         size_t place = (size_t)row * C;
@@ -77,28 +84,13 @@ REAL_LOOP void layernorm_forward_rows(const LayernormForward *work, int block, P
     }
 }
 
-REAL_TASK(LayernormForward, precision, layernorm_forward_rows);
+REAL_TASK(Layernorm, precision, layernorm_forward_rows);
 
-static inline void cpu_layernorm_forward(Stream *stream, const LayernormForward *work) {
-    LayernormForward here = *work;
-    here.precision = stream->precision;
-    thread_pool_run(stream->pool, row_block_count(work->rows), layernorm_forward_rows_task, &here);
+static inline void cpu_layernorm_forward(Stream *stream, const Layernorm *work) {
+    thread_pool_run(stream->pool, row_block_count(work->rows), layernorm_forward_rows_task, (void *)work);
 }
 
-typedef struct LayernormBackward {
-    Real *d_residual;                         // (rows, C); the result
-    bool accumulate;                          // d_residual += instead of =
-    float *d_weight, *d_bias, *d_branch_bias; // (C), +=; d_branch_bias may be NULL
-    float *partials;                          // workspace (row_partials_floats(3C))
-    const Real *d_output;                     // (rows, C)
-    const Real *residual;                     // (rows, C), as forward left it
-    const float *statistics;                  // (rows, 2)
-    const Real *weight;                       // (C)
-    int rows, channels;
-    Precision precision; // cpu_layernorm_backward sets it
-} LayernormBackward;
-
-REAL_LOOP void layernorm_backward_rows(const LayernormBackward *work, int block, Precision precision) {
+REAL_LOOP void layernorm_backward_rows(const Layernorm *work, int block, Precision precision) {
     size_t C = (size_t)work->channels;
     float *d_weight = work->partials + (size_t)block * 3 * C, *d_bias = d_weight + C, *d_branch = d_bias + C;
     memset(d_weight, 0, 3 * C * sizeof *d_weight);
@@ -132,13 +124,11 @@ REAL_LOOP void layernorm_backward_rows(const LayernormBackward *work, int block,
     }
 }
 
-REAL_TASK(LayernormBackward, precision, layernorm_backward_rows);
+REAL_TASK(Layernorm, precision, layernorm_backward_rows);
 
-static inline void cpu_layernorm_backward(Stream *stream, const LayernormBackward *work) {
+static inline void cpu_layernorm_backward(Stream *stream, const Layernorm *work) {
     int blocks = row_block_count(work->rows), C = work->channels;
-    LayernormBackward here = *work;
-    here.precision = stream->precision;
-    thread_pool_run(stream->pool, blocks, layernorm_backward_rows_task, &here);
+    thread_pool_run(stream->pool, blocks, layernorm_backward_rows_task, (void *)work);
     column_sums_add(stream, work->d_weight, work->partials, blocks, 3 * C, C);
     column_sums_add(stream, work->d_bias, work->partials + C, blocks, 3 * C, C);
     if (work->d_branch_bias != NULL) {

@@ -18,43 +18,22 @@
 
 #include <math.h>
 
+#include "kernels/cpu/adamw.h"
 #include "kernels/cpu/buffers.h"
-#include "kernels/cpu/reals.h"
-#include "kernels/moments.h"
 
 // The quintic polynomial p(x) = a x + b x^3 + c x^5 takes singular values from (0, 1] to about 1.
 static const float MUON_A = 3.4445f, MUON_B = -4.7750f, MUON_C = 2.0315f;
 
 static const double MUON_LEAST = 1e-7; // a norm below it counts as this
 
-// One step on one matrix.
-typedef struct MuonRange {
-    float *out, *master;   // (count)
-    Real *momentum;        // (count), in the format `moments`
-    const float *gradient; // (count); out may be the gradient, or for a commit the master
-    Real *direction;       // (count): X
-    double *partials;      // (buffer_blocks(count)), where the kernels run
-    size_t count;
-    size_t flat; // place of the first element in the flat parameter vector
-    Precision moments;
-    Precision precision; // of X: the stream's
-    MomentKey key;       // of this step, where the momentum is bf16
-    float mu, one_minus_mu;
-    float divisor, scale; // of the gradient
-    float decay_factor;   // 1 - learning rate * weight decay
-    float step;           // the learning rate times the scale of the matrix
-    float factor;         // 1 / norm; cpu_muon_direction sets it
-    bool commit;          // else an estimate, which writes X and `out` only
-} MuonRange;
-
 // X before it is divided by its norm, and m'.
-REAL_LOOP float muon_element(const MuonRange *range, size_t i, float *moved, Precision moments) {
-    float g = range->gradient[i] / range->divisor * range->scale;
-    *moved = range->mu * real_load(range->momentum, i, moments) + range->one_minus_mu * g;
-    return range->one_minus_mu * g + range->mu * *moved;
+REAL_LOOP float muon_element(const StepRange *range, size_t i, float *moved, Precision moments) {
+    float g = range->gradient[i] / range->step.divisor * range->step.scale;
+    *moved = range->step.beta1 * real_load(range->first_moment, i, moments) + range->step.one_minus_beta1 * g;
+    return range->step.one_minus_beta1 * g + range->step.beta1 * *moved;
 }
 
-REAL_LOOP void muon_norm_block(const MuonRange *range, int block, Precision moments) {
+REAL_LOOP void muon_norm_block(const StepRange *range, int block, Precision moments) {
     size_t begin = (size_t)block * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, range->count);
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -65,13 +44,13 @@ REAL_LOOP void muon_norm_block(const MuonRange *range, int block, Precision mome
     range->partials[block] = sum;
 }
 
-REAL_TASK(MuonRange, moments, muon_norm_block);
+REAL_TASK(StepRange, moments, muon_norm_block);
 
-static inline void cpu_muon_norm(Stream *stream, const MuonRange *range) {
+static inline void cpu_muon_norm(Stream *stream, const StepRange *range) {
     thread_pool_run(stream->pool, (int)buffer_blocks(range->count), muon_norm_block_task, (void *)range);
 }
 
-REAL_LOOP void muon_direction_elements(const MuonRange *range, int block, Precision precision,
+REAL_LOOP void muon_direction_elements(const StepRange *range, int block, Precision precision,
                                        Precision moments) {
     size_t begin = (size_t)block * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, range->count);
     for (size_t i = begin; i < end; i++) {
@@ -80,22 +59,22 @@ REAL_LOOP void muon_direction_elements(const MuonRange *range, int block, Precis
         if (range->commit) {
             bool rounds = moments == PRECISION_BF16;
             moved = rounds ? moment_round(moved, moment_noise(range->key, range->flat + i)) : moved;
-            real_store(range->momentum, i, moved, moments);
+            real_store(range->first_moment, i, moved, moments);
         }
     }
 }
 
-REAL_LOOP void muon_direction_block(const MuonRange *range, int block, Precision precision) {
+REAL_LOOP void muon_direction_block(const StepRange *range, int block, Precision precision) {
     REAL_CALL(range->moments, muon_direction_elements, range, block, precision);
 }
 
-REAL_TASK(MuonRange, precision, muon_direction_block);
+REAL_TASK(StepRange, precision, muon_direction_block);
 
-static inline void cpu_muon_direction(Stream *stream, const MuonRange *range) {
+static inline void cpu_muon_direction(Stream *stream, const StepRange *range) {
     size_t blocks = buffer_blocks(range->count);
     double sum = 0;
     for (size_t i = 0; i < blocks; i++) { sum += range->partials[i]; }
-    MuonRange here = *range;
+    StepRange here = *range;
     here.factor = (float)(1 / fmax(sqrt(sum), MUON_LEAST));
     thread_pool_run(stream->pool, (int)blocks, muon_direction_block_task, &here);
 }
@@ -124,20 +103,20 @@ static inline void cpu_muon_polynomial(Stream *stream, Real *polynomial, const R
     thread_pool_run(stream->pool, side, muon_polynomial_row_task, &work);
 }
 
-REAL_LOOP void muon_apply_block(const MuonRange *range, int block, Precision precision) {
+REAL_LOOP void muon_apply_block(const StepRange *range, int block, Precision precision) {
     size_t begin = (size_t)block * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, range->count);
 #pragma omp simd
     for (size_t i = begin; i < end; i++) {
-        float theta =
-            range->master[i] * range->decay_factor - range->step * real_load(range->direction, i, precision);
+        float theta = range->master[i] * range->step.decay_factor -
+                      range->step.learning_rate * real_load(range->direction, i, precision);
         if (range->commit) { range->master[i] = theta; }
         range->out[i] = theta;
     }
 }
 
-REAL_TASK(MuonRange, precision, muon_apply_block);
+REAL_TASK(StepRange, precision, muon_apply_block);
 
-static inline void cpu_muon_apply(Stream *stream, const MuonRange *range) {
+static inline void cpu_muon_apply(Stream *stream, const StepRange *range) {
     thread_pool_run(stream->pool, (int)buffer_blocks(range->count), muon_apply_block_task, (void *)range);
 }
 

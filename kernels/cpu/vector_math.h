@@ -12,7 +12,6 @@
 #ifndef ACCO_KERNELS_CPU_VECTOR_MATH_H
 #define ACCO_KERNELS_CPU_VECTOR_MATH_H
 
-#include <math.h>
 #include <stdint.h>
 #include <string.h>
 

@@ -19,7 +19,7 @@
 #include "kernels/cpu/adamw.h"
 
 // M: the format of the moments.
-template <typename M> static __global__ void adamw_kernel(AdamWRange range, bool wide) {
+template <typename M> static __global__ void adamw_kernel(StepRange range, bool wide) {
     const AdamWStep &step = range.step;
     float gradient[4], master[4], first[4], second[4];
     Quad quad = quad_of_kernel(range.count, wide);
@@ -47,7 +47,7 @@ template <typename M> static __global__ void adamw_kernel(AdamWRange range, bool
     quad_store(range.out, master, quad);
 }
 
-template <typename M> static inline void cuda_adamw(Stream *stream, const AdamWRange *range) {
+template <typename M> static inline void cuda_adamw(Stream *stream, const StepRange *range) {
     assert(range->commit || range->out != range->master);
     bool wide = quad_fits(range->out, range->master, range->gradient) &&
                 quad_fits(reals<M>(range->first_moment), reals<M>(range->second_moment));

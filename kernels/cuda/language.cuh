@@ -19,9 +19,6 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "kernels/cuda/sizes.h"
 #include "runtime/device.h"

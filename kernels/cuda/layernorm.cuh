@@ -83,7 +83,7 @@ template <int WIDTH> DEVICE LayernormColumns layernorm_columns(int channels, int
 
 // x becomes the finished residual of the row at offset `place`; 0 behind the row's end.
 template <typename R, int WIDTH, int COUNT>
-DEVICE void layernorm_residual(float x[COUNT][WIDTH], const LayernormForward &work, size_t place,
+DEVICE void layernorm_residual(float x[COUNT][WIDTH], const Layernorm &work, size_t place,
                                const LayernormColumns &columns) {
     const R *source =
         (work.branch != NULL ? reals<R>(work.residual_before) : reals<R>((const Real *)work.residual)) +
@@ -119,7 +119,7 @@ DEVICE void layernorm_residual(float x[COUNT][WIDTH], const LayernormForward &wo
 
 template <typename R, int WIDTH, int COUNT>
 static __global__ void __launch_bounds__(LAYERNORM_THREADS)
-    layernorm_forward_kernel(LayernormForward work, LayernormGroups shape) {
+    layernorm_forward_kernel(Layernorm work, LayernormGroups shape) {
     float *scratch = (float *)cuda_shared(); // (2, warps of the block)
     int row = (int)blockIdx.x * shape.groups + warp_index() / shape.warps;
     LayernormColumns columns = layernorm_columns<WIDTH>(work.channels, shape.warps, row < work.rows);
@@ -161,7 +161,7 @@ static __global__ void __launch_bounds__(LAYERNORM_THREADS)
 }
 
 template <typename R, int WIDTH, int COUNT>
-static inline void layernorm_forward_start(Stream *stream, const LayernormForward *work) {
+static inline void layernorm_forward_start(Stream *stream, const Layernorm *work) {
     LayernormGroups shape = layernorm_groups(work->channels, WIDTH * COUNT, LAYERNORM_BLOCK);
     int warps = shape.warps * shape.groups;
     cuda_launch(stream, layernorm_forward_kernel<R, WIDTH, COUNT>,
@@ -170,8 +170,7 @@ static inline void layernorm_forward_start(Stream *stream, const LayernormForwar
 }
 
 // At most LAYERNORM_CHANNELS channels, here and below.
-template <typename R>
-static inline void cuda_layernorm_forward(Stream *stream, const LayernormForward *work) {
+template <typename R> static inline void cuda_layernorm_forward(Stream *stream, const Layernorm *work) {
     size_t C = (size_t)work->channels;
     bool packed = pack_fits(C, reals<R>(work->output), reals<R>(work->residual), reals<R>(work->weight),
                             reals<R>(work->bias), reals<R>(work->residual_before), reals<R>(work->branch),
@@ -201,14 +200,14 @@ template <typename R, int WIDTH, int COUNT> struct LayernormSums {
 // cache.
 template <typename R, int WIDTH, int COUNT>
 DEVICE void layernorm_weights(float weights[WIDTH], const LayernormSums<R, WIDTH, COUNT> &sums,
-                              const LayernormBackward &work, int c) {
+                              const Layernorm &work, int c) {
     Piece<R, WIDTH> weight = COUNT == 1 ? sums.weight : piece_load<WIDTH>(reals<R>(work.weight) + c);
     piece_unpack(weights, weight);
 }
 
 template <typename R, int WIDTH, int COUNT>
-DEVICE void layernorm_slice_load(LayernormSlice<R, WIDTH, COUNT> &slice, const LayernormBackward &work,
-                                 int row, const LayernormColumns &columns) {
+DEVICE void layernorm_slice_load(LayernormSlice<R, WIDTH, COUNT> &slice, const Layernorm &work, int row,
+                                 const LayernormColumns &columns) {
     size_t place = (size_t)row * (size_t)work.channels;
     slice.mean = work.statistics[2 * (size_t)row];
     slice.scale = work.statistics[2 * (size_t)row + 1];
@@ -225,7 +224,7 @@ DEVICE void layernorm_slice_load(LayernormSlice<R, WIDTH, COUNT> &slice, const L
 // of sum(g) and sum(g n).
 template <typename R, int WIDTH, int COUNT>
 DEVICE void layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums,
-                                const LayernormSlice<R, WIDTH, COUNT> &slice, const LayernormBackward &work,
+                                const LayernormSlice<R, WIDTH, COUNT> &slice, const Layernorm &work,
                                 const LayernormColumns &columns, float sums_g[2]) {
     UNROLL
     for (int i = 0; i < COUNT; i++) {
@@ -251,7 +250,7 @@ DEVICE void layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums,
 template <typename R, int WIDTH, int COUNT>
 DEVICE void layernorm_slice_finish(LayernormSums<R, WIDTH, COUNT> &sums,
                                    const LayernormSlice<R, WIDTH, COUNT> &slice,
-                                   Piece<R, WIDTH> before[COUNT], const LayernormBackward &work, int row,
+                                   Piece<R, WIDTH> before[COUNT], const Layernorm &work, int row,
                                    const LayernormColumns &columns, float g_mean, float product_mean) {
     R *d_residual = reals<R>(work.d_residual) + (size_t)row * (size_t)work.channels;
     UNROLL
@@ -304,7 +303,7 @@ DEVICE void layernorm_sums_store(const LayernormSums<R, WIDTH, COUNT> &sums, flo
 // that writes a half again has passed the barrier of the other half, and all threads that
 // read the first have reached that barrier.
 template <typename R, int WIDTH, int COUNT, bool AHEAD>
-DEVICE void layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBackward &work,
+DEVICE void layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const Layernorm &work,
                                     const LayernormGroups &shape, const LayernormColumns &columns, int begin,
                                     int end, float *scratch) {
     const Real *d_residual = work.d_residual;
@@ -337,7 +336,7 @@ DEVICE void layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const 
 
 template <typename R, int WIDTH, int COUNT, bool AHEAD>
 static __global__ void __launch_bounds__(AHEAD ? LAYERNORM_AHEAD_THREADS : LAYERNORM_THREADS)
-    layernorm_backward_kernel(LayernormBackward work, LayernormGroups shape) {
+    layernorm_backward_kernel(Layernorm work, LayernormGroups shape) {
     // Shared memory: (2, warps of the block, 2) for sums over columns, then
     // (groups, 3, C) for sums over rows.
     float *scratch = (float *)(void *)cuda_shared(), *shared = scratch + 4 * shape.warps * shape.groups;
@@ -362,7 +361,7 @@ static __global__ void __launch_bounds__(AHEAD ? LAYERNORM_AHEAD_THREADS : LAYER
 }
 
 template <typename R, int WIDTH, int COUNT, bool AHEAD>
-static inline void layernorm_backward_start(Stream *stream, const LayernormBackward *work) {
+static inline void layernorm_backward_start(Stream *stream, const Layernorm *work) {
     LayernormGroups shape =
         layernorm_groups(work->channels, WIDTH * COUNT, AHEAD ? LAYERNORM_AHEAD_BLOCK : LAYERNORM_BLOCK);
     size_t warps = (size_t)shape.warps * (size_t)shape.groups;
@@ -373,8 +372,7 @@ static inline void layernorm_backward_start(Stream *stream, const LayernormBackw
 }
 
 // The sums of d_branch_bias are taken before d_residual is rounded.
-template <typename R>
-static inline void cuda_layernorm_backward(Stream *stream, const LayernormBackward *work) {
+template <typename R> static inline void cuda_layernorm_backward(Stream *stream, const Layernorm *work) {
     constexpr int WIDTH = Pack<R>::COUNT;
     int arrays = work->d_branch_bias != NULL ? 3 : 2, C = work->channels;
     bool packed = pack_fits((size_t)C, reals<R>(work->d_residual), reals<R>(work->d_output),

@@ -16,18 +16,18 @@
 
 // directions: X of the elements of this thread, before it is divided by its norm. moved: m'.
 template <typename M>
-DEVICE void muon_elements(float directions[4], float moved[4], const MuonRange &range, const Quad &quad) {
+DEVICE void muon_elements(float directions[4], float moved[4], const StepRange &range, const Quad &quad) {
     float gradient[4];
     quad_load(gradient, range.gradient, quad);
-    quad_load(moved, reals<M>(range.momentum), quad);
+    quad_load(moved, reals<M>(range.first_moment), quad);
     for (int i = 0; i < 4; i++) {
-        float g = gradient[i] / range.divisor * range.scale;
-        moved[i] = range.mu * moved[i] + range.one_minus_mu * g;
-        directions[i] = range.one_minus_mu * g + range.mu * moved[i];
+        float g = gradient[i] / range.step.divisor * range.step.scale;
+        moved[i] = range.step.beta1 * moved[i] + range.step.one_minus_beta1 * g;
+        directions[i] = range.step.one_minus_beta1 * g + range.step.beta1 * moved[i];
     }
 }
 
-template <typename M> static __global__ void muon_norm_kernel(MuonRange range, bool wide) {
+template <typename M> static __global__ void muon_norm_kernel(StepRange range, bool wide) {
     size_t begin = (size_t)blockIdx.x * BUFFER_BLOCK,
            end = range.count - begin < (size_t)BUFFER_BLOCK ? range.count : begin + BUFFER_BLOCK;
     double sum = 0;
@@ -41,7 +41,7 @@ template <typename M> static __global__ void muon_norm_kernel(MuonRange range, b
 }
 
 template <typename R, typename M>
-static __global__ void muon_direction_kernel(MuonRange range, size_t blocks, bool wide) {
+static __global__ void muon_direction_kernel(StepRange range, size_t blocks, bool wide) {
     double sum = 0;
     for (size_t i = 0; i < blocks; i++) { sum += range.partials[i]; }
     float directions[4], moved[4], factor = (float)(1 / fmax(sqrt(sum), MUON_LEAST));
@@ -53,7 +53,7 @@ static __global__ void muon_direction_kernel(MuonRange range, size_t blocks, boo
     for (int i = 0; i < 4 && sizeof(M) < sizeof(float); i++) {
         moved[i] = moment_round(moved[i], moment_noise(range.key, range.flat + quad.first + i * quad.step));
     }
-    quad_store(reals<M>(range.momentum), moved, quad);
+    quad_store(reals<M>(range.first_moment), moved, quad);
 }
 
 template <typename R>
@@ -71,30 +71,32 @@ static __global__ void muon_polynomial_kernel(R *polynomial, const R *square, in
     quad_store(polynomial, values, quad);
 }
 
-template <typename R> static __global__ void muon_apply_kernel(MuonRange range, bool wide) {
+template <typename R> static __global__ void muon_apply_kernel(StepRange range, bool wide) {
     float master[4], directions[4];
     Quad quad = quad_of_kernel(range.count, wide);
     quad_load(master, range.master, quad);
     quad_load(directions, reals<R>(range.direction), quad);
-    for (int i = 0; i < 4; i++) { master[i] = master[i] * range.decay_factor - range.step * directions[i]; }
+    for (int i = 0; i < 4; i++) {
+        master[i] = master[i] * range.step.decay_factor - range.step.learning_rate * directions[i];
+    }
     if (range.commit && range.out != range.master) { quad_store(range.master, master, quad); }
     quad_store(range.out, master, quad);
 }
 
-template <typename M> static inline void cuda_muon_norm(Stream *stream, const MuonRange *range) {
-    bool wide = quad_fits(range->gradient) && quad_fits(reals<M>(range->momentum));
+template <typename M> static inline void cuda_muon_norm(Stream *stream, const StepRange *range) {
+    bool wide = quad_fits(range->gradient) && quad_fits(reals<M>(range->first_moment));
     cuda_launch(stream, muon_norm_kernel<M>, dim3((unsigned)buffer_blocks(range->count)),
                 dim3(BUFFER_SQUARES_THREADS), BUFFER_SQUARES_THREADS / WARP * sizeof(double), *range, wide);
 }
 
 template <typename R, typename M>
-static inline void muon_direction_launch(Stream *stream, const MuonRange *range) {
-    bool wide = quad_fits(range->gradient) && quad_fits(reals<M>(range->momentum)) &&
+static inline void muon_direction_launch(Stream *stream, const StepRange *range) {
+    bool wide = quad_fits(range->gradient) && quad_fits(reals<M>(range->first_moment)) &&
                 quad_fits(reals<R>(range->direction));
     quad_launch(stream, muon_direction_kernel<R, M>, range->count, *range, buffer_blocks(range->count), wide);
 }
 
-template <typename R> static inline void cuda_muon_direction(Stream *stream, const MuonRange *range) {
+template <typename R> static inline void cuda_muon_direction(Stream *stream, const StepRange *range) {
     bool half = range->moments == PRECISION_BF16;
     (half ? muon_direction_launch<R, __nv_bfloat16> : muon_direction_launch<R, float>)(stream, range);
 }
@@ -106,7 +108,7 @@ static inline void cuda_muon_polynomial(Stream *stream, Real *polynomial, const 
                 quad_fits(reals<R>(polynomial), reals<R>(square)));
 }
 
-template <typename R> static inline void cuda_muon_apply(Stream *stream, const MuonRange *range) {
+template <typename R> static inline void cuda_muon_apply(Stream *stream, const StepRange *range) {
     bool wide = quad_fits(range->master, range->out) && quad_fits(reals<R>(range->direction));
     quad_launch(stream, muon_apply_kernel<R>, range->count, *range, wide);
 }

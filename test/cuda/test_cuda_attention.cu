@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "kernels/kernels.h"
+#include "test/layer_calls.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -110,11 +111,11 @@ static void device_run_with(Problem *problem, Results *results, const float *qkv
     float *logsumexp = (float *)device_new(numbers * sizeof(float));
     float *workspace = (float *)device_new(numbers * sizeof(float));
     Stream *stream = cuda_test_stream(precision); // only now: those above set it to fp32
-    attention_forward(stream, output, logsumexp, NULL, device_qkv, shape.B, shape.T, problem->C, shape.heads,
-                      shape.window);
+    call_attention_forward(stream, output, logsumexp, NULL, device_qkv, shape.B, shape.T, problem->C,
+                           shape.heads, shape.window);
     if (backward == NULL) {
-        attention_backward(stream, d_qkv, problem->d_stride, workspace, device_d, output, device_qkv,
-                           logsumexp, shape.B, shape.T, problem->C, shape.heads, shape.window);
+        call_attention_backward(stream, d_qkv, problem->d_stride, workspace, device_d, output, device_qkv,
+                                logsumexp, shape.B, shape.T, problem->C, shape.heads, shape.window);
     } else {
         Attention work = {.output = output,
                           .logsumexp = logsumexp,
@@ -147,11 +148,11 @@ static void oracle_run(const Problem *problem, Results *results, const float *qk
     AttentionCase shape = problem->shape;
     float *workspace = (float *)malloc(
         attention_workspace_floats(shape.T, problem->C / shape.heads, 1, PRECISION_FP32) * sizeof(float));
-    attention_forward(cpu_stream(), as_reals(results->output), results->logsumexp, workspace,
-                      as_reals_const(qkv), shape.B, shape.T, problem->C, shape.heads, shape.window);
-    attention_backward(cpu_stream(), as_reals(results->d_qkv), problem->d_stride, workspace,
-                       as_reals_const(d_output), as_reals(results->output), as_reals_const(qkv),
-                       results->logsumexp, shape.B, shape.T, problem->C, shape.heads, shape.window);
+    call_attention_forward(cpu_stream(), as_reals(results->output), results->logsumexp, workspace,
+                           as_reals_const(qkv), shape.B, shape.T, problem->C, shape.heads, shape.window);
+    call_attention_backward(cpu_stream(), as_reals(results->d_qkv), problem->d_stride, workspace,
+                            as_reals_const(d_output), as_reals(results->output), as_reals_const(qkv),
+                            results->logsumexp, shape.B, shape.T, problem->C, shape.heads, shape.window);
     free(workspace);
 }
 

@@ -17,6 +17,7 @@
 
 #include "kernels/kernels.h"
 #include "test/cuda/accesses.h"
+#include "test/layer_calls.h"
 
 // ---------------------------------------------------------------------------------------
 // Counting
@@ -97,16 +98,16 @@ static Expected embedding_forward_case(Stream *stream, double e) {
          *wpe = array_of_reals((size_t)T * C, stream->precision);
     int32_t host[N], *tokens = tokens_on_device(host);
     begin_counting();
-    embedding_forward(stream, output, wte, wpe, tokens, B, T, C);
+    call_embedding_forward(stream, output, wte, wpe, tokens, B, T, C);
     // B sequences share the positions. Each thread, with 16 bytes of a row, asks for the
     // token.
     double rows = e * N * C;
     return {2 * rows + rows / B, 3 * rows + rows / 16 * sizeof(int32_t), 0, 0};
 }
 
-static LayernormForward layernorm_case(Precision precision, bool branch) {
+static Layernorm layernorm_case(Precision precision, bool branch) {
     size_t all = (size_t)N * C;
-    LayernormForward work = {};
+    Layernorm work = {};
     work.output = array_of_reals(all, precision);
     work.statistics = array<float>(2 * N);
     work.residual = array_of_reals(all, precision);
@@ -123,14 +124,14 @@ static LayernormForward layernorm_case(Precision precision, bool branch) {
 
 // Weight, bias and the branch's bias are asked for by every row, and stay in a cache.
 static Expected layernorm_first_case(Stream *stream, double e) {
-    LayernormForward work = layernorm_case(stream->precision, false);
+    Layernorm work = layernorm_case(stream->precision, false);
     begin_counting();
     layernorm_forward(stream, &work);
     return {2 * e * N * C, 4 * e * N * C, 0, 0};
 }
 
 static Expected layernorm_forward_case(Stream *stream, double e) {
-    LayernormForward work = layernorm_case(stream->precision, true);
+    Layernorm work = layernorm_case(stream->precision, true);
     begin_counting();
     layernorm_forward(stream, &work);
     return {4 * e * N * C, 7 * e * N * C, 0, 0};
@@ -138,7 +139,7 @@ static Expected layernorm_forward_case(Stream *stream, double e) {
 
 static Expected layernorm_backward_case(Stream *stream, double e) {
     size_t all = (size_t)N * C;
-    LayernormBackward work = {};
+    Layernorm work = {};
     work.d_residual = array_of_reals(all, stream->precision);
     work.accumulate = true;
     work.d_weight = array<float>(C);
@@ -165,7 +166,7 @@ static Expected gelu_forward_case(Stream *stream, double e) {
          *saved = array_of_reals((size_t)N * F, stream->precision),
          *bias = array_of_reals(F, stream->precision);
     begin_counting();
-    gelu_forward(stream, output, saved, bias, N, F);
+    call_gelu_forward(stream, output, saved, bias, N, F);
     return {2 * e * N * F, (2 + 1.0 / GELU_ROWS) * e * N * F, 0, 0};
 }
 
@@ -175,7 +176,7 @@ static Expected gelu_backward_case(Stream *stream, double e) {
          *bias = array_of_reals(F, stream->precision);
     float *d_bias = array<float>(F), *partials = array<float>((size_t)CUDA_ROW_BLOCKS * F);
     begin_counting();
-    gelu_backward(stream, gradient, F, d_bias, partials, saved, bias, N, F);
+    call_gelu_backward(stream, gradient, F, d_bias, partials, saved, bias, N, F);
     double bytes = 3 * e * N * F + workspace_bytes(F);
     return {bytes, bytes + e * F * cuda_row_blocks(N), 0, 0};
 }
@@ -200,7 +201,7 @@ static Expected embedding_backward_case(Stream *stream, double e) {
     embedding_order(sorted, counts, host, N, V);
     memcpy(order, sorted, sizeof sorted);
     begin_counting();
-    embedding_backward(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C);
+    call_embedding_backward(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C);
     // All tokens differ; a position is B rows.
     return {e * N * C + 8.0 * N * C + 8.0 * T * C, 2 * e * N * C + 8.0 * N * C + 8.0 * T * C, 0, 0};
 }
@@ -227,7 +228,7 @@ static Expected attention_forward_case(Stream *stream, int window) {
          *qkv = array_of_reals((size_t)N * 3 * D, PRECISION_BF16);
     float *logsumexp = array<float>(N);
     begin_counting();
-    attention_forward(stream, output, logsumexp, NULL, qkv, B, T, D, 1, window);
+    call_attention_forward(stream, output, logsumexp, NULL, qkv, B, T, D, 1, window);
     double tile = CUDA_ATTENTION_TILE,
            asked = 2.0 * D * (2 * N + 2 * visible_pairs(window, BLOCK_ROWS, tile) / BLOCK_ROWS);
     return {8.0 * N * D, asked, 4.0 * D * visible_pairs(window, 1, 1),
@@ -244,7 +245,8 @@ static Expected attention_backward_case(Stream *stream, int window) {
          *qkv = array_of_reals((size_t)N * 3 * D, PRECISION_BF16);
     float *logsumexp = array<float>(N), *deltas = array<float>(N);
     begin_counting();
-    attention_backward(stream, d_qkv, 3 * D, deltas, d_output, output, qkv, logsumexp, B, T, D, 1, window);
+    call_attention_backward(stream, d_qkv, 3 * D, deltas, d_output, output, qkv, logsumexp, B, T, D, 1,
+                            window);
     double tile = CUDA_ATTENTION_TILE, loads = visible_pairs(window, BLOCK_ROWS, tile) / BLOCK_ROWS,
            asked = 2.0 * D * (2 * N + 3 * N + 4 * N + 4 * loads) + 8 * loads;
     return {16.0 * N * D, asked, 10.0 * D * visible_pairs(window, 1, 1),
@@ -264,7 +266,7 @@ static Expected attention_backward_local(Stream *stream, double) {
 
 static Expected adamw_case(Stream *stream, Precision moments, bool commit) {
     double bytes = (commit ? 16.0 + 4 * precision_bytes(moments) : 12.0 + 2 * precision_bytes(moments)) * P;
-    AdamWRange range = {};
+    StepRange range = {};
     range.moments = moments;
     range.out = array<float>(P);
     range.master = array<float>(P);

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "kernels/kernels.h"
+#include "test/layer_calls.h"
 
 enum { KEPT = 64 };
 
@@ -179,13 +180,13 @@ static const NormCase real_norm_cases[] = {{8192, 768, true, true},
 
 // Expected are output and statistics that the CPU computes from the residual that the device
 // stored.
-static void check_norm_forward(const NormCase *shape, Precision precision, const LayernormForward *device,
+static void check_norm_forward(const NormCase *shape, Precision precision, const Layernorm *device,
                                const float *weight, const float *bias, Result results[2], int order) {
     size_t rows = (size_t)shape->rows, C = (size_t)shape->channels;
     if (order == 0) {
         float *stored = from_device(device->residual, rows * C, precision), *statistics = room(2 * rows),
               *output = room(rows * C);
-        LayernormForward work = *device;
+        Layernorm work = *device;
         work.residual = (Real *)stored;
         work.branch = NULL;
         work.output = (Real *)output;
@@ -211,7 +212,7 @@ static void run_norm_forward_case(const NormCase *shape, Precision precision) {
                          {"statistics", NULL, 2 * rows, 1e-5, NULL}};
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
-        LayernormForward work;
+        Layernorm work;
         memset(&work, 0, sizeof work);
         work.output = poisoned(count, precision);
         work.statistics = poisoned_floats(2 * rows);
@@ -258,7 +259,7 @@ static void norm_statistics(NormBackward *host, size_t rows, size_t C) {
 static void norm_backward_expected(NormBackward *host, const NormCase *shape, Precision precision) {
     size_t C = (size_t)shape->channels, count = (size_t)shape->rows * C;
     float *gradient = copy_of(host->gradient, count), *sums = copy_of(host->sums, 3 * C);
-    LayernormBackward work;
+    Layernorm work;
     memset(&work, 0, sizeof work);
     work.d_residual = (Real *)gradient;
     work.accumulate = shape->accumulate;
@@ -267,7 +268,7 @@ static void norm_backward_expected(NormBackward *host, const NormCase *shape, Pr
     work.d_branch_bias = shape->branch ? sums + 2 * C : NULL;
     work.partials = room((size_t)ROW_BLOCKS * 3 * C);
     work.d_output = (const Real *)host->d_output;
-    work.residual = (const Real *)host->residual;
+    work.residual = (Real *)host->residual;
     work.statistics = host->statistics;
     work.weight = (const Real *)host->weight;
     work.rows = shape->rows;
@@ -294,7 +295,7 @@ static void run_norm_backward_case(const NormCase *shape, Precision precision) {
         cuda_use_order(order);
         float *sums[3];
         for (int i = 0; i < 3; i++) { sums[i] = floats_on_device(host.sums + (size_t)i * C, C); }
-        LayernormBackward work;
+        Layernorm work;
         memset(&work, 0, sizeof work);
         work.d_residual =
             shape->accumulate ? on_device(host.gradient, count, precision) : poisoned(count, precision);
@@ -346,7 +347,7 @@ static void test_layernorm_passes_nan(void **state) {
         float *x = numbers(ROWS * C, 1, precision), *weight = numbers(C, 1, precision),
               *statistics = numbers(2 * ROWS, 1, PRECISION_FP32);
         x[BAD * C + 21] = bad[i / 2];
-        LayernormForward forward;
+        Layernorm forward;
         memset(&forward, 0, sizeof forward);
         forward.output = poisoned(ROWS * C, precision);
         forward.statistics = poisoned_floats(2 * ROWS);
@@ -355,7 +356,7 @@ static void test_layernorm_passes_nan(void **state) {
         forward.epsilon = 1e-5f;
         forward.rows = ROWS;
         forward.channels = C;
-        LayernormBackward backward;
+        Layernorm backward;
         memset(&backward, 0, sizeof backward);
         float *sums = floats_on_device(numbers(C, 1, PRECISION_FP32), C),
               *other_sums = floats_on_device(numbers(C, 1, PRECISION_FP32), C);
@@ -408,11 +409,11 @@ static void run_gelu_case(const GeluCase *shape, Precision precision) {
     float *output = copy_of(product, count), *derivative = copy_of(product, count),
           *before = numbers(columns, 1, PRECISION_FP32);
     float *gradient = copy_of(d_output, gradient_count), *d_bias = copy_of(before, columns);
-    gelu_forward(cpu_stream(), as_reals(output), as_reals(derivative), as_reals(bias), shape->rows,
-                 shape->columns);
+    call_gelu_forward(cpu_stream(), as_reals(output), as_reals(derivative), as_reals(bias), shape->rows,
+                      shape->columns);
     float *partials = room(ROW_BLOCKS * columns);
-    gelu_backward(cpu_stream(), as_reals(gradient), (int)stride, d_bias, partials, as_reals(derivative), NULL,
-                  shape->rows, shape->columns);
+    call_gelu_backward(cpu_stream(), as_reals(gradient), (int)stride, d_bias, partials, as_reals(derivative),
+                       NULL, shape->rows, shape->columns);
     Result results[4] = {{"output", output, count, rounding(precision), NULL},
                          {"saved", product, count, 0, NULL},
                          {"gradient", gradient, gradient_count, rounding(precision), NULL},
@@ -425,9 +426,9 @@ static void run_gelu_case(const GeluCase *shape, Precision precision) {
         float *device_d_bias = floats_on_device(before, columns),
               *device_partials = poisoned_floats((size_t)CUDA_ROW_BLOCKS * columns);
         Stream *stream = cuda_test_stream(precision);
-        gelu_forward(stream, device_output, saved, device_bias, shape->rows, shape->columns);
-        gelu_backward(stream, device_gradient, (int)stride, device_d_bias, device_partials, saved,
-                      device_bias, shape->rows, shape->columns);
+        call_gelu_forward(stream, device_output, saved, device_bias, shape->rows, shape->columns);
+        call_gelu_backward(stream, device_gradient, (int)stride, device_d_bias, device_partials, saved,
+                           device_bias, shape->rows, shape->columns);
         cuda_test_wait(stream);
         result_check(&results[0], order, from_device(device_output, count, precision));
         result_check(&results[1], order, from_device(saved, count, precision));
@@ -466,8 +467,8 @@ static void test_gelu_far_out(void **state) {
     Real *gradient = on_device(ones, COUNT, PRECISION_FP32);
     float *d_bias = floats_on_device(zeros, COUNT), *partials = poisoned_floats(CUDA_ROW_BLOCKS * COUNT);
     Stream *stream = cuda_test_stream(PRECISION_FP32);
-    gelu_forward(stream, output, saved, bias, 1, COUNT);
-    gelu_backward(stream, gradient, COUNT, d_bias, partials, saved, bias, 1, COUNT);
+    call_gelu_forward(stream, output, saved, bias, 1, COUNT);
+    call_gelu_backward(stream, gradient, COUNT, d_bias, partials, saved, bias, 1, COUNT);
     cuda_test_wait(stream);
     float *values = from_device(output, COUNT, PRECISION_FP32),
           *derivatives = from_device(gradient, COUNT, PRECISION_FP32);
@@ -534,8 +535,8 @@ static void run_embedding_forward_case(const EmbeddingCase *shape, Precision pre
            V = (size_t)shape->vocabulary, T = (size_t)shape->T;
     int32_t *tokens = embedding_tokens(shape);
     float *wte = numbers(V * C, 1, precision), *wpe = numbers(T * C, 1, precision), *expected = room(count);
-    embedding_forward(cpu_stream(), as_reals(expected), as_reals(wte), as_reals(wpe), tokens, shape->B,
-                      shape->T, shape->channels);
+    call_embedding_forward(cpu_stream(), as_reals(expected), as_reals(wte), as_reals(wpe), tokens, shape->B,
+                           shape->T, shape->channels);
     host_round(expected, count, precision);
     Result result = {"embedding", expected, count, 0, NULL};
     const int32_t *device_tokens =
@@ -545,8 +546,8 @@ static void run_embedding_forward_case(const EmbeddingCase *shape, Precision pre
         cuda_use_order(order);
         Real *output = poisoned(count, precision);
         Stream *stream = cuda_test_stream(precision);
-        embedding_forward(stream, output, device_wte, device_wpe, device_tokens, shape->B, shape->T,
-                          shape->channels);
+        call_embedding_forward(stream, output, device_wte, device_wpe, device_tokens, shape->B, shape->T,
+                               shape->channels);
         cuda_test_wait(stream);
         result_check(&result, order, from_device(output, count, precision));
     }
@@ -561,8 +562,8 @@ static void run_embedding_backward_case(const EmbeddingCase *shape, Precision pr
     float *d_output = numbers(rows * C, 1, precision), *wte = numbers(V * C, 1, PRECISION_FP32),
           *wpe = numbers(T * C, 1, PRECISION_FP32);
     float *expected_wte = copy_of(wte, V * C), *expected_wpe = copy_of(wpe, T * C);
-    embedding_backward(cpu_stream(), expected_wte, expected_wpe, NULL, as_reals(d_output), tokens, NULL,
-                       shape->B, shape->T, shape->channels);
+    call_embedding_backward(cpu_stream(), expected_wte, expected_wpe, NULL, as_reals(d_output), tokens, NULL,
+                            shape->B, shape->T, shape->channels);
     Result results[2] = {{"d_wte", expected_wte, V * C, 1e-5, NULL},
                          {"d_wpe", expected_wpe, T * C, 1e-6, NULL}};
     const int32_t *device_tokens = keep_device((int32_t *)device_from_host(tokens, rows * sizeof(int32_t)));
@@ -574,8 +575,8 @@ static void run_embedding_backward_case(const EmbeddingCase *shape, Precision pr
         float *d_wte = floats_on_device(wte, V * C), *d_wpe = floats_on_device(wpe, T * C);
         float *partials = poisoned_floats(embedding_partials_floats((int)rows, shape->channels));
         Stream *stream = cuda_test_stream(precision);
-        embedding_backward(stream, d_wte, d_wpe, partials, gradient, device_tokens, device_order, shape->B,
-                           shape->T, shape->channels);
+        call_embedding_backward(stream, d_wte, d_wpe, partials, gradient, device_tokens, device_order,
+                                shape->B, shape->T, shape->channels);
         cuda_test_wait(stream);
         result_check(&results[0], order, floats_from_device(d_wte, V * C));
         result_check(&results[1], order, floats_from_device(d_wpe, T * C));

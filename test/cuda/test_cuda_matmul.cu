@@ -11,6 +11,7 @@
 
 #include "dev/gpu/gelu_epilogues.cuh"
 #include "kernels/kernels.h"
+#include "test/layer_calls.h"
 
 enum { INPUTS = 24, OUTPUTS = 40, SHAPES = 100 };
 
@@ -238,7 +239,7 @@ static void gelu_in_an_epilogue_agrees_with_our_kernel(void **state) {
     check_bias_alone(&products, &bias);
     Real *output = (Real *)device_new(bytes);
     products_run(&products, SHAPES);
-    gelu_forward(&products.stream, output, products.device_output, bias.device, SHAPES, OUTPUTS);
+    call_gelu_forward(&products.stream, output, products.device_output, bias.device, SHAPES, OUTPUTS);
     check_forward("our kernel", &products, bias.host, output, NULL);
     CUDA_CHECK(cudaFree(output));
     numbers_free(&bias);
@@ -273,7 +274,8 @@ static bool run_backward(Products *products, const BackwardCase *form, EpilogueP
         CUDA_CHECK(cudaMemsetAsync(no_bias, 0, INPUTS * 2, (cudaStream_t)stream->queue));
         matmul_backward_input(stream, gradient, STRIDE, d_output->device, OUTPUTS, products->device_weight,
                               SHAPES, INPUTS, OUTPUTS);
-        gelu_backward(stream, gradient, STRIDE, d_bias, partials, saved->device, no_bias, SHAPES, INPUTS);
+        call_gelu_backward(stream, gradient, STRIDE, d_bias, partials, saved->device, no_bias, SHAPES,
+                           INPUTS);
     }
     cuda_test_wait(stream);
     CUDA_CHECK(cudaFree(partials));

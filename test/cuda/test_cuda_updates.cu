@@ -219,8 +219,8 @@ static const size_t ELEMENT_COUNTS[] = {
 
 enum { ELEMENT_COUNT_COUNT = sizeof ELEMENT_COUNTS / sizeof ELEMENT_COUNTS[0] };
 
-static AdamWRange adamw_range(const AdamWArrays *arrays, size_t count, bool commit) {
-    AdamWRange range;
+static StepRange adamw_range(const AdamWArrays *arrays, size_t count, bool commit) {
+    StepRange range;
     memset(&range, 0, sizeof range);
     range.out = arrays->values[0];
     range.master = arrays->values[1];
@@ -255,7 +255,7 @@ static void adamw_run(float *got, const float *start, size_t count, int out, boo
     }
     apart = arrays;
     adamw_alias(&arrays, out);
-    AdamWRange range = adamw_range(&arrays, count, commit);
+    StepRange range = adamw_range(&arrays, count, commit);
     adamw(cuda_test_stream(PRECISION_FP32), &range);
     cuda_test_wait(cuda_test_stream(PRECISION_FP32));
     for (size_t i = 0; i < 5; i++) {
@@ -270,7 +270,7 @@ static void adamw_check(size_t count, int out, bool commit) {
     AdamWArrays arrays;
     for (size_t i = 0; i < 5; i++) { arrays.values[i] = expected + i * count; }
     adamw_alias(&arrays, out);
-    AdamWRange range = adamw_range(&arrays, count, commit);
+    StepRange range = adamw_range(&arrays, count, commit);
     cpu_adamw(&cpu_stream, &range);
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
@@ -321,9 +321,9 @@ static void adamw_estimates_what_it_would_commit(void **state) {
 
 // With betas of 1/2, gradients of few bits and no division, every operation but the last
 // addition is exact, fused or not: a GPU must have the CPU's bits before they are rounded.
-static AdamWRange half_range(float *master, const float *gradient, void *first, void *second, size_t count,
-                             size_t flat) {
-    AdamWRange range;
+static StepRange half_range(float *master, const float *gradient, void *first, void *second, size_t count,
+                            size_t flat) {
+    StepRange range;
     memset(&range, 0, sizeof range);
     range.out = range.master = master;
     range.first_moment = (Real *)first;
@@ -357,8 +357,8 @@ static void half_moments_check(size_t count, size_t flat, size_t odd) {
         }
         device[moment] = (uint16_t *)device_from_host(expected[moment], (count + odd) * sizeof *halves);
     }
-    AdamWRange on_cpu = half_range(master, gradient, expected[0] + odd, expected[1] + odd, count, flat);
-    AdamWRange on_gpu =
+    StepRange on_cpu = half_range(master, gradient, expected[0] + odd, expected[1] + odd, count, flat);
+    StepRange on_gpu =
         half_range(device_master, device_gradient, device[0] + odd, device[1] + odd, count, flat);
     cpu_adamw(&cpu_stream, &on_cpu);
     adamw(cuda_test_stream(PRECISION_FP32), &on_gpu);

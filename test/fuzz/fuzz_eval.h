@@ -38,7 +38,7 @@ static inline void fuzz_evaluate_sequence(const EvaluateSet *set, const Evaluate
     fuzz_require(sequence->begin <= count && length <= count - sequence->begin,
                  "a sequence lies inside its file");
     for (uint64_t i = sequence->begin; i < sequence->begin + length; i++) {
-        fuzz_require(data_token(file, i) < (uint32_t)set->request.vocabulary,
+        fuzz_require(token_file_token(&file->content, i) < (uint32_t)set->request.vocabulary,
                      "every token is below the vocabulary");
     }
 }

@@ -224,6 +224,12 @@ static inline Stage *stage_with_ranks(void **state) {
     return stage_of(state);
 }
 
+// The teardown of a group of tests whose setup has made the stage its state.
+static inline int stage_close_group(void **state) {
+    stage_close(stage_of(state));
+    return 0;
+}
+
 // The teardown of a test.
 static inline int stage_end_test(void **state) {
     stage_end_all(stage_of(state));

@@ -275,11 +275,6 @@ static int open_stage(void **state) {
     return 0;
 }
 
-static int close_stage(void **state) {
-    stage_close(stage_of(state));
-    return 0;
-}
-
 #define BUILD_TEST(name) cmocka_unit_test_teardown(name, stage_end_test)
 
 int main(void) {
@@ -293,5 +288,5 @@ int main(void) {
         BUILD_TEST(a_job_that_dies_goes_back_into_the_queue),
         BUILD_TEST(a_job_that_saves_nothing_is_not_begun_again),
     };
-    return cmocka_run_group_tests(tests, open_stage, close_stage);
+    return cmocka_run_group_tests(tests, open_stage, stage_close_group);
 }

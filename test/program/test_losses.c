@@ -37,7 +37,7 @@ static void write_masked(const Stage *stage, const char *name) {
             mask[place / 8] |= (uint8_t)(1 << place % 8);
         }
     }
-    memcpy(file, token_file_magic(), TOKEN_FILE_MAGIC_BYTES);
+    memcpy(file, TOKEN_FILE_MAGIC, sizeof TOKEN_FILE_MAGIC);
     put_number(file + 8, TOKEN_FILE_VERSION, 4);
     put_number(file + 12, 2, 4);
     put_number(file + 16, 256, 4);

@@ -481,17 +481,11 @@ static void what_a_plan_cannot_use_is_refused(void **state) {
 static Stage stage_of_all; // what every test gets
 
 static int open_stage(void **state) {
-    (void)state;
+    *state = &stage_of_all;
     stage_open(&stage_of_all);
     stage_write(&stage_of_all, "base.json",
                 "{\"threads\": 1, \"seq-len\": 64, \"micro-batch\": 2, \"val-batches\": \"none\", "
                 "\"sample-tokens\": \"none\"}\n");
-    return 0;
-}
-
-static int close_stage(void **state) {
-    (void)state;
-    stage_close(&stage_of_all);
     return 0;
 }
 
@@ -516,5 +510,5 @@ int main(int argc, char **argv) {
         STAGE_TEST(stage_of_all, what_a_plan_cannot_use_is_refused),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }
-    return cmocka_run_group_tests(tests, open_stage, close_stage);
+    return cmocka_run_group_tests(tests, open_stage, stage_close_group);
 }

@@ -309,7 +309,7 @@ static void a_place_where_nothing_can_be_written_is_one_line(void **state) {
 }
 
 static int open_stage(void **state) {
-    (void)state;
+    *state = &stage;
     stage_open(&stage);
     program_use_script(&stage, "scripts/plot");
     has_gnuplot = has_gnuplot_here();
@@ -318,12 +318,6 @@ static int open_stage(void **state) {
     write_run("empty", &empty);
     write_good_run();
     write_broken_run();
-    return 0;
-}
-
-static int close_stage(void **state) {
-    (void)state;
-    stage_close(&stage);
     return 0;
 }
 
@@ -342,5 +336,5 @@ int main(void) {
         STAGE_TEST(stage, a_mistake_is_one_line),
         STAGE_TEST(stage, a_place_where_nothing_can_be_written_is_one_line),
     };
-    return cmocka_run_group_tests(tests, open_stage, close_stage);
+    return cmocka_run_group_tests(tests, open_stage, stage_close_group);
 }

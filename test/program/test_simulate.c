@@ -103,17 +103,11 @@ static void a_mistake_is_one_line_here_too(void **state) {
 }
 
 static int open_stage(void **state) {
-    (void)state;
+    *state = &stage;
     stage_open(&stage);
     setenv("PROGRAM", stage.binary, 1);
     program_use_script(&stage, "dev/simulate");
     has_gnuplot = has_gnuplot_here();
-    return 0;
-}
-
-static int close_stage(void **state) {
-    (void)state;
-    stage_close(&stage);
     return 0;
 }
 
@@ -123,5 +117,5 @@ int main(void) {
         STAGE_TEST(stage, the_table_has_every_machine_and_rule),
         STAGE_TEST(stage, a_mistake_is_one_line_here_too),
     };
-    return cmocka_run_group_tests(tests, open_stage, close_stage) == 0 ? 0 : 1;
+    return cmocka_run_group_tests(tests, open_stage, stage_close_group) == 0 ? 0 : 1;
 }

@@ -119,17 +119,11 @@ static void the_predictions_are_of_this_model(void **state) {
 }
 
 static int open_stage(void **state) {
-    (void)state;
+    *state = &stage;
     char path[STAGE_PATH_SIZE];
     snprintf(path, sizeof path, "%.400s/dev/gpu/step-table", stage_variable("PROJECT_ROOT", "."));
     setenv("TRAIN_GPT", path, 1);
     stage_open(&stage);
-    return 0;
-}
-
-static int close_stage(void **state) {
-    (void)state;
-    stage_close(&stage);
     return 0;
 }
 
@@ -141,5 +135,5 @@ int main(void) {
         STAGE_TEST(stage, a_mistake_is_one_line),
         STAGE_TEST(stage, the_predictions_are_of_this_model),
     };
-    return cmocka_run_group_tests(tests, open_stage, close_stage);
+    return cmocka_run_group_tests(tests, open_stage, stage_close_group);
 }

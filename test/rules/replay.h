@@ -291,7 +291,7 @@ static inline void replay_optimize(Replay *replay, ReplayState *state, const flo
     for (int decays = 0; decays <= 1; decays++) {
         size_t begin, end = 0;
         while (replay_next_run(replay->decays, replay->problem.parameter_count, decays, &begin, &end)) {
-            AdamWRange range;
+            StepRange range;
             memset(&range, 0, sizeof range);
             range.out = out + begin;
             range.master = state->master + begin;
@@ -310,19 +310,19 @@ static inline void replay_optimize(Replay *replay, ReplayState *state, const flo
     for (int i = 0; i < settings->tensor_count; i++) {
         const OptimizerTensor *tensor = &settings->tensors[i];
         if (tensor->rows == 0) { continue; }
-        MuonRange range = {.out = out + tensor->begin,
-                           .master = state->master + tensor->begin,
-                           .momentum = as_reals(state->first_moment + tensor->begin),
-                           .gradient = gradients + tensor->begin,
-                           .count = tensor->end - tensor->begin,
-                           .mu = (float)settings->muon_momentum,
-                           .one_minus_mu = (float)(1.0 - settings->muon_momentum),
-                           .divisor = (float)divisor,
-                           .scale = (float)scale,
-                           .decay_factor =
-                               (float)(1.0 - rate * (tensor->decays ? settings->weight_decay : 0.0)),
-                           .step = (float)rate,
-                           .commit = commit};
+        StepRange range = {
+            .out = out + tensor->begin,
+            .master = state->master + tensor->begin,
+            .first_moment = as_reals(state->first_moment + tensor->begin),
+            .gradient = gradients + tensor->begin,
+            .count = tensor->end - tensor->begin,
+            .step = {.beta1 = (float)settings->muon_momentum,
+                     .one_minus_beta1 = (float)(1.0 - settings->muon_momentum),
+                     .learning_rate = (float)rate,
+                     .decay_factor = (float)(1.0 - rate * (tensor->decays ? settings->weight_decay : 0.0)),
+                     .divisor = (float)divisor,
+                     .scale = (float)scale},
+            .commit = commit};
         muon_step(&replay->stream, &replay->muon, range, tensor->rows, tensor->columns,
                   settings->muon_iterations);
     }

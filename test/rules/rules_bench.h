@@ -246,15 +246,15 @@ static inline TraceSums count_spans(const Trace *trace) {
         const Span *span = &trace->spans[i];
         double seconds = span->ended - span->began;
         if (span->lane == TRACE_COMPUTE) {
-            sums.compute_seconds += seconds;
+            sums.compute += seconds;
             continue;
         }
-        sums.communication_seconds += seconds;
-        sums.exposed_seconds += seconds;
+        sums.communication += seconds;
+        sums.exposed += seconds;
         for (size_t j = 0; j < trace->span_count; j++) {
             const Span *other = &trace->spans[j];
             double shared = fmin(span->ended, other->ended) - fmax(span->began, other->began);
-            if (other->lane == TRACE_COMPUTE && shared > 0) { sums.exposed_seconds -= shared; }
+            if (other->lane == TRACE_COMPUTE && shared > 0) { sums.exposed -= shared; }
         }
     }
     return sums;
@@ -267,9 +267,9 @@ static inline Seconds sum_seconds(const RunResult *result) {
     for (int look = 1; look <= result->last; look++) {
         const CommitReport *report = &result->looks[look].report;
         if (result->looks[look].reports == result->looks[look - 1].reports) { continue; }
-        sum.communication += report->communication_seconds;
-        sum.exposed += report->exposed_seconds;
-        sum.compute += report->compute_seconds;
+        sum.communication += report->seconds.communication;
+        sum.exposed += report->seconds.exposed;
+        sum.compute += report->seconds.compute;
     }
     return sum;
 }

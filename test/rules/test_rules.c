@@ -15,6 +15,7 @@
 //   mean X   2   3.5   5   6.5   8   9.5   11   12.5
 #include "test/rules/rules_bench.h"
 
+#include "test/layout_flat.h"
 #include "test/rules/replay.h"
 #include "test/rules/worked_streaming.h"
 

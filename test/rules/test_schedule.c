@@ -336,8 +336,8 @@ static void expect_reported_seconds(const RunSpec *spec, const RunResult *result
     for (int look = 1; look <= result->last; look++) {
         const CommitReport *report = &result->looks[look].report;
         if (result->looks[look].reports == 0) { continue; } // no job has reported yet
-        assert_true(report->communication_seconds > 0);
-        assert_true(report->exposed_seconds >= 0 && report->exposed_seconds <= report->communication_seconds);
+        assert_true(report->seconds.communication > 0);
+        assert_true(report->seconds.exposed >= 0 && report->seconds.exposed <= report->seconds.communication);
     }
     // The last round may be in no report; under streaming DiLoCo much more may be
     // missing.
@@ -446,11 +446,10 @@ static void reports_count_every_span_once(void **state) {
             const RunResult *result = &results[rank];
             const TraceSums *kept = &result->kept, *rest = &result->unreported;
             Seconds sum = sum_seconds(result);
-            assert_true(kept->exposed_seconds > 0 && kept->compute_seconds > 0);
-            assert_close(sum.compute + rest->compute_seconds, kept->compute_seconds, 1e-9, spec.rule);
-            assert_close(sum.communication + rest->communication_seconds, kept->communication_seconds, 1e-9,
-                         spec.rule);
-            assert_close(sum.exposed + rest->exposed_seconds, kept->exposed_seconds, 1e-9, spec.rule);
+            assert_true(kept->exposed > 0 && kept->compute > 0);
+            assert_close(sum.compute + rest->compute, kept->compute, 1e-9, spec.rule);
+            assert_close(sum.communication + rest->communication, kept->communication, 1e-9, spec.rule);
+            assert_close(sum.exposed + rest->exposed, kept->exposed, 1e-9, spec.rule);
         }
         free_results(results, 2);
     }

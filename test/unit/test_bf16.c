@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/product_rates.h"
 #include "runtime/random.h"
+#include "test/layer_calls.h"
 #include "test/model_loss.h"
 
 static Random test_random;
@@ -146,18 +147,17 @@ static void layernorms_round_what_they_store(void **state) {
     for (int precision = 1; precision >= 0; precision--) {
         Precision p = (Precision)precision;
         Stream stream = stream_in(p, 2);
-        LayernormForward forward = {both_reals(&output, p),
-                                    statistics[p],
-                                    both_reals(&residual, p),
-                                    both_reals(&before, p),
-                                    both_reals(&branch, p),
-                                    both_reals(&bias, p),
-                                    both_reals(&weight, p),
-                                    both_reals(&shift, p),
-                                    1e-5f,
-                                    ROWS,
-                                    C,
-                                    PRECISION_FP32};
+        Layernorm forward = {.statistics = statistics[p],
+                             .residual = both_reals(&residual, p),
+                             .weight = both_reals(&weight, p),
+                             .bias = both_reals(&shift, p),
+                             .epsilon = 1e-5f,
+                             .rows = ROWS,
+                             .channels = C,
+                             .output = both_reals(&output, p),
+                             .residual_before = both_reals(&before, p),
+                             .branch = both_reals(&branch, p),
+                             .branch_bias = both_reals(&bias, p)};
         if (p == PRECISION_FP32) {
             for (size_t i = 0; i < COUNT; i++) {
                 float exact = before.floats[i] + (branch.floats[i] + bias.floats[i % C]);
@@ -167,19 +167,18 @@ static void layernorms_round_what_they_store(void **state) {
             forward.branch = NULL;
         }
         layernorm_forward(&stream, &forward);
-        LayernormBackward backward = {both_reals(&d_residual, p),
-                                      true,
-                                      sums[p][0],
-                                      sums[p][1],
-                                      sums[p][2],
-                                      partials,
-                                      both_reals(&d_output, p),
-                                      both_reals(&residual, p),
-                                      statistics[p],
-                                      both_reals(&weight, p),
-                                      ROWS,
-                                      C,
-                                      PRECISION_FP32};
+        Layernorm backward = {.statistics = statistics[p],
+                              .residual = both_reals(&residual, p),
+                              .weight = both_reals(&weight, p),
+                              .rows = ROWS,
+                              .channels = C,
+                              .d_residual = both_reals(&d_residual, p),
+                              .accumulate = true,
+                              .d_weight = sums[p][0],
+                              .d_bias = sums[p][1],
+                              .d_branch_bias = sums[p][2],
+                              .partials = partials,
+                              .d_output = both_reals(&d_output, p)};
         layernorm_backward(&stream, &backward);
         thread_pool_destroy(stream.pool);
     }
@@ -203,9 +202,10 @@ static void gelus_round_what_they_store(void **state) {
     for (int precision = 0; precision < 2; precision++) {
         Precision p = (Precision)precision;
         Stream stream = stream_in(p, 3);
-        gelu_forward(&stream, both_reals(&output, p), both_reals(&saved, p), both_reals(&bias, p), ROWS, F);
-        gelu_backward(&stream, both_reals(&gradient, p), F, d_bias[p], partials, both_reals(&saved, p), NULL,
-                      ROWS, F);
+        call_gelu_forward(&stream, both_reals(&output, p), both_reals(&saved, p), both_reals(&bias, p), ROWS,
+                          F);
+        call_gelu_backward(&stream, both_reals(&gradient, p), F, d_bias[p], partials, both_reals(&saved, p),
+                           NULL, ROWS, F);
         thread_pool_destroy(stream.pool);
     }
     check_both("output", &output, 1e-6);
@@ -238,9 +238,10 @@ static void embeddings_are_rounded_once(void **state) {
     for (int precision = 0; precision < 2; precision++) {
         Precision p = (Precision)precision;
         Stream stream = stream_in(p, 2);
-        embedding_backward(&stream, d_wte[p], d_wpe[p], NULL, both_reals(&output, p), tokens, NULL, B, T, C);
-        embedding_forward(&stream, both_reals(&output, p), both_reals(&wte, p), both_reals(&wpe, p), tokens,
-                          B, T, C);
+        call_embedding_backward(&stream, d_wte[p], d_wpe[p], NULL, both_reals(&output, p), tokens, NULL, B, T,
+                                C);
+        call_embedding_forward(&stream, both_reals(&output, p), both_reals(&wte, p), both_reals(&wpe, p),
+                               tokens, B, T, C);
         thread_pool_destroy(stream.pool);
     }
     check_both("output", &output, 0);
@@ -291,10 +292,11 @@ static void check_attention(int B, int T, int C, int H, int window) {
         Stream stream = stream_in(p, 2);
         float *workspace = (float *)malloc(attention_workspace_floats(T, C / H, 2, p) * sizeof(float));
         logsumexp[p] = (float *)malloc(rows * (size_t)H * sizeof(float));
-        attention_forward(&stream, both_reals(&output, p), logsumexp[p], workspace, both_reals(&qkv, p), B, T,
-                          C, H, window);
-        attention_backward(&stream, both_reals(&d_qkv, p), 3 * C, workspace, both_reals(&d_output, p),
-                           both_reals(&output, p), both_reals(&qkv, p), logsumexp[p], B, T, C, H, window);
+        call_attention_forward(&stream, both_reals(&output, p), logsumexp[p], workspace, both_reals(&qkv, p),
+                               B, T, C, H, window);
+        call_attention_backward(&stream, both_reals(&d_qkv, p), 3 * C, workspace, both_reals(&d_output, p),
+                                both_reals(&output, p), both_reals(&qkv, p), logsumexp[p], B, T, C, H,
+                                window);
         free(workspace);
         thread_pool_destroy(stream.pool);
     }

@@ -9,6 +9,7 @@
 
 #include "kernels/kernels.h"
 #include "runtime/random.h"
+#include "test/layer_calls.h"
 
 #if defined(__SANITIZE_THREAD__)
 enum { THREADS_OF_A_PLAIN_PROCESS = 2 }; // ThreadSanitizer has one of its own
@@ -286,15 +287,25 @@ static void check_layernorm(int rows, int C, bool branch, bool accumulate, int t
     for (int s = 0; s < 3; s++) {
         for (size_t c = 0; c < width; c++) { expected_sums[(size_t)s * width + c] = (double)sums[s][c]; }
     }
-    // clang-format off
-    LayernormForward forward = {
-        as_reals(output), statistics, as_reals(residual), as_reals(branch ? before : NULL),
-        as_reals(branch ? added : NULL), as_reals(branch ? added_bias : NULL),
-        as_reals(weight), as_reals(bias), 1e-5f, rows, C, PRECISION_FP32};
-    LayernormBackward backward = {
-        as_reals(d_residual), accumulate, sums[0], sums[1], branch ? sums[2] : NULL, partials,
-        as_reals(dy), as_reals(residual), statistics, as_reals(weight), rows, C, PRECISION_FP32};
-    // clang-format on
+    Layernorm forward = {.statistics = statistics,
+                         .residual = as_reals(residual),
+                         .weight = as_reals(weight),
+                         .bias = as_reals(bias),
+                         .epsilon = 1e-5f,
+                         .rows = rows,
+                         .channels = C,
+                         .output = as_reals(output),
+                         .residual_before = as_reals(branch ? before : NULL),
+                         .branch = as_reals(branch ? added : NULL),
+                         .branch_bias = as_reals(branch ? added_bias : NULL)},
+              backward = forward;
+    backward.d_residual = as_reals(d_residual);
+    backward.accumulate = accumulate;
+    backward.d_weight = sums[0];
+    backward.d_bias = sums[1];
+    backward.d_branch_bias = branch ? sums[2] : NULL;
+    backward.partials = partials;
+    backward.d_output = as_reals(dy);
     layernorm_forward(&stream, &forward);
     layernorm_backward(&stream, &backward);
     double *work = (double *)malloc(5 * width * sizeof(double)), *x = work, *y = x + width, *dx = y + width,
@@ -354,9 +365,9 @@ static void test_gelu(void **state) {
           *d_bias = random_array((size_t)columns);
     float *d_bias_before = copy_array(d_bias, (size_t)columns),
           *partials = random_array((size_t)(ROW_BLOCKS * columns));
-    gelu_forward(&stream, as_reals(output), as_reals(derivative), as_reals(bias), rows, columns);
-    gelu_backward(&stream, as_reals(gradient), columns, d_bias, partials, as_reals(derivative), NULL, rows,
-                  columns);
+    call_gelu_forward(&stream, as_reals(output), as_reals(derivative), as_reals(bias), rows, columns);
+    call_gelu_backward(&stream, as_reals(gradient), columns, d_bias, partials, as_reals(derivative), NULL,
+                       rows, columns);
     for (int c = 0; c < columns; c++) {
         double sum = (double)d_bias_before[c];
         for (int r = 0; r < rows; r++) {
@@ -373,7 +384,7 @@ static void test_gelu(void **state) {
         assert_arrays_close("gelu bias", &d_bias[c], &sum, 1, 1e-4);
     }
     derivative[5] = NAN;
-    gelu_forward(&stream, as_reals(output), as_reals(derivative), as_reals(bias), 1, columns);
+    call_gelu_forward(&stream, as_reals(output), as_reals(derivative), as_reals(bias), 1, columns);
     assert_true(isnan(output[5]) && isnan(derivative[5]) && !isnan(output[6]));
     float *all[8] = {product, bias, output, gradient, derivative, upstream, d_bias, d_bias_before};
     for (int i = 0; i < 8; i++) { free(all[i]); }
@@ -396,8 +407,8 @@ static void test_embedding(void **state) {
     for (int i = 0; i < V * C; i++) { d_tokens[i] = (double)d_wte[i]; }
     for (int i = 0; i < T * C; i++) { d_positions[i] = (double)d_wpe[i]; }
     for (int i = 0; i < B * T; i++) { tokens[i] = (int32_t)(random_uniform(&test_random) * V); }
-    embedding_forward(&stream, as_reals(output), as_reals(wte), as_reals(wpe), tokens, B, T, C);
-    embedding_backward(&stream, d_wte, d_wpe, NULL, as_reals(d_output), tokens, NULL, B, T, C);
+    call_embedding_forward(&stream, as_reals(output), as_reals(wte), as_reals(wpe), tokens, B, T, C);
+    call_embedding_backward(&stream, d_wte, d_wpe, NULL, as_reals(d_output), tokens, NULL, B, T, C);
     for (int row = 0; row < B * T; row++) {
         for (int c = 0; c < C; c++) {
             double expected = (double)wte[tokens[row] * C + c] + (double)wpe[row % T * C + c];
@@ -532,10 +543,11 @@ static void check_attention(AttentionCase shape) {
            *d_expected = (double *)calloc(3 * count, sizeof(double));
     double *p = (double *)calloc((size_t)shape.T, sizeof(double));
     for (size_t i = 0; i < 3 * count; i++) { qkv[i] *= 0.5f; } // scores of a few units
-    attention_forward(&stream, as_reals(output), logsumexp, workspace, as_reals(qkv), shape.B, shape.T,
-                      shape.C, shape.H, shape.window);
-    attention_backward(&stream, as_reals(d_qkv), 3 * shape.C, workspace, as_reals(d_output), as_reals(output),
-                       as_reals(qkv), logsumexp, shape.B, shape.T, shape.C, shape.H, shape.window);
+    call_attention_forward(&stream, as_reals(output), logsumexp, workspace, as_reals(qkv), shape.B, shape.T,
+                           shape.C, shape.H, shape.window);
+    call_attention_backward(&stream, as_reals(d_qkv), 3 * shape.C, workspace, as_reals(d_output),
+                            as_reals(output), as_reals(qkv), logsumexp, shape.B, shape.T, shape.C, shape.H,
+                            shape.window);
     for (int b = 0; b < shape.B; b++) {
         for (int h = 0; h < shape.H; h++) {
             for (int i = 0; i < shape.T; i++) {
@@ -546,8 +558,8 @@ static void check_attention(AttentionCase shape) {
     assert_arrays_close("attention", output, expected, count, 2e-5);
     assert_arrays_close("d_qkv", d_qkv, d_expected, 3 * count, 1e-4);
     qkv[(size_t)(shape.T - 1) * 3 * (size_t)shape.C] = NAN; // last query of the first sample, head 0
-    attention_forward(&stream, as_reals(output), logsumexp, workspace, as_reals(qkv), shape.B, shape.T,
-                      shape.C, shape.H, shape.window);
+    call_attention_forward(&stream, as_reals(output), logsumexp, workspace, as_reals(qkv), shape.B, shape.T,
+                           shape.C, shape.H, shape.window);
     assert_true(isnan(output[(size_t)(shape.T - 1) * (size_t)shape.C]) &&
                 (shape.T == 1 || !isnan(output[0])));
     float *all[6] = {qkv, output, d_output, d_qkv, logsumexp, workspace};
@@ -575,7 +587,8 @@ static void test_attention_skips(void **state) {
     float *qkv = random_array(T * 3 * C), *output = random_array(T * C), *logsumexp = random_array(T);
     float *workspace = random_array(attention_workspace_floats(T, C, 2, PRECISION_FP32));
     for (int i = 0; i < 100 * 3 * C; i++) { qkv[i] = NAN; }
-    attention_forward(&stream, as_reals(output), logsumexp, workspace, as_reals(qkv), 1, T, C, 1, WINDOW);
+    call_attention_forward(&stream, as_reals(output), logsumexp, workspace, as_reals(qkv), 1, T, C, 1,
+                           WINDOW);
     // The first block of queries that sees none of them.
     int first_block = (100 + WINDOW + ATTENTION_ROWS - 1) / ATTENTION_ROWS * ATTENTION_ROWS;
     for (int i = first_block * C; i < T * C; i++) { assert_false(isnan(output[i])); }

@@ -7,6 +7,7 @@
 #include "runtime/pace.h"
 #include "runtime/random.h"
 #include "runtime/watermark.h"
+#include "test/layout_flat.h"
 
 // ---------------------------------------------------------------------------------------
 // Layouts

@@ -8,6 +8,7 @@
 
 #include "optimizer.h"
 #include "runtime/random.h"
+#include "test/layout_flat.h"
 
 enum { MAX_ELEMENTS = 40100, STEPS = 3 };
 

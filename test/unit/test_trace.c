@@ -17,9 +17,9 @@
 enum { MAX_RANKS = 4, CELLS = 400 };
 
 static void assert_sums(TraceSums sums, double compute, double communication, double exposed) {
-    assert_close(sums.compute_seconds, compute, 0, "compute");
-    assert_close(sums.communication_seconds, communication, 0, "communication");
-    assert_close(sums.exposed_seconds, exposed, 0, "exposed");
+    assert_close(sums.compute, compute, 0, "compute");
+    assert_close(sums.communication, communication, 0, "communication");
+    assert_close(sums.exposed, exposed, 0, "exposed");
 }
 
 // The same as trace_begin and so on, at a time that the test gives.
@@ -195,7 +195,7 @@ static void kept_spans_are_bounded_and_the_rest_is_counted(void **state) {
     assert_int_equal(trace.span_count, TRACE_MAX_SPANS);
     assert_int_equal(trace.dropped, 7);
     assert_int_equal(trace.spans[TRACE_MAX_SPANS - 1].commit, TRACE_MAX_SPANS - 1);
-    assert_close(take_at(&trace, 1e9).compute_seconds, TRACE_MAX_SPANS + 7, 0, "compute, dropped or not");
+    assert_close(take_at(&trace, 1e9).compute, TRACE_MAX_SPANS + 7, 0, "compute, dropped or not");
     trace_close(&trace);
     trace_open(&trace, false);
     begin_compute(&trace, 1);
@@ -231,15 +231,14 @@ static TraceSums sums_of_spans(const Trace *trace) {
     for (size_t i = 0; i < trace->span_count; i++) {
         const Span *span = &trace->spans[i];
         lanes[span->lane][counts[span->lane]++] = span;
-        *(span->lane == TRACE_COMPUTE ? &sums.compute_seconds : &sums.communication_seconds) +=
-            span->ended - span->began;
+        *(span->lane == TRACE_COMPUTE ? &sums.compute : &sums.communication) += span->ended - span->began;
     }
-    sums.exposed_seconds = sums.communication_seconds;
+    sums.exposed = sums.communication;
     for (int i = 0, j = 0; i < counts[0] && j < counts[1];) {
         const Span *compute = lanes[0][i], *communication = lanes[1][j];
         double shared =
             fmin(compute->ended, communication->ended) - fmax(compute->began, communication->began);
-        if (shared > 0) { sums.exposed_seconds -= shared; }
+        if (shared > 0) { sums.exposed -= shared; }
         i += compute->ended <= communication->ended;
         j += compute->ended > communication->ended;
     }
@@ -261,17 +260,17 @@ static void two_threads_may_trace_while_the_host_takes(void **state) {
                     __atomic_load_n(&producers[1].ended, __ATOMIC_ACQUIRE) ==
                 2;
         TraceSums sums = trace_take(&trace);
-        total.compute_seconds += sums.compute_seconds;
-        total.communication_seconds += sums.communication_seconds;
-        total.exposed_seconds += sums.exposed_seconds;
+        total.compute += sums.compute;
+        total.communication += sums.communication;
+        total.exposed += sums.exposed;
     }
     for (int i = 0; i < TRACE_LANES; i++) { pthread_join(threads[i], NULL); }
     assert_int_equal(trace.span_count, 2 * PRODUCED);
     TraceSums expected = sums_of_spans(&trace);
-    assert_true(expected.compute_seconds > 0 && expected.communication_seconds > 0);
-    assert_close(total.compute_seconds, expected.compute_seconds, 1e-9, "compute");
-    assert_close(total.communication_seconds, expected.communication_seconds, 1e-9, "communication");
-    assert_close(total.exposed_seconds, expected.exposed_seconds, 1e-9, "exposed");
+    assert_true(expected.compute > 0 && expected.communication > 0);
+    assert_close(total.compute, expected.compute, 1e-9, "compute");
+    assert_close(total.communication, expected.communication, 1e-9, "communication");
+    assert_close(total.exposed, expected.exposed, 1e-9, "exposed");
     trace_close(&trace);
 }
 

@@ -117,16 +117,16 @@ static void run_collectives(const CollectiveSpec *spec, Transport *transport, Co
     result->delay = delay_ahead(transport, spec->chaos_seconds, 2 * ((cells + bucket - 1) / bucket));
     Collective collective = {.layout = &layout, .wire = spec->wire, .buffer = buffers.buffer};
     double began = clock_seconds();
-    for (size_t end = cells, begin; end > 0; end = begin) {
-        begin = end > bucket ? end - bucket : 0;
-        host_reduce_scatter(transport, &collective, begin, end);
+    for (collective.end = cells; collective.end > 0; collective.end = collective.first) {
+        collective.first = collective.end > bucket ? collective.end - bucket : 0;
+        host_exchange(transport, &collective, REDUCE_SCATTER);
     }
     result->scattered = copy_floats(buffers.buffer, layout_padded(&layout));
     collective.source = spec->from_source ? buffers.source : NULL;
     collective.base = spec->on_base ? buffers.base : NULL;
-    for (size_t begin = 0; begin < cells; begin += bucket) {
-        size_t end = begin + bucket < cells ? begin + bucket : cells;
-        host_all_gather(transport, &collective, begin, end);
+    for (collective.first = 0; collective.first < cells; collective.first = collective.end) {
+        collective.end = size_min(collective.first + bucket, cells);
+        host_exchange(transport, &collective, ALL_GATHER);
     }
     result->seconds = clock_seconds() - began;
     result->gathered = copy_floats(buffers.buffer, layout_padded(&layout));
@@ -490,9 +490,10 @@ static void run_partly(Transport *transport, void *context) {
     size_t first = layout_cell_begin(&layout, 3), last = layout_cell_begin(&layout, 9);
     Buffers buffers;
     open_buffers(&buffers, &spec, &layout, transport);
-    Collective collective = {.layout = &layout, .wire = spec.wire, .buffer = buffers.buffer};
-    host_reduce_scatter(transport, &collective, 3, 9);
-    host_all_gather(transport, &collective, 3, 9);
+    Collective collective = {
+        .layout = &layout, .first = 3, .end = 9, .wire = spec.wire, .buffer = buffers.buffer};
+    host_exchange(transport, &collective, REDUCE_SCATTER);
+    host_exchange(transport, &collective, ALL_GATHER);
     good[transport->rank] = true;
     for (size_t i = 0; i < layout_padded(&layout); i++) {
         bool same = buffers.buffer[i] == contribution(BUFFER_OF, transport->rank, i);
@@ -588,7 +589,7 @@ static void count_messages(Transport *transport, void *context) {
     Layout layout = layout_make(32 * (size_t)size, size); // one chunk
     Arena arena;
     Error error = {""};
-    Collective collective = {.layout = &layout, .wire = WIRE_BF16};
+    Collective collective = {.layout = &layout, .end = layout.cells, .wire = WIRE_BF16};
     memset(&arena, 0, sizeof arena);
     arena_reserve(&arena, MEMORY_COMMUNICATION, "buffer", layout_padded(&layout) * sizeof(float),
                   &collective.buffer);
@@ -596,9 +597,9 @@ static void count_messages(Transport *transport, void *context) {
     if (!arena_commit(&arena, &error)) { abort(); }
     for (size_t i = 0; i < layout_padded(&layout); i++) { collective.buffer[i] = 1; }
     before = self->messages;
-    host_reduce_scatter(transport, &collective, 0, layout.cells);
+    host_exchange(transport, &collective, REDUCE_SCATTER);
     many->vectors[rank] = self->messages - before;
-    host_all_gather(transport, &collective, 0, layout.cells);
+    host_exchange(transport, &collective, ALL_GATHER);
     for (size_t i = 0; i < layout_padded(&layout); i++) {
         many->good[rank] = many->good[rank] && collective.buffer[i] == (float)size;
     }

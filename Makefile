@@ -6,6 +6,7 @@
 # make test             installs what is missing and runs all tests; GROUP=unit, rules, program or
 #                       cuda: those of one folder of test/
 # make test-asan, test-tsan     the tests under sanitizers
+# make test-slurm       jobs that go on under a real Slurm, on this machine; needs root
 # make check            are layout, includes, names of rules and documentation in order?
 # make check-cxx        are the sources also valid C++?
 # make format           lays out every C and CUDA file as .clang-format says
@@ -254,6 +255,12 @@ test-asan: install-for-test
 test-tsan: install-for-test
 	@$(MAKE) --no-print-directory -j $(CORES) run-tests BUILD=build/tsan PROGRAM=build/tsan/train_gpt CUDA_TESTS= EMULATED= \
 	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" SANITIZE="-fsanitize=thread"
+
+# Installs Slurm where it is missing.
+.PHONY: test-slurm
+test-slurm: install-for-run
+	@$(MAKE) --no-print-directory train_gpt
+	@test/slurm ./train_gpt
 
 EMULATED = $(BUILD)/emulated/train_gpt
 

@@ -140,8 +140,8 @@ typedef struct Tally {
     double micro_batches;
     double predicted;          // tokens
     double loss, perfect_loss; // sums over the predicted tokens
-    double not_finite;         // how many of them had a loss that is not a finite number
-    double left_out;           // local rules: inner steps that were not made
+    double not_finite; // micro-batches whose loss is not finite; averages: 1 more if what is sent is not
+    double left_out;   // local rules: inner steps that were not made
     // The job fills in these.
     double square; // sum of squares of the gradient sum in this rank's shard
     double stops;  // ranks that were asked to stop: all ranks learn of it with the same job

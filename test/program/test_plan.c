@@ -4,6 +4,7 @@
 #include "test/program/program.h"
 
 #include "program/terminal.h"
+#include "rules.h"
 
 // ---------------------------------------------------------------------------------------
 // Memory
@@ -235,8 +236,8 @@ static void a_page_shows_the_numbers_of_plans(void **state) {
             }
         }
         json_t *names = json_object_get(page, "rules"), *rules = json_object_get(cell, "rules");
-        assert_true(json_array_size(rules) == 8 && json_array_size(names) == 8);
-        for (size_t rule = 0; rule < 8; rule++) {
+        assert_true(json_array_size(rules) == RULE_COUNT && json_array_size(names) == RULE_COUNT);
+        for (size_t rule = 0; rule < RULE_COUNT; rule++) {
             const char *name = json_string_value(json_object_get(json_array_get(names, rule), "name"));
             json_t *numbers = json_array_get(rules, rule), *row = rule_of(plan, name);
             double speed = json_number_value(json_array_get(numbers, 0)),
@@ -315,18 +316,16 @@ static void a_recommended_command_trains(void **state) {
 
 // A slower link, or more hosts, never make a plan more hopeful.
 static void a_plan_for_a_slower_link_is_slower(void **state) {
-    static const char *const rules[] = {"ddp",  "zero1", "dpu",    "acco-wp",
-                                        "acco", "co2",   "diloco", "streaming-diloco"};
-    double before[8] = {0};
+    double before[RULE_COUNT] = {0};
     for (int mbit = 50; mbit <= 800; mbit *= 4) {
         char arguments[256];
         Outcome outcome;
         snprintf(arguments, sizeof arguments, "--ranks 8 --compute-ms 10 --host-mbit %d", mbit);
         json_t *plan = plan_json(stage_of(state), arguments, &outcome);
-        for (int i = 0; i < 8; i++) {
-            double rate = log_number(rule_of(plan, rules[i]), "tokens_per_second");
+        for (int i = 0; i < RULE_COUNT; i++) {
+            double rate = log_number(rule_of(plan, RULES[i].rule->name), "tokens_per_second");
             if (!(rate >= before[i])) {
-                fail_msg("%s: %s is slower than on a slower link", arguments, rules[i]);
+                fail_msg("%s: %s is slower than on a slower link", arguments, RULES[i].rule->name);
             }
             before[i] = rate;
         }

@@ -27,9 +27,9 @@ typedef struct Rule {
     const char *summary; // one line for the start-up block
     RuleKind kind;       // what compute does while data travel (scheduler_state.h)
     // Among equally fast rules a plan recommends the one with the least of this: how far it
-    // departs from steps with the mean gradient of a batch at the current parameters. ddp and
-    // zero1 do not; ddp comes second, because it needs more memory. Which rule with local steps
-    // departs least has not been measured.
+    // departs from steps with the mean gradient of a batch at the current parameters. 0 is for
+    // the rule that does not, and of two such rules for the one that needs less memory. Which
+    // rule with local steps departs least has not been measured.
     int departs;
     bool replicated;       // every rank holds and steps the whole optimizer state
     int rounds_per_commit; // calls of accumulate() per commit, of a micro-batch or more each

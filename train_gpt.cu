@@ -331,6 +331,7 @@ static void release_run(Run *run) {
     model_stop(&run->model, run->scheduler.compute);
     scheduler_stop(&run->scheduler);
     json_decref(run->checkpointed.options);
+    json_decref(run->checkpointed.chosen);
     free(run->checkpointed.damaged);
     thread_pool_destroy(run->pool);
     arena_release(&run->arena);

@@ -66,6 +66,7 @@ typedef struct CheckpointedRun {
     int64_t keep;           // how many of the latest checkpoints stay
     int64_t keep_every;     // the first one at or beyond each multiple of this stays too; 0: none
     json_t *options;        // the effective options, name: value
+    json_t *chosen;         // those that the program chose, alike
     int product_processors; // GPU multiprocessors that matrix products may use; 0: all
     const char *data;       // what the training data are (data_loader_identify)
     bool data_changed;      // this rank has perhaps trained on others; the program sets it before it saves
@@ -374,13 +375,13 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
         json_array_append_new(applied, json_integer((json_int_t)s->local.fragments[i].applied_at));
     }
     json_t *manifest = json_pack(
-        "{s:i, s:s, s:s, s:I, s:o, s:s, s:s, s:i, s:o, s:b, s:o, s:o, s:O, s:s, s:s, s:b, s:b}", "checkpoint",
-        CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name, "parameters",
+        "{s:i, s:s, s:s, s:I, s:o, s:s, s:s, s:i, s:o, s:b, s:o, s:o, s:O, s:O?, s:s, s:s, s:b, s:b}",
+        "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name, "parameters",
         (json_int_t)run->table->parameter_count, "model", model_to_json(run), "device",
         s->settings.gpu != NULL ? "cuda" : "cpu", "data", run->data, "fragment", s->local.fragment,
         "applied_at", applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job",
         numbers_write(json_object(), JOB_NUMBERS, &s->job), "workers", list, "options", run->options,
-        "measured", run->measured, "exchange", exchange, "casts",
+        "chosen", run->chosen, "measured", run->measured, "exchange", exchange, "casts",
         s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon", checkpoint_has_muon(run));
     return numbers_write(numbers_write(manifest, SCHEDULER_NUMBERS, s), RUN_NUMBERS, run);
 }

@@ -17,7 +17,7 @@
 // because a saved configuration holds them all.
 static inline bool options_check_columns(const Options *options, Error *error) {
     const Rule *rule = options_rule(options);
-    char name[64], value[64];
+    char pair[128];
     Options defaults;
     options_defaults(&defaults);
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
@@ -34,14 +34,10 @@ static inline bool options_check_columns(const Options *options, Error *error) {
             return error_set(error, "--%s needs --%s, whose default, %s, does not fit: see train_gpt help %s",
                              option->name, needed->name, needed->default_text, option->name);
         }
-        for (const char *at = option->excludes; at != NULL && *at != '\0'; at += strspn(at, ", ")) {
-            int length = 0;
-            sscanf(at, "%63[^ ] %63[^,]%n", name, value, &length);
-            at += length;
-            if (option_has_value(option_find(name), options, value)) {
-                return error_set(error, "--%s has no effect with --%s %s: leave one of them away",
-                                 option->name, name, value);
-            }
+        const char *excluding = option_excluded_by(option, options, pair);
+        if (excluding != NULL) {
+            return error_set(error, "--%s has no effect with --%s: leave one of them away", option->name,
+                             excluding);
         }
     }
     return true;

@@ -277,6 +277,20 @@ static inline bool option_is_same(const OptionSpec *option, const Options *a, co
     return option_has_value(option, a, option_print_value(option, b, text));
 }
 
+// Whether another option has a value with which this one has no effect: "NAME VALUE", or NULL.
+static inline const char *option_excluded_by(const OptionSpec *option, const Options *options,
+                                             char pair[128]) {
+    char name[64], value[64];
+    for (const char *at = option->excludes; at != NULL && *at != '\0'; at += strspn(at, ", ")) {
+        int length = 0;
+        sscanf(at, "%63[^ ] %63[^,]%n", name, value, &length);
+        at += length;
+        snprintf(pair, 128, "%s %s", name, value);
+        if (option_has_value(option_find(name), options, value)) { return pair; }
+    }
+    return NULL;
+}
+
 // Whether a choice is left to a measurement that has not been made yet.
 static inline bool option_is_left_to_measure(const OptionSpec *option, const Options *options) {
     return option->effect == MEASURED && option_has_value(option, options, "auto");
@@ -380,16 +394,32 @@ static inline bool option_unknown(const char *written, const char *dashes, Error
                      nearest);
 }
 
-// The values that a run has chosen where the configuration leaves them to the program.
+// What the program has chosen, as {name: value}.
+static inline json_t *options_chosen_as_json(const Options *options) {
+    json_t *all = options_as_json(options), *chosen = json_object();
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        json_t *value = json_object_get(all, option_table[i].name);
+        if (options->chosen[i] && !json_is_null(value)) {
+            json_object_set(chosen, option_table[i].name, value);
+        }
+    }
+    json_decref(all);
+    return chosen;
+}
+
+// Sets the values that a run has chosen, where the options leave them to the program, and notes that they
+// were chosen. A value that has been changed by hand since counts.
 static inline bool options_read_chosen(const json_t *chosen, Options *options, Error *error) {
     const char *name;
     json_t *value;
     json_object_foreach((json_t *)chosen, name, value) {
         const OptionSpec *option = option_find(name);
         if (option == NULL) { return option_unknown(name, "", error); }
-        if (!option_has_word_value(option, options)) { continue; }
-        if (!option_set_json(option, options, value, error)) { return false; }
-        options->chosen[option - option_table] = true;
+        Options other = *options;
+        if (!option_set_json(option, &other, value, error)) { return false; }
+        bool open = option_has_word_value(option, options);
+        if (open) { *options = other; }
+        options->chosen[option - option_table] = open || option_is_same(option, options, &other);
     }
     return true;
 }
@@ -418,8 +448,11 @@ static inline bool options_read_file(const char *path, bool again, Options *opti
     json_object_foreach(object, name, value) {
         Error inner = {""};
         const OptionSpec *option = option_find(name);
-        bool is_chosen = strcmp(name, OPTIONS_CHOSEN) == 0 && json_is_object(value);
-        if (!valid || is_chosen || (option != NULL && json_is_null(value))) { continue; }
+        bool is_chosen = strcmp(name, OPTIONS_CHOSEN) == 0;
+        if (!valid || (json_is_object(value) && is_chosen) ||
+            (json_is_null(value) && (option != NULL || is_chosen))) {
+            continue;
+        }
         if (option == NULL) {
             valid = option_unknown(name, "", &inner);
         } else if (option->offset == offsetof(Options, config)) {
@@ -430,7 +463,10 @@ static inline bool options_read_file(const char *path, bool again, Options *opti
         }
         if (!valid) { error_set(error, "%.300s: %.700s", path, inner.text); }
     }
-    valid = valid && (!again || options_read_chosen(json_object_get(object, OPTIONS_CHOSEN), options, error));
+    Error inner = {""};
+    if (valid && again && !options_read_chosen(json_object_get(root, OPTIONS_CHOSEN), options, &inner)) {
+        valid = error_set(error, "%.300s: %.700s", path, inner.text);
+    }
     json_decref(root);
     return valid;
 }
@@ -442,12 +478,10 @@ static inline bool options_read_file(const char *path, bool again, Options *opti
 static inline bool options_save_file(const Options *options, const char *path, Error *error) {
     FILE *file = file_replace_begin(path, error);
     if (file == NULL) { return false; }
-    json_t *object = options_as_json(options), *chosen = json_object();
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const char *name = option_table[i].name;
-        if (!options->chosen[i] || json_is_null(json_object_get(object, name))) { continue; }
-        json_object_set(chosen, name, json_object_get(object, name));
-        json_object_set_new(object, name, json_string(option_table[i].word));
+    json_t *object = options_as_json(options), *chosen = options_chosen_as_json(options), *value;
+    const char *name;
+    json_object_foreach(chosen, name, value) {
+        json_object_set_new(object, name, json_string(option_find(name)->word));
     }
     json_object_set_new(object, OPTIONS_CHOSEN, chosen);
     char *text = NULL;
@@ -630,7 +664,7 @@ static inline void options_find_kept(const Options *options, OptionText path) {
 static inline bool options_keep(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     Options before;
     OptionSource saved[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
-    char text[OPTION_VALUE_SIZE];
+    char text[OPTION_VALUE_SIZE], pair[128];
     bool plans = options->command == COMMAND_PLAN && options->like[0] != '\0';
     bool resumes = plans || (options->command == COMMAND_TRAIN && strcmp(options->resume, "off") != 0);
     bool has_config = options->config[0] != '\0', is_open = options->precision == PRECISION_FASTEST;
@@ -647,10 +681,15 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
              now = i >= OPTION_COUNT_OF_TABLE;
         bool is_kept = plans || (option->effect != SAME_BITS && option->effect != PLACEMENT);
         const OptionSpec *followed = option_find(option->follows == NULL ? "" : option->follows);
-        bool anew = followed != NULL && before.chosen[index] && sources[followed - option_table] == FROM_LINE;
-        bool is_free = sources[index] == FROM_DEFAULT && !has_config && is_kept && !anew &&
-                       option_is_of_rule(option, options_rule(options));
+        bool is_free = sources[index] == FROM_DEFAULT && !has_config && is_kept &&
+                       option_is_of_rule(option, options_rule(options)) &&
+                       option_excluded_by(option, options, pair) == NULL;
         if (saved[index] == FROM_DEFAULT || now != (option->rules != NULL) || !(is_free || closes)) {
+            continue;
+        }
+        // What was worked out from another option is worked out anew from that one's new value.
+        if (followed != NULL && before.chosen[index] && sources[followed - option_table] == FROM_LINE) {
+            if (!option_set(option, options, option->word, error)) { return false; }
             continue;
         }
         sources[index] = FROM_RUN;

@@ -224,6 +224,7 @@ static inline void choose_by_measurement(Run *run) {
         agree_or_exit(run, saved ? 0 : EXIT_SYSTEM_FAILURE, &error);
     }
     run->checkpointed.options = options_as_json(options); // from here on they do not change
+    run->checkpointed.chosen = options_chosen_as_json(options);
     run->checkpointed.measured = run->rule_reason;
 }
 

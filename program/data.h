@@ -327,9 +327,8 @@ static inline void watch_data(Run *run) {
         if (change == DATA_SAME) { continue; }
         run->training.data_changed |= i == 0;
         Error error;
-        error_set(&error,
-                  "%s was changed while the run %s since the last report may have read its new content",
-                  file->path, uses[i]);
+        error_set(&error, "%s was changed while the run %s since the last %s may have read its new content",
+                  file->path, uses[i], run_is_main(run) ? "report" : "checkpoint");
         training_lose_data(&run->training, &error);
     }
 }

@@ -314,11 +314,11 @@ static inline void resume_run(Run *run) {
     const char *start = options_start(&run->options);
     if (start[0] != '\0') { printf("           with its parameters; those of %s are not used\n", start); }
     double before = run->checkpointed.next_learning_rate, now = scheduler_learning_rate(&run->scheduler);
-    if (!(fabs(now - before) <= 1e-6 * before)) {
-        printf("           the schedule is another one: the learning rate goes from %.3g to %.3g here\n",
+    if (!(fabs(now - before) <= 1e-4 * before)) {
+        printf("           the schedule is another one: the learning rate goes from %.5g to %.5g here\n",
                before, now);
         if (run->options.schedule != SCHEDULE_CONSTANT) {
-            printf("           (--schedule constant --lr %.3g --warmup 0 leaves it where it was)\n", before);
+            printf("           (--schedule constant --lr %.5g --warmup 0 leaves it where it was)\n", before);
         }
     }
     printf("\n");

@@ -26,9 +26,11 @@ static inline bool choose_model(Run *run, Error *error) {
     run->tensors = (OptimizerTensor *)calloc((size_t)run->table.count, sizeof *run->tensors);
     run->tensor_count = training_tensors(&run->table, options->decay == DECAY_ALL,
                                          options->inner == INNER_MUON, run->tensors);
-    if (options->micro_batch == 0) { options->micro_batch = run->table.parameter_count < 5000000 ? 1 : 8; }
+    if (options_leave(options, &options->micro_batch)) {
+        options->micro_batch = run->table.parameter_count < 5000000 ? 1 : 8;
+    }
     run->B = (int)options->micro_batch;
-    if (options->seq_len == 0) { options->seq_len = int64_min(positions, 1024); }
+    if (options_leave(options, &options->seq_len)) { options->seq_len = int64_min(positions, 1024); }
     run->T = (int)options->seq_len;
     // What follows counts tokens and elements in int and int64_t.
     double per_rank = (double)run->B * run->T,

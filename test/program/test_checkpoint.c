@@ -1358,6 +1358,19 @@ static void a_longer_run_says_what_becomes_of_the_rate(void **state) {
     text_check(faster.output, "rate       peak 0.1, cosine to 0.01,", "faster");
     Outcome same = run_well(stage, "--resume auto --out same --sample-tokens none");
     assert_null(strstr(same.output, "the schedule is another one"));
+    // The advice is for every run, also where --min-lr was given; and a checkpoint elsewhere knows what was chosen.
+    run_well(stage, "--config base.json --lr auto --min-lr 0.0001 --tokens 2k --out given");
+    run_well(stage, "--resume auto --out given --tokens 4k --schedule constant --lr 0.0001 --warmup 0");
+    shell(stage, "rm -rf AWAY && cp -r same/checkpoints/commit-* AWAY");
+    Outcome away = run_well(stage, "--resume AWAY --out away --tokens 4k --lr 0.0001 --sample-tokens none");
+    text_check(away.output, "rate       peak 0.0001, cosine to 1e-05,", "a checkpoint elsewhere");
+    // What was the length of the warm-up is that of the new one.
+    run_well(
+        stage,
+        "--config base.json --optimizer acco --warmup 3 --sequential warmup --tokens 2k --out sequential");
+    run_well(stage, "--resume auto --out sequential --warmup 5 --tokens 4k");
+    shell(stage, "grep -q '\"sequential\": \"warmup\"' sequential/config.json && grep -q '\"sequential\": 5' "
+                 "sequential/config.json");
     // As a template for another model the file leaves to it what fits the model.
     Outcome other = run_well(stage, "--config longer/config.json --finetune longer "
                                     "--resume off --tokens 1k --out template --sample-tokens none");

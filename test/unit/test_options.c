@@ -699,17 +699,19 @@ static void test_chosen_values(void **state) {
         assert_true(loaded.chosen[option_find("lr") - option_table] == (bool)again);
         assert_false(loaded.chosen[option_find("min-lr") - option_table]);
     }
-    const char *const files[] = {"{\"lr\": 0.125, \"chosen\": {\"lr\": 0.5}}",
+    const char *const files[] = {"{\"lr\": 0.125, \"chosen\": {\"lr\": 0.5}}", "{\"chosen\": null}",
                                  "{\"chosen\": {\"lrr\": 0.5}}"};
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         FILE *file = fopen(path, "w");
         fputs(files[i], file);
         fclose(file);
         options_defaults(&loaded);
-        assert_true(options_read_file(path, true, &loaded, sources, &error) == (i == 0));
+        assert_true(options_read_file(path, true, &loaded, sources, &error) == (i < 2));
         if (i == 0) { assert_true(loaded.learning_rate == 0.125); }
+        assert_false(loaded.chosen[option_find("lr") - option_table]);
     }
-    expect_text("chosen", error.text, "unknown option lrr");
+    expect_text("chosen", error.text, ": unknown option lrr");
+    expect_text("chosen", error.text, path);
     unlink(path);
 }
 

@@ -36,7 +36,7 @@ static inline double scheduler_learning_rate(const Scheduler *s) {
 // The cells of a bucket: at least one, at most all of the layout.
 static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) {
     size_t cell_bytes = layout_padded(layout) / layout->cells * sizeof(float); // on average
-    size_t cells = s->settings.bucket > 0 ? s->settings.bucket / cell_bytes : layout->cells;
+    size_t cells = s->settings.bucket_bytes > 0 ? s->settings.bucket_bytes / cell_bytes : layout->cells;
     return size_max(1, size_min(cells, layout->cells));
 }
 
@@ -52,7 +52,7 @@ static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
     job->follows = follows;
     job->layout = average ? s->local.fragments[job->fragment].layout : s->layout;
     job->wire = kind == ESTIMATE ? s->settings.estimate_wire : s->settings.wire;
-    job->bucket = follows ? job_bucket_cells(s, &job->layout) : job->layout.cells;
+    job->bucket_cells = follows ? job_bucket_cells(s, &job->layout) : job->layout.cells;
     job->inspects = average || (kind != ESTIMATE && s->transport->size > 1);
     job->all_reduces = average || s->settings.replicated;
     job->steps = !average;
@@ -60,7 +60,7 @@ static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
     job->gradients_done = s->gradients_done;
     job->learning_rate = average ? s->local.rate : scheduler_learning_rate(s);
     job->gradient_norm = s->local.norm;
-    job->bad_element = job->own_square = 0;
+    job->bad_element = job->sent_square = 0;
     s->job_in_flight = true;
 }
 
@@ -104,7 +104,7 @@ static inline double job_last_bad_element(const float *values, size_t begin, siz
 // is found then.
 static inline void job_note_own(Job *job, double square, const float *values, size_t begin, size_t end,
                                 Stream *stream) {
-    job->own_square += square;
+    job->sent_square += square;
     if (isfinite(square) || job->bad_element > 0) { return; }
     job->bad_element = job_last_bad_element(values, begin, end, stream);
 }
@@ -128,7 +128,7 @@ static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
     Collective collective = job_reduction(s, job);
     const Layout *layout = &job->layout;
     for (collective.end = layout->cells; collective.end > 0; collective.end = collective.first) {
-        collective.first = collective.end > job->bucket ? collective.end - job->bucket : 0;
+        collective.first = collective.end > job->bucket_cells ? collective.end - job->bucket_cells : 0;
         size_t first = layout_cell_begin(layout, collective.first),
                last = layout_cell_begin(layout, collective.end);
         if (job->follows) { job_wait_for_gradients(s, layout_padded(layout) - first); }
@@ -181,7 +181,7 @@ static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
     for (int rank = 0; rank < s->transport->size; rank++) {
         const Tally *tally = &s->tallies[rank];
         double own =
-            kind == SPIKE_NORM ? sqrt(tally->own_square) / tally->micro_batches : tally_mean_loss(tally);
+            kind == SPIKE_NORM ? sqrt(tally->sent_square) / tally->micro_batches : tally_mean_loss(tally);
         if (!(own > most)) { continue; }
         most = own;
         largest = rank;
@@ -214,7 +214,7 @@ static inline SpikeKind job_judge(Scheduler *s, Job *job) {
 }
 
 // The sum of squares of this rank's shard of a vector (padded), piece by piece.
-static inline double job_own_square(const Scheduler *s, const float *values, Stream *stream) {
+static inline double job_shard_square(const Scheduler *s, const float *values, Stream *stream) {
     const Layout *layout = &s->layout;
     LayoutRange range = {0};
     double square = 0;
@@ -240,22 +240,22 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     job_span_begins(s, "summary");
     if (job->steps) {
         const float *reduced = job_buffer(s, job)->data;
-        own->square = job_own_square(s, reduced, stream);
+        own->shard_square = job_shard_square(s, reduced, stream);
         if (s->transport->size == 1 && job->kind != ESTIMATE) {
-            job_note_own(job, own->square, reduced, 0, layout_padded(&s->layout), stream);
+            job_note_own(job, own->shard_square, reduced, 0, layout_padded(&s->layout), stream);
         }
         own->site.element = job->bad_element;
     } else {
-        own->square = 0;
+        own->shard_square = 0;
         own->not_finite += job->bad_element > 0 ? 1 : 0;
     }
-    own->own_square = job->own_square;
+    own->sent_square = job->sent_square;
     own->stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
     own->saves = __atomic_load_n(&s->wishes.save_requested, __ATOMIC_RELAXED) ? 1 : 0;
     own->ended = __atomic_load_n(&s->wishes.writer_done, __ATOMIC_ACQUIRE) ? 1 : 0;
     transport_all_gather_records(s->transport, "summary", own, s->tallies, sizeof(Tally));
     job_add_tallies(s, job);
-    if (job->steps) { job->gradient_norm = sqrt(job->total.square) / job->total.micro_batches; }
+    if (job->steps) { job->gradient_norm = sqrt(job->total.shard_square) / job->total.micro_batches; }
     job->spike = job_judge(s, job);
     job_span_ended(s, job);
 }
@@ -310,7 +310,7 @@ static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
                              .source = job->over_gradient ? NULL : s->optimizer.master,
                              .base = wire_is_coarse(wire) ? s->parameters.data : NULL};
     for (; collective.first < layout->cells; collective.first = collective.end) {
-        collective.end = size_min(collective.first + job->bucket, layout->cells);
+        collective.end = size_min(collective.first + job->bucket_cells, layout->cells);
         job_span_begins(s, "all-gather");
         if (s->settings.keeps_casts) {
             comm_gather_casts(&s->comm, stream, &collective, casts);

@@ -113,10 +113,12 @@ static inline void scheduler_finish(void *self, size_t begin) {
     if (!announced->active || begin == 0) { return; }
     size_t position = layout_padded(&s->layout) - begin;
     if (s->compute->queue != NULL) {
-        size_t bucket = layout_padded(&s->layout) / s->layout.cells * s->job.bucket;
+        size_t bucket_elements = layout_padded(&s->layout) / s->layout.cells * s->job.bucket_cells;
         size_t before = announced->count > 0 ? announced->positions[announced->count - 1] : 0;
         bool full = announced->count > LAYOUT_CELLS; // the last announcement stands for what follows
-        if (s->transport->size == 1 || position / bucket == before / bucket || full) { return; }
+        if (s->transport->size == 1 || position / bucket_elements == before / bucket_elements || full) {
+            return;
+        }
         gpu_mark(announced->marks[announced->count], s->compute->queue);
         announced->positions[announced->count] = position;
         __atomic_fetch_add(&announced->count, 1, __ATOMIC_RELEASE); // the job reads it meanwhile

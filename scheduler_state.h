@@ -76,8 +76,8 @@ typedef struct SchedulerSettings {
     // Rules with two rounds per commit: of these micro-batches, those beside the COMMIT job;
     // and the micro-batches of the first round of a run.
     int round_a, first_round;
-    int64_t sequential; // overlapped rules: this many commits at the start wait for their jobs
-    size_t bucket;      // synchronous rules: bytes of gradients that travel together; 0: all of them
+    int64_t sequential;  // overlapped rules: this many commits at the start wait for their jobs
+    size_t bucket_bytes; // synchronous rules: bytes of gradients that travel together; 0: all of them
     WireFormat wire, estimate_wire;
     // All ranks compute with bf16 casts of the parameters, so casts are gathered where the
     // wire is fp32: the same weights with half of the bytes. s->parameters hold casts then.
@@ -143,12 +143,12 @@ typedef struct Tally {
     double not_finite; // micro-batches whose loss is not finite; averages: 1 more if what is sent is not
     double left_out;   // local rules: inner steps that were not made
     // The job fills in these.
-    double square; // sum of squares of the gradient sum in this rank's shard
-    double stops;  // ranks that were asked to stop: all ranks learn of it with the same job
-    double saves;  // ranks whose clock says that it is time for a checkpoint
-    double ended;  // ranks whose checkpoint writer has ended
+    double shard_square; // sum of squares of the gradient sum in this rank's shard
+    double stops;        // ranks that were asked to stop: all ranks learn of it with the same job
+    double saves;        // ranks whose clock says that it is time for a checkpoint
+    double ended;        // ranks whose checkpoint writer has ended
     // This rank's own, which is not added up.
-    double own_square; // sum of squares of its own gradients; the job fills it in
+    double sent_square; // sum of squares of what it sent, before the sum; the job fills it in
     SpikeSite site;
 } Tally;
 
@@ -156,7 +156,7 @@ typedef struct Tally {
 static const size_t TALLY_SUMS[] = {
     offsetof(Tally, micro_batches), offsetof(Tally, predicted),  offsetof(Tally, loss),
     offsetof(Tally, perfect_loss),  offsetof(Tally, not_finite), offsetof(Tally, left_out),
-    offsetof(Tally, square),        offsetof(Tally, stops),      offsetof(Tally, saves),
+    offsetof(Tally, shard_square),  offsetof(Tally, stops),      offsetof(Tally, saves),
     offsetof(Tally, ended),
 };
 
@@ -187,7 +187,7 @@ typedef struct Job {
     // job_prepare derives these from the kind of the job and of the rule.
     Layout layout;         // of the vector that travels
     WireFormat wire;       // in which sums travel
-    size_t bucket;         // cells that travel together
+    size_t bucket_cells;   // that travel together
     bool inspects;         // this rank's own gradients are checked before they are added up
     bool all_reduces;      // sums travel to all ranks at once, so nothing is gathered after the step
     bool steps;            // the optimizer steps with the sum; an AVERAGE is applied by compute
@@ -199,7 +199,7 @@ typedef struct Job {
     Tally total;          // of all workers
     double gradient_norm; // of the mean gradient, before clipping; of an AVERAGE: in, of this worker
     double bad_element;   // of what this worker sends: SpikeSite::element
-    double own_square;    // of what this worker sends: the sum of squares
+    double sent_square;   // of what this worker sends: the sum of squares
     SpikeKind spike;      // why no step was made; the same on all ranks
     int first_bad_rank;   // the lowest rank with a bad value, or the one with the largest; -1: unknown
     SpikeSite site;       // of that rank

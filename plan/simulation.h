@@ -194,7 +194,7 @@ static inline double simulation_reduce(Simulation *simulation, double now, doubl
     const Layout *layout = collective.layout;
     *hidden = 0;
     for (size_t end = layout->cells; end > 0;) {
-        size_t begin = end > job->bucket ? end - job->bucket : 0;
+        size_t begin = end > job->bucket_cells ? end - job->bucket_cells : 0;
         if (job->follows) {
             now = fmax(now, simulation_finished(simulation, layout_cell_begin(layout, begin)));
         }
@@ -284,12 +284,13 @@ static inline void simulation_job_gather(Simulation *simulation) {
     Collective collective = job_reduction(s, job);
     double began = simulation->communication, ended = began, work = 0;
     collective.wire = job_gather_wire(s, collective.wire);
-    for (size_t begin = 0, number = 0; begin < s->layout.cells && !job->all_reduces; begin += job->bucket) {
-        size_t end = size_min(begin + job->bucket, s->layout.cells);
+    for (size_t begin = 0, number = 0; begin < s->layout.cells && !job->all_reduces;
+         begin += job->bucket_cells) {
+        size_t end = size_min(begin + job->bucket_cells, s->layout.cells);
         ended = simulation_exchange(simulation, &collective, true, begin, end, ended, &work);
         simulation->arrivals[number++] = ended;
     }
-    if (job->follows && !job->all_reduces) { simulation->arrival_cells = job->bucket; }
+    if (job->follows && !job->all_reduces) { simulation->arrival_cells = job->bucket_cells; }
     simulation->communication = simulation->communicated = ended;
     if (job->follows) {
         simulation_run_beside(simulation, began, ended, work);

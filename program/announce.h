@@ -266,7 +266,7 @@ static inline void announce_run(Run *run, const Hello *hellos) {
                            run->transport.link.name, "exchange", exchange, "model", log_text(model),
                            "parameters", (json_int_t)run->table.parameter_count, "epochs",
                            log_real(epoch > 0 ? (double)run->options.tokens / epoch : (double)NAN),
-                           "bucket_bytes", (json_int_t)run->scheduler.settings.bucket, "measured",
+                           "bucket_bytes", (json_int_t)run->scheduler.settings.bucket_bytes, "measured",
                            log_text(run->rule_reason), "ranks", ranks, "memory", memory, "options",
                            options_as_json(&run->options), "product_gflops", gflops));
 }

@@ -271,11 +271,11 @@ static inline void bucket_for_link(Scheduler *s, const Options *options, const P
     SchedulerSettings *settings = &s->settings;
     double bytes = (double)layout_padded(&s->layout) * sizeof(float), ranks = s->transport->size;
     if (settings->kind != RULE_SYNCHRONOUS || ranks == 1) { return; }
-    settings->bucket = (size_t)(options->bucket_mb * 1e6);
+    settings->bucket_bytes = (size_t)(options->bucket_mb * 1e6);
     snprintf(reason, 160, "as asked for");
-    if (settings->bucket > 0) { return; }
+    if (settings->bucket_bytes > 0) { return; }
     if (placement->uses_nccl) {
-        settings->bucket = placement->nccl.buffer_limit;
+        settings->bucket_bytes = placement->nccl.buffer_limit;
         snprintf(reason, 160, "what fits into NCCL's message buffers");
         return;
     }
@@ -287,7 +287,7 @@ static inline void bucket_for_link(Scheduler *s, const Options *options, const P
     // threads that must be woken.
     double latency = fmax(link.latency, BUCKET_SECONDS);
     double buckets = fmin(fmax(sqrt(seconds / (passes * latency)), 1), (double)s->layout.cells);
-    settings->bucket = (size_t)(bytes / buckets);
+    settings->bucket_bytes = (size_t)(bytes / buckets);
     snprintf(reason, 160, "measured: %.3g us a message, %.3g MB/s; %.3g s for all of it", 1e6 * link.latency,
              link.rate / 1e6, seconds);
 }

@@ -371,7 +371,7 @@ static const char *describe(const RunSpec *spec, int ranks) {
              "of %zu",
              spec->rule, ranks, spec->parameter_count, wire_name(spec->settings.wire),
              wire_name(spec->settings.estimate_wire), spec->settings.overlap ? "on" : "off",
-             spec->settings.bucket, spec->message);
+             spec->settings.bucket_bytes, spec->message);
     return text;
 }
 
@@ -596,7 +596,7 @@ static inline RunSpec noisy_spec(const char *rule, size_t parameter_count) {
 static inline RunSpec restless(const RunSpec *spec, double chaos_seconds) {
     RunSpec other = *spec;
     other.settings.overlap = true;
-    other.settings.bucket = spec->parameter_count * sizeof(float) / 7 + 1;
+    other.settings.bucket_bytes = spec->parameter_count * sizeof(float) / 7 + 1;
     other.message = 256;
     other.blind = true;
     other.parts = 5;

@@ -48,7 +48,7 @@ static Setting setting_of(const char *rule, int ranks, int ranks_per_host, doubl
     setting.scheduler.overlap = true;
     setting.scheduler.micro_batches = 1;
     setting.scheduler.steps = setting.scheduler.fragments = 1;
-    setting.scheduler.bucket = (size_t)(parameters * sizeof(float) / layers);
+    setting.scheduler.bucket_bytes = (size_t)(parameters * sizeof(float) / layers);
     setting.scheduler.wire = setting.scheduler.estimate_wire = WIRE_BF16;
     setting.machine.micro_batch = micro_batch;
     setting.machine.slow_rank = -1;

@@ -1053,7 +1053,7 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
     }
     draw_local(random, &spec);
     settings->overlap = draw(random, 0, 3) > 0;
-    settings->bucket = (size_t)(draw(random, 0, 3) * 1000);
+    settings->bucket_bytes = (size_t)(draw(random, 0, 3) * 1000);
     spec.message = draw(random, 0, 1) == 1 ? 256 : 0;
     spec.parts = draw(random, 1, 4);
     spec.start_step = 1e-4f;

@@ -62,7 +62,7 @@ static bool expect_any_bucket(const char *rule, WireFormat wire, int ranks) {
     if (!run_world(&whole, ranks, results)) { return false; }
     for (int i = 0; i < 5; i++) {
         RunSpec cut = whole;
-        cut.settings.bucket = buckets[i];
+        cut.settings.bucket_bytes = buckets[i];
         cut.message = messages[i % 3];
         cut.parts = 1 + i;
         expect_same_run(&cut, ranks, results);
@@ -417,7 +417,7 @@ static void buckets_hide_what_a_single_one_cannot(void **state) {
         set_link(&spec, 2, 30e-3);
         expect_exposed(&spec, 0.9, 1);
         spec.parts = 6;
-        spec.settings.bucket = 20000 * sizeof(float) / 12;
+        spec.settings.bucket_bytes = 20000 * sizeof(float) / 12;
         expect_exposed(&spec, 0, 0.7);
     }
 }

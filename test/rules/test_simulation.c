@@ -152,7 +152,7 @@ static void buckets_hide_behind_the_passes(void **state) {
             World *world = world_new(4, 1, R);
             double r = records(world);
             world->settings.micro_batches = k;
-            world->settings.bucket = world->problem.parameter_count * sizeof(float) / LAYERS;
+            world->settings.bucket_bytes = world->problem.parameter_count * sizeof(float) / LAYERS;
             expect(world_run(world, "ddp").seconds, k * C + tail(backward, R, LAYERS) + r, "ddp", RATIOS[i]);
             expect(world_run(world, "zero1").seconds,
                    k * C + tail(backward, R / 2, LAYERS) + tail(forward, R / 2, LAYERS) + r, "zero1",
@@ -307,7 +307,7 @@ static void nothing_gets_slower_on_better_machines(void **state) {
         for (int i = 0; i < 20; i++) {
             World *world = world_new(8, 2, C);
             world->settings.steps = 6;
-            world->settings.bucket = 1 << 16;
+            world->settings.bucket_bytes = 1 << 16;
             world->machine.host.bytes_per_second = 1e5 * pow(2, i);
             world->machine.host.latency = 1e-4;
             world->machine.sleeps = true;

@@ -288,7 +288,7 @@ static void the_rank_with_the_largest_mean_is_named(void **state) {
         tallies[rank].micro_batches = micro_batches[rank];
         tallies[rank].predicted = predicted[rank];
         tallies[rank].loss = losses[rank];
-        tallies[rank].own_square = norms[rank] * norms[rank];
+        tallies[rank].sent_square = norms[rank] * norms[rank];
     }
     Scheduler *s = (Scheduler *)calloc(1, sizeof *s);
     transport.size = 3;

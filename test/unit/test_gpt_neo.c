@@ -210,7 +210,7 @@ static SchedulerSettings reference_settings(const Tensors *tensors, const Optimi
     settings.kind = RULE_SYNCHRONOUS;
     settings.overlap = true;
     settings.micro_batches = 1;
-    settings.bucket = 20000; // bytes: several buckets, so that both passes really wait
+    settings.bucket_bytes = 20000; // bytes: several buckets, so that both passes really wait
     settings.rate.kind = SCHEDULE_CONSTANT;
     settings.rate.peak = tensors_number(tensors, "learning_rate");
     settings.rate.step = 1;

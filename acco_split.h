@@ -133,13 +133,13 @@ static inline void acco_describe(const void *own, const SchedulerSettings *setti
             "rank 0 computes %d of its %d micro-batches beside the exchange of a commit, the others beside "
             "that of an estimate%s",
             settings->round_a, settings->micro_batches,
-            by_wires ? " (as near to their bytes as possible)" : "");
+            by_wires ? " (in proportion to the bytes of the two exchanges)" : "");
     }
 }
 
 // What auto leaves to a measurement (Rule::choose), by preference: fine formats of the
-// estimate before coarse ones, and a long round A before a short one. int4 is the coarsest,
-// since it rounds an estimate less than e3m0 (kernels/wire.h).
+// estimate before coarse ones, and a long round A before a short one. The formats end at int4:
+// e3m0 has as many bits and rounds an estimate more (kernels/wire.h).
 static inline bool acco_choose(void *own, const SchedulerSettings *settings, int format, int split) {
     AccoOptions *options = (AccoOptions *)own;
     bool any_format = options->estimate_wire == ESTIMATE_WIRE_AUTO,

@@ -1,24 +1,24 @@
 // co2.h: CO2 (Sun et al., ICLR 2024, arXiv 2401.16265): local steps, and an outer
-// momentum step that is applied one round late.
+// momentum step that is applied one period late.
 //
 //   compute         | tau inner steps from b(t)      | tau inner steps from b(t+1) ...
 //   communication   | sum of b(t-1) - x(t-1)         | sum of b(t) - x(t) ...
 //                                                    ^ boundary: receives D(t-1), sends b(t) - x,
 //                                                      then x = b(t+1)
 //
-//   D: mean over the workers of the pseudo-gradient b - x, the distance that a round has covered
+//   D: mean over the workers of the pseudo-gradient b - x, the distance that a period of tau steps has covered
 //   m = beta m + D(t-1) / Lambda
 //   b(t+1) = b(t) - alpha clip(m, phi)        b(1) = b(0): nothing has been received yet
 //
-// An exchange may take as long as the tau inner steps of the next round, so even a very
-// slow network is hidden. The price is that the pseudo-gradient is one round old. Lambda
+// An exchange may take as long as the tau inner steps of the next period, so even a very
+// slow network is hidden. The price is that the pseudo-gradient is one period old. Lambda
 // makes the outer step smaller to allow for that; here it is a constant (--co2-gap), as in
 // the released code. At the end of a run the workers wait for the last sum and apply it.
 //
-// How to choose Lambda: let b be the distance to a minimum, and let each round cover the
+// How to choose Lambda: let b be the distance to a minimum, and let each period cover the
 // fraction g of it. With alpha = 1 and beta = 0, b(t+1) = b(t) - (g / Lambda) b(t-1). If
 // g > Lambda / 4, this oscillates, and its amplitude changes by the factor sqrt(g / Lambda)
-// a round. If a round covers the whole distance (g = 1), Lambda = 1 keeps the amplitude,
+// a period. If a period covers the whole distance (g = 1), Lambda = 1 keeps the amplitude,
 // 2 halves it in two rounds, and 4, the smallest value that does not overshoot, halves it
 // in about one. Far from a minimum a larger Lambda only makes the steps shorter.
 #ifndef ACCO_CO2_H
@@ -80,8 +80,8 @@ static inline void co2_describe(const void *own, const SchedulerSettings *settin
 // ---------------------------------------------------------------------------------------
 // The rule
 
-// Waits for the sum of the previous round and makes an outer step with it. Puts this
-// round's pseudo-gradient into the communication buffer. Returns whether a sum was in
+// Waits for the sum of the previous period and makes an outer step with it. Puts this
+// period's pseudo-gradient into the communication buffer. Returns whether a sum was in
 // flight.
 static inline bool co2_boundary(Scheduler *s) {
     bool received = s->job_in_flight;
@@ -102,7 +102,7 @@ static inline void co2_commit(Scheduler *s) {
 
 static const Rule co2_rule = {
     .name = "co2",
-    .summary = "local steps; their mean is exchanged during the next round",
+    .summary = "local steps; their mean is exchanged during the next period",
     .kind = RULE_LOCAL,
     .departs = 5,
     .rounds_per_commit = 1,

@@ -1,4 +1,4 @@
-// optimizer.h: AdamW on what one worker owns, and the learning rate that it steps with.
+// optimizer.h: AdamW or Muon on what one worker owns, and the learning rate that it steps with.
 //
 // A worker owns pieces of the flat parameter vector (comm/layout.h): one piece that is
 // the whole vector under rules that do not shard, its share of every cell under rules

@@ -43,8 +43,8 @@ typedef struct Rule {
     // result, the same on every rank. Returns whether the committed parameters have changed.
     // NULL: s->parameters is the result already.
     bool (*finish)(Scheduler *s);
-    // While a gradient sum is handed over, compute uses a prediction from the committed
-    // parameters.
+    // While a gradient sum waits for its launch (is_handed_over), compute uses a prediction from
+    // the committed parameters.
     bool predicts;
 
     // What a user may ask of this rule alone. `own` is the rule's part of RuleOptions

@@ -397,7 +397,7 @@ static inline void transport_name_rank(const Transport *transport, int rank, cha
 // they are waiting themselves: then it follows the chain that begins with the first of them to
 // a rank that does not answer.
 static inline void transport_fail_overdue(Transport *transport, Lane lane, double waited) {
-    static const char advice[] = "It may have died, hang, or be much slower than the others: look at its "
+    static const char advice[] = "It may be dead, stuck, or much slower than the others: look at its "
                                  "node; --timeout-s sets how long to wait";
     const char *operation = transport->operation, *level = transport_level_name(transport, lane.level);
     char list[TRANSPORT_MAX_LISTED * 80] = "", one[80], other[80];

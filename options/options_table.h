@@ -380,7 +380,8 @@ static const OptionSpec option_table[] = {
      "none."},
     {OPTION("gpu-exchange", MACHINE, SAME_BITS), CHOICE_OPTION(gpu_exchange, "auto", "auto", "nccl", "host"),
      .help =
-     "How GPUs send each other what --wire encodes. nccl: directly; every rank needs a GPU of its own. "
+     "How GPUs send each other what --wire encodes; who adds is --exchange. nccl: directly; every rank needs "
+     "a GPU of its own. "
      "host: through host memory and MPI, which leaves the GPU's processors free. auto: nccl where possible. "
      "Both add in the same order; the GPU's library may compute products in another way beside nccl."},
     {OPTION("nccl-ctas", MACHINE, SAME_BITS), INTEGER_OPTION(nccl_ctas, "auto", 1, 1024, "N"), .word = "auto",

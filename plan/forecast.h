@@ -29,11 +29,11 @@
 enum { MICRO_BATCH_TRIES = 5 };
 
 // On the CPU: computes some with random parameters. NAN where there is no memory.
-static inline double micro_batch_measure(const Setup *run, int threads) {
-    ModelSettings settings = run->model->settings;
+static inline double micro_batch_measure(const Setup *setup, int threads) {
+    ModelSettings settings = setup->model->settings;
     Arena *arena = (Arena *)calloc(1, sizeof *arena);
     Model *model = (Model *)malloc(sizeof *model);
-    size_t parameters = run->table->parameter_count, rows = (size_t)setup_micro_batch_tokens(run);
+    size_t parameters = setup->table->parameter_count, rows = (size_t)setup_micro_batch_tokens(setup);
     float *weights, *gradients; // (parameters)
     int32_t *tokens;            // (rows)
     double seconds = INFINITY;
@@ -47,12 +47,12 @@ static inline double micro_batch_measure(const Setup *run, int threads) {
         arena_reserve(arena, MEMORY_PARAMETERS, "parameters", parameters * sizeof(float), &weights);
         arena_reserve(arena, MEMORY_GRADIENTS, "gradients", parameters * sizeof(float), &gradients);
         arena_reserve(arena, MEMORY_WORKSPACE, "tokens", rows * sizeof(int32_t), &tokens);
-        model_reserve(model, arena, run->config, &settings);
+        model_reserve(model, arena, setup->config, &settings);
         ready = arena_commit(arena, &unused);
     }
     if (ready) {
-        parameters_initialize(run->table, 1, stream.pool, weights);
-        model_random_tokens(run->config, rows, tokens);
+        parameters_initialize(setup->table, 1, stream.pool, weights);
+        model_random_tokens(setup->config, rows, tokens);
         for (int i = -1; i < MICRO_BATCH_TRIES; i++) { // the least counts: others may use the machine, too
             double began = clock_seconds();
             model->family->gradients(&model->state, &stream, weights, gradients, tokens, tokens, NULL);
@@ -80,27 +80,27 @@ static inline double recomputing(const Options *options) {
 }
 
 // Without --like: seconds, and where they come from. NAN: not known.
-static inline double micro_batch_seconds(const Setup *run, char reason[RULE_TEXT]) {
-    const Options *options = run->options;
-    double tokens = setup_micro_batch_tokens(run);
-    double operations = model_flops_per_token(run->config, (int)options->seq_len) * tokens;
-    Precision precision = run->placement->precision;
-    int threads = run->threads, each = (int)options->ranks_per_host;
+static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TEXT]) {
+    const Options *options = setup->options;
+    double tokens = setup_micro_batch_tokens(setup);
+    double operations = model_flops_per_token(setup->config, (int)options->seq_len) * tokens;
+    Precision precision = setup->placement->precision;
+    int threads = setup->threads, each = (int)options->ranks_per_host;
     // Where several ranks share a host as large as this one, they share its threads.
     if (options->threads == 0 && each > 1) { threads = each < threads ? threads / each : 1; }
     snprintf(reason, RULE_TEXT, "as --compute-ms says");
     if (options->compute_ms > 0) { return options->compute_ms / 1e3; }
-    if (run->placement->on_gpu) {
-        double peak = options->gpu_tflops > 0 ? 1e12 * options->gpu_tflops : gpu_peak(run->placement);
+    if (setup->placement->on_gpu) {
+        double peak = options->gpu_tflops > 0 ? 1e12 * options->gpu_tflops : gpu_peak(setup->placement);
         snprintf(reason, RULE_TEXT, "a guess: %.3g TFLOP at %.0f %% of the GPU's peak of %.4g TFLOP/s",
                  operations * recomputing(options) / 1e12, 100 * GPU_SHARE, peak / 1e12);
         return operations * recomputing(options) / (GPU_SHARE * peak);
     }
     snprintf(reason, RULE_TEXT, "measured here, with %d thread%s", threads, threads == 1 ? "" : "s");
-    if (operations <= MICRO_BATCH_MOST) { return micro_batch_measure(run, threads); }
+    if (operations <= MICRO_BATCH_MOST) { return micro_batch_measure(setup, threads); }
     const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
     ProductRates rates = product_rates_measure(threads, wanted, (int)fmin(tokens, 1024),
-                                               run->config->channels, run->config->mlp_channels, 0.3);
+                                               setup->config->channels, setup->config->mlp_channels, 0.3);
     double share = precision == PRECISION_BF16 ? PRODUCTS_SHARE_BF16 : PRODUCTS_SHARE_FP32;
     operations *= recomputing(options);
     snprintf(reason, RULE_TEXT,
@@ -136,19 +136,19 @@ static inline bool plan_emulates(const Options *options) {
 }
 
 // micro_batch: seconds of one on a rank.
-static inline Machine machine_of_setup(const Setup *run, double micro_batch) {
-    const Options *options = run->options;
-    bool on_gpu = run->placement->on_gpu, nccl = run->placement->uses_nccl;
+static inline Machine machine_of_setup(const Setup *setup, double micro_batch) {
+    const Options *options = setup->options;
+    bool on_gpu = setup->placement->on_gpu, nccl = setup->placement->uses_nccl;
     bool emulated = plan_emulates(options);
-    bool cached = (double)run->table->parameter_count * 4 * sizeof(float) < CPU_CACHE;
+    bool cached = (double)setup->table->parameter_count * 4 * sizeof(float) < CPU_CACHE;
     double mbit = options->host_mbit > 0 ? options->host_mbit : emulated ? options->link_mbit : HOST_MBIT;
     double us = options->host_us > 0   ? options->host_us
                 : options->link_us > 0 ? options->link_us
                 : emulated             ? 0
                                        : HOST_US;
     double inside = options->inside_mbit > 0 ? options->inside_mbit * 1e6 / 8 : INFINITY;
-    double flops = model_flops_per_token(run->config, (int)options->seq_len) * setup_micro_batch_tokens(run) /
-                   micro_batch;
+    double flops = model_flops_per_token(setup->config, (int)options->seq_len) *
+                   setup_micro_batch_tokens(setup) / micro_batch;
     Machine machine = {.host = {mbit * 1e6 / 8 * (emulated ? 1 : TCP_PAYLOAD), us / 1e6},
                        .inside = {inside, options->inside_us / 1e6},
                        .micro_batch = micro_batch,
@@ -159,7 +159,7 @@ static inline Machine machine_of_setup(const Setup *run, double micro_batch) {
                                                            : CPU_MEMORY,
                        .exchange_bytes_per_second = on_gpu ? GPU_MEMORY : CPU_EXCHANGE,
                        .flops_per_second = flops,
-                       .exchange_flops_per_second = on_gpu ? flops : flops / run->threads,
+                       .exchange_flops_per_second = on_gpu ? flops : flops / setup->threads,
                        .taken_of_work = on_gpu ? 0 : CPU_TAKEN,
                        .taken_of_time = on_gpu && nccl ? GPU_TAKEN : 0,
                        .chunk = nccl ? NCCL_CHUNK : 0,
@@ -230,16 +230,16 @@ static inline bool forecast_simulate(Trial *trial, const Machine *machine, Forec
 }
 
 // What `run` would do with these options. A micro-batch of another size takes as long for a token.
-static inline void forecast_row(const Setup *run, const Machine *machine, const Options *options,
+static inline void forecast_row(const Setup *setup, const Machine *machine, const Options *options,
                                 ForecastRow *row) {
     Error error = {""};
     memset(row, 0, sizeof *row);
     row->options = *options;
-    bool valid = options_check(options, &error) && options_check_rule(options, run->config->layers, &error);
-    Trial *trial = valid ? trial_reserve(run, options, &error) : NULL;
+    bool valid = options_check(options, &error) && options_check_rule(options, setup->config->layers, &error);
+    Trial *trial = valid ? trial_reserve(setup, options, &error) : NULL;
     Machine scaled = *machine;
-    scaled.micro_batch *= (double)options->micro_batch / (double)run->options->micro_batch *
-                          recomputing(options) / recomputing(run->options);
+    scaled.micro_batch *= (double)options->micro_batch / (double)setup->options->micro_batch *
+                          recomputing(options) / recomputing(setup->options);
     if (trial == NULL || !forecast_simulate(trial, &scaled, row, &error)) {
         snprintf(row->refused, sizeof row->refused, "%s", error.text);
     }
@@ -253,15 +253,15 @@ static inline bool forecast_is_possible(const ForecastRow *row) {
 
 // Sets the rate of the link between hosts, or of what ranks do for an exchange where
 // there is one host, so that the run makes as many tokens a second as it did.
-static inline void forecast_fit(const Setup *run, Machine *machine, double tokens_per_second) {
+static inline void forecast_fit(const Setup *setup, Machine *machine, double tokens_per_second) {
     enum { STEPS = 20 };
-    bool outside = run->transport->hosts.hosts > 1;
+    bool outside = setup->transport->hosts.hosts > 1;
     double *rate = outside ? &machine->host.bytes_per_second : &machine->exchange_bytes_per_second;
     double low = log(1e3), high = log(1e12);
     ForecastRow *row = (ForecastRow *)malloc(sizeof *row);
     for (int i = 0; i < STEPS && row != NULL; i++) {
         *rate = exp((low + high) / 2);
-        forecast_row(run, machine, run->options, row);
+        forecast_row(setup, machine, setup->options, row);
         *(row->tokens_per_second < tokens_per_second ? &low : &high) = log(*rate);
     }
     free(row);
@@ -288,61 +288,61 @@ static inline int forecast_choose(const Forecast *forecast, bool local_too) {
 }
 
 // The run's own rule with coarser wires, a coarser estimate, larger batches, and overlap.
-static inline void forecast_add_variants(const Setup *run, Forecast *forecast) {
+static inline void forecast_add_variants(const Setup *setup, Forecast *forecast) {
     const OptionSpec *estimate = option_find("estimate-wire");
     Options variants[FORECAST_VARIANTS];
     int count = 0;
     Error never;
-    for (int i = 0; i < FORECAST_VARIANTS; i++) { variants[i] = *run->options; }
+    for (int i = 0; i < FORECAST_VARIANTS; i++) { variants[i] = *setup->options; }
     for (int wire = WIRE_BF16; wire <= WIRE_INT8; wire++) {
-        if (wire > run->options->wire) { variants[count++].wire = wire; }
+        if (wire > setup->options->wire) { variants[count++].wire = wire; }
     }
-    if (option_list_names(estimate->rules, options_rule(run->options)->name)) {
+    if (option_list_names(estimate->rules, options_rule(setup->options)->name)) {
         option_set(estimate, &variants[count++], "int4", &never);
     }
     for (int factor = 2; factor <= 4; factor *= 2) {
-        bool fixed = run->options->rank_accumulate[0] == '\0' && run->options->accumulate > 0;
+        bool fixed = setup->options->rank_accumulate[0] == '\0' && setup->options->accumulate > 0;
         if (fixed) { variants[count++].accumulate *= factor; }
     }
-    if (!run->options->overlap) { variants[count++].overlap = true; }
+    if (!setup->options->overlap) { variants[count++].overlap = true; }
     for (int i = 0; i < count; i++) {
-        forecast_row(run, &forecast->machine, &variants[i], &forecast->rows[forecast->count++]);
+        forecast_row(setup, &forecast->machine, &variants[i], &forecast->rows[forecast->count++]);
     }
 }
 
 // All rules. The rule of the run comes first: with --accumulate auto it says how large
 // the batch of the others is. Options that another rule does not have are at their defaults.
 // recompute: the one asked for, before --fit chose the run's.
-static inline void forecast_make(const Setup *run, const Machine *machine, OptionChoice recompute,
+static inline void forecast_make(const Setup *setup, const Machine *machine, OptionChoice recompute,
                                  bool variants, Forecast *forecast) {
-    int size = run->transport->size, own = run->options->rule;
+    int size = setup->transport->size, own = setup->options->rule;
     memset(forecast, 0, sizeof *forecast);
     forecast->machine = *machine;
     forecast->own = own;
     forecast->count = RULE_COUNT;
     ForecastRow *row = &forecast->rows[own];
-    forecast_row(run, machine, run->options, row);
+    forecast_row(setup, machine, setup->options, row);
     double total = row->refused[0] == '\0' ? row->commit.micro_batches
-                                           : (double)options_total_accumulate(run->options, size);
+                                           : (double)options_total_accumulate(setup->options, size);
     for (int rule = 0; rule < RULE_COUNT; rule++) {
         if (rule == own) { continue; }
-        Options options = *run->options;
+        Options options = *setup->options;
         options.rule = rule;
         for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
             const OptionSpec *option = &option_table[i];
             if (!option_is_of_rule(option, RULES[rule].rule)) { option_set_default(option, &options); }
         }
-        bool lost_list = run->options->rank_accumulate[0] != '\0' && options.rank_accumulate[0] == '\0';
-        if (options_are_adaptive(run->options) || lost_list) {
+        bool lost_list = setup->options->rank_accumulate[0] != '\0' && options.rank_accumulate[0] == '\0';
+        if (options_are_adaptive(setup->options) || lost_list) {
             options.accumulate = (int64_t)(total / size + 0.5);
         }
         if (options.fit) {
             options.recompute = recompute;
-            fit_options(run, &options);
+            fit_options(setup, &options);
         }
-        forecast_row(run, machine, &options, &forecast->rows[rule]);
+        forecast_row(setup, machine, &options, &forecast->rows[rule]);
     }
-    if (variants) { forecast_add_variants(run, forecast); }
+    if (variants) { forecast_add_variants(setup, forecast); }
     forecast->recommended = forecast_choose(forecast, true);
     forecast->committing = forecast_choose(forecast, false);
 }

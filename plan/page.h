@@ -52,17 +52,17 @@ static inline json_t *page_cell(const Forecast *forecast) {
 }
 
 // Plans for all links (links) and micro-batches of a rank and commit (counts): a row for each of the latter.
-static inline json_t *page_map(const Setup *run, const Forecast *own, OptionChoice recompute,
+static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionChoice recompute,
                                const double *mbit, int links, double own_mbit, const double *counts, int rows,
                                double own_count) {
     json_t *map = json_array();
-    Options options = *run->options;
-    Setup other = *run;
+    Options options = *setup->options;
+    Setup other = *setup;
     Forecast *forecast = (Forecast *)malloc(sizeof *forecast);
     other.options = &options;
     for (int i = 0; i < rows && forecast != NULL; i++) {
         json_t *row = json_array();
-        options.accumulate = counts[i] == own_count ? run->options->accumulate : (int64_t)counts[i];
+        options.accumulate = counts[i] == own_count ? setup->options->accumulate : (int64_t)counts[i];
         for (int j = 0; j < links; j++) {
             Machine machine = own->machine;
             machine.host.bytes_per_second *= mbit[j] / own_mbit;
@@ -76,15 +76,15 @@ static inline json_t *page_map(const Setup *run, const Forecast *own, OptionChoi
 }
 
 // The data of the page. reason: where the time of a micro-batch comes from.
-static inline json_t *page_data(const Setup *run, const Forecast *own, OptionChoice recompute,
+static inline json_t *page_data(const Setup *setup, const Forecast *own, OptionChoice recompute,
                                 const char *reason) {
-    const Options *options = run->options;
+    const Options *options = setup->options;
     const Machine *machine = &own->machine;
     const ForecastRow *row = &own->rows[own->own];
     double mbit[PAGE_LINKS + 1], counts[PAGE_COUNTS + 1];
     double payload = plan_emulates(options) ? 1 : TCP_PAYLOAD;
     double own_mbit = machine->host.bytes_per_second * 8e-6 / payload;
-    // Of unequal ranks there is no such number, and only the run's own batch is drawn.
+    // Unequal ranks have no such number in common: only the run's own batch is drawn.
     bool unequal = options->rank_accumulate[0] != '\0';
     int links = 0, rows = 0;
     for (; links < PAGE_LINKS; links++) { mbit[links] = pow(10, 1 + links / 8.0); }
@@ -92,7 +92,7 @@ static inline json_t *page_data(const Setup *run, const Forecast *own, OptionCho
     mbit[links++] = own_mbit;
     double own_count = options->accumulate > 0 && !unequal
                            ? (double)options->accumulate
-                           : rint(row->commit.micro_batches / run->transport->size);
+                           : rint(row->commit.micro_batches / setup->transport->size);
     counts[rows++] = own_count;
     links = page_axis(mbit, links);
     rows = page_axis(counts, rows);
@@ -104,20 +104,20 @@ static inline json_t *page_data(const Setup *run, const Forecast *own, OptionCho
     }
     json_t *tokens = options->epochs > 0 ? json_null() : json_real((double)options->tokens);
     return json_pack("{s:s, s:i, s:i, s:I, s:I, s:o, s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "model",
-                     run->config->name, "ranks", run->transport->size, "hosts", run->transport->hosts.hosts,
-                     "micro_batch", (json_int_t)options->micro_batch, "seq_len", (json_int_t)options->seq_len,
-                     "micro_batch_ms", log_real(1e3 * machine->micro_batch), "reason", reason, "tokens",
-                     tokens, "rule", own->own, "own_mbit", log_real(own_mbit), "own_count",
-                     log_real(own_count), "mbit", page_numbers(mbit, links), "counts",
-                     page_numbers(counts, rows), "rules", rules, "map",
-                     page_map(run, own, recompute, mbit, links, own_mbit, counts, rows, own_count));
+                     setup->config->name, "ranks", setup->transport->size, "hosts",
+                     setup->transport->hosts.hosts, "micro_batch", (json_int_t)options->micro_batch,
+                     "seq_len", (json_int_t)options->seq_len, "micro_batch_ms",
+                     log_real(1e3 * machine->micro_batch), "reason", reason, "tokens", tokens, "rule",
+                     own->own, "own_mbit", log_real(own_mbit), "own_count", log_real(own_count), "mbit",
+                     page_numbers(mbit, links), "counts", page_numbers(counts, rows), "rules", rules, "map",
+                     page_map(setup, own, recompute, mbit, links, own_mbit, counts, rows, own_count));
 }
 
 // Writes the page of a plan. own: the plan itself.
-static inline bool page_write(const Setup *run, const Forecast *own, OptionChoice recompute,
+static inline bool page_write(const Setup *setup, const Forecast *own, OptionChoice recompute,
                               const char *reason, Error *error) {
-    const char *path = run->options->page, *data = strstr(PAGE_HTML, PAGE_DATA_GO_HERE);
-    json_t *object = page_data(run, own, recompute, reason);
+    const char *path = setup->options->page, *data = strstr(PAGE_HTML, PAGE_DATA_GO_HERE);
+    json_t *object = page_data(setup, own, recompute, reason);
     char *text = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9));
     FILE *file = text == NULL ? NULL : fopen(path, "w");
     bool written = file != NULL && fwrite(PAGE_HTML, 1, (size_t)(data - PAGE_HTML), file) > 0;

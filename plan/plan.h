@@ -20,12 +20,12 @@ static inline void print_memory_row(const char *indent, const char *name, size_t
 }
 
 // One line for each memory that the plan knows.
-static inline void print_memory_verdict(const Setup *run) {
-    MemoryRoom room = memory_room(run);
-    const Arena *arena = run->arena;
+static inline void print_memory_verdict(const Setup *setup) {
+    MemoryRoom room = memory_room(setup);
+    const Arena *arena = setup->arena;
     char needed[SIZE_TEXT], available[SIZE_TEXT], left[SIZE_TEXT];
     Error reason = {""};
-    if (!fit_check(run, &room, &reason)) {
+    if (!fit_check(setup, &room, &reason)) {
         printf("fits             no: %s\n", reason.text);
         return;
     }
@@ -39,31 +39,31 @@ static inline void print_memory_verdict(const Setup *run) {
     printf("fits             yes: %s of the %s for this rank %s; %s are left\n", size_text(bytes, needed),
            size_text(most, available), arena->on_gpu ? "on the GPU" : "on this machine",
            size_text(most - bytes, left));
-    double together = (double)bytes * (double)run->options->ranks;
-    if (!arena->on_gpu && run->options->ranks > 1) {
+    double together = (double)bytes * (double)setup->options->ranks;
+    if (!arena->on_gpu && setup->options->ranks > 1) {
         printf("                 %lld ranks on this machine would need %s, which %s\n",
-               (long long)run->options->ranks, size_text((size_t)together, needed),
+               (long long)setup->options->ranks, size_text((size_t)together, needed),
                together <= (double)most ? "fits, too" : "does not fit");
     }
-    Options with_blocks = *run->options;
+    Options with_blocks = *setup->options;
     printf("                 the largest micro-batch that fits is %lld",
-           (long long)fit_micro_batch(run, &room, run->options));
-    if (fit_recompute(run, &with_blocks)) {
-        printf(", with --recompute block %lld", (long long)fit_micro_batch(run, &room, &with_blocks));
+           (long long)fit_micro_batch(setup, &room, setup->options));
+    if (fit_recompute(setup, &with_blocks)) {
+        printf(", with --recompute block %lld", (long long)fit_micro_batch(setup, &room, &with_blocks));
     }
     printf("\n");
 }
 
-static inline void print_memory(const Setup *run) {
-    const Options *options = run->options;
-    const Arena *arena = run->arena;
-    double parameters = (double)run->table->parameter_count;
+static inline void print_memory(const Setup *setup) {
+    const Options *options = setup->options;
+    const Arena *arena = setup->arena;
+    double parameters = (double)setup->table->parameter_count;
     size_t state = 0; // bytes that do not grow with the micro-batch
-    int ranks = run->transport->size, threads = run->threads;
+    int ranks = setup->transport->size, threads = setup->threads;
     printf("%s, %s, %d rank%s, micro-batch %lld x %lld, %s, %d thread%s: memory of one rank\n\n",
-           run->config->name, options_rule(options)->name, ranks, ranks == 1 ? "" : "s",
+           setup->config->name, options_rule(options)->name, ranks, ranks == 1 ? "" : "s",
            (long long)options->micro_batch, (long long)options->seq_len,
-           run->placement->precision == PRECISION_BF16 ? "bf16" : "fp32", threads, threads == 1 ? "" : "s");
+           setup->placement->precision == PRECISION_BF16 ? "bf16" : "fp32", threads, threads == 1 ? "" : "s");
     printf("%-34s %10s %15s\n", "", "", "bytes");
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
         print_memory_row("", memory_class_name((MemoryClass)i), arena_class_bytes(arena, (MemoryClass)i), "");
@@ -81,20 +81,20 @@ static inline void print_memory(const Setup *run) {
     printf("\nper parameter    %.2f bytes; %.2f of them do not depend on the micro-batch\n",
            (double)arena->bytes / parameters, (double)state / parameters);
     if (arena->on_gpu) {
-        printf("recompute        %s (%s)\n", recompute_name(run->model->settings.recompute),
-               run->placement->recompute_reason);
+        printf("recompute        %s (%s)\n", recompute_name(setup->model->settings.recompute),
+               setup->placement->recompute_reason);
     }
-    printf("device           %s\n", run->placement->device_reason);
+    printf("device           %s\n", setup->placement->device_reason);
     if (options->sample_tokens > 0) {
         Arena after;
         Sampler sampler;
         char size[SIZE_TEXT];
         memset(&after, 0, sizeof after);
-        sampler_reserve(&sampler, &after, run->config, threads);
+        sampler_reserve(&sampler, &after, setup->config, threads);
         printf("sample           %s more of the host, on rank 0 while it writes one\n",
                size_text(after.bytes, size));
     }
-    print_memory_verdict(run);
+    print_memory_verdict(setup);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -124,14 +124,14 @@ static inline void print_options(FILE *file, const Options *options, const Optio
 
 // What the command of a row trains on: --tokens, but 100 commits at least. The tokens of --epochs are not
 // known here: 0.
-static inline double row_tokens(const Setup *run, const ForecastRow *row) {
-    double least = PLAN_COMMITS * row->commit.micro_batches * setup_micro_batch_tokens(run);
+static inline double row_tokens(const Setup *setup, const ForecastRow *row) {
+    double least = PLAN_COMMITS * row->commit.micro_batches * setup_micro_batch_tokens(setup);
     return row->options.epochs > 0 ? 0 : fmax((double)row->options.tokens, ceil(least));
 }
 
 // A command that trains as the plan of this row. The options of plans, and the names of
 // one run's files, are not in it.
-static inline void print_command(const Setup *run, const ForecastRow *row) {
+static inline void print_command(const Setup *setup, const ForecastRow *row) {
     Options options = row->options, defaults;
     options_defaults(&defaults);
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
@@ -140,10 +140,10 @@ static inline void print_command(const Setup *run, const ForecastRow *row) {
             option_set_default(option, &options);
         }
     }
-    if (options.epochs == 0) { options.tokens = (int64_t)row_tokens(run, row); }
+    if (options.epochs == 0) { options.tokens = (int64_t)row_tokens(setup, row); }
     options.config[0] = '\0';     // what the file says is in the options
     defaults.rule = options.rule; // it is always named, here
-    printf("                 mpirun --bind-to none -np %d ./train_gpt --optimizer %s", run->transport->size,
+    printf("                 mpirun --bind-to none -np %d ./train_gpt --optimizer %s", setup->transport->size,
            options_rule(&options)->name);
     print_options(stdout, &options, &defaults);
     printf("\n");
@@ -168,16 +168,16 @@ static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
 }
 
 // "26.9k tokens/s, 10.0G tokens in 4d 07:15".
-static inline void print_speed(const Setup *run, const ForecastRow *row) {
+static inline void print_speed(const Setup *setup, const ForecastRow *row) {
     char text[NUMBER_TEXT_SIZE];
-    double speed = row->tokens_per_second, tokens = row_tokens(run, row);
+    double speed = row->tokens_per_second, tokens = row_tokens(setup, row);
     printf("%s tokens/s", human_count(speed, text));
     if (tokens == 0) { return; }
     printf(", %s tokens", human_count(tokens, text));
     printf(" in %s", human_duration(tokens / speed, text));
 }
 
-static inline void print_recommendation(const Setup *run, const Forecast *forecast) {
+static inline void print_recommendation(const Setup *setup, const Forecast *forecast) {
     const ForecastRow *own = &forecast->rows[forecast->own];
     if (forecast->recommended < 0) {
         printf("recommended      none: %s\n",
@@ -186,16 +186,16 @@ static inline void print_recommendation(const Setup *run, const Forecast *foreca
     }
     const ForecastRow *best = &forecast->rows[forecast->recommended];
     printf("recommended      %s: ", options_rule(&best->options)->name);
-    print_speed(run, best);
+    print_speed(setup, best);
     printf(", %.0f %% of the time computing\n", 100 * best->commit.computing / best->commit.seconds);
-    print_command(run, best);
+    print_command(setup, best);
     if (forecast->committing >= 0 && forecast->committing != forecast->recommended) {
         const ForecastRow *other = &forecast->rows[forecast->committing];
         printf("or               %s, the fastest in which all ranks make every step together: ",
                options_rule(&other->options)->name);
-        print_speed(run, other);
+        print_speed(setup, other);
         printf("\n");
-        print_command(run, other);
+        print_command(setup, other);
     }
     printf("loss             not planned: with old gradients or local steps it takes more tokens to the same "
            "loss\n");
@@ -241,7 +241,7 @@ static inline json_t *print_faster(const Forecast *forecast) {
     return lines;
 }
 
-static inline json_t *forecast_as_json(const Setup *run, const Forecast *forecast) {
+static inline json_t *forecast_as_json(const Setup *setup, const Forecast *forecast) {
     const Machine *machine = &forecast->machine;
     json_t *rows = json_array();
     for (int i = 0; i < RULE_COUNT; i++) {
@@ -261,8 +261,8 @@ static inline json_t *forecast_as_json(const Setup *run, const Forecast *forecas
     }
     int best = forecast->recommended;
     return json_pack("{s:s, s:i, s:i, s:o, s:o, s:o, s:o, s:o}", "rule", RULES[forecast->own].rule->name,
-                     "ranks", run->transport->size, "hosts", run->transport->hosts.hosts, "micro_batch_ms",
-                     log_real(1e3 * machine->micro_batch), "host_bytes_per_second",
+                     "ranks", setup->transport->size, "hosts", setup->transport->hosts.hosts,
+                     "micro_batch_ms", log_real(1e3 * machine->micro_batch), "host_bytes_per_second",
                      log_real(machine->host.bytes_per_second), "host_latency",
                      log_real(machine->host.latency), "recommended",
                      best >= 0 ? json_string(RULES[best].rule->name) : json_null(), "rules", rows);
@@ -271,12 +271,12 @@ static inline json_t *forecast_as_json(const Setup *run, const Forecast *forecas
 // Prints what the run and its alternatives would take, and writes it to --json. like: the
 // run of --like, or NULL. again: the plan is for that very run, whose log tells how fast
 // its network is. recompute: as asked for, before --fit.
-static inline bool plan_time(const Setup *run, const LikeRun *like, bool again, OptionChoice recompute,
+static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again, OptionChoice recompute,
                              Error *error) {
-    const Options *options = run->options;
-    double tokens = setup_micro_batch_tokens(run);
+    const Options *options = setup->options;
+    double tokens = setup_micro_batch_tokens(setup);
     char reason[RULE_TEXT], text[NUMBER_TEXT_SIZE];
-    Machine machine = machine_of_setup(run, like == NULL ? micro_batch_seconds(run, reason) : 0);
+    Machine machine = machine_of_setup(setup, like == NULL ? micro_batch_seconds(setup, reason) : 0);
     if (like != NULL) {
         like_set_machine(like, tokens, again, &machine);
         snprintf(reason, sizeof reason, "as in %.200s%s", options->like,
@@ -291,12 +291,12 @@ static inline bool plan_time(const Setup *run, const LikeRun *like, bool again, 
     }
     Forecast *forecast = (Forecast *)malloc(sizeof *forecast);
     if (forecast == NULL) { return error_set(error, "no memory for a forecast"); }
-    if (again) { forecast_fit(run, &machine, like->tokens_per_second); }
-    forecast_make(run, &machine, recompute, again, forecast);
+    if (again) { forecast_fit(setup, &machine, like->tokens_per_second); }
+    forecast_make(setup, &machine, recompute, again, forecast);
     const char *fitted = again ? " (so that the simulation of that run takes as long as it took)" : "";
     printf("\ntime             a micro-batch takes a rank %s (%s)\n",
            human_milliseconds(1e3 * machine.micro_batch, text), reason);
-    if (run->transport->hosts.hosts > 1) {
+    if (setup->transport->hosts.hosts > 1) {
         printf("                 a host sends %s bits a second to the others, a message takes %g us%s\n\n",
                human_count(machine.host.bytes_per_second * 8, text), 1e6 * machine.host.latency, fitted);
     } else {
@@ -307,8 +307,8 @@ static inline bool plan_time(const Setup *run, const LikeRun *like, bool again, 
            "host sends", "memory");
     for (int i = 0; i < RULE_COUNT; i++) { print_forecast_row(&forecast->rows[i], i == forecast->own); }
     printf("\n* is the rule asked for.\n");
-    print_recommendation(run, forecast);
-    json_t *object = forecast_as_json(run, forecast);
+    print_recommendation(setup, forecast);
+    json_t *object = forecast_as_json(setup, forecast);
     if (again && forecast_is_possible(&forecast->rows[forecast->own])) {
         json_object_set_new(object, "faster", print_faster(forecast));
     }
@@ -316,7 +316,7 @@ static inline bool plan_time(const Setup *run, const LikeRun *like, bool again, 
                    json_dump_file(object, options->json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0 ||
                    error_set(error, "--json %.300s cannot be written: %s", options->json, strerror(errno));
     if (written && options->page[0] != '\0') {
-        written = page_write(run, forecast, recompute, reason, error);
+        written = page_write(setup, forecast, recompute, reason, error);
     }
     json_decref(object);
     free(forecast);
@@ -326,17 +326,17 @@ static inline bool plan_time(const Setup *run, const LikeRun *like, bool again, 
 // ---------------------------------------------------------------------------------------
 // The command
 
-static inline bool plan_check_like(const Setup *run, const LikeRun *like, Error *error) {
-    const char *name = run->options->like;
-    if (like->parameters != (double)run->table->parameter_count) {
+static inline bool plan_check_like(const Setup *setup, const LikeRun *like, Error *error) {
+    const char *name = setup->options->like;
+    if (like->parameters != (double)setup->table->parameter_count) {
         return error_set(error,
                          "--like %.300s: that run trained a model of %.0f parameters, this plan is for %zu",
-                         name, like->parameters, run->table->parameter_count);
+                         name, like->parameters, setup->table->parameter_count);
     }
-    return like->on_gpu == run->placement->on_gpu ||
+    return like->on_gpu == setup->placement->on_gpu ||
            error_set(error, "--like %.300s: that run computed on %s, this plan is for %s", name,
                      like->on_gpu ? "a GPU" : "CPUs",
-                     run->placement->on_gpu ? "a GPU" : "CPUs: --gpu-memory plans for a GPU elsewhere");
+                     setup->placement->on_gpu ? "a GPU" : "CPUs: --gpu-memory plans for a GPU elsewhere");
 }
 
 static inline int command_plan(Run *run) {

@@ -55,7 +55,7 @@ static inline void trial_free(Trial *trial) {
 
 // Only options that the setup of `run` does not depend on may differ: those of the rule
 // and of the micro-batch, --seq-len and --recompute. NULL: with an error.
-static inline Trial *trial_reserve(const Setup *run, const Options *options, Error *error) {
+static inline Trial *trial_reserve(const Setup *setup, const Options *options, Error *error) {
     if ((double)options->micro_batch * (double)options->seq_len > MOST_TOKENS_OF_A_MICRO_BATCH) {
         error_set(error, "a micro-batch has too many tokens");
         return NULL;
@@ -66,8 +66,8 @@ static inline Trial *trial_reserve(const Setup *run, const Options *options, Err
         return NULL;
     }
     trial->options = *options;
-    trial->placement = *run->placement;
-    trial->setup = *run;
+    trial->placement = *setup->placement;
+    trial->setup = *setup;
     trial->setup.options = &trial->options;
     trial->setup.placement = &trial->placement;
     trial->setup.scheduler = &trial->scheduler;
@@ -79,26 +79,26 @@ static inline Trial *trial_reserve(const Setup *run, const Options *options, Err
     return NULL;
 }
 
-static inline bool fit_try(const Setup *run, const MemoryRoom *room, const Options *options) {
+static inline bool fit_try(const Setup *setup, const MemoryRoom *room, const Options *options) {
     Error unused = {""};
-    Trial *trial = trial_reserve(run, options, &unused);
+    Trial *trial = trial_reserve(setup, options, &unused);
     bool fits = trial != NULL && arena_fits(&trial->arena, room);
     trial_free(trial);
     return fits;
 }
 
 // The largest --micro-batch with which the run would fit; 0: none.
-static inline int64_t fit_micro_batch(const Setup *run, const MemoryRoom *room, const Options *options) {
+static inline int64_t fit_micro_batch(const Setup *setup, const MemoryRoom *room, const Options *options) {
     enum { MOST = 65536 };
     Options trial = *options;
     int64_t least = 0, first_too_large = 1;
-    for (trial.micro_batch = 1; first_too_large <= MOST && fit_try(run, room, &trial);) {
+    for (trial.micro_batch = 1; first_too_large <= MOST && fit_try(setup, room, &trial);) {
         least = first_too_large;
         trial.micro_batch = first_too_large = 2 * first_too_large;
     }
     while (first_too_large - least > 1) {
         trial.micro_batch = (least + first_too_large) / 2;
-        *(fit_try(run, room, &trial) ? &least : &first_too_large) = trial.micro_batch;
+        *(fit_try(setup, room, &trial) ? &least : &first_too_large) = trial.micro_batch;
     }
     return least;
 }
@@ -110,21 +110,21 @@ static inline int64_t fit_micro_batch(const Setup *run, const MemoryRoom *room, 
 // enough for matrix products to be nearly as fast as they get, and to the largest
 // micro-batch that then fits. Where none is large enough: the largest of all. False: none
 // fits, or the memory is not known.
-static inline bool fit_options(const Setup *run, Options *options) {
+static inline bool fit_options(const Setup *setup, Options *options) {
     const Options asked = *options;
-    MemoryRoom whole = memory_room(run),
+    MemoryRoom whole = memory_room(setup),
                room = {(size_t)(FIT_SHARE * (double)whole.gpu), (size_t)(FIT_SHARE * (double)whole.host)};
-    int64_t tokens = run->placement->on_gpu ? 8192 : 1024;
+    int64_t tokens = setup->placement->on_gpu ? 8192 : 1024;
     int64_t best = 0, enough = (tokens + asked.seq_len - 1) / asked.seq_len;
     bool is_open = asked.recompute == 0;
     int first = is_open ? RECOMPUTE_NONE : asked.recompute - 1, last = is_open ? RECOMPUTE_BLOCK : first;
     if (room.gpu == 0 && room.host == 0) { return false; }
     for (int level = first; level <= last && best < enough; level++) {
         bool on_gpu_only = level != RECOMPUTE_NONE && level != RECOMPUTE_BLOCK;
-        if (on_gpu_only && !run->placement->on_gpu) { continue; }
+        if (on_gpu_only && !setup->placement->on_gpu) { continue; }
         Options trial = asked;
         trial.recompute = 1 + level;
-        int64_t largest = fit_micro_batch(run, &room, &trial);
+        int64_t largest = fit_micro_batch(setup, &room, &trial);
         if (largest <= best) { continue; }
         best = largest;
         *options = trial;
@@ -138,8 +138,8 @@ static inline bool fit_options(const Setup *run, Options *options) {
 
 // Sets options to recompute whole layers. False: they ask for it already, or the program
 // recomputes by itself where that helps.
-static inline bool fit_recompute(const Setup *run, Options *options) {
-    bool automatic = options->recompute == 0 && run->placement->on_gpu;
+static inline bool fit_recompute(const Setup *setup, Options *options) {
+    bool automatic = options->recompute == 0 && setup->placement->on_gpu;
     if (automatic || options->recompute == 1 + RECOMPUTE_BLOCK) { return false; }
     options->recompute = 1 + RECOMPUTE_BLOCK;
     return true;
@@ -160,40 +160,41 @@ static inline void fit_add(char text[FIT_TEXT], const char *format, ...) {
 // Refuses a run that does not fit, and says what the user could change: any one of the changes
 // fits. Otherwise the system would promise memory of the host that it does not have, and kill
 // processes when they use it. The run's memory must have been reserved.
-static inline bool fit_check(const Setup *run, const MemoryRoom *room, Error *error) {
-    if (arena_fits(run->arena, room)) { return true; }
-    const Rule *rule = options_rule(run->options);
-    Options trial = *run->options;
+static inline bool fit_check(const Setup *setup, const MemoryRoom *room, Error *error) {
+    if (arena_fits(setup->arena, room)) { return true; }
+    const Rule *rule = options_rule(setup->options);
+    Options trial = *setup->options;
     char needed[SIZE_TEXT], available[SIZE_TEXT], text[FIT_TEXT] = "";
-    int64_t largest = fit_micro_batch(run, room, &trial);
+    int64_t largest = fit_micro_batch(setup, room, &trial);
     if (largest > 0) { fit_add(text, "--micro-batch %lld fits", (long long)largest); }
-    int64_t largest_of_blocks = fit_recompute(run, &trial) ? fit_micro_batch(run, room, &trial) : 0;
-    if (largest_of_blocks >= run->options->micro_batch) {
+    int64_t largest_of_blocks = fit_recompute(setup, &trial) ? fit_micro_batch(setup, room, &trial) : 0;
+    if (largest_of_blocks >= setup->options->micro_batch) {
         fit_add(text, "--recompute block fits");
     } else if (largest_of_blocks > largest) {
         fit_add(text, "--recompute block with --micro-batch %lld fits", (long long)largest_of_blocks);
     }
-    trial = *run->options;
-    bool shards = run->transport->size == 1 || rule_shards(rule); // or another rule would not help
+    trial = *setup->options;
+    bool shards = setup->transport->size == 1 || rule_shards(rule); // or another rule would not help
     for (trial.rule = 0; trial.rule < RULE_COUNT && !shards; trial.rule++) {
-        shards = rule_shards(options_rule(&trial)) && fit_try(run, room, &trial);
+        shards = rule_shards(options_rule(&trial)) && fit_try(setup, room, &trial);
         if (shards) { fit_add(text, "--optimizer %s fits", options_rule(&trial)->name); }
     }
-    trial = *run->options;
+    trial = *setup->options;
     trial.micro_batch = 1;
     trial.recompute = 1 + RECOMPUTE_BLOCK;
     for (trial.seq_len /= 2; trial.seq_len >= 16 && text[0] == '\0'; trial.seq_len /= 2) {
-        if (!fit_try(run, room, &trial)) { continue; }
+        if (!fit_try(setup, room, &trial)) { continue; }
         fit_add(text, "--seq-len %lld --micro-batch 1 --recompute block fits", (long long)trial.seq_len);
     }
     if (text[0] == '\0') {
-        fit_add(text, "no --micro-batch of %s fits: choose a smaller --model%s", run->config->name,
+        fit_add(text, "no --micro-batch of %s fits: choose a smaller --model%s", setup->config->name,
                 rule_shards(rule) ? ", or more ranks, which share the optimizer's state" : "");
     }
-    MemoryRoom needs = arena_needs(run->arena);
-    bool of_gpu = room->gpu > 0 && needs.gpu > room->gpu, shared = !of_gpu && run->transport->local_size > 1;
+    MemoryRoom needs = arena_needs(setup->arena);
+    bool of_gpu = room->gpu > 0 && needs.gpu > room->gpu,
+         shared = !of_gpu && setup->transport->local_size > 1;
     return error_set(error, "%s with --micro-batch %lld needs %s %s%s, and %s are available%s: %s",
-                     run->config->name, (long long)run->options->micro_batch,
+                     setup->config->name, (long long)setup->options->micro_batch,
                      size_text(of_gpu ? needs.gpu : needs.host, needed), of_gpu ? "on the GPU" : "of memory",
                      shared ? " for each rank" : "", size_text(of_gpu ? room->gpu : room->host, available),
                      of_gpu   ? " for this rank"

@@ -668,8 +668,12 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
     bool plans = options->command == COMMAND_PLAN && options->like[0] != '\0';
     bool resumes = plans || (options->command == COMMAND_TRAIN && strcmp(options->resume, "off") != 0);
     bool has_config = options->config[0] != '\0', is_open = options->precision == PRECISION_FASTEST;
-    if (!resumes || (has_config && !is_open)) { return true; }
+    if (!resumes) { return true; }
     options_find_kept(options, options->kept);
+    struct stat kept, given;
+    bool is_own = has_config && stat(options->kept, &kept) == 0 && stat(options->config, &given) == 0 &&
+                  kept.st_ino == given.st_ino && kept.st_dev == given.st_dev;
+    if (has_config && !is_open && !is_own) { options->kept[0] = '\0'; }
     if (options->kept[0] == '\0') { return true; }
     options_defaults(&before);
     if (!options_read_file(options->kept, true, &before, saved, error)) { return false; }
@@ -684,7 +688,10 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
         bool is_free = sources[index] == FROM_DEFAULT && !has_config && is_kept &&
                        option_is_of_rule(option, options_rule(options)) &&
                        option_excluded_by(option, options, pair) == NULL;
-        if (saved[index] == FROM_DEFAULT || now != (option->rules != NULL) || !(is_free || closes)) {
+        // --config names the file of the very run that is resumed: what it has chosen is not chosen again.
+        bool is_chosen = is_own && before.chosen[index] && option_has_word_value(option, options);
+        if (saved[index] == FROM_DEFAULT || now != (option->rules != NULL) ||
+            !(is_free || closes || is_chosen)) {
             continue;
         }
         // What was worked out from another option is worked out anew from that one's new value.

@@ -539,7 +539,8 @@ static const OptionSpec option_table[] = {
     {OPTION("inside-us", PLAN, SAME_BITS), REAL_OPTION(inside_us, "10", 1e-3, 1e8, "US"),
      .commands = FOR_PLANS, .help =
      "Microseconds that a short message takes from one rank to another of its host."},
-    {OPTION("fit", PLAN, SAME_BITS), SWITCH_OPTION(fit, "off"), .commands = FOR_PLANS, .help =
+    {OPTION("fit", PLAN, SAME_BITS), SWITCH_OPTION(fit, "off"), .commands = FOR_PLANS,
+     .instead_of = "micro-batch", .help =
      "on: plans with the largest --micro-batch that fits into 98 % of the memory, and with the least "
      "--recompute that leaves room for a batch of a size at which matrix products are fast (1024 tokens on "
      "CPUs, 8192 on GPUs). Each rule gets what fits for it. The plan prints both as options for a run."},

@@ -75,8 +75,8 @@ static inline double micro_batch_measure(const Setup *setup, int threads) {
 #define RECOMPUTED_LAYERS (4.0 / 3) // a forward pass more, of three passes' operations
 
 // What recomputing whole layers adds to the time of a micro-batch, as a factor.
-static inline double recomputing(const Options *options) {
-    return options->recompute == 1 + RECOMPUTE_BLOCK ? RECOMPUTED_LAYERS : 1;
+static inline double recomputing(const Setup *setup) {
+    return setup->model->settings.recompute == RECOMPUTE_BLOCK ? RECOMPUTED_LAYERS : 1;
 }
 
 // Without --like: seconds, and where they come from. NAN: not known.
@@ -93,8 +93,8 @@ static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TE
     if (setup->placement->on_gpu) {
         double peak = options->gpu_tflops > 0 ? 1e12 * options->gpu_tflops : gpu_peak(setup->placement);
         snprintf(reason, RULE_TEXT, "a guess: %.3g TFLOP at %.0f %% of the GPU's peak of %.4g TFLOP/s",
-                 operations * recomputing(options) / 1e12, 100 * GPU_SHARE, peak / 1e12);
-        return operations * recomputing(options) / (GPU_SHARE * peak);
+                 operations * recomputing(setup) / 1e12, 100 * GPU_SHARE, peak / 1e12);
+        return operations * recomputing(setup) / (GPU_SHARE * peak);
     }
     snprintf(reason, RULE_TEXT, "measured here, with %d thread%s", threads, threads == 1 ? "" : "s");
     if (operations <= MICRO_BATCH_MOST) { return micro_batch_measure(setup, threads); }
@@ -102,7 +102,7 @@ static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TE
     ProductRates rates = product_rates_measure(threads, wanted, (int)fmin(tokens, 1024),
                                                setup->config->channels, setup->config->mlp_channels, 0.3);
     double share = precision == PRECISION_BF16 ? PRODUCTS_SHARE_BF16 : PRODUCTS_SHARE_FP32;
-    operations *= recomputing(options);
+    operations *= recomputing(setup);
     snprintf(reason, RULE_TEXT,
              "worked out: %.3g GFLOP at %.0f %% of the %.0f GFLOP/s that products reach here",
              operations / 1e9, 100 * share, rates.gflops[precision]);
@@ -181,7 +181,18 @@ typedef struct ForecastRow {
     bool fits;    // or it is not known whether it does
 } ForecastRow;
 
-enum { FORECAST_VARIANTS = 8 };
+enum {
+    FORECAST_VARIANTS = 8,
+    FORECAST_COMMITS = 100 // that a recommended command trains for, at least
+};
+
+// What the command of a row trains on: --tokens, but FORECAST_COMMITS at least. The tokens of --epochs are not
+// known here: 0.
+static inline double row_tokens(const ForecastRow *row) {
+    double micro_batch = (double)(row->options.micro_batch * row->options.seq_len);
+    double least = ceil(FORECAST_COMMITS * row->commit.micro_batches * micro_batch);
+    return row->options.epochs > 0 ? 0 : fmax((double)row->options.tokens, least);
+}
 
 typedef struct Forecast {
     Machine machine;
@@ -238,8 +249,10 @@ static inline void forecast_row(const Setup *setup, const Machine *machine, cons
     bool valid = options_check(options, &error) && options_check_rule(options, setup->config->layers, &error);
     Trial *trial = valid ? trial_reserve(setup, options, &error) : NULL;
     Machine scaled = *machine;
-    scaled.micro_batch *= (double)options->micro_batch / (double)setup->options->micro_batch *
-                          recomputing(options) / recomputing(setup->options);
+    if (trial != NULL) {
+        scaled.micro_batch *= (double)options->micro_batch / (double)setup->options->micro_batch *
+                              recomputing(&trial->setup) / recomputing(setup);
+    }
     if (trial == NULL || !forecast_simulate(trial, &scaled, row, &error)) {
         snprintf(row->refused, sizeof row->refused, "%s", error.text);
     }

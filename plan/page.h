@@ -14,24 +14,36 @@ static const char PAGE_HTML[] =
     ;
 static const char PAGE_DATA_GO_HERE[] = "{{plan}}";
 
-enum { PAGE_LINKS = 41, PAGE_COUNTS = 9 };
+enum { PAGE_LINKS = 40, PAGE_COUNTS = 8 }; // steps of a map with all its cells
 
-// Sorts a list that ends with the run's own value, and drops what equals it. Returns the length.
-static inline int page_axis(double *values, int count) {
-    double own = values[count - 1];
-    int kept = 0, at = 0;
-    for (int i = 0; i < count - 1; i++) {
-        if (fabs(values[i] / own - 1) > 1e-3) { values[kept++] = values[i]; }
+#define PAGE_SECONDS 10 // a map that would take longer has fewer cells
+
+// An axis of the map: ascending values, of which one is the run's own.
+typedef struct PageAxis {
+    double values[PAGE_LINKS + 2], own;
+    int count;
+} PageAxis;
+
+// first ratio^(i step) for all i step up to `steps`, and own in its place.
+static inline PageAxis page_axis(double first, double ratio, int steps, int step, double own) {
+    PageAxis axis = {.own = own};
+    bool placed = false;
+    for (int i = 0; i <= steps; i += step) {
+        double value = first * pow(ratio, i);
+        if (!placed && own <= value * (1 + 1e-9)) {
+            axis.values[axis.count++] = own;
+            placed = true;
+            if (fabs(value / own - 1) < 1e-3) { continue; }
+        }
+        axis.values[axis.count++] = value;
     }
-    while (at < kept && values[at] < own) { at++; }
-    memmove(values + at + 1, values + at, (size_t)(kept - at) * sizeof *values);
-    values[at] = own;
-    return kept + 1;
+    if (!placed) { axis.values[axis.count++] = own; }
+    return axis;
 }
 
-static inline json_t *page_numbers(const double *values, int count) {
+static inline json_t *page_axis_as_json(const PageAxis *axis) {
     json_t *list = json_array();
-    for (int i = 0; i < count; i++) { json_array_append_new(list, log_real(values[i])); }
+    for (int i = 0; i < axis->count; i++) { json_array_append_new(list, log_real(axis->values[i])); }
     return list;
 }
 
@@ -51,21 +63,23 @@ static inline json_t *page_cell(const Forecast *forecast) {
                      forecast->committing);
 }
 
-// Plans for all links (links) and micro-batches of a rank and commit (counts): a row for each of the latter.
+// Plans for all links and numbers of micro-batches: a row for each of the latter.
 static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionChoice recompute,
-                               const double *mbit, int links, double own_mbit, const double *counts, int rows,
-                               double own_count) {
+                               const PageAxis *mbit, const PageAxis *counts) {
     json_t *map = json_array();
     Options options = *setup->options;
     Setup other = *setup;
     Forecast *forecast = (Forecast *)malloc(sizeof *forecast);
     other.options = &options;
-    for (int i = 0; i < rows && forecast != NULL; i++) {
+    for (int i = 0; i < counts->count && forecast != NULL; i++) {
         json_t *row = json_array();
-        options.accumulate = counts[i] == own_count ? setup->options->accumulate : (int64_t)counts[i];
-        for (int j = 0; j < links; j++) {
+        for (int j = 0; j < mbit->count; j++) {
             Machine machine = own->machine;
-            machine.host.bytes_per_second *= mbit[j] / own_mbit;
+            bool is_own = counts->values[i] == counts->own && mbit->values[j] == mbit->own;
+            machine.host.bytes_per_second *= mbit->values[j] / mbit->own;
+            // With --accumulate auto the own cell is adaptive, and the others have a number.
+            options.accumulate = is_own ? setup->options->accumulate : (int64_t)counts->values[i];
+            if (options.rank_accumulate[0] != '\0') { options.accumulate = setup->options->accumulate; }
             forecast_make(&other, &machine, recompute, false, forecast);
             json_array_append_new(row, page_cell(forecast));
         }
@@ -75,49 +89,46 @@ static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionCh
     return map;
 }
 
-// The data of the page. reason: where the time of a micro-batch comes from.
+// The data of the page. reason: where the time of a micro-batch comes from. seconds: that the own cell takes.
 static inline json_t *page_data(const Setup *setup, const Forecast *own, OptionChoice recompute,
-                                const char *reason) {
+                                const char *reason, double seconds) {
     const Options *options = setup->options;
     const Machine *machine = &own->machine;
-    const ForecastRow *row = &own->rows[own->own];
-    double mbit[PAGE_LINKS + 1], counts[PAGE_COUNTS + 1];
+    const ForecastRow *row = &own->rows[own->recommended >= 0 ? own->recommended : own->own];
     double payload = plan_emulates(options) ? 1 : TCP_PAYLOAD;
-    double own_mbit = machine->host.bytes_per_second * 8e-6 / payload;
-    // Unequal ranks have no such number in common: only the run's own batch is drawn.
+    // Unequal ranks have no number of micro-batches in common: only the own batch is drawn.
     bool unequal = options->rank_accumulate[0] != '\0';
-    int links = 0, rows = 0;
-    for (; links < PAGE_LINKS; links++) { mbit[links] = pow(10, 1 + links / 8.0); }
-    for (; rows < PAGE_COUNTS && !unequal; rows++) { counts[rows] = ldexp(1, rows); }
-    mbit[links++] = own_mbit;
-    double own_count = options->accumulate > 0 && !unequal
-                           ? (double)options->accumulate
-                           : rint(row->commit.micro_batches / setup->transport->size);
-    counts[rows++] = own_count;
-    links = page_axis(mbit, links);
-    rows = page_axis(counts, rows);
+    double count = rint(own->rows[own->own].commit.micro_batches / setup->transport->size);
+    if (options->accumulate > 0 && !unequal) { count = (double)options->accumulate; }
+    int step = 1;
+    while (step < PAGE_COUNTS && seconds * PAGE_LINKS * PAGE_COUNTS > PAGE_SECONDS * step * step) {
+        step *= 2;
+    }
+    PageAxis mbit =
+        page_axis(10, pow(10, 1 / 8.0), PAGE_LINKS, step, machine->host.bytes_per_second * 8e-6 / payload);
+    PageAxis counts = page_axis(1, 2, unequal ? -1 : PAGE_COUNTS, step, fmax(count, 1));
     json_t *rules = json_array();
     for (int i = 0; i < RULE_COUNT; i++) {
         const Rule *rule = RULES[i].rule;
         json_array_append_new(rules,
                               json_pack("{s:s, s:b}", "name", rule->name, "local", rule->kind == RULE_LOCAL));
     }
-    json_t *tokens = options->epochs > 0 ? json_null() : json_real((double)options->tokens);
-    return json_pack("{s:s, s:i, s:i, s:I, s:I, s:o, s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "model",
-                     setup->config->name, "ranks", setup->transport->size, "hosts",
-                     setup->transport->hosts.hosts, "micro_batch", (json_int_t)options->micro_batch,
-                     "seq_len", (json_int_t)options->seq_len, "micro_batch_ms",
-                     log_real(1e3 * machine->micro_batch), "reason", reason, "tokens", tokens, "rule",
-                     own->own, "own_mbit", log_real(own_mbit), "own_count", log_real(own_count), "mbit",
-                     page_numbers(mbit, links), "counts", page_numbers(counts, rows), "rules", rules, "map",
-                     page_map(setup, own, recompute, mbit, links, own_mbit, counts, rows, own_count));
+    json_t *tokens = row_tokens(row) > 0 ? json_real(row_tokens(row)) : json_null();
+    return json_pack(
+        "{s:s, s:i, s:i, s:I, s:I, s:o, s:s, s:o, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:o}", "model",
+        setup->config->name, "ranks", setup->transport->size, "hosts", setup->transport->hosts.hosts,
+        "micro_batch", (json_int_t)options->micro_batch, "seq_len", (json_int_t)options->seq_len,
+        "micro_batch_ms", log_real(1e3 * machine->micro_batch), "reason", reason, "tokens", tokens, "rule",
+        own->own, "unequal", (int)unequal, "own_mbit", log_real(mbit.own), "own_count", log_real(counts.own),
+        "mbit", page_axis_as_json(&mbit), "counts", page_axis_as_json(&counts), "rules", rules, "map",
+        page_map(setup, own, recompute, &mbit, &counts));
 }
 
-// Writes the page of a plan. own: the plan itself.
+// Writes the page of a plan. own: the plan itself, which took so many seconds.
 static inline bool page_write(const Setup *setup, const Forecast *own, OptionChoice recompute,
-                              const char *reason, Error *error) {
+                              const char *reason, double seconds, Error *error) {
     const char *path = setup->options->page, *data = strstr(PAGE_HTML, PAGE_DATA_GO_HERE);
-    json_t *object = page_data(setup, own, recompute, reason);
+    json_t *object = page_data(setup, own, recompute, reason, seconds);
     char *text = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9));
     FILE *file = text == NULL ? NULL : fopen(path, "w");
     bool written = file != NULL && fwrite(PAGE_HTML, 1, (size_t)(data - PAGE_HTML), file) > 0;

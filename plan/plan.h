@@ -101,7 +101,6 @@ static inline void print_memory(const Setup *setup) {
 // Time
 
 enum {
-    PLAN_COMMITS = 100,                            // that a recommended command trains for, at least
     FASTER_LINES = 4,                              // at most
     OPTION_SHELL_TEXT = 4 * sizeof(OptionText) + 3 // a quoted value
 };
@@ -122,13 +121,6 @@ static inline void print_options(FILE *file, const Options *options, const Optio
     }
 }
 
-// What the command of a row trains on: --tokens, but 100 commits at least. The tokens of --epochs are not
-// known here: 0.
-static inline double row_tokens(const Setup *setup, const ForecastRow *row) {
-    double least = PLAN_COMMITS * row->commit.micro_batches * setup_micro_batch_tokens(setup);
-    return row->options.epochs > 0 ? 0 : fmax((double)row->options.tokens, ceil(least));
-}
-
 // A command that trains as the plan of this row. The options of plans, and the names of
 // one run's files, are not in it.
 static inline void print_command(const Setup *setup, const ForecastRow *row) {
@@ -140,7 +132,7 @@ static inline void print_command(const Setup *setup, const ForecastRow *row) {
             option_set_default(option, &options);
         }
     }
-    if (options.epochs == 0) { options.tokens = (int64_t)row_tokens(setup, row); }
+    if (options.epochs == 0) { options.tokens = (int64_t)row_tokens(row); }
     options.config[0] = '\0';     // what the file says is in the options
     defaults.rule = options.rule; // it is always named, here
     printf("                 mpirun --bind-to none -np %d ./train_gpt --optimizer %s", setup->transport->size,
@@ -163,14 +155,16 @@ static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
            100 * commit->computing / commit->seconds, human_milliseconds(1e3 * commit->waiting, waiting),
            size_text((size_t)commit->bytes_outside, sent), size_text(row->bytes, size),
            rule->kind == RULE_LOCAL ? "  per inner step" : "", row->fits ? "" : "  does not fit");
-    if (row->options.fit) { printf("  --micro-batch %lld", (long long)row->options.micro_batch); }
+    if (row->options.fit && row->fits) {
+        printf("  --micro-batch %lld", (long long)row->options.micro_batch);
+    }
     printf("\n");
 }
 
 // "26.9k tokens/s, 10.0G tokens in 4d 07:15".
-static inline void print_speed(const Setup *setup, const ForecastRow *row) {
+static inline void print_speed(const ForecastRow *row) {
     char text[NUMBER_TEXT_SIZE];
-    double speed = row->tokens_per_second, tokens = row_tokens(setup, row);
+    double speed = row->tokens_per_second, tokens = row_tokens(row);
     printf("%s tokens/s", human_count(speed, text));
     if (tokens == 0) { return; }
     printf(", %s tokens", human_count(tokens, text));
@@ -186,14 +180,14 @@ static inline void print_recommendation(const Setup *setup, const Forecast *fore
     }
     const ForecastRow *best = &forecast->rows[forecast->recommended];
     printf("recommended      %s: ", options_rule(&best->options)->name);
-    print_speed(setup, best);
+    print_speed(best);
     printf(", %.0f %% of the time computing\n", 100 * best->commit.computing / best->commit.seconds);
     print_command(setup, best);
     if (forecast->committing >= 0 && forecast->committing != forecast->recommended) {
         const ForecastRow *other = &forecast->rows[forecast->committing];
         printf("or               %s, the fastest in which all ranks make every step together: ",
                options_rule(&other->options)->name);
-        print_speed(setup, other);
+        print_speed(other);
         printf("\n");
         print_command(setup, other);
     }
@@ -292,7 +286,9 @@ static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again
     Forecast *forecast = (Forecast *)malloc(sizeof *forecast);
     if (forecast == NULL) { return error_set(error, "no memory for a forecast"); }
     if (again) { forecast_fit(setup, &machine, like->tokens_per_second); }
+    double began = clock_seconds();
     forecast_make(setup, &machine, recompute, again, forecast);
+    double seconds = clock_seconds() - began;
     const char *fitted = again ? " (so that the simulation of that run takes as long as it took)" : "";
     printf("\ntime             a micro-batch takes a rank %s (%s)\n",
            human_milliseconds(1e3 * machine.micro_batch, text), reason);
@@ -316,7 +312,7 @@ static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again
                    json_dump_file(object, options->json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0 ||
                    error_set(error, "--json %.300s cannot be written: %s", options->json, strerror(errno));
     if (written && options->page[0] != '\0') {
-        written = page_write(setup, forecast, recompute, reason, error);
+        written = page_write(setup, forecast, recompute, reason, seconds, error);
     }
     json_decref(object);
     free(forecast);

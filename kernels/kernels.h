@@ -93,8 +93,8 @@ static inline size_t row_partials_floats(bool on_gpu, size_t width) {
     return (on_gpu ? (size_t)CUDA_ROW_BLOCKS : (size_t)ROW_BLOCKS) * width;
 }
 
-// Floats of scratch for attention_forward and attention_backward: on a GPU the deltas of
-// backward; on the CPU, for `threads` of the pool.
+// Floats of scratch for attention: on a GPU the deltas of backward; on the CPU, for `threads` of
+// the pool.
 static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int C, int heads, int threads,
                                               Precision precision) {
     return on_gpu ? (size_t)B * (size_t)heads * (size_t)T

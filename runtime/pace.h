@@ -11,7 +11,8 @@
 //   exchange   ... parameters arrive             gradients are sent ...
 //
 // The model is given a Pace and knows nothing of communication; the scheduler provides
-// it. Without a Pace, or its functions (NULL), all parameters are there, and no one waits for gradients.
+// it. Without a Pace, or its functions (NULL), all parameters are there, and no one waits
+// for gradients.
 #ifndef ACCO_RUNTIME_PACE_H
 #define ACCO_RUNTIME_PACE_H
 

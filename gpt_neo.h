@@ -306,8 +306,8 @@ static inline int gpt_neo_window(const ModelConfig *config, int l) {
     return config->local[l] ? config->window : 0;
 }
 
-// What both passes of LayerNorm `norm` read and write. LayerNorms have numbers: 2l and 2l + 1 in
-// layer l, 2L after the last layer.
+// What both passes of LayerNorm `norm` read and write. LayerNorms have numbers:
+// 2l and 2l + 1 in layer l, 2L after the last layer.
 typedef struct GptNeoNorm {
     Layernorm work;
     size_t weight, bias; // offsets

@@ -204,7 +204,7 @@ typedef struct Job {
     int first_bad_rank;   // the lowest rank with a bad value, or the one with the largest; -1: unknown
     SpikeSite site;       // of that rank
     double largest_norm, largest_loss; // the largest values that are no spike
-    bool over_gradient; // what job_step has made stands over the reduced gradient, else in the master copy
+    bool over_gradient;                // the result stands over the reduced gradient, else in the master copy
 } Job;
 
 // What happened between two commits. A local rule reports once per exchange, and what it

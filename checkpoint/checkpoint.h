@@ -156,9 +156,9 @@ static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX
     return count;
 }
 
-// About how many bytes a checkpoint will have on disk, including its model, in the middle of a
-// run, when it may hold an exchange that is under way. The scheduler's memory must have been
-// planned, but not allocated.
+// About how many bytes a checkpoint will have on disk, including its model, in the middle
+// of a run, when it may hold an exchange that is under way. The scheduler's memory must
+// have been planned, but not allocated.
 static inline size_t checkpoint_bytes(const Scheduler *s) {
     Scheduler at_rest = *s;
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];

@@ -92,8 +92,8 @@ typedef struct SourceArea {
     float scale;       // what is read from it is multiplied by this
 } SourceArea;
 
-// worker: whose vector it is; -1: all share it. The file must have all of its tensors, in one
-// format and one behind the other; the first is the embedding of tokens.
+// worker: whose vector it is; -1: all share it. The file must have all of its tensors, in
+// one format and one behind the other; the first is the embedding of tokens.
 static inline SourceArea source_area(const CheckpointSource *source, const CheckpointedRun *run,
                                      const char *vector, int worker) {
     SourceArea area = {.without_muon = source->muon && strcmp(vector, "exp_avg_sq") == 0, .scale = 1},

@@ -156,9 +156,9 @@ static inline bool saver_take(void *context, size_t flat, Real *host, size_t cou
     return true;
 }
 
-// Takes everything that this rank writes: its own vectors, its part of what all ranks have,
-// and on rank 0 also the model. The header is short, and is written at once. The copies may use half of the memory that
-// is free on the node, divided by the ranks there.
+// Takes everything that this rank writes: its own vectors, its part of what all ranks
+// have, and on rank 0 also the model. The header is short, and is written at once. The
+// copies may use half of the memory that is free on the node, divided by the ranks there.
 static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int count, const float *committed,
                                  bool beside, Error *error) {
     const CheckpointedRun *run = saver->run;
@@ -346,10 +346,10 @@ static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Err
         for (int i = 0; i < run->damaged_count; i++) { // a damaged one of this commit is replaced
             if (run->damaged[i] == saver->commit) { run->damaged[i] = -1; }
         }
-        // Removes old checkpoints. The latest run->keep stay, and the first one at or beyond each
-        // multiple of run->keep_every (0: none). Checkpoints beyond the new one, which this run
-        // passed over when it was resumed, stay and do not count; nor do damaged ones, because
-        // somebody may want to look at them.
+        // Removes old checkpoints. The latest run->keep stay, and the first one at or
+        // beyond each multiple of run->keep_every (0: none). Checkpoints beyond the new
+        // one, which this run passed over when it was resumed, stay and do not count; nor
+        // do damaged ones, because somebody may want to look at them.
         int64_t every = run->keep_every, kept = 0;
         for (int64_t commit = saver->commit, older; is_main && commit >= 0; commit = older) {
             older = checkpoint_newest_sound(run, commit);

@@ -438,13 +438,13 @@ static inline void host_gather_finish(const HostExchange *exchange, int number, 
 // ---------------------------------------------------------------------------------------
 // Both
 //
-// After a reduce-scatter this rank's own elements of the cells hold the sum over all ranks.
-// Elsewhere in `buffer`, what this rank is a delegate for holds sums over its host; the rest is
-// as it was. A world of one rank adds nothing and rounds nothing, and an exchange on two levels
-// with only one host does not round either.
+// After a reduce-scatter this rank's own elements of the cells hold the sum over all
+// ranks. Elsewhere in `buffer`, what this rank is a delegate for holds sums over its
+// host; the rest is as it was. A world of one rank adds nothing and rounds nothing, and
+// an exchange on two levels with only one host does not round either.
 //
-// After an all-gather `buffer` holds every rank's own elements of the cells, rounded by the wire:
-// the same bits on all ranks. A world of one rank rounds as a larger one would.
+// After an all-gather `buffer` holds every rank's own elements of the cells, rounded by
+// the wire: the same bits on all ranks. A world of one rank rounds as a larger one would.
 static inline void host_exchange(Transport *transport, const Collective *collective, CollectiveKind kind) {
     // The all-gather begins with the oldest chunk: it frees the lanes that the newest takes.
     static const HostStage stages[][HOST_STAGES] = {

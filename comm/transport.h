@@ -587,9 +587,9 @@ static inline void transport_barrier_patiently(Transport *transport, const char 
     transport->timeout_seconds = timeout_seconds;
 }
 
-// What a rank says of something that it did. A step that only some ranks can fail at, such as
-// reading a file that is missing on one node, must end the same way on all of them: otherwise the
-// others wait for messages that never come.
+// What a rank says of something that it did. A step that only some ranks can fail at,
+// such as reading a file that is missing on one node, must end the same way on all of
+// them: otherwise the others wait for messages that never come.
 typedef struct Verdict {
     int exit_code; // 0: it worked
     char host[64];

@@ -48,8 +48,6 @@ static inline void evaluator_reserve(Evaluator *evaluator, Arena *arena, const M
 // ---------------------------------------------------------------------------------------
 // One batch
 
-static inline void evaluator_pace_nothing(void *self, size_t at) { (void)self, (void)at; }
-
 // Scores of the sequences of a batch, in its order (EVALUATE_MOST_ROWS at most; zeros before).
 // parameters: (parameter_count), where the kernels want them. False: a token beyond the
 // vocabulary.
@@ -60,7 +58,7 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
     const Tokenizer *tokenizer = set->request.tokenizer;
     // Version 1 in every batch: the parameters do not change, so a GPU converts its
     // weights once.
-    const Pace pace = {NULL, 1, evaluator_pace_nothing, evaluator_pace_nothing};
+    const Pace pace = {.version = 1};
     int rows = (int)(set->starts[batch + 1] - set->starts[batch]),
         T = evaluate_sequence(set, batch, 0)->length - 1; // the first is the longest
     ModelQuery query = {.B = rows,

@@ -93,8 +93,8 @@ static inline size_t row_partials_floats(bool on_gpu, size_t width) {
     return (on_gpu ? (size_t)CUDA_ROW_BLOCKS : (size_t)ROW_BLOCKS) * width;
 }
 
-// Floats of scratch for attention_forward and attention_backward: on a GPU the deltas of
-// backward; on the CPU, for `threads` of the pool.
+// Floats of scratch for attention: on a GPU the deltas of backward; on the CPU, for
+// `threads` of the pool.
 static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int C, int heads, int threads,
                                               Precision precision) {
     return on_gpu ? (size_t)B * (size_t)heads * (size_t)T
@@ -160,8 +160,8 @@ static inline void matmul_product(Stream *stream, Real *result, const Real *a, b
 // ---------------------------------------------------------------------------------------
 // Layers
 
-// Each takes a struct, whose header in kernels/cpu/ has the formulas and the shapes, with all that
-// the pass needs but the precision.
+// Each takes a struct, whose header in kernels/cpu/ has the formulas and the shapes, with
+// all that the pass needs but the precision.
 #define LAYER(operation, Work) \
     static inline void operation(Stream *stream, const Work *work) { \
         Work here = *work; \
@@ -174,9 +174,9 @@ LAYER(embedding_backward, Embedding)
 LAYER(layernorm_forward, Layernorm)
 LAYER(layernorm_backward, Layernorm)
 LAYER(attention, Attention) // forward; with a d_qkv backward, from what forward has written
-// Forward leaves in `saved` what backward needs. On the CPU that is the derivative, which costs
-// more to compute again than to keep; on a GPU `saved` does not change, and the same call
-// computes the output again.
+// Forward leaves in `saved` what backward needs. On the CPU that is the derivative, which
+// costs more to compute again than to keep; on a GPU `saved` does not change, and the
+// same call computes the output again.
 LAYER(gelu_forward, Gelu)
 LAYER(gelu_backward, Gelu)
 
@@ -262,8 +262,8 @@ static inline void reals_from_floats(Stream *stream, Real *out, const float *in,
 
 enum { CASTS_ON_THE_WAY = 1 << 15 }; // copied at a time
 
-// host (count), floats, = casts (count), bf16 on a GPU; or, unless to_host, the other way. Waits for
-// the stream.
+// host (count), floats, = casts (count), bf16 on a GPU; or, unless to_host, the other
+// way. Waits for the stream.
 static inline void casts_copy(Stream *stream, float *host, Real *casts, size_t count, bool to_host) {
     uint16_t part[CASTS_ON_THE_WAY];
     for (size_t done = 0; done < count; done += CASTS_ON_THE_WAY) {

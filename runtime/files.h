@@ -234,8 +234,8 @@ static inline void tree_remove(const char *path) {
     rmdir(path);
 }
 
-// Gives a finished directory, whose files are all synced, its final name. What has that name
-// already is replaced at the same moment. Returns true when the new name is on disk.
+// Gives a finished directory, whose files are all synced, its final name. What has that
+// name already is replaced at the same moment. Returns true when the new name is on disk.
 static inline bool directory_publish(const char *temporary, const char *final, Error *error) {
     if (!path_sync(temporary, error)) { return false; }
     // An exchange of the two names leaves no moment without either directory. It fails

@@ -11,7 +11,8 @@
 //   exchange   ... parameters arrive             gradients are sent ...
 //
 // The model is given a Pace and knows nothing of communication; the scheduler provides
-// it. Without a Pace (NULL) all parameters are there, and no one waits for gradients.
+// it. Without a Pace, or its functions (NULL), all parameters are there, and no one waits
+// for gradients.
 #ifndef ACCO_RUNTIME_PACE_H
 #define ACCO_RUNTIME_PACE_H
 
@@ -28,11 +29,11 @@ typedef struct Pace {
 } Pace;
 
 static inline void pace_need(const Pace *pace, size_t end) {
-    if (pace != NULL) { pace->need(pace->self, end); }
+    if (pace != NULL && pace->need != NULL) { pace->need(pace->self, end); }
 }
 
 static inline void pace_finish(const Pace *pace, size_t begin) {
-    if (pace != NULL) { pace->finish(pace->self, begin); }
+    if (pace != NULL && pace->finish != NULL) { pace->finish(pace->self, begin); }
 }
 
 #endif

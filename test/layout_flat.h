@@ -1,5 +1,5 @@
-// layout_flat.h: where an element of a rank's shard lies in the flat vector, for tests that look at
-// single elements.
+// layout_flat.h: where an element of a rank's shard lies in the flat vector, for tests
+// that look at single elements.
 #ifndef ACCO_TEST_LAYOUT_FLAT_H
 #define ACCO_TEST_LAYOUT_FLAT_H
 

@@ -59,7 +59,7 @@ static inline AdamWStep adamw_step(double beta1, double beta2, double t, double 
     return step;
 }
 
-// The elements that one step of AdamW changes; or one of Muon (muon.h), to which they are a matrix.
+// The elements that one step of AdamW, or of Muon (to which they are a matrix), changes.
 typedef struct StepRange {
     float *out, *master;                // (count)
     Real *first_moment, *second_moment; // (count), in the format `moments`; Muon has only the first

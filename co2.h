@@ -17,10 +17,11 @@
 //
 // How to choose Lambda: let b be the distance to a minimum, and let each period cover the
 // fraction g of it. With alpha = 1 and beta = 0, b(t+1) = b(t) - (g / Lambda) b(t-1). If
-// g > Lambda / 4, this oscillates, and its amplitude changes by the factor sqrt(g / Lambda)
-// a period. If a period covers the whole distance (g = 1), Lambda = 1 keeps the amplitude,
-// 2 halves it in two periods, and 4, the smallest value that does not overshoot, halves it
-// in about one. Far from a minimum a larger Lambda only makes the steps shorter.
+// g > Lambda / 4, this oscillates, and its amplitude changes by the factor sqrt(g /
+// Lambda) a period. If a period covers the whole distance (g = 1), Lambda = 1 keeps the
+// amplitude, 2 halves it in two periods, and 4, the smallest value that does not
+// overshoot, halves it in about one. Far from a minimum a larger Lambda only makes the
+// steps shorter.
 #ifndef ACCO_CO2_H
 #define ACCO_CO2_H
 

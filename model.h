@@ -6,10 +6,11 @@
 //
 // Which model is meant is a ModelConfig, from a preset or from a Hugging Face
 // config.json. From it follows the parameter table: every tensor with its Hugging Face
-// name, its place in the flat array of parameters, its shape, its initialisation, whether it
-// is a matrix (weight decay may apply to matrices only), and whether it is a matrix of a layer,
-// which Muon steps. Initialisation, weight decay, checkpoints, export, the memory plan and the
-// model itself all read this table; there is no second list of tensors.
+// name, its place in the flat array of parameters, its shape, its initialisation, whether
+// it is a matrix (weight decay may apply to matrices only), and whether it is a matrix of
+// a layer, which Muon steps. Initialisation, weight decay, checkpoints, export, the
+// memory plan and the model itself all read this table; there is no second list of
+// tensors.
 #ifndef ACCO_MODEL_H
 #define ACCO_MODEL_H
 

@@ -26,10 +26,10 @@ typedef struct Rule {
     const char *name;    // of --optimizer
     const char *summary; // one line for the start-up block
     RuleKind kind;       // what compute does while data travel (scheduler_state.h)
-    // Among equally fast rules a plan recommends the one with the least of this: how far it
-    // departs from steps with the mean gradient of a batch at the current parameters. 0 is for
-    // the rule that does not, and of two such rules for the one that needs less memory. Which
-    // rule with local steps departs least has not been measured.
+    // Among equally fast rules a plan recommends the one with the least of this: how far
+    // it departs from steps with the mean gradient of a batch at the current parameters.
+    // 0 is for the rule that does not, and of two such rules for the one that needs less
+    // memory. Which rule with local steps departs least has not been measured.
     int departs;
     bool replicated;       // every rank holds and steps the whole optimizer state
     int rounds_per_commit; // calls of accumulate() per commit, of a micro-batch or more each
@@ -43,8 +43,8 @@ typedef struct Rule {
     // result, the same on every rank. Returns whether the committed parameters have changed.
     // NULL: s->parameters is the result already.
     bool (*finish)(Scheduler *s);
-    // While a gradient sum waits for its launch (is_handed_over), compute uses a prediction from
-    // the committed parameters.
+    // While a gradient sum waits for its launch (is_handed_over), compute uses a
+    // prediction from the committed parameters.
     bool predicts;
 
     // What a user may ask of this rule alone. `own` is the rule's part of RuleOptions

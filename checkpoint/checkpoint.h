@@ -438,8 +438,9 @@ typedef bool (*PieceVisit)(void *context, size_t flat, Real *host, size_t count,
 
 typedef struct PieceWalk {
     Scheduler *scheduler;
-    // The visitor fills `host`, which then goes to the vector. Otherwise each rank visits only
-    // its part of a shared vector, so that all ranks together visit every element once.
+    // The visitor fills `host`, which then goes to the vector. Otherwise each rank visits
+    // only its part of a shared vector, so that all ranks together visit every element
+    // once.
     bool loads;
     float *stage; // (CHECKPOINT_STAGE) on the host; not used on the CPU
     PieceVisit visit;

@@ -59,8 +59,9 @@ typedef struct Span {
 // Seconds.
 typedef struct TraceSums {
     double compute, communication, exposed;
-    // A part of compute, only of spans that have ended. The CPU time is that of the stream's own
-    // thread: less than the span if the thread waited, for messages or for a core.
+    // A part of compute, only of spans that have ended. The CPU time is that of the
+    // stream's own thread: less than the span if the thread waited, for messages or for a
+    // core.
     double micro_batch, micro_batch_cpu;
 } TraceSums;
 

@@ -152,7 +152,8 @@ typedef struct Options {
     int64_t slow_rank;                   // -1: none
     double slow_ms;
 
-    // By the place in the table: what was left to the program, which has chosen the value.
+    // By the place in the table: what was left to the program, which has chosen the
+    // value.
     bool chosen[OPTIONS_AT_MOST];
 } Options;
 

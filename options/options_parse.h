@@ -237,7 +237,8 @@ static inline bool option_has_word_value(const OptionSpec *option, const Options
            option->word_value;
 }
 
-// Whether the option at `field` is left to the program, which then chooses its value: that is noted.
+// Whether the option at `field` is left to the program, which then chooses its value:
+// that is noted.
 static inline bool options_leave(Options *options, const void *field) {
     const OptionSpec *option = option_of((size_t)((const char *)field - (const char *)options));
     bool left = option_has_word_value(option, options);
@@ -277,7 +278,8 @@ static inline bool option_is_same(const OptionSpec *option, const Options *a, co
     return option_has_value(option, a, option_print_value(option, b, text));
 }
 
-// Whether another option has a value with which this one has no effect: "NAME VALUE", or NULL.
+// Whether another option has a value with which this one has no effect: "NAME VALUE", or
+// NULL.
 static inline const char *option_excluded_by(const OptionSpec *option, const Options *options,
                                              char pair[128]) {
     char name[64], value[64];
@@ -348,7 +350,8 @@ static inline json_t *options_as_json(const Options *options) {
     return object;
 }
 
-// The name, in a saved configuration, of an object of the values that the program has chosen.
+// The name, in a saved configuration, of an object of the values that the program has
+// chosen.
 #define OPTIONS_CHOSEN "chosen"
 
 // Sets one field from a JSON value: a string is read as on the command line.
@@ -407,8 +410,8 @@ static inline json_t *options_chosen_as_json(const Options *options) {
     return chosen;
 }
 
-// Sets the values that a run has chosen, where the options leave them to the program, and notes that they
-// were chosen. A value that has been changed by hand since counts.
+// Sets the values that a run has chosen, where the options leave them to the program, and
+// notes that they were chosen. A value that has been changed by hand since counts.
 static inline bool options_read_chosen(const json_t *chosen, Options *options, Error *error) {
     const char *name;
     json_t *value;
@@ -424,9 +427,10 @@ static inline bool options_read_chosen(const json_t *chosen, Options *options, E
     return true;
 }
 
-// Sets what the file has and leaves the rest; notes in `sources` what it has. The file is a
-// configuration, or the manifest of a checkpoint, which has one as "options". With `again` the options
-// are those of the run that wrote it; otherwise what it has chosen is left to be chosen once more.
+// Sets what the file has and leaves the rest; notes in `sources` what it has. The file is
+// a configuration, or the manifest of a checkpoint, which has one as "options". With
+// `again` the options are those of the run that wrote it; otherwise what it has chosen is
+// left to be chosen once more.
 static inline bool options_read_file(const char *path, bool again, Options *options,
                                      OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     json_error_t problem;
@@ -471,10 +475,11 @@ static inline bool options_read_file(const char *path, bool again, Options *opti
     return valid;
 }
 
-// Writes every option; --config reads the file back to equal options. What the program has chosen is
-// left to it in the file, too, with the values beside it: so the file repeats the run, is a
-// template for another model, and a run that goes on keeps what was chosen. The old file stays until the
-// new one is whole, since a resumed run depends on it.
+// Writes every option; --config reads the file back to equal options. What the program
+// has chosen is left to it in the file, too, with the values beside it: so the file
+// repeats the run, is a template for another model, and a run that goes on keeps what was
+// chosen. The old file stays until the new one is whole, since a resumed run depends on
+// it.
 static inline bool options_save_file(const Options *options, const char *path, Error *error) {
     FILE *file = file_replace_begin(path, error);
     if (file == NULL) { return false; }
@@ -688,13 +693,15 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
         bool is_free = sources[index] == FROM_DEFAULT && !has_config && is_kept &&
                        option_is_of_rule(option, options_rule(options)) &&
                        option_excluded_by(option, options, pair) == NULL;
-        // --config names the file of the very run that is resumed: what it has chosen is not chosen again.
+        // --config names the file of the very run that is resumed: what it has chosen is
+        // not chosen again.
         bool is_chosen = is_own && before.chosen[index] && option_has_word_value(option, options);
         if (saved[index] == FROM_DEFAULT || now != (option->rules != NULL) ||
             !(is_free || closes || is_chosen)) {
             continue;
         }
-        // What was worked out from another option is worked out anew from that one's new value.
+        // What was worked out from another option is worked out anew from that one's new
+        // value.
         if (followed != NULL && before.chosen[index] && sources[followed - option_table] == FROM_LINE) {
             if (!option_set(option, options, option->word, error)) { return false; }
             continue;

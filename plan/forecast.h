@@ -186,8 +186,8 @@ enum {
     FORECAST_COMMITS = 100 // that a recommended command trains for, at least
 };
 
-// What the command of a row trains on: --tokens, but FORECAST_COMMITS at least. The tokens of --epochs are not
-// known here: 0.
+// What the command of a row trains on: --tokens, but FORECAST_COMMITS at least. The
+// tokens of --epochs are not known here: 0.
 static inline double row_tokens(const ForecastRow *row) {
     double micro_batch = (double)(row->options.micro_batch * row->options.seq_len);
     double least = ceil(FORECAST_COMMITS * row->commit.micro_batches * micro_batch);
@@ -240,7 +240,8 @@ static inline bool forecast_simulate(Trial *trial, const Machine *machine, Forec
     return good;
 }
 
-// What `run` would do with these options. A micro-batch of another size takes as long for a token.
+// What `run` would do with these options. A micro-batch of another size takes as long for
+// a token.
 static inline void forecast_row(const Setup *setup, const Machine *machine, const Options *options,
                                 ForecastRow *row) {
     Error error = {""};

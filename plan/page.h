@@ -1,8 +1,9 @@
 // page.h: a plan as a page for a browser (--page): every rule over the link between hosts and the
 // micro-batches of a commit.
 //
-// Each cell of the map is a plan of its own, made by forecast_make: the run's cell has the numbers
-// that the terminal shows. The page holds all of them as JSON, and draws them itself (page.html).
+// Each cell of the map is a plan of its own, made by forecast_make: the run's cell has
+// the numbers that the terminal shows. The page holds all of them as JSON, and draws them
+// itself (page.html).
 #ifndef ACCO_PLAN_PAGE_H
 #define ACCO_PLAN_PAGE_H
 
@@ -47,7 +48,8 @@ static inline json_t *page_axis_as_json(const PageAxis *axis) {
     return list;
 }
 
-// [tokens/s, share of the time computing, 1: fits] of each rule, null: cannot be run so; and what is recommended.
+// [tokens/s, share of the time computing, 1: fits] of each rule, null: cannot be run so;
+// and what is recommended.
 static inline json_t *page_cell(const Forecast *forecast) {
     json_t *rules = json_array();
     for (int i = 0; i < RULE_COUNT; i++) {
@@ -77,7 +79,8 @@ static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionCh
             Machine machine = own->machine;
             bool is_own = counts->values[i] == counts->own && mbit->values[j] == mbit->own;
             machine.host.bytes_per_second *= mbit->values[j] / mbit->own;
-            // With --accumulate auto the own cell is adaptive, and the others have a number.
+            // With --accumulate auto the own cell is adaptive, and the others have a
+            // number.
             options.accumulate = is_own ? setup->options->accumulate : (int64_t)counts->values[i];
             if (options.rank_accumulate[0] != '\0') { options.accumulate = setup->options->accumulate; }
             forecast_make(&other, &machine, recompute, false, forecast);
@@ -89,14 +92,16 @@ static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionCh
     return map;
 }
 
-// The data of the page. reason: where the time of a micro-batch comes from. seconds: that the own cell takes.
+// The data of the page. reason: where the time of a micro-batch comes from. seconds: that
+// the own cell takes.
 static inline json_t *page_data(const Setup *setup, const Forecast *own, OptionChoice recompute,
                                 const char *reason, double seconds) {
     const Options *options = setup->options;
     const Machine *machine = &own->machine;
     const ForecastRow *row = &own->rows[own->recommended >= 0 ? own->recommended : own->own];
     double payload = plan_emulates(options) ? 1 : TCP_PAYLOAD;
-    // Unequal ranks have no number of micro-batches in common: only the own batch is drawn.
+    // Unequal ranks have no number of micro-batches in common: only the own batch is
+    // drawn.
     bool unequal = options->rank_accumulate[0] != '\0';
     double count = rint(own->rows[own->own].commit.micro_batches / setup->transport->size);
     if (options->accumulate > 0 && !unequal) { count = (double)options->accumulate; }

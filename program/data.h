@@ -305,9 +305,10 @@ static inline void tokenize_data(Run *run) {
 // ---------------------------------------------------------------------------------------
 // Data that change
 
-// Looks whether the files are still what they were: rank 0 at every report, all ranks before a
-// checkpoint and at the end. A file that was removed or replaced is named once, because the run still
-// reads the old one. If the content of one has changed, the run saves itself and ends.
+// Looks whether the files are still what they were: rank 0 at every report, all ranks
+// before a checkpoint and at the end. A file that was removed or replaced is named once,
+// because the run still reads the old one. If the content of one has changed, the run
+// saves itself and ends.
 static inline void watch_data(Run *run) {
     static const char *const uses[2] = {"trained on it: commits", "validated on it: validations"};
     DataLoader *loaders[2] = {&run->data, &run->validation_data};

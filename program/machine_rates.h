@@ -80,8 +80,8 @@ static inline bool gpu_name_has(const char *name, const char *part) {
     return false;
 }
 
-// The maker's number for a GPU that computes in bf16, in operations a second; NAN: not in the table,
-// or the GPU is not whole.
+// The maker's number for a GPU that computes in bf16, in operations a second; NAN: not in
+// the table, or the GPU is not whole.
 static inline double gpu_peak(const Placement *placement) {
     const char *name = placement->gpu.name;
     bool whole =

@@ -4,9 +4,9 @@
 // SIGINT, SIGTERM, SIGHUP and SIGUSR1 all ask a rank to stop. The rank sets a flag. While
 // it trains, all ranks learn of it with the next job (Wishes::stop_agreed); while it
 // validates, with the next batch; while it starts, when the ranks agree on something
-// (agree_or_exit). They save what there is, leave together, and the exit code is 75; with
-// --save-every never it is 4. Nothing here ends a rank that saves slowly. A rank that waits for a dead one ends at the deadline
-// of the transport, and names it.
+// (agree_or_exit). They save what there is and leave together; the exit code is 75, and 4
+// with --save-every never. Nothing here ends a rank that saves slowly. A rank that waits for
+// a dead one ends at the deadline of the transport, and names it.
 //
 // A second SIGINT ends the rank at once, and says what is lost.
 //

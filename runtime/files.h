@@ -33,8 +33,9 @@
 
 #include "runtime/errors.h"
 
-// Gives a process that was started without standard input, output or errors empty ones: otherwise a file
-// that is opened could get such a number, and then everything that is printed.
+// Gives a process that was started without standard input, output or errors empty ones:
+// otherwise a file that is opened could get such a number, and then everything that is
+// printed.
 static inline void files_open_standard(void) {
     int file = open("/dev/null", O_RDWR);
     while (file >= 0 && file <= STDERR_FILENO) { file = open("/dev/null", O_RDWR); }

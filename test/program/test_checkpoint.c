@@ -1338,8 +1338,9 @@ static double last_rate(Stage *stage, const char *out) {
     return rate;
 }
 
-// A longer run has another schedule. The start says what that does to the rate, and how it would stay; rates
-// that were chosen stay, except those that follow one that is given now.
+// A longer run has another schedule. The start says what that does to the rate, and how
+// it would stay; rates that were chosen stay, except those that follow one that is given
+// now.
 static void a_longer_run_says_what_becomes_of_the_rate(void **state) {
     static const char *const lines[] = {
         "the schedule is another one: the learning rate goes from 0.0002 to 0.00",
@@ -1358,7 +1359,8 @@ static void a_longer_run_says_what_becomes_of_the_rate(void **state) {
     text_check(faster.output, "rate       peak 0.1, cosine to 0.01,", "faster");
     Outcome same = run_well(stage, "--resume auto --out same --sample-tokens none");
     assert_null(strstr(same.output, "the schedule is another one"));
-    // The advice is for every run, also where --min-lr was given; and a checkpoint elsewhere knows what was chosen.
+    // The advice is for every run, also where --min-lr was given; and a checkpoint
+    // elsewhere knows what was chosen.
     run_well(stage, "--config base.json --lr auto --min-lr 0.0001 --tokens 2k --out given");
     run_well(stage, "--resume auto --out given --tokens 4k --schedule constant --lr 0.0001 --warmup 0");
     shell(stage, "rm -rf AWAY && cp -r same/checkpoints/commit-* AWAY");
@@ -1371,7 +1373,8 @@ static void a_longer_run_says_what_becomes_of_the_rate(void **state) {
     run_well(stage, "--resume auto --out sequential --warmup 5 --tokens 4k");
     shell(stage, "grep -q '\"sequential\": \"warmup\"' sequential/config.json && grep -q '\"sequential\": 5' "
                  "sequential/config.json");
-    // The configuration of the very run that is resumed is no template: its warm-up stays.
+    // The configuration of the very run that is resumed is no template: its warm-up
+    // stays.
     run_well(stage, "--config base.json --warmup auto --tokens 4k --out own");
     run_well(stage, "--out own --resume auto --tokens 40k");
     Outcome own = run_well(stage, "--config own/config.json --tokens 48k");

@@ -641,8 +641,9 @@ static void data_that_are_removed_are_named(void **state) {
     assert_int_equal(text_count(outcome.output, "changing.txt was removed or replaced"), 1);
 }
 
-// A stop looks, too: also where no report is due, and where another file was only replaced. The file that
-// changed and has its old time again is found. All that is gone is named.
+// A stop looks, too: also where no report is due, and where another file was only
+// replaced. The file that changed and has its old time again is found. All that is gone
+// is named.
 static void a_stop_finds_data_that_changed(void **state) {
     static const struct {
         const char *change, *words;
@@ -696,8 +697,8 @@ static void a_resumed_run_knows_that_its_data_had_changed(void **state) {
     }
 }
 
-// Of validation data that changed nothing was trained on: put back, they make the run exact. A last validation
-// that a stop left out is made when the run is resumed, once.
+// Of validation data that changed nothing was trained on: put back, they make the run
+// exact. A last validation that a stop left out is made when the run is resumed, once.
 static void a_last_validation_is_made_up_for(void **state) {
     Stage *stage = stage_of(state);
     write_changing(stage, "changing.txt", 1, 8000);
@@ -742,7 +743,8 @@ static void a_resumed_run_keeps_its_data(void **state) {
     text_check(outcome.output, "not exact: another --tokens\n", options);
 }
 
-// Ranks on two hosts, each with a file of that name: only if it is the same file they train.
+// Ranks on two hosts, each with a file of that name: only if it is the same file they
+// train.
 static void ranks_with_other_data_are_refused(void **state) {
     Stage *stage = stage_with_ranks(state);
     shell(stage, "mkdir -p x y && cp bytes.json x && cp bytes.json y");

@@ -60,8 +60,8 @@ static void a_plan_says_what_would_fit(void **state) {
     }
 }
 
-// --fit takes the largest micro-batch that the verdict names, less a margin, and recomputes only where a
-// batch worth computing does not fit otherwise.
+// --fit takes the largest micro-batch that the verdict names, less a margin, and
+// recomputes only where a batch worth computing does not fit otherwise.
 static void fit_takes_the_largest_micro_batch(void **state) {
     static const struct {
         const char *arguments, *recompute;
@@ -164,8 +164,8 @@ static void a_plan_says_why_nothing_is_recommended(void **state) {
                "micro-batches would have to be simulated, which takes too long", arguments);
 }
 
-// With --fit every rule has what fits for it: each fills nearly all of the memory, and none lies out
-// because another one's micro-batch would be too large for it.
+// With --fit every rule has what fits for it: each fills nearly all of the memory, and
+// none lies out because another one's micro-batch would be too large for it.
 static void fit_is_for_every_rule(void **state) {
     Outcome outcome;
     json_t *plan = plan_json(stage_of(state),
@@ -183,8 +183,9 @@ static void fit_is_for_every_rule(void **state) {
     json_decref(plan);
 }
 
-// What a micro-batch takes on a GPU that is elsewhere is guessed from its peak, and the plan says so:
-// 6 operations for a parameter and token, and those of attention, at 40 % of it.
+// What a micro-batch takes on a GPU that is elsewhere is guessed from its peak, and the
+// plan says so: 6 operations for a parameter and token, and those of attention, at 40 %
+// of it.
 static void the_time_of_a_gpu_is_guessed_from_its_peak(void **state) {
     static const char given[] = "--model 125M --ranks 2 --gpu-memory 24G --micro-batch 8 --recompute";
     static const char *const levels[] = {"none", "block"};
@@ -202,8 +203,8 @@ static void the_time_of_a_gpu_is_guessed_from_its_peak(void **state) {
     }
 }
 
-// The page has the numbers of the plan where it marks the plan, and those of another plan at another
-// link and another number of micro-batches.
+// The page has the numbers of the plan where it marks the plan, and those of another plan
+// at another link and another number of micro-batches.
 static void a_page_shows_the_numbers_of_plans(void **state) {
     static const struct {
         const char *arguments;
@@ -251,8 +252,8 @@ static void a_page_shows_the_numbers_of_plans(void **state) {
     json_decref(page);
 }
 
-// In a real browser, where there is one: the page draws itself, shows what stands under the pointer, stays
-// where it was clicked, and goes back to its plan.
+// In a real browser, where there is one: the page draws itself, shows what stands under
+// the pointer, stays where it was clicked, and goes back to its plan.
 static void a_page_follows_the_pointer(void **state) {
     static const char after[] =
         "<script>const seen = [];"

@@ -1097,8 +1097,8 @@ static void ranks_of_unequal_rounds_choose_alike(void **state) {
     json_decref(repeated);
 }
 
-// A validation before the first report stands under the heading of the table, too. Where there is no scripts/plot,
-// nobody is sent to it.
+// A validation before the first report stands under the heading of the table, too. Where
+// there is no scripts/plot, nobody is sent to it.
 static void the_table_begins_with_its_heading(void **state) {
     Outcome outcome = program_run(stage_of(state), 0,
                                   "--config base.json --report-every 1000 --val-every 2 --val-batches 2");
@@ -1110,7 +1110,8 @@ static void the_table_begins_with_its_heading(void **state) {
     assert_null(strstr(outcome.output, "scripts/plot"));
 }
 
-// Started without standard output, as by some daemons: no file of the run gets what would be printed.
+// Started without standard output, as by some daemons: no file of the run gets what would
+// be printed.
 static void closed_output_reaches_no_file(void **state) {
     Stage *stage = stage_of(state);
     shell(stage, "\"$TRAIN_GPT\" --config base.json --out silent <&- >&- 2>&-");

@@ -195,8 +195,9 @@ static void a_step_uses_what_it_does_not_keep(void **state) {
     bench_close(&rounded);
 }
 
-// Where all gradients are the same, each moment is rounded up in a share of the elements. Both are in the
-// product of the shares: the two moments of an element draw bits of their own.
+// Where all gradients are the same, each moment is rounded up in a share of the elements.
+// Both are in the product of the shares: the two moments of an element draw bits of their
+// own.
 static void the_two_moments_of_an_element_are_rounded_apart(void **state) {
     (void)state;
     const float gradient = 0.123f; // neither moment is near a number of bf16

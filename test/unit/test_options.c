@@ -674,8 +674,8 @@ static void test_save_reloads_bit_for_bit(void **state) {
     }
 }
 
-// What the program has chosen is left to it in a template, and kept where the same run goes on; what
-// the user has changed in the file counts.
+// What the program has chosen is left to it in a template, and kept where the same run
+// goes on; what the user has changed in the file counts.
 static void test_chosen_values(void **state) {
     (void)state;
     char path[] = "/tmp/acco-options-XXXXXX";

@@ -1110,6 +1110,16 @@ static void the_table_begins_with_its_heading(void **state) {
     assert_null(strstr(outcome.output, "scripts/plot"));
 }
 
+// What `make run` starts takes options of the user's in the place of its own.
+static void the_first_run_takes_options(void **state) {
+    Stage *stage = stage_of(state);
+    shell(stage, "out=$PWD/first && cd \"$PROJECT_ROOT\" && scripts/first-run --optimizer zero1 --tokens=2k "
+                 "--sample-tokens none "
+                 "--out \"$out\" > \"$out.txt\" && grep -q '^rule       zero1' \"$out.txt\" && grep -q 'muon "
+                 "      steps' "
+                 "\"$out.txt\"");
+}
+
 // Started without standard output, as by some daemons: no file of the run gets what would
 // be printed.
 static void closed_output_reaches_no_file(void **state) {
@@ -2257,6 +2267,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(the_saved_configuration_repeats_the_run),
     PROGRAM_TEST(ranks_of_unequal_rounds_choose_alike),
     PROGRAM_TEST(the_table_begins_with_its_heading),
+    PROGRAM_TEST(the_first_run_takes_options),
     PROGRAM_TEST(closed_output_reaches_no_file),
     PROGRAM_TEST(the_page_of_options_is_current),
     PROGRAM_TEST(help_names_every_option),

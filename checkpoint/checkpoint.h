@@ -43,7 +43,7 @@
 #include "runtime/log.h"
 
 enum {
-    CHECKPOINT_VERSION = 2,
+    CHECKPOINT_VERSION = 3,
     CHECKPOINT_MAX_VECTORS = 8,
     CHECKPOINT_BLOCK = 4 << 20, // bytes under one checksum
     CHECKPOINT_STAGE = 1 << 20, // elements that are copied from or to a GPU at a time

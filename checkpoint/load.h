@@ -166,7 +166,8 @@ static inline bool source_open_manifest(CheckpointSource *source, const Checkpoi
     source->workers = (int)json_array_size(json_object_get(source->manifest, "workers"));
     if (!json_is_integer(json_object_get(source->manifest, "checkpoint")) ||
         integer_from_json(source->manifest, "checkpoint") != CHECKPOINT_VERSION || source->rule == NULL) {
-        return error_set(error, "%.400s is no checkpoint of this version", path);
+        return error_set(
+            error, "%.400s is no checkpoint of this version of the program; --from reads its model", path);
     }
     source->same_rule = strcmp(source->rule, run->rule->name) == 0;
     source->muon = json_is_true(json_object_get(source->manifest, "muon"));

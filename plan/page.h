@@ -120,13 +120,13 @@ static inline json_t *page_data(const Setup *setup, const Forecast *own, OptionC
     }
     json_t *tokens = row_tokens(row) > 0 ? json_real(row_tokens(row)) : json_null();
     return json_pack(
-        "{s:s, s:i, s:i, s:I, s:I, s:o, s:s, s:o, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:o}", "model",
-        setup->config->name, "ranks", setup->transport->size, "hosts", setup->transport->hosts.hosts,
-        "micro_batch", (json_int_t)options->micro_batch, "seq_len", (json_int_t)options->seq_len,
-        "micro_batch_ms", log_real(1e3 * machine->micro_batch), "reason", reason, "tokens", tokens, "rule",
-        own->own, "unequal", (int)unequal, "own_mbit", log_real(mbit.own), "own_count", log_real(counts.own),
-        "mbit", page_axis_as_json(&mbit), "counts", page_axis_as_json(&counts), "rules", rules, "map",
-        page_map(setup, own, recompute, &mbit, &counts));
+        "{s:o, s:i, s:i, s:I, s:I, s:o, s:o, s:o, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:o}", "model",
+        log_text(setup->config->name), "ranks", setup->transport->size, "hosts",
+        setup->transport->hosts.hosts, "micro_batch", (json_int_t)options->micro_batch, "seq_len",
+        (json_int_t)options->seq_len, "micro_batch_ms", log_real(1e3 * machine->micro_batch), "reason",
+        log_text(reason), "tokens", tokens, "rule", own->own, "unequal", (int)unequal, "own_mbit",
+        log_real(mbit.own), "own_count", log_real(counts.own), "mbit", page_axis_as_json(&mbit), "counts",
+        page_axis_as_json(&counts), "rules", rules, "map", page_map(setup, own, recompute, &mbit, &counts));
 }
 
 // Writes the page of a plan. own: the plan itself, which took so many seconds.

@@ -265,6 +265,15 @@ static inline void report_print_line(const Reports *reports, const Report *repor
     fputc('\n', stream);
 }
 
+// Before a line between reports: the table begins with its heading.
+static inline void report_begin_table(Reports *reports) {
+    terminal_clear(reports->terminal);
+    if (reports->lines == 0) {
+        reports->lines++;
+        report_print_line(reports, NULL);
+    }
+}
+
 // The heading returns every REPORT_HEADING_INTERVAL lines.
 static inline void report_print(Reports *reports, const Report *report) {
     terminal_clear(reports->terminal);
@@ -385,11 +394,7 @@ static inline void report_validation(Reports *reports, int64_t tokens, double se
     row.tokens = (double)tokens;
     row.seconds = seconds;
     row.validation_loss = reports->validation;
-    terminal_clear(reports->terminal);
-    if (reports->lines == 0) { // the first line of the table
-        reports->lines++;
-        report_print_line(reports, NULL);
-    }
+    report_begin_table(reports);
     printf("%6lld validation loss %.4f", (long long)commit, reports->validation);
     if (isfinite(reports->perfect_validation)) {
         printf(", a perfect model has %.4f", reports->perfect_validation);

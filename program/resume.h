@@ -83,7 +83,7 @@ static inline void find_models(Run *run) {
 // training continues without it.
 static inline void report_checkpoint(Reports *reports, const SavedReport *report, double waited, bool saved,
                                      const Error *error) {
-    terminal_clear(reports->terminal);
+    report_begin_table(reports);
     if (!saved) {
         printf("%6lld no checkpoint: %s\n", (long long)report->commit, error->text);
     } else if (report->seconds > 0) {
@@ -314,10 +314,11 @@ static inline void resume_run(Run *run) {
     const char *start = options_start(&run->options);
     if (start[0] != '\0') { printf("           with its parameters; those of %s are not used\n", start); }
     double before = run->checkpointed.next_learning_rate, now = scheduler_learning_rate(&run->scheduler);
-    if (!(fabs(now - before) <= 1e-4 * before)) {
+    bool goes_on = run->scheduler.gradients_done < run->scheduler.settings.target;
+    if (goes_on && !(fabs(now - before) <= 1e-4 * before)) {
         printf("           the schedule is another one: the learning rate goes from %.5g to %.5g here\n",
                before, now);
-        if (run->options.schedule != SCHEDULE_CONSTANT) {
+        if (run->options.schedule != SCHEDULE_CONSTANT && before > 1e-12) {
             printf("           (--schedule constant --lr %.5g --warmup 0 leaves it where it was)\n", before);
         }
     }

@@ -95,8 +95,8 @@ enum {
     LLMC_MAGIC_UINT32 = 20240801, // version 7, Llama 3 ids
     HOLD_OUT_DIVISOR = 20,
     HOLD_OUT_MOST = 4096,
-    DATA_SAMPLES = 64,   // of all files together, but
-    DATA_SAMPLES_OF = 8, // of each at least; a file that is no larger than these is read whole
+    DATA_SAMPLES = 64,   // of all files together
+    DATA_SAMPLES_OF = 8, // but of each at least these; a file that is no larger is read whole
     DATA_SAMPLE_BYTES = 4096,
     DATA_IDENTITY_SIZE = 96
 };

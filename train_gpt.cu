@@ -190,7 +190,7 @@ static void train_to_target(Run *run) {
     bool changed = rule->finish != NULL && rule->finish(s);
     report_spike(run);
     if (scheduler_is_halted(s)) { return; }
-    // A run that was stopped in its last validation makes it when it is resumed.
+    // A run that was stopped before or in its last validation makes it when it is resumed.
     bool owes = was_done && run->options.val_batches > 0 &&
                 run->checkpointed.validated_commit != s->optimizer.commits;
     if (changed || owes) { forget_saved(run); }

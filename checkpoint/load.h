@@ -495,10 +495,10 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
         const json_t *worker = json_array_get(json_object_get(source->manifest, "workers"), i);
         changed = json_is_true(json_object_get(worker, "data_changed"));
     }
+    if (changed) { remarks_add(remarks, "data changed while the run trained on them"); }
     if (run->scheduler->settings.adaptive) {
         remarks_add(remarks, "with --accumulate auto batches follow the time");
     }
-    if (changed) { remarks_add(remarks, "data changed while the run trained on them"); }
     json_object_foreach(run->options, name, value) {
         const json_t *before = json_object_get(options, name);
         char text[64];

@@ -152,8 +152,7 @@ typedef struct Options {
     int64_t slow_rank;                   // -1: none
     double slow_ms;
 
-    // By the place in the table: what was left to the program, which has chosen the
-    // value.
+    // Of each option, by its place in the table: whether the program has chosen its value.
     bool chosen[OPTIONS_AT_MOST];
 } Options;
 

@@ -136,7 +136,7 @@ static inline bool option_set_number(const OptionSpec *option, Options *options,
         // 0 says the same as off, none, end and other such words. A user who writes
         // --threads 0 may well mean something else than auto.
         bool zero = value == 0 && option->word != NULL && option->word_value == 0 &&
-                    !option_list_names("auto, all, round, unset", option->word);
+                    !option_list_names("auto, all, half, round, unknown, unset", option->word);
         bool in_range = (value >= option->minimum && value <= option->maximum) || zero;
         if (!valid && errno != ERANGE) {
             return option_refuse(option, text, is_real ? "is not a number" : "is not a whole number", error);
@@ -475,11 +475,10 @@ static inline bool options_read_file(const char *path, bool again, Options *opti
     return valid;
 }
 
-// Writes every option; --config reads the file back to equal options. What the program
-// has chosen is left to it in the file, too, with the values beside it: so the file
-// repeats the run, is a template for another model, and a run that goes on keeps what was
-// chosen. The old file stays until the new one is whole, since a resumed run depends on
-// it.
+// Writes every option. What the program has chosen is left to it in the file, too, with the
+// values beside it: so the file repeats the run, is a template for another model, and a run
+// that goes on keeps what was chosen. The old file stays until the new one is whole, since a
+// resumed run depends on it.
 static inline bool options_save_file(const Options *options, const char *path, Error *error) {
     FILE *file = file_replace_begin(path, error);
     if (file == NULL) { return false; }
@@ -652,9 +651,9 @@ static inline void options_find_kept(const Options *options, OptionText path) {
     }
     for (int copy = 0; copy < 2; copy++) {
         const char *directory = copy ? named : run, *name = copy ? "checkpoint.json" : "config.json";
+        // The config.json of a model is no configuration.
         int weights = snprintf(path, sizeof(OptionText), "%s/model.safetensors", directory);
-        bool is_model =
-            weights < (int)sizeof(OptionText) && access(path, F_OK) == 0; // whose config.json is another
+        bool is_model = weights < (int)sizeof(OptionText) && access(path, F_OK) == 0;
         int length = snprintf(path, sizeof(OptionText), "%s/%s", directory, name);
         if (length < (int)sizeof(OptionText) && !is_model && access(path, R_OK) == 0) { return; }
     }

@@ -314,6 +314,7 @@ static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again
     if (written && options->page[0] != '\0') {
         written = page_write(setup, forecast, recompute, reason, seconds, error);
     }
+    if (written && options->page[0] != '\0') { printf("page             %s\n", options->page); }
     json_decref(object);
     free(forecast);
     return written;

@@ -118,11 +118,11 @@ static inline bool open_data(Run *run, Error *error) {
         for (int j = 0; j < data->file_count; j++) {
             const struct stat *one = &held->files[i].opened, *other = &data->files[j].opened;
             if (one->st_dev != other->st_dev || one->st_ino != other->st_ino) { continue; }
-            return error_set(error,
-                             "--val-data has %.300s, which is among --data, too, and so is no measure: leave "
-                             "--val-data away, "
-                             "and the end of --data is held out",
-                             held->files[i].path);
+            return error_set(
+                error,
+                "--val-data has %.300s, which is among --data, too: leave --val-data away, and the "
+                "end of --data is held out",
+                held->files[i].path);
         }
     }
     if (tokenizer[0] == '\0' && text != data_loader_is_text(held)) {

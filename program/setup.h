@@ -49,9 +49,8 @@ static inline int64_t nominal_tokens_per_commit(const Run *run) {
     return options_total_accumulate(&run->options, run->transport.size) * tokens_per_micro_batch(run);
 }
 
-// Fills in the rates that were left to the program, so that the saved configuration has
-// them. A constant rate has no minimum. While --epochs are not counted yet, a warm-up that
-// is a part of them is not either.
+// Fills in the rates that were left to the program. A constant rate has no minimum. While
+// --epochs are not counted yet, a warm-up that is a part of them is not either.
 static inline bool choose_rates(Run *run, Error *error) {
     Options *options = &run->options;
     double parameters = (double)run->table.parameter_count;

@@ -47,8 +47,8 @@ static inline int command_tokenize(const Options *options) {
            (unsigned long long)amount[SHARDS_TRAIN], unit, (unsigned long long)amount[SHARDS_VALIDATION],
            tokenizer.vocabulary);
     if (made.cut > 0) {
-        printf("%llu documents were longer than %d tokens and lost their end\n", (unsigned long long)made.cut,
-               made.pad);
+        printf("documents longer than %d tokens, which lost their end: %llu\n", made.pad,
+               (unsigned long long)made.cut);
     }
     if (made.left_out > 0) {
         printf("%llu documents were left out, because nothing of them would have been predicted\n",

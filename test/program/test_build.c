@@ -265,7 +265,7 @@ static int open_stage(void **state) {
     snprintf(stage.binary, sizeof stage.binary, "/bin/sh");
     shell(&stage,
           "cp -r '%s/Makefile' '%s/scripts' . && mkdir -p bin mpi/bin mpi/lib toolkit/bin toolkit/lib64 "
-          "nccl/lib",
+          "nccl/lib plan && : > plan/page.html",
           stage.root, stage.root);
     stage_write(&stage, "cc", compiler);
     stage_write(&stage, "train_gpt.cu", "");

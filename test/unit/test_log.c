@@ -57,6 +57,7 @@ static Reports *reports_in(const char *directory) {
     static Terminal terminal;
     Error error;
     memset(&reports, 0, sizeof reports);
+    terminal_open(&terminal, stdout);
     reports.terminal = &terminal;
     assert_true(reports_open(&reports, directory, &error));
     return &reports;

@@ -91,10 +91,11 @@ static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TE
     snprintf(reason, RULE_TEXT, "as --compute-ms says");
     if (options->compute_ms > 0) { return options->compute_ms / 1e3; }
     if (setup->placement->on_gpu) {
-        double peak = options->gpu_tflops > 0 ? 1e12 * options->gpu_tflops : gpu_peak(setup->placement);
+        double made = operations * recomputing(setup),
+               peak = options->gpu_tflops > 0 ? 1e12 * options->gpu_tflops : gpu_peak(setup->placement);
         snprintf(reason, RULE_TEXT, "a guess: %.3g TFLOP at %.0f %% of the GPU's peak of %.4g TFLOP/s",
-                 operations * recomputing(setup) / 1e12, 100 * GPU_SHARE, peak / 1e12);
-        return operations * recomputing(setup) / (GPU_SHARE * peak);
+                 made / 1e12, 100 * GPU_SHARE, peak / 1e12);
+        return made / (GPU_SHARE * peak);
     }
     snprintf(reason, RULE_TEXT, "measured here, with %d thread%s", threads, threads == 1 ? "" : "s");
     if (operations <= MICRO_BATCH_MOST) { return micro_batch_measure(setup, threads); }

@@ -78,11 +78,11 @@ static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionCh
         for (int j = 0; j < mbit->count; j++) {
             Machine machine = own->machine;
             bool is_own = counts->values[i] == counts->own && mbit->values[j] == mbit->own;
-            machine.host.bytes_per_second *= mbit->values[j] / mbit->own;
             // With --accumulate auto the own cell is adaptive, and the others have a
-            // number.
-            options.accumulate = is_own ? setup->options->accumulate : (int64_t)counts->values[i];
-            if (options.rank_accumulate[0] != '\0') { options.accumulate = setup->options->accumulate; }
+            // number. --rank-accumulate is the same in all.
+            bool as_given = is_own || options.rank_accumulate[0] != '\0';
+            options.accumulate = as_given ? setup->options->accumulate : (int64_t)counts->values[i];
+            machine.host.bytes_per_second *= mbit->values[j] / mbit->own;
             forecast_make(&other, &machine, recompute, false, forecast);
             json_array_append_new(row, page_cell(forecast));
         }

@@ -262,6 +262,11 @@ static inline json_t *forecast_as_json(const Setup *setup, const Forecast *forec
                      best >= 0 ? json_string(RULES[best].rule->name) : json_null(), "rules", rows);
 }
 
+// The option that asks for a file of times, as in a message; NULL: none does.
+static inline const char *plan_file(const Options *options) {
+    return options->json[0] != '\0' ? "--json" : options->page[0] != '\0' ? "--page" : NULL;
+}
+
 // Prints what the run and its alternatives would take, and writes it to --json. like: the
 // run of --like, or NULL. again: the plan is for that very run, whose log tells how fast
 // its network is. recompute: as asked for, before --fit.
@@ -279,7 +284,7 @@ static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again
     if (isnan(machine.micro_batch)) {
         static const char advice[] = "give --gpu-tflops and its peak, --compute-ms, or --like and a run";
         printf("time             not known: a micro-batch cannot be measured here; %s\n", advice);
-        const char *file = options->json[0] != '\0' ? "--json" : options->page[0] != '\0' ? "--page" : NULL;
+        const char *file = plan_file(options);
         return file == NULL ||
                error_set(error, "%s: what a micro-batch takes is not known: %s", file, advice);
     }
@@ -313,8 +318,8 @@ static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again
                    error_set(error, "--json %.300s cannot be written: %s", options->json, strerror(errno));
     if (written && options->page[0] != '\0') {
         written = page_write(setup, forecast, recompute, reason, seconds, error);
+        if (written) { printf("page             %s\n", options->page); }
     }
-    if (written && options->page[0] != '\0') { printf("page             %s\n", options->page); }
     json_decref(object);
     free(forecast);
     return written;
@@ -364,7 +369,7 @@ static inline int command_plan(Run *run) {
     Setup setup = setup_of_run(run);
     MemoryRoom room = memory_room(&setup);
     bool alone = transport->size == 1, again = own_ranks && options->host_mbit == 0;
-    const char *file = options->json[0] != '\0' ? "--json" : options->page[0] != '\0' ? "--page" : NULL;
+    const char *file = plan_file(options);
     if (file != NULL && alone) {
         error_set(&error, "%s has the times of exchanges: give --ranks 2 or more", file);
     } else if (options->page[0] != '\0' && transport->hosts.hosts == 1) {

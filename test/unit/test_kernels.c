@@ -282,34 +282,30 @@ static void check_layernorm(int rows, int C, bool branch, bool accumulate, int t
     float *statistics = random_array(2 * (size_t)rows), *dy = random_array(count),
           *d_residual = random_array(count);
     float *d_before = copy_array(d_residual, count), *partials = random_array(ROW_BLOCKS * 3 * width);
-    float *sums[3] = {random_array(width), random_array(width), random_array(width)};
-    double *expected_sums = (double *)malloc(3 * width * sizeof(double));
-    for (int s = 0; s < 3; s++) {
-        for (size_t c = 0; c < width; c++) { expected_sums[(size_t)s * width + c] = (double)sums[s][c]; }
-    }
-    Layernorm forward = {.statistics = statistics,
-                         .residual = as_reals(residual),
-                         .weight = as_reals(weight),
-                         .bias = as_reals(bias),
-                         .epsilon = 1e-5f,
-                         .rows = rows,
-                         .channels = C,
-                         .output = as_reals(output),
-                         .residual_before = as_reals(branch ? before : NULL),
-                         .branch = as_reals(branch ? added : NULL),
-                         .branch_bias = as_reals(branch ? added_bias : NULL)},
-              backward = forward;
-    backward.d_residual = as_reals(d_residual);
-    backward.accumulate = accumulate;
-    backward.d_weight = sums[0];
-    backward.d_bias = sums[1];
-    backward.d_branch_bias = branch ? sums[2] : NULL;
-    backward.partials = partials;
-    backward.d_output = as_reals(dy);
-    layernorm_forward(&stream, &forward);
-    layernorm_backward(&stream, &backward);
-    double *work = (double *)malloc(5 * width * sizeof(double)), *x = work, *y = x + width, *dx = y + width,
-           *normalised = dx + width;
+    float *sums = random_array(3 * width);
+    double *expected_sums = (double *)malloc(7 * width * sizeof(double)), *x = expected_sums + 3 * width,
+           *y = x + width, *dx = y + width, *normalised = dx + width;
+    for (size_t i = 0; i < 3 * width; i++) { expected_sums[i] = (double)sums[i]; }
+    Layernorm layer = {.statistics = statistics,
+                       .residual = as_reals(residual),
+                       .weight = as_reals(weight),
+                       .bias = as_reals(bias),
+                       .epsilon = 1e-5f,
+                       .rows = rows,
+                       .channels = C,
+                       .output = as_reals(output),
+                       .residual_before = as_reals(branch ? before : NULL),
+                       .branch = as_reals(branch ? added : NULL),
+                       .branch_bias = as_reals(branch ? added_bias : NULL),
+                       .d_residual = as_reals(d_residual),
+                       .accumulate = accumulate,
+                       .d_weight = sums,
+                       .d_bias = sums + width,
+                       .d_branch_bias = branch ? sums + 2 * width : NULL,
+                       .partials = partials,
+                       .d_output = as_reals(dy)};
+    layernorm_forward(&stream, &layer);
+    layernorm_backward(&stream, &layer);
     for (int row = 0; row < rows; row++) {
         size_t offset = (size_t)row * width;
         for (size_t c = 0; c < width; c++) {
@@ -321,20 +317,19 @@ static void check_layernorm(int rows, int C, bool branch, bool accumulate, int t
         assert_arrays_close("layernorm", output + offset, y, width, C == 1 ? 1e-4 : 2e-5);
         for (size_t c = 0; c < width; c++) {
             dx[c] += accumulate ? (double)d_before[offset + c] : 0.0;
-            expected_sums[c] += (double)dy[offset + c] * normalised[c];
-            expected_sums[width + c] += (double)dy[offset + c];
-            expected_sums[2 * width + c] += branch ? dx[c] : 0.0;
+            double terms[3] = {(double)dy[offset + c] * normalised[c], (double)dy[offset + c],
+                               branch ? dx[c] : 0.0};
+            for (size_t s = 0; s < 3; s++) { expected_sums[s * width + c] += terms[s]; }
         }
         assert_arrays_close("d_residual", d_residual + offset, dx, width, 1e-4);
     }
-    for (int s = 0; s < 3; s++) {
-        assert_arrays_close("column sums", sums[s], expected_sums + (size_t)s * width, width, 2e-4);
+    for (size_t s = 0; s < 3; s++) {
+        assert_arrays_close("column sums", sums + s * width, expected_sums + s * width, width, 2e-4);
     }
-    float *all[15] = {before, added,      added_bias, weight,   bias,    residual, output, statistics,
-                      dy,     d_residual, d_before,   partials, sums[0], sums[1],  sums[2]};
-    for (int i = 0; i < 15; i++) { free(all[i]); }
+    float *all[13] = {before,     added, added_bias, weight,   bias,     residual, output,
+                      statistics, dy,    d_residual, d_before, partials, sums};
+    for (int i = 0; i < 13; i++) { free(all[i]); }
     free(expected_sums);
-    free(work);
     thread_pool_destroy(stream.pool);
 }
 

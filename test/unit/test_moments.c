@@ -147,15 +147,21 @@ static void bench_close(Bench *bench) {
     free(bench->gradient);
 }
 
-// Steps `steps` times with gradients that depend on the step and the place, times `size`.
-static void bench_run(Bench *bench, int steps, double size, bool commit) {
-    size_t padded = layout_padded(&bench->optimizer.layout);
+// A step with the gradients that the bench has, or an estimate of it.
+static OptimizerStep bench_step(const Bench *bench, bool commit) {
     OptimizerStep step = {.gradient = bench->gradient,
                           .out = bench->out,
                           .divisor = 1,
                           .scale = 1,
                           .learning_rate = 0.01,
                           .commit = commit};
+    return step;
+}
+
+// Steps `steps` times with gradients that depend on the step and the place, times `size`.
+static void bench_run(Bench *bench, int steps, double size, bool commit) {
+    size_t padded = layout_padded(&bench->optimizer.layout);
+    OptimizerStep step = bench_step(bench, commit);
     for (int n = 0; n < steps; n++) {
         for (size_t i = 0; i < padded; i++) {
             Random random = {random_hash((uint64_t)bench->optimizer.commits, i)};
@@ -206,12 +212,7 @@ static void the_two_moments_of_an_element_are_rounded_apart(void **state) {
     double up[2] = {0}, both = 0;
     bench_open(&bench, PRECISION_BF16, 0.95, &whole, 0, 2);
     for (size_t i = 0; i < layout_padded(&whole); i++) { bench.gradient[i] = gradient; }
-    OptimizerStep step = {.gradient = bench.gradient,
-                          .out = bench.out,
-                          .divisor = 1,
-                          .scale = 1,
-                          .learning_rate = 0.01,
-                          .commit = true};
+    OptimizerStep step = bench_step(&bench, true);
     optimizer_step(&bench.optimizer, &bench.stream, &step);
     for (size_t i = 0; i < ELEMENTS; i++) {
         bool first = real_load(bench.optimizer.first_moment, i, PRECISION_BF16) > 0.1f * gradient,
@@ -299,12 +300,7 @@ static void second_moments_fall_as_they_should(void **state) {
         real_store(bench.optimizer.second_moment, i, (float)start, PRECISION_BF16);
         expected += start * pow((double)(float)0.999, STEPS);
     }
-    OptimizerStep step = {.gradient = bench.gradient,
-                          .out = bench.out,
-                          .divisor = 1,
-                          .scale = 1,
-                          .learning_rate = 0.01,
-                          .commit = true};
+    OptimizerStep step = bench_step(&bench, true);
     for (int n = 0; n < STEPS; n++) { optimizer_step(&bench.optimizer, &bench.stream, &step); }
     for (size_t i = 0; i < COUNT; i++) {
         double start = 1 + (double)(i % 128) / 128,

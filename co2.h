@@ -15,6 +15,14 @@
 // makes the outer step smaller to allow for that; here it is a constant (--co2-gap), as in
 // the released code. At the end of a run the workers wait for the last sum and apply it.
 //
+// eager (--co2-eager; Kale et al., 2025, arXiv 2502.12996): of what a worker has computed
+// itself, it need not wait for the sum. It starts its next period at
+//
+//   x(t+1) = b(t+1) - alpha (start - x) / workers
+//
+// so that only the others' parts are a period late. start is where its period began, which
+// is b(t) without this. b stays the same on all workers.
+//
 // How to choose Lambda: let b be the distance to a minimum, and let each period cover the
 // fraction g of it. With alpha = 1 and beta = 0, b(t+1) = b(t) - (g / Lambda) b(t-1). If
 // g > Lambda / 4, this oscillates, and its amplitude changes by the factor sqrt(g /
@@ -35,6 +43,7 @@ typedef struct Co2Options {
     int64_t inner_steps;     // tau
     double beta, alpha, phi; // phi 0: no clipping
     OptionText gap;          // "const:VALUE"
+    bool eager;
 } Co2Options;
 
 // The VALUE of const:VALUE, 1 .. 1e6. Returns false where `gap` is not of this form.
@@ -55,7 +64,7 @@ static inline bool co2_check(const void *own, const RuleFacts *facts, Error *err
     (void)facts;
     if (co2_read_gap(options->gap, &value)) { return true; }
     return error_set(
-        error, "--co2-gap: %s is no gap penalty; allowed: const:VALUE with VALUE 1 .. 1000000, as const:1",
+        error, "--co2-gap: %s is no gap penalty; allowed: const:VALUE with VALUE 1 .. 1000000, as const:2",
         text_excerpt(options->gap, excerpt));
 }
 
@@ -68,14 +77,15 @@ static inline void co2_configure(const void *own, SchedulerSettings *settings) {
     settings->outer_momentum.alpha = (float)options->alpha;
     settings->outer_momentum.phi = (float)options->phi;
     settings->outer_momentum.gap = (float)gap;
+    settings->outer_momentum.eager = options->eager;
 }
 
 static inline void co2_describe(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]) {
     const Co2Options *options = (const Co2Options *)own;
     (void)settings;
-    snprintf(text, RULE_TEXT, "tau %lld, beta %g, alpha %g, phi %g%s, gap %s",
+    snprintf(text, RULE_TEXT, "tau %lld, beta %g, alpha %g, phi %g%s, gap %s%s",
              (long long)options->inner_steps, options->beta, options->alpha, options->phi,
-             options->phi > 0 ? "" : " (no clipping)", options->gap);
+             options->phi > 0 ? "" : " (no clipping)", options->gap, options->eager ? ", eager" : "");
 }
 
 // ---------------------------------------------------------------------------------------
@@ -84,22 +94,27 @@ static inline void co2_describe(const void *own, const SchedulerSettings *settin
 // Waits for the sum of the previous period and makes an outer step with it. Puts this
 // period's pseudo-gradient into the communication buffer. Returns whether a sum was in
 // flight.
-static inline bool co2_boundary(Scheduler *s) {
+static inline bool co2_boundary(Scheduler *s, bool eager) {
     bool received = s->job_in_flight;
     if (received) { wait_for(s); }
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
     FragmentWork work = {
         .scheduler = s, .operation = FRAGMENT_MOMENTUM, .momentum = s->settings.outer_momentum};
     work.momentum.received = received;
+    work.momentum.eager = eager;
     if (!scheduler_is_halted(s)) { scheduler_call(s, s->compute, fragment_task, &work); }
     return received;
 }
 
 static inline void co2_commit(Scheduler *s) {
+    bool eager = s->settings.outer_momentum.eager;
+    if (eager) { local_keep_start(s); }
     inner_steps(s, steps_left(s, s->settings.steps));
-    co2_boundary(s);
+    co2_boundary(s, eager);
     if (!scheduler_is_halted(s)) { launch_average(s, 0); }
 }
+
+static inline bool co2_finish(Scheduler *s) { return co2_boundary(s, false); }
 
 static const Rule co2_rule = {
     .name = "co2",
@@ -109,7 +124,7 @@ static const Rule co2_rule = {
     .rounds_per_commit = 1,
     .job_in_flight_between_commits = true,
     .commit = co2_commit,
-    .finish = co2_boundary,
+    .finish = co2_finish,
     .check = co2_check,
     .configure = co2_configure,
     .describe = co2_describe,

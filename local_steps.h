@@ -10,6 +10,7 @@
 //   apply_fragment(f, alpha) makes an outer step with it, and merges the result into the
 //                            local parameters
 //   local_take_outer()       the local parameters become the outer ones
+//   local_keep_start()       remembers the local parameters: the pseudo-gradient counts from there
 //
 //   compute         | inner step | ... | inner step | send | inner step | ... | wait_for . apply | ...
 //   communication                                   | reduce . gather  |
@@ -147,7 +148,9 @@ static inline void fragment_work_on(const FragmentWork *work, size_t begin, size
             outer_nesterov(s->compute, outer, momentum, local, travelling, last - first, &work->nesterov);
             break;
         case FRAGMENT_MOMENTUM:
-            outer_momentum(s->compute, outer, momentum, local, travelling, last - first, &work->momentum);
+            outer_momentum(s->compute, outer, momentum, local, travelling,
+                           s->local.start != NULL ? s->local.start + flat : outer, last - first,
+                           &work->momentum);
             break;
         }
     }
@@ -212,6 +215,11 @@ static inline void apply_fragment(Scheduler *s, int fragment, float alpha) {
     work.nesterov.alpha = alpha;
     scheduler_call(s, s->compute, fragment_task, &work);
     s->local.fragments[fragment].applied_at = s->optimizer.commits;
+}
+
+static inline void local_keep_start(Scheduler *s) {
+    stream_copy(s->compute, s->local.start, s->parameters.data, s->problem.parameter_count * sizeof(float));
+    stream_settle(s->compute);
 }
 
 static inline void local_take_outer(Scheduler *s) {

@@ -13,6 +13,7 @@
 //   outer        count      the outer step                            the outer step,         local
 //                                                                     validation
 //   momentum     count      the outer step                            the outer step          local
+//   start        count      compute, before a period                  the outer step          local, eager
 //   optimizer    owned      the job; in local rules compute           the same                all
 //
 // There are three kinds of rules:
@@ -240,6 +241,7 @@ typedef struct Fragment {
 // What only local rules have.
 typedef struct LocalState {
     float *outer, *momentum; // (parameter_count)
+    float *start;            // (parameter_count): where this worker's period began; NULL: at `outer`
     Fragment *fragments;     // (settings.fragments)
     int fragment;            // the next one to be sent
     Tally tally_before;      // since the latest exchange, without the inner step under way
@@ -439,6 +441,10 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     if (local) {
         arena_reserve(arena, MEMORY_OPTIMIZER, "outer parameters", count * sizeof(float), &s->local.outer);
         arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", count * sizeof(float), &s->local.momentum);
+        if (settings->outer_momentum.eager) {
+            arena_reserve(arena, MEMORY_OPTIMIZER, "start of a period", count * sizeof(float),
+                          &s->local.start);
+        }
     }
     Layout owned = shards ? s->layout : optimizer_whole(count);
     optimizer_reserve(&s->optimizer, arena, &settings->optimizer, &owned, shards ? transport->rank : 0,

@@ -290,9 +290,9 @@ static inline void outer_nesterov(Stream *stream, float *outer, float *momentum,
 }
 
 static inline void outer_momentum(Stream *stream, float *base, float *momentum, float *local, float *exchange,
-                                  size_t count, const MomentumStep *step) {
-    KERNEL_ON_GPU(stream, cuda_outer_momentum(stream, base, momentum, local, exchange, count, step))
-    cpu_outer_momentum(base, momentum, local, exchange, count, step);
+                                  const float *start, size_t count, const MomentumStep *step) {
+    KERNEL_ON_GPU(stream, cuda_outer_momentum(stream, base, momentum, local, exchange, start, count, step))
+    cpu_outer_momentum(base, momentum, local, exchange, start, count, step);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -217,11 +217,14 @@ static const OptionSpec option_table[] = {
     {OPTION("co2-phi", LOCAL, OTHER_BITS), REAL_OPTION(rules.co2.phi, "off", 1e-12, 1e6, "X"), .word = "off",
      .rules = "co2", .help =
      "Limit for every element of the outer momentum (phi). Lower tames spikes and may slow learning."},
-    {OPTION("co2-gap", LOCAL, OTHER_BITS), TEXT_OPTION(rules.co2.gap, "const:1", 1, "const:VALUE"),
+    {OPTION("co2-gap", LOCAL, OTHER_BITS), TEXT_OPTION(rules.co2.gap, "const:2", 1, "const:VALUE"),
      .rules = "co2", .help =
      "Divides the mean pseudo-gradient by VALUE, 1 or more, because it is one round old (the staleness gap "
-     "penalty). Larger is steadier and slower, and may bear a higher --lr: try 2. 1 is what the paper's "
-     "code has."},
+     "penalty). Larger is steadier and slower. 1 is what the paper's code has; it is at the edge of "
+     "stability where a round covers the whole distance to a minimum."},
+    {OPTION("co2-eager", LOCAL, OTHER_BITS), SWITCH_OPTION(rules.co2.eager, "off"), .rules = "co2", .help =
+     "on applies a rank's own part of the mean at once, and only the others' parts one round later. Takes "
+     "one more copy of the parameters."},
     {OPTION("diloco-H", LOCAL, OTHER_BITS), INTEGER_OPTION(rules.diloco.inner_steps, "30", 1, 1e6, "N"),
      .rules = "diloco or streaming-diloco", .help =
      "Inner steps of each rank between two exchanges (the paper's H); for streaming-diloco between two "

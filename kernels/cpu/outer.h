@@ -38,6 +38,7 @@ typedef struct MomentumStep {
     float phi;         // the momentum that is applied is clipped to [-phi, phi]; 0: not clipped
     float gap;         // staleness gap penalty: divides the sum, which is one round old
     bool received;     // there is a sum; false only at the end of the first round
+    bool eager;        // local starts with this worker's own share of the outer step to come
 } MomentumStep;
 
 OUTER_FUNCTION void cpu_outer_pseudo_gradient(float *pseudo_gradient, const float *outer, const float *local,
@@ -70,24 +71,27 @@ WIRE_FUNCTION float outer_clip(float value, float phi) {
     return phi > 0.0f ? (below < -phi ? -phi : below) : value;
 }
 
-// `exchange` holds, if `received`, the sum of the pseudo-gradients of the round before,
-// with mean D; it becomes the pseudo-gradient of this round. Then
+// `start` is where the round began; it may be `base`. `exchange` holds, if `received`, the
+// sum of the pseudo-gradients of the round before, with mean D; it becomes the
+// pseudo-gradient of this round, start - local. Then
 //   momentum = beta * momentum + D / gap
 //   base = local = base - alpha * clip(momentum)
-// Without a sum, momentum and base stay, and only local moves, to the base.
+//   local = local - alpha * exchange / ranks    only where eager
+// Without a sum, momentum and base stay, and only local moves.
 OUTER_FUNCTION void cpu_outer_momentum(float *base, float *momentum, float *local, float *exchange,
-                                       size_t count, const MomentumStep *step) {
+                                       const float *start, size_t count, const MomentumStep *step) {
     const MomentumStep s = *step;
+    const float own = s.eager ? s.alpha * s.inverse_ranks : 0.0f;
 #pragma omp simd
     for (size_t i = 0; i < count; i++) {
-        float delta = base[i] - local[i], moved = base[i];
+        float delta = start[i] - local[i], moved = base[i];
         if (s.received) {
             float velocity = s.beta * momentum[i] + exchange[i] * s.inverse_ranks / s.gap;
             momentum[i] = velocity;
             moved = base[i] - s.alpha * outer_clip(velocity, s.phi);
         }
         base[i] = moved;
-        local[i] = moved;
+        local[i] = own > 0.0f ? moved - own * delta : moved;
         exchange[i] = delta;
     }
 }

@@ -58,12 +58,17 @@ static inline void cuda_outer_nesterov(Stream *stream, float *outer, float *mome
 // Without a sum, `exchange` and the momentum are not read, and the momentum is not
 // written.
 static __global__ void outer_momentum_kernel(float *base, float *momentum, float *local, float *exchange,
-                                             size_t count, MomentumStep step, bool wide) {
+                                             const float *start, size_t count, MomentumStep step, bool wide) {
     float place[4], worker[4], delta[4];
     Quad quad = quad_of_kernel(count, wide);
     quad_load(place, base, quad);
     quad_load(worker, local, quad);
-    for (int i = 0; i < 4; i++) { delta[i] = place[i] - worker[i]; }
+    if (start == base) {
+        for (int i = 0; i < 4; i++) { delta[i] = place[i] - worker[i]; }
+    } else {
+        quad_load(delta, start, quad);
+        for (int i = 0; i < 4; i++) { delta[i] -= worker[i]; }
+    }
     if (step.received) {
         float velocity[4], sum[4];
         quad_load(velocity, momentum, quad);
@@ -75,14 +80,19 @@ static __global__ void outer_momentum_kernel(float *base, float *momentum, float
         quad_store(momentum, velocity, quad);
         quad_store(base, place, quad);
     }
+    if (step.eager) {
+        for (int i = 0; i < 4; i++) { place[i] -= step.alpha * step.inverse_ranks * delta[i]; }
+    }
     quad_store(local, place, quad);
     quad_store(exchange, delta, quad);
 }
 
 static inline void cuda_outer_momentum(Stream *stream, float *base, float *momentum, float *local,
-                                       float *exchange, size_t count, const MomentumStep *step) {
-    bool wide = quad_fits(base, momentum, local, exchange);
-    quad_launch(stream, outer_momentum_kernel, count, base, momentum, local, exchange, count, *step, wide);
+                                       float *exchange, const float *start, size_t count,
+                                       const MomentumStep *step) {
+    bool wide = quad_fits(base, momentum, local, exchange, start);
+    quad_launch(stream, outer_momentum_kernel, count, base, momentum, local, exchange, start, count, *step,
+                wide);
 }
 
 #endif

@@ -333,7 +333,7 @@ static Expected momentum_case(Stream *stream, double) {
     MomentumStep step = {};
     step.received = true;
     begin_counting();
-    cuda_outer_momentum(stream, base, momentum, local, sum, P, &step);
+    cuda_outer_momentum(stream, base, momentum, local, sum, base, P, &step);
     return {32.0 * P, 32.0 * P, 0, 0};
 }
 

@@ -517,11 +517,14 @@ enum OuterKind {
     OUTER_CO2_FIRST,
     OUTER_CO2,
     OUTER_CO2_CLIPPED,
+    OUTER_CO2_EAGER,
     OUTER_KINDS
 };
 
-// On arrays (4, count): outer or base, momentum, local, sum or exchange.
-static void outer_run(bool on_device, int kind, float *const arrays[4], size_t count) {
+enum { OUTER_ARRAYS = 5 };
+
+// On arrays (OUTER_ARRAYS, count): outer or base, momentum, local, sum or exchange, start.
+static void outer_run(bool on_device, int kind, float *const arrays[OUTER_ARRAYS], size_t count) {
     NesterovStep step = {.inverse_ranks = 1.0f / 3,
                          .learning_rate = 0.7f,
                          .momentum = 0.9f,
@@ -531,9 +534,11 @@ static void outer_run(bool on_device, int kind, float *const arrays[4], size_t c
                         .alpha = 0.6f,
                         .phi = kind == OUTER_CO2_CLIPPED ? 0.05f : 0.0f,
                         .gap = 1.7f,
-                        .received = kind != OUTER_CO2_FIRST};
+                        .received = kind != OUTER_CO2_FIRST,
+                        .eager = kind == OUTER_CO2_EAGER};
     Stream *stream = cuda_test_stream(PRECISION_FP32);
     float *outer = arrays[0], *momentum = arrays[1], *local = arrays[2], *sum = arrays[3];
+    const float *start = kind == OUTER_CO2_EAGER ? arrays[4] : outer;
     if (kind == OUTER_DELTA && on_device) {
         cuda_outer_pseudo_gradient(stream, sum, outer, local, count);
     } else if (kind == OUTER_DELTA) {
@@ -543,35 +548,36 @@ static void outer_run(bool on_device, int kind, float *const arrays[4], size_t c
     } else if (kind < OUTER_CO2_FIRST) {
         cpu_outer_nesterov(outer, momentum, local, sum, count, &step);
     } else if (on_device) {
-        cuda_outer_momentum(stream, outer, momentum, local, sum, count, &co2);
+        cuda_outer_momentum(stream, outer, momentum, local, sum, start, count, &co2);
     } else {
-        cpu_outer_momentum(outer, momentum, local, sum, count, &co2);
+        cpu_outer_momentum(outer, momentum, local, sum, start, count, &co2);
     }
 }
 
 static void outer_check(int kind, size_t count) {
-    float *start = host_normals(&test_random, 4 * count, 0.1), *expected, *first, *got;
+    float *start = host_normals(&test_random, OUTER_ARRAYS * count, 0.1), *expected, *first, *got;
     start[count + count / 3] = NAN; // a momentum
-    expected = host_copy(start, 4 * count);
-    first = host_copy(start, 4 * count);
-    got = host_copy(start, 4 * count);
-    float *arrays[4] = {expected, expected + count, expected + 2 * count, expected + 3 * count};
+    expected = host_copy(start, OUTER_ARRAYS * count);
+    first = host_copy(start, OUTER_ARRAYS * count);
+    got = host_copy(start, OUTER_ARRAYS * count);
+    float *arrays[OUTER_ARRAYS];
+    for (size_t i = 0; i < OUTER_ARRAYS; i++) { arrays[i] = expected + i * count; }
     outer_run(false, kind, arrays, count);
-    for (int run = 0; run < 5 * SIMT_ORDERS; run++) {
-        size_t odd = (size_t)(run % 5); // the array that is not aligned; 4: all are
-        for (size_t i = 0; i < 4; i++) {
+    for (int run = 0; run < (OUTER_ARRAYS + 1) * SIMT_ORDERS; run++) {
+        size_t odd = (size_t)(run % (OUTER_ARRAYS + 1)); // the array that is not aligned; the last: all are
+        for (size_t i = 0; i < OUTER_ARRAYS; i++) {
             arrays[i] = device_floats(start + i * count, count, i == odd ? 3 : 0);
         }
-        cuda_use_order(run / 5);
+        cuda_use_order(run / (OUTER_ARRAYS + 1));
         outer_run(true, kind, arrays, count);
         cuda_test_wait(cuda_test_stream(PRECISION_FP32));
-        for (size_t i = 0; i < 4; i++) {
+        for (size_t i = 0; i < OUTER_ARRAYS; i++) {
             host_floats(got + i * count, arrays[i], count);
             CUDA_CHECK(cudaFree(arrays[i] - (i == odd ? 3 : 0)));
         }
-        check_repeats("outer step", first, got, 4 * count * sizeof(float), run);
+        check_repeats("outer step", first, got, OUTER_ARRAYS * count * sizeof(float), run);
     }
-    for (size_t i = 0; i < 4 * count; i++) {
+    for (size_t i = 0; i < OUTER_ARRAYS * count; i++) {
         bool close = isnan(expected[i]) ? isnan(got[i])
                                         : fabsf(got[i] - expected[i]) <= 1e-7f + 1e-6f * fabsf(expected[i]);
         if (!close) {

@@ -79,6 +79,7 @@ typedef struct ReplaySettings {
     int period; // inner steps between two outer ones (co2: tau; diloco, streaming: H)
     double outer_rate, mu, alpha;
     double co2_beta, co2_alpha, co2_phi, co2_gap;
+    bool co2_eager;
     int fragments, delay;       // streaming: P and tau
     const uint8_t *fragment_of; // (parameter_count); NULL: all in fragment 0
     bool plain_outer; // the formulas of the outer steps below, not the kernels: equal but for rounding
@@ -99,6 +100,7 @@ typedef struct ReplayWorker {
     // Local rules.
     ReplayState state;
     float *outer, *momentum;
+    float *start;    // where the period began
     float *exchange; // the pseudo-gradient, until the sum over all workers replaces it
     SpikeDetector norms, losses;
 } ReplayWorker;
@@ -152,6 +154,7 @@ static inline void replay_reserve(Replay *replay) {
         replay_reserve_state(replay, &worker->state);
         arena_reserve(arena, MEMORY_PARAMETERS, "outer parameters", bytes, &worker->outer);
         arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", bytes, &worker->momentum);
+        arena_reserve(arena, MEMORY_OPTIMIZER, "start of a period", bytes, &worker->start);
         arena_reserve(arena, MEMORY_COMMUNICATION, "exchange", bytes, &worker->exchange);
     }
     replay_reserve_state(replay, &replay->state);
@@ -533,10 +536,10 @@ static inline void replay_plain_nesterov(float *outer, float *momentum, float *l
     }
 }
 
-static inline void replay_plain_co2(float *base, float *momentum, float *local, float *exchange, size_t count,
-                                    const MomentumStep *step) {
+static inline void replay_plain_co2(float *base, float *momentum, float *local, float *exchange,
+                                    const float *start, size_t count, const MomentumStep *step) {
     for (size_t i = 0; i < count; i++) {
-        float before = base[i];
+        float before = base[i], delta = start[i] - local[i];
         if (step->received) {
             momentum[i] = step->beta * momentum[i] + exchange[i] * step->inverse_ranks / step->gap;
             float clipped = momentum[i];
@@ -544,8 +547,9 @@ static inline void replay_plain_co2(float *base, float *momentum, float *local, 
             if (step->phi > 0 && clipped < -step->phi) { clipped = -step->phi; }
             base[i] = before - step->alpha * clipped;
         }
-        exchange[i] = before - local[i];
+        exchange[i] = delta;
         local[i] = base[i];
+        if (step->eager) { local[i] = local[i] - step->alpha * exchange[i] * step->inverse_ranks; }
     }
 }
 
@@ -664,31 +668,38 @@ static inline void replay_diloco(Replay *replay) {
 
 // The end of a round: applies the sum of the round before, if one was received, and sends
 // the pseudo-gradient of this one.
-static inline void replay_co2_boundary(Replay *replay, bool received) {
+static inline void replay_co2_boundary(Replay *replay, bool received, bool eager) {
     const ReplaySettings *settings = &replay->settings;
     MomentumStep step = {.inverse_ranks = 1.0f / (float)settings->workers,
                          .beta = (float)settings->co2_beta,
                          .alpha = (float)settings->co2_alpha,
                          .phi = (float)settings->co2_phi,
                          .gap = (float)settings->co2_gap,
-                         .received = received};
+                         .received = received,
+                         .eager = eager};
     if (received) { replay_exchange(replay, 0); }
     for (int i = 0; i < settings->workers; i++) {
         ReplayWorker *w = &replay->workers[i];
-        (settings->plain_outer ? replay_plain_co2 : cpu_outer_momentum)(
-            w->outer, w->momentum, w->state.master, w->exchange, replay->problem.parameter_count, &step);
+        (settings->plain_outer ? replay_plain_co2
+                               : cpu_outer_momentum)(w->outer, w->momentum, w->state.master, w->exchange,
+                                                     w->start, replay->problem.parameter_count, &step);
     }
     replay_report(replay, replay->workers[0].outer);
 }
 
 static inline void replay_co2(Replay *replay) {
     int64_t steps, all = replay_inner_steps(replay);
+    size_t bytes = replay->problem.parameter_count * sizeof(float);
     for (int64_t left = all; left > 0; left -= steps) {
+        for (int i = 0; i < replay->settings.workers; i++) {
+            ReplayWorker *w = &replay->workers[i];
+            memcpy(w->start, w->state.master, bytes);
+        }
         steps = int64_min(left, replay->settings.period);
         for (int64_t i = 0; i < steps; i++) { replay_inner_step(replay); }
-        replay_co2_boundary(replay, left < all);
+        replay_co2_boundary(replay, left < all, replay->settings.co2_eager);
     }
-    replay_co2_boundary(replay, true);
+    replay_co2_boundary(replay, true, false);
 }
 
 static inline void replay_streaming_interval(Replay *replay, int interval, int fragment) {

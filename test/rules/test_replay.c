@@ -238,17 +238,28 @@ static void co2_follows_the_worked_example(void **state) {
     const struct {
         double beta, phi, gap;
         Path path;
+        bool eager;
     } rows[] = {
-        {0.5, 0, 1, {{8, 4.25, 0.875, 2.75, UNCHECKED}, {8, 4, 8, 5, 4.25, UNCHECKED}, 2.75}},
-        {0.5, 1, 1, {{8, 7, 6, 5.8125, UNCHECKED}, {8, 4, 8, 5, 7, UNCHECKED}, 5.8125}},
-        {0, 0, 1, {{8, 4.25, 2.75, 6.3125, UNCHECKED}, {8, 4, 8, 5, 4.25, UNCHECKED}, 6.3125}},
-        {0.5, 0, 2, {{8, 6.125, 4.4375, 4.671875, UNCHECKED}, {8, 4, 8, 5, 6.125, UNCHECKED}, 4.671875}},
+        {0.5, 0, 1, {{8, 4.25, 0.875, 2.75, UNCHECKED}, {8, 4, 8, 5, 4.25, UNCHECKED}, 2.75}, false},
+        {0.5, 1, 1, {{8, 7, 6, 5.8125, UNCHECKED}, {8, 4, 8, 5, 7, UNCHECKED}, 5.8125}, false},
+        {0, 0, 1, {{8, 4.25, 2.75, 6.3125, UNCHECKED}, {8, 4, 8, 5, 4.25, UNCHECKED}, 6.3125}, false},
+        {0.5,
+         0,
+         2,
+         {{8, 6.125, 4.4375, 4.671875, UNCHECKED}, {8, 4, 8, 5, 6.125, UNCHECKED}, 4.671875},
+         false},
+        {0,
+         0,
+         1,
+         {{8, 4.25, 4.15625, 7.75390625, UNCHECKED}, {8, 4, 5.25, 3.625, 3.28125, UNCHECKED}, 7.75390625},
+         true},
     };
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 10; i++) {
         ReplaySettings settings = outer_settings("co2", 2, 6);
         settings.co2_beta = rows[i / 2].beta;
         settings.co2_phi = rows[i / 2].phi;
         settings.co2_gap = rows[i / 2].gap;
+        settings.co2_eager = rows[i / 2].eager;
         settings.plain_outer = i % 2 == 1;
         Hand hand = expect_path(&settings, &rows[i / 2].path, 0);
         assert_int_equal(hand.update_count, 4);
@@ -382,7 +393,8 @@ static void expect_near(const float *values, const float *expected, const char *
 
 // The arrays of a kernel, or of the formulas beside it.
 typedef struct OuterArrays {
-    float outer[OUTER_ELEMENTS], momentum[OUTER_ELEMENTS], local[OUTER_ELEMENTS], exchange[OUTER_ELEMENTS];
+    float outer[OUTER_ELEMENTS], momentum[OUTER_ELEMENTS], local[OUTER_ELEMENTS], exchange[OUTER_ELEMENTS],
+        start[OUTER_ELEMENTS];
 } OuterArrays;
 
 static void outer_kernels_equal_the_formulas_but_for_rounding(void **state) {
@@ -393,6 +405,7 @@ static void outer_kernels_equal_the_formulas_but_for_rounding(void **state) {
         fill_noise(kernel.momentum, 2, 0.5);
         fill_noise(kernel.local, 3, 1);
         fill_noise(kernel.exchange, 4, 3);
+        fill_noise(kernel.start, 5, 1);
         plain = kernel;
         if (i < 3) {
             NesterovStep step = {
@@ -407,10 +420,13 @@ static void outer_kernels_equal_the_formulas_but_for_rounding(void **state) {
                                  .alpha = 0.8f,
                                  .phi = i % 2 == 0 ? 0.3f : 0.0f,
                                  .gap = 1.5f,
-                                 .received = i >= 5};
-            cpu_outer_momentum(kernel.outer, kernel.momentum, kernel.local, kernel.exchange, OUTER_ELEMENTS,
-                               &step);
-            replay_plain_co2(plain.outer, plain.momentum, plain.local, plain.exchange, OUTER_ELEMENTS, &step);
+                                 .received = i >= 5,
+                                 .eager = i == 4 || i == 5};
+            bool apart = i != 6; // or the base
+            cpu_outer_momentum(kernel.outer, kernel.momentum, kernel.local, kernel.exchange,
+                               apart ? kernel.start : kernel.outer, OUTER_ELEMENTS, &step);
+            replay_plain_co2(plain.outer, plain.momentum, plain.local, plain.exchange,
+                             apart ? plain.start : plain.outer, OUTER_ELEMENTS, &step);
         } else {
             cpu_outer_pseudo_gradient(kernel.exchange, kernel.outer, kernel.local, OUTER_ELEMENTS);
             for (int j = 0; j < OUTER_ELEMENTS; j++) { plain.exchange[j] = plain.outer[j] - plain.local[j]; }
@@ -601,6 +617,7 @@ static void read_local(const LoggedOptions *logged, ReplaySettings *settings) {
         settings->co2_alpha = logged_number(logged, "co2-alpha", 0);
         settings->co2_phi = logged_number(logged, "co2-phi", 0);
         settings->co2_gap = atof(strchr(logged_text(logged, "co2-gap"), ':') + 1);
+        settings->co2_eager = json_is_true(json_object_get(logged->options, "co2-eager"));
         return;
     }
     settings->period = (int)logged_number(logged, "diloco-H", 0);

@@ -256,6 +256,9 @@ static void expect_momentum(const RunResult *result, int element, const double *
 //   m = 3.75                         b(2) = 8     - 3.75  = 4.25
 //   m = 3.75  / 2 + 1.5    = 3.375   b(3) = 4.25  - 3.375 = 0.875
 //   m = 3.375 / 2 - 3.5625 = -1.875  b(4) = 0.875 + 1.875 = 2.75
+// Eager, beta 0: half of a worker's own part is applied at once, so the periods start apart:
+//   round 1 from 5.25 and 7          rank 0: 3.625, 3.3125       rank 1: 7.5, 8.75
+//   round 2 from 3.28125 and 5.125   rank 0: 3.640625, 4.3203125 rank 1: 8.5625, 11.28125
 // What micro-batches see tells where the local parameters are. base: the outer
 // parameters, which are what CO2 commits.
 static void co2_follows_the_worked_examples(void **state) {
@@ -263,38 +266,51 @@ static void co2_follows_the_worked_examples(void **state) {
     static const struct {
         float beta, phi, gap;
         double base[5], momentum[5], seen[2][6];
+        bool eager;
     } examples[] = {
         {0.5f,
          0,
          1,
          {8, 8, 4.25, 0.875, 2.75},
          {0, 0, 3.75, 3.375, -1.875},
-         {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}}},
+         {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}},
+         false},
         {0.5f,
          1,
          1,
          {8, 8, 7, 6, 5.8125},
          {0, 0, 3.75, 3.375, 0.1875},
-         {{8, 4, 8, 5, 7, 5.5}, {8, 6, 8, 8, 7, 9.5}}},
+         {{8, 4, 8, 5, 7, 5.5}, {8, 6, 8, 8, 7, 9.5}},
+         false},
         {0,
          0,
          1,
          {8, 8, 4.25, 2.75, 6.3125},
          {0, 0, 3.75, 1.5, -3.5625},
-         {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}}},
+         {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}},
+         false},
         {0.5f,
          0,
          2,
          {8, 8, 6.125, 4.4375, 4.671875},
          {0, 0, 1.875, 1.6875, -0.234375},
-         {{8, 4, 8, 5, 6.125, 5.0625}, {8, 6, 8, 8, 6.125, 9.0625}}},
+         {{8, 4, 8, 5, 6.125, 5.0625}, {8, 6, 8, 8, 6.125, 9.0625}},
+         false},
+        {0,
+         0,
+         1,
+         {8, 8, 4.25, 4.15625, 7.75390625},
+         {0, 0, 3.75, 0.09375, -3.59765625},
+         {{8, 4, 5.25, 3.625, 3.28125, 3.640625}, {8, 6, 7, 7.5, 5.125, 8.5625}},
+         true},
     };
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         RunSpec spec = scalar_spec("co2", sgd_step, 1);
         spec.finish = true;
         spec.settings.outer_momentum.beta = examples[i].beta;
         spec.settings.outer_momentum.phi = examples[i].phi;
         spec.settings.outer_momentum.gap = examples[i].gap;
+        spec.settings.outer_momentum.eager = examples[i].eager;
         RunResult results[2];
         if (!run_world(&spec, 2, results)) { skip(); }
         for (int rank = 0; rank < 2; rank++) {
@@ -964,6 +980,7 @@ static ReplaySettings replay_settings_of(const RunSpec *spec, int ranks) {
     replay.co2_alpha = (double)settings->outer_momentum.alpha;
     replay.co2_phi = (double)settings->outer_momentum.phi;
     replay.co2_gap = (double)settings->outer_momentum.gap;
+    replay.co2_eager = settings->outer_momentum.eager;
     replay.fragments = settings->fragments;
     replay.delay = settings->delay;
     return replay;
@@ -986,7 +1003,8 @@ static void draw_local(Random *random, RunSpec *spec) {
     MomentumStep co2 = {.beta = 0.3f * (float)draw(random, 0, 3),
                         .alpha = 0.5f * (float)draw(random, 1, 3),
                         .phi = 0.01f * (float)draw(random, 0, 2),
-                        .gap = 1 + 0.3f * (float)draw(random, 0, 1)};
+                        .gap = 1 + 0.3f * (float)draw(random, 0, 1),
+                        .eager = draw(random, 0, 1) == 1};
     settings->outer_nesterov = outer;
     settings->outer_momentum = co2;
 }

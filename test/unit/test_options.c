@@ -186,7 +186,7 @@ static void test_options_of_rules_name_rules_that_exist(void **state) {
             }
         }
     }
-    assert_int_equal(owned, 18);
+    assert_int_equal(owned, 19);
     assert_true(option_list_names("dpu, acco-wp or acco", "dpu") &&
                 option_list_names("dpu, acco-wp or acco", "acco"));
     assert_true(option_list_names("co2", "co2"));
@@ -223,7 +223,7 @@ static void test_defaults(void **state) {
     assert_string_equal(options.rules.acco.split, "wire");
     assert_string_equal(options.rank_accumulate, "");
     assert_string_equal(options.trace, "");
-    assert_string_equal(options.rules.co2.gap, "const:1");
+    assert_string_equal(options.rules.co2.gap, "const:2");
     assert_string_equal(options_choice_name(&options, &options.rules.diloco.order), "strided");
     assert_true(options.rules.acco.first_round == 0 && options.sequential == 0 && options.bucket_mb == 0 &&
                 options.link_us == 0);
@@ -281,17 +281,17 @@ static void test_values(void **state) {
     assert_true(options.rules.diloco.fragments == 5 && options.rules.diloco.delay == 0 &&
                 options.rules.diloco.alpha == 1);
     assert_string_equal(options_choice_name(&options, &options.rules.diloco.order), "sequential");
-    expect_valid(&options,
-                 "--co2-tau 48 --co2-beta 0.6 --co2-alpha 2 --co2-phi 1 --co2-gap const:2 --bucket-mb 0.25 "
-                 "--rank-accumulate 4,1");
+    expect_valid(&options, "--co2-tau 48 --co2-beta 0.6 --co2-alpha 2 --co2-phi 1 --co2-gap const:3 "
+                           "--bucket-mb 0.25 "
+                           "--rank-accumulate 4,1");
     assert_true(options.rules.co2.inner_steps == 48 && options.rules.co2.beta == 0.6 &&
                 options.rules.co2.alpha == 2 && options.rules.co2.phi == 1);
-    assert_string_equal(options.rules.co2.gap, "const:2");
+    assert_string_equal(options.rules.co2.gap, "const:3");
     assert_string_equal(options.rank_accumulate, "4,1");
     assert_true(options.bucket_mb == 0.25);
-    expect_valid(&options, "--acco-init round --co2-phi 0 --link-us off --bucket-mb auto");
-    assert_true(options.rules.acco.first_round == 0 && options.rules.co2.phi == 0 && options.link_us == 0 &&
-                options.bucket_mb == 0);
+    expect_valid(&options, "--acco-init round --co2-phi 0 --co2-eager on --link-us off --bucket-mb auto");
+    assert_true(options.rules.acco.first_round == 0 && options.rules.co2.phi == 0 &&
+                options.rules.co2.eager && options.link_us == 0 && options.bucket_mb == 0);
 }
 
 static void test_counts_take_suffixes(void **state) {
@@ -940,8 +940,8 @@ static void test_options_of_other_rules_are_refused(void **state) {
                          "--co2-beta belongs to --optimizer co2, this run uses ddp");
     expect_contradiction("--co2-alpha 0.5", "--co2-alpha belongs to");
     expect_contradiction("--co2-phi 1", "this run uses acco: leave it at off");
-    expect_contradiction("--co2-gap const:2",
-                         "--co2-gap belongs to --optimizer co2, this run uses acco: leave it at const:1");
+    expect_contradiction("--co2-gap const:1",
+                         "--co2-gap belongs to --optimizer co2, this run uses acco: leave it at const:2");
     expect_contradiction(
         "--diloco-H 10 --optimizer co2",
         "--diloco-H belongs to --optimizer diloco or streaming-diloco, this run uses co2: leave it at 30");
@@ -972,7 +972,7 @@ static void test_options_of_other_rules_are_refused(void **state) {
                          "--rank-accumulate belongs to --optimizer ddp, zero1, dpu, acco-wp or acco, this "
                          "run uses co2: leave it empty");
     static const char *const fine[] = {
-        "--co2-tau 4 --co2-beta 0.2 --co2-alpha 0.5 --co2-phi 1 --co2-gap const:2 --optimizer co2",
+        "--co2-tau 4 --co2-beta 0.2 --co2-alpha 0.5 --co2-phi 1 --co2-gap const:1 --optimizer co2",
         "--co2-tau 12 --diloco-H 30 --acco-init round --bucket-mb auto --optimizer ddp",
         "--diloco-H 7 --diloco-outer-lr 1 --diloco-mu 0 --optimizer diloco",
         "--diloco-H 9 --streaming-P 3 --streaming-tau 2 --streaming-alpha 0 --optimizer streaming-diloco",
@@ -1004,7 +1004,7 @@ static void test_options_of_other_rules_are_refused_in_files(void **state) {
     expect_consistent(line);
     snprintf(line, sizeof line, "--config %s --optimizer ddp", path);
     expect_contradiction(line,
-                         "--co2-gap belongs to --optimizer co2, this run uses ddp: leave it at const:1");
+                         "--co2-gap belongs to --optimizer co2, this run uses ddp: leave it at const:2");
 }
 
 // --accumulate auto is for overlapped rules only: the message says why.
@@ -1065,14 +1065,14 @@ static void test_gap_is_a_constant(void **state) {
         if (!parse(&options, &error, words)) { fail_msg("%s: %s", bad[i], error.text); }
         if (options_check(&options, &error)) { fail_msg("%s is accepted", bad[i]); }
         expect_text(bad[i], error.text,
-                    "is no gap penalty; allowed: const:VALUE with VALUE 1 .. 1000000, as const:1");
+                    "is no gap penalty; allowed: const:VALUE with VALUE 1 .. 1000000, as const:2");
         expect_text(bad[i], error.text, bad[i]);
     }
     expect_valid(&options, "--optimizer co2 --co2-gap const:2.5");
     assert_true(options_check(&options, &error) && co2_read_gap(options.rules.co2.gap, &value) &&
                 value == 2.5);
     expect_valid(&options, "");
-    assert_true(co2_read_gap(options.rules.co2.gap, &value) && value == 1);
+    assert_true(co2_read_gap(options.rules.co2.gap, &value) && value == 2);
 }
 
 static void test_rank_lists(void **state) {

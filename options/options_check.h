@@ -179,12 +179,20 @@ static inline bool options_emulate_link(const Options *options) {
     return options->link_mbit > 0 || options->link_us > 0;
 }
 
+// What the rule makes of its options; a rule without any exchanges everything at every step.
+static inline SchedulerSettings options_rule_settings(const Options *options) {
+    const Rule *rule = options_rule(options);
+    SchedulerSettings settings;
+    memset(&settings, 0, sizeof settings);
+    settings.steps = settings.fragments = 1;
+    if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
+    return settings;
+}
+
 // An emulated delay longer than the deadline would end the run with a message that blames
 // the network.
 static inline bool options_check_emulation(const Options *options, Error *error) {
-    const Rule *rule = options_rule(options);
-    SchedulerSettings settings = {.steps = 1, .fragments = 1};
-    if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
+    SchedulerSettings settings = options_rule_settings(options);
     double steps = (double)settings.steps / settings.fragments; // between two exchanges
     int batches = options_rank_accumulate(options, options->slow_rank < 0 ? 0 : (int)options->slow_rank);
     double waiting = options->slow_ms * (batches > 0 ? batches : 1) * steps / 1000;

@@ -320,7 +320,8 @@ static const OptionSpec option_table[] = {
     {OPTION("warmup", RATE, FROM_TOKENS), INTEGER_OPTION(warmup, "auto", 0, OPTION_NO_LIMIT, "COMMITS"),
      .word = "auto", .word_value = -1, .help =
      "The learning rate rises linearly over the first COMMITS updates. Longer is safer at a high rate and "
-     "slower at the start. auto: a twentieth of the run, at most 1000."},
+     "slower at the start. auto: a twentieth of the run, at most 1000; with outer momentum mu at least H / "
+     "(1 - mu) updates, but at most a third of the run."},
     {OPTION("weight-decay", RATE, OTHER_BITS), REAL_OPTION(weight_decay, "auto", 0, 100, "X"),
      .word = "auto", .word_value = -1, .also = "wd", .help =
      "AdamW shrinks the parameters by this times the learning rate at each commit. auto: 0.1; for "

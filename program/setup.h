@@ -49,6 +49,14 @@ static inline int64_t nominal_tokens_per_commit(const Run *run) {
     return options_total_accumulate(&run->options, run->transport.size) * tokens_per_micro_batch(run);
 }
 
+// The inner steps over which a local rule's outer momentum averages. It multiplies the outer
+// rate by up to 1 / (1 - momentum), which does harm while the inner rate still rises.
+static inline int64_t commits_remembered(const Options *options) {
+    SchedulerSettings settings = options_rule_settings(options);
+    double momentum = fmax(settings.outer_nesterov.momentum, settings.outer_momentum.beta);
+    return momentum > 0 ? (int64_t)ceil(settings.steps / (1 - momentum)) : 0;
+}
+
 // Fills in the rates that were left to the program. A constant rate has no minimum. While
 // --epochs are not counted yet, a warm-up that is a part of them is not either.
 static inline bool choose_rates(Run *run, Error *error) {
@@ -74,7 +82,9 @@ static inline bool choose_rates(Run *run, Error *error) {
     }
     if (options_leave(options, &options->weight_decay)) { options->weight_decay = finetunes ? 0 : 0.1; }
     if (options->epochs == 0 && options_leave(options, &options->warmup)) {
-        options->warmup = int64_min((options->tokens + per_commit - 1) / per_commit / 20, 1000);
+        int64_t commits = (options->tokens + per_commit - 1) / per_commit;
+        int64_t remembered = int64_min(commits_remembered(options), commits / 3);
+        options->warmup = int64_max(int64_min(commits / 20, 1000), remembered);
     }
     if (options_leave(options, &options->sequential)) { options->sequential = options->warmup; }
     return options->minimum_learning_rate <= options->learning_rate ||

@@ -11,6 +11,7 @@
 static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
 static inline int64_t int64_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t int64_max(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static inline int numbers_compare(const void *left, const void *right) {
     double a = *(const double *)left, b = *(const double *)right;

@@ -299,7 +299,7 @@ static const char *const varied[][FLEET] = {
      "--optimizer acco --accumulate 4 --sequential 3", "--optimizer dpu", "--optimizer dpu --sequential 3",
      "--optimizer acco-wp", "--optimizer acco-wp --sequential 3", SOME_CO2, "--optimizer co2 --co2-tau 4",
      SOME_CO2 "--co2-beta 0.5", SOME_CO2 "--co2-alpha 0.5", SOME_CO2 "--co2-phi 1e-4",
-     SOME_CO2 "--co2-gap const:3"},
+     SOME_CO2 "--co2-gap const:3", SOME_CO2 "--co2-eager on"},
     {SOME_DILOCO, "--optimizer diloco --diloco-H 5", SOME_DILOCO "--diloco-outer-lr 0.5",
      SOME_DILOCO "--diloco-mu 0.5", SOME_STREAMING,
      "--model deep.json --optimizer streaming-diloco --diloco-H 8", SOME_STREAMING "--streaming-P 3",
@@ -325,6 +325,20 @@ static void every_option_of_a_rule_matters(void **state) {
         fleet_finish(fleet);
         check_all_differ(fleet);
     }
+}
+
+// An outer momentum must not multiply a rate that still rises: H / (1 - mu) steps, at most a
+// third of the run; without momentum a twentieth of it.
+static void a_warm_up_is_as_long_as_an_outer_momentum(void **state) {
+    Fleet *fleet = fleet_new(stage_of(state));
+    static const char *const rows[][2] = {
+        {"0", "warm-up 3 inner steps"}, {"0.5", "warm-up 8 inner steps"}, {"0.9", "warm-up 21 inner steps"}};
+    for (int i = 0; i < 3; i++) {
+        fleet_start(fleet, 0, "--optimizer diloco --diloco-H 4 --warmup auto --tokens 8k --diloco-mu %s",
+                    rows[i][0]);
+    }
+    fleet_finish(fleet);
+    for (int i = 0; i < 3; i++) { text_check(fleet_output(fleet, i), rows[i][1], rows[i][0]); }
 }
 
 // 6 micro-batches a commit, from whichever rank they come. (The program itself checks at
@@ -2243,6 +2257,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(any_number_of_ranks_trains_on_the_same_data),
     PROGRAM_TEST(every_rule_is_tested),
     PROGRAM_TEST(every_option_of_a_rule_matters),
+    PROGRAM_TEST(a_warm_up_is_as_long_as_an_outer_momentum),
     PROGRAM_TEST(ranks_may_do_unequal_work),
     PROGRAM_TEST(every_wire_format_sends_what_it_promises),
     PROGRAM_TEST(validation_is_of_the_committed_parameters),

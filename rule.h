@@ -22,15 +22,22 @@ typedef struct RuleFacts {
     bool by_library; // --exchange library, which carries fp32 and bf16 only
 } RuleFacts;
 
+// Tokens to a loss, over those of steps with the mean gradient of each batch: the least and
+// the most that was measured. Runs ended after twice the tokens; TOKENS_UNKNOWN stands for
+// one that was not there then.
+#define TOKENS_UNKNOWN 3.0
+
+typedef struct TokensNeeded {
+    double least, most;
+} TokensNeeded;
+
 typedef struct Rule {
     const char *name;    // of --optimizer
     const char *summary; // one line for the start-up block
     RuleKind kind;       // what compute does while data travel (scheduler_state.h)
-    // Among equally fast rules a plan recommends the one with the least of this: how far
-    // it departs from steps with the mean gradient of a batch at the current parameters.
-    // 0 is for the rule that does not, and of two such rules for the one that needs less
-    // memory. Which rule with local steps departs least has not been measured.
-    int departs;
+    // With --inner adamw and with --inner muon; a plan weighs speed against them.
+    // dev/results/tokens-to-a-loss-2026-11-25.md says how they were measured.
+    TokensNeeded with_adamw, with_muon;
     bool replicated;       // every rank holds and steps the whole optimizer state
     int rounds_per_commit; // calls of accumulate() per commit, of a micro-batch or more each
     // A job may still be under way after a commit, so a checkpoint must hold the sum that it

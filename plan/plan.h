@@ -150,11 +150,12 @@ static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
         printf("%c %-17s not simulated: %s\n", is_own ? '*' : ' ', rule->name, row->refused);
         return;
     }
-    printf("%c %-17s %8s %8s %9.0f %% %9s %10s %10s%s%s", is_own ? '*' : ' ', rule->name,
+    printf("%c %-17s %8s %8s %6.2f %9.0f %% %9s %10s %10s%s%s", is_own ? '*' : ' ', rule->name,
            human_milliseconds(1e3 * commit->seconds, time), human_count(row->tokens_per_second, rate),
-           100 * commit->computing / commit->seconds, human_milliseconds(1e3 * commit->waiting, waiting),
-           size_text((size_t)commit->bytes_outside, sent), size_text(row->bytes, size),
-           rule->kind == RULE_LOCAL ? "  per inner step" : "", row->fits ? "" : "  does not fit");
+           tokens_needed(row_needs(row)), 100 * commit->computing / commit->seconds,
+           human_milliseconds(1e3 * commit->waiting, waiting), size_text((size_t)commit->bytes_outside, sent),
+           size_text(row->bytes, size), rule->kind == RULE_LOCAL ? "  per inner step" : "",
+           row->fits ? "" : "  does not fit");
     if (row->options.fit && row->fits) {
         printf("  --micro-batch %lld", (long long)row->options.micro_batch);
     }
@@ -171,6 +172,19 @@ static inline void print_speed(const ForecastRow *row) {
     printf(" in %s", human_duration(tokens / speed, text));
 }
 
+// How sure it is that the row is the first at a loss.
+static inline void print_needs(const ForecastRow *row) {
+    TokensNeeded needs = row_needs(row);
+    bool known = needs.most < TOKENS_UNKNOWN;
+    if (needs.most == 1) {
+        printf("loss             its steps are those of plain data-parallel training\n");
+        return;
+    }
+    printf("loss             it needs %.3g to %s%.3g times the tokens of plain data-parallel training;\n"
+           "                 that is not planned, it was measured with small models (docs/simulation.md)\n",
+           needs.least, known ? "" : "more than ", known ? needs.most : 2.0);
+}
+
 static inline void print_recommendation(const Setup *setup, const Forecast *forecast) {
     const ForecastRow *own = &forecast->rows[forecast->own];
     if (forecast->recommended < 0) {
@@ -185,14 +199,13 @@ static inline void print_recommendation(const Setup *setup, const Forecast *fore
     print_command(setup, best);
     if (forecast->committing >= 0 && forecast->committing != forecast->recommended) {
         const ForecastRow *other = &forecast->rows[forecast->committing];
-        printf("or               %s, the fastest in which all ranks make every step together: ",
+        printf("or               %s, the first at a loss in which all ranks make every step together: ",
                options_rule(&other->options)->name);
         print_speed(other);
         printf("\n");
         print_command(setup, other);
     }
-    printf("loss             not planned: with old gradients or local steps it takes more tokens to the same "
-           "loss\n");
+    print_needs(best);
 }
 
 // What would make the run faster, and how many updates the same tokens then give. At most
@@ -242,16 +255,16 @@ static inline json_t *forecast_as_json(const Setup *setup, const Forecast *forec
         const ForecastRow *row = &forecast->rows[i];
         const SimulatedCommit *commit = &row->commit;
         if (row->refused[0] != '\0') { continue; }
-        json_array_append_new(rows, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:I, s:b}",
-                                              "rule", RULES[i].rule->name, "departs", RULES[i].rule->departs,
-                                              "commit_ms", log_real(1e3 * commit->seconds),
-                                              "tokens_per_second", log_real(row->tokens_per_second),
-                                              "computing", log_real(commit->computing / commit->seconds),
-                                              "waiting_ms", log_real(1e3 * commit->waiting), "micro_batches",
-                                              log_real(commit->micro_batches), "micro_batch",
-                                              (json_int_t)row->options.micro_batch, "host_bytes",
-                                              log_real(commit->bytes_outside), "memory_bytes",
-                                              (json_int_t)row->bytes, "fits", (int)row->fits));
+        json_array_append_new(
+            rows,
+            json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:I, s:b}", "rule", RULES[i].rule->name,
+                      "tokens_needed", log_real(tokens_needed(row_needs(row))), "commit_ms",
+                      log_real(1e3 * commit->seconds), "tokens_per_second", log_real(row->tokens_per_second),
+                      "computing", log_real(commit->computing / commit->seconds), "waiting_ms",
+                      log_real(1e3 * commit->waiting), "micro_batches", log_real(commit->micro_batches),
+                      "micro_batch", (json_int_t)row->options.micro_batch, "host_bytes",
+                      log_real(commit->bytes_outside), "memory_bytes", (json_int_t)row->bytes, "fits",
+                      (int)row->fits));
     }
     int best = forecast->recommended;
     return json_pack("{s:s, s:i, s:i, s:o, s:o, s:o, s:o, s:o}", "rule", RULES[forecast->own].rule->name,
@@ -304,10 +317,11 @@ static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again
         printf("                 a rank reads and writes %s bytes a second for an exchange%s\n\n",
                human_count(machine.exchange_bytes_per_second, text), fitted);
     }
-    printf("  %-17s %8s %8s %11s %9s %10s %10s\n", "rule", "commit", "tokens/s", "computing", "waiting",
-           "host sends", "memory");
+    printf("  %-17s %8s %8s %6s %11s %9s %10s %10s\n", "rule", "commit", "tokens/s", "needs", "computing",
+           "waiting", "host sends", "memory");
     for (int i = 0; i < RULE_COUNT; i++) { print_forecast_row(&forecast->rows[i], i == forecast->own); }
-    printf("\n* is the rule asked for.\n");
+    printf(
+        "\n* is the rule asked for. needs: times the tokens of plain data-parallel training for a loss.\n");
     print_recommendation(setup, forecast);
     json_t *object = forecast_as_json(setup, forecast);
     if (again && forecast_is_possible(&forecast->rows[forecast->own])) {

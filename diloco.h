@@ -8,6 +8,11 @@
 //   D: mean over the workers of the pseudo-gradient, outer - local
 //   buf = mu buf + D;  outer -= lr_outer (D + mu buf);  local = outer
 //
+//   The momentum multiplies the outer rate by up to 1 / (1 - mu). The papers have 0.7 and mu
+//   0.9, up to 7 times the mean, for thousands of outer steps. DiLoCo in runs of 40 to 300 ends
+//   lower with 1 and 0.3, which is its default here (dev/results/local-rules-2026-11-25.md).
+//   Streaming DiLoCo keeps the papers': its merge (alpha) damps what the momentum overshoots.
+//
 //   streaming-diloco: fragments p = 0, 1, .. P-1 in turn, one every H/P steps
 //   compute         | H/P - tau inner steps | send p | tau inner steps | apply p | ...
 //   communication                                    | sum of fragment p |
@@ -39,9 +44,9 @@ typedef enum FragmentOrder { FRAGMENTS_STRIDED, FRAGMENTS_SEQUENTIAL } FragmentO
 
 // Only streaming-diloco has the last four.
 typedef struct DilocoOptions {
-    int64_t inner_steps; // H
-    double outer_learning_rate, outer_momentum;
-    int64_t fragments, delay; // P, tau
+    int64_t inner_steps;                        // H
+    double outer_learning_rate, outer_momentum; // -1: what suits the rule
+    int64_t fragments, delay;                   // P, tau
     double alpha;
     int order; // FragmentOrder
 } DilocoOptions;
@@ -77,16 +82,21 @@ static inline bool streaming_diloco_check(const void *own, const RuleFacts *fact
     return true;
 }
 
-static inline void diloco_configure(const void *own, SchedulerSettings *settings) {
-    const DilocoOptions *options = (const DilocoOptions *)own;
+static inline void diloco_set_outer(const DilocoOptions *options, double rate, double momentum,
+                                    SchedulerSettings *settings) {
+    NesterovStep *outer = &settings->outer_nesterov;
     settings->steps = (int)options->inner_steps;
-    settings->outer_nesterov.learning_rate = (float)options->outer_learning_rate;
-    settings->outer_nesterov.momentum = (float)options->outer_momentum;
+    outer->learning_rate = (float)(options->outer_learning_rate < 0 ? rate : options->outer_learning_rate);
+    outer->momentum = (float)(options->outer_momentum < 0 ? momentum : options->outer_momentum);
+}
+
+static inline void diloco_configure(const void *own, SchedulerSettings *settings) {
+    diloco_set_outer((const DilocoOptions *)own, 1, 0.3, settings);
 }
 
 static inline void streaming_diloco_configure(const void *own, SchedulerSettings *settings) {
     const DilocoOptions *options = (const DilocoOptions *)own;
-    diloco_configure(own, settings);
+    diloco_set_outer(options, 0.7, 0.9, settings);
     settings->fragments = (int)options->fragments;
     settings->delay = (int)options->delay;
     settings->strided = options->order == FRAGMENTS_STRIDED;
@@ -95,9 +105,8 @@ static inline void streaming_diloco_configure(const void *own, SchedulerSettings
 
 static inline void diloco_describe(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]) {
     const DilocoOptions *options = (const DilocoOptions *)own;
-    (void)settings;
     snprintf(text, RULE_TEXT, "H %lld, outer rate %g, mu %g", (long long)options->inner_steps,
-             options->outer_learning_rate, options->outer_momentum);
+             settings->outer_nesterov.learning_rate, settings->outer_nesterov.momentum);
 }
 
 static inline void streaming_diloco_describe(const void *own, const SchedulerSettings *settings,

@@ -230,15 +230,16 @@ static const OptionSpec option_table[] = {
      "Inner steps of each rank between two exchanges (the paper's H); for streaming-diloco between two "
      "exchanges of the same fragment. More of them send less, but the ranks drift further apart."},
     {OPTION("diloco-outer-lr", LOCAL, OTHER_BITS),
-     REAL_OPTION(rules.diloco.outer_learning_rate, "0.7", 1e-6, 100, "RATE"),
-     .rules = "diloco or streaming-diloco", .help =
+     REAL_OPTION(rules.diloco.outer_learning_rate, "auto", 1e-6, 100, "RATE"),
+     .word = "auto", .word_value = -1, .rules = "diloco or streaming-diloco", .help =
      "Learning rate of the outer step along the mean pseudo-gradient. Lower is steadier and slower; 1 with "
-     "--diloco-mu 0 is the plain average of the ranks."},
+     "--diloco-mu 0 is the plain average of the ranks. auto: 1 for diloco, 0.7 for streaming-diloco."},
     {OPTION("diloco-mu", LOCAL, OTHER_BITS),
-     REAL_OPTION(rules.diloco.outer_momentum, "0.9", 0, 0.999999, "X"), .rules = "diloco or streaming-diloco",
-     .help =
+     REAL_OPTION(rules.diloco.outer_momentum, "auto", 0, 0.999999, "X"),
+     .word = "auto", .word_value = -1, .rules = "diloco or streaming-diloco", .help =
      "Nesterov momentum of the outer step (mu). Higher gains speed where the direction stays the same, and "
-     "overshoots where it turns."},
+     "overshoots where it turns: 0.9 with a rate of 0.7, as in DiLoCo's paper, is for thousands of outer "
+     "steps. auto: 0.3 for diloco, 0.9 for streaming-diloco."},
     {OPTION("streaming-P", LOCAL, OTHER_BITS), INTEGER_OPTION(rules.diloco.fragments, "2", 1, 1e6, "N"),
      .rules = "streaming-diloco", .help =
      "Fragments of the model (P), exchanged one at a time, every H/P steps; H must be a multiple of P. More "

@@ -621,9 +621,10 @@ static void read_local(const LoggedOptions *logged, ReplaySettings *settings) {
         return;
     }
     settings->period = (int)logged_number(logged, "diloco-H", 0);
-    settings->outer_rate = logged_number(logged, "diloco-outer-lr", 0);
-    settings->mu = logged_number(logged, "diloco-mu", 0);
-    if (strcmp(settings->rule, "streaming-diloco") != 0) { return; }
+    bool streams = strcmp(settings->rule, "streaming-diloco") == 0;
+    settings->outer_rate = logged_number(logged, "diloco-outer-lr", streams ? 0.7 : 1);
+    settings->mu = logged_number(logged, "diloco-mu", streams ? 0.9 : 0.3);
+    if (!streams) { return; }
     settings->fragments = (int)logged_number(logged, "streaming-P", 0);
     settings->delay = (int)logged_number(logged, "streaming-tau", 0);
     settings->alpha = logged_number(logged, "streaming-alpha", 0);

@@ -229,8 +229,8 @@ static void test_defaults(void **state) {
                 options.link_us == 0);
     assert_true(options.rules.co2.inner_steps == 12 && options.rules.co2.beta == 0 &&
                 options.rules.co2.alpha == 1 && options.rules.co2.phi == 0);
-    assert_true(options.rules.diloco.inner_steps == 30 && options.rules.diloco.outer_learning_rate == 0.7 &&
-                options.rules.diloco.outer_momentum == 0.9);
+    assert_true(options.rules.diloco.inner_steps == 30 && options.rules.diloco.outer_learning_rate == -1 &&
+                options.rules.diloco.outer_momentum == -1);
     assert_true(options.rules.diloco.fragments == 2 && options.rules.diloco.delay == 1 &&
                 options.rules.diloco.alpha == 0.5);
     assert_true(options_check(&options, &error));

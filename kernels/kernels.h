@@ -26,6 +26,7 @@
 #include "kernels/cpu/muon.h"
 #include "kernels/cpu/outer.h"
 #include "kernels/cpu/row_blocks.h"
+#include "kernels/cpu/sparse.h"
 #include "kernels/cuda/sizes.h"
 #include "kernels/wire.h"
 
@@ -293,6 +294,20 @@ static inline void outer_momentum(Stream *stream, float *base, float *momentum, 
                                   const float *start, size_t count, const MomentumStep *step) {
     KERNEL_ON_GPU(stream, cuda_outer_momentum(stream, base, momentum, local, exchange, start, count, step))
     cpu_outer_momentum(base, momentum, local, exchange, start, count, step);
+}
+
+// The two steps of kernels/cpu/sparse.h; on the CPU they run in the calling thread.
+static inline void sparse_encode(Stream *stream, SparseBlock *blocks, float *error, const float *outer,
+                                 const float *local, size_t count, float beta) {
+    KERNEL_ON_GPU(stream, cuda_sparse_encode(stream, blocks, error, outer, local, count, beta))
+    cpu_sparse_encode(blocks, error, outer, local, count, beta);
+}
+
+static inline void sparse_apply(Stream *stream, float *outer, float *local, const float *sent,
+                                const SparseBlock *blocks, size_t stride, size_t count,
+                                const SparseStep *step) {
+    KERNEL_ON_GPU(stream, cuda_sparse_apply(stream, outer, local, sent, blocks, stride, count, step))
+    cpu_sparse_apply(outer, local, sent, blocks, stride, count, step);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -1,0 +1,87 @@
+// sparse.h: error feedback and the outer step of SparseLoCo, in the format of
+// kernels/sparse.h.
+//
+// Both functions are loops over whole blocks in the calling thread. A vector may be cut
+// between blocks and gives the same bits.
+//
+// The 64th largest magnitude is found bit by bit: a bit belongs to it if at least 64
+// magnitudes are no smaller than what has been found so far together with this bit. That
+// is 31 passes over a block, which fits the first cache, each a plain count of comparisons;
+// it needs no sorting and no branch on the data.
+#ifndef ACCO_KERNELS_CPU_SPARSE_H
+#define ACCO_KERNELS_CPU_SPARSE_H
+
+#include "kernels/cpu/outer.h"
+#include "kernels/sparse.h"
+
+// Takes the largest of `values` (elements), one block at most.
+OUTER_FUNCTION void cpu_sparse_take(SparseTaken *taken, const float *values, int elements) {
+    uint32_t magnitudes[SPARSE_BLOCK], smallest = 0;
+    int entries = sparse_entries(elements), above = 0, found = 0;
+    for (int i = 0; i < elements; i++) { magnitudes[i] = sparse_magnitude_bits(values[i]); }
+    for (int bit = 30; bit >= 0; bit--) {
+        uint32_t candidate = smallest | 1u << bit;
+        int count = 0;
+        for (int i = 0; i < elements; i++) { count += magnitudes[i] >= candidate ? 1 : 0; }
+        if (count >= entries) { smallest = candidate; }
+    }
+    for (int i = 0; i < elements; i++) { above += magnitudes[i] > smallest ? 1 : 0; }
+    memset(taken, 0, sizeof *taken);
+    for (int i = 0, equal = entries - above; i < elements && found < entries; i++) {
+        if (magnitudes[i] < smallest || (magnitudes[i] == smallest && equal-- <= 0)) { continue; }
+        taken->indexes[found] = (uint16_t)i;
+        taken->values[found++] = values[i];
+    }
+}
+
+// Encodes `values` (elements), one block at most.
+OUTER_FUNCTION void cpu_sparse_encode_block(SparseBlock *block, const float *values, int elements) {
+    SparseTaken taken;
+    cpu_sparse_take(&taken, values, elements);
+    float mean = sparse_set_magnitudes(block, taken.values, sparse_entries(elements));
+    for (int group = 0; group < SPARSE_ENTRIES / 4; group++) { sparse_set_entries(block, group, &taken, mean); }
+}
+
+// error = beta * error + (outer - local); the blocks are what is sent of it, which leaves
+// the error. A block with a NaN or an infinity keeps all of it, so that who looks for the
+// element finds it there.
+OUTER_FUNCTION void cpu_sparse_encode(SparseBlock *blocks, float *error, const float *outer,
+                                      const float *local, size_t count, float beta) {
+    for (size_t i = 0; i < count; i++) { error[i] = sparse_feed_back(error[i], outer[i], local[i], beta); }
+    for (size_t begin = 0; begin < count; begin += SPARSE_BLOCK) {
+        SparseBlock *block = blocks + begin / SPARSE_BLOCK;
+        int elements = (int)(count - begin < SPARSE_BLOCK ? count - begin : SPARSE_BLOCK);
+        cpu_sparse_encode_block(block, error + begin, elements);
+        for (int i = 0; i < sparse_entries(elements) && sparse_is_sound(block); i++) {
+            error[begin + (size_t)sparse_index(block, i)] -= sparse_value(block, i);
+        }
+    }
+}
+
+// With the mean over ranks of what all of them have sent:
+//   outer = outer - alpha * mean
+//   local = outer + (local - sent)    the steps since the sending stay; `sent` NULL: local = outer
+// Rank r's blocks begin r * stride behind `blocks`. Sums start from 0 and are taken in the
+// order of ranks.
+OUTER_FUNCTION void cpu_sparse_apply(float *outer, float *local, const float *sent, const SparseBlock *blocks,
+                                     size_t stride, size_t count, const SparseStep *step) {
+    const SparseStep s = *step;
+    for (size_t begin = 0; begin < count; begin += SPARSE_BLOCK) {
+        float sum[SPARSE_BLOCK] = {0};
+        int elements = (int)(count - begin < SPARSE_BLOCK ? count - begin : SPARSE_BLOCK);
+        for (int rank = 0; rank < s.ranks; rank++) {
+            const SparseBlock *block = blocks + (size_t)rank * stride + begin / SPARSE_BLOCK;
+            for (int i = 0; i < sparse_entries(elements); i++) {
+                sum[sparse_index(block, i)] += sparse_value(block, i);
+            }
+        }
+        for (int i = 0; i < elements; i++) {
+            size_t at = begin + (size_t)i;
+            float moved = sparse_move(outer[at], sum[i], &s);
+            local[at] = sent != NULL ? moved + (local[at] - sent[at]) : moved;
+            outer[at] = moved;
+        }
+    }
+}
+
+#endif

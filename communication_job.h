@@ -2,7 +2,8 @@
 // boundary.
 //
 //   reduce     adds up the gradient sums (in local rules the pseudo-gradients) of all
-//              workers, each element at the rank that owns it
+//              workers, each element at the rank that owns it; where only the largest
+//              elements travel, brings those of all ranks to all ranks instead
 //   summary    one small exchange of records: counts, losses, the norm of the mean
 //              gradient
 //   step       the optimizer steps what this worker owns: a commit; or an estimate, which
@@ -54,6 +55,7 @@ static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
     job->wire = kind == ESTIMATE ? s->settings.estimate_wire : s->settings.wire;
     job->bucket_cells = follows ? job_bucket_cells(s, &job->layout) : job->layout.cells;
     job->inspects = average || (kind != ESTIMATE && s->transport->size > 1);
+    job->sparse = average && s->settings.sparse;
     job->all_reduces = average || s->settings.replicated;
     job->steps = !average;
     job->commit = s->optimizer.commits;
@@ -146,6 +148,30 @@ static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
             job_span_ended(s, job);
         }
     }
+}
+
+// Where only the largest elements travel: every rank's blocks to all ranks, slice by slice.
+// Compute has encoded them already, and adds them up. A value that is not finite is still in
+// the error that it was encoded from.
+static inline void job_gather_blocks(Scheduler *s, Job *job, Stream *stream) {
+    const SparseState *sparse = &s->local.sparse;
+    size_t padded = layout_padded(&job->layout), blocks = sparse_blocks(job->layout.count);
+    SparseBlock *mine = sparse->slices, *all = sparse->slices + sparse->slice;
+    const float *error = job_buffer(s, job)->data;
+    job_span_begins(s, "all-gather");
+    job_note_own(job, buffer_sum_of_squares(stream, error, padded, padded, 1, s->inspect_partials), error, 0,
+                 padded, stream);
+    for (size_t begin = 0; begin < blocks; begin += sparse->slice) {
+        size_t count = size_min(sparse->slice, blocks - begin), bytes = count * sizeof(SparseBlock);
+        stream_copy(stream, mine, sparse->sent + begin, bytes);
+        stream_settle(stream);
+        transport_all_gather_records(s->transport, "all-gather", mine, all, bytes);
+        for (size_t rank = 0; rank < (size_t)s->transport->size; rank++) {
+            stream_copy(stream, sparse->received + rank * blocks + begin, all + rank * count, bytes);
+        }
+        stream_settle(stream);
+    }
+    job_span_ended(s, job);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -334,7 +360,7 @@ static inline void job_task(void *context, Stream *stream) {
     Job *job = &s->job;
     Stream *stepping = job->follows && stream->queue == NULL ? s->compute : stream;
     __atomic_store_n(&s->transport->commit, job->commit, __ATOMIC_RELAXED);
-    job_reduce(s, job, stream);
+    (job->sparse ? job_gather_blocks : job_reduce)(s, job, stream);
     job_summarise(s, job, stepping);
     if (job->follows && !job->all_reduces) { watermark_reset(&s->arrived, 0); }
     job_step(s, job, stepping);

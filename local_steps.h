@@ -9,6 +9,11 @@
 //                            sum over all workers
 //   apply_fragment(f, alpha) makes an outer step with it, and merges the result into the
 //                            local parameters
+//   send_sparse()            starts the gathering of the largest elements of all workers' errors,
+//                            to which it has added the pseudo-gradient
+//   apply_sparse(keep)       after wait_for(): makes an outer step with them. The local
+//                            parameters become the outer ones, and keep the steps since the
+//                            sending if asked
 //   local_take_outer()       the local parameters become the outer ones
 //   local_keep_start()       remembers the local parameters: the pseudo-gradient counts from there
 //
@@ -112,7 +117,9 @@ static inline int steps_left(const Scheduler *s, int period) {
 typedef enum FragmentOperation {
     FRAGMENT_PSEUDO_GRADIENT, // communication buffer = outer - local
     FRAGMENT_NESTEROV,        // an outer step with the sum in the communication buffer
-    FRAGMENT_MOMENTUM         // the same, and the pseudo-gradient of this round takes the sum's place
+    FRAGMENT_MOMENTUM,        // the same, and the pseudo-gradient of this round takes the sum's place
+    SPARSE_ENCODE,            // the pseudo-gradient is added to the error, whose largest elements are sent
+    SPARSE_APPLY              // an outer step with the largest elements of all ranks
 } FragmentOperation;
 
 typedef struct FragmentWork {
@@ -121,9 +128,28 @@ typedef struct FragmentWork {
     int fragment;
     NesterovStep nesterov;
     MomentumStep momentum;
+    bool keeps; // SPARSE_APPLY: the local parameters keep the steps since the sending
 } FragmentWork;
 
 enum { FRAGMENT_BLOCK = 16384 }; // elements of one task of the thread pool
+
+static_assert((int)FRAGMENT_BLOCK % (int)SPARSE_BLOCK == 0, "tasks have whole sparse blocks");
+
+// The same for elements [begin, end) of the whole vector, in whole blocks.
+static inline void sparse_work_on(const FragmentWork *work, size_t begin, size_t end) {
+    Scheduler *s = work->scheduler;
+    const SparseState *sparse = &s->local.sparse;
+    size_t first = begin / SPARSE_BLOCK, count = end - begin;
+    float *outer = s->local.outer + begin, *local = s->parameters.data + begin;
+    if (work->operation == SPARSE_ENCODE) {
+        sparse_encode(s->compute, sparse->sent + first, s->comm_buffer.data + begin, outer, local, count,
+                      s->settings.sparse_beta);
+    } else {
+        sparse_apply(s->compute, outer, local, work->keeps ? s->local.start + begin : NULL,
+                     sparse->received + first, sparse_blocks(s->problem.parameter_count), count,
+                     &s->settings.sparse_step);
+    }
+}
 
 // Works on packed elements [begin, end), segment by segment: they stand in this order in
 // the communication buffer. On the CPU several threads call it at once, each for its own
@@ -152,6 +178,7 @@ static inline void fragment_work_on(const FragmentWork *work, size_t begin, size
                            s->local.start != NULL ? s->local.start + flat : outer, last - first,
                            &work->momentum);
             break;
+        default: break; // sparse_work_on
         }
     }
 }
@@ -159,7 +186,10 @@ static inline void fragment_work_on(const FragmentWork *work, size_t begin, size
 static inline void fragment_block_task(void *context, int task, int thread) {
     size_t begin = (size_t)task * FRAGMENT_BLOCK;
     (void)thread;
-    fragment_work_on((const FragmentWork *)context, begin, begin + FRAGMENT_BLOCK);
+    const FragmentWork *work = (const FragmentWork *)context;
+    size_t end =
+        size_min(begin + FRAGMENT_BLOCK, work->scheduler->local.fragments[work->fragment].layout.count);
+    (work->scheduler->settings.sparse ? sparse_work_on : fragment_work_on)(work, begin, end);
 }
 
 static inline void fragment_task(void *context, Stream *stream) {
@@ -168,7 +198,7 @@ static inline void fragment_task(void *context, Stream *stream) {
     size_t count = s->local.fragments[work->fragment].layout.count;
     trace_begin(&s->trace, TRACE_COMPUTE, "outer step");
     if (stream->queue != NULL) {
-        fragment_work_on(work, 0, count);
+        (s->settings.sparse ? sparse_work_on : fragment_work_on)(work, 0, count);
         stream_settle(stream);
     } else {
         int blocks = (int)((count + FRAGMENT_BLOCK - 1) / FRAGMENT_BLOCK);
@@ -176,6 +206,11 @@ static inline void fragment_task(void *context, Stream *stream) {
     }
     s->parameters_version++;
     scheduler_compute_ended(s);
+}
+
+static inline void local_keep_start(Scheduler *s) {
+    stream_copy(s->compute, s->local.start, s->parameters.data, s->problem.parameter_count * sizeof(float));
+    stream_settle(s->compute);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -217,14 +252,27 @@ static inline void apply_fragment(Scheduler *s, int fragment, float alpha) {
     s->local.fragments[fragment].applied_at = s->optimizer.commits;
 }
 
-static inline void local_keep_start(Scheduler *s) {
-    stream_copy(s->compute, s->local.start, s->parameters.data, s->problem.parameter_count * sizeof(float));
-    stream_settle(s->compute);
-}
-
 static inline void local_take_outer(Scheduler *s) {
     stream_copy(s->compute, s->parameters.data, s->local.outer, s->problem.parameter_count * sizeof(float));
     stream_settle(s->compute);
+}
+
+// The inner step at which this worker last sent what it had.
+static inline int64_t sparse_sent_at(const Scheduler *s) { return s->local.fragments[0].applied_at; }
+
+static inline void send_sparse(Scheduler *s) {
+    buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
+    FragmentWork work = {.scheduler = s, .operation = SPARSE_ENCODE};
+    scheduler_call(s, s->compute, fragment_task, &work);
+    if (s->local.start != NULL) { local_keep_start(s); }
+    s->local.fragments[0].applied_at = s->optimizer.commits;
+    launch_average(s, 0);
+}
+
+static inline void apply_sparse(Scheduler *s, bool keep) {
+    if (scheduler_is_halted(s)) { return; }
+    FragmentWork work = {.scheduler = s, .operation = SPARSE_APPLY, .keeps = keep};
+    scheduler_call(s, s->compute, fragment_task, &work);
 }
 
 #endif

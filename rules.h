@@ -7,6 +7,7 @@
 #include "ddp.h"
 #include "diloco.h"
 #include "dpu.h"
+#include "sparse_loco.h"
 #include "zero.h"
 
 // The options that only some rules have. options/options_table.h says how a user writes
@@ -15,6 +16,7 @@ typedef struct RuleOptions {
     AccoOptions acco;
     Co2Options co2;
     DilocoOptions diloco;
+    SparseLocoOptions sparse_loco;
 } RuleOptions;
 
 enum { RULE_WITHOUT_OPTIONS = 0 }; // no function of such a rule looks at them
@@ -32,6 +34,7 @@ static const struct {
     {&co2_rule, offsetof(RuleOptions, co2)},
     {&diloco_rule, offsetof(RuleOptions, diloco)},
     {&streaming_diloco_rule, offsetof(RuleOptions, diloco)},
+    {&sparse_loco_rule, offsetof(RuleOptions, sparse_loco)},
 };
 
 enum { RULE_COUNT = sizeof RULES / sizeof RULES[0] };

@@ -9,11 +9,14 @@
 //                                                                                             GPUs in bf16
 //   gradients    padded     compute adds; hand_over clears; the job   hand_over; in           all
 //                           where compute waits for it                synchronous rules the job
-//   comm_buffer  padded     the job, hand_over                        the job, hand_over      overlapped, local
+//   comm_buffer  padded     the job, hand_over                        the job, hand_over      overlapped, local;
+//                           sparse: compute                                                   there the error
 //   outer        count      the outer step                            the outer step,         local
 //                                                                     validation
-//   momentum     count      the outer step                            the outer step          local
-//   start        count      compute, before a period                  the outer step          local, eager
+//   momentum     count      the outer step                            the outer step          local, not sparse
+//   start        count      compute, before a period or at a sending  the outer step          local, eager or
+//                                                                                             sparse with a delay
+//   blocks       all ranks' the job; this rank's compute              the job; the outer step local, sparse
 //   optimizer    owned      the job; in local rules compute           the same                all
 //
 // There are three kinds of rules:
@@ -101,6 +104,11 @@ typedef struct SchedulerSettings {
     bool strided;  // layer l is in fragment l mod fragments; otherwise neighbours share a fragment
     NesterovStep outer_nesterov; // scheduler_reserve fills in inverse_ranks, here and in the next
     MomentumStep outer_momentum;
+    // Only the largest elements of a pseudo-gradient travel (kernels/sparse.h), and the
+    // communication buffer holds this rank's error between exchanges. One fragment.
+    bool sparse;
+    float sparse_beta;      // what is left of an error after a period
+    SparseStep sparse_step; // scheduler_reserve fills in ranks
     // The device.
     const Gpu *gpu;      // NULL: on the CPU
     Precision precision; // in which a problem on a GPU computes
@@ -191,6 +199,7 @@ typedef struct Job {
     size_t bucket_cells;   // that travel together
     bool inspects;         // this rank's own gradients are checked before they are added up
     bool all_reduces;      // sums travel to all ranks at once, so nothing is gathered after the step
+    bool sparse;           // only the largest elements travel, and compute adds them up
     bool steps;            // the optimizer steps with the sum; an AVERAGE is applied by compute
     int64_t commit;        // commits before it, for messages and traces
     double gradients_done; // micro-batch gradients committed before it, of all workers
@@ -235,17 +244,31 @@ typedef struct SpikeReport {
 // one behind the other.
 typedef struct Fragment {
     Layout layout;      // of the packed vector
-    int64_t applied_at; // the inner step at which it was last applied
+    int64_t applied_at; // the inner step at which it was last applied; sparse: sent
 } Fragment;
+
+// Sparse: encoded vectors of sparse_blocks(parameter_count) blocks.
+typedef struct SparseState {
+    SparseBlock *sent;     // this rank's
+    SparseBlock *received; // (size, blocks): those of all ranks
+    SparseBlock *slices;   // (1 + size, slice), on the host: a part of these on its way
+    size_t slice;          // blocks that travel together
+} SparseState;
+
+// Of all ranks together, on their way at a time: much more than the latency of a link, and
+// little enough that a deadline for it says something.
+enum { SPARSE_SLICE_BYTES = 2 << 20 };
 
 // What only local rules have.
 typedef struct LocalState {
-    float *outer, *momentum; // (parameter_count)
-    float *start;            // (parameter_count): where this worker's period began; NULL: at `outer`
+    float *outer, *momentum; // (parameter_count); sparse: momentum is NULL
+    float *start;            // (parameter_count): where this worker's period began; NULL: at `outer`.
+                             // sparse: its parameters at the latest sending; NULL: not kept
     Fragment *fragments;     // (settings.fragments)
     int fragment;            // the next one to be sent
-    Tally tally_before;      // since the latest exchange, without the inner step under way
-    double norm, rate;       // of the latest inner step
+    SparseState sparse;
+    Tally tally_before; // since the latest exchange, without the inner step under way
+    double norm, rate;  // of the latest inner step
 } LocalState;
 
 // Compute tells the job how far the backward pass of a round's last micro-batch has come: how
@@ -406,6 +429,21 @@ static inline Layout scheduler_layout(const Scheduler *s) {
 // ---------------------------------------------------------------------------------------
 // Setting up
 
+static inline void scheduler_reserve_sparse(Scheduler *s, Arena *arena) {
+    SparseState *sparse = &s->local.sparse;
+    size_t blocks = sparse_blocks(s->problem.parameter_count), ranks = (size_t)s->transport->size;
+    size_t slice = size_max(1, size_min(blocks, SPARSE_SLICE_BYTES / (ranks * sizeof(SparseBlock))));
+    assert(s->settings.fragments == 1);
+    s->settings.sparse_step.ranks = s->transport->size;
+    sparse->slice = slice;
+    arena_reserve(arena, MEMORY_COMMUNICATION, "largest elements", blocks * sizeof(SparseBlock),
+                  &sparse->sent);
+    arena_reserve(arena, MEMORY_COMMUNICATION, "largest elements of all ranks",
+                  ranks * blocks * sizeof(SparseBlock), &sparse->received);
+    arena_reserve_host(arena, MEMORY_COMMUNICATION, "a part of them on its way",
+                       (1 + ranks) * slice * sizeof(SparseBlock), &sparse->slices);
+}
+
 // Plans every buffer of the scheduler and of the transport; allocates nothing of them.
 // The scheduler must not move in memory afterwards.
 static inline void scheduler_reserve(Scheduler *s, Arena *arena, const SchedulerSettings *settings,
@@ -432,7 +470,7 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     }
     arena_reserve(arena, MEMORY_GRADIENTS, "gradient accumulator", padded, &s->gradients.data);
     if (overlapped || local) {
-        arena_reserve(arena, MEMORY_COMMUNICATION, "communication buffer",
+        arena_reserve(arena, MEMORY_COMMUNICATION, settings->sparse ? "error" : "communication buffer",
                       layout_padded(&travels) * sizeof(float), &s->comm_buffer.data);
     }
     if (overlapped && settings->keeps_casts) {
@@ -440,8 +478,13 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     }
     if (local) {
         arena_reserve(arena, MEMORY_OPTIMIZER, "outer parameters", count * sizeof(float), &s->local.outer);
-        arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", count * sizeof(float), &s->local.momentum);
-        if (settings->outer_momentum.eager) {
+        if (settings->sparse) {
+            scheduler_reserve_sparse(s, arena);
+        } else {
+            arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", count * sizeof(float),
+                          &s->local.momentum);
+        }
+        if (settings->outer_momentum.eager || (settings->sparse && settings->delay > 0)) {
             arena_reserve(arena, MEMORY_OPTIMIZER, "start of a period", count * sizeof(float),
                           &s->local.start);
         }
@@ -458,6 +501,7 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
                        &s->inspect_partials);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "tallies of all ranks",
                        (size_t)transport->size * sizeof(Tally), &s->tallies);
+    if (settings->sparse) { return; } // no vector of floats travels
     comm_reserve(&s->comm, arena, &travels,
                  wire_is_coarse(settings->wire) || wire_is_coarse(settings->estimate_wire));
 }

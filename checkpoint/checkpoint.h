@@ -140,7 +140,9 @@ static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX
     } else if (sharded || local) {
         vectors[count++] = saved_vector("parameters", own, as_reals(s->parameters.data), fp32);
     }
-    if (local) {
+    if (s->settings.sparse) {
+        vectors[count++] = saved_vector("error", SAVED_WORKER, exchanged, fp32);
+    } else if (local) {
         vectors[count++] = saved_vector("momentum", SAVED_SHARED, as_reals(s->local.momentum), fp32);
     }
     if (local && s->job_in_flight) {
@@ -169,7 +171,7 @@ static inline size_t checkpoint_bytes(const Scheduler *s) {
         bytes += saved_bytes(&vectors[i], s->problem.parameter_count) *
                  (vectors[i].scope == SAVED_WORKER ? ranks : 1);
     }
-    if (s->settings.kind == RULE_LOCAL) { bytes += whole; }
+    if (s->settings.kind == RULE_LOCAL && !s->settings.sparse) { bytes += whole; }
     if (s->settings.kind == RULE_OVERLAPPED) { bytes += whole * ranks; }
     return bytes;
 }

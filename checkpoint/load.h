@@ -136,8 +136,11 @@ static inline bool source_is_complete(const CheckpointSource *source, const Chec
         good = source_has(source, run, "exp_avg", worker) && source_has(source, run, "exp_avg_sq", worker) &&
                (rule->replicated || source_has(source, run, "parameters", worker));
     }
-    good = good && (!local || source_has(source, run, "momentum", -1)) &&
-           in_flight == source_has(source, run, "exchange", -1);
+    bool with_errors = local && !source_has(source, run, "momentum", -1); // then every worker has one
+    for (int worker = 0; good && with_errors && worker < source->workers; worker++) {
+        good = source_has(source, run, "error", worker);
+    }
+    good = good && in_flight == source_has(source, run, "exchange", -1);
     // Only overlapped rules have gradients that wait for a job, and then every worker has
     // them.
     bool waiting = source_has(source, run, "gradients", 0);
@@ -295,6 +298,11 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
         bool usable = source->same_rule && !cast && (!of_worker || source->workers == ranks);
         SourceArea own = usable && of_worker ? source_area(source, run, name, rank) : usable ? shared : none;
         return own.data != NULL ? own : source_area(source, run, "master", -1);
+    }
+    // What a worker has not sent yet belongs to the parameters from which it has trained.
+    if (strcmp(name, "error") == 0) {
+        bool usable = source->same_rule && source->workers == ranks;
+        return usable ? source_area(source, run, name, rank) : none;
     }
     // The sum that the job in flight has exchanged: its mean over the ranks is as before.
     if (strcmp(name, "exchange") == 0) { shared.scale = (float)ranks / (float)source->workers; }

@@ -62,14 +62,17 @@ WIRE_FUNCTION size_t sparse_blocks(size_t count) { return (count + SPARSE_BLOCK 
 WIRE_FUNCTION size_t sparse_bytes(size_t count) { return sparse_blocks(count) * sizeof(SparseBlock); }
 
 // Of a block with so many elements.
-WIRE_FUNCTION int sparse_entries(int elements) { return elements < SPARSE_ENTRIES ? elements : SPARSE_ENTRIES; }
+WIRE_FUNCTION int sparse_entries(int elements) {
+    return elements < SPARSE_ENTRIES ? elements : SPARSE_ENTRIES;
+}
 
 WIRE_FUNCTION uint32_t sparse_magnitude_bits(float value) { return wire_float_bits(value) & 0x7fffffffu; }
 
 WIRE_FUNCTION float sparse_mean(float sum, int count) { return count > 0 ? sum / (float)count : 0.0f; }
 
 // Fills in the two magnitudes. Returns what divides them.
-WIRE_FUNCTION float sparse_set_magnitudes(SparseBlock *block, const float *values /* (entries) */, int entries) {
+WIRE_FUNCTION float sparse_set_magnitudes(SparseBlock *block, const float *values /* (entries) */,
+                                          int entries) {
     float sum = 0, low = 0, high = 0;
     int highs = 0;
     for (int i = 0; i < entries; i++) { sum += fabsf(values[i]); }

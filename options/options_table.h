@@ -130,21 +130,22 @@ typedef struct OptionSpec {
 static const OptionSpec option_table[] = {
     {OPTION("optimizer", RULE, COMPARED_APART),
      CHOICE_OPTION(rule, "acco", "ddp", "zero1", "dpu", "acco-wp", "acco", "co2", "diloco",
-                   "streaming-diloco"), .also = "rule", .help =
+                   "streaming-diloco", "sparse-loco"), .also = "rule", .help =
      "The update rule. ddp: every rank holds the whole optimizer state; zero1: each rank holds a shard of "
      "it; both exchange gradients and parameters beside the backward and forward passes. dpu, acco-wp and "
      "acco shard the state, too, and exchange beside the whole next batch. dpu: gradients are one commit "
      "old; acco-wp: dpu, with gradients at predicted parameters; acco: no gradient is old, but part of each "
-     "batch is computed at an estimate of the next parameters, which travels, too. co2, diloco and "
-     "streaming-diloco hold the whole state on every rank, take local steps, and exchange seldom. co2: "
-     "hides the exchange and applies it one round later; diloco: waits for it; streaming-diloco: hides it, "
-     "one fragment of the model at a time."},
+     "batch is computed at an estimate of the next parameters, which travels, too. co2, diloco, "
+     "streaming-diloco and sparse-loco hold the whole state on every rank, take local steps, and exchange "
+     "seldom. co2: hides the exchange and applies it one round later; diloco: waits for it; "
+     "streaming-diloco: hides it, one fragment of the model at a time; sparse-loco: sends only the largest "
+     "elements, a 140th of the bytes."},
     {OPTION("accumulate", RULE, OTHER_BITS), INTEGER_OPTION(accumulate, "2", 1, 1e6, "N"), .word = "auto",
      .also = "grad-accum", .help =
-     "Micro-batches per rank and commit; for co2, diloco and streaming-diloco per inner step. acco computes "
-     "them in two rounds (--acco-split), so it needs two at least. auto (acco, acco-wp, dpu): as many as "
-     "fit beside the communication, at least one in each round; the batch then varies, and runs do not "
-     "repeat bit for bit."},
+     "Micro-batches per rank and commit; for co2, diloco, streaming-diloco and sparse-loco per inner step. "
+     "acco computes them in two rounds (--acco-split), so it needs two at least. auto (acco, acco-wp, dpu): "
+     "as many as fit beside the communication, at least one in each round; the batch then varies, and runs "
+     "do not repeat bit for bit."},
     {OPTION("rank-accumulate", RULE, OTHER_BITS), TEXT_OPTION(rank_accumulate, "", 0, "LIST"),
      .rules = "ddp, zero1, dpu, acco-wp or acco", .instead_of = "accumulate", .help =
      "A number of micro-batches for each rank, as in 4,4,1,1, instead of --accumulate. It lets fast and "
@@ -258,6 +259,23 @@ static const OptionSpec option_table[] = {
      "How layers are divided into fragments. strided: every P-th layer; sequential: neighbours. The traffic "
      "is the same, the trained model is not. What is in no layer, the embeddings and the last norm, is in "
      "the first fragment."},
+    {OPTION("sparse-H", LOCAL, OTHER_BITS), INTEGER_OPTION(rules.sparse_loco.inner_steps, "30", 1, 1e6, "N"),
+     .rules = "sparse-loco", .help =
+     "Inner steps of each rank between two exchanges (the paper's H). More of them send less, but the ranks "
+     "drift further apart."},
+    {OPTION("sparse-beta", LOCAL, OTHER_BITS), REAL_OPTION(rules.sparse_loco.beta, "0.95", 0, 1, "X"),
+     .rules = "sparse-loco", .help =
+     "What is left after a period of the elements that a rank has not sent (beta). 1 forgets nothing, and "
+     "sends what is old, too; 0 drops what is not sent at once."},
+    {OPTION("sparse-alpha", LOCAL, OTHER_BITS), REAL_OPTION(rules.sparse_loco.alpha, "1", 1e-6, 100, "X"),
+     .rules = "sparse-loco", .help =
+     "Length of the outer step along the mean of what the ranks have sent (alpha). Less is steadier and "
+     "slower."},
+    {OPTION("sparse-tau", LOCAL, OTHER_BITS), INTEGER_OPTION(rules.sparse_loco.delay, "0", 0, 1e6, "N"),
+     .rules = "sparse-loco", .help =
+     "Inner steps that an exchange may take while training goes on (tau), below H. More of them tolerate a "
+     "slower network, but what arrives is as many steps old; 0 waits, as the paper does. Above 0 it takes "
+     "one more copy of the parameters."},
 
     {OPTION("model", DATA, COMPARED_APART), TEXT_OPTION(model, "tiny", 1, "NAME|PATH"), .help =
      "A preset (tiny, 36M, 125M, 1.3B, 2.7B) or the path of a Hugging Face config.json with model_type "

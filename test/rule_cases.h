@@ -28,7 +28,7 @@ typedef struct RuleCase {
 } RuleCase;
 
 // Places in rule_cases, in the order of RULES.
-enum { DDP, ZERO1, DPU, ACCO_WP, ACCO, CO2, DILOCO, STREAMING_DILOCO, RULES_TESTED };
+enum { DDP, ZERO1, DPU, ACCO_WP, ACCO, CO2, DILOCO, STREAMING_DILOCO, SPARSE_LOCO, RULES_TESTED };
 
 static const RuleCase rule_cases[RULES_TESTED] = {
     [DDP] = {.name = "ddp",
@@ -156,6 +156,20 @@ static const RuleCase rule_cases[RULES_TESTED] = {
               {MANY_RANKS, "--diloco-H 4 --streaming-P 2 --streaming-tau 1 --accumulate 1"},
               {6, "--ranks-per-host 2 --diloco-H 4 --streaming-P 2 --streaming-tau 1 --wire int8"},
               {2, "--inner muon --diloco-H 4 --streaming-P 2 --streaming-tau 1"}}},
+    [SPARSE_LOCO] = {.name = "sparse-loco",
+                     .options = "--optimizer sparse-loco --sparse-H 4 --sparse-tau 1",
+                     .chaos_ms = 20,
+                     .exchanges = 0, // blocks
+                     .jobs = 2,
+                     .replays = {{1, "--sparse-H 3"},
+                                 {2, "--sparse-H 3 --grad-clip 0.9"},
+                                 {3, "--sparse-H 4 --sparse-tau 1 --sparse-beta 0.5 --lr-by commits"},
+                                 {2, "--sparse-H 2 --sparse-tau 1 --accumulate 3 --sparse-alpha 0.6"},
+                                 {3, "--sparse-H 7 --sparse-tau 6 --chaos-ms 2 --sparse-beta 1"},
+                                 {MANY_RANKS, "--sparse-H 3 --accumulate 1"},
+                                 {6, "--ranks-per-host 3 --sparse-H 3 --sparse-beta 0"},
+                                 {5, "--ranks-per-host 2 --sparse-H 4 --sparse-tau 2 --overlap off"},
+                                 {3, "--inner muon --sparse-H 3 --sparse-tau 1"}}},
 };
 
 #endif

@@ -39,7 +39,9 @@ OUTER_FUNCTION void cpu_sparse_encode_block(SparseBlock *block, const float *val
     SparseTaken taken;
     cpu_sparse_take(&taken, values, elements);
     float mean = sparse_set_magnitudes(block, taken.values, sparse_entries(elements));
-    for (int group = 0; group < SPARSE_ENTRIES / 4; group++) { sparse_set_entries(block, group, &taken, mean); }
+    for (int group = 0; group < SPARSE_ENTRIES / 4; group++) {
+        sparse_set_entries(block, group, &taken, mean);
+    }
 }
 
 // error = beta * error + (outer - local); the blocks are what is sent of it, which leaves

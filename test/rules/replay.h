@@ -80,8 +80,9 @@ typedef struct ReplaySettings {
     double outer_rate, mu, alpha;
     double co2_beta, co2_alpha, co2_phi, co2_gap;
     bool co2_eager;
-    int fragments, delay;       // streaming: P and tau
-    const uint8_t *fragment_of; // (parameter_count); NULL: all in fragment 0
+    int fragments, delay;             // streaming: P and tau
+    const uint8_t *fragment_of;       // (parameter_count); NULL: all in fragment 0
+    double sparse_beta, sparse_alpha; // sparse-loco, whose tau is `delay`
     bool plain_outer; // the formulas of the outer steps below, not the kernels: equal but for rounding
 } ReplaySettings;
 
@@ -100,7 +101,8 @@ typedef struct ReplayWorker {
     // Local rules.
     ReplayState state;
     float *outer, *momentum;
-    float *start;    // where the period began
+    float *start;    // where the period began; sparse-loco: at the sending
+    float *error;    // sparse-loco: what has not been sent
     float *exchange; // the pseudo-gradient, until the sum over all workers replaces it
     SpikeDetector norms, losses;
 } ReplayWorker;
@@ -155,6 +157,7 @@ static inline void replay_reserve(Replay *replay) {
         arena_reserve(arena, MEMORY_PARAMETERS, "outer parameters", bytes, &worker->outer);
         arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", bytes, &worker->momentum);
         arena_reserve(arena, MEMORY_OPTIMIZER, "start of a period", bytes, &worker->start);
+        arena_reserve(arena, MEMORY_OPTIMIZER, "error", bytes, &worker->error);
         arena_reserve(arena, MEMORY_COMMUNICATION, "exchange", bytes, &worker->exchange);
     }
     replay_reserve_state(replay, &replay->state);
@@ -183,7 +186,7 @@ static inline void replay_reserve(Replay *replay) {
 static inline Layout replay_layout(const ReplaySettings *settings, size_t count) {
     LayoutMatrix matrices[256];
     int matrix_count = 0;
-    bool local = strcmp(settings->rule, "co2") == 0 || strstr(settings->rule, "diloco") != NULL;
+    bool local = strcmp(settings->rule, "co2") == 0 || strstr(settings->rule, "loco") != NULL;
     for (int i = 0; i < settings->tensor_count && !local; i++) {
         if (settings->tensors[i].rows == 0) { continue; }
         assert(matrix_count < 256);
@@ -730,6 +733,103 @@ static inline void replay_streaming(Replay *replay) {
 }
 
 // ---------------------------------------------------------------------------------------
+// sparse-loco, without its format: what the other side decodes
+
+typedef struct ReplayElement {
+    float value;
+    int index;
+} ReplayElement;
+
+// The larger first; of equal ones the one that comes first.
+static inline int replay_compare_elements(const void *a, const void *b) {
+    const ReplayElement *one = (const ReplayElement *)a, *other = (const ReplayElement *)b;
+    float first = fabsf(one->value), second = fabsf(other->value);
+    return first > second ? -1 : first < second ? 1 : one->index - other->index;
+}
+
+static inline int replay_compare_indexes(const void *a, const void *b) {
+    return ((const ReplayElement *)a)->index - ((const ReplayElement *)b)->index;
+}
+
+// sent (count <= 4096) <- what arrives of the largest elements of `error`, and 0 for the others.
+static inline void replay_sparse_block(const float *error, float *sent, int count) {
+    ReplayElement elements[4096];
+    int taken = count < 64 ? count : 64, larger = 0;
+    float sum = 0, sums[2] = {0, 0};
+    for (int i = 0; i < count; i++) {
+        elements[i].value = error[i];
+        elements[i].index = i;
+        sent[i] = 0;
+    }
+    qsort(elements, (size_t)count, sizeof elements[0], replay_compare_elements);
+    qsort(elements, (size_t)taken, sizeof elements[0], replay_compare_indexes);
+    for (int i = 0; i < taken; i++) { sum += fabsf(elements[i].value); }
+    float mean = sum / (float)taken;
+    for (int i = 0; i < taken; i++) {
+        int above = fabsf(elements[i].value) > mean;
+        larger += above;
+        sums[above] += fabsf(elements[i].value);
+    }
+    sums[0] = larger < taken ? sums[0] / (float)(taken - larger) : 0;
+    sums[1] = larger > 0 ? sums[1] / (float)larger : 0;
+    for (int i = 0; i < taken; i++) {
+        float value = bf16_to_float(bf16_from_float(sums[fabsf(elements[i].value) > mean]));
+        sent[elements[i].index] = elements[i].value < 0 ? -value : value;
+    }
+}
+
+// exchange <- what every worker sends, which leaves its error.
+static inline void replay_sparse_send(Replay *replay) {
+    const ReplaySettings *settings = &replay->settings;
+    size_t count = replay->problem.parameter_count;
+    for (int i = 0; i < settings->workers; i++) {
+        ReplayWorker *w = &replay->workers[i];
+        for (size_t j = 0; j < count; j++) {
+            w->error[j] = fmaf((float)settings->sparse_beta, w->error[j], w->outer[j] - w->state.master[j]);
+        }
+        for (size_t begin = 0; begin < count; begin += 4096) {
+            replay_sparse_block(w->error + begin, w->exchange + begin, (int)size_min(count - begin, 4096));
+        }
+        for (size_t j = 0; j < count; j++) { w->error[j] -= w->exchange[j]; }
+        memcpy(w->start, w->state.master, count * sizeof(float));
+    }
+}
+
+static inline void replay_sparse_apply(Replay *replay) {
+    const ReplaySettings *settings = &replay->settings;
+    for (size_t j = 0; j < replay->problem.parameter_count; j++) {
+        float sum = 0;
+        for (int i = 0; i < settings->workers; i++) { sum += replay->workers[i].exchange[j]; }
+        for (int i = 0; i < settings->workers; i++) {
+            ReplayWorker *w = &replay->workers[i];
+            float steps = w->state.master[j] - w->start[j]; // since the sending
+            w->outer[j] = fmaf(-(float)settings->sparse_alpha, sum / (float)settings->workers, w->outer[j]);
+            w->state.master[j] = w->outer[j] + steps;
+        }
+    }
+    replay_report(replay, replay->workers[0].outer);
+}
+
+// What the steps behind the last sending have moved is exchanged at the end.
+static inline void replay_sparse(Replay *replay) {
+    int64_t steps = replay_inner_steps(replay), since = 0;
+    int period = replay->settings.period, delay = replay->settings.delay;
+    for (int64_t step = 1; step <= steps; step++) {
+        bool whole = (step - 1) / period < steps / period; // a shorter period at the end sends nothing
+        replay_inner_step(replay);
+        since++;
+        if (whole && (step - 1) % period == period - delay - 1) {
+            replay_sparse_send(replay);
+            since = 0;
+        }
+        if (whole && step % period == 0) { replay_sparse_apply(replay); }
+    }
+    if (since == 0) { return; }
+    replay_sparse_send(replay);
+    replay_sparse_apply(replay);
+}
+
+// ---------------------------------------------------------------------------------------
 // The rules
 
 typedef struct ReplayRule {
@@ -740,10 +840,15 @@ typedef struct ReplayRule {
 } ReplayRule;
 
 static const ReplayRule REPLAY_RULES[] = {
-    {"ddp", false, false, replay_zero1},    {"zero1", false, true, replay_zero1},
-    {"dpu", false, true, replay_dpu},       {"acco-wp", false, true, replay_acco_wp},
-    {"acco", false, true, replay_acco},     {"co2", true, false, replay_co2},
-    {"diloco", true, false, replay_diloco}, {"streaming-diloco", true, false, replay_streaming},
+    {"ddp", false, false, replay_zero1},
+    {"zero1", false, true, replay_zero1},
+    {"dpu", false, true, replay_dpu},
+    {"acco-wp", false, true, replay_acco_wp},
+    {"acco", false, true, replay_acco},
+    {"co2", true, false, replay_co2},
+    {"diloco", true, false, replay_diloco},
+    {"streaming-diloco", true, false, replay_streaming},
+    {"sparse-loco", true, false, replay_sparse},
 };
 
 enum { REPLAY_RULE_COUNT = sizeof REPLAY_RULES / sizeof REPLAY_RULES[0] };

@@ -620,6 +620,13 @@ static void read_local(const LoggedOptions *logged, ReplaySettings *settings) {
         settings->co2_eager = json_is_true(json_object_get(logged->options, "co2-eager"));
         return;
     }
+    if (strcmp(settings->rule, "sparse-loco") == 0) {
+        settings->period = (int)logged_number(logged, "sparse-H", 0);
+        settings->delay = (int)logged_number(logged, "sparse-tau", 0);
+        settings->sparse_beta = logged_number(logged, "sparse-beta", 0);
+        settings->sparse_alpha = logged_number(logged, "sparse-alpha", 0);
+        return;
+    }
     settings->period = (int)logged_number(logged, "diloco-H", 0);
     bool streams = strcmp(settings->rule, "streaming-diloco") == 0;
     settings->outer_rate = logged_number(logged, "diloco-outer-lr", streams ? 0.7 : 1);

@@ -8,7 +8,8 @@
 
 enum { MOST = 2 * SPARSE_BLOCK + 100 };
 
-static const int COUNTS[] = {1, 2, 5, 63, 64, 65, 100, SPARSE_BLOCK - 1, SPARSE_BLOCK, SPARSE_BLOCK + 1, MOST};
+static const int COUNTS[] = {1,   2, 5, 63, 64, 65, 100, SPARSE_BLOCK - 1, SPARSE_BLOCK, SPARSE_BLOCK + 1,
+                             MOST};
 
 enum { COUNT_COUNT = sizeof COUNTS / sizeof COUNTS[0] };
 

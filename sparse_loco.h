@@ -1,0 +1,116 @@
+// sparse_loco.h: SparseLoCo (Sarfi et al., 2025, arXiv 2508.15706): local steps, of whose
+// pseudo-gradient only the largest elements are sent, in two bits each.
+//
+//   tau = 0
+//   compute         | H inner steps | encode | idle                   | outer step | H inner steps ...
+//   communication                            | everybody's blocks     |
+//
+//   tau > 0
+//   compute         | H - tau inner steps | encode | tau inner steps  | outer step | H - tau ...
+//   communication                                  | everybody's blocks |
+//
+//   e = beta e + (outer - local)        e: this worker's error, 0 at the start
+//   q = the 64 largest of every 4096 elements of e, as the format rounds them (kernels/sparse.h)
+//   e = e - q
+//   outer = outer - alpha mean(q)       mean over the workers
+//   local = outer + what the tau inner steps since the sending have moved local
+//
+// What is not sent stays in the error and is sent later, when it has grown; beta < 1 lets
+// what is old fade. The error has the place of DiLoCo's outer momentum: as it adds up
+// several periods, it also smooths them. Workers gather each other's blocks, 0.23 bits for an
+// element and worker, and each adds them up, in the order of ranks. So outer stays the same
+// bits on all workers, whatever the hosts; --wire has nothing to round.
+//
+// The tau steps beside an exchange count once: they are no part of the pseudo-gradient that is
+// under way, and the next one has them, because local keeps them. So with tau > 0 a worker
+// also holds a copy of the parameters that it had at the sending.
+//
+// The paper waits (tau = 0) and has alpha = 1. At the end of a run the steps since the last
+// sending are exchanged in the same way. What is in the errors then is lost: it is what a
+// further period would have sent.
+#ifndef ACCO_SPARSE_LOCO_H
+#define ACCO_SPARSE_LOCO_H
+
+#include "local_steps.h"
+#include "rule.h"
+
+// ---------------------------------------------------------------------------------------
+// Options
+
+typedef struct SparseLocoOptions {
+    int64_t inner_steps, delay; // H, tau
+    double beta, alpha;
+} SparseLocoOptions;
+
+static inline bool sparse_loco_check(const void *own, const RuleFacts *facts, Error *error) {
+    const SparseLocoOptions *options = (const SparseLocoOptions *)own;
+    long long H = (long long)options->inner_steps, tau = (long long)options->delay;
+    if (tau >= H) {
+        return error_set(error,
+                         "--sparse-tau %lld is not below --sparse-H %lld: an exchange must end before the "
+                         "next one begins; use %s%lld",
+                         tau, H, H == 1 ? "" : "0 .. ", H - 1);
+    }
+    return !facts->by_library ||
+           error_set(error, "--exchange library adds vectors up, and sparse-loco sends the largest elements "
+                            "only: leave --exchange at its default");
+}
+
+static inline void sparse_loco_configure(const void *own, SchedulerSettings *settings) {
+    const SparseLocoOptions *options = (const SparseLocoOptions *)own;
+    settings->steps = (int)options->inner_steps;
+    settings->delay = (int)options->delay;
+    settings->sparse = true;
+    settings->sparse_beta = (float)options->beta;
+    settings->sparse_step.alpha = (float)options->alpha;
+}
+
+static inline void sparse_loco_describe(const void *own, const SchedulerSettings *settings,
+                                        char text[RULE_TEXT]) {
+    const SparseLocoOptions *options = (const SparseLocoOptions *)own;
+    (void)settings;
+    snprintf(text, RULE_TEXT, "H %lld, tau %lld, beta %g, alpha %g, %d of %d elements in 2 bits",
+             (long long)options->inner_steps, (long long)options->delay, options->beta, options->alpha,
+             SPARSE_ENTRIES, SPARSE_BLOCK);
+}
+
+// ---------------------------------------------------------------------------------------
+// The rule
+
+static inline void sparse_loco_commit(Scheduler *s) {
+    int steps = s->settings.steps, delay = s->settings.delay, left = steps_left(s, steps);
+    if (left < steps) {
+        inner_steps(s, left);
+        return;
+    }
+    inner_steps(s, steps - delay);
+    send_sparse(s);
+    inner_steps(s, delay);
+    wait_for(s);
+    apply_sparse(s, delay > 0);
+}
+
+static inline bool sparse_loco_finish(Scheduler *s) {
+    bool changes = sparse_sent_at(s) < s->optimizer.commits && !scheduler_is_halted(s);
+    if (changes) {
+        send_sparse(s);
+        wait_for(s);
+        apply_sparse(s, false);
+    }
+    return changes;
+}
+
+static const Rule sparse_loco_rule = {
+    .name = "sparse-loco",
+    .summary = "local steps, then an outer step with the largest elements of all",
+    .kind = RULE_LOCAL,
+    .departs = 6,
+    .rounds_per_commit = 1,
+    .commit = sparse_loco_commit,
+    .finish = sparse_loco_finish,
+    .check = sparse_loco_check,
+    .configure = sparse_loco_configure,
+    .describe = sparse_loco_describe,
+};
+
+#endif

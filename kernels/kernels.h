@@ -41,6 +41,7 @@
 #include "kernels/cuda/matmul.cuh"
 #include "kernels/cuda/muon.cuh"
 #include "kernels/cuda/outer.cuh"
+#include "kernels/cuda/sparse.cuh"
 #include "kernels/cuda/wire.cuh"
 // On a GPU's stream: makes the call, which puts a kernel into the stream's queue, and returns
 // from the calling function.

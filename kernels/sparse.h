@@ -61,6 +61,12 @@ WIRE_FUNCTION size_t sparse_blocks(size_t count) { return (count + SPARSE_BLOCK 
 
 WIRE_FUNCTION size_t sparse_bytes(size_t count) { return sparse_blocks(count) * sizeof(SparseBlock); }
 
+// Of the block that begins at element `begin` of `count`.
+WIRE_FUNCTION int sparse_elements(size_t count, size_t begin) {
+    size_t left = count - begin, most = SPARSE_BLOCK;
+    return (int)(left < most ? left : most);
+}
+
 // Of a block with so many elements.
 WIRE_FUNCTION int sparse_entries(int elements) {
     return elements < SPARSE_ENTRIES ? elements : SPARSE_ENTRIES;

@@ -20,6 +20,7 @@ typedef struct RuleCase {
     // element of the vector.
     double exchanges; // of all elements, on the wire
     double estimates; // the same, on the wire of the estimate
+    int blocks;       // the sparse encoding of the vector, to each other rank
     int jobs;         // in each, every rank sends one tally to every other
     // Awkward settings: numbers of steps that do not divide each other, gradients that are
     // clipped, warm-ups that end, shards that are padded. With --ranks-per-host the sum is a
@@ -159,7 +160,7 @@ static const RuleCase rule_cases[RULES_TESTED] = {
     [SPARSE_LOCO] = {.name = "sparse-loco",
                      .options = "--optimizer sparse-loco --sparse-H 4 --sparse-tau 1",
                      .chaos_ms = 20,
-                     .exchanges = 0, // blocks
+                     .blocks = 2,
                      .jobs = 2,
                      .replays = {{1, "--sparse-H 3"},
                                  {2, "--sparse-H 3 --grad-clip 0.9"},

@@ -52,7 +52,7 @@ OUTER_FUNCTION void cpu_sparse_encode(SparseBlock *blocks, float *error, const f
     for (size_t i = 0; i < count; i++) { error[i] = sparse_feed_back(error[i], outer[i], local[i], beta); }
     for (size_t begin = 0; begin < count; begin += SPARSE_BLOCK) {
         SparseBlock *block = blocks + begin / SPARSE_BLOCK;
-        int elements = (int)(count - begin < SPARSE_BLOCK ? count - begin : SPARSE_BLOCK);
+        int elements = sparse_elements(count, begin);
         cpu_sparse_encode_block(block, error + begin, elements);
         for (int i = 0; i < sparse_entries(elements) && sparse_is_sound(block); i++) {
             error[begin + (size_t)sparse_index(block, i)] -= sparse_value(block, i);
@@ -70,7 +70,7 @@ OUTER_FUNCTION void cpu_sparse_apply(float *outer, float *local, const float *se
     const SparseStep s = *step;
     for (size_t begin = 0; begin < count; begin += SPARSE_BLOCK) {
         float sum[SPARSE_BLOCK] = {0};
-        int elements = (int)(count - begin < SPARSE_BLOCK ? count - begin : SPARSE_BLOCK);
+        int elements = sparse_elements(count, begin);
         for (int rank = 0; rank < s.ranks; rank++) {
             const SparseBlock *block = blocks + (size_t)rank * stride + begin / SPARSE_BLOCK;
             for (int i = 0; i < sparse_entries(elements); i++) {

@@ -599,6 +599,100 @@ static void outer_steps_equal_the_cpu(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
+// The steps of SparseLoCo, with the bits of the CPU
+
+enum { SPARSE_COUNTS = 9, SPARSE_RANKS = 3 };
+
+static const size_t SPARSE_SIZES[SPARSE_COUNTS] = {1, 3, 63, 64, 65, 4095, 4096, 4097, 2 * 4096 + 700};
+
+// many: normal numbers; otherwise few different ones, so that most have equals.
+static float *sparse_inputs(size_t count, bool many) {
+    float *values = host_normals(&test_random, count, 0.1);
+    for (size_t i = 0; i < count && !many; i++) { values[i] = floorf(20 * values[i]) / 8; }
+    return values;
+}
+
+static void sparse_check_encode(size_t count, bool many, bool bad) {
+    float *error = sparse_inputs(count, many), *outer = sparse_inputs(count, many),
+          *local = sparse_inputs(count, many), *got = host_copy(error, count), *expected;
+    size_t bytes = sparse_bytes(count);
+    SparseBlock *blocks = (SparseBlock *)malloc(bytes), *first = (SparseBlock *)malloc(bytes),
+                *found = (SparseBlock *)malloc(bytes);
+    if (bad) { local[count / 2] = INFINITY; }
+    expected = host_copy(error, count);
+    cpu_sparse_encode(blocks, expected, outer, local, count, 0.95f);
+    for (int order = 0; order < SIMT_ORDERS; order++) {
+        Stream *stream = cuda_test_stream(PRECISION_FP32);
+        SparseBlock *there = (SparseBlock *)device_new(bytes);
+        float *on_device[] = {device_floats(error, count, 0), device_floats(outer, count, 1),
+                              device_floats(local, count, 3)};
+        cuda_use_order(order);
+        cuda_sparse_encode(stream, there, on_device[0], on_device[1], on_device[2], count, 0.95f);
+        cuda_test_wait(stream);
+        device_to_host(found, there, bytes);
+        host_floats(got, on_device[0], count);
+        check_repeats("sparse blocks", first, found, bytes, order);
+        if (memcmp(found, blocks, bytes) != 0 && !bad) { fail_msg("%zu elements: other blocks", count); }
+        check_same("error", got, expected, count);
+        for (int i = 0; i < 3; i++) { CUDA_CHECK(cudaFree(on_device[i] - (i == 0 ? 0 : 2 * i - 1))); }
+        CUDA_CHECK(cudaFree(there));
+    }
+    free(error), free(outer), free(local), free(got), free(expected);
+    free(blocks), free(first), free(found);
+}
+
+static void sparse_errors_have_the_bits_of_the_cpu(void **state) {
+    (void)state;
+    for (int i = 0; i < SPARSE_COUNTS; i++) {
+        for (int many = 0; many < 2; many++) { sparse_check_encode(SPARSE_SIZES[i], many != 0, false); }
+        sparse_check_encode(SPARSE_SIZES[i], true, true);
+    }
+}
+
+static void sparse_check_apply(size_t count, bool keeps) {
+    const SparseStep step = {.ranks = SPARSE_RANKS, .alpha = 0.7f};
+    size_t bytes = sparse_bytes(count), stride = sparse_blocks(count);
+    float *outer = sparse_inputs(count, true), *local = sparse_inputs(count, true),
+          *sent = sparse_inputs(count, true), *zeros = (float *)calloc(count, sizeof(float)),
+          *got = host_copy(outer, count), *moved = host_copy(outer, count),
+          *moved_local = host_copy(local, count);
+    SparseBlock *blocks = (SparseBlock *)malloc(SPARSE_RANKS * bytes);
+    for (size_t rank = 0; rank < SPARSE_RANKS; rank++) {
+        float *error = sparse_inputs(count, true);
+        cpu_sparse_encode(blocks + rank * stride, error, zeros, zeros, count, 1.0f);
+        free(error);
+    }
+    cpu_sparse_apply(moved, moved_local, keeps ? sent : NULL, blocks, stride, count, &step);
+    for (int order = 0; order < SIMT_ORDERS; order++) {
+        Stream *stream = cuda_test_stream(PRECISION_FP32);
+        SparseBlock *there = (SparseBlock *)device_new(SPARSE_RANKS * bytes);
+        CUDA_CHECK(cudaMemcpyAsync(there, blocks, SPARSE_RANKS * bytes, cudaMemcpyHostToDevice,
+                                   (cudaStream_t)stream->queue));
+        float *on_device[] = {device_floats(outer, count, 0), device_floats(local, count, 0),
+                              device_floats(sent, count, 0)};
+        cuda_use_order(order);
+        cuda_sparse_apply(stream, on_device[0], on_device[1], keeps ? on_device[2] : NULL, there, stride,
+                          count, &step);
+        cuda_test_wait(stream);
+        host_floats(got, on_device[0], count);
+        check_same("outer", got, moved, count);
+        host_floats(got, on_device[1], count);
+        check_same("local", got, moved_local, count);
+        for (int i = 0; i < 3; i++) { CUDA_CHECK(cudaFree(on_device[i])); }
+        CUDA_CHECK(cudaFree(there));
+    }
+    free(outer), free(local), free(sent), free(zeros), free(got), free(moved), free(moved_local);
+    free(blocks);
+}
+
+static void sparse_outer_steps_have_the_bits_of_the_cpu(void **state) {
+    (void)state;
+    for (int i = 0; i < SPARSE_COUNTS; i++) {
+        for (int keeps = 0; keeps < 2; keeps++) { sparse_check_apply(SPARSE_SIZES[i], keeps != 0); }
+    }
+}
+
+// ---------------------------------------------------------------------------------------
 // Wire formats
 
 static const size_t WIRE_COUNTS[] = {1,   2,   3,   5,   7,   8,   31,  33,   127,  128, 129,
@@ -897,6 +991,8 @@ int main(void) {
         cmocka_unit_test(sums_of_squares_equal_the_cpu),
         cmocka_unit_test(conversions_round_to_nearest_even),
         cmocka_unit_test(outer_steps_equal_the_cpu),
+        cmocka_unit_test(sparse_errors_have_the_bits_of_the_cpu),
+        cmocka_unit_test(sparse_outer_steps_have_the_bits_of_the_cpu),
         cmocka_unit_test(wire_formats_equal_the_cpu_bit_for_bit),
         cmocka_unit_test(wire_formats_round_ties_as_the_cpu),
         cmocka_unit_test(messages_of_pieces_equal_their_runs),

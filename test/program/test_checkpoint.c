@@ -31,7 +31,7 @@ static const Variant variants[] = {
     {"--optimizer streaming-diloco --diloco-H 4", 2},
     {"--optimizer zero1 --wire bf16 --moments bf16", 1},
     {"--optimizer acco --accumulate 4 --wire int8 --estimate-wire e3m0", 1},
-    {"--optimizer acco --accumulate 4 --acco-split 0.75 --moments bf16", 1},
+    {"--optimizer sparse-loco --sparse-H 2 --sparse-tau 1 --moments bf16", 2},
     {"--optimizer acco --accumulate 5 --acco-split 0.25 --acco-init 1 --estimate-wire int8", 1},
     {"--optimizer streaming-diloco --diloco-H 6 --wire e3m0 --moments bf16", 3},
     {"--optimizer zero1 --inner muon --moments bf16", 1},

@@ -527,6 +527,8 @@ static inline void set_layers(RunSpec *spec) {
     }
 }
 
+static inline bool is_sparse(const char *rule) { return strcmp(rule, "sparse-loco") == 0; }
+
 // step: sgd_step, or NULL for AdamW.
 static inline RunSpec scalar_spec(const char *rule, ElementwiseStep *step, int micro_batches) {
     RunSpec spec;
@@ -559,6 +561,9 @@ static inline RunSpec scalar_spec(const char *rule, ElementwiseStep *step, int m
     MomentumStep co2 = {.beta = 0.5f, .alpha = 1, .gap = 1};
     settings->outer_nesterov = outer;
     settings->outer_momentum = co2;
+    settings->sparse = is_sparse(rule);
+    settings->sparse_beta = 0.5f;
+    settings->sparse_step.alpha = 1;
     return spec;
 }
 
@@ -587,6 +592,8 @@ static inline RunSpec noisy_spec(const char *rule, size_t parameter_count) {
     MomentumStep co2 = {.beta = 0.3f, .alpha = 0.9f, .phi = 0.02f, .gap = 1.25f};
     settings->outer_nesterov = outer;
     settings->outer_momentum = co2;
+    settings->sparse_beta = 0.9f;
+    settings->sparse_step.alpha = 0.8f;
     return spec;
 }
 
@@ -671,7 +678,8 @@ static inline void expect_same_results(const RunSpec *spec, int ranks, const Run
             expect_same_floats(one->local, other->local, spec->parameter_count, what, i);
             expect_same_report(&one->report, &other->report, what, i);
         }
-        assert_true(a[rank].looks[0].committed[0] != a[rank].looks[a[rank].last].committed[0]);
+        assert_memory_not_equal(a[rank].looks[0].committed, a[rank].looks[a[rank].last].committed,
+                                spec->parameter_count * sizeof(float));
         assert_non_null(b[rank].looks[b[rank].last].committed);
     }
 }

@@ -278,6 +278,18 @@ static void diloco_follows_the_worked_example(void **state) {
     }
 }
 
+// test_rules.c explains the numbers.
+static void sparse_loco_follows_the_worked_example(void **state) {
+    (void)state;
+    ReplaySettings settings = outer_settings("sparse-loco", 2, 4);
+    settings.delay = 1;
+    settings.sparse_beta = 0.5;
+    settings.sparse_alpha = 1;
+    const Path path = {{5, 4.625, 5.5625, UNCHECKED}, {8, 4, 3.5, 2.75, UNCHECKED}, 5.5625};
+    Hand hand = expect_path(&settings, &path, 0);
+    assert_int_equal(hand.update_count, 3);
+}
+
 static void diloco_of_single_steps_is_ddp(void **state) {
     (void)state;
     ReplaySettings settings = outer_settings("diloco", 1, 6), ddp = scalar_settings("ddp", true, 1, 12);
@@ -811,6 +823,7 @@ int main(void) {
         cmocka_unit_test(a_sequential_start_is_zero1),
         cmocka_unit_test(co2_follows_the_worked_example),
         cmocka_unit_test(diloco_follows_the_worked_example),
+        cmocka_unit_test(sparse_loco_follows_the_worked_example),
         cmocka_unit_test(diloco_of_single_steps_is_ddp),
         cmocka_unit_test(a_short_last_period_ends_with_an_outer_step),
         cmocka_unit_test(streaming_with_two_workers_follows_the_worked_example),

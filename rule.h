@@ -20,6 +20,7 @@ typedef struct RuleFacts {
     int layers;      // of the model; 0: not known yet
     bool adaptive;   // --accumulate auto
     bool by_library; // --exchange library, which carries fp32 and bf16 only
+    WireFormat wire;
 } RuleFacts;
 
 // Tokens to a loss, over those of steps with the mean gradient of each batch: the least and

@@ -51,9 +51,15 @@ static inline bool sparse_loco_check(const void *own, const RuleFacts *facts, Er
                          "next one begins; use %s%lld",
                          tau, H, H == 1 ? "" : "0 .. ", H - 1);
     }
+    if (facts->wire != WIRE_FP32) {
+        return error_set(error,
+                         "--wire %s has nothing to round under sparse-loco, which sends its elements in two "
+                         "bits: leave it at fp32",
+                         wire_name(facts->wire));
+    }
     return !facts->by_library ||
-           error_set(error, "--exchange library adds vectors up, and sparse-loco sends the largest elements "
-                            "only: leave --exchange at its default");
+           error_set(error, "--exchange library adds vectors up, and sparse-loco sends single elements: "
+                            "leave it at its default");
 }
 
 static inline void sparse_loco_configure(const void *own, SchedulerSettings *settings) {

@@ -220,7 +220,8 @@ static inline bool options_check_rule(const Options *options, int layers, Error 
     const Rule *rule = options_rule(options);
     RuleFacts facts = {.layers = layers,
                        .adaptive = options_are_adaptive(options),
-                       .by_library = options->exchange == EXCHANGE_LIBRARY};
+                       .by_library = options->exchange == EXCHANGE_LIBRARY,
+                       .wire = (WireFormat)options->wire};
     return rule->check == NULL || rule->check(options_of_rule(options), &facts, error);
 }
 

@@ -139,7 +139,7 @@ static const OptionSpec option_table[] = {
      "streaming-diloco and sparse-loco hold the whole state on every rank, take local steps, and exchange "
      "seldom. co2: hides the exchange and applies it one round later; diloco: waits for it; "
      "streaming-diloco: hides it, one fragment of the model at a time; sparse-loco: sends only the largest "
-     "elements, a 140th of the bytes."},
+     "elements, a 140th of a vector, to every other rank."},
     {OPTION("accumulate", RULE, OTHER_BITS), INTEGER_OPTION(accumulate, "2", 1, 1e6, "N"), .word = "auto",
      .also = "grad-accum", .help =
      "Micro-batches per rank and commit; for co2, diloco, streaming-diloco and sparse-loco per inner step. "

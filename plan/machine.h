@@ -62,11 +62,12 @@ typedef struct Machine {
 
 // Bytes of memory that are read and written for an element.
 enum {
-    PASS_MOVE = 16,  // copy gradients and clear them
-    PASS_CLEAR = 4,  // clear them
-    PASS_SQUARE = 4, // sum of squares
-    PASS_ADAMW = 28, // gradient, parameter and two moments
-    PASS_OUTER = 28  // an outer step, or a pseudo-gradient, of local rules
+    PASS_MOVE = 16,   // copy gradients and clear them
+    PASS_CLEAR = 4,   // clear them
+    PASS_SQUARE = 4,  // sum of squares
+    PASS_ADAMW = 28,  // gradient, parameter and two moments
+    PASS_OUTER = 28,  // an outer step, or a pseudo-gradient, of local rules
+    PASS_SPARSE = 104 // finding the largest elements: as many as would take as long (measured on a CPU)
 };
 
 static inline double machine_pass(const Machine *machine, double elements, double bytes) {
@@ -131,6 +132,24 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
     if (N > 1 && machine->sleeps && chunk > TRANSPORT_SPIN_SECONDS) {
         cost.seconds += fmin(fmax(chunk / 8, TRANSPORT_SPIN_SECONDS), TRANSPORT_SLEEP_SECONDS) / 4;
     }
+    return cost;
+}
+
+// The encoded vectors of all ranks to all ranks, `bytes` each, in so many slices: records that
+// are so long that links count (transport_all_gather_records). On two levels the first rank of
+// a host passes those of all ranks on to each of its mates.
+static inline ExchangeCost machine_gather(const Machine *machine, const Transport *transport, double bytes,
+                                          double slices) {
+    double N = transport->size, n = transport->hosts.hosts, g = ceil(N / n), rounds = 0;
+    double outside = bytes * (transport->two_level ? n - 1 : N - g);
+    double inside = bytes * (g - 1) * (transport->two_level ? N + 1 : 1);
+    for (double known = 1; known < transport_groups(transport)->hosts; known *= RECORD_FAN) { rounds++; }
+    double latency = (n > 1 ? rounds * machine->host.latency : 0) +
+                     (g > 1 ? 2 * machine->inside.latency : 0) + (N > 1 ? machine->wake_seconds : 0);
+    double work = MESSAGE_COPIES * N * bytes / machine->exchange_bytes_per_second;
+    ExchangeCost cost = {0, work, g * outside};
+    cost.seconds = cost.bytes / machine->host.bytes_per_second + inside / machine->inside.bytes_per_second +
+                   work + slices * latency;
     return cost;
 }
 

@@ -186,6 +186,20 @@ static inline double simulation_exchange(Simulation *simulation, const Collectiv
     return now + cost.seconds + (simulation->hides ? cost.work * machine->taken_of_work : 0);
 }
 
+// job_gather_blocks: from `now` on.
+static inline double simulation_gather_blocks(Simulation *simulation, double now, double *work) {
+    const Scheduler *s = simulation->scheduler;
+    double blocks = (double)sparse_blocks(s->problem.parameter_count);
+    double looking =
+        machine_exchange_pass(simulation->machine, (double)s->problem.parameter_count, PASS_SQUARE);
+    ExchangeCost cost = machine_gather(simulation->machine, s->transport, blocks * sizeof(SparseBlock),
+                                       ceil(blocks / (double)s->local.sparse.slice));
+    simulation->bytes_outside += cost.bytes;
+    *work += looking + cost.work;
+    return now + looking + cost.seconds +
+           (simulation->hides ? cost.work * simulation->machine->taken_of_work : 0);
+}
+
 // job_reduce: from `now` on. *hidden: seconds of it before the backward pass has ended.
 static inline double simulation_reduce(Simulation *simulation, double now, double *work, double *hidden) {
     Scheduler *s = simulation->scheduler;
@@ -193,6 +207,7 @@ static inline double simulation_reduce(Simulation *simulation, double now, doubl
     Collective collective = job_reduction(s, job);
     const Layout *layout = collective.layout;
     *hidden = 0;
+    if (job->sparse) { return simulation_gather_blocks(simulation, now, work); }
     for (size_t end = layout->cells; end > 0;) {
         size_t begin = end > job->bucket_cells ? end - job->bucket_cells : 0;
         if (job->follows) {
@@ -340,7 +355,8 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
     } else {
         assert(task == fragment_task && "a task that the simulation does not know");
         const FragmentWork *work = (const FragmentWork *)context;
-        simulation_pass(simulation, (double)s->local.fragments[work->fragment].layout.count, PASS_OUTER);
+        simulation_pass(simulation, (double)s->local.fragments[work->fragment].layout.count,
+                        work->operation == SPARSE_ENCODE ? PASS_SPARSE : PASS_OUTER);
     }
 }
 

@@ -290,6 +290,7 @@ static void any_number_of_ranks_trains_on_the_same_data(void **state) {
 
 #define SOME_CO2 "--optimizer co2 --co2-tau 3 "
 #define SOME_DILOCO "--optimizer diloco --diloco-H 4 "
+#define SOME_SPARSE "--optimizer sparse-loco --sparse-H 4 --sparse-tau 1 "
 #define SOME_STREAMING "--model deep.json --optimizer streaming-diloco --diloco-H 6 "
 
 // Any two runs of a row differ in their rule or in one of its options, so no two may end
@@ -305,6 +306,9 @@ static const char *const varied[][FLEET] = {
      "--model deep.json --optimizer streaming-diloco --diloco-H 8", SOME_STREAMING "--streaming-P 3",
      SOME_STREAMING "--streaming-tau 0", SOME_STREAMING "--streaming-alpha 0",
      SOME_STREAMING "--streaming-order sequential", SOME_STREAMING "--diloco-mu 0.5"},
+    {SOME_SPARSE, "--optimizer sparse-loco --sparse-H 5 --sparse-tau 1", SOME_SPARSE "--sparse-beta 0.5",
+     SOME_SPARSE "--sparse-alpha 0.5", "--optimizer sparse-loco --sparse-H 4 --sparse-tau 2",
+     "--optimizer sparse-loco --sparse-H 4"},
 };
 
 // A rule that somebody adds must not be left out of fleet.h, whose cases most tests of whole
@@ -1290,6 +1294,9 @@ static const Refusal refusals[] = {
      "is less than --streaming-P 2"},
     {"fragment that is too late", BASE "--optimizer streaming-diloco --diloco-H 4 --streaming-tau 2",
      "not below H/P = 2"},
+    {"sparse exchange that is too late", BASE "--optimizer sparse-loco --sparse-H 4 --sparse-tau 4",
+     "use 0 .. 3"},
+    {"wire of a sparse rule", BASE "--optimizer sparse-loco --wire bf16", "has nothing to round"},
     {"more fragments than layers", BASE "--optimizer streaming-diloco --streaming-P 3", "has only 2 layers"},
     {"slower link than the deadline", BASE "--link-mbit 0.1 --timeout-s 100", "longer than --timeout-s"},
     {"slower rank than the deadline", BASE "--optimizer diloco --slow-rank 0 --slow-ms 2000",

@@ -58,6 +58,7 @@ static SimulatedCommit world_run(World *world, const char *name) {
     const Rule *rule = rule_find(name);
     world->settings.kind = rule->kind;
     world->settings.replicated = rule->replicated;
+    world->settings.sparse = strcmp(name, "sparse-loco") == 0;
     world->settings.round_a = acco_round_a(world->split, world->settings.micro_batches);
     scheduler_reserve(&world->scheduler, &world->arena, &world->settings, &world->problem, &world->transport);
     assert_true(simulation_open(&world->simulation, &world->scheduler, &world->machine));
@@ -127,6 +128,14 @@ static void local_rules_take_their_closed_form(void **state) {
         world->settings.steps = H;
         expect(world_run(world, "diloco").seconds, step + (R + r) / H, "diloco", RATIOS[i]);
         expect(world_run(world, "co2").seconds, fmax(step, (R + r) / H), "co2", RATIOS[i]);
+        world->settings.fragments = 1;
+        for (int tau = 0; tau < H; tau += 5) {
+            double bytes = (double)sparse_bytes(world->problem.parameter_count);
+            double S = 3 * bytes / world->machine.host.bytes_per_second + r;
+            world->settings.delay = tau;
+            expect(world_run(world, "sparse-loco").seconds, step + fmax(S - tau * step, 0) / H, "sparse-loco",
+                   RATIOS[i]);
+        }
         world->settings.fragments = P;
         for (int tau = 0; tau < H / P; tau++) {
             world->settings.delay = tau;
@@ -265,6 +274,24 @@ static void bytes_leave_a_host_once(void **state) {
     }
 }
 
+static void sparse_blocks_leave_a_host_once_for_each_other_host(void **state) {
+    (void)state;
+    static const struct {
+        int ranks, each;
+        bool two_level;
+        double sent; // encoded vectors that leave a host
+    } cases[] = {{8, 1, false, 7}, {8, 4, true, 4}, {8, 4, false, 16}, {64, 8, true, 56}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        World *world = world_new(cases[i].ranks, cases[i].each, C);
+        world->transport.two_level = cases[i].two_level;
+        world->settings.steps = 1;
+        expect(world_run(world, "sparse-loco").bytes_outside,
+               cases[i].sent * (double)sparse_bytes(world->problem.parameter_count), "sparse-loco",
+               cases[i].each);
+        world_free(world);
+    }
+}
+
 // What ranks do for an exchange comes from the same cores: compute loses it.
 static void work_for_an_exchange_slows_computation(void **state) {
     (void)state;
@@ -335,6 +362,7 @@ int main(void) {
         cmocka_unit_test(auto_computes_for_as_long_as_it_takes),
         cmocka_unit_test(counts_of_ranks_may_differ),
         cmocka_unit_test(bytes_leave_a_host_once),
+        cmocka_unit_test(sparse_blocks_leave_a_host_once_for_each_other_host),
         cmocka_unit_test(work_for_an_exchange_slows_computation),
         cmocka_unit_test(computation_slows_an_exchange),
         cmocka_unit_test(nothing_gets_slower_on_better_machines),

@@ -186,7 +186,7 @@ static void test_options_of_rules_name_rules_that_exist(void **state) {
             }
         }
     }
-    assert_int_equal(owned, 19);
+    assert_int_equal(owned, 23);
     assert_true(option_list_names("dpu, acco-wp or acco", "dpu") &&
                 option_list_names("dpu, acco-wp or acco", "acco"));
     assert_true(option_list_names("co2", "co2"));
@@ -233,10 +233,12 @@ static void test_defaults(void **state) {
                 options.rules.diloco.outer_momentum == -1);
     assert_true(options.rules.diloco.fragments == 2 && options.rules.diloco.delay == 1 &&
                 options.rules.diloco.alpha == 0.5);
+    assert_true(options.rules.sparse_loco.inner_steps == 30 && options.rules.sparse_loco.delay == 0 &&
+                options.rules.sparse_loco.beta == 0.95 && options.rules.sparse_loco.alpha == 1);
     assert_true(options_check(&options, &error));
     assert_true(options_check_ranks(&options, 2, 256, &error));
-    static const char *const rules[] = {"ddp",  "zero1", "dpu",    "acco-wp",
-                                        "acco", "co2",   "diloco", "streaming-diloco"};
+    static const char *const rules[] = {
+        "ddp", "zero1", "dpu", "acco-wp", "acco", "co2", "diloco", "streaming-diloco", "sparse-loco"};
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         char line[64];
         snprintf(line, sizeof line, "--optimizer %s", rules[i]);

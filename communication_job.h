@@ -360,7 +360,11 @@ static inline void job_task(void *context, Stream *stream) {
     Job *job = &s->job;
     Stream *stepping = job->follows && stream->queue == NULL ? s->compute : stream;
     __atomic_store_n(&s->transport->commit, job->commit, __ATOMIC_RELAXED);
-    (job->sparse ? job_gather_blocks : job_reduce)(s, job, stream);
+    if (job->sparse) {
+        job_gather_blocks(s, job, stream);
+    } else {
+        job_reduce(s, job, stream);
+    }
     job_summarise(s, job, stepping);
     if (job->follows && !job->all_reduces) { watermark_reset(&s->arrived, 0); }
     job_step(s, job, stepping);

@@ -463,7 +463,7 @@ static void test_missing_values_and_options_given_twice(void **state) {
     expect_refused("--model", "--model needs a value: --model NAME|PATH", "");
     expect_refused("--model --data x", "--model needs a value", "NAME|PATH");
     expect_refused("--model=", "--model needs a value", "NAME|PATH");
-    expect_refused("--optimizer", "--optimizer needs a value", "diloco or streaming-diloco");
+    expect_refused("--optimizer", "--optimizer needs a value", "streaming-diloco or sparse-loco");
     expect_refused("--co2-gap=", "--co2-gap needs a value: --co2-gap const:VALUE", "");
     expect_refused("--lr 1 --seed 2 --lr 1", "--lr is given twice", "");
     expect_refused("--lr=1 --lr 2", "--lr is given twice", "");

@@ -259,10 +259,11 @@ static const OptionSpec option_table[] = {
      "How layers are divided into fragments. strided: every P-th layer; sequential: neighbours. The traffic "
      "is the same, the trained model is not. What is in no layer, the embeddings and the last norm, is in "
      "the first fragment."},
-    {OPTION("sparse-H", LOCAL, OTHER_BITS), INTEGER_OPTION(rules.sparse_loco.inner_steps, "30", 1, 1e6, "N"),
+    {OPTION("sparse-H", LOCAL, OTHER_BITS), INTEGER_OPTION(rules.sparse_loco.inner_steps, "8", 1, 1e6, "N"),
      .rules = "sparse-loco", .help =
      "Inner steps of each rank between two exchanges (the paper's H). More of them send less, but the ranks "
-     "drift further apart."},
+     "drift further apart, and what is not sent waits longer. The paper has 15 to 250 in runs of thousands "
+     "of exchanges."},
     {OPTION("sparse-beta", LOCAL, OTHER_BITS), REAL_OPTION(rules.sparse_loco.beta, "0.95", 0, 1, "X"),
      .rules = "sparse-loco", .help =
      "What is left after a period of the elements that a rank has not sent (beta). 1 forgets nothing, and "

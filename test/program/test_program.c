@@ -964,17 +964,20 @@ static long long planned_bytes(const char *plan) {
     return bytes;
 }
 
-static void check_plan(void **state, int ranks, const char *more) {
+// wire: for the rules under which whole vectors travel.
+static void check_plan(void **state, int ranks, const char *more, const char *wire) {
     Fleet *fleet = fleet_new(ranks > 0 ? stage_with_ranks(state) : stage_of(state));
+    const char *wires[RULES_TESTED];
     for (int i = 0; i < RULES_TESTED; i++) {
-        fleet_start(fleet, ranks, "%s %s", rule_cases[i].options, more);
+        wires[i] = rule_cases[i].exchanges > 0 ? wire : "";
+        fleet_start(fleet, ranks, "%s %s %s", rule_cases[i].options, more, wires[i]);
     }
     fleet_finish(fleet);
     for (int i = 0; i < RULES_TESTED; i++) {
         char arguments[512];
         int64_t planned = (int64_t)fleet_number(fleet, i, "end", 0, "planned_bytes");
-        snprintf(arguments, sizeof arguments, "plan --config base.json --ranks %d %s %s",
-                 ranks > 0 ? ranks : 1, rule_cases[i].options, more);
+        snprintf(arguments, sizeof arguments, "plan --config base.json --ranks %d %s %s %s",
+                 ranks > 0 ? ranks : 1, rule_cases[i].options, more, wires[i]);
         Outcome outcome = program_run(fleet->stage, 0, arguments);
         outcome_check(&outcome, 0, arguments);
         assert_int_equal(planned_bytes(outcome.output), planned);
@@ -984,9 +987,9 @@ static void check_plan(void **state, int ranks, const char *more) {
 }
 
 static void plan_prints_what_one_rank_reserves(void **state) {
-    check_plan(state, 0, "--micro-batch 3 --threads 2");
+    check_plan(state, 0, "--micro-batch 3 --threads 2", "");
 }
-static void plan_prints_what_two_ranks_reserve(void **state) { check_plan(state, 2, "--wire int8"); }
+static void plan_prints_what_two_ranks_reserve(void **state) { check_plan(state, 2, "", "--wire int8"); }
 
 // 2.7 billion parameters and 64 ranks, on whatever machine this is: planning allocates
 // nothing.

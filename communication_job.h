@@ -165,6 +165,9 @@ static inline void job_gather_blocks(Scheduler *s, Job *job, Stream *stream) {
         size_t count = size_min(sparse->slice, blocks - begin), bytes = count * sizeof(SparseBlock);
         stream_copy(stream, mine, sparse->sent + begin, bytes);
         stream_settle(stream);
+        for (size_t i = 0; i < count && job->bad_element == 0; i++) { // finite, but their sum is not
+            if (!sparse_is_sound(&mine[i])) { job->bad_element = (double)((begin + i) * SPARSE_BLOCK + 1); }
+        }
         transport_all_gather_records(s->transport, "all-gather", mine, all, bytes);
         for (size_t rank = 0; rank < (size_t)s->transport->size; rank++) {
             stream_copy(stream, sparse->received + rank * blocks + begin, all + rank * count, bytes);

@@ -9,9 +9,10 @@
 //   buf = mu buf + D;  outer -= lr_outer (D + mu buf);  local = outer
 //
 //   The momentum multiplies the outer rate by up to 1 / (1 - mu). The papers have 0.7 and mu
-//   0.9, up to 7 times the mean, for thousands of outer steps. DiLoCo in runs of 40 to 300 ends
-//   lower with 1 and 0.3, which is its default here (dev/results/local-rules-2026-11-25.md).
-//   Streaming DiLoCo keeps the papers': its merge (alpha) damps what the momentum overshoots.
+//   0.9, up to 7 times the mean. Here DiLoCo ended lower with 1 and 0.3, over 40 and over 305
+//   outer steps, so they are its default (dev/results/local-rules-2026-11-25.md); thousands
+//   have not been tried. Streaming DiLoCo keeps the papers': its merge (alpha) damps what the
+//   momentum overshoots.
 //
 //   streaming-diloco: fragments p = 0, 1, .. P-1 in turn, one every H/P steps
 //   compute         | H/P - tau inner steps | send p | tau inner steps | apply p | ...

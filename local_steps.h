@@ -15,7 +15,7 @@
 //                            parameters become the outer ones, and keep the steps since the
 //                            sending if asked
 //   local_take_outer()       the local parameters become the outer ones
-//   local_keep_start()       remembers the local parameters: the pseudo-gradient counts from there
+//   local_keep_start()       remembers the local parameters: what is done since then counts from there
 //
 //   compute         | inner step | ... | inner step | send | inner step | ... | wait_for . apply | ...
 //   communication                                   | reduce . gather  |

@@ -25,7 +25,9 @@
 //                                        "casts" in the manifest: casts of the master
 //   gradients     overlapped: each       the sums that wait for the next job
 //                 worker its own
-//   momentum      local                  the momentum of the outer step
+//   momentum      local, not sparse      the momentum of the outer step
+//   error         sparse: each worker    what has not been sent yet
+//                 its own
 //   exchange      with a job in flight   the sum that the next boundary will apply
 //                 between commits
 //   exp_avg,      all; local: each       the moments, in the format of --moments; all other vectors

@@ -486,7 +486,8 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
                         : "another number of ranks: sums are rounded in another order, data continue "
                           "where the furthest rank was");
     }
-    if (source->workers == run->transport->size && exchange != NULL && strcmp(exchange, today) != 0) {
+    bool sums = !run->scheduler->settings.sparse; // that depend on the hosts
+    if (sums && source->workers == run->transport->size && exchange != NULL && strcmp(exchange, today) != 0) {
         remarks_add(remarks, "other hosts, or another --exchange: sums are rounded in another order");
     }
     if (device != NULL && (strcmp(device, "cuda") == 0) != (run->scheduler->settings.gpu != NULL)) {

@@ -217,7 +217,8 @@ static const OptionSpec option_table[] = {
      "and slower."},
     {OPTION("co2-phi", LOCAL, OTHER_BITS), REAL_OPTION(rules.co2.phi, "off", 1e-12, 1e6, "X"), .word = "off",
      .rules = "co2", .help =
-     "Limit for every element of the outer momentum (phi). Lower tames spikes and may slow learning."},
+     "Limit for every element of the outer momentum (phi); the part that --co2-eager applies at once is not "
+     "limited. Lower tames spikes and may slow learning."},
     {OPTION("co2-gap", LOCAL, OTHER_BITS), TEXT_OPTION(rules.co2.gap, "const:2", 1, "const:VALUE"),
      .rules = "co2", .help =
      "Divides the mean pseudo-gradient by VALUE, 1 or more, because it is one round old (the staleness gap "
@@ -239,8 +240,8 @@ static const OptionSpec option_table[] = {
      REAL_OPTION(rules.diloco.outer_momentum, "auto", 0, 0.999999, "X"),
      .word = "auto", .word_value = -1, .rules = "diloco or streaming-diloco", .help =
      "Nesterov momentum of the outer step (mu). Higher gains speed where the direction stays the same, and "
-     "overshoots where it turns: 0.9 with a rate of 0.7, as in DiLoCo's paper, is for thousands of outer "
-     "steps. auto: 0.3 for diloco, 0.9 for streaming-diloco."},
+     "overshoots where it turns. DiLoCo's paper has 0.9 with a rate of 0.7, and thousands of outer steps. "
+     "auto: 0.3 for diloco, 0.9 for streaming-diloco."},
     {OPTION("streaming-P", LOCAL, OTHER_BITS), INTEGER_OPTION(rules.diloco.fragments, "2", 1, 1e6, "N"),
      .rules = "streaming-diloco", .help =
      "Fragments of the model (P), exchanged one at a time, every H/P steps; H must be a multiple of P. More "

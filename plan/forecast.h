@@ -344,6 +344,7 @@ static inline void forecast_add_variants(const Setup *setup, Forecast *forecast)
 static inline void forecast_make(const Setup *setup, const Machine *machine, OptionChoice recompute,
                                  bool variants, Forecast *forecast) {
     int size = setup->transport->size, own = setup->options->rule;
+    Error unused;
     memset(forecast, 0, sizeof *forecast);
     forecast->machine = *machine;
     forecast->own = own;
@@ -359,6 +360,10 @@ static inline void forecast_make(const Setup *setup, const Machine *machine, Opt
         for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
             const OptionSpec *option = &option_table[i];
             if (!option_is_of_rule(option, RULES[rule].rule)) { option_set_default(option, &options); }
+        }
+        if (!options_check_rule(&options, setup->config->layers, &unused)) { // it has a format of its own
+            option_set_default(option_find("wire"), &options);
+            option_set_default(option_find("exchange"), &options);
         }
         bool lost_list = setup->options->rank_accumulate[0] != '\0' && options.rank_accumulate[0] == '\0';
         if (options_are_adaptive(setup->options) || lost_list) {

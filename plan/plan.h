@@ -177,12 +177,15 @@ static inline void print_needs(const ForecastRow *row) {
     TokensNeeded needs = row_needs(row);
     bool known = needs.most < TOKENS_UNKNOWN;
     if (needs.most == 1) {
-        printf("loss             its steps are those of plain data-parallel training\n");
+        printf("loss             the steps of %s are those of plain data-parallel training\n",
+               options_rule(&row->options)->name);
         return;
     }
-    printf("loss             it needs %.3g to %s%.3g times the tokens of plain data-parallel training;\n"
-           "                 that is not planned, it was measured with small models (docs/simulation.md)\n",
-           needs.least, known ? "" : "more than ", known ? needs.most : 2.0);
+    char least[NUMBER_TEXT_SIZE] = "";
+    if (needs.least < 2) { snprintf(least, sizeof least, "%.3g to ", needs.least); }
+    printf("loss             %s needs %s%s%.3g times the tokens of plain data-parallel training; that is\n"
+           "                 not planned, it was measured with small models (docs/simulation.md)\n",
+           options_rule(&row->options)->name, least, known ? "" : "more than ", known ? needs.most : 2.0);
 }
 
 static inline void print_recommendation(const Setup *setup, const Forecast *forecast) {

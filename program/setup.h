@@ -50,7 +50,8 @@ static inline int64_t nominal_tokens_per_commit(const Run *run) {
 }
 
 // The inner steps over which a local rule's outer momentum averages. It multiplies the outer
-// rate by up to 1 / (1 - momentum), which does harm while the inner rate still rises.
+// rate by up to 1 / (1 - momentum); what it has gathered by then should be small steps.
+// It gained 0.32 nats with a momentum of 0.9 (dev/results/local-rules-2026-11-25.md).
 static inline int64_t commits_remembered(const Options *options) {
     SchedulerSettings settings = options_rule_settings(options);
     double momentum = fmax(settings.outer_nesterov.momentum, settings.outer_momentum.beta);

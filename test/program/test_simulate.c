@@ -82,7 +82,7 @@ static void the_table_has_every_machine_and_rule(void **state) {
             *(plan.mbit == 100 ? &slow : &fast) = plan.computing;
         }
     }
-    assert_int_equal(lines, 3 * (8 + 8 + 7));
+    assert_int_equal(lines, 3 * (9 + 9 + 8));
     assert_int_equal(recommended, 9);
     assert_true(slow < 0.1 && fast > 0.9);
 }

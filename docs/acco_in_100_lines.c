@@ -16,7 +16,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { WORKERS = 4, SIZE = 4, SAMPLES = 65536, COMMITS = 25, NETWORK_NS = 20000000 };
+enum { WORKERS = 4, SIZE = 4, SAMPLES = 65536, COMMITS = 25, NETWORK_NS = 8000000 };
 enum { ESTIMATE, COMMIT, CLEAR, KEEP };
 
 typedef struct Scheduler {

@@ -156,6 +156,10 @@ static inline void sparse_work_on(const FragmentWork *work, size_t begin, size_t
 // elements.
 static inline void fragment_work_on(const FragmentWork *work, size_t begin, size_t end) {
     Scheduler *s = work->scheduler;
+    if (s->settings.sparse) {
+        sparse_work_on(work, begin, end);
+        return;
+    }
     size_t packed = 0;
     for (int i = 0; i < s->problem.layer_count + 2; i++) {
         if (!fragment_has(s, work->fragment, i)) { continue; }
@@ -178,7 +182,8 @@ static inline void fragment_work_on(const FragmentWork *work, size_t begin, size
                            s->local.start != NULL ? s->local.start + flat : outer, last - first,
                            &work->momentum);
             break;
-        default: break; // sparse_work_on
+        case SPARSE_ENCODE:
+        case SPARSE_APPLY: break; // sparse_work_on
         }
     }
 }
@@ -187,9 +192,8 @@ static inline void fragment_block_task(void *context, int task, int thread) {
     size_t begin = (size_t)task * FRAGMENT_BLOCK;
     (void)thread;
     const FragmentWork *work = (const FragmentWork *)context;
-    size_t end =
-        size_min(begin + FRAGMENT_BLOCK, work->scheduler->local.fragments[work->fragment].layout.count);
-    (work->scheduler->settings.sparse ? sparse_work_on : fragment_work_on)(work, begin, end);
+    size_t count = work->scheduler->local.fragments[work->fragment].layout.count;
+    fragment_work_on(work, begin, size_min(begin + FRAGMENT_BLOCK, count));
 }
 
 static inline void fragment_task(void *context, Stream *stream) {
@@ -198,7 +202,7 @@ static inline void fragment_task(void *context, Stream *stream) {
     size_t count = s->local.fragments[work->fragment].layout.count;
     trace_begin(&s->trace, TRACE_COMPUTE, "outer step");
     if (stream->queue != NULL) {
-        (s->settings.sparse ? sparse_work_on : fragment_work_on)(work, 0, count);
+        fragment_work_on(work, 0, count);
         stream_settle(stream);
     } else {
         int blocks = (int)((count + FRAGMENT_BLOCK - 1) / FRAGMENT_BLOCK);

@@ -37,6 +37,7 @@ static const Variant variants[] = {
     {"--optimizer zero1 --inner muon --moments bf16", 1},
     {"--optimizer acco --accumulate 4 --acco-split 0.75 --inner muon --estimate-wire int8", 1},
     {"--optimizer streaming-diloco --diloco-H 4 --inner muon", 2},
+    {"--optimizer acco --accumulate 4 --acco-split 0.75 --moments bf16", 1},
 };
 
 enum { VARIANTS = sizeof variants / sizeof variants[0] };

@@ -331,8 +331,8 @@ static void every_option_of_a_rule_matters(void **state) {
     }
 }
 
-// An outer momentum must not multiply a rate that still rises: H / (1 - mu) steps, at most a
-// third of the run; without momentum a twentieth of it.
+// As long as what the outer momentum remembers: H / (1 - mu) steps, at most a third of the
+// run; without momentum a twentieth of it.
 static void a_warm_up_is_as_long_as_an_outer_momentum(void **state) {
     Fleet *fleet = fleet_new(stage_of(state));
     static const char *const rows[][2] = {

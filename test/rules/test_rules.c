@@ -261,72 +261,58 @@ static void expect_momentum(const RunResult *result, int element, const double *
 //   round 2 from 3.28125 and 5.125   rank 0: 3.640625, 4.3203125 rank 1: 8.5625, 11.28125
 // What micro-batches see tells where the local parameters are. base: the outer
 // parameters, which are what CO2 commits.
+typedef struct Co2Example {
+    MomentumStep outer;
+    double base[5], momentum[5], seen[2][6];
+} Co2Example;
+
+static const Co2Example CO2_EXAMPLES[] = {
+    {{.beta = 0.5f, .alpha = 1, .gap = 1},
+     {8, 8, 4.25, 0.875, 2.75},
+     {0, 0, 3.75, 3.375, -1.875},
+     {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}}},
+    {{.beta = 0.5f, .alpha = 1, .phi = 1, .gap = 1},
+     {8, 8, 7, 6, 5.8125},
+     {0, 0, 3.75, 3.375, 0.1875},
+     {{8, 4, 8, 5, 7, 5.5}, {8, 6, 8, 8, 7, 9.5}}},
+    {{.alpha = 1, .gap = 1},
+     {8, 8, 4.25, 2.75, 6.3125},
+     {0, 0, 3.75, 1.5, -3.5625},
+     {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}}},
+    {{.beta = 0.5f, .alpha = 1, .gap = 2},
+     {8, 8, 6.125, 4.4375, 4.671875},
+     {0, 0, 1.875, 1.6875, -0.234375},
+     {{8, 4, 8, 5, 6.125, 5.0625}, {8, 6, 8, 8, 6.125, 9.0625}}},
+    {{.alpha = 1, .gap = 1, .eager = true},
+     {8, 8, 4.25, 4.15625, 7.75390625},
+     {0, 0, 3.75, 0.09375, -3.59765625},
+     {{8, 4, 5.25, 3.625, 3.28125, 3.640625}, {8, 6, 7, 7.5, 5.125, 8.5625}}},
+};
+
+static void expect_co2_example(const Co2Example *example, int rank, const RunResult *result) {
+    expect_committed(result, 0, example->base, 5, 0);
+    expect_momentum(result, 0, example->momentum, 5);
+    expect_seen(result, 0, example->seen[rank], 6, 0);
+    assert_true(result->looks[4].local[0] == (float)example->base[4]);
+    assert_close(result->gradients_done, 12, 0, "gradients");
+    for (int look = 2; look <= 4; look++) { // the report is about what was sent a round ago
+        const CommitReport *report = &result->looks[look].report;
+        assert_close(report->micro_batches, 4, 0, "micro-batches in a report");
+        assert_close(report->gradients_done, 4 * (look - 1), 0, "gradients until then");
+        assert_int_equal(report->commit, 2 * (look - 1));
+    }
+}
+
 static void co2_follows_the_worked_examples(void **state) {
     (void)state;
-    static const struct {
-        float beta, phi, gap;
-        double base[5], momentum[5], seen[2][6];
-        bool eager;
-    } examples[] = {
-        {0.5f,
-         0,
-         1,
-         {8, 8, 4.25, 0.875, 2.75},
-         {0, 0, 3.75, 3.375, -1.875},
-         {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}},
-         false},
-        {0.5f,
-         1,
-         1,
-         {8, 8, 7, 6, 5.8125},
-         {0, 0, 3.75, 3.375, 0.1875},
-         {{8, 4, 8, 5, 7, 5.5}, {8, 6, 8, 8, 7, 9.5}},
-         false},
-        {0,
-         0,
-         1,
-         {8, 8, 4.25, 2.75, 6.3125},
-         {0, 0, 3.75, 1.5, -3.5625},
-         {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}},
-         false},
-        {0.5f,
-         0,
-         2,
-         {8, 8, 6.125, 4.4375, 4.671875},
-         {0, 0, 1.875, 1.6875, -0.234375},
-         {{8, 4, 8, 5, 6.125, 5.0625}, {8, 6, 8, 8, 6.125, 9.0625}},
-         false},
-        {0,
-         0,
-         1,
-         {8, 8, 4.25, 4.15625, 7.75390625},
-         {0, 0, 3.75, 0.09375, -3.59765625},
-         {{8, 4, 5.25, 3.625, 3.28125, 3.640625}, {8, 6, 7, 7.5, 5.125, 8.5625}},
-         true},
-    };
-    for (int i = 0; i < 5; i++) {
+    for (size_t i = 0; i < sizeof CO2_EXAMPLES / sizeof CO2_EXAMPLES[0]; i++) {
         RunSpec spec = scalar_spec("co2", sgd_step, 1);
         spec.finish = true;
-        spec.settings.outer_momentum.beta = examples[i].beta;
-        spec.settings.outer_momentum.phi = examples[i].phi;
-        spec.settings.outer_momentum.gap = examples[i].gap;
-        spec.settings.outer_momentum.eager = examples[i].eager;
+        spec.settings.outer_momentum = CO2_EXAMPLES[i].outer;
         RunResult results[2];
         if (!run_world(&spec, 2, results)) { skip(); }
         for (int rank = 0; rank < 2; rank++) {
-            if (!have_rank(rank)) { continue; }
-            expect_committed(&results[rank], 0, examples[i].base, 5, 0);
-            expect_momentum(&results[rank], 0, examples[i].momentum, 5);
-            expect_seen(&results[rank], 0, examples[i].seen[rank], 6, 0);
-            assert_true(results[rank].looks[4].local[0] == (float)examples[i].base[4]);
-            assert_close(results[rank].gradients_done, 12, 0, "gradients");
-            for (int look = 2; look <= 4; look++) { // the report is about what was sent a round ago
-                assert_close(results[rank].looks[look].report.micro_batches, 4, 0,
-                             "micro-batches in a report");
-                assert_close(results[rank].looks[look].report.gradients_done, 4 * (look - 1), 0,
-                             "gradients until then");
-                assert_int_equal(results[rank].looks[look].report.commit, 2 * (look - 1));
-            }
+            if (have_rank(rank)) { expect_co2_example(&CO2_EXAMPLES[i], rank, &results[rank]); }
         }
         free_results(results, 2);
     }

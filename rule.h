@@ -32,15 +32,22 @@ typedef struct TokensNeeded {
     double least, most;
 } TokensNeeded;
 
+// A way to run a rule, and what was measured of it (dev/results/tokens-to-a-loss-2026-11-25.md).
+// A plan weighs speed against it.
+typedef struct Recipe {
+    const char *options; // "--name value ..."; "": the rule's defaults, or whatever the user says
+    TokensNeeded with_adamw, with_muon; // over plain training with the same --inner
+} Recipe;
+
+enum { RULE_RECIPES = 3 }; // at most
+
 typedef struct Rule {
-    const char *name;    // of --optimizer
-    const char *summary; // one line for the start-up block
-    RuleKind kind;       // what compute does while data travel (scheduler_state.h)
-    // With --inner adamw and with --inner muon; a plan weighs speed against them.
-    // dev/results/tokens-to-a-loss-2026-11-25.md says how they were measured.
-    TokensNeeded with_adamw, with_muon;
-    bool replicated;       // every rank holds and steps the whole optimizer state
-    int rounds_per_commit; // calls of accumulate() per commit, of a micro-batch or more each
+    const char *name;             // of --optimizer
+    const char *summary;          // one line for the start-up block
+    RuleKind kind;                // what compute does while data travel (scheduler_state.h)
+    Recipe recipes[RULE_RECIPES]; // the first is that of the defaults; a NULL ends them
+    bool replicated;              // every rank holds and steps the whole optimizer state
+    int rounds_per_commit;        // calls of accumulate() per commit, of a micro-batch or more each
     // A job may still be under way after a commit, so a checkpoint must hold the sum that it
     // makes.
     bool job_in_flight_between_commits;

@@ -25,8 +25,7 @@ static const Rule zero1_rule = {
     .summary = "reduce-scatter behind the last backward pass, each rank steps its shard, all-gather before "
                "the next forward pass",
     .kind = RULE_SYNCHRONOUS,
-    .with_adamw = {1, 1},
-    .with_muon = {1, 1},
+    .recipes = {{"", {1, 1}, {1, 1}}},
     .rounds_per_commit = 1,
     .commit = zero1_commit,
 };

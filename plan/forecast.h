@@ -6,12 +6,12 @@
 //   forecast_row          one run, simulated
 //   forecast_fit          the rate of the network at which the simulation of a run takes as
 //                         long as the run took
-//   forecast_make         every rule at the same batch, and variants of the run's own
-//   forecast_choose       the rule to recommend
+//   forecast_make         every rule at the same batch, and other ways to run it
+//   forecast_choose       the one to recommend
 //
-// The rule that is recommended is the first at a loss: its speed is divided by the tokens
-// that it needs, over those of plain training (TokensNeeded). These are not simulated: they were
-// measured with small models. Among rules that are there as soon, within
+// What is recommended is the first at a loss: its speed is divided by the tokens that it
+// needs, over those of plain training with AdamW. These are not simulated: they were
+// measured with small models (Recipe). Among those that are there as soon, within
 // FORECAST_TOLERANCE, it is the one that needs the fewest tokens, and then the least memory.
 #ifndef ACCO_PLAN_FORECAST_H
 #define ACCO_PLAN_FORECAST_H
@@ -137,10 +137,19 @@ static inline bool plan_emulates(const Options *options) {
     return options->host_mbit == 0 && options->link_mbit > 0;
 }
 
+// What follows from how GPUs exchange.
+static inline void machine_set_exchange(Machine *machine, const Placement *placement,
+                                        const Options *options) {
+    bool nccl = placement->uses_nccl;
+    machine->taken_of_time = placement->on_gpu && nccl ? GPU_TAKEN : 0;
+    machine->chunk = nccl ? NCCL_CHUNK : 0;
+    machine->sleeps = !nccl && !plan_emulates(options); // an emulated link says when to look
+}
+
 // micro_batch: seconds of one on a rank.
 static inline Machine machine_of_setup(const Setup *setup, double micro_batch) {
     const Options *options = setup->options;
-    bool on_gpu = setup->placement->on_gpu, nccl = setup->placement->uses_nccl;
+    bool on_gpu = setup->placement->on_gpu;
     bool emulated = plan_emulates(options);
     bool cached = (double)setup->table->parameter_count * 4 * sizeof(float) < CPU_CACHE;
     double mbit = options->host_mbit > 0 ? options->host_mbit : emulated ? options->link_mbit : HOST_MBIT;
@@ -163,11 +172,9 @@ static inline Machine machine_of_setup(const Setup *setup, double micro_batch) {
                        .flops_per_second = flops,
                        .exchange_flops_per_second = on_gpu ? flops : flops / setup->threads,
                        .taken_of_work = on_gpu ? 0 : CPU_TAKEN,
-                       .taken_of_time = on_gpu && nccl ? GPU_TAKEN : 0,
-                       .chunk = nccl ? NCCL_CHUNK : 0,
                        .message_seconds = on_gpu ? 1e-6 : 5e-6,
-                       .wake_seconds = on_gpu ? 10e-6 : 100e-6,
-                       .sleeps = !nccl && !emulated}; // an emulated link says when to look
+                       .wake_seconds = on_gpu ? 10e-6 : 100e-6};
+    machine_set_exchange(&machine, setup->placement, options);
     return machine;
 }
 
@@ -184,6 +191,7 @@ typedef struct ForecastRow {
 } ForecastRow;
 
 enum {
+    FORECAST_RECIPES = 2 * RULE_COUNT * RULE_RECIPES, // with two inner optimizers, at most
     FORECAST_VARIANTS = 8,
     FORECAST_COMMITS = 100 // that a recommended command trains for, at least
 };
@@ -198,9 +206,11 @@ static inline double row_tokens(const ForecastRow *row) {
 
 typedef struct Forecast {
     Machine machine;
-    ForecastRow rows[RULE_COUNT + FORECAST_VARIANTS]; // under all rules, in the order of RULES; variants
-    int count, own;                                   // own: the row of the run itself
-    int recommended, committing; // of all rules, and of those that are not local; -1: none
+    // All rules as asked for, in the order of RULES; the recipes that differ from these;
+    // variants of the run.
+    ForecastRow rows[RULE_COUNT + FORECAST_RECIPES + FORECAST_VARIANTS];
+    int count, own, recipes_end;
+    int recommended, committing; // of rules and recipes; the latter of those that are not local; -1: none
 } Forecast;
 
 // Simulates a run whose memory was reserved. False: with an error.
@@ -283,36 +293,101 @@ static inline void forecast_fit(const Setup *setup, Machine *machine, double tok
     free(row);
 }
 
-// What the rule of a row needs, with the inner optimizer of the row.
+// Plain training with Muon over plain training with AdamW: what was measured with 4 k and
+// 16 k tokens a commit (claim M1).
+static const TokensNeeded MUON_NEEDS = {0.23, 0.6};
+
+static inline void recipe_apply(const Recipe *recipe, Options *options) {
+    char name[32], value[32];
+    int length = 0;
+    Error never;
+    const char *at = recipe->options;
+    for (; sscanf(at, " --%31s %31s%n", name, value, &length) == 2; at += length) {
+        option_set(option_find(name), options, value, &never);
+    }
+}
+
+// Over plain training with the inner optimizer of the row: what the recipe needs that the row
+// follows, else that of the rule's defaults.
 static inline TokensNeeded row_needs(const ForecastRow *row) {
-    const Rule *rule = options_rule(&row->options);
-    return row->options.inner == INNER_MUON ? rule->with_muon : rule->with_adamw;
+    const Recipe *recipes = options_rule(&row->options)->recipes, *followed = recipes;
+    for (int i = 1; i < RULE_RECIPES && recipes[i].options != NULL; i++) {
+        Options options = row->options;
+        recipe_apply(&recipes[i], &options);
+        if (memcmp(&options, &row->options, sizeof options) == 0) { followed = &recipes[i]; }
+    }
+    return row->options.inner == INNER_MUON ? followed->with_muon : followed->with_adamw;
 }
 
 // The middle of what was measured: a factor, so the geometric mean.
 static inline double tokens_needed(TokensNeeded needs) { return sqrt(needs.least * needs.most); }
 
+// Over plain training with AdamW.
+static inline double row_tokens_needed(const ForecastRow *row) {
+    return tokens_needed(row_needs(row)) * (row->options.inner == INNER_MUON ? tokens_needed(MUON_NEEDS) : 1);
+}
+
 // How fast a run approaches a loss: tokens of plain training a second.
 static inline double row_progress(const ForecastRow *row) {
-    return row->tokens_per_second / tokens_needed(row_needs(row));
+    return row->tokens_per_second / row_tokens_needed(row);
 }
 
 static inline int forecast_choose(const Forecast *forecast, bool local_too) {
     const ForecastRow *rows = forecast->rows;
-    bool allowed[RULE_COUNT];
+    bool allowed[RULE_COUNT + FORECAST_RECIPES];
     double first = 0;
     int chosen = -1;
-    for (int i = 0; i < RULE_COUNT; i++) {
-        allowed[i] = forecast_is_possible(&rows[i]) && (local_too || RULES[i].rule->kind != RULE_LOCAL);
+    for (int i = 0; i < forecast->recipes_end; i++) {
+        bool local = options_rule(&rows[i].options)->kind == RULE_LOCAL;
+        allowed[i] = forecast_is_possible(&rows[i]) && (local_too || !local);
         if (allowed[i]) { first = fmax(first, row_progress(&rows[i])); }
     }
-    for (int i = 0; i < RULE_COUNT; i++) {
+    for (int i = 0; i < forecast->recipes_end; i++) {
         if (!allowed[i] || !(row_progress(&rows[i]) >= (1 - FORECAST_TOLERANCE) * first)) { continue; }
-        double more =
-            chosen < 0 ? -1 : tokens_needed(row_needs(&rows[i])) - tokens_needed(row_needs(&rows[chosen]));
+        double more = chosen < 0 ? -1 : row_tokens_needed(&rows[i]) - row_tokens_needed(&rows[chosen]);
         if (more < 0 || (!(more > 0) && rows[i].bytes < rows[chosen].bytes)) { chosen = i; }
     }
     return chosen;
+}
+
+// A row for a run with another rule or inner optimizer than the plan's. NCCL may be out of the
+// question for the one and not for the other. recompute: the one asked for, before --fit chose
+// the run's.
+static inline void forecast_alternative(const Setup *setup, OptionChoice recompute, Options *options,
+                                        const Machine *machine, ForecastRow *row) {
+    Placement placement = *setup->placement;
+    Setup other = *setup;
+    Machine counted = *machine;
+    placement_plan_gpu_exchange(&placement, options);
+    machine_set_exchange(&counted, &placement, options);
+    other.placement = &placement;
+    if (options->fit) {
+        options->recompute = recompute;
+        fit_options(&other, options);
+    }
+    forecast_row(&other, &counted, options, row);
+}
+
+// Every rule in the other ways that were measured; if the run has AdamW and its model is new,
+// with Muon, too.
+static inline void forecast_add_recipes(const Setup *setup, OptionChoice recompute, Forecast *forecast) {
+    const Options *options = setup->options;
+    bool with_muon = options->inner == INNER_ADAMW && options->finetune[0] == '\0';
+    for (int i = 0; i < RULE_COUNT * RULE_RECIPES; i++) {
+        const ForecastRow *asked = &forecast->rows[i / RULE_RECIPES];
+        const Recipe *recipe = &options_rule(&asked->options)->recipes[i % RULE_RECIPES];
+        for (int muon = 0; muon <= with_muon && recipe->options != NULL; muon++) {
+            Options other = asked->options;
+            if (muon) { other.inner = INNER_MUON; }
+            if (options_are_adaptive(&other)) {
+                other.accumulate = (int64_t)(asked->commit.micro_batches / setup->transport->size + 0.5);
+            }
+            recipe_apply(recipe, &other);
+            if (memcmp(&other, &asked->options, sizeof other) == 0) { continue; }
+            ForecastRow *row = &forecast->rows[forecast->count++];
+            forecast_alternative(setup, recompute, &other, &forecast->machine, row);
+        }
+    }
 }
 
 // The run's own rule with coarser wires, a coarser estimate, larger batches, and overlap.
@@ -340,9 +415,9 @@ static inline void forecast_add_variants(const Setup *setup, Forecast *forecast)
 
 // All rules. The rule of the run comes first: with --accumulate auto it says how large
 // the batch of the others is. Options that another rule does not have are at their defaults.
-// recompute: the one asked for, before --fit chose the run's.
+// recipes: with them, too; variants: with those of the run.
 static inline void forecast_make(const Setup *setup, const Machine *machine, OptionChoice recompute,
-                                 bool variants, Forecast *forecast) {
+                                 bool recipes, bool variants, Forecast *forecast) {
     int size = setup->transport->size, own = setup->options->rule;
     Error unused;
     memset(forecast, 0, sizeof *forecast);
@@ -369,12 +444,10 @@ static inline void forecast_make(const Setup *setup, const Machine *machine, Opt
         if (options_are_adaptive(setup->options) || lost_list) {
             options.accumulate = (int64_t)(total / size + 0.5);
         }
-        if (options.fit) {
-            options.recompute = recompute;
-            fit_options(setup, &options);
-        }
-        forecast_row(setup, machine, &options, &forecast->rows[rule]);
+        forecast_alternative(setup, recompute, &options, machine, &forecast->rows[rule]);
     }
+    if (recipes) { forecast_add_recipes(setup, recompute, forecast); }
+    forecast->recipes_end = forecast->count;
     if (variants) { forecast_add_variants(setup, forecast); }
     forecast->recommended = forecast_choose(forecast, true);
     forecast->committing = forecast_choose(forecast, false);

@@ -1,9 +1,9 @@
 // page.h: a plan as a page for a browser (--page): every rule over the link between hosts and the
 // micro-batches of a commit.
 //
-// Each cell of the map is a plan of its own, made by forecast_make: the run's cell has
-// the numbers that the terminal shows. The page holds all of them as JSON, and draws them
-// itself (page.html).
+// Each cell of the map is a plan of its own, made by forecast_make: the run's cell has the
+// table that the terminal shows. A cell names the first at a loss among the rules as asked
+// for, without recipes. The page holds all of them as JSON, and draws them itself (page.html).
 #ifndef ACCO_PLAN_PAGE_H
 #define ACCO_PLAN_PAGE_H
 
@@ -83,7 +83,7 @@ static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionCh
             bool as_given = is_own || options.rank_accumulate[0] != '\0';
             options.accumulate = as_given ? setup->options->accumulate : (int64_t)counts->values[i];
             machine.host.bytes_per_second *= mbit->values[j] / mbit->own;
-            forecast_make(&other, &machine, recompute, false, forecast);
+            forecast_make(&other, &machine, recompute, false, false, forecast);
             json_array_append_new(row, page_cell(forecast));
         }
         json_array_append_new(map, row);

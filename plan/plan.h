@@ -173,19 +173,29 @@ static inline void print_speed(const ForecastRow *row) {
 }
 
 // How sure it is that the row is the first at a loss.
-static inline void print_needs(const ForecastRow *row) {
+static inline void print_needs(const ForecastRow *row, OptionChoice asked_inner) {
     TokensNeeded needs = row_needs(row);
+    const char *rule = options_rule(&row->options)->name;
     bool known = needs.most < TOKENS_UNKNOWN;
-    if (needs.most == 1) {
-        printf("loss             the steps of %s are those of plain data-parallel training\n",
-               options_rule(&row->options)->name);
-        return;
+    if (needs.least == 1 && needs.most == 1) {
+        printf("loss             the steps of %s are those of plain data-parallel training\n", rule);
+    } else {
+        char least[NUMBER_TEXT_SIZE] = "";
+        if (needs.least < 2) { snprintf(least, sizeof least, "%.3g to ", needs.least); }
+        printf("loss             %s needs %s%s%.3g times the tokens of plain data-parallel training\n", rule,
+               least, known ? "" : "more than ", known ? needs.most : 2.0);
     }
-    char least[NUMBER_TEXT_SIZE] = "";
-    if (needs.least < 2) { snprintf(least, sizeof least, "%.3g to ", needs.least); }
-    printf("loss             %s needs %s%s%.3g times the tokens of plain data-parallel training; that is\n"
-           "                 not planned, it was measured with small models (docs/simulation.md)\n",
-           options_rule(&row->options)->name, least, known ? "" : "more than ", known ? needs.most : 2.0);
+    if ((OptionChoice)row->options.inner != asked_inner) {
+        printf("                 which with Muon needs %.3g to %.3g of the tokens that it needs with AdamW\n",
+               MUON_NEEDS.least, MUON_NEEDS.most);
+    }
+    printf("                 that is not planned, it was measured with small models (docs/simulation.md)\n");
+}
+
+// "RULE --name value ...", with what is not as in the run of that rule that was asked for.
+static inline void print_recommended(const char *word, const Forecast *forecast, const ForecastRow *row) {
+    printf("%-16s %s", word, options_rule(&row->options)->name);
+    print_options(stdout, &row->options, &forecast->rows[row->options.rule].options);
 }
 
 static inline void print_recommendation(const Setup *setup, const Forecast *forecast) {
@@ -196,44 +206,43 @@ static inline void print_recommendation(const Setup *setup, const Forecast *fore
         return;
     }
     const ForecastRow *best = &forecast->rows[forecast->recommended];
-    printf("recommended      %s: ", options_rule(&best->options)->name);
+    print_recommended("recommended", forecast, best);
+    printf(": ");
     print_speed(best);
     printf(", %.0f %% of the time computing\n", 100 * best->commit.computing / best->commit.seconds);
     print_command(setup, best);
     if (forecast->committing >= 0 && forecast->committing != forecast->recommended) {
         const ForecastRow *other = &forecast->rows[forecast->committing];
-        printf("or               %s, the first at a loss in which all ranks make every step together: ",
-               options_rule(&other->options)->name);
+        print_recommended("or", forecast, other);
+        printf(", the first at a loss in which all ranks make every step together: ");
         print_speed(other);
         printf("\n");
         print_command(setup, other);
     }
-    print_needs(best);
+    print_needs(best, own->options.inner);
 }
 
-// What would make the run faster, and how many updates the same tokens then give. At most
-// one line is about local steps, unless the run makes them itself. Returns the lines for
-// --json.
+// What would have the run at its loss sooner, and how many updates the same tokens then give:
+// the best way to run each rule. What a larger batch needs more is not known. Returns the
+// lines for --json.
 static inline json_t *print_faster(const Forecast *forecast) {
     const ForecastRow *own = &forecast->rows[forecast->own];
-    bool told[RULE_COUNT + FORECAST_VARIANTS] = {false};
-    bool local_told = options_rule(&own->options)->kind == RULE_LOCAL, local_run = local_told;
+    bool told[RULE_COUNT] = {false};
     json_t *lines = json_array();
-    printf("faster           by a simulation that fits this run, the same tokens would take:\n");
+    printf("faster           by a simulation that fits this run, the same loss would take "
+           "(fewer updates may need more tokens):\n");
     for (int line = 0; line < FASTER_LINES; line++) {
         const ForecastRow *best = own;
         for (int i = 0; i < forecast->count; i++) {
             const ForecastRow *row = &forecast->rows[i];
-            bool local = options_rule(&row->options)->kind == RULE_LOCAL && !local_run;
-            bool open = !told[i] && forecast_is_possible(row) && !(local && local_told);
-            if (open && row->tokens_per_second > best->tokens_per_second) { best = row; }
+            bool open = !told[row->options.rule] && forecast_is_possible(row);
+            if (open && row_progress(row) > row_progress(best)) { best = row; }
         }
-        double gain = best->tokens_per_second / own->tokens_per_second;
+        double gain = row_progress(best) / row_progress(own);
         double updates = own->commit.micro_batches / best->commit.micro_batches;
         if (!(gain > FASTER_LEAST)) { break; }
         bool local = options_rule(&best->options)->kind == RULE_LOCAL;
-        told[best - forecast->rows] = true;
-        local_told = local_told || local;
+        told[best->options.rule] = true;
         char *options = NULL, factor[NUMBER_TEXT_SIZE + 8];
         size_t length = 0;
         FILE *memory = open_memstream(&options, &length);
@@ -251,23 +260,34 @@ static inline json_t *print_faster(const Forecast *forecast) {
     return lines;
 }
 
+// options: what is not as in the run of that rule that was asked for; "" for that run.
+static inline json_t *forecast_row_as_json(const Forecast *forecast, const ForecastRow *row) {
+    const SimulatedCommit *commit = &row->commit;
+    char *options = NULL;
+    size_t length = 0;
+    FILE *memory = open_memstream(&options, &length);
+    if (memory == NULL) { return json_null(); }
+    print_options(memory, &row->options, &forecast->rows[row->options.rule].options);
+    fclose(memory);
+    json_t *object = json_pack(
+        "{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:I, s:b}", "rule",
+        options_rule(&row->options)->name, "options", options[0] == ' ' ? options + 1 : options,
+        "tokens_needed", log_real(row_tokens_needed(row)), "commit_ms", log_real(1e3 * commit->seconds),
+        "tokens_per_second", log_real(row->tokens_per_second), "computing",
+        log_real(commit->computing / commit->seconds), "waiting_ms", log_real(1e3 * commit->waiting),
+        "micro_batches", log_real(commit->micro_batches), "micro_batch", (json_int_t)row->options.micro_batch,
+        "host_bytes", log_real(commit->bytes_outside), "memory_bytes", (json_int_t)row->bytes, "fits",
+        (int)row->fits);
+    free(options);
+    return object;
+}
+
 static inline json_t *forecast_as_json(const Setup *setup, const Forecast *forecast) {
     const Machine *machine = &forecast->machine;
     json_t *rows = json_array();
-    for (int i = 0; i < RULE_COUNT; i++) {
+    for (int i = 0; i < forecast->recipes_end; i++) {
         const ForecastRow *row = &forecast->rows[i];
-        const SimulatedCommit *commit = &row->commit;
-        if (row->refused[0] != '\0') { continue; }
-        json_array_append_new(
-            rows,
-            json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:I, s:b}", "rule", RULES[i].rule->name,
-                      "tokens_needed", log_real(tokens_needed(row_needs(row))), "commit_ms",
-                      log_real(1e3 * commit->seconds), "tokens_per_second", log_real(row->tokens_per_second),
-                      "computing", log_real(commit->computing / commit->seconds), "waiting_ms",
-                      log_real(1e3 * commit->waiting), "micro_batches", log_real(commit->micro_batches),
-                      "micro_batch", (json_int_t)row->options.micro_batch, "host_bytes",
-                      log_real(commit->bytes_outside), "memory_bytes", (json_int_t)row->bytes, "fits",
-                      (int)row->fits));
+        if (row->refused[0] == '\0') { json_array_append_new(rows, forecast_row_as_json(forecast, row)); }
     }
     int best = forecast->recommended;
     return json_pack("{s:s, s:i, s:i, s:o, s:o, s:o, s:o, s:o}", "rule", RULES[forecast->own].rule->name,
@@ -275,7 +295,8 @@ static inline json_t *forecast_as_json(const Setup *setup, const Forecast *forec
                      "micro_batch_ms", log_real(1e3 * machine->micro_batch), "host_bytes_per_second",
                      log_real(machine->host.bytes_per_second), "host_latency",
                      log_real(machine->host.latency), "recommended",
-                     best >= 0 ? json_string(RULES[best].rule->name) : json_null(), "rules", rows);
+                     best >= 0 ? forecast_row_as_json(forecast, &forecast->rows[best]) : json_null(), "rules",
+                     rows);
 }
 
 // The option that asks for a file of times, as in a message; NULL: none does.
@@ -308,7 +329,7 @@ static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again
     if (forecast == NULL) { return error_set(error, "no memory for a forecast"); }
     if (again) { forecast_fit(setup, &machine, like->tokens_per_second); }
     double began = clock_seconds();
-    forecast_make(setup, &machine, recompute, again, forecast);
+    forecast_make(setup, &machine, recompute, true, again, forecast);
     double seconds = clock_seconds() - began;
     const char *fitted = again ? " (so that the simulation of that run takes as long as it took)" : "";
     printf("\ntime             a micro-batch takes a rank %s (%s)\n",

@@ -46,23 +46,31 @@ typedef struct Trial {
     Arena arena;
     Model model;
     TrainingProblem training;
+    OptimizerTensor *tensors;
 } Trial;
 
 static inline void trial_free(Trial *trial) {
-    if (trial != NULL) { scheduler_free(&trial->scheduler); }
+    if (trial != NULL) {
+        scheduler_free(&trial->scheduler);
+        free(trial->tensors);
+    }
     free(trial);
 }
 
 // Only options that the setup of `run` does not depend on may differ: those of the rule
-// and of the micro-batch, --seq-len and --recompute. NULL: with an error.
+// and of the micro-batch, --seq-len, --recompute and --inner. NULL: with an error.
 static inline Trial *trial_reserve(const Setup *setup, const Options *options, Error *error) {
     if ((double)options->micro_batch * (double)options->seq_len > MOST_TOKENS_OF_A_MICRO_BATCH) {
         error_set(error, "a micro-batch has too many tokens");
         return NULL;
     }
     Trial *trial = (Trial *)calloc(1, sizeof *trial);
-    if (trial == NULL) {
+    if (trial != NULL) {
+        trial->tensors = (OptimizerTensor *)calloc((size_t)setup->table->count, sizeof(OptimizerTensor));
+    }
+    if (trial == NULL || trial->tensors == NULL) {
         error_set(error, "there is no memory to try it");
+        trial_free(trial);
         return NULL;
     }
     trial->options = *options;
@@ -74,6 +82,9 @@ static inline Trial *trial_reserve(const Setup *setup, const Options *options, E
     trial->setup.arena = &trial->arena;
     trial->setup.model = &trial->model;
     trial->setup.training = &trial->training;
+    trial->setup.tensors = trial->tensors;
+    trial->setup.tensor_count = training_tensors(setup->table, options->decay == DECAY_ALL,
+                                                 options->inner == INNER_MUON, trial->tensors);
     if (reserve_memory(&trial->setup, error)) { return trial; }
     trial_free(trial);
     return NULL;

@@ -111,12 +111,14 @@ static json_t *rule_of(json_t *plan, const char *rule) {
 }
 
 // Every rule has its row. Whichever is recommended is the first at a loss, or as soon there
-// within 2 %, and has a line to be copied.
+// within 2 %, and has a line to be copied. A new model is trained with Muon, another one goes on
+// with the optimizer that it has.
 static void a_plan_recommends_the_first_rule_at_a_loss(void **state) {
     static const struct {
         const char *arguments, *recommended;
     } cases[] = {
-        {"--model 125M --ranks 2 --host-mbit 1000000 --compute-ms 20000", "zero1"},
+        {"--model 125M --ranks 2 --host-mbit 1000000 --compute-ms 20000", "zero1 --inner muon"},
+        {"--model 125M --ranks 2 --host-mbit 1000000 --compute-ms 20000 --inner muon", "zero1"},
         {"--ranks 16 --host-mbit 10 --compute-ms 50", NULL},
         {"--optimizer zero1 --ranks 8 --ranks-per-host 4 --host-mbit 100 --compute-ms 50 --accumulate 1",
          NULL},
@@ -129,11 +131,15 @@ static void a_plan_recommends_the_first_rule_at_a_loss(void **state) {
         snprintf(arguments, sizeof arguments, "%s --tokens 10G", cases[i].arguments);
         json_t *plan = plan_json(stage_of(state), arguments, &outcome);
         json_t *rules = json_object_get(plan, "rules");
-        const char *best = json_string_value(json_object_get(plan, "recommended"));
+        json_t *best = json_object_get(plan, "recommended");
+        char name[128];
+        snprintf(name, sizeof name, "%s%s%s", json_string_value(json_object_get(best, "rule")),
+                 json_string_value(json_object_get(best, "options"))[0] == '\0' ? "" : " ",
+                 json_string_value(json_object_get(best, "options")));
         double batch =
             log_number(rule_of(plan, json_string_value(json_object_get(plan, "rule"))), "micro_batches");
-        double first = 0, speed = log_number(rule_of(plan, best), "tokens_per_second"),
-               chosen = speed / log_number(rule_of(plan, best), "tokens_needed");
+        double first = 0, speed = log_number(best, "tokens_per_second"),
+               chosen = speed / log_number(best, "tokens_needed");
         assert_true(json_array_size(rules) >= 7);
         for (size_t j = 0; j < json_array_size(rules); j++) {
             json_t *row = json_array_get(rules, j);
@@ -143,21 +149,18 @@ static void a_plan_recommends_the_first_rule_at_a_loss(void **state) {
             assert_true(fabs(log_number(row, "micro_batches") - batch) <= 0.5 * log_number(plan, "ranks"));
             first = fmax(first, log_number(row, "tokens_per_second") / log_number(row, "tokens_needed"));
         }
-        if (!(chosen >= 0.98 * first)) { fail_msg("%s: %s is not the first", cases[i].arguments, best); }
-        if (cases[i].recommended != NULL) { assert_string_equal(best, cases[i].recommended); }
-        char line[64], command[64];
-        snprintf(line, sizeof line, "\nrecommended      %s: ", best);
-        snprintf(command, sizeof command, "./train_gpt --optimizer %s ", best);
+        if (!(chosen >= 0.98 * first)) { fail_msg("%s: %s is not the first", cases[i].arguments, name); }
+        if (cases[i].recommended != NULL) { assert_string_equal(name, cases[i].recommended); }
+        char line[160], command[64];
+        snprintf(line, sizeof line, "\nrecommended      %s: ", name);
+        snprintf(command, sizeof command, "./train_gpt --optimizer %s ",
+                 json_string_value(json_object_get(best, "rule")));
         text_check(outcome.output, line, cases[i].arguments);
         text_check(outcome.output, command, cases[i].arguments);
         char time[NUMBER_TEXT_SIZE], took[128];
         snprintf(took, sizeof took, "tokens/s, 10.0G tokens in %s", human_duration(1e10 / speed, time));
         text_check(outcome.output, took, cases[i].arguments);
-        char loss[96];
-        bool plain = log_number(rule_of(plan, best), "tokens_needed") == 1;
-        snprintf(loss, sizeof loss,
-                 plain ? "\nloss             the steps of %s are" : "\nloss             %s needs ", best);
-        text_check(outcome.output, loss, cases[i].arguments);
+        text_check(outcome.output, "\nloss             ", cases[i].arguments);
         json_decref(plan);
     }
 }

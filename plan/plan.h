@@ -284,19 +284,23 @@ static inline json_t *forecast_row_as_json(const Forecast *forecast, const Forec
 
 static inline json_t *forecast_as_json(const Setup *setup, const Forecast *forecast) {
     const Machine *machine = &forecast->machine;
-    json_t *rows = json_array();
+    json_t *rules = json_array(), *recipes = json_array(), *best = json_null();
     for (int i = 0; i < forecast->recipes_end; i++) {
         const ForecastRow *row = &forecast->rows[i];
-        if (row->refused[0] == '\0') { json_array_append_new(rows, forecast_row_as_json(forecast, row)); }
+        if (row->refused[0] != '\0') { continue; }
+        json_t *object = forecast_row_as_json(forecast, row);
+        if (i == forecast->recommended) {
+            best = json_incref(json_object_get(object, "rule"));
+            json_object_set_new(object, "recommended", json_true());
+        }
+        json_array_append_new(i < RULE_COUNT ? rules : recipes, object);
     }
-    int best = forecast->recommended;
-    return json_pack("{s:s, s:i, s:i, s:o, s:o, s:o, s:o, s:o}", "rule", RULES[forecast->own].rule->name,
+    return json_pack("{s:s, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "rule", RULES[forecast->own].rule->name,
                      "ranks", setup->transport->size, "hosts", setup->transport->hosts.hosts,
                      "micro_batch_ms", log_real(1e3 * machine->micro_batch), "host_bytes_per_second",
                      log_real(machine->host.bytes_per_second), "host_latency",
-                     log_real(machine->host.latency), "recommended",
-                     best >= 0 ? forecast_row_as_json(forecast, &forecast->rows[best]) : json_null(), "rules",
-                     rows);
+                     log_real(machine->host.latency), "recommended", best, "rules", rules, "recipes",
+                     recipes);
 }
 
 // The option that asks for a file of times, as in a message; NULL: none does.

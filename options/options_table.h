@@ -224,9 +224,9 @@ static const OptionSpec option_table[] = {
      "Divides the mean pseudo-gradient by VALUE, 1 or more, because it is one round old (the staleness gap "
      "penalty). Larger is steadier and slower. 1 is what the paper's code has; it is at the edge of "
      "stability where a round covers the whole distance to a minimum."},
-    {OPTION("co2-eager", LOCAL, OTHER_BITS), SWITCH_OPTION(rules.co2.eager, "off"), .rules = "co2", .help =
+    {OPTION("co2-eager", LOCAL, OTHER_BITS), SWITCH_OPTION(rules.co2.eager, "on"), .rules = "co2", .help =
      "on applies a rank's own part of the mean at once, and only the others' parts one round later: "
-     "steadier, and best with --co2-gap const:1. Takes one more copy of the parameters."},
+     "which ends lower. off is the paper's form, and takes one copy of the parameters less."},
     {OPTION("diloco-H", LOCAL, OTHER_BITS), INTEGER_OPTION(rules.diloco.inner_steps, "30", 1, 1e6, "N"),
      .rules = "diloco or streaming-diloco", .help =
      "Inner steps of each rank between two exchanges (the paper's H); for streaming-diloco between two "

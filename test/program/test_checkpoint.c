@@ -26,7 +26,7 @@ static const Variant variants[] = {
     {"--optimizer dpu", 1},
     {"--optimizer acco-wp", 1},
     {"--optimizer acco --accumulate 4", 1},
-    {"--optimizer co2 --co2-tau 3 --co2-beta 0.3 --co2-eager on", 3},
+    {"--optimizer co2 --co2-tau 3 --co2-beta 0.3 --co2-eager off", 3},
     {"--optimizer diloco --diloco-H 3", 3},
     {"--optimizer streaming-diloco --diloco-H 4", 2},
     {"--optimizer zero1 --wire bf16 --moments bf16", 1},

@@ -300,7 +300,7 @@ static const char *const varied[][FLEET] = {
      "--optimizer acco --accumulate 4 --sequential 3", "--optimizer dpu", "--optimizer dpu --sequential 3",
      "--optimizer acco-wp", "--optimizer acco-wp --sequential 3", SOME_CO2, "--optimizer co2 --co2-tau 4",
      SOME_CO2 "--co2-beta 0.5", SOME_CO2 "--co2-alpha 0.5", SOME_CO2 "--co2-phi 1e-4",
-     SOME_CO2 "--co2-gap const:3", SOME_CO2 "--co2-eager on"},
+     SOME_CO2 "--co2-gap const:3", SOME_CO2 "--co2-eager off"},
     {SOME_DILOCO, "--optimizer diloco --diloco-H 5", SOME_DILOCO "--diloco-outer-lr 0.5",
      SOME_DILOCO "--diloco-mu 0.5", SOME_STREAMING,
      "--model deep.json --optimizer streaming-diloco --diloco-H 8", SOME_STREAMING "--streaming-P 3",

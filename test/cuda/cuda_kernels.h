@@ -3,9 +3,10 @@
 // for the kernel under test.
 //
 // `make test` compiles these tests with the host's compiler against the emulator
-// (test/simt) and runs every case in each of its orders. `make test-gpu` compiles them
-// with nvcc and runs them on a GPU, with larger shapes unless ACCO_SMALL is set, which is
-// for tools that make everything a hundred times slower.
+// (test/simt) and runs every case in each of its orders. Where nvcc is, it also compiles
+// them with nvcc and runs them on a machine that executes PTX (test/ptx). `make test-gpu`
+// runs them on a GPU, with larger shapes unless ACCO_SMALL is set, which is for tools that
+// make everything a hundred times slower.
 #ifndef ACCO_TEST_CUDA_KERNELS_H
 #define ACCO_TEST_CUDA_KERNELS_H
 
@@ -22,19 +23,26 @@ extern "C" {
 #include "kernels/cuda/language.cuh"
 #include "runtime/random.h"
 
-#ifdef ACCO_SIMT_H
-enum { CUDA_EMULATED = 1 };
+#if defined(ACCO_SIMT_H)
+enum { CUDA_EMULATED = 1, CUDA_AS_PTX = 0 };
+#elif defined(ACCO_PTX)
+enum { CUDA_EMULATED = 0, CUDA_AS_PTX = 1, SIMT_ORDERS = 2 };
+extern "C" void machine_use_order(int order);
 #else
-enum { CUDA_EMULATED = 0, SIMT_ORDERS = 1 };
+enum { CUDA_EMULATED = 0, CUDA_AS_PTX = 0, SIMT_ORDERS = 1 };
 #endif
 
 // Whether only shapes that are small enough for the emulator are run.
-static inline bool cuda_small_shapes(void) { return CUDA_EMULATED || getenv("ACCO_SMALL") != NULL; }
+static inline bool cuda_small_shapes(void) {
+    return CUDA_EMULATED || CUDA_AS_PTX || getenv("ACCO_SMALL") != NULL;
+}
 
 // Every case runs once for each order; on a GPU there is one.
 static inline void cuda_use_order(int order) {
-#ifdef ACCO_SIMT_H
+#if defined(ACCO_SIMT_H)
     simt_order() = (SimtOrder)order;
+#elif defined(ACCO_PTX)
+    machine_use_order(order);
 #else
     (void)order;
 #endif

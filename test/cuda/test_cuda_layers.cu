@@ -167,7 +167,7 @@ typedef struct NormCase {
 
 // The last three have enough rows for several rounds of each block in backward.
 static const NormCase norm_cases[] = {
-    {1, 1, false, false},    {5, 37, true, true},     {7, 64, true, true},     {300, 24, true, false},
+    {5, 1, false, true},     {5, 37, true, true},     {7, 64, true, true},     {300, 24, true, false},
     {9, 768, true, true},    {3, 1001, false, true},  {2, 1048, true, false},  {31, 300, true, true},
     {2, 3080, true, true},   {3, 6160, true, false},  {2, 8192, false, true},  {2, 8191, true, true},
     {1700, 264, true, true}, {530, 1544, true, true}, {540, 515, false, true},
@@ -274,7 +274,9 @@ static void norm_backward_expected(NormBackward *host, const NormCase *shape, Pr
     work.rows = shape->rows;
     work.channels = shape->channels;
     layernorm_backward(cpu_stream(), &work);
-    Result results[4] = {{"d_residual", gradient, count, rounding(precision), NULL},
+    // The true gradient of one channel is 0: what is left is rounding, over sqrt(epsilon).
+    double tolerance = fmax(rounding(precision), C == 1 ? 1e-3 : 0);
+    Result results[4] = {{"d_residual", gradient, count, tolerance, NULL},
                          {"d_weight", sums, C, 2e-5, NULL},
                          {"d_bias", sums + C, C, 2e-5, NULL},
                          {"d_branch_bias", sums + 2 * C, C, 2e-5, NULL}};

@@ -20,12 +20,14 @@
 #ifndef ACCO_SIMT_CUBLASLT_H
 #define ACCO_SIMT_CUBLASLT_H
 
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
 #include <vector>
 
-#include "cuda_bf16.h"
-#include "cuda_runtime.h"
-
+#ifdef ACCO_SIMT_H // the toolkit has it in a header of its own
 typedef enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
+#endif
 typedef enum cublasStatus_t {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_STATUS_INVALID_VALUE = 7,

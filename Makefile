@@ -13,6 +13,8 @@
 # make fuzz             looks for inputs that break a parser, FUZZ_SECONDS=20 each, or
 #                       FUZZ_INPUTS=N of them; needs clang
 # make bench            measures this machine
+# make test-ptx         the tests of CUDA kernels on a machine that executes nvcc's code (PTX), for
+#                       three architectures; make test does it for one. Needs nvcc, no GPU
 # make test-gpu, bench-gpu      test and bench for a GPU; see dev/gpu/README.md
 # make compare          all update rules at several link speeds, about ten minutes
 # make reproduce        the claims of three papers, made again: some hours, can be stopped and
@@ -184,6 +186,32 @@ $(BUILD)/test/test_cuda_counters: test/cuda/test_cuda_counters.cu test/cuda/acce
 	@$(CXX) $@.o $@.accesses.o -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 	@rm $@.o $@.accesses.o
 
+# The same tests compiled by nvcc, and the program's PTX: a machine of our own executes it
+# (test/ptx). Device code of these objects is not used, so it is not optimised. What adds and
+# multiplies must do so in two steps.
+PTX_DIR   := build/ptx
+PTX_TESTS := $(addprefix $(PTX_DIR)/test_,cuda_layers cuda_attention cuda_updates cuda_muon cuda_model ptx)
+PTX_ARCHS := $(filter 80 90 120,$(ARCH))
+PTX_ARCH  := $(firstword $(filter 90,$(ARCH)) $(ARCH))
+PTX_CUDA   = $(NVCC_FOUND) -std=c++20 -I. -DACCO_HAVE_CUDA -ccbin $(lastword $(CXX)) $(MPI_FLAGS) $(ONEDNN_FLAGS) $(CPPFLAGS) \
+             $(CUDA_FLAGS_FOUND) -MMD -MP
+
+$(PTX_DIR)/machine.o: test/ptx/machine.cu Makefile $(BUILD)/cuda.flags
+	@mkdir -p $(@D)
+	$(CXX) -std=gnu++20 -O3 $(ARCH_FLAGS) -fno-math-errno -ffp-contract=off $(CXX_WARNINGS) -I. $(CUDA_FLAGS_FOUND) -MMD -MP -x c++ -c $< -o $@
+
+$(PTX_DIR)/program.%.ptx: train_gpt.cu $(PLAN_PAGE) Makefile $(BUILD)/cuda.flags
+	@mkdir -p $(@D)
+	$(PTX_CUDA) -O3 -lineinfo -ptx -arch=compute_$* $< -o $@
+
+vpath test_%.cu test/cuda test/ptx
+$(PTX_DIR)/test_%.o: test_%.cu Makefile $(BUILD)/cuda.flags
+	@mkdir -p $(@D)
+	$(PTX_CUDA) -DACCO_PTX -Itest/ptx -Xcicc -O0 -Xcompiler "$(EMULATE_OPTIMIZE) $(CXX_WARNINGS)" -c $< -o $@
+
+$(PTX_DIR)/test_%: $(PTX_DIR)/test_%.o $(PTX_DIR)/machine.o
+	@$(CXX) $^ -o $@ $(LDFLAGS) -lcmocka $(LIBS)
+
 # The page of train_gpt plan --page, as the string of a C program.
 $(PLAN_PAGE): plan/page.html scripts/page.css Makefile
 	@mkdir -p $(@D)
@@ -220,7 +248,7 @@ install: $(PROGRAM)
 uninstall:
 	@if [ -e "$(INSTALLED)" ]; then rm "$(INSTALLED)" && echo "removed $(INSTALLED)"; else echo "there is no $(INSTALLED)"; fi
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/emulated/*.d $(BUILD)/test/*.d $(BUILD)/bench/*.d $(BUILD)/fuzz/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/emulated/*.d $(BUILD)/test/*.d $(BUILD)/bench/*.d $(BUILD)/fuzz/*.d $(PTX_DIR)/*.d)
 
 # --- run ---
 
@@ -264,8 +292,19 @@ test-slurm: install-for-run
 
 EMULATED = $(BUILD)/emulated/train_gpt
 
-run-tests: $(PROGRAM) $(EMULATED) $(TESTS:%=$(BUILD)/test/%) $(CUDA_TESTS:%=$(BUILD)/test/%)
-	@MPIRUN="$(MPIRUN)" HAVE_MPI=$(HAVE_MPI) EMULATED=$(EMULATED) test/run $(BUILD) $(PROGRAM) $(TESTS) $(CUDA_TESTS)
+# Where nvcc is, and kernels are tested by themselves and without a sanitizer.
+PTX_RUN := $(if $(and $(filter yes,$(HAVE_CUDA)),$(CUDA_TESTS),$(if $(SANITIZE),,yes)),test/ptx/run $(PTX_DIR) $(PTX_ARCH))
+
+run-tests: $(PROGRAM) $(EMULATED) $(TESTS:%=$(BUILD)/test/%) $(CUDA_TESTS:%=$(BUILD)/test/%) \
+           $(if $(PTX_RUN),$(PTX_TESTS) $(PTX_DIR)/program.$(PTX_ARCH).ptx)
+	@MPIRUN="$(MPIRUN)" HAVE_MPI=$(HAVE_MPI) EMULATED=$(EMULATED) PTX_RUN="$(PTX_RUN)" test/run $(BUILD) $(PROGRAM) $(TESTS) $(CUDA_TESTS)
+
+.PHONY: test-ptx run-ptx
+test-ptx: install-for-test
+	@$(MAKE) --no-print-directory -j $(CORES) run-ptx
+
+run-ptx: $(PTX_TESTS) $(PTX_ARCHS:%=$(PTX_DIR)/program.%.ptx)
+	@test/ptx/run $(PTX_DIR) $(PTX_ARCHS)
 
 # libFuzzer comes with clang. Fuzz targets only read files, so they are built without MPI
 # and oneDNN.

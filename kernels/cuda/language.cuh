@@ -154,6 +154,13 @@ template <int WIDTH, typename R> DEVICE void piece_store(R *place, const Piece<R
     *reinterpret_cast<Piece<R, WIDTH> *>(place) = piece;
 }
 
+// 16 bytes in one store. What lies in registers element by element nvcc may store so, too.
+DEVICE void store_16_bytes(void *place, const void *bytes) {
+    uint4 words;
+    memcpy(&words, bytes, sizeof words);
+    __stwb((uint4 *)place, words);
+}
+
 // 16 bytes, the widest access of one thread. Addresses must be multiples of 16.
 template <typename R> struct __align__(16) Pack {
     enum { COUNT = 16 / sizeof(R) };
@@ -164,9 +171,7 @@ template <typename R> DEVICE Pack<R> pack_load(const R *place) {
     return *reinterpret_cast<const Pack<R> *>(place);
 }
 
-template <typename R> DEVICE void pack_store(R *place, const Pack<R> &pack) {
-    *reinterpret_cast<Pack<R> *>(place) = pack;
-}
+template <typename R> DEVICE void pack_store(R *place, const Pack<R> &pack) { store_16_bytes(place, &pack); }
 
 // Whether rows of `columns` elements, one behind the other from each of `places` on, may
 // be read in packs.

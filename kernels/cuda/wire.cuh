@@ -44,7 +44,11 @@ template <int COUNT, typename T> DEVICE void wire_store(T *place, const T words[
     if (first + COUNT <= end && (uintptr_t)mine % sizeof(Piece<T, COUNT>) == 0) {
         Piece<T, COUNT> piece;
         for (int i = 0; i < COUNT; i++) { piece.values[i] = words[i]; }
-        piece_store<COUNT>(mine, piece);
+        if (sizeof piece == sizeof(uint4)) {
+            store_16_bytes(mine, &piece);
+        } else {
+            piece_store<COUNT>(mine, piece);
+        }
         return;
     }
     for (int i = 0; i < COUNT; i++) {

@@ -167,9 +167,19 @@ static inline double relative_error(const float *a, const float *b, size_t count
     return sqrt(difference) / fmax(sqrt(size), 1e-30);
 }
 
+// Appends the error to the file that ACCO_ERRORS names, for a table of the largest.
+static inline void keep_error(const char *what, double error, double tolerance) {
+    const char *path = getenv("ACCO_ERRORS");
+    FILE *file = path != NULL ? fopen(path, "a") : NULL;
+    if (file == NULL) { return; }
+    fprintf(file, "%s\t%g\t%g\n", what, error, tolerance);
+    fclose(file);
+}
+
 #define check_close(what, a, b, count, tolerance) \
     do { \
         double check_error = relative_error(a, b, count); \
+        keep_error(what, check_error, tolerance); \
         if (!(check_error <= (tolerance))) { \
             fail_msg("%s: relative error %g, allowed %g", what, check_error, (double)(tolerance)); \
         } \

@@ -458,10 +458,10 @@ static void test_gelu(void **state) {
 // whose square overflows.
 static void test_gelu_far_out(void **state) {
     (void)state;
-    enum { COUNT = 24 };
-    const float x[COUNT] = {0,    1e-30f, -1e-30f, 1e-3f, -1e-3f, 1,     -1,       3,
-                            -3,   6,      -6,      8,     -8,     12,    -12,      100.0f,
-                            -100, 1e4f,   -1e4f,   1e15f, -1e15f, 1e25f, INFINITY, NAN};
+    enum { COUNT = 26 };
+    const float x[COUNT] = {0,     1e-30f, -1e-30f, 1e-3f, -1e-3f, 1,      -1,       3,    -3,
+                            6,     -6,     8,       -8,    12,     -12,    100.0f,   -100, 1e4f,
+                            -1e4f, 1e15f,  -1e15f,  1e25f, -1e32f, -3e38f, INFINITY, NAN};
     float zeros[COUNT] = {}, ones[COUNT];
     for (int i = 0; i < COUNT; i++) { ones[i] = 1.0f; }
     Real *saved = on_device(x, COUNT, PRECISION_FP32), *bias = on_device(zeros, COUNT, PRECISION_FP32),

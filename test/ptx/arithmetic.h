@@ -13,7 +13,9 @@
 
 typedef std::map<std::string, Operation> Operations;
 
-template <typename T> static inline T *lanes_of(Warp &warp, uint32_t place) { return (T *)(warp.file + place); }
+template <typename T> static inline T *lanes_of(Warp &warp, uint32_t place) {
+    return (T *)(warp.file + place);
+}
 
 template <typename T> static inline T lane_value(Warp &warp, uint32_t place, int lane) {
     return lanes_of<T>(warp, place)[lane];
@@ -25,10 +27,11 @@ template <> inline bool lane_value<bool>(Warp &warp, uint32_t place, int lane) {
 template <typename T>
 static inline void put(Warp &warp, uint32_t place, const T values[LANES], uint32_t mask) {
     T *target = lanes_of<T>(warp, place);
-    for (int lane = 0; lane < LANES; lane++) { target[lane] = mask >> lane & 1 ? values[lane] : target[lane]; }
+    for (int lane = 0; lane < LANES; lane++) {
+        target[lane] = mask >> lane & 1 ? values[lane] : target[lane];
+    }
 }
-template <>
-inline void put<bool>(Warp &warp, uint32_t place, const bool values[LANES], uint32_t mask) {
+template <> inline void put<bool>(Warp &warp, uint32_t place, const bool values[LANES], uint32_t mask) {
     uint32_t bits = 0, *target = lanes_of<uint32_t>(warp, place);
     for (int lane = 0; lane < LANES; lane++) { bits |= (uint32_t)values[lane] << lane; }
     *target = (*target & ~mask) | (bits & mask);
@@ -53,7 +56,9 @@ static Operation plain_of(Result (*)(Operands...)) {
     };
     return {run, size_of<Result>() + ":" + (size_of<Operands>() + ...), PLAIN};
 }
-template <typename Function> static Operation plain(Function function) { return plain_of<Function>(+function); }
+template <typename Function> static Operation plain(Function function) {
+    return plain_of<Function>(+function);
+}
 
 typedef uint16_t u16;
 typedef uint32_t u32;
@@ -136,7 +141,8 @@ template <bool SIGNED> static u32 extract_bits(u32 x, u32 position, u32 length) 
 static inline u32 permute_bytes(u32 x, u32 y, u32 selectors) {
     u32 result = 0;
     for (int i = 0; i < 4; i++) {
-        u32 selector = selectors >> (4 * i) & 15, byte = (u32)(((u64)y << 32 | x) >> (8 * (selector & 7))) & 255;
+        u32 selector = selectors >> (4 * i) & 15,
+            byte = (u32)(((u64)y << 32 | x) >> (8 * (selector & 7))) & 255;
         if (selector & 8) { byte = byte & 128 ? 255 : 0; }
         result |= byte << (8 * i);
     }
@@ -158,9 +164,11 @@ template <typename T, typename S> static void add_integers(Operations &all, cons
     all["max.u" + bits] = plain([](T x, T y) { return x > y ? x : y; });
     all["min.s" + bits] = plain([](S x, S y) { return x < y ? x : y; });
     all["max.s" + bits] = plain([](S x, S y) { return x > y ? x : y; });
-    all["div.u" + bits] = plain([](T x, T y) { return y == 0 ? (T)~(T)0 : (T)(x / y); });
+    all["div.u" + bits] = plain([](T x, T y) { return y == 0 ? (T) ~(T)0 : (T)(x / y); });
     all["rem.u" + bits] = plain([](T x, T y) { return y == 0 ? x : (T)(x % y); });
-    all["div.s" + bits] = plain([](S x, S y) { return y == 0 ? (S)-1 : y == -1 ? (S)(0 - (T)x) : (S)(x / y); });
+    all["div.s" + bits] = plain([](S x, S y) {
+        return y == 0 ? (S)-1 : y == -1 ? (S)(0 - (T)x) : (S)(x / y);
+    });
     all["rem.s" + bits] = plain([](S x, S y) { return y == 0 ? x : y == -1 ? (S)0 : (S)(x % y); });
     all["and.b" + bits] = plain([](T x, T y) { return (T)(x & y); });
     all["or.b" + bits] = plain([](T x, T y) { return (T)(x | y); });
@@ -168,7 +176,8 @@ template <typename T, typename S> static void add_integers(Operations &all, cons
     all["not.b" + bits] = plain([](T x) { return (T)~x; });
     all["shl.b" + bits] = plain([](T x, u32 y) { return y >= 8 * sizeof(T) ? (T)0 : (T)((u64)x << y); });
     all["shr.u" + bits] = plain([](T x, u32 y) { return y >= 8 * sizeof(T) ? (T)0 : (T)(x >> y); });
-    all["shr.s" + bits] = plain([](S x, u32 y) { return (S)(x >> (y >= 8 * sizeof(S) ? 8 * sizeof(S) - 1 : y)); });
+    all["shr.s" + bits] =
+        plain([](S x, u32 y) { return (S)(x >> (y >= 8 * sizeof(S) ? 8 * sizeof(S) - 1 : y)); });
     for (std::string type : {".b" + bits, ".u" + bits, ".s" + bits, ".f" + bits}) {
         all["mov" + type] = plain([](T x) { return x; });
         all["selp" + type] = plain([](T x, T y, bool first) { return first ? x : y; });

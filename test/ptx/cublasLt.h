@@ -31,17 +31,22 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
                                             const void *b, cublasLtMatrixLayout_t b_layout, const void *beta,
                                             const void *c, cublasLtMatrixLayout_t c_layout, void *d,
                                             cublasLtMatrixLayout_t d_layout,
-                                            const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t bytes,
-                                            cudaStream_t stream) {
+                                            const cublasLtMatmulAlgo_t *algorithm, void *workspace,
+                                            size_t bytes, cudaStream_t stream) {
     size_t size = d_layout->type == CUDA_R_32F ? 4 : 2, rows = d_layout->rows, columns = d_layout->columns;
     for (size_t column = 0; column < columns; column++) {
         machine_mark_written((char *)d + column * (size_t)d_layout->stride * size, rows * size);
         if (operation->aux != nullptr) {
-            machine_mark_written((char *)operation->aux + column * (size_t)operation->aux_stride * 2, rows * 2);
+            machine_mark_written((char *)operation->aux + column * (size_t)operation->aux_stride * 2,
+                                 rows * 2);
         }
     }
-    if (operation->epilogue == CUBLASLT_EPILOGUE_BGRADB) { machine_mark_written(operation->bias, columns * size); }
-    if (operation->epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD) { machine_mark_written(operation->bias, rows * size); }
+    if (operation->epilogue == CUBLASLT_EPILOGUE_BGRADB) {
+        machine_mark_written(operation->bias, columns * size);
+    }
+    if (operation->epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD) {
+        machine_mark_written(operation->bias, rows * size);
+    }
     return simt_matmul(handle, operation, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout,
                        algorithm, workspace, bytes, stream);
 }

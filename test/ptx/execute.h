@@ -12,7 +12,8 @@
 static inline void warp_join_groups(Warp &warp) {
     std::vector<Group> joined;
     for (const Group &group : warp.groups) {
-        auto same = std::find_if(joined.begin(), joined.end(), [&](Group &other) { return other.pc == group.pc; });
+        auto same =
+            std::find_if(joined.begin(), joined.end(), [&](Group &other) { return other.pc == group.pc; });
         if (same == joined.end()) {
             joined.push_back(group);
         } else {
@@ -33,7 +34,8 @@ static inline int warp_choose_group(Warp &warp) {
     for (size_t i = 0; i < warp.groups.size(); i++) {
         if (warp.groups[i].waiting) { continue; }
         ready++;
-        bool better = best < 0 || (random ? random_word() % ready == 0 : warp.groups[i].pc < warp.groups[(size_t)best].pc);
+        bool better = best < 0 || (random ? random_word() % ready == 0
+                                          : warp.groups[i].pc < warp.groups[(size_t)best].pc);
         if (better) { best = (int)i; }
     }
     return best;
@@ -56,7 +58,9 @@ static inline bool warp_waits_for_block(Warp &warp) {
                        text_of("one more waits at line %d", code[warp.groups[1].pc].line));
     }
     if (code[warp.groups[0].pc].kind == BLOCK_BARRIER) { return true; }
-    if (warp.groups[0].mask != warp.live) { report_and_end("lanes of a warp are missing", "what they do together waits"); }
+    if (warp.groups[0].mask != warp.live) {
+        report_and_end("lanes of a warp are missing", "what they do together waits");
+    }
     warp.groups[0].waiting = false; // the lanes that were missing have ended
     return false;
 }
@@ -64,7 +68,8 @@ static inline bool warp_waits_for_block(Warp &warp) {
 // The lanes that must be there before what they do together is done.
 static inline uint32_t warp_needed(Warp &warp, const Group &group, const Instruction &instruction) {
     if (instruction.kind == OF_WARP && warp.live != (uint32_t)ALL_LANES) {
-        report("an instruction of a whole warp, of which lanes have ended", text_of("%#x are left", warp.live));
+        report("an instruction of a whole warp, of which lanes have ended",
+               text_of("%#x are left", warp.live));
     }
     if (instruction.kind != OF_MEMBERS) { return warp.live; }
     uint32_t needed = lane_value<u32>(warp, instruction.members, __builtin_ctz(group.mask));
@@ -83,7 +88,8 @@ static inline uint32_t warp_needed(Warp &warp, const Group &group, const Instruc
 // What lanes do together: once all are there, they become one group and do it. False: another
 // group must run.
 static inline bool group_together(Warp &warp, size_t chosen, const Instruction &instruction) {
-    uint32_t pc = warp.groups[chosen].pc, needed = warp_needed(warp, warp.groups[chosen], instruction), there = 0;
+    uint32_t pc = warp.groups[chosen].pc, needed = warp_needed(warp, warp.groups[chosen], instruction),
+             there = 0;
     for (const Group &group : warp.groups) { there |= group.pc == pc ? group.mask : 0; }
     warp.groups[chosen].waiting = true;
     if ((there & needed) != needed) { return false; }
@@ -200,7 +206,8 @@ static inline void warp_begin(Block &block, Warp &warp, size_t index, char *file
     }
     for (const Special &special : kernel.specials) {
         for (unsigned lane = 0; lane < LANES; lane++) {
-            lanes_of<u32>(warp, special.place)[lane] = block_special(block, special, (unsigned)index * LANES + lane);
+            lanes_of<u32>(warp, special.place)[lane] =
+                block_special(block, special, (unsigned)index * LANES + lane);
         }
     }
 }
@@ -229,7 +236,9 @@ static inline void block_pass_barrier(Block &block) {
 static inline void block_run(Block &block, std::vector<char> &files) {
     size_t warps = block.size.count() / LANES;
     for (char &byte : block.shared) { byte = (char)random_word(); }
-    for (std::vector<uint64_t> *stamps : {&block.writers, &block.readers}) { stamps->assign(block.shared.size(), 0); }
+    for (std::vector<uint64_t> *stamps : {&block.writers, &block.readers}) {
+        stamps->assign(block.shared.size(), 0);
+    }
     block.written.assign(block.shared.size(), 0);
     block.copying.assign(block.shared.size(), 0);
     block.epoch = 1;

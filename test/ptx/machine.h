@@ -188,10 +188,12 @@ static inline void report(const char *what, const std::string &detail) {
     if (warp != nullptr) {
         const Dim &block = warp->block->at;
         place = warp->block->kernel->name;
-        if (at != nullptr) { place += std::string(", ") + at->file + ":" + std::to_string(at->line) + ", " + at->text; }
+        if (at != nullptr) {
+            place += std::string(", ") + at->file + ":" + std::to_string(at->line) + ", " + at->text;
+        }
         if (machine().reported[what + place]++ == 0) {
-            printf("PTX: %s: %s\n  by %s\n  block %u %u %u, warp %d\n", what, detail.c_str(), place.c_str(), block.x,
-                   block.y, block.z, warp->index);
+            printf("PTX: %s: %s\n  by %s\n  block %u %u %u, warp %d\n", what, detail.c_str(), place.c_str(),
+                   block.x, block.y, block.z, warp->index);
         }
     } else if (machine().reported[what + place]++ == 0) {
         printf("PTX: %s: %s\n", what, detail.c_str());

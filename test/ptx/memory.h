@@ -136,7 +136,8 @@ static inline char *shared_access(Warp &warp, int lane, uint32_t address, unsign
         report("shared memory is accessed while a copy to it is under way",
                text_of("at %u, lane %d; the copy is of thread %d", i, lane, block.copying[i] - 1));
     }
-    marks_access({block.writers, block.readers, block.written, "shared"}, stamp_of(warp, lane), at, bytes, write);
+    marks_access({block.writers, block.readers, block.written, "shared"}, stamp_of(warp, lane), at, bytes,
+                 write);
     return block.shared.data() + at;
 }
 
@@ -158,21 +159,25 @@ static inline u64 element_of(const char *memory, const Instruction &instruction)
 }
 
 // The address is the last operand.
-template <bool SHARED, bool WRITE> static void access_memory(Warp &warp, const Instruction &instruction, uint32_t mask) {
+template <bool SHARED, bool WRITE>
+static void access_memory(Warp &warp, const Instruction &instruction, uint32_t mask) {
     unsigned bytes = (unsigned)instruction.size * instruction.count;
     for (int lane = 0; lane < LANES; lane++) {
         if (!(mask >> lane & 1)) { continue; }
         uint32_t place = instruction.in[4];
         char *memory =
-            SHARED ? shared_access(warp, lane, lane_value<u32>(warp, place, lane) + (u32)instruction.offset, bytes, WRITE)
-                   : global_access(warp, lane, lane_value<u64>(warp, place, lane) + (u64)instruction.offset, bytes, WRITE);
+            SHARED ? shared_access(warp, lane, lane_value<u32>(warp, place, lane) + (u32)instruction.offset,
+                                   bytes, WRITE)
+                   : global_access(warp, lane, lane_value<u64>(warp, place, lane) + (u64)instruction.offset,
+                                   bytes, WRITE);
         for (int k = 0; k < instruction.count && memory != nullptr; k++) {
             char *element = memory + k * instruction.size;
             if (WRITE) {
                 u64 value = register_get(warp, instruction.in[k], instruction.width, lane);
                 memcpy(element, &value, instruction.size);
             } else {
-                register_put(warp, instruction.out[k], instruction.width, lane, element_of(element, instruction));
+                register_put(warp, instruction.out[k], instruction.width, lane,
+                             element_of(element, instruction));
             }
         }
     }
@@ -201,7 +206,8 @@ static void copy_start(Warp &warp, const Instruction &instruction, uint32_t mask
     Block &block = *warp.block;
     for (int lane = 0; lane < LANES; lane++) {
         if (!(mask >> lane & 1)) { continue; }
-        u32 to = lane_value<u32>(warp, instruction.in[0], lane), bytes = lane_value<u32>(warp, instruction.in[3], lane);
+        u32 to = lane_value<u32>(warp, instruction.in[0], lane),
+            bytes = lane_value<u32>(warp, instruction.in[3], lane);
         u64 from = lane_value<u64>(warp, instruction.in[1], lane) + (u64)instruction.offset;
         if (lane_value<u32>(warp, instruction.in[2], lane) != 16 || (bytes != 16 && bytes != 0)) {
             report_and_end("a copy that this machine does not know", text_of("%u bytes", bytes));

@@ -10,9 +10,9 @@
 enum { SPECIALS = 13 };
 
 // In the order in which block_special counts them.
-static const char *const SPECIAL_NAMES[SPECIALS] = {"%tid.x",    "%tid.y",    "%tid.z",    "%ntid.x",  "%ntid.y",
-                                                    "%ntid.z",   "%ctaid.x",  "%ctaid.y",  "%ctaid.z", "%nctaid.x",
-                                                    "%nctaid.y", "%nctaid.z", "%laneid"};
+static const char *const SPECIAL_NAMES[SPECIALS] = {
+    "%tid.x",   "%tid.y",   "%tid.z",    "%ntid.x",   "%ntid.y",   "%ntid.z", "%ctaid.x",
+    "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z", "%laneid"};
 
 struct Register {
     uint32_t place;
@@ -38,12 +38,16 @@ static inline std::string trimmed(const std::string &text) {
 static inline bool begins_with(const std::string &text, const char *start) {
     return text.compare(0, strlen(start), start) == 0;
 }
-static inline std::string before(const std::string &text, const char *mark) { return text.substr(0, text.find(mark)); }
+static inline std::string before(const std::string &text, const char *mark) {
+    return text.substr(0, text.find(mark));
+}
 
 // What makes the kernel one that cannot be run.
 [[noreturn]] static inline void refuse(const std::string &why) { throw why; }
 
-static inline int type_bytes(const std::string &type) { return type == "pred" ? 0 : atoi(type.c_str() + 1) / 8; }
+static inline int type_bytes(const std::string &type) {
+    return type == "pred" ? 0 : atoi(type.c_str() + 1) / 8;
+}
 
 // Room for a register in the file of a warp.
 static inline uint32_t register_room(Parser *parser, int size) {
@@ -66,7 +70,9 @@ static inline uint64_t literal_value(const std::string &text, int size) {
     uint64_t value = is_float         ? strtoull(text.c_str() + 2, nullptr, 16)
                      : text[0] == '-' ? (uint64_t)strtoll(text.c_str(), nullptr, 0)
                                       : strtoull(text.c_str(), nullptr, 0);
-    return size == 0 ? (value != 0 ? ~UINT64_C(0) : 0) : size < 8 ? value & ((UINT64_C(1) << 8 * size) - 1) : value;
+    return size == 0  ? (value != 0 ? ~UINT64_C(0) : 0)
+           : size < 8 ? value & ((UINT64_C(1) << 8 * size) - 1)
+                      : value;
 }
 
 // A register, a special register, a number or the address of shared memory; as a register
@@ -117,7 +123,8 @@ static inline std::vector<std::string> operand_list(const std::string &text, int
 }
 
 // ld.global.v4.f32, st.shared.u16, ld.param.u64 ...
-static inline void parse_memory(Parser *parser, Instruction *to, const std::string &name, std::vector<std::string> list) {
+static inline void parse_memory(Parser *parser, Instruction *to, const std::string &name,
+                                std::vector<std::string> list) {
     static const std::map<std::string, Handler *> ways = {{"ld.global", access_memory<false, false>},
                                                           {"st.global", access_memory<false, true>},
                                                           {"ld.shared", access_memory<true, false>},
@@ -160,7 +167,8 @@ static inline void parse_operation(Parser *parser, Instruction *to, const std::s
     for (size_t i = 0; i < operation.sizes.size(); i++) {
         if (i == colon) { continue; }
         int size = operation.sizes[i] == 'p' ? 0 : operation.sizes[i] - '0', real = size;
-        bool lower = i > colon && begins_with(name, "cvt."); // conversions take the lower bits of what is wider
+        bool lower =
+            i > colon && begins_with(name, "cvt."); // conversions take the lower bits of what is wider
         uint32_t place = operand_place(parser, list[at++], size, lower ? &real : nullptr);
         if (real != size && (real != 8 || size != 4)) { refuse("half a register: " + to->text); }
         if (real != size) {
@@ -189,7 +197,8 @@ static inline void parse_instruction(Parser *parser, std::string text) {
         text = trimmed(text.substr(end));
     }
     size_t space = text.find_first_of(" \t");
-    std::string name = text.substr(0, space), rest = space == std::string::npos ? "" : trimmed(text.substr(space));
+    std::string name = text.substr(0, space),
+                rest = space == std::string::npos ? "" : trimmed(text.substr(space));
     std::vector<std::string> list = operand_list(rest, &to.offset);
     if (name == "bra" || name == "bra.uni") {
         to.kind = BRANCH;
@@ -199,7 +208,9 @@ static inline void parse_instruction(Parser *parser, std::string text) {
     } else if (begins_with(name, "ld.") || begins_with(name, "st.")) {
         parse_memory(parser, &to, name, list);
     } else {
-        if (begins_with(name, "mov.") && rest.find('{') != std::string::npos) { name += rest[0] == '{' ? ".unpack" : ".pack"; }
+        if (begins_with(name, "mov.") && rest.find('{') != std::string::npos) {
+            name += rest[0] == '{' ? ".unpack" : ".pack";
+        }
         if (begins_with(name, "shfl.") && rest.find('|') == std::string::npos) {
             parser->registers["%unused"] = {register_room(parser, 0), 0};
             list.insert(list.begin() + 1, "%unused");
@@ -300,7 +311,8 @@ static inline void machine_load(const char *path) {
     add_arithmetic(parser.operations);
     add_memory(parser.operations);
     add_together(parser.operations);
-    for (const std::string &line : lines) { // .file 3 "/path/kernels/cuda/gelu.cuh": behind the code that names it
+    for (const std::string &line :
+         lines) { // .file 3 "/path/kernels/cuda/gelu.cuh": behind the code that names it
         size_t quote = line.find('"'), kernels = line.find("kernels/");
         if (!begins_with(trimmed(line), ".file") || quote == std::string::npos) { continue; }
         size_t begin = kernels == std::string::npos ? quote + 1 : kernels;

@@ -19,7 +19,12 @@
 
 // Shared memory of a block that may be had without asking, at most on any GPU, and on those
 // that have least (8.6, 8.9 and 12.0).
-enum { SHARED_DEFAULT = 48 << 10, SHARED_MOST = 227 << 10, SHARED_LEAST = 99 << 10, ALLOCATION_ALIGNMENT = 256 };
+enum {
+    SHARED_DEFAULT = 48 << 10,
+    SHARED_MOST = 227 << 10,
+    SHARED_LEAST = 99 << 10,
+    ALLOCATION_ALIGNMENT = 256
+};
 
 struct HostKernel {
     std::string name;
@@ -36,11 +41,13 @@ static void machine_end(void) {
     FILE *out = path != nullptr ? fopen(path, "a") : nullptr;
     for (auto &[name, kernel] : machine().kernels) {
         if (out == nullptr || kernel.launches == 0) { continue; }
-        fprintf(out, "kernel\t%s\t%lu\t%lu\t%zu\n", name.c_str(), kernel.launches, kernel.executed, kernel.code.size());
+        fprintf(out, "kernel\t%s\t%lu\t%lu\t%zu\n", name.c_str(), kernel.launches, kernel.executed,
+                kernel.code.size());
         for (size_t i = 0; i < kernel.code.size(); i++) {
             const Instruction &missed = kernel.code[i];
             if (missed.executed > 0) { continue; }
-            fprintf(out, "missed\t%s\t%zu\t%s:%d\t%s\n", name.c_str(), i, missed.file, missed.line, missed.text.c_str());
+            fprintf(out, "missed\t%s\t%zu\t%s:%d\t%s\n", name.c_str(), i, missed.file, missed.line,
+                    missed.text.c_str());
         }
     }
     if (out != nullptr) { fclose(out); }
@@ -56,15 +63,20 @@ static inline void machine_begin(void) {
     atexit(machine_end);
 }
 
-static inline cudaError_t machine_launch(const void *host, const cudaLaunchConfig_t &config, void **arguments) {
+static inline cudaError_t machine_launch(const void *host, const cudaLaunchConfig_t &config,
+                                         void **arguments) {
     machine_begin();
     auto registered = host_kernels().find(host);
     if (registered == host_kernels().end()) { report_and_end("a launch of what is no kernel", ""); }
     const HostKernel &function = registered->second;
     auto found = machine().kernels.find(function.name);
-    if (found == machine().kernels.end()) { report_and_end("a kernel that is not in the PTX", function.name); }
+    if (found == machine().kernels.end()) {
+        report_and_end("a kernel that is not in the PTX", function.name);
+    }
     Kernel &kernel = found->second;
-    if (!kernel.unknown.empty()) { report_and_end("a kernel that cannot be run", kernel.name + ": " + kernel.unknown); }
+    if (!kernel.unknown.empty()) {
+        report_and_end("a kernel that cannot be run", kernel.name + ": " + kernel.unknown);
+    }
     Dim grid = {config.gridDim.x, config.gridDim.y, config.gridDim.z},
         block = {config.blockDim.x, config.blockDim.y, config.blockDim.z};
     uint64_t threads = block.count();
@@ -75,8 +87,8 @@ static inline cudaError_t machine_launch(const void *host, const cudaLaunchConfi
     bool shared_fits = shared <= function.shared_allowed && shared <= SHARED_LEAST;
     if (!grid_fits || !block_fits || !shared_fits || config.numAttrs != 0) {
         report("a launch beyond the limits",
-               kernel.name + text_of(": grid %u %u %u, block %u %u %u, %zu bytes of shared memory", grid.x, grid.y,
-                                     grid.z, block.x, block.y, block.z, shared));
+               kernel.name + text_of(": grid %u %u %u, block %u %u %u, %zu bytes of shared memory", grid.x,
+                                     grid.y, grid.z, block.x, block.y, block.z, shared));
         return cudaErrorInvalidConfiguration;
     }
     std::vector<char> parameters(kernel.parameter_bytes);
@@ -87,16 +99,19 @@ static inline cudaError_t machine_launch(const void *host, const cudaLaunchConfi
     return cudaSuccess;
 }
 
-static inline size_t allocation_room(size_t bytes) { return (bytes + 2 * ALLOCATION_ALIGNMENT + 4095) / 4096 * 4096; }
+static inline size_t allocation_room(size_t bytes) {
+    return (bytes + 2 * ALLOCATION_ALIGNMENT + 4095) / 4096 * 4096;
+}
 
 static inline void *machine_allocate(size_t bytes) {
     machine_begin();
-    void *room = mmap(nullptr, allocation_room(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *room =
+        mmap(nullptr, allocation_room(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (room == MAP_FAILED) { report_and_end("no memory", ""); }
     char *begin = (char *)room + ALLOCATION_ALIGNMENT;
     memset(begin, 0xcd, bytes);
-    machine().allocations[(uintptr_t)begin] = {begin, bytes, std::vector<uint64_t>(bytes), std::vector<uint64_t>(bytes),
-                                               std::vector<uint8_t>(bytes)};
+    machine().allocations[(uintptr_t)begin] = {begin, bytes, std::vector<uint64_t>(bytes),
+                                               std::vector<uint64_t>(bytes), std::vector<uint8_t>(bytes)};
     return begin;
 }
 
@@ -121,20 +136,24 @@ extern "C" void **__cudaRegisterFatBinary(void *) {
 extern "C" void __cudaRegisterFatBinaryEnd(void **) {}
 extern "C" void __cudaUnregisterFatBinary(void **) {}
 extern "C" char __cudaInitModule(void **) { return 1; }
-extern "C" void __cudaRegisterFunction(void **, const char *host, char *, const char *name, int, uint3 *, uint3 *, dim3 *,
-                                       dim3 *, int *) {
+extern "C" void __cudaRegisterFunction(void **, const char *host, char *, const char *name, int, uint3 *,
+                                       uint3 *, dim3 *, dim3 *, int *) {
     host_kernels()[host].name = name;
 }
 extern "C" unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, struct CUstream_st *) { abort(); }
 extern "C" cudaError_t __cudaPopCallConfiguration(dim3 *, dim3 *, size_t *, void *) { abort(); }
 extern "C" cudaError_t __cudaGetKernel(cudaKernel_t *, const void *) { abort(); }
-extern "C" cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void **, size_t, cudaStream_t) { abort(); }
+extern "C" cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void **, size_t, cudaStream_t) {
+    abort();
+}
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *host, void **arguments) {
     return machine_launch(host, *config, arguments);
 }
 cudaError_t cudaFuncSetAttribute(const void *host, cudaFuncAttribute attribute, int value) {
-    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value > SHARED_MOST) { return cudaErrorInvalidValue; }
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value > SHARED_MOST) {
+        return cudaErrorInvalidValue;
+    }
     host_kernels()[host].shared_allowed = (size_t)value;
     return cudaSuccess;
 }
@@ -155,7 +174,9 @@ cudaError_t cudaMallocHost(void **memory, size_t bytes) {
 cudaError_t cudaFree(void *memory) {
     Allocation *found = allocation_at((uintptr_t)memory);
     if (memory == nullptr) { return cudaSuccess; }
-    if (found == nullptr || found->begin != memory) { report_and_end("memory is freed that was not allocated", ""); }
+    if (found == nullptr || found->begin != memory) {
+        report_and_end("memory is freed that was not allocated", "");
+    }
     munmap((char *)memory - ALLOCATION_ALIGNMENT, allocation_room(found->bytes));
     machine().allocations.erase((uintptr_t)memory);
     return cudaSuccess;

@@ -35,7 +35,8 @@ static void vote_ballot(Warp &warp, const Instruction &instruction, uint32_t mas
 
 static void warp_barrier(Warp &warp, const Instruction &, uint32_t) { warp.epoch++; }
 
-template <bool TRANSPOSED> static void load_matrices(Warp &warp, const Instruction &instruction, uint32_t mask) {
+template <bool TRANSPOSED>
+static void load_matrices(Warp &warp, const Instruction &instruction, uint32_t mask) {
     u16 matrices[4][8][8] = {};
     for (int lane = 0; lane < LANES; lane++) {
         u32 address = lane_value<u32>(warp, instruction.in[0], lane) + (u32)instruction.offset;
@@ -68,7 +69,8 @@ static void multiply_matrices(Warp &warp, const Instruction &instruction, uint32
         }
         for (int k = 0; k < 2; k++) {
             u32 pair = lane_value<u32>(warp, instruction.in[4 + k], lane);
-            b[column + k * 8][row] = float_of(pair << 16), b[column + k * 8 + 1][row] = float_of(pair & 0xffff0000u);
+            b[column + k * 8][row] = float_of(pair << 16),
+                           b[column + k * 8 + 1][row] = float_of(pair & 0xffff0000u);
         }
     }
     for (int i = 0; i < 16; i++) {
@@ -96,7 +98,8 @@ static inline void add_together(Operations &all) {
     all["bar.sync"] = {nullptr, ":4", BLOCK_BARRIER};
     all["ldmatrix.sync.aligned.m8n8.x4.shared.b16"] = {load_matrices<false>, "4444:4", OF_WARP};
     all["ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"] = {load_matrices<true>, "4444:4", OF_WARP};
-    all["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"] = {multiply_matrices, "4444:4444444444", OF_WARP};
+    all["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"] = {multiply_matrices, "4444:4444444444",
+                                                                  OF_WARP};
 }
 
 #endif

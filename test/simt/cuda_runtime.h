@@ -44,6 +44,7 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline void __stwb(uint4 *place, uint4 value) { *place = value; }
 
 inline void __syncthreads() { simt_block_barrier(); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { simt_warp_exchange(mask, "", 0); }
@@ -93,7 +94,9 @@ inline float __uint_as_float(unsigned bits) {
     return value;
 }
 inline float __expf(float x) { return expf(x); }
-inline float __fdividef(float a, float b) { return a / b; }
+inline float __fdividef(float a, float b) {
+    return fabsf(b) > 0x1p126f && fabsf(b) < INFINITY ? a * 0.0f : a / b;
+}
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <typename T> inline T __ldg(const T *place) { return *place; }
 

@@ -193,8 +193,7 @@ PTX_DIR   := build/ptx
 PTX_TESTS := $(addprefix $(PTX_DIR)/test_,cuda_layers cuda_attention cuda_updates cuda_muon cuda_model ptx)
 PTX_ARCHS := $(filter 80 90 120,$(ARCH))
 PTX_ARCH  := $(firstword $(filter 90,$(ARCH)) $(ARCH))
-PTX_CUDA   = $(NVCC_FOUND) -std=c++20 -I. -DACCO_HAVE_CUDA -ccbin $(lastword $(CXX)) $(MPI_FLAGS) $(ONEDNN_FLAGS) $(CPPFLAGS) \
-             $(CUDA_FLAGS_FOUND) -MMD -MP
+PTX_FLAGS  = -std=c++20 -I. -DACCO_HAVE_CUDA -ccbin $(lastword $(CXX)) $(MPI_FLAGS) $(ONEDNN_FLAGS) $(CPPFLAGS) $(CUDA_FLAGS_FOUND) -MMD -MP
 
 $(PTX_DIR)/machine.o: test/ptx/machine.cu Makefile $(BUILD)/cuda.flags
 	@mkdir -p $(@D)
@@ -202,15 +201,15 @@ $(PTX_DIR)/machine.o: test/ptx/machine.cu Makefile $(BUILD)/cuda.flags
 
 $(PTX_DIR)/program.%.ptx: train_gpt.cu $(PLAN_PAGE) Makefile $(BUILD)/cuda.flags
 	@mkdir -p $(@D)
-	$(PTX_CUDA) -O3 -lineinfo -ptx -arch=compute_$* $< -o $@
+	$(NVCC_FOUND) $(PTX_FLAGS) -O3 -lineinfo -ptx -arch=compute_$* -MT $@ -MF $@.d $< -o $@
 
 vpath test_%.cu test/cuda test/ptx
-$(PTX_DIR)/test_%.o: test_%.cu Makefile $(BUILD)/cuda.flags
+$(PTX_DIR)/test_%: test_%.cu $(PTX_DIR)/machine.o Makefile $(BUILD)/cuda.flags
 	@mkdir -p $(@D)
-	$(PTX_CUDA) -DACCO_PTX -Itest/ptx -Xcicc -O0 -Xcompiler "$(EMULATE_OPTIMIZE) $(CXX_WARNINGS)" -c $< -o $@
-
-$(PTX_DIR)/test_%: $(PTX_DIR)/test_%.o $(PTX_DIR)/machine.o
-	@$(CXX) $^ -o $@ $(LDFLAGS) -lcmocka $(LIBS)
+	$(NVCC_FOUND) -Itest/ptx $(PTX_FLAGS) -DACCO_PTX -gencode arch=compute_$(PTX_ARCH),code=compute_$(PTX_ARCH) -Xcicc -O0 \
+	    -Xcompiler "$(EMULATE_OPTIMIZE) $(CXX_WARNINGS)" -MT $@ -MF $@.d -c $< -o $@.o
+	@$(CXX) $@.o $(PTX_DIR)/machine.o -o $@ $(LDFLAGS) -lcmocka $(LIBS)
+	@rm $@.o
 
 # The page of train_gpt plan --page, as the string of a C program.
 $(PLAN_PAGE): plan/page.html scripts/page.css Makefile

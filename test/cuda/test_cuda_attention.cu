@@ -25,6 +25,7 @@ static const AttentionCase bf16_cases[] = {
     {1, 197, 1, 32, 0, 0},  {1, 128, 2, 16, 500, 0}, {2, 17, 3, 20, 5, 0},
     {1, 21, 2, 64, 4, 1},   {1, 130, 1, 32, 95, 0},  {1, 140, 1, 80, 50, 0},
     {1, 100, 1, 16, 34, 0}, // rectangles with one pair outside the band, and with one pair inside
+    {1, 40, 2, 136, 9, 2},
 };
 static const AttentionCase fp32_cases[] = {
     {1, 70, 1, 64, 0, 0}, {2, 17, 3, 20, 5, 0}, {1, 40, 1, 200, 0, 2},

@@ -115,6 +115,7 @@ static void a_step_equals_the_cpus(void **state) {
         check_shape(SHAPES[i][0], SHAPES[i][1], PRECISION_FP32, PRECISION_FP32);
         check_shape(SHAPES[i][0], SHAPES[i][1], PRECISION_FP32, PRECISION_BF16);
         check_shape(SHAPES[i][0], SHAPES[i][1], PRECISION_BF16, PRECISION_FP32);
+        check_shape(SHAPES[i][0], SHAPES[i][1], PRECISION_BF16, PRECISION_BF16);
     }
 }
 

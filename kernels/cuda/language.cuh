@@ -154,7 +154,8 @@ template <int WIDTH, typename R> DEVICE void piece_store(R *place, const Piece<R
     *reinterpret_cast<Piece<R, WIDTH> *>(place) = piece;
 }
 
-// 16 bytes in one store. What lies in registers element by element nvcc may store so, too.
+// 16 bytes in one store. Where elements lie in registers of their own, nvcc may store
+// them one by one.
 DEVICE void store_16_bytes(void *place, const void *bytes) {
     uint4 words;
     memcpy(&words, bytes, sizeof words);

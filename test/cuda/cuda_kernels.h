@@ -1,12 +1,12 @@
-// cuda_kernels.h: what the tests of CUDA kernels share: device copies of exactly the size
-// that a kernel may touch, random numbers, a CPU stream for the oracle and a CUDA stream
-// for the kernel under test.
+// cuda_kernels.h: what the tests of CUDA kernels share: device copies of exactly the
+// size that a kernel may touch, random numbers, a CPU stream for the oracle and a CUDA
+// stream for the kernel under test.
 //
 // `make test` compiles these tests with the host's compiler against the emulator
 // (test/simt) and runs every case in each of its orders. Where nvcc is, it also compiles
-// them with nvcc and runs them on a machine that executes PTX (test/ptx). `make test-gpu`
-// runs them on a GPU, with larger shapes unless ACCO_SMALL is set, which is for tools that
-// make everything a hundred times slower.
+// them with nvcc and runs them on a machine that executes PTX (test/ptx). `make
+// test-gpu` runs them on a GPU, with larger shapes unless ACCO_SMALL is set, which is
+// for tools that make everything a hundred times slower.
 #ifndef ACCO_TEST_CUDA_KERNELS_H
 #define ACCO_TEST_CUDA_KERNELS_H
 
@@ -48,8 +48,8 @@ static inline void cuda_use_order(int order) {
 #endif
 }
 
-// From here on kernels are not run, but counted by `count`; NULL: they are run again. Only
-// in the emulator.
+// From here on kernels are not run, but counted by `count`; NULL: they are run again.
+// Only in the emulator.
 typedef void CudaLaunchCounter(const void *kernel);
 #ifdef ACCO_SIMT_H
 static inline CudaLaunchCounter *&cuda_launch_counter(void) {

@@ -1,8 +1,8 @@
-// arithmetic.h: the instructions that each lane executes by itself, as the PTX ISA defines
-// them, and the table of their names.
+// arithmetic.h: the instructions that each lane executes by itself, as the PTX ISA
+// defines them, and the table of their names.
 //
-// An operation is a function of one lane's values. Its types say how wide the registers are;
-// bool is a predicate.
+// An operation is a function of one lane's values. Its types say how wide the registers
+// are; bool is a predicate.
 #ifndef ACCO_PTX_ARITHMETIC_H
 #define ACCO_PTX_ARITHMETIC_H
 

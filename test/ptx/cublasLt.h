@@ -1,5 +1,6 @@
-// cublasLt.h: stands in for the library where PTX is executed (machine.h): the plain loops of
-// the emulator, between the toolkit's own types. The machine is told what they write.
+// cublasLt.h: stands in for the library where PTX is executed (machine.h): the plain
+// loops of the emulator, between the toolkit's own types. The machine is told what they
+// write.
 #ifndef ACCO_PTX_CUBLASLT_H
 #define ACCO_PTX_CUBLASLT_H
 

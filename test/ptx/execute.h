@@ -1,5 +1,6 @@
-// execute.h: runs a launch: block by block, each with its warps in turns of random length, each
-// of them by groups of lanes. Registers and shared memory begin with random bits.
+// execute.h: runs a launch: block by block, each with its warps in turns of random
+// length, each of them by groups of lanes. Registers and shared memory begin with random
+// bits.
 #ifndef ACCO_PTX_EXECUTE_H
 #define ACCO_PTX_EXECUTE_H
 
@@ -24,8 +25,8 @@ static inline void warp_join_groups(Warp &warp) {
     warp.groups = joined;
 }
 
-// The group that runs next: the one that is furthest behind, so that lanes meet again, or,
-// where groups are split, any. -1: all wait.
+// The group that runs next: the one that is furthest behind, so that lanes meet again,
+// or, where groups are split, any. -1: all wait.
 static inline int warp_choose_group(Warp &warp) {
     bool random = machine().split_groups;
     if (warp.groups.size() > 1 && (!random || random_word() % 16 == 0)) { warp_join_groups(warp); }
@@ -85,8 +86,8 @@ static inline uint32_t warp_needed(Warp &warp, const Group &group, const Instruc
     return (needed | group.mask) & warp.live;
 }
 
-// What lanes do together: once all are there, they become one group and do it. False: another
-// group must run.
+// What lanes do together: once all are there, they become one group and do it. False:
+// another group must run.
 static inline bool group_together(Warp &warp, size_t chosen, const Instruction &instruction) {
     uint32_t pc = warp.groups[chosen].pc, needed = warp_needed(warp, warp.groups[chosen], instruction),
              there = 0;
@@ -264,7 +265,8 @@ static inline void block_run(Block &block, std::vector<char> &files) {
     machine().current = nullptr;
 }
 
-// Blocks begin anywhere and are a step apart that has no factor in common with their number.
+// Blocks begin anywhere and are a step apart that has no factor in common with their
+// number.
 static inline void machine_run(Kernel &kernel, Dim grid, Dim size, size_t shared, const char *parameters) {
     if (++machine().launches % 4096 == 0) { machine().launches++; } // a stamp of 0 is none
     uint64_t blocks = grid.count(), first = random_word() % blocks, step = 1 + random_word() % blocks;

@@ -1,7 +1,7 @@
 // machine.h: a machine that executes PTX, the code which nvcc makes of kernels/cuda. The
-// emulator (test/simt) runs the kernels' C++ with stand-ins for every instruction that is
-// written as assembly; here nvcc's own instructions run, launched by the program's own host
-// code, which is linked with the machine in the place of the CUDA runtime.
+// emulator (test/simt) runs the kernels' C++ with stand-ins for every instruction that
+// is written as assembly; here nvcc's own instructions run, launched by the program's
+// own host code, which is linked with the machine in the place of the CUDA runtime.
 //
 //   parse.h         PTX text -> kernels of decoded instructions
 //   arithmetic.h    the instructions that each lane executes by itself
@@ -10,22 +10,23 @@
 //   execute.h       warps and blocks, in an order that no kernel may rely on
 //   runtime.h       the functions of the CUDA runtime; a launch has ended when it returns
 //
-// Lanes. A warp is a set of groups of lanes with the same program counter. A branch splits
-// a group; groups that meet join. What PTX defines for a whole warp waits until all lanes of
-// its mask are there; nothing else orders lanes. In the second order groups are also split
-// at random.
+// Lanes. A warp is a set of groups of lanes with the same program counter. A branch
+// splits a group; groups that meet join. What PTX defines for a whole warp waits until
+// all lanes of its mask are there; nothing else orders lanes. In the second order groups
+// are also split at random.
 //
-// It reports: accesses out of bounds or not aligned; reads of what nobody wrote; accesses of
-// two threads to the same place, one of them a write, which neither a barrier of the block
-// nor one of the warp orders; shared memory that is touched while an asynchronous copy is
-// under way, and copies nobody waited for; lanes that are missing where a warp does
-// something together, and warps at different barriers; launches beyond the limits of the
-// hardware. A program that is linked with it ends with exit code 3 then.
+// It reports: accesses out of bounds or not aligned; reads of what nobody wrote;
+// accesses of two threads to the same place, one of them a write, which neither a
+// barrier of the block nor one of the warp orders; shared memory that is touched while
+// an asynchronous copy is under way, and copies nobody waited for; lanes that are
+// missing where a warp does something together, and warps at different barriers;
+// launches beyond the limits of the hardware. A program that is linked with it ends with
+// exit code 3 then.
 //
-// It does not know: ptxas and what it makes of PTX; time and caches; the weaker orders of
-// the memory model; streams that run at the same time. Tensor cores add exactly and cut
-// towards zero. Functions that PTX calls approximate are off by a unit or two in the last
-// place, always the same for the same input.
+// It does not know: ptxas and what it makes of PTX; time and caches; the weaker orders
+// of the memory model; streams that run at the same time. Tensor cores add exactly and
+// cut towards zero. Functions that PTX calls approximate are off by a unit or two in the
+// last place, always the same for the same input.
 #ifndef ACCO_PTX_MACHINE_H
 #define ACCO_PTX_MACHINE_H
 
@@ -54,16 +55,16 @@ enum Kind : uint8_t {
     BLOCK_BARRIER, // all threads of the block
 };
 
-// What an operation does. sizes: bytes of its results and, behind a colon, of its operands,
-// a digit each; p is a predicate.
+// What an operation does. sizes: bytes of its results and, behind a colon, of its
+// operands, a digit each; p is a predicate.
 struct Operation {
     Handler *run;
     std::string sizes;
     Kind kind;
 };
 
-// Operands are places in the register file of a warp, where a register has a value for each
-// lane and a predicate 32 bits. Constants are registers that are never written.
+// Operands are places in the register file of a warp, where a register has a value for
+// each lane and a predicate 32 bits. Constants are registers that are never written.
 struct Instruction {
     Handler *run = nullptr;
     Kind kind = PLAIN;

@@ -3,7 +3,7 @@
 // For every byte there are two stamps: who wrote them last, and who has read them since
 // the last barrier. A stamp has, from the upper bits down:
 //
-//   32  launch and block    memory of a block has none of other blocks: it is cleared before
+//   32  launch and block; shared memory is cleared before a block begins
 //   10  barriers that the block has passed
 //   10  barriers that the warp has passed by itself
 //   10  the thread of the block
@@ -199,8 +199,8 @@ static void load_parameter(Warp &warp, const Instruction &instruction, uint32_t 
 }
 
 // ---------------------------------------------------------------------------------------
-// Asynchronous copies: the source is read when one starts, the target is written when it is
-// waited for. Until then it has other bytes.
+// Asynchronous copies: the source is read when one starts, the target is written when it
+// is waited for. Until then it has other bytes.
 
 static void copy_start(Warp &warp, const Instruction &instruction, uint32_t mask) {
     Block &block = *warp.block;

@@ -1,5 +1,5 @@
-// parse.h: PTX text -> kernels. A kernel that has an instruction which is not known cannot be
-// launched, and says why.
+// parse.h: PTX text -> kernels. A kernel that has an instruction which is not known
+// cannot be launched, and says why.
 #ifndef ACCO_PTX_PARSE_H
 #define ACCO_PTX_PARSE_H
 

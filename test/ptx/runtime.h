@@ -1,14 +1,14 @@
-// runtime.h: the functions of the CUDA runtime that the program's host code calls. A launch
-// looks its kernel up in the PTX by the name under which nvcc registered it, and takes the
-// arguments as the PTX declares the parameters.
+// runtime.h: the functions of the CUDA runtime that the program's host code calls. A
+// launch looks its kernel up in the PTX by the name under which nvcc registered it, and
+// takes the arguments as the PTX declares the parameters.
 //
-// Memory is the host's. An allocation has the size that was asked for and is aligned to 256
-// bytes, no more.
+// Memory is the host's. An allocation has the size that was asked for and is aligned to
+// 256 bytes, no more.
 //
 //   PTX_FILE      the PTX: it must have every kernel that is launched
 //   PTX_SEED      a number: other random orders
-//   PTX_REPORT    a file: gets a line for each kernel that was run, and one for each of its
-//                 instructions that was never executed
+//   PTX_REPORT    a file: gets a line for each kernel that was run, and one for each of
+//                 its instructions that was never executed
 #ifndef ACCO_PTX_RUNTIME_H
 #define ACCO_PTX_RUNTIME_H
 
@@ -17,8 +17,8 @@
 
 #include "test/ptx/execute.h"
 
-// Shared memory of a block that may be had without asking, at most on any GPU, and on those
-// that have least (8.6, 8.9 and 12.0).
+// Shared memory of a block that may be had without asking, at most on any GPU, and on
+// those that have least (8.6, 8.9 and 12.0).
 enum {
     SHARED_DEFAULT = 48 << 10,
     SHARED_MOST = 227 << 10,
@@ -123,8 +123,8 @@ static inline void check_range(const void *memory, size_t bytes, const char *wha
     }
 }
 
-// Ours: which order the next launches have (1: lanes are split at random), and that the host
-// itself has written device memory.
+// Ours: which order the next launches have (1: lanes are split at random), and that the
+// host itself has written device memory.
 extern "C" void machine_use_order(int order) { machine().split_groups = order == 1; }
 extern "C" void machine_mark_written(const void *memory, size_t bytes) { mark_written(memory, bytes); }
 

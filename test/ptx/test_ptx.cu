@@ -1,6 +1,7 @@
-// test_ptx.cu: does the machine that executes PTX (machine.h) see mistakes? One at a time is
-// made in the PTX of a kernel, which then runs in a process of its own. It must be seen: by
-// what the machine reports or, where nothing of that kind is wrong, by a wrong result.
+// test_ptx.cu: does the machine that executes PTX (machine.h) see mistakes? One at a
+// time is made in the PTX of a kernel, which then runs in a process of its own. It must
+// be seen: by what the machine reports or, where nothing of that kind is wrong, by a
+// wrong result.
 #include <sys/wait.h>
 
 #include <fstream>

@@ -1,14 +1,15 @@
 // warp.h: what the lanes of a warp do together.
 //
-// Fragments of matrices are those of the PTX ISA for mma.m16n8k16, as language.cuh says them.
+// Fragments of matrices are those of the PTX ISA for mma.m16n8k16, as language.cuh says
+// them.
 #ifndef ACCO_PTX_WARP_H
 #define ACCO_PTX_WARP_H
 
 #include "test/ptx/memory.h"
 
-// Each lane gets the value of another one. BUTTERFLY: of the one whose number differs in the
-// bits of the second operand; otherwise that operand is the number. The third operand cuts a
-// warp into segments.
+// Each lane gets the value of another one. BUTTERFLY: of the one whose number differs in
+// the bits of the second operand; otherwise that operand is the number. The third
+// operand cuts a warp into segments.
 template <bool BUTTERFLY> static void exchange(Warp &warp, const Instruction &instruction, uint32_t mask) {
     u32 values[LANES];
     bool found[LANES];
@@ -55,8 +56,8 @@ static void load_matrices(Warp &warp, const Instruction &instruction, uint32_t m
     }
 }
 
-// d (16, 8) = a (16, 16) b (16, 8) + c (16, 8). Products and sums of bf16 are exact in double
-// but for its last bits.
+// d (16, 8) = a (16, 16) b (16, 8) + c (16, 8). Products and sums of bf16 are exact in
+// double but for its last bits.
 static void multiply_matrices(Warp &warp, const Instruction &instruction, uint32_t mask) {
     double a[16][16], b[16][8], d[16][8];
     for (int lane = 0; lane < LANES; lane++) {

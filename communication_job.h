@@ -83,22 +83,24 @@ static inline void job_span_ended(Scheduler *s, const Job *job) {
 // ---------------------------------------------------------------------------------------
 // Reduce
 
-enum { JOB_SEARCH = 4096 }; // elements that are copied to the host at a time
+enum { JOB_SEARCH = 1 << 20 }; // elements that are copied to the host at a time
 
 // The last element of values [begin, end) that is not finite, counted from 1; 0: there is
 // none.
 static inline double job_last_bad_element(const float *values, size_t begin, size_t end, Stream *stream) {
-    float part[JOB_SEARCH];
-    while (end > begin) {
+    float *part = (float *)malloc(JOB_SEARCH * sizeof *part);
+    size_t last = 0;
+    while (end > begin && last == 0) {
         size_t count = size_min(end - begin, JOB_SEARCH);
-        stream_copy(stream, part, values + end - count, count * sizeof(float));
+        stream_copy(stream, part, values + end - count, count * sizeof *part);
         stream_settle(stream);
-        for (size_t i = count; i > 0; i--) {
-            if (!isfinite(part[i - 1])) { return (double)(end - count + i); }
-        }
         end -= count;
+        for (size_t i = 0; i < count; i++) {
+            if (!isfinite(part[i])) { last = end + i + 1; }
+        }
     }
-    return 0;
+    free(part);
+    return (double)last;
 }
 
 // Adds to what is known of this rank's own gradients that those in values [begin, end) have

@@ -242,6 +242,7 @@ static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t 
         memset(&mine, 0, sizeof mine);
         config.blocking = 0;
         config.maxCTAs = ctas;
+        config.cgaClusterSize = 1; // blocks that must begin together find no room beside a product
         if (groups->rank == first) { nccl_check(nccl, level, ncclGetUniqueId(&mine), "start"); }
         ncclUniqueId *all =
             (ncclUniqueId *)transport_collect_records(transport, "start of NCCL", &mine, sizeof mine);

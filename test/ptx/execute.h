@@ -53,8 +53,11 @@ static inline void warp_split_group(Warp &warp, size_t chosen) {
 // All groups wait. Whether it is for the other warps: at the same barrier of the block.
 static inline bool warp_waits_for_block(Warp &warp) {
     const std::vector<Instruction> &code = warp.block->kernel->code;
+    size_t groups = warp.groups.size();
+    warp_join_groups(warp);
+    if (warp.groups.size() < groups) { return false; } // those that have joined look again
     machine().current = &code[warp.groups[0].pc];
-    if (warp.groups.size() > 1) {
+    if (groups > 1) {
         report_and_end("lanes of a warp wait at different places",
                        text_of("one more waits at line %d", code[warp.groups[1].pc].line));
     }
@@ -86,18 +89,18 @@ static inline uint32_t warp_needed(Warp &warp, const Group &group, const Instruc
     return (needed | group.mask) & warp.live;
 }
 
-// What lanes do together: once all are there, they become one group and do it. False:
-// another group must run.
+// What lanes do together: once all are there, they become one group and do it. False: which
+// group runs next must be chosen anew.
 static inline bool group_together(Warp &warp, size_t chosen, const Instruction &instruction) {
     uint32_t pc = warp.groups[chosen].pc, needed = warp_needed(warp, warp.groups[chosen], instruction),
              there = 0;
-    for (const Group &group : warp.groups) { there |= group.pc == pc ? group.mask : 0; }
     warp.groups[chosen].waiting = true;
+    for (const Group &group : warp.groups) { there |= group.pc == pc && group.waiting ? group.mask : 0; }
     if ((there & needed) != needed) { return false; }
     Group all = {pc, 0, false};
     std::vector<Group> others;
     for (const Group &group : warp.groups) {
-        if (group.pc == pc) {
+        if (group.pc == pc && group.waiting) {
             all.mask |= group.mask;
         } else {
             others.push_back(group);
@@ -109,9 +112,10 @@ static inline bool group_together(Warp &warp, size_t chosen, const Instruction &
         instruction.run(warp, instruction, all.mask);
         all.pc++;
     }
+    bool alone = warp.groups.size() == 1;
     warp.groups = others;
     warp.groups.push_back(all);
-    return others.empty() && !all.waiting;
+    return alone && !all.waiting;
 }
 
 static inline void group_end(Warp &warp, size_t chosen, uint32_t mask) {

@@ -27,10 +27,10 @@ struct ncclUniqueId {
     char internal[128];
 };
 struct ncclConfig_t {
-    int blocking, maxCTAs;
+    int blocking, maxCTAs, cgaClusterSize;
 };
 #define NCCL_CONFIG_INITIALIZER \
-    { 1, 0 }
+    { 1, 0, 4 }
 
 struct SimtMessage {
     bool is_send;
@@ -96,6 +96,7 @@ inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int size, n
     simt_communicators()++;
     memcpy(&first, id.internal + 4, sizeof first);
     if (id.internal[0] != 7) { simt_fail("NCCL starts with an id that no rank has made"); }
+    if (config->cgaClusterSize != 1) { simt_fail("blocks of NCCL must begin together"); }
     if (config->maxCTAs < 1) { simt_fail("NCCL may take as many processors as it likes"); }
     simt_processors_taken() += config->maxCTAs;
     *communicator = new SimtCommunicator{MPI_COMM_NULL, rank, true, {}, {}};

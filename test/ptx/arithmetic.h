@@ -217,7 +217,6 @@ static inline void add_floats(Operations &all) {
     all["fma.rm.f32"] = plain([](float x, float y, float z) { return fma_down(x, y, z); });
     all["fma.rn.f64"] = plain([](double x, double y, double z) { return __builtin_fma(x, y, z); });
     all["div.rn.f32"] = plain([](float x, float y) { return number(x / y); });
-    all["div.rn.f64"] = plain([](double x, double y) { return x / y; });
     all["rcp.rn.f32"] = plain([](float x) { return number(1.0f / x); });
     all["rcp.rn.f64"] = plain([](double x) { return 1.0 / x; });
     all["sqrt.rn.f32"] = plain([](float x) { return number(sqrtf(x)); });

@@ -311,8 +311,8 @@ static inline void machine_load(const char *path) {
     add_arithmetic(parser.operations);
     add_memory(parser.operations);
     add_together(parser.operations);
-    for (const std::string &line :
-         lines) { // .file 3 "/path/kernels/cuda/gelu.cuh": behind the code that names it
+    // .file 3 "/path/kernels/cuda/gelu.cuh": behind the code that names it.
+    for (const std::string &line : lines) {
         size_t quote = line.find('"'), kernels = line.find("kernels/");
         if (!begins_with(trimmed(line), ".file") || quote == std::string::npos) { continue; }
         size_t begin = kernels == std::string::npos ? quote + 1 : kernels;

@@ -1,6 +1,6 @@
 // model.h: what a model is, to everything that trains, measures or stores one.
 //
-// A model belongs to a family (gpt_neo.h). The family's `ModelFamily`, at the end of its
+// A model belongs to a family (gpt.h). The family's `ModelFamily`, at the end of its
 // header, lists its functions, and models.h lists the families. All other code works
 // through them and knows no family by its name, as it knows no update rule (rule.h).
 //

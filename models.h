@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "gpt_neo.h"
+#include "gpt.h"
 #include "runtime/names.h"
 
 static const ModelFamily *const MODEL_FAMILIES[] = {&gpt_neo_family};
@@ -131,7 +131,7 @@ typedef struct Model {
     ModelSettings settings;
     void *gemm_workspace; // on a GPU (GEMM_WORKSPACE_BYTES)
     union {
-        GptNeo gpt_neo;
+        Gpt gpt;
     } state;
 } Model;
 

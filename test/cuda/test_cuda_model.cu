@@ -61,7 +61,7 @@ static void inputs_open(Inputs *inputs, const Shape *shape) {
     int rows = shape->B * shape->T;
     memset(inputs, 0, sizeof *inputs);
     inputs_configure(&inputs->config, shape);
-    gpt_neo_parameter_table(&inputs->config, &inputs->table);
+    gpt_parameter_table(&inputs->config, &inputs->table);
     inputs->B = shape->B;
     inputs->T = shape->T;
     inputs->parameters = host_normals(&test_random, inputs->table.parameter_count, 0.1);
@@ -95,7 +95,7 @@ typedef struct Machine {
     const Inputs *inputs;
     Arena arena;
     Model model;
-    GptNeo *neo; // its state
+    Gpt *neo; // its state
     Optimizer optimizer;
     OptimizerTensor ranges[256];
     Stream stream; // kernels are put into its queue by the calling thread
@@ -160,7 +160,7 @@ static void machine_open(Machine *machine, const Inputs *inputs, ModelSettings s
     arena_reserve(&machine->arena, MEMORY_PARAMETERS, "parameters", bytes, &machine->parameters);
     arena_reserve(&machine->arena, MEMORY_GRADIENTS, "gradients", bytes, &machine->gradients);
     model_reserve(&machine->model, &machine->arena, &inputs->config, &settings);
-    machine->neo = &machine->model.state.gpt_neo;
+    machine->neo = &machine->model.state.gpt;
     machine_reserve_optimizer(machine);
     assert_true(arena_commit(&machine->arena, &error));
     machine->stream.precision = settings.precision;
@@ -185,8 +185,8 @@ static void machine_close(Machine *machine) {
 
 static void machine_add_gradients(Machine *machine, const Pace *pace) {
     const Inputs *inputs = machine->inputs;
-    machine->loss = gpt_neo_loss_and_gradients(machine->neo, &machine->stream, machine->parameters,
-                                               machine->gradients, inputs->tokens, inputs->targets, pace);
+    machine->loss = gpt_loss_and_gradients(machine->neo, &machine->stream, machine->parameters,
+                                           machine->gradients, inputs->tokens, inputs->targets, pace);
     stream_copy(&machine->stream, machine->results, machine->gradients, machine_bytes(machine));
     stream_settle(&machine->stream);
 }
@@ -198,7 +198,7 @@ static void machine_pass(Machine *machine, const Pace *pace) {
 
 static float machine_loss(Machine *machine) {
     const Inputs *inputs = machine->inputs;
-    return gpt_neo_loss(machine->neo, &machine->stream, machine->parameters, inputs->tokens, inputs->targets);
+    return gpt_loss(machine->neo, &machine->stream, machine->parameters, inputs->tokens, inputs->targets);
 }
 
 static Machine *machine_of_cpu(const Inputs *inputs) {
@@ -225,7 +225,7 @@ static void machine_free(Machine *machine) {
 // rounding of the products remains.
 static bool is_query_or_key(const Inputs *inputs, int tensor) {
     for (int l = 0; l < inputs->config.layers; l++) {
-        if (tensor == gpt_neo_tensor(l, TENSOR_Q) || tensor == gpt_neo_tensor(l, TENSOR_K)) { return true; }
+        if (tensor == gpt_tensor(l, TENSOR_Q) || tensor == gpt_tensor(l, TENSOR_K)) { return true; }
     }
     return false;
 }
@@ -622,7 +622,7 @@ static void check_pace(const Inputs *inputs, Precision precision) {
                         (count - watch.open) * sizeof(float));
     assert_true(watch.needed == count && watch.needs >= inputs->config.layers + 2 &&
                 watch.finishes >= 2 * inputs->config.layers);
-    assert_true(watch.open == gpt_neo_at(paced->neo, 0, TENSOR_LN_1_WEIGHT));
+    assert_true(watch.open == gpt_at(paced->neo, 0, TENSOR_LN_1_WEIGHT));
     free(watch.finished);
     machine_free(plain);
     machine_free(paced);
@@ -655,8 +655,8 @@ static void check_nan(const Inputs *inputs, Precision precision) {
     float missing = NAN;
     for (int i = 0; i < inputs->table.count; i++) {
         const ParameterInfo *entry = &inputs->table.entries[i];
-        size_t row = i == GPT_NEO_WTE ? (size_t)inputs->tokens[0] * (size_t)inputs->config.channels
-                                      : 0; // of wte: a row that is used
+        size_t row = i == GPT_WTE ? (size_t)inputs->tokens[0] * (size_t)inputs->config.channels
+                                  : 0; // of wte: a row that is used
         machine_set_parameters(machine, inputs->parameters);
         stream_copy(&machine->stream, machine->parameters + entry->offset + row, &missing, sizeof missing);
         if (!isnan(machine_loss(machine))) { fail_msg("%s: NaN in %s is lost", test_name, entry->name); }

@@ -487,7 +487,7 @@ typedef struct Rerun {
     ParameterTable table;
     DataLoader data;
     Arena arena;
-    GptNeo model;
+    Gpt model;
     Stream stream;
     int B, T;
     int32_t *tokens, *targets; // (B, T)
@@ -506,8 +506,8 @@ static double rerun_micro_batch(void *self, int worker, uint64_t index, const fl
     Error error = {""};
     assert_true(data_loader_fill(&rerun->data, DATA_TRAINING, first, rerun->B, rerun->tokens, rerun->targets,
                                  &perfect, &error));
-    return gpt_neo_loss_and_gradients(&rerun->model, &rerun->stream, parameters, gradients, rerun->tokens,
-                                      rerun->targets, NULL);
+    return gpt_loss_and_gradients(&rerun->model, &rerun->stream, parameters, gradients, rerun->tokens,
+                                  rerun->targets, NULL);
 }
 
 static void rerun_updated(void *self, const ReplayUpdate *update) {
@@ -520,7 +520,7 @@ static void rerun_open_model(Rerun *rerun) {
     const LoggedOptions *logged = &rerun->logged;
     Error error = {""};
     assert_true(model_find(logged_text(logged, "model"), &rerun->config, &error));
-    gpt_neo_parameter_table(&rerun->config, &rerun->table);
+    gpt_parameter_table(&rerun->config, &rerun->table);
     rerun->B = (int)logged_number(logged, "micro-batch", 0);
     rerun->T = (int)logged_number(logged, "seq-len", 0);
     DataRequest request = {logged_text(logged, "data"), rerun->T, rerun->config.vocabulary,
@@ -529,7 +529,7 @@ static void rerun_open_model(Rerun *rerun) {
     size_t bytes = (size_t)(rerun->B * rerun->T) * sizeof(int32_t), count = rerun->table.parameter_count;
     rerun->stream.pool = thread_pool_create(1, false);
     ModelSettings settings = model_on_cpu(rerun->B, rerun->T, 1);
-    gpt_neo_reserve(&rerun->model, &rerun->arena, &rerun->config, &settings);
+    gpt_reserve(&rerun->model, &rerun->arena, &rerun->config, &settings);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "tokens", bytes, &rerun->tokens);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "targets", bytes, &rerun->targets);
     arena_reserve(&rerun->arena, MEMORY_PARAMETERS, "parameters", count * sizeof(float), &rerun->parameters);
@@ -696,7 +696,7 @@ static double rerun_validate(Rerun *rerun) {
             assert_true(data_loader_fill(&rerun->data, DATA_VALIDATION, first, rerun->B, rerun->tokens,
                                          rerun->targets, &perfect, &error));
             double loss =
-                gpt_neo_loss(&rerun->model, &rerun->stream, rerun->parameters, rerun->tokens, rerun->targets);
+                gpt_loss(&rerun->model, &rerun->stream, rerun->parameters, rerun->tokens, rerun->targets);
             mine += loss * predicted;
         }
         sum += mine;

@@ -46,7 +46,7 @@ static bool try_load(const char *directory, Loaded *loaded, Error *error) {
     error->text[0] = '\0';
     if (!hf_model_open(&model, directory, error)) { return false; }
     loaded->config = model.config;
-    gpt_neo_parameter_table(&model.config, &loaded->table);
+    gpt_parameter_table(&model.config, &loaded->table);
     loaded->parameters = (float *)malloc(loaded->table.parameter_count * sizeof(float));
     hf_model_read(&model, loaded->parameters);
     hf_model_close(&model);
@@ -68,17 +68,17 @@ static float *compute_logits(const Loaded *loaded, const int32_t *tokens, int B,
     const ModelConfig *config = &loaded->config;
     Arena arena;
     Stream stream;
-    GptNeo model;
+    Gpt model;
     Error error;
     memset(&arena, 0, sizeof arena);
     memset(&stream, 0, sizeof stream);
     ModelSettings settings = model_on_cpu(B, T, 1);
-    gpt_neo_reserve(&model, &arena, config, &settings);
+    gpt_reserve(&model, &arena, config, &settings);
     if (!arena_commit(&arena, &error)) { abort(); }
     stream.pool = thread_pool_create(1, true);
     float *logits = (float *)malloc((size_t)(B * T) * (size_t)config->vocabulary * sizeof(float));
-    gpt_neo_forward(&model, &stream, loaded->parameters, tokens, NULL);
-    matmul_forward(&stream, as_reals(logits), config->vocabulary, gpt_neo_hidden(&model),
+    gpt_forward(&model, &stream, loaded->parameters, tokens, NULL);
+    matmul_forward(&stream, as_reals(logits), config->vocabulary, gpt_hidden(&model),
                    as_reals(loaded->parameters), B * T, config->channels, config->vocabulary);
     thread_pool_destroy(stream.pool);
     arena_release(&arena);

@@ -8,7 +8,7 @@ typedef struct Fixture {
     ModelConfig config;
     ParameterTable table;
     Arena training, sampling; // two arenas, as in the program
-    GptNeo model;
+    Gpt model;
     Sampler sampler;
     Stream stream;
     float *parameters;
@@ -25,11 +25,11 @@ static void fixture_open(Fixture *fixture, int threads) {
     fixture->config.positions = POSITIONS;
     fixture->config.window = 5;
     fixture->config.vocabulary = 211;
-    gpt_neo_parameter_table(&fixture->config, &fixture->table);
+    gpt_parameter_table(&fixture->config, &fixture->table);
     arena_reserve(&fixture->training, MEMORY_PARAMETERS, "parameters",
                   fixture->table.parameter_count * sizeof(float), &fixture->parameters);
     ModelSettings settings = model_on_cpu(1, POSITIONS, threads);
-    gpt_neo_reserve(&fixture->model, &fixture->training, &fixture->config, &settings);
+    gpt_reserve(&fixture->model, &fixture->training, &fixture->config, &settings);
     sampler_reserve(&fixture->sampler, &fixture->sampling, &fixture->config, threads);
     assert_true(arena_commit(&fixture->training, &error) && arena_commit(&fixture->sampling, &error));
     fixture->stream.pool = thread_pool_create(threads, true);
@@ -61,8 +61,8 @@ static void test_steps_equal_forward(void **state) {
     fixture_open(&fixture, 2);
     int C = fixture.config.channels, V = fixture.config.vocabulary;
     float *expected = (float *)malloc(sizeof(float) * (size_t)(POSITIONS * V));
-    gpt_neo_forward(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, NULL);
-    matmul_forward(&fixture.stream, as_reals(expected), V, gpt_neo_hidden(&fixture.model),
+    gpt_forward(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, NULL);
+    matmul_forward(&fixture.stream, as_reals(expected), V, gpt_hidden(&fixture.model),
                    as_reals(fixture.parameters), POSITIONS, C, V);
     for (int round = 0; round < 2; round++) { // the second round finds the cache of the first one
         fixture.sampler.length = 0;
@@ -117,7 +117,7 @@ static void test_generate(void **state) {
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, second, 5,
                                       0.0, 0, &random_one, NULL),
                      0);
-    one.parameters[one.table.entries[gpt_neo_tensor_count(&one.config) - 2].offset] = NAN;
+    one.parameters[one.table.entries[gpt_tensor_count(&one.config) - 2].offset] = NAN;
     one.sampler.length = 0;
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 3, second, 5,
                                       0.7, 0, &random_one, NULL),

@@ -1,4 +1,4 @@
-// test_gpt_neo.c: the model against Hugging Face's values, against finite differences,
+// test_gpt.c: the model against Hugging Face's values, against finite differences,
 // and against itself (threads, repeated calls, accumulation).
 //
 // Reference files are in test/reference; dev/reference makes them and describes their
@@ -18,7 +18,7 @@ typedef struct Fixture {
     ModelConfig config;
     ParameterTable table;
     Arena arena;
-    GptNeo model;
+    Gpt model;
     Stream stream; // only its pool is used
     float *parameters, *gradients;
     int32_t *tokens, *targets;
@@ -29,13 +29,13 @@ static void fixture_open_recompute(Fixture *fixture, const ModelConfig *config, 
     Error error;
     memset(fixture, 0, sizeof *fixture);
     fixture->config = *config;
-    gpt_neo_parameter_table(config, &fixture->table);
+    gpt_parameter_table(config, &fixture->table);
     size_t bytes = fixture->table.parameter_count * sizeof(float);
     arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "parameters", bytes, &fixture->parameters);
     arena_reserve(&fixture->arena, MEMORY_GRADIENTS, "gradients", bytes, &fixture->gradients);
     ModelSettings settings = model_on_cpu(B, T, threads);
     settings.recompute = recompute;
-    gpt_neo_reserve(&fixture->model, &fixture->arena, config, &settings);
+    gpt_reserve(&fixture->model, &fixture->arena, config, &settings);
     assert_true(arena_commit(&fixture->arena, &error));
     fixture->stream.pool = thread_pool_create(threads, true);
     fixture->tokens = (int32_t *)malloc((size_t)(B * T) * sizeof(int32_t));
@@ -65,8 +65,8 @@ static void fixture_close(Fixture *fixture) {
 }
 
 static float fixture_gradients(Fixture *fixture) {
-    return gpt_neo_loss_and_gradients(&fixture->model, &fixture->stream, fixture->parameters,
-                                      fixture->gradients, fixture->tokens, fixture->targets, NULL);
+    return gpt_loss_and_gradients(&fixture->model, &fixture->stream, fixture->parameters, fixture->gradients,
+                                  fixture->tokens, fixture->targets, NULL);
 }
 
 static ModelConfig small_config(int layers, int channels, int heads, int inner, int window, int positions,
@@ -130,9 +130,9 @@ static void reference_weights(const Tensors *tensors, const ParameterInfo *entry
 }
 
 static void check_logits(Fixture *fixture, const Tensors *tensors) {
-    int rows = (int)gpt_neo_rows(&fixture->model), V = fixture->config.vocabulary;
+    int rows = (int)gpt_rows(&fixture->model), V = fixture->config.vocabulary;
     float *logits = (float *)malloc((size_t)rows * (size_t)V * sizeof(float));
-    matmul_forward(&fixture->stream, as_reals(logits), V, gpt_neo_hidden(&fixture->model),
+    matmul_forward(&fixture->stream, as_reals(logits), V, gpt_hidden(&fixture->model),
                    as_reals(fixture->parameters), rows, fixture->config.channels, V);
     assert_arrays_close("logits", logits, (const float *)tensors_get(tensors, "logits"),
                         (size_t)rows * (size_t)V, 1e-5);
@@ -163,8 +163,8 @@ static void fixture_open_reference(Fixture *fixture, const Tensors *tensors, int
 
 static void check_first_pass(Fixture *fixture, const Tensors *tensors) {
     float expected = (float)*(const double *)tensors_get(tensors, "losses");
-    float forward = gpt_neo_loss(&fixture->model, &fixture->stream, fixture->parameters, fixture->tokens,
-                                 fixture->targets);
+    float forward =
+        gpt_loss(&fixture->model, &fixture->stream, fixture->parameters, fixture->tokens, fixture->targets);
     float loss = fixture_gradients(fixture);
     assert_true(forward == loss);
     assert_arrays_close("loss", &loss, &expected, 1, 1e-5);
@@ -195,9 +195,9 @@ static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64
     (void)index;
     ReferenceRank *rank = (ReferenceRank *)self;
     Fixture *fixture = &rank->fixture;
-    float loss = gpt_neo_loss_and_gradients(&fixture->model, stream, parameters, gradients, fixture->tokens,
-                                            fixture->targets, pace);
-    float forward = gpt_neo_loss(&fixture->model, stream, parameters, fixture->tokens, fixture->targets);
+    float loss = gpt_loss_and_gradients(&fixture->model, stream, parameters, gradients, fixture->tokens,
+                                        fixture->targets, pace);
+    float forward = gpt_loss(&fixture->model, stream, parameters, fixture->tokens, fixture->targets);
     rank->forward_agrees = rank->forward_agrees && forward == loss;
     MicroBatchResult result = {(double)loss, (double)NAN, 1};
     return result;
@@ -362,8 +362,8 @@ static void check_differences(const ModelConfig *config, int B, int T) {
             for (size_t j = 0; j < entry->count; j++) {
                 parameters[j] = saved[j] + (float)(places[k] * step / norm * (double)gradient[j]);
             }
-            float loss = gpt_neo_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens,
-                                      fixture.targets);
+            float loss = gpt_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens,
+                                  fixture.targets);
             difference += weights[k] * (double)loss / step;
         }
         memcpy(parameters, saved, entry->count * sizeof(float));
@@ -386,7 +386,7 @@ static void test_finite_differences(void **state) {
 // Against itself
 
 static void fixture_copy_inputs(Fixture *to, const Fixture *from) {
-    size_t bytes = gpt_neo_rows(&from->model) * sizeof(int32_t);
+    size_t bytes = gpt_rows(&from->model) * sizeof(int32_t);
     memcpy(to->tokens, from->tokens, bytes);
     memcpy(to->targets, from->targets, bytes);
     memcpy(to->parameters, from->parameters, from->table.parameter_count * sizeof(float));
@@ -468,19 +468,19 @@ static void test_no_target_counts(void **state) {
     for (int i = 0; i < 16; i++) { fixture.targets[i] = i % 2 == 0 ? -1 : -100; }
     assert_true(fixture_gradients(&fixture) == 0.0f);
     for (size_t i = 0; i < fixture.table.parameter_count; i++) { assert_true(fixture.gradients[i] == 0.0f); }
-    assert_true(gpt_neo_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens,
-                             fixture.targets) == 0.0f);
+    assert_true(gpt_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens,
+                         fixture.targets) == 0.0f);
     fixture_close(&fixture);
 }
 
 static void test_nan_is_seen(void **state) {
     (void)state;
     ModelConfig config = small_config(2, 16, 2, 24, 3, 8, 19);
-    for (int i = 0; i < gpt_neo_tensor_count(&config); i++) {
+    for (int i = 0; i < gpt_tensor_count(&config); i++) {
         Fixture fixture;
         fixture_open(&fixture, &config, 2, 8, 2);
         const ParameterInfo *entry = &fixture.table.entries[i];
-        size_t row = i == GPT_NEO_WTE ? (size_t)fixture.tokens[0] * 16 : 0; // of wte: a row that is used
+        size_t row = i == GPT_WTE ? (size_t)fixture.tokens[0] * 16 : 0; // of wte: a row that is used
         fixture.parameters[entry->offset + row] = NAN;
         if (!isnan(fixture_gradients(&fixture))) { fail_msg("NaN in %s is lost", entry->name); }
         fixture_close(&fixture);
@@ -502,11 +502,10 @@ static void test_chunks_of_logits(void **state) {
                         1e-6);
     fixture_close(&whole);
     fixture_close(&parts);
-    assert_int_equal(gpt_neo_chunk_rows(38, 53, PRECISION_FP32, false), 38);
-    assert_true((size_t)gpt_neo_chunk_rows(8192, 50257, PRECISION_FP32, false) * 50257 * 4 <=
-                GPT_NEO_LOGITS_BYTES);
-    assert_int_equal(gpt_neo_chunk_rows(5, 1 << 24, PRECISION_FP32, false), 3);
-    assert_int_equal(gpt_neo_chunk_rows(5, 1 << 30, PRECISION_FP32, false), 1);
+    assert_int_equal(gpt_chunk_rows(38, 53, PRECISION_FP32, false), 38);
+    assert_true((size_t)gpt_chunk_rows(8192, 50257, PRECISION_FP32, false) * 50257 * 4 <= GPT_LOGITS_BYTES);
+    assert_int_equal(gpt_chunk_rows(5, 1 << 24, PRECISION_FP32, false), 3);
+    assert_int_equal(gpt_chunk_rows(5, 1 << 30, PRECISION_FP32, false), 1);
 }
 
 // On a GPU there are four chunks of whole tiles, fewer where the batch is small, more
@@ -521,8 +520,8 @@ static void test_chunks_on_a_gpu(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
         const Chunk *c = &chunks[i];
-        assert_int_equal(gpt_neo_chunk_rows(c->rows, c->stride, PRECISION_BF16, true), c->chunk);
-        assert_true((size_t)c->chunk * (size_t)c->stride * 2 <= GPT_NEO_GPU_LOGITS_BYTES || c->chunk == 1);
+        assert_int_equal(gpt_chunk_rows(c->rows, c->stride, PRECISION_BF16, true), c->chunk);
+        assert_true((size_t)c->chunk * (size_t)c->stride * 2 <= GPT_GPU_LOGITS_BYTES || c->chunk == 1);
     }
 }
 
@@ -571,14 +570,14 @@ static void test_the_passes_keep_pace(void **state) {
     Watch watch = {&fixture, (float *)malloc(bytes), (float *)malloc(bytes), 0, count, 0, 0};
     for (size_t i = 0; i < count; i++) { watch.arrived[i] = NAN; }
     Pace pace = {.self = &watch, .version = 1, .need = watch_need, .finish = watch_finish};
-    float paced = gpt_neo_loss_and_gradients(&fixture.model, &fixture.stream, watch.arrived,
-                                             fixture.gradients, fixture.tokens, fixture.targets, &pace);
+    float paced = gpt_loss_and_gradients(&fixture.model, &fixture.stream, watch.arrived, fixture.gradients,
+                                         fixture.tokens, fixture.targets, &pace);
     assert_true(paced == loss);
     assert_memory_equal(fixture.gradients, expected, bytes);
     assert_memory_equal(watch.finished + watch.open, expected + watch.open,
                         (count - watch.open) * sizeof(float));
     assert_true(watch.needed == count && watch.needs >= config.layers + 2);
-    assert_true(watch.open == fixture.table.entries[gpt_neo_tensor(0, TENSOR_LN_1_WEIGHT)].offset &&
+    assert_true(watch.open == fixture.table.entries[gpt_tensor(0, TENSOR_LN_1_WEIGHT)].offset &&
                 watch.finishes >= 2 * config.layers);
     free(expected);
     free(watch.arrived);
@@ -601,7 +600,7 @@ static void test_presets(void **state) {
         Error error;
         ParameterTable table;
         assert_true(model_find(expected[i].name, &config, &error));
-        gpt_neo_parameter_table(&config, &table);
+        gpt_parameter_table(&config, &table);
         assert_int_equal(table.parameter_count, expected[i].parameters);
         assert_true(!config.local[0] && config.local[1]);
         size_t offset = 0;
@@ -609,13 +608,13 @@ static void test_presets(void **state) {
             assert_int_equal(table.entries[t].offset, offset);
             offset += table.entries[t].count;
         }
-        assert_string_equal(table.entries[GPT_NEO_WTE].name, "transformer.wte.weight");
-        assert_string_equal(table.entries[gpt_neo_tensor(1, TENSOR_K)].name,
+        assert_string_equal(table.entries[GPT_WTE].name, "transformer.wte.weight");
+        assert_string_equal(table.entries[gpt_tensor(1, TENSOR_K)].name,
                             "transformer.h.1.attn.attention.k_proj.weight");
-        assert_string_equal(table.entries[gpt_neo_tensor(2, TENSOR_PROJ_BIAS)].name,
+        assert_string_equal(table.entries[gpt_tensor(2, TENSOR_PROJ_BIAS)].name,
                             "transformer.h.2.mlp.c_proj.bias");
-        assert_string_equal(table.entries[gpt_neo_tensor_count(&config) - 1].name, "transformer.ln_f.bias");
-        assert_true(table.entries[gpt_neo_tensor(0, TENSOR_FC_WEIGHT)].rows == 4 * config.channels);
+        assert_string_equal(table.entries[gpt_tensor_count(&config) - 1].name, "transformer.ln_f.bias");
+        assert_true(table.entries[gpt_tensor(0, TENSOR_FC_WEIGHT)].rows == 4 * config.channels);
         parameter_table_free(&table);
     }
 }
@@ -639,7 +638,7 @@ static void test_initialization(void **state) {
     Error error;
     ParameterTable table;
     assert_true(model_find("tiny", &config, &error));
-    gpt_neo_parameter_table(&config, &table);
+    gpt_parameter_table(&config, &table);
     size_t count = table.parameter_count;
     float *first = (float *)malloc(count * sizeof(float)), *second = (float *)malloc(count * sizeof(float));
     ThreadPool *one = thread_pool_create(1, false), *three = thread_pool_create(3, false);
@@ -742,7 +741,7 @@ static void test_config_json(void **state) {
 }
 
 int main(void) {
-    char directory[] = "/tmp/test_gpt_neo.XXXXXX";
+    char directory[] = "/tmp/test_gpt.XXXXXX";
     if (mkdtemp(directory) == NULL) { return 1; }
     snprintf(scratch_path, sizeof scratch_path, "%s/config.json", directory);
     const struct CMUnitTest tests[] = {

@@ -1,9 +1,9 @@
-// gpt_neo_config.h: GPT-Neo on disk: its config.json, and the one table of its tensors.
+// gpt_config.h: GPT-Neo on disk: its config.json, and the one table of its tensors.
 //
 // The query, key and value matrices (C, C) follow each other, so that one product with
 // all of them, a (3C, C) matrix, computes all three; files keep the three names.
-#ifndef ACCO_GPT_NEO_CONFIG_H
-#define ACCO_GPT_NEO_CONFIG_H
+#ifndef ACCO_GPT_CONFIG_H
+#define ACCO_GPT_CONFIG_H
 
 #include "model.h"
 
@@ -12,8 +12,8 @@
 
 // Reads an integer in [1, maximum]. A `fallback` > 0 replaces a value that is absent or
 // null.
-static inline bool gpt_neo_config_integer(const json_t *root, const char *path, const char *key, int fallback,
-                                          int maximum, int *value, Error *error) {
+static inline bool gpt_config_integer(const json_t *root, const char *path, const char *key, int fallback,
+                                      int maximum, int *value, Error *error) {
     const json_t *item = json_object_get(root, key);
     if ((item == NULL || json_is_null(item)) && fallback > 0) {
         *value = fallback;
@@ -111,15 +111,14 @@ static inline bool gpt_neo_config_read(const json_t *root, const char *path, Mod
     if (!(config->epsilon > 0.0f && config->epsilon <= 0.1f)) {
         return error_set(error, "%s: \"layer_norm_epsilon\" must be a number above 0, at most 0.1", path);
     }
-    if (!gpt_neo_config_integer(root, path, "num_layers", 0, MODEL_MAX_LAYERS, &config->layers, error) ||
-        !gpt_neo_config_integer(root, path, "hidden_size", 0, 65536, &config->channels, error) ||
-        !gpt_neo_config_integer(root, path, "num_heads", 0, 65536, &config->heads, error) ||
-        !gpt_neo_config_integer(root, path, "intermediate_size", 4 * config->channels, 1 << 20,
-                                &config->mlp_channels, error) ||
-        !gpt_neo_config_integer(root, path, "window_size", 256, 1 << 20, &config->window, error) ||
-        !gpt_neo_config_integer(root, path, "max_position_embeddings", 0, 1 << 20, &config->positions,
-                                error) ||
-        !gpt_neo_config_integer(root, path, "vocab_size", 0, 1 << 24, &config->vocabulary, error)) {
+    if (!gpt_config_integer(root, path, "num_layers", 0, MODEL_MAX_LAYERS, &config->layers, error) ||
+        !gpt_config_integer(root, path, "hidden_size", 0, 65536, &config->channels, error) ||
+        !gpt_config_integer(root, path, "num_heads", 0, 65536, &config->heads, error) ||
+        !gpt_config_integer(root, path, "intermediate_size", 4 * config->channels, 1 << 20,
+                            &config->mlp_channels, error) ||
+        !gpt_config_integer(root, path, "window_size", 256, 1 << 20, &config->window, error) ||
+        !gpt_config_integer(root, path, "max_position_embeddings", 0, 1 << 20, &config->positions, error) ||
+        !gpt_config_integer(root, path, "vocab_size", 0, 1 << 24, &config->vocabulary, error)) {
         return false;
     }
     if (config->channels % config->heads != 0) {
@@ -159,7 +158,7 @@ static inline json_t *gpt_neo_config_write(const ModelConfig *config) {
 
 // "h.3.attn.attention.bias" and "...masked_bias" are masks that old versions of
 // transformers stored.
-static inline bool gpt_neo_is_constant(const char *name, const ModelConfig *config) {
+static inline bool gpt_is_constant(const char *name, const ModelConfig *config) {
     char *end;
     if (strncmp(name, "h.", 2) != 0 || name[2] < '0' || name[2] > '9') { return false; }
     long layer = strtol(name + 2, &end, 10);
@@ -172,7 +171,7 @@ static inline bool gpt_neo_is_constant(const char *name, const ModelConfig *conf
 
 // The table holds wte, wpe, then these tensors for each layer, then ln_f's weight and
 // bias.
-typedef enum GptNeoTensor {
+typedef enum GptTensor {
     TENSOR_LN_1_WEIGHT,
     TENSOR_LN_1_BIAS,
     TENSOR_Q,
@@ -187,25 +186,25 @@ typedef enum GptNeoTensor {
     TENSOR_PROJ_WEIGHT,
     TENSOR_PROJ_BIAS,
     TENSORS_PER_LAYER
-} GptNeoTensor;
+} GptTensor;
 
-enum { GPT_NEO_WTE = PARAMETER_TOKEN_EMBEDDING, GPT_NEO_WPE = 1, GPT_NEO_FIRST_LAYER = 2 };
+enum { GPT_WTE = PARAMETER_TOKEN_EMBEDDING, GPT_WPE = 1, GPT_FIRST_LAYER = 2 };
 
 // The index of a layer's tensor in the table.
-static inline int gpt_neo_tensor(int layer, GptNeoTensor tensor) {
-    return GPT_NEO_FIRST_LAYER + layer * TENSORS_PER_LAYER + (int)tensor;
+static inline int gpt_tensor(int layer, GptTensor tensor) {
+    return GPT_FIRST_LAYER + layer * TENSORS_PER_LAYER + (int)tensor;
 }
 
 // ln_f's weight stands where a layer L would begin; its bias is the last tensor.
-static inline int gpt_neo_tensor_count(const ModelConfig *config) {
-    return gpt_neo_tensor(config->layers, TENSOR_LN_1_WEIGHT) + 2;
+static inline int gpt_tensor_count(const ModelConfig *config) {
+    return gpt_tensor(config->layers, TENSOR_LN_1_WEIGHT) + 2;
 }
 
-static inline void gpt_neo_parameter_table(const ModelConfig *config, ParameterTable *table) {
+static inline void gpt_parameter_table(const ModelConfig *config, ParameterTable *table) {
     static const char outside[] = "transformer.";
     int C = config->channels, F = config->mlp_channels;
     memset(table, 0, sizeof *table);
-    table->entries = (ParameterInfo *)calloc((size_t)gpt_neo_tensor_count(config), sizeof *table->entries);
+    table->entries = (ParameterInfo *)calloc((size_t)gpt_tensor_count(config), sizeof *table->entries);
     assert(table->entries != NULL);
     parameter_table_add(table, outside, "wte.weight", config->vocabulary, C, 0.0f);
     parameter_table_add(table, outside, "wpe.weight", config->positions, C, 0.0f);
@@ -230,7 +229,7 @@ static inline void gpt_neo_parameter_table(const ModelConfig *config, ParameterT
     parameter_table_end_layers(table, config->layers);
     parameter_table_add(table, outside, "ln_f.weight", C, 0, 1.0f);
     parameter_table_add(table, outside, "ln_f.bias", C, 0, 0.0f);
-    assert(table->count == gpt_neo_tensor_count(config));
+    assert(table->count == gpt_tensor_count(config));
 }
 
 #endif

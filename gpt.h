@@ -1,8 +1,8 @@
-// gpt.h: GPT-Neo, forward and backward.
+// gpt.h: GPT-Neo and GPT-2, forward and backward.
 //
 //   x = wte[token] + wpe[position]
 //   in each layer:
-//     q, k, v = W_qkv LayerNorm_1(x)
+//     q, k, v = W_qkv LayerNorm_1(x)              in GPT-2 + b_qkv, and q / sqrt(D)
 //     x = x + W_out attention(q, k, v) + b_out    causal; in some layers within a window
 //     x = x + W_proj gelu(W_fc LayerNorm_2(x) + b_fc) + b_proj
 //   loss = mean of cross_entropy(wte LayerNorm_f(x)) over the targets >= 0
@@ -221,7 +221,7 @@ static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *conf
     ParameterTable table;
     gpt_parameter_table(config, &table);
     model->parameter_count = table.parameter_count;
-    for (int i = 0; i < table.count; i++) { model->offsets[i] = table.entries[i].offset; }
+    for (int i = 0; i < table.count; i++) { model->offsets[table.entries[i].role] = table.entries[i].offset; }
     parameter_table_free(&table);
     if (!gpt_has_weights(model)) {
         arena_reserve(arena, MEMORY_PARAMETERS, "weights",
@@ -420,6 +420,26 @@ static inline void gpt_attention_decode(Gpt *model, Stream *stream, int l) {
                          config->heads, gpt_window(config, l));
 }
 
+// Adds the biases of queries, keys and values in layer l and divides queries by sqrt(D), so that
+// attention need not scale its scores. With gradients (NULL: none) back through it.
+static inline void gpt_qkv_bias(Gpt *model, Stream *stream, int l, float *gradients) {
+    const ModelConfig *config = &model->config;
+    if (!config->qkv_biases) { return; }
+    int C = config->channels, D = C / config->heads;
+    size_t bias = gpt_at(model, l, TENSOR_QKV_BIAS);
+    bool backward = gradients != NULL;
+    Bias work = {.values = backward ? model->d_wide : gpt_layer(model, l).qkv,
+                 .bias = gpt_weight(model, bias),
+                 .d_bias = backward ? gradients + bias : NULL,
+                 .partials = model->partials,
+                 .rows = (int)gpt_rows(model),
+                 .columns = 3 * C,
+                 .stride = backward ? model->d_wide_stride : 3 * C,
+                 .scaled = C,
+                 .scale = config->scaled_scores ? 1.0f / sqrtf((float)D) : 1.0f};
+    bias_add(stream, &work);
+}
+
 // mlp_hidden = gelu(gelu_saved + b_fc)
 static inline void gpt_gelu_forward(Gpt *model, Stream *stream, int l) {
     GptLayer layer = gpt_layer(model, l);
@@ -441,6 +461,7 @@ static inline void gpt_layer_forward(Gpt *model, Stream *stream, int l, bool add
     // q, k, v = W_qkv LayerNorm_1(x); attention = softmax(q k^T) v
     gpt_layernorm(model, stream, 2 * l, add_branch);
     gpt_linear(model, stream, layer.qkv, gpt_norm(model, 2 * l).work.output, l, TENSOR_Q, C, 3 * C);
+    gpt_qkv_bias(model, stream, l, NULL);
     if (model->settings.decodes) {
         gpt_attention_decode(model, stream, l);
     } else {
@@ -624,6 +645,7 @@ static inline void gpt_layer_backward(Gpt *model, Stream *stream, float *gradien
     heads.d_qkv_stride = wide;
     heads.d_output = model->branch;
     attention(stream, &heads);
+    gpt_qkv_bias(model, stream, l, gradients);
     gpt_lap(model, OPERATION_ATTENTION_BACKWARD);
 
     // q, k, v = W_qkv LayerNorm_1(x)
@@ -708,18 +730,24 @@ static inline const float *gpt_decode(void *self, Stream *stream, const float *p
     return real_floats(model->logits);
 }
 
+#define GPT_PASSES \
+    .prefix = "transformer.", .is_constant = gpt_is_constant, .table = gpt_parameter_table, \
+    .reserve = gpt_reserve, .gradients = gpt_gradients, .losses = gpt_losses, .decode = gpt_decode
+
 static const ModelFamily gpt_neo_family = {
     .name = "gpt_neo",
     .architecture = "GPTNeoForCausalLM",
-    .prefix = "transformer.",
     .read_config = gpt_neo_config_read,
     .write_config = gpt_neo_config_write,
-    .is_constant = gpt_is_constant,
-    .table = gpt_parameter_table,
-    .reserve = gpt_reserve,
-    .gradients = gpt_gradients,
-    .losses = gpt_losses,
-    .decode = gpt_decode,
+    GPT_PASSES,
+};
+
+static const ModelFamily gpt2_family = {
+    .name = "gpt2",
+    .architecture = "GPT2LMHeadModel",
+    .read_config = gpt2_config_read,
+    .write_config = gpt2_config_write,
+    GPT_PASSES,
 };
 
 #endif

@@ -168,13 +168,17 @@ static inline void print_start(Run *run, const Hello *hellos) {
     const Options *options = &run->options;
     const Transport *transport = &run->transport;
     const ModelConfig *config = &run->config;
-    char data[512], warning[256];
+    char data[512], warning[256], window[32] = "";
     data_loader_describe(&run->data, data, sizeof data);
+    if (config->window > 0) { snprintf(window, sizeof window, "window %d, ", config->window); }
     printf("acco.c %s\n", ACCO_VERSION);
-    printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, window %d, %d positions, "
+    printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, %s%d positions, "
            "vocabulary %d\n",
            config->name, (double)run->table.parameter_count / 1e6, config->layers, config->channels,
-           config->heads, config->window, config->positions, config->vocabulary);
+           config->heads, window, config->positions, config->vocabulary);
+    if (config->dropout > 0) {
+        printf("           no dropout: that of its config.json, %g, is ignored\n", (double)config->dropout);
+    }
     printf("data       %s\n", data);
     int64_t batches = validation_batches(run), asked = options->val_batches;
     if (batches != asked) {

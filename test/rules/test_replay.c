@@ -493,7 +493,7 @@ typedef struct Rerun {
     int32_t *tokens, *targets; // (B, T)
     float *parameters;
     uint8_t *decays, *fragment_of; // (parameter_count)
-    OptimizerTensor *tensors;      // (table.count)
+    OptimizerTensor *tensors;      // (2 table.count)
     ReplayUpdate updates[RERUN_COMMITS];
     int update_count;
 } Rerun;
@@ -536,7 +536,7 @@ static void rerun_open_model(Rerun *rerun) {
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "decays", count, &rerun->decays);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "fragments", count, &rerun->fragment_of);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "tensors",
-                  (size_t)rerun->table.count * sizeof *rerun->tensors, &rerun->tensors);
+                  2 * (size_t)rerun->table.count * sizeof *rerun->tensors, &rerun->tensors);
     assert_true(arena_commit(&rerun->arena, &error));
     parameters_initialize(&rerun->table, (uint64_t)logged_number(logged, "seed", 0), rerun->stream.pool,
                           rerun->parameters);

@@ -590,7 +590,7 @@ static void a_model_of_nan_has_no_numbers(void **state) {
     result.scores[0].log_likelihood = (double)NAN;
     assert_false(evaluate_summarise(&result.set, result.scores, &result.summary, &error));
     assert_non_null(strstr(error.text, "nan"));
-    fixture.parameters[fixture.table.entries[gpt_tensor_count(&fixture.config) - 2].offset] = NAN;
+    fixture.parameters[fixture.table.entries[fixture.table.count - 2].offset] = NAN;
     Transport transport;
     transport_open_alone(&transport, "a test");
     assert_true(evaluate_as(&fixture, &result.set, &transport, result.scores));

@@ -193,6 +193,53 @@ static ModelConfig make_config(const char *layers, float epsilon) {
     return config;
 }
 
+static ModelConfig make_gpt2_config(void) {
+    ModelConfig config = make_config("gg", 1e-5f);
+    config.family = &gpt2_family;
+    config.window = 0;
+    config.qkv_biases = config.scaled_scores = true;
+    config.mlp_channels = HF_MODEL_PART + 7; // a row that is read in two parts
+    return config;
+}
+
+// Matrices in GPT-2's layers are (in, out) in files and (out, in) here.
+static void matrices_of_gpt2_are_turned(void **state) {
+    (void)state;
+    Loaded loaded = {make_gpt2_config(), {0}, NULL}, again;
+    SafetensorsFile file;
+    Error error;
+    int turned = 0;
+    gpt_parameter_table(&loaded.config, &loaded.table);
+    loaded.parameters = (float *)malloc(loaded.table.parameter_count * sizeof(float));
+    for (size_t i = 0; i < loaded.table.parameter_count; i++) { loaded.parameters[i] = (float)i; }
+    save_or_fail(scratch("gpt2"), &loaded, NULL);
+    load_or_fail(scratch("gpt2"), &again);
+    assert_same_config(&again.config, &loaded.config);
+    assert_memory_equal(again.parameters, loaded.parameters, loaded.table.parameter_count * sizeof(float));
+    assert_true(safetensors_open(&file, scratch("gpt2/model.safetensors"), &error));
+    for (int i = 0; i < loaded.table.count; i++) {
+        const ParameterInfo *info = &loaded.table.entries[i];
+        const SafetensorsEntry *entry = safetensors_find(&file, info->name);
+        if (strstr(info->name, ".h.") == NULL || info->columns == 0) { continue; }
+        size_t rows = (size_t)info->rows, columns = (size_t)info->columns, shape[2] = {columns, rows};
+        assert_true(safetensors_has_shape(entry, 2, shape));
+        for (size_t j = 0; j < info->count; j++) {
+            float value;
+            safetensors_read_floats(entry, j, 1, &value);
+            assert_true(value == loaded.parameters[info->offset + j % rows * columns + j / rows]);
+        }
+        turned++;
+    }
+    assert_int_equal(turned, 2 * 4);
+    safetensors_close(&file);
+    loaded_free(&loaded);
+    loaded_free(&again);
+    ModelConfig gpt2 = make_gpt2_config(), neo = make_config("gg", 1e-5f);
+    assert_true(gpt_is_constant("h.1.attn.bias", &gpt2) && gpt_is_constant("h.0.attn.masked_bias", &gpt2));
+    assert_true(!gpt_is_constant("h.2.attn.bias", &gpt2) && !gpt_is_constant("h.1.attn.bias", &neo) &&
+                !gpt_is_constant("h.1.attn.c_proj.bias", &gpt2));
+}
+
 static void every_configuration_is_read_back(void **state) {
     (void)state;
     static const char *const layers[] = {"g",   "l",      "gl",       "glgl",    "glglg",
@@ -674,8 +721,8 @@ static void without_weights_it_says_what_to_do(void **state) {
     expect_refusal("convert them with python -m tokenizer.from_pytorch DIR OUT");
     write_text(scratch("model/model.safetensors"), "version https://git-lfs.github.com/spec/v1\n");
     expect_refusal("git lfs pull");
-    write_text(scratch("model/config.json"), "{\"model_type\":\"gpt2\"}");
-    expect_refusal("\"gpt_neo\"");
+    write_text(scratch("model/config.json"), "{\"model_type\":\"gptj\"}");
+    expect_refusal("\"gpt_neo\" or \"gpt2\"");
     remove(scratch("model/config.json"));
     expect_refusal("config.json");
     tree_remove(scratch("model"));
@@ -799,6 +846,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_model_of_transformers_computes_its_logits),
         cmocka_unit_test(what_is_saved_has_the_bits_of_what_was_loaded),
+        cmocka_unit_test(matrices_of_gpt2_are_turned),
         cmocka_unit_test(every_configuration_is_read_back),
         cmocka_unit_test(the_configuration_is_short_and_plain),
         cmocka_unit_test(the_tokenizer_goes_with_the_model),

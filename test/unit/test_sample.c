@@ -17,7 +17,7 @@ typedef struct Fixture {
 
 enum { POSITIONS = 37 };
 
-static void fixture_open(Fixture *fixture, int threads) {
+static void fixture_open_family(Fixture *fixture, int threads, const ModelFamily *family) {
     Error error;
     Random random;
     memset(fixture, 0, sizeof *fixture);
@@ -25,6 +25,11 @@ static void fixture_open(Fixture *fixture, int threads) {
     fixture->config.positions = POSITIONS;
     fixture->config.window = 5;
     fixture->config.vocabulary = 211;
+    fixture->config.family = family;
+    if (family == &gpt2_family) {
+        fixture->config.qkv_biases = fixture->config.scaled_scores = true;
+        memset(fixture->config.local, 0, sizeof fixture->config.local);
+    }
     gpt_parameter_table(&fixture->config, &fixture->table);
     arena_reserve(&fixture->training, MEMORY_PARAMETERS, "parameters",
                   fixture->table.parameter_count * sizeof(float), &fixture->parameters);
@@ -42,10 +47,17 @@ static void fixture_open(Fixture *fixture, int threads) {
         for (size_t i = entry->offset; i < entry->offset + entry->count && entry->is_matrix; i++) {
             fixture->parameters[i] *= 4.0f;
         }
+        for (size_t i = 0; i < entry->count && strstr(entry->name, "c_attn.bias") != NULL; i++) {
+            fixture->parameters[entry->offset + i] = (float)(i % 7) - 3.0f;
+        }
     }
     for (int i = 0; i < POSITIONS; i++) {
         fixture->tokens[i] = (int32_t)(random_uniform(&random) * fixture->config.vocabulary);
     }
+}
+
+static void fixture_open(Fixture *fixture, int threads) {
+    fixture_open_family(fixture, threads, &gpt_neo_family);
 }
 
 static void fixture_close(Fixture *fixture) {
@@ -55,10 +67,9 @@ static void fixture_close(Fixture *fixture) {
     parameter_table_free(&fixture->table);
 }
 
-static void test_steps_equal_forward(void **state) {
-    (void)state;
+static void check_steps_equal_forward(const ModelFamily *family) {
     Fixture fixture;
-    fixture_open(&fixture, 2);
+    fixture_open_family(&fixture, 2, family);
     int C = fixture.config.channels, V = fixture.config.vocabulary;
     float *expected = (float *)malloc(sizeof(float) * (size_t)(POSITIONS * V));
     gpt_forward(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, NULL);
@@ -81,6 +92,12 @@ static void test_steps_equal_forward(void **state) {
     }
     free(expected);
     fixture_close(&fixture);
+}
+
+static void test_steps_equal_forward(void **state) {
+    (void)state;
+    check_steps_equal_forward(&gpt_neo_family);
+    check_steps_equal_forward(&gpt2_family);
 }
 
 static void test_generate(void **state) {
@@ -117,7 +134,7 @@ static void test_generate(void **state) {
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, second, 5,
                                       0.0, 0, &random_one, NULL),
                      0);
-    one.parameters[one.table.entries[gpt_tensor_count(&one.config) - 2].offset] = NAN;
+    one.parameters[one.table.entries[one.table.count - 2].offset] = NAN;
     one.sampler.length = 0;
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 3, second, 5,
                                       0.7, 0, &random_one, NULL),

@@ -280,11 +280,11 @@ static const OptionSpec option_table[] = {
      "one more copy of the parameters."},
 
     {OPTION("model", DATA, COMPARED_APART), TEXT_OPTION(model, "tiny", 1, "NAME|PATH"), .help =
-     "A preset (tiny, 36M, 125M, 1.3B, 2.7B) or the path of a Hugging Face config.json with model_type "
-     "gpt_neo."},
+     "A preset (of GPT-Neo: tiny, 36M, 125M, 1.3B, 2.7B; of GPT-2: gpt2, gpt2-medium, gpt2-large, "
+     "gpt2-xl) or the path of a Hugging Face config.json with model_type gpt_neo or gpt2."},
     {OPTION("from", DATA, COMPARED_APART), TEXT_OPTION(from, "", 0, "DIR"),
      .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION, .instead_of = "model, finetune", .help =
-     "A Hugging Face directory of a GPT-Neo model to start from (config.json and model.safetensors), or a "
+     "A Hugging Face directory of a GPT-2 or GPT-Neo to start from (config.json and model.safetensors), or a "
      "checkpoint, which contains one, or a run, for its newest checkpoint. It takes the place of --model."},
     {OPTION("finetune", DATA, COMPARED_APART), TEXT_OPTION(finetune, "", 0, "DIR"), .instead_of = "model",
      .help =

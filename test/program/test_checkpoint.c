@@ -171,13 +171,13 @@ static void check_refused(Stage *stage, int ranks, const char *out, const char *
 
 // Every variant has an uninterrupted run, and one that is resumed from a checkpoint in its
 // middle.
-static void check_exact(Stage *stage, int ranks) {
+static void check_exact(Stage *stage, int ranks, const char *model) {
     Fleet *fleet = fleet_new(stage);
     Fingerprint prints[VARIANTS];
     static Training whole[VARIANTS];
     long steps[VARIANTS];
     for (int i = 0; i < VARIANTS; i++) {
-        fleet_start(fleet, ranks, "--save-every 1 --keep 100 %s", variants[i].options);
+        fleet_start(fleet, ranks, "--save-every 1 --keep 100 --model %s %s", model, variants[i].options);
     }
     fleet_finish(fleet);
     memcpy(prints, fleet->prints, sizeof prints);
@@ -191,7 +191,8 @@ static void check_exact(Stage *stage, int ranks) {
     stage_end_all(stage);
     fleet = fleet_new(stage);
     for (int i = 0; i < VARIANTS; i++) {
-        fleet_start(fleet, ranks, "%s --resume %s", variants[i].options, step_path(&whole[i], steps[i]));
+        fleet_start(fleet, ranks, "%s --model %s --resume %s", variants[i].options, model,
+                    step_path(&whole[i], steps[i]));
     }
     fleet_finish(fleet);
     for (int i = 0; i < VARIANTS; i++) {
@@ -207,9 +208,15 @@ static void check_exact(Stage *stage, int ranks) {
     stage_end_all(stage);
 }
 
-static void one_rank_goes_on_with_the_same_bits(void **state) { check_exact(stage_of(state), 0); }
-static void two_ranks_go_on_with_the_same_bits(void **state) { check_exact(stage_with_ranks(state), 2); }
-static void three_ranks_go_on_with_the_same_bits(void **state) { check_exact(stage_with_ranks(state), 3); }
+static void one_rank_goes_on_with_the_same_bits(void **state) {
+    check_exact(stage_of(state), 0, "model.json");
+}
+static void two_ranks_go_on_with_the_same_bits(void **state) {
+    check_exact(stage_with_ranks(state), 2, "gpt2.json");
+}
+static void three_ranks_go_on_with_the_same_bits(void **state) {
+    check_exact(stage_with_ranks(state), 3, "model.json");
+}
 
 // Resumed from each of a run's checkpoints, with the same reports and validations; also
 // from the last one, where nothing is left to do.
@@ -1637,6 +1644,9 @@ static void write_stage(const Stage *stage) {
     write_model(stage, "model.json", 16, 2);
     write_model(stage, "wide.json", 24, 2);
     write_model(stage, "heads.json", 16, 4);
+    stage_write(stage, "gpt2.json",
+                "{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_embd\": 16, \"n_head\": 2, "
+                "\"n_positions\": 16, \"vocab_size\": 256}");
     snprintf(base, sizeof base,
              "{\"model\": \"%s\", \"micro-batch\": 1, \"tokens\": %d, \"report-every\": 2, "
              "\"val-batches\": 2, \"sample-tokens\": \"none\", \"threads\": 1, \"timeout-s\": 100, "

@@ -773,7 +773,7 @@ static void every_rule_is_replayed(void **state) {
 typedef struct Scene {
     Stage *stage;
     ReplayCase one;
-    char options[200], name[250];
+    char options[200 + STAGE_PATH_SIZE], name[250];
 } Scene;
 
 static void the_program_equals_the_replay(void **state) {
@@ -800,6 +800,9 @@ static void write_stage(const Stage *stage) {
                               "attention_types", "global", "local", "global", 1);
     char *text = json_dumps(model, JSON_INDENT(2));
     stage_write(stage, "model.json", text);
+    stage_write(stage, "gpt2.json",
+                "{\"model_type\": \"gpt2\", \"n_layer\": 3, \"n_embd\": 32, \"n_head\": 2, "
+                "\"n_positions\": 32, \"vocab_size\": 256}");
     free(text);
     json_decref(model);
     snprintf(base, sizeof base,
@@ -834,22 +837,26 @@ int main(void) {
     static struct CMUnitTest all[NAMED + CASES];
     int count = NAMED;
     memcpy(all, tests, sizeof tests);
+    stage_open(&stage);
+    write_stage(&stage);
+    char gpt2[STAGE_PATH_SIZE];
+    stage_path(&stage, "gpt2.json", gpt2);
     for (int i = 0; i < CASES; i++) {
         const RuleCase *rule = &rule_cases[i / MOST_REPLAYS];
         const ReplayCase *replay = &rule->replays[i % MOST_REPLAYS];
         Scene *scene = &scenes[i];
         if (replay->ranks == 0) { continue; }
-        snprintf(scene->options, sizeof scene->options, "--optimizer %s %s", rule->name, replay->options);
-        snprintf(scene->name, sizeof scene->name, "%d ranks equal the replay: %s %s", replay->ranks,
-                 rule->name, replay->options);
+        bool odd = i % MOST_REPLAYS % 2 == 1; // every second case trains a GPT-2
+        snprintf(scene->options, sizeof scene->options, "--optimizer %s %s%s%s", rule->name, replay->options,
+                 odd ? " --model " : "", odd ? gpt2 : "");
+        snprintf(scene->name, sizeof scene->name, "%d ranks equal the replay%s: %s %s", replay->ranks,
+                 odd ? " of a GPT-2" : "", rule->name, replay->options);
         scene->stage = &stage;
         scene->one.ranks = replay->ranks;
         scene->one.options = scene->options;
         struct CMUnitTest test = {scene->name, the_program_equals_the_replay, NULL, end_programs, scene};
         all[count++] = test;
     }
-    stage_open(&stage);
-    write_stage(&stage);
     int failed = _cmocka_run_group_tests("replay", all, (size_t)count, NULL, NULL);
     stage_close(&stage);
     return failed;

@@ -323,8 +323,7 @@ static void attention_is_rounded_once(void **state) {
 
 // Loss and gradients of a small model in both formats; with any number of threads the same
 // bits.
-static void a_model_in_bf16_is_near_that_in_fp32(void **state) {
-    (void)state;
+static void check_model(const ModelFamily *family) {
     enum { B = 3, T = 29, RUNS = 3 };
     const Precision precisions[RUNS] = {PRECISION_FP32, PRECISION_BF16, PRECISION_BF16};
     ModelConfig config;
@@ -333,6 +332,8 @@ static void a_model_in_bf16_is_near_that_in_fp32(void **state) {
     float losses[RUNS], *parameters, *gradients[RUNS];
     int32_t tokens[B * T], targets[B * T];
     assert_true(model_find("tiny", &config, &error));
+    config.family = family;
+    config.qkv_biases = config.scaled_scores = family == &gpt2_family;
     gpt_parameter_table(&config, &table);
     parameters = (float *)malloc(table.parameter_count * sizeof(float));
     for (int i = 0; i < B * T; i++) {
@@ -374,6 +375,12 @@ static void a_model_in_bf16_is_near_that_in_fp32(void **state) {
     for (int run = 0; run < RUNS; run++) { free(gradients[run]); }
     free(parameters);
     parameter_table_free(&table);
+}
+
+static void a_model_in_bf16_is_near_that_in_fp32(void **state) {
+    (void)state;
+    check_model(&gpt_neo_family);
+    check_model(&gpt2_family);
 }
 
 // A rate is that of products in its own format, and the faster one is chosen.

@@ -633,6 +633,18 @@ static const ParameterInfo *entry_of(const ParameterTable *table, int role) {
     return &table->entries[i];
 }
 
+// How many matrices Muon steps: all are (C, C) but for the MLP's two.
+static int muon_matrices(const ParameterTable *table, int C) {
+    OptimizerTensor tensors[2 * GPT_MAX_TENSORS];
+    int matrices = 0, squares = 0;
+    for (int i = training_tensors(table, false, true, tensors) - 1; i >= 0; i--) {
+        matrices += tensors[i].rows > 0;
+        squares += tensors[i].rows == C && tensors[i].columns == C;
+    }
+    assert_int_equal(3 * squares, 2 * matrices);
+    return matrices;
+}
+
 static void test_presets(void **state) {
     (void)state;
     const struct {
@@ -649,6 +661,7 @@ static void test_presets(void **state) {
         assert_true(model_find(expected[i].name, &config, &error));
         gpt_parameter_table(&config, &table);
         assert_int_equal(table.parameter_count, expected[i].parameters);
+        assert_int_equal(muon_matrices(&table, config.channels), 6 * config.layers);
         assert_true(!config.local[0] && config.local[1] == !gpt2 && config.scaled_scores == gpt2);
         size_t offset = 0;
         for (int t = 0; t < table.count; t++) {

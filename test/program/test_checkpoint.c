@@ -1330,6 +1330,23 @@ static void a_text_longer_than_the_model_is_said(void **state) {
     }
 }
 
+// The most likely text is the same in one piece, line by line, and from a file.
+static void a_text_goes_on_line_by_line(void **state) {
+    Stage *stage = stage_of(state);
+    static const char greedy[] =
+        "\"$TRAIN_GPT\" sample --from SAVED --temperature 0 --threads 1 --sample-tokens";
+    save_one(stage, "--optimizer ddp");
+    shell(stage,
+          "whole=$(%s 6 --prompt abc | tail -n 1 | cut -c 4-)\n"
+          "a=$(printf %%s \"$whole\" | cut -c 1-3) b=$(printf %%s \"$whole\" | cut -c 4-)\n"
+          "printf 'abc\\n\\n/reset\\nabc' | %s 3 --interactive on | grep '^> ' > got.txt\n"
+          "printf '> %%s\\n' \"$a\" \"$b\" \"> $a\" '' | cmp - got.txt || exit 1\n"
+          "printf 'abc\\nabc\\n' > prompts.txt\n"
+          "test \"$(%s 6 --prompts prompts.txt | tail -n 2 | grep -c -F \"abc$whole\")\" = 2 || exit 1\n"
+          "printf '0123456789abcdefg\\n' | %s 3 --interactive on | grep -q 'has 17 tokens'\n",
+          greedy, greedy, greedy, greedy);
+}
+
 // On one rank.
 static Outcome run_well(Stage *stage, const char *arguments) {
     Outcome outcome = program_run(stage, 0, arguments);
@@ -1712,6 +1729,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_run_stands_for_its_newest_checkpoint),
         CHECKPOINT_TEST(a_start_beside_a_checkpoint_is_said_to_be_unused),
         CHECKPOINT_TEST(a_text_longer_than_the_model_is_said),
+        CHECKPOINT_TEST(a_text_goes_on_line_by_line),
         CHECKPOINT_TEST(a_longer_run_says_what_becomes_of_the_rate),
         CHECKPOINT_TEST(adaptive_batches_are_not_exact),
         CHECKPOINT_TEST(what_is_left_out_is_as_in_the_run),

@@ -100,6 +100,8 @@ static void test_steps_equal_forward(void **state) {
     check_steps_equal_forward(&gpt2_family);
 }
 
+static const Sampling usual = {0.8, 40, 1, 1}, greedy = {0, 0, 1, 1};
+
 static void test_generate(void **state) {
     (void)state;
     Fixture one, two;
@@ -110,34 +112,34 @@ static void test_generate(void **state) {
     random_one.state = random_two.state = 5;
     one.sampler.length = 0;
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 7, first, 20,
-                                      0.8, 40, &random_one, NULL),
+                                      &usual, &random_one, NULL),
                      20);
     assert_int_equal(sampler_generate(&two.sampler, &two.stream, two.parameters, two.tokens, 7, second, 20,
-                                      0.8, 40, &random_two, NULL),
+                                      &usual, &random_two, NULL),
                      20);
     // Only the seed matters, not the number of threads.
     assert_memory_equal(first, second, 20 * sizeof(int32_t));
     one.sampler.length = 0;
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 7, second, 20,
-                                      0.8, 40, &random_one, NULL),
+                                      &usual, &random_one, NULL),
                      20);
     assert_true(memcmp(first, second, 20 * sizeof(int32_t)) != 0);
     // The positions end: 37 fit, and the logits of the last one still give a token.
     one.sampler.length = 0;
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, first, 60,
-                                      0.0, 0, &random_one, NULL),
+                                      &greedy, &random_one, NULL),
                      8);
     one.sampler.length = 0;
-    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, first, 8, second, 1, 0.0, 0,
+    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, first, 8, second, 1, &greedy,
                                       &random_one, NULL),
                      1);
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, second, 5,
-                                      0.0, 0, &random_one, NULL),
+                                      &greedy, &random_one, NULL),
                      0);
     one.parameters[one.table.entries[one.table.count - 2].offset] = NAN;
     one.sampler.length = 0;
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 3, second, 5,
-                                      0.7, 0, &random_one, NULL),
+                                      &usual, &random_one, NULL),
                      0);
     fixture_close(&one);
     fixture_close(&two);
@@ -153,21 +155,22 @@ static void test_choose(void **state) {
     sampler.model.config.vocabulary = 6;
     sampler.sorted = sorted;
     random.state = 1;
-    assert_int_equal(sampler_choose(&sampler, 0.0, 0, &random), 2);
-    const struct {
-        double temperature;
-        int top_k;
-    } cases[4] = {{1.0, 0}, {0.5, 0}, {2.0, 3}, {1.0, 1}};
-    for (int k = 0; k < 4; k++) {
+    assert_int_equal(sampler_choose(&sampler, &greedy, &random), 2);
+    // The shares are 0.39, 0.39, 0.14, 0.05, 0.02 at temperature 1; of three tokens 0.42, 0.42, 0.16.
+    static const struct {
+        Sampling how;
+        float least;
+    } cases[7] = {{{1, 0, 1, 1}, -INFINITY}, {{0.5, 0, 1, 1}, -INFINITY}, {{2, 3, 1, 1}, 2},
+                  {{1, 1, 1, 1}, 3},         {{1, 0, 0.8, 1}, 2},         {{1, 0, 0.95, 1}, 1},
+                  {{1, 3, 0.8, 1}, 3}};
+    for (int k = 0; k < 7; k++) {
         double weights[6], sum = 0.0;
         int counts[6] = {0}, draws = 20000;
-        float least = cases[k].top_k == 0 ? -INFINITY : cases[k].top_k == 3 ? 2.0f : 3.0f;
+        const Sampling *how = &cases[k].how;
         for (int v = 0; v < 6; v++) {
-            sum += weights[v] = logits[v] >= least ? exp((double)logits[v] / cases[k].temperature) : 0.0;
+            sum += weights[v] = logits[v] >= cases[k].least ? exp((double)logits[v] / how->temperature) : 0.0;
         }
-        for (int i = 0; i < draws; i++) {
-            counts[sampler_choose(&sampler, cases[k].temperature, cases[k].top_k, &random)]++;
-        }
+        for (int i = 0; i < draws; i++) { counts[sampler_choose(&sampler, how, &random)]++; }
         for (int v = 0; v < 6; v++) {
             double p = weights[v] / sum, deviation = sqrt(p * (1 - p) / draws);
             if (!(fabs((double)counts[v] / draws - p) <= 5.0 * deviation)) {
@@ -175,8 +178,20 @@ static void test_choose(void **state) {
             }
         }
     }
+    // A penalty of 2 takes the tokens of the text from 3 to 1.5; a negative logit moves away from 0.
+    int32_t text[3] = {2, 4, 2};
+    float adjusted[6];
+    Sampling penalty = {0, 0, 1, 2};
+    sampler.text = text;
+    sampler.length = 3;
+    sampler.adjusted = adjusted;
+    assert_int_equal(sampler_choose(&sampler, &penalty, &random), 3);
+    assert_true(adjusted[2] == 1.5f && adjusted[4] == 1.5f && adjusted[3] == 2.0f);
+    logits[2] = -1.0f;
+    sampler_choose(&sampler, &penalty, &random);
+    assert_true(adjusted[2] == -2.0f);
     logits[3] = NAN;
-    assert_int_equal(sampler_choose(&sampler, 0.0, 0, &random), -1);
+    assert_int_equal(sampler_choose(&sampler, &greedy, &random), -1);
 }
 
 static int descending(const void *a, const void *b) {

@@ -1,6 +1,6 @@
 // model.h: what a model is, to everything that trains, measures or stores one.
 //
-// A model belongs to a family (gpt_neo.h). The family's `ModelFamily`, at the end of its
+// A model belongs to a family (gpt.h). The family's `ModelFamily`, at the end of its
 // header, lists its functions, and models.h lists the families. All other code works
 // through them and knows no family by its name, as it knows no update rule (rule.h).
 //
@@ -45,7 +45,10 @@ typedef struct ModelConfig {
     int positions;                // the longest sequence
     int vocabulary;               // V
     bool local[MODEL_MAX_LAYERS]; // the layer sees a window of keys, else all earlier ones
+    bool qkv_biases;              // queries, keys and values have biases
+    bool scaled_scores;           // attention's scores are divided by sqrt(C / H); needs qkv_biases
     float epsilon;                // of LayerNorm
+    float dropout;                // the largest of its config.json, which training ignores
 } ModelConfig;
 
 // The mean number of keys that a query sees in `layer` for sequences of T: (T+1)/2, or
@@ -75,7 +78,10 @@ typedef struct ParameterInfo {
     int rows, columns;    // a matrix (rows, columns) as PyTorch stores it: (out, in); columns 0: a vector
     bool is_matrix;       // Linear and Embedding weights: what weight decay means by "matrices"
     bool is_projection;   // a matrix of a layer, which maps activations to others: what Muon steps
-    float fill;           // what a vector is initialised to
+    int stacked;          // matrices that it consists of, one below the other; Muon steps each by itself
+    bool is_transposed;   // files hold it as (in, out)
+    int role;             // what it is to the passes of its family
+    float fill;           // what a vector is initialised to; the deviation of a matrix, which is normal
 } ParameterInfo;
 
 // Tensors lie back to back in the order in which the forward pass uses them. The first is
@@ -90,9 +96,9 @@ typedef struct ParameterTable {
     size_t layer_begins[MODEL_MAX_LAYERS + 1]; // first element of each layer, and the end of the last one
 } ParameterTable;
 
-// Appends the tensor `prefix``name`. columns 0: a vector, initialised to `fill`.
-static inline void parameter_table_add(ParameterTable *table, const char *prefix, const char *name, int rows,
-                                       int columns, float fill) {
+// Appends the tensor `prefix``name`. columns 0: a vector.
+static inline ParameterInfo *parameter_table_add(ParameterTable *table, const char *prefix, const char *name,
+                                                 int rows, int columns, float fill) {
     ParameterInfo *entry = &table->entries[table->count++];
     memset(entry, 0, sizeof *entry);
     snprintf(entry->name, sizeof entry->name, "%s%s", prefix, name);
@@ -101,8 +107,10 @@ static inline void parameter_table_add(ParameterTable *table, const char *prefix
     entry->rows = rows;
     entry->columns = columns;
     entry->is_matrix = columns > 0;
+    entry->stacked = 1;
     entry->fill = fill;
     table->parameter_count += entry->count;
+    return entry;
 }
 
 // Call after the last tensor of the last layer; layer_begins of all layers are set.
@@ -121,7 +129,7 @@ static inline void parameter_table_free(ParameterTable *table) {
 }
 
 enum { INITIAL_BLOCK = 4096 };  // elements drawn from one stream of random numbers
-#define INITIAL_DEVIATION 0.02f // of the elements of a matrix, which are normal with mean 0
+#define INITIAL_DEVIATION 0.02f // of most matrices
 
 typedef struct ParameterInitialization {
     const ParameterTable *table;
@@ -141,7 +149,7 @@ static inline void parameters_initialize_task(void *context, int task, int threa
             random.state = random_hash(random_hash(work->seed, (uint64_t)task), j / INITIAL_BLOCK);
         }
         work->parameters[entry->offset + j] =
-            entry->is_matrix ? INITIAL_DEVIATION * (float)random_normal(&random) : entry->fill;
+            entry->is_matrix ? entry->fill * (float)random_normal(&random) : entry->fill;
     }
 }
 
@@ -200,12 +208,12 @@ typedef struct ModelQuery {
 typedef struct ModelFamily {
     const char *name;         // "model_type" in a config.json
     const char *architecture; // the class of transformers that loads such a model
-    const char *prefix;       // of the names in the parameter table; files may leave it out
 
     // The members of a config.json. read_config fills all of `config` but family and
     // name. write_config returns what is special to the family; hf_model.h adds the rest.
     bool (*read_config)(const json_t *root, const char *path, ModelConfig *config, Error *error);
     json_t *(*write_config)(const ModelConfig *config);
+    const char *prefix; // of the names in the parameter table; files may leave it out
     // Whether a tensor of a file, named without the prefix, is a constant that is no
     // parameter.
     bool (*is_constant)(const char *name, const ModelConfig *config);

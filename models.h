@@ -6,10 +6,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "gpt_neo.h"
+#include "gpt.h"
 #include "runtime/names.h"
 
-static const ModelFamily *const MODEL_FAMILIES[] = {&gpt_neo_family};
+static const ModelFamily *const MODEL_FAMILIES[] = {&gpt_neo_family, &gpt2_family};
 
 // window: of every second layer, which is local; 0: no layer is. The MLP is four times as
 // wide as the model.
@@ -22,13 +22,17 @@ typedef struct ModelPreset {
 // 125M as in the ACCO paper; 1.3B and 2.7B as EleutherAI publishes them. The paper gives
 // no sizes for its 36M model with a vocabulary of 10000: this is the published
 // TinyStories-33M with that vocabulary, 36.8M parameters. tiny reads bytes and has 0.86M
-// parameters.
+// parameters. The sizes of GPT-2 are OpenAI's: 124M, 355M, 774M and 1.56B parameters.
 static const ModelPreset MODEL_PRESETS[] = {
     {"tiny", &gpt_neo_family, 4, 128, 4, 64, 256, 256},
     {"36M", &gpt_neo_family, 4, 768, 16, 256, 1024, 10000},
     {"125M", &gpt_neo_family, 12, 768, 12, 256, 1024, 50257},
     {"1.3B", &gpt_neo_family, 24, 2048, 16, 256, 2048, 50257},
     {"2.7B", &gpt_neo_family, 32, 2560, 20, 256, 2048, 50257},
+    {"gpt2", &gpt2_family, 12, 768, 12, 0, 1024, 50257},
+    {"gpt2-medium", &gpt2_family, 24, 1024, 16, 0, 1024, 50257},
+    {"gpt2-large", &gpt2_family, 36, 1280, 20, 0, 1024, 50257},
+    {"gpt2-xl", &gpt2_family, 48, 1600, 25, 0, 1024, 50257},
 };
 
 enum { MODEL_PRESET_COUNT = sizeof MODEL_PRESETS / sizeof MODEL_PRESETS[0] };
@@ -45,6 +49,7 @@ static inline void model_config_from_preset(const ModelPreset *preset, ModelConf
     config->positions = preset->positions;
     config->vocabulary = preset->vocabulary;
     config->epsilon = 1e-5f;
+    config->qkv_biases = config->scaled_scores = preset->family == &gpt2_family;
     for (int l = 0; l < preset->layers; l++) { config->local[l] = preset->window > 0 && l % 2 == 1; }
 }
 
@@ -131,7 +136,7 @@ typedef struct Model {
     ModelSettings settings;
     void *gemm_workspace; // on a GPU (GEMM_WORKSPACE_BYTES)
     union {
-        GptNeo gpt_neo;
+        Gpt gpt;
     } state;
 } Model;
 

@@ -104,19 +104,22 @@ static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, 
 
 // What the optimizer needs to know of the model's tensors. decays_all: weight decay applies to
 // vectors, too. muon: it steps the matrices of the layers. Returns their number; `tensors` has room
-// for table->count.
+// for twice table->count.
 static inline int training_tensors(const ParameterTable *table, bool decays_all, bool muon,
                                    OptimizerTensor *tensors) {
     int count = 0;
     for (int i = 0; i < table->count; i++) {
         const ParameterInfo *entry = &table->entries[i];
         bool whole = muon && entry->is_projection;
-        OptimizerTensor tensor = {.begin = entry->offset,
-                                  .end = entry->offset + entry->count,
-                                  .decays = entry->is_matrix || decays_all,
-                                  .rows = whole ? entry->rows : 0,
-                                  .columns = whole ? entry->columns : 0};
-        optimizer_tensors_add(tensors, &count, tensor);
+        size_t part = entry->count / (size_t)entry->stacked;
+        for (int k = 0; k < entry->stacked; k++) {
+            OptimizerTensor tensor = {.begin = entry->offset + (size_t)k * part,
+                                      .end = entry->offset + (size_t)(k + 1) * part,
+                                      .decays = entry->is_matrix || decays_all,
+                                      .rows = whole ? entry->rows / entry->stacked : 0,
+                                      .columns = whole ? entry->columns : 0};
+            optimizer_tensors_add(tensors, &count, tensor);
+        }
     }
     return count;
 }

@@ -27,7 +27,8 @@
 
 enum {
     HF_MODEL_SHARD_NAME = 128,
-    HF_MODEL_NAMED_PROBLEMS = 4 // in one message
+    HF_MODEL_NAMED_PROBLEMS = 4, // in one message
+    HF_MODEL_PART = 1024         // floats of a transposed matrix that are read at a time
 };
 
 typedef struct HfModelFile {
@@ -141,9 +142,9 @@ static inline const char *hf_model_shape_text(int dimensions, const size_t *shap
     return text;
 }
 
-static inline int hf_model_shape(const ParameterInfo *info, size_t shape[2]) {
-    shape[0] = (size_t)info->rows;
-    shape[1] = (size_t)info->columns;
+static inline int hf_model_shape(const ParameterInfo *info, bool transposed, size_t shape[2]) {
+    shape[transposed] = (size_t)info->rows;
+    shape[!transposed] = (size_t)info->columns;
     return info->columns > 0 ? 2 : 1;
 }
 
@@ -168,7 +169,7 @@ static inline void hf_model_place(HfModel *model, const SafetensorsEntry *entry,
     if (*source != NULL) { hf_model_problem(problems, "%.80s occurs twice", entry->name); }
     *source = entry;
     size_t shape[2];
-    int dimensions = hf_model_shape(info, shape);
+    int dimensions = hf_model_shape(info, info->is_transposed, shape);
     char got[96], wanted[96];
     if (!safetensors_is_real(entry->type)) {
         hf_model_problem(problems, "%.80s is %s, allowed are F32, BF16, F16 and F64", entry->name,
@@ -258,7 +259,17 @@ static inline bool hf_model_open(HfModel *model, const char *directory, Error *e
 static inline void hf_model_read(const HfModel *model, float *parameters) {
     for (int i = 0; i < model->table.count; i++) {
         const ParameterInfo *info = &model->table.entries[i];
-        safetensors_read_floats(model->sources[i], 0, info->count, parameters + info->offset);
+        float *out = parameters + info->offset, part[HF_MODEL_PART];
+        if (!info->is_transposed) {
+            safetensors_read_floats(model->sources[i], 0, info->count, out);
+            continue;
+        }
+        size_t rows = (size_t)info->rows, columns = (size_t)info->columns;
+        for (size_t place = 0, count; place < info->count; place += count) {
+            count = size_min(HF_MODEL_PART, rows - place % rows);
+            safetensors_read_floats(model->sources[i], place, count, part);
+            for (size_t j = 0; j < count; j++) { out[(place % rows + j) * columns + place / rows] = part[j]; }
+        }
     }
 }
 
@@ -372,31 +383,47 @@ static inline bool hf_model_write_config(const char *directory, const ModelConfi
 // ---------------------------------------------------------------------------------------
 // Writing: the weights, and the whole directory
 
+// Writes the tensor's values (info->count) as files hold them; *sum goes on to their CRC-32.
+static inline bool hf_model_write_tensor(int descriptor, size_t place, const ParameterInfo *info,
+                                         const float *values, uint32_t *sum) {
+    size_t rows = (size_t)info->rows, bytes = info->count * sizeof(float);
+    float *turned = info->is_transposed ? (float *)malloc(bytes) : NULL;
+    for (size_t i = 0; i < info->count && turned != NULL; i++) {
+        turned[i] = values[i % rows * (size_t)info->columns + i / rows];
+    }
+    const float *written = info->is_transposed ? turned : values;
+    bool good = written != NULL && file_write_all(descriptor, written, bytes, (off_t)place);
+    if (good) { *sum = (uint32_t)crc32_z(*sum, (const Bytef *)written, bytes); }
+    free(turned);
+    return good;
+}
+
 // Writes model.safetensors into `directory`; *sum gets its CRC-32. parameters
 // (table->parameter_count), on the host: tensors lie in the file as in the table.
 static inline bool hf_model_write_weights(const char *directory, const ParameterTable *table,
                                           const float *parameters, uint32_t *sum, Error *error) {
     char path[PATH_MAX];
     SafetensorsPlan plan;
-    size_t bytes = table->parameter_count * sizeof(float);
     if (!path_within(path, directory, "model.safetensors", error)) { return false; }
     safetensors_plan_start(&plan);
     json_object_set_new(plan.tensors, "__metadata__",
                         json_pack("{s:s}", "format", "pt")); // transformers insists
     for (int i = 0; i < table->count; i++) {
         size_t shape[2];
-        int dimensions = hf_model_shape(&table->entries[i], shape);
-        safetensors_plan_add(&plan, table->entries[i].name, SAFETENSORS_F32, dimensions, shape);
+        const ParameterInfo *info = &table->entries[i];
+        int dimensions = hf_model_shape(info, info->is_transposed, shape);
+        safetensors_plan_add(&plan, info->name, SAFETENSORS_F32, dimensions, shape);
     }
     safetensors_plan_finish(&plan);
     int descriptor = safetensors_create(path, &plan, error) ? safetensors_join(path, &plan, error) : -1;
     bool good = descriptor >= 0;
-    if (good) {
-        good = file_write_all(descriptor, parameters, bytes, (off_t)plan.header_bytes);
-        good = file_finish(descriptor, path, good, error);
-        *sum = (uint32_t)crc32_z(0, (const Bytef *)plan.header, plan.header_bytes);
-        *sum = (uint32_t)crc32_z(*sum, (const Bytef *)parameters, bytes);
+    *sum = (uint32_t)crc32_z(0, (const Bytef *)plan.header, plan.header_bytes);
+    for (int i = 0; i < table->count && good; i++) {
+        const ParameterInfo *info = &table->entries[i];
+        good = hf_model_write_tensor(descriptor, plan.header_bytes + info->offset * sizeof(float), info,
+                                     parameters + info->offset, sum);
     }
+    if (descriptor >= 0) { good = file_finish(descriptor, path, good, error); }
     safetensors_plan_free(&plan);
     return good;
 }
@@ -453,7 +480,7 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
                      excerpt, strerror(reason), found ? ": did you mean " : "", candidate, found ? "?" : "");
 }
 
-// Writes a model that transformers' GPTNeoForCausalLM.from_pretrained loads. parameters
+// Writes a model that transformers' from_pretrained loads. parameters
 // (table->parameter_count), on the host. tokenizer: the directory or the tokenizer.json of a
 // tokenizer, which is copied beside the weights, or NULL. `directory` must not exist. True: all of it is on disk, but
 // for the name of `directory` itself. On failure the caller removes what there is.

@@ -99,7 +99,7 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
                 char name[128];
                 size_t shape[2];
                 if (!area_has(entry, vector->of_adamw && muon)) { continue; }
-                int dimensions = hf_model_shape(entry, shape);
+                int dimensions = hf_model_shape(entry, false, shape);
                 area_name(name, vector->name, of_workers ? worker : -1, entry->name);
                 safetensors_plan_add(&saver->plan, name, area_type(vector->saved), dimensions, shape);
             }

@@ -8,7 +8,8 @@
 // A sampler has an arena of its own, so training reserves nothing for it. Order of calls:
 //
 //   sampler_reserve, arena_commit
-//   either sampler_generate, or sampler_step and sampler_choose in turn
+//   either sampler_generate, which may be called again to go on with the text, or
+//   sampler_step and sampler_choose in turn
 #ifndef ACCO_EVALUATION_SAMPLE_H
 #define ACCO_EVALUATION_SAMPLE_H
 
@@ -18,10 +19,21 @@
 
 typedef struct Sampler {
     Model model;
-    float *sorted;       // (V), workspace of top-k
+    float *sorted;       // (V), workspace of top-k and top-p
+    float *adjusted;     // (V), workspace of the repetition penalty
+    int32_t *text;       // (positions): its tokens so far
     const float *logits; // (V), of the latest step
     int length;          // of the text so far
 } Sampler;
+
+// How the next token is chosen from the logits: the most probable one where the temperature
+// is 0, otherwise one drawn from softmax(logits / temperature).
+typedef struct Sampling {
+    double temperature;
+    int top_k;      // > 0: only the top_k largest logits, and those equal to the last of them
+    double top_p;   // below 1: of those only the most probable ones that together have this share
+    double penalty; // above 1: positive logits of tokens of the text are divided, others multiplied by it
+} Sampling;
 
 // Reserves memory for a stream with a pool of `threads`. The arena keeps pointers into
 // *sampler, which must not move before arena_commit.
@@ -30,8 +42,11 @@ static inline void sampler_reserve(Sampler *sampler, Arena *arena, const ModelCo
     settings.decodes = true;
     memset(sampler, 0, sizeof *sampler);
     model_reserve(&sampler->model, arena, config, &settings);
-    arena_reserve(arena, MEMORY_WORKSPACE, "top-k", (size_t)config->vocabulary * sizeof(float),
-                  &sampler->sorted);
+    size_t bytes = (size_t)config->vocabulary * sizeof(float);
+    arena_reserve(arena, MEMORY_WORKSPACE, "top-k", bytes, &sampler->sorted);
+    arena_reserve(arena, MEMORY_WORKSPACE, "repetition penalty", bytes, &sampler->adjusted);
+    arena_reserve(arena, MEMORY_WORKSPACE, "text", (size_t)config->positions * sizeof(int32_t),
+                  &sampler->text);
 }
 
 // Appends `token` to the text. Returns the logits (V) of the token that follows, valid
@@ -41,6 +56,7 @@ static inline const float *sampler_step(Sampler *sampler, Stream *stream, const 
                                         int32_t token) {
     Model *model = &sampler->model;
     if (sampler->length == model->config.positions) { return NULL; }
+    sampler->text[sampler->length] = token;
     sampler->logits = model->family->decode(&model->state, stream, parameters, sampler->length++, token);
     return sampler->logits;
 }
@@ -65,27 +81,56 @@ static inline float sampler_kth_largest(float *values, int count, int k) {
     return values[k - 1];
 }
 
-// Chooses the next token from the logits of the latest step: the most probable one where
-// the temperature is 0, otherwise one drawn from softmax(logits / temperature). With
-// top_k > 0 only the top_k largest logits, and those equal to the last of them, can be
-// drawn. Returns -1 if the logits are not numbers.
-static inline int32_t sampler_choose(Sampler *sampler, double temperature, int top_k, Random *random) {
+static inline int sampler_descending(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+// The least logit that may be drawn.
+static inline float sampler_least(Sampler *sampler, const float *logits, const Sampling *how) {
+    int V = sampler->model.config.vocabulary, kept = 0;
+    float *sorted = sampler->sorted, least = -INFINITY;
+    if (how->top_k > 0 && how->top_k < V) {
+        memcpy(sorted, logits, (size_t)V * sizeof(float));
+        least = sampler_kth_largest(sorted, V, how->top_k);
+    }
+    if (!(how->top_p < 1)) { return least; }
+    for (int v = 0; v < V; v++) {
+        if (logits[v] >= least) { sorted[kept++] = logits[v]; }
+    }
+    qsort(sorted, (size_t)kept, sizeof *sorted, sampler_descending);
+    double sum = 0.0, maximum = (double)sorted[0];
+    for (int i = 0; i < kept; i++) { sum += exp(((double)sorted[i] - maximum) / how->temperature); }
+    double left = how->top_p * sum;
+    int last = 0;
+    while (last < kept - 1 && (left -= exp(((double)sorted[last] - maximum) / how->temperature)) > 0) {
+        last++;
+    }
+    return sorted[last];
+}
+
+// Chooses the next token. Returns -1 if the logits are not numbers.
+static inline int32_t sampler_choose(Sampler *sampler, const Sampling *how, Random *random) {
     const float *logits = sampler->logits;
     int V = sampler->model.config.vocabulary;
-    int32_t best = logits_largest(as_reals_const(logits), V, PRECISION_FP32);
-    if (best < 0 || !(temperature > 0.0)) { return best; }
-    float least = -INFINITY;
-    if (top_k > 0 && top_k < V) {
-        memcpy(sampler->sorted, logits, (size_t)V * sizeof(float));
-        least = sampler_kth_largest(sampler->sorted, V, top_k);
+    if (how->penalty > 1) {
+        memcpy(sampler->adjusted, logits, (size_t)V * sizeof(float));
+        for (int i = 0; i < sampler->length; i++) {
+            float logit = logits[sampler->text[i]], penalty = (float)how->penalty;
+            sampler->adjusted[sampler->text[i]] = logit > 0 ? logit / penalty : logit * penalty;
+        }
+        logits = sampler->adjusted;
     }
+    int32_t best = logits_largest(as_reals_const(logits), V, PRECISION_FP32);
+    if (best < 0 || !(how->temperature > 0.0)) { return best; }
+    float least = sampler_least(sampler, logits, how);
     double sum = 0.0, maximum = (double)logits[best];
     for (int v = 0; v < V; v++) {
-        sum += logits[v] >= least ? exp(((double)logits[v] - maximum) / temperature) : 0.0;
+        sum += logits[v] >= least ? exp(((double)logits[v] - maximum) / how->temperature) : 0.0;
     }
     double left = random_uniform(random) * sum;
     for (int v = 0; v < V; v++) {
-        left -= logits[v] >= least ? exp(((double)logits[v] - maximum) / temperature) : 0.0;
+        left -= logits[v] >= least ? exp(((double)logits[v] - maximum) / how->temperature) : 0.0;
         if (left < 0.0 && logits[v] >= least) { return v; }
     }
     return best; // the sum was rounded, and the draw lay beyond all of it
@@ -104,14 +149,13 @@ typedef struct SamplerListener {
 // not fit. listener: or NULL.
 static inline int sampler_generate(Sampler *sampler, Stream *stream, const float *parameters,
                                    const int32_t *prompt, int prompt_count, int32_t *output, int count,
-                                   double temperature, int top_k, Random *random,
-                                   const SamplerListener *listener) {
+                                   const Sampling *how, Random *random, const SamplerListener *listener) {
     assert(prompt_count >= 1);
     for (int i = 0; i < prompt_count; i++) {
         if (sampler_step(sampler, stream, parameters, prompt[i]) == NULL) { return 0; }
     }
     for (int i = 0; i < count; i++) {
-        output[i] = sampler_choose(sampler, temperature, top_k, random);
+        output[i] = sampler_choose(sampler, how, random);
         if (output[i] < 0) { return i; }
         if (listener != NULL && !listener->on_token(listener->self, output[i])) { return i + 1; }
         if (i + 1 < count && sampler_step(sampler, stream, parameters, output[i]) == NULL) { return i + 1; }
@@ -130,8 +174,14 @@ typedef struct Sample {
     const SignalWatch *watch; // the text ends when a signal asks the run to stop; NULL: never
     TextCodec codec;
     const float *parameters; // (parameter_count), on the host
-    // The prompt and what was written after it, for the caller of sample_run to free; and
-    // how many bytes of it have been printed.
+    Arena arena;
+    Sampler sampler;
+    Stream here; // runs everything on this thread
+    Random random;
+    int32_t *output; // (sample_tokens)
+    int32_t last;    // the token at the end of the text that no step has seen; -1: none
+    // All prompts and what was written after them, for the caller of sample_close to free;
+    // and how many bytes of it have been printed.
     FILE *memory;
     char *text;
     size_t size, shown;
@@ -153,57 +203,101 @@ static inline bool sample_on_token(void *self, int32_t token) {
     return sample->watch == NULL || !signal_watch_is_asked(sample->watch);
 }
 
-// Prints the prompt and what the model writes after it, token by token. `sample` has
-// options, codec and parameters; the sampler gets an arena that ends with this call.
-static inline bool sample_run(Sample *sample, const ModelConfig *config, ThreadPool *pool, int threads,
-                              Error *error) {
+// Prints what heads a sample. `sample` has options, codec and parameters, and must stay where it
+// is until sample_close.
+static inline bool sample_open(Sample *sample, const ModelConfig *config, ThreadPool *pool, int threads,
+                               Error *error) {
     const Options *options = sample->options;
-    int positions = config->positions, count = (int)options->sample_tokens;
-    Arena arena;
-    Sampler sampler;
-    Stream here; // runs everything on this thread
-    TokenList prompt = {NULL, 0, 0};
-    memset(&arena, 0, sizeof arena);
-    memset(&here, 0, sizeof here);
-    here.pool = pool;
-    bool good = text_codec_encode(&sample->codec, options->prompt, &prompt, error);
-    if (good && prompt.count > (size_t)positions) {
-        good = error_set(error, "the prompt has %zu tokens, and the model %d positions: shorten --prompt",
-                         (size_t)prompt.count, positions);
+    const char *ids = sample->codec.kind == TEXT_CODEC_IDS ? "token ids" : "";
+    sample->here.pool = pool;
+    sample->random.state = random_hash((uint64_t)options->seed, SAMPLE_RANDOM_STREAM);
+    sample->last = -1;
+    sampler_reserve(&sample->sampler, &sample->arena, config, threads);
+    if (!arena_commit(&sample->arena, error)) { return false; }
+    sample->output = (int32_t *)calloc((size_t)options->sample_tokens, sizeof *sample->output);
+    sample->memory = sample->output != NULL ? open_memstream(&sample->text, &sample->size) : NULL;
+    if (sample->memory == NULL) { return error_set(error, "no memory for the text"); }
+    if (sample->commit >= 0) {
+        printf("%6lld sample%s%s\n", (long long)sample->commit, ids[0] != '\0' ? " of " : "", ids);
+        return true;
     }
-    if (good) { sampler_reserve(&sampler, &arena, config, threads); }
-    good = good && arena_commit(&arena, error);
-    int32_t *output = (int32_t *)calloc((size_t)count, sizeof *output);
-    sample->memory = good && output != NULL ? open_memstream(&sample->text, &sample->size) : NULL;
-    if (good && sample->memory == NULL) { good = error_set(error, "no memory for the text"); }
+    printf("\nsample     temperature %g, top-k %lld", options->temperature, (long long)options->top_k);
+    if (options->top_p < 1) { printf(", top-p %g", options->top_p); }
+    if (options->repetition_penalty > 1) { printf(", repetition penalty %g", options->repetition_penalty); }
+    printf("%s%s%s\n", ids[0] != '\0' ? ": " : "", ids, ids[0] != '\0' ? ", for there is no tokenizer" : "");
+    return true;
+}
+
+static inline void sample_close(Sample *sample) {
+    if (sample->memory != NULL) { fclose(sample->memory); }
+    free(sample->output);
+    arena_release(&sample->arena);
+}
+
+// Prints the prompt, if that is wanted, and what the model writes after it, token by token. The
+// text goes on from what it was.
+static inline bool sample_text(Sample *sample, const char *prompt, bool shows, Error *error) {
+    const Options *options = sample->options;
+    Sampler *sampler = &sample->sampler;
+    int positions = sampler->model.config.positions, before = sampler->length,
+        count = (int)options->sample_tokens;
+    TokenList tokens = {NULL, 0, 0};
+    Sampling how = {options->temperature, (int)options->top_k, options->top_p, options->repetition_penalty};
+    SamplerListener listener = {sample, sample_on_token};
+    bool good = sample->last < 0 || token_list_add(&tokens, sample->last) ||
+                error_set(error, "no memory for the prompt");
+    if (good && (prompt[0] != '\0' || tokens.count == 0)) {
+        good = text_codec_encode(&sample->codec, prompt, &tokens, error);
+    }
+    if (good && tokens.count > (size_t)(positions - before)) {
+        good = error_set(error, "the prompt has %zu tokens, and the model %d positions%s: %s", tokens.count,
+                         positions - before, before > 0 ? " left" : "",
+                         before > 0 ? "/reset begins another text" : "shorten it");
+    }
     if (good) {
-        Random random = {random_hash((uint64_t)options->seed, SAMPLE_RANDOM_STREAM)};
-        SamplerListener listener = {sample, sample_on_token};
-        bool ids = sample->codec.kind == TEXT_CODEC_IDS;
-        if (sample->commit >= 0) {
-            printf("%6lld sample%s\n", (long long)sample->commit, ids ? " of token ids" : "");
-        } else {
-            printf("\nsample     temperature %g, top-k %lld%s\n", options->temperature,
-                   (long long)options->top_k, ids ? ": token ids, for there is no tokenizer" : "");
-        }
-        fputs(options->prompt, sample->memory);
+        if (shows) { fputs(prompt, sample->memory); }
         sample_show(sample);
         int written =
-            sampler_generate(&sampler, &here, sample->parameters, prompt.ids, (int)prompt.count, output,
-                             count, options->temperature, (int)options->top_k, &random, &listener);
+            sampler_generate(sampler, &sample->here, sample->parameters, tokens.ids, (int)tokens.count,
+                             sample->output, count, &how, &sample->random, &listener);
         text_codec_print(&sample->codec, 0, true, sample->memory);
         sample_show(sample);
         printf("\n");
+        sample->last = written > 0 ? sample->output[written - 1] : -1;
         // The last token of a text that fills all positions stands behind them.
-        if (written < count && (int)prompt.count + written > positions) {
+        if (written < count && before + (int)tokens.count + written > positions) {
             printf("\n(ends after %d of %d tokens: the model has %d positions, the prompt included)\n",
                    written, count, positions);
         }
-        fclose(sample->memory);
     }
-    free(output);
-    arena_release(&arena);
-    token_list_free(&prompt);
+    token_list_free(&tokens);
+    return good;
+}
+
+// A text for each line of `input`; or, if it is interactive, one text that goes on with each line,
+// until a line says /reset.
+static inline bool sample_lines(Sample *sample, FILE *input, bool interactive, Error *error) {
+    char *line = NULL;
+    size_t room = 0;
+    bool good = true;
+    while (good) {
+        if (interactive) { printf("> "); }
+        fflush(stdout);
+        if (getline(&line, &room, input) < 0) {
+            if (interactive) { printf("\n"); }
+            break;
+        }
+        line[strcspn(line, "\r\n")] = '\0';
+        bool resets = interactive && strcmp(line, "/reset") == 0;
+        if (resets || !interactive) {
+            sample->sampler.length = 0;
+            sample->last = -1;
+        }
+        if (resets) { continue; }
+        good = sample_text(sample, line, !interactive, error);
+        if (interactive && !good) { good = printf("%s\n", error->text) > 0; }
+    }
+    free(line);
     return good;
 }
 
@@ -239,7 +333,9 @@ static inline void print_sample(Run *run, bool last) {
                                        data_loader_is_text(&run->data), run->config.vocabulary, &error);
         terminal_clear(&run->terminal);
         if (good) {
-            good = sample_run(&sample, &run->config, run->pool, run->threads.threads, &error);
+            good = sample_open(&sample, &run->config, run->pool, run->threads.threads, &error) &&
+                   sample_text(&sample, options->prompt, true, &error);
+            sample_close(&sample);
             text_codec_close(&sample.codec);
         }
         if (good) {
@@ -280,6 +376,13 @@ static inline int command_sample(const Options *options) {
                          model.config.vocabulary, &error)) {
         exit_user_mistake(&error);
     }
+    FILE *prompts = options->interactive          ? stdin
+                    : options->prompts[0] != '\0' ? fopen(options->prompts, "r")
+                                                  : NULL;
+    if (prompts == NULL && options->prompts[0] != '\0') {
+        error_set(&error, "--prompts: %.300s: %s", options->prompts, strerror(errno));
+        exit_user_mistake(&error);
+    }
     float *parameters = (float *)malloc(model.table.parameter_count * sizeof(float));
     launch_threads(1, (int)options->threads, &threads);
     ThreadPool *pool = thread_pool_create(threads.threads, true);
@@ -288,9 +391,13 @@ static inline int command_sample(const Options *options) {
     if (good) {
         hf_model_read(&model, parameters);
         sample.parameters = parameters;
-        good = sample_run(&sample, &model.config, pool, threads.threads, &error);
+        good = sample_open(&sample, &model.config, pool, threads.threads, &error) &&
+               (prompts != NULL ? sample_lines(&sample, prompts, options->interactive, &error)
+                                : sample_text(&sample, options->prompt, true, &error));
+        sample_close(&sample);
     }
     if (!good) { exit_user_mistake(&error); }
+    if (prompts != NULL) { fclose(prompts); }
     text_codec_close(&sample.codec);
     thread_pool_destroy(pool);
     free(parameters);

@@ -17,6 +17,7 @@
 
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/bias.h"
 #include "kernels/cpu/buffers.h"
 #include "kernels/cpu/cross_entropy.h"
 #include "kernels/cpu/embedding.h"
@@ -33,6 +34,7 @@
 #ifdef ACCO_HAVE_CUDA
 #include "kernels/cuda/adamw.cuh"
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/bias.cuh"
 #include "kernels/cuda/buffers.cuh"
 #include "kernels/cuda/cross_entropy.cuh"
 #include "kernels/cuda/embedding.cuh"
@@ -176,6 +178,7 @@ LAYER(embedding_backward, Embedding)
 LAYER(layernorm_forward, Layernorm)
 LAYER(layernorm_backward, Layernorm)
 LAYER(attention, Attention) // forward; with a d_qkv backward, from what forward has written
+LAYER(bias_add, Bias)       // forward; with a d_bias backward
 // Forward leaves in `saved` what backward needs. On the CPU that is the derivative, which
 // costs more to compute again than to keep; on a GPU `saved` does not change, and the
 // same call computes the output again.

@@ -136,8 +136,9 @@ typedef struct Options {
     int64_t sample_tokens; // 0: none
     int64_t sample_every;  // commits; 0: only at the end
     int64_t top_k;         // 0: off
-    double temperature;
-    OptionText prompt;
+    double temperature, top_p, repetition_penalty;
+    OptionText prompt, prompts; // empty: none
+    bool interactive;
 
     // Plans.
     OptionText like;                       // a run; empty: none

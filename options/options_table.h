@@ -280,11 +280,11 @@ static const OptionSpec option_table[] = {
      "one more copy of the parameters."},
 
     {OPTION("model", DATA, COMPARED_APART), TEXT_OPTION(model, "tiny", 1, "NAME|PATH"), .help =
-     "A preset (tiny, 36M, 125M, 1.3B, 2.7B) or the path of a Hugging Face config.json with model_type "
-     "gpt_neo."},
+     "A preset (of GPT-Neo: tiny, 36M, 125M, 1.3B, 2.7B; of GPT-2: gpt2, gpt2-medium, gpt2-large, "
+     "gpt2-xl) or the path of a Hugging Face config.json with model_type gpt_neo or gpt2."},
     {OPTION("from", DATA, COMPARED_APART), TEXT_OPTION(from, "", 0, "DIR"),
      .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION, .instead_of = "model, finetune", .help =
-     "A Hugging Face directory of a GPT-Neo model to start from (config.json and model.safetensors), or a "
+     "A Hugging Face directory of a GPT-2 or GPT-Neo to start from (config.json and model.safetensors), or a "
      "checkpoint, which contains one, or a run, for its newest checkpoint. It takes the place of --model."},
     {OPTION("finetune", DATA, COMPARED_APART), TEXT_OPTION(finetune, "", 0, "DIR"), .instead_of = "model",
      .help =
@@ -504,6 +504,19 @@ static const OptionSpec option_table[] = {
     {OPTION("top-k", SAMPLE, SAME_BITS), INTEGER_OPTION(top_k, "40", 1, 1e6, "N"), .word = "off",
      .commands = FOR_TRAINING | FOR_SAMPLES, .help =
      "Chooses only among the N most likely tokens, which keeps odd tokens out."},
+    {OPTION("top-p", SAMPLE, SAME_BITS), REAL_OPTION(top_p, "1", 1e-6, 1, "X"),
+     .commands = FOR_TRAINING | FOR_SAMPLES, .help =
+     "Chooses only among the most likely tokens that together have this share of the probability."},
+    {OPTION("repetition-penalty", SAMPLE, SAME_BITS), REAL_OPTION(repetition_penalty, "1", 1, 100, "X"),
+     .commands = FOR_TRAINING | FOR_SAMPLES, .help =
+     "Above 1: tokens that the text has already become less likely. 1.2 is much."},
+    {OPTION("prompts", SAMPLE, SAME_BITS), TEXT_OPTION(prompts, "", 0, "FILE"), .commands = FOR_SAMPLES,
+     .instead_of = "prompt", .help =
+     "A file with a prompt in each line, each of which gets a sample of its own."},
+    {OPTION("interactive", SAMPLE, SAME_BITS), SWITCH_OPTION(interactive, "off"), .commands = FOR_SAMPLES,
+     .instead_of = "prompt, prompts", .help =
+     "Asks for a prompt, writes what follows, and asks again: the text goes on. /reset begins another one; "
+     "the end of the input ends it."},
     {OPTION("prompt", SAMPLE, SAME_BITS), TEXT_OPTION(prompt, "", 0, "TEXT"),
      .commands = FOR_TRAINING | FOR_SAMPLES, .excludes = "sample-tokens none", .help =
      "What the sample starts with, at most 1023 bytes. Empty: the model starts by itself. Models that read "

@@ -163,18 +163,27 @@ static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
     if (hosts > MOST) { fprintf(file, "           and %d more: log.jsonl has all\n", hosts - MOST); }
 }
 
+static inline void print_model(const Run *run) {
+    const ModelConfig *config = &run->config;
+    char window[32] = "";
+    if (config->window > 0) { snprintf(window, sizeof window, "window %d, ", config->window); }
+    printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, %s%d positions, "
+           "vocabulary %d\n",
+           config->name, (double)run->table.parameter_count / 1e6, config->layers, config->channels,
+           config->heads, window, config->positions, config->vocabulary);
+    if (config->dropout > 0) {
+        printf("           no dropout: that of its config.json, %g, is ignored\n", (double)config->dropout);
+    }
+}
+
 // The start-up block, once everything in it is known.
 static inline void print_start(Run *run, const Hello *hellos) {
     const Options *options = &run->options;
     const Transport *transport = &run->transport;
-    const ModelConfig *config = &run->config;
     char data[512], warning[256];
     data_loader_describe(&run->data, data, sizeof data);
     printf("acco.c %s\n", ACCO_VERSION);
-    printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, window %d, %d positions, "
-           "vocabulary %d\n",
-           config->name, (double)run->table.parameter_count / 1e6, config->layers, config->channels,
-           config->heads, config->window, config->positions, config->vocabulary);
+    print_model(run);
     printf("data       %s\n", data);
     int64_t batches = validation_batches(run), asked = options->val_batches;
     if (batches != asked) {

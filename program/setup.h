@@ -23,7 +23,7 @@ static inline bool choose_model(Run *run, Error *error) {
                          (long long)options->seq_len, positions, run->config.name, positions);
     }
     run->config.family->table(&run->config, &run->table);
-    run->tensors = (OptimizerTensor *)calloc((size_t)run->table.count, sizeof *run->tensors);
+    run->tensors = (OptimizerTensor *)calloc(2 * (size_t)run->table.count, sizeof *run->tensors);
     run->tensor_count = training_tensors(&run->table, options->decay == DECAY_ALL,
                                          options->inner == INNER_MUON, run->tensors);
     if (options_leave(options, &options->micro_batch)) {

@@ -5,18 +5,18 @@
 
 #include "models.h"
 
-static inline float gpt_neo_loss_and_gradients(GptNeo *model, Stream *stream, const void *parameters,
-                                               float *gradients, const int32_t *tokens,
-                                               const int32_t *targets, const Pace *pace) {
-    const float *losses = gpt_neo_gradients(model, stream, parameters, gradients, tokens, targets, pace);
-    return losses_mean(stream, losses, targets, gpt_neo_rows(model));
+static inline float gpt_loss_and_gradients(Gpt *model, Stream *stream, const void *parameters,
+                                           float *gradients, const int32_t *tokens, const int32_t *targets,
+                                           const Pace *pace) {
+    const float *losses = gpt_gradients(model, stream, parameters, gradients, tokens, targets, pace);
+    return losses_mean(stream, losses, targets, gpt_rows(model));
 }
 
-static inline float gpt_neo_loss(GptNeo *model, Stream *stream, const void *parameters, const int32_t *tokens,
-                                 const int32_t *targets) {
+static inline float gpt_loss(Gpt *model, Stream *stream, const void *parameters, const int32_t *tokens,
+                             const int32_t *targets) {
     ModelQuery query = {.B = model->settings.B, .T = model->settings.T, .tokens = tokens, .targets = targets};
     query.count = query.B * query.T;
-    const float *losses = gpt_neo_losses(model, stream, parameters, &query, NULL);
+    const float *losses = gpt_losses(model, stream, parameters, &query, NULL);
     return losses_mean(stream, losses, targets, (size_t)query.count);
 }
 

@@ -1,4 +1,4 @@
-"""Converts a GPT-Neo from pytorch_model.bin to model.safetensors, which train_gpt loads.
+"""Converts a GPT-2 or GPT-Neo from pytorch_model.bin to model.safetensors, which train_gpt loads.
 
     python -m tokenizer.from_pytorch DIR OUT
     ./train_gpt sample --from OUT --prompt 'Once upon a time'
@@ -24,7 +24,7 @@ from tokenizer.pytorch_file import PytorchError, PytorchFile, Tensor
 SINGLE, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json",
           "merges.txt", "added_tokens.json", "special_tokens_map.json")
-BUFFERS = (".attn.attention.bias", ".attn.attention.masked_bias")
+BUFFERS = (".attn.attention.bias", ".attn.attention.masked_bias", ".attn.bias", ".attn.masked_bias")
 HEAD = "lm_head.weight"
 EMBEDDINGS = ("transformer.wte.weight", "wte.weight")
 ALIGNMENT = 64  # of the data, for programs that map the file
@@ -71,7 +71,7 @@ def untie(sources: dict[str, Source]) -> None:
         return
     file, tensor = sources.pop(HEAD)
     if file.read(tensor) != embedding[0].read(embedding[1]):
-        raise PytorchError(f"{file.path}: {HEAD} differs from the embedding; in GPT-Neo they are the same matrix")
+        raise PytorchError(f"{file.path}: {HEAD} differs from the embedding; they must be the same matrix")
 
 
 def write_safetensors(path: Path, sources: dict[str, Source]) -> int:

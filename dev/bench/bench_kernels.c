@@ -28,7 +28,7 @@ typedef struct Span {
 typedef struct Bench {
     ModelConfig config;
     int B, T, threads, rounds;
-    GptNeo model;
+    Gpt model;
     Arena arena;
     Stream stream;
     ParameterTable table;
@@ -117,22 +117,21 @@ static void time_linear(Bench *bench, bool by_library, Linear linear, double tim
 // Seconds per FLOP over the products of one step. Those of one layer are run once and
 // counted L times, those of the head as often as there are chunks.
 static Span time_own_shapes(Bench *bench, bool by_library) {
-    GptNeo *model = &bench->model;
+    Gpt *model = &bench->model;
     int rows = bench->B * bench->T, C = bench->config.channels, F = bench->config.mlp_channels,
         wide = model->d_wide_stride, chunk = model->chunk;
     int V = bench->config.vocabulary;
     double flops = 0.0, L = bench->config.layers;
     Span seconds = {0.0, 0.0};
     Real *normal = model->normals, *branch = model->branch, *d_wide = model->d_wide;
-    Linear qkv = linear_of(normal, branch, d_wide, C, wide, rows, C, 3 * C, gpt_neo_at(model, 0, TENSOR_Q));
+    Linear qkv = linear_of(normal, branch, d_wide, C, wide, rows, C, 3 * C, gpt_at(model, 0, TENSOR_Q));
     Linear out = linear_of(model->attention, branch, model->d_residual, C, C, rows, C, C,
-                           gpt_neo_at(model, 0, TENSOR_OUT_WEIGHT));
-    Linear fc =
-        linear_of(normal, branch, d_wide, C, wide, rows, C, F, gpt_neo_at(model, 0, TENSOR_FC_WEIGHT));
+                           gpt_at(model, 0, TENSOR_OUT_WEIGHT));
+    Linear fc = linear_of(normal, branch, d_wide, C, wide, rows, C, F, gpt_at(model, 0, TENSOR_FC_WEIGHT));
     Linear proj = linear_of(model->mlp_hidden, d_wide, model->d_residual, wide, C, rows, F, C,
-                            gpt_neo_at(model, 0, TENSOR_PROJ_WEIGHT));
-    Linear head = linear_of(gpt_neo_hidden(model), branch, model->logits, C, V, chunk, C, V,
-                            model->offsets[GPT_NEO_WTE]);
+                            gpt_at(model, 0, TENSOR_PROJ_WEIGHT));
+    Linear head =
+        linear_of(gpt_hidden(model), branch, model->logits, C, V, chunk, C, V, model->offsets[GPT_WTE]);
     time_linear(bench, by_library, qkv, L, &seconds, &flops);
     time_linear(bench, by_library, out, L, &seconds, &flops);
     time_linear(bench, by_library, fc, L, &seconds, &flops);
@@ -159,7 +158,7 @@ static Span time_square(Bench *bench, bool by_library) {
 
 static void bench_open(Bench *bench) {
     Error error;
-    gpt_neo_parameter_table(&bench->config, &bench->table);
+    gpt_parameter_table(&bench->config, &bench->table);
     size_t bytes = bench->table.parameter_count * sizeof(float), rows = (size_t)bench->B * (size_t)bench->T;
     arena_reserve(&bench->arena, MEMORY_PARAMETERS, "parameters", bytes, &bench->parameters);
     arena_reserve(&bench->arena, MEMORY_GRADIENTS, "gradients", bytes, &bench->gradients);
@@ -170,7 +169,7 @@ static void bench_open(Bench *bench) {
                       &bench->square[i]);
     }
     ModelSettings settings = model_on_cpu(bench->B, bench->T, bench->threads);
-    gpt_neo_reserve(&bench->model, &bench->arena, &bench->config, &settings);
+    gpt_reserve(&bench->model, &bench->arena, &bench->config, &settings);
     if (!arena_commit(&bench->arena, &error)) {
         fprintf(stderr, "%s\n", error.text);
         exit(EXIT_USER_MISTAKE);
@@ -191,13 +190,13 @@ static void bench_open(Bench *bench) {
 }
 
 static void bench_rounds(Bench *bench) {
-    gpt_neo_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients,
-                               bench->tokens, bench->targets, NULL); // warm
+    gpt_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens,
+                           bench->targets, NULL); // warm
     bench->model.operation_seconds = bench->operations;
     for (int round = 0; round < bench->rounds; round++) {
         Span started = span_now(bench), *best = &bench->yardstick[round];
-        gpt_neo_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients,
-                                   bench->tokens, bench->targets, NULL);
+        gpt_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients,
+                               bench->tokens, bench->targets, NULL);
         bench->seconds[round] = span_since(bench, started);
         best->wall = best->processor = INFINITY;
         for (int kind = 0; kind < 4; kind++) {
@@ -210,7 +209,7 @@ static void bench_rounds(Bench *bench) {
 }
 
 static void bench_report(Bench *bench) {
-    // In the order of GptNeoOperation.
+    // In the order of GptOperation.
     static const char *const operations[OPERATION_COUNT] = {"embedding",
                                                             "layernorm",
                                                             "linear forward",

@@ -921,15 +921,15 @@ static void choose_shapes(Bench *bench, const char *model, int B, int T) {
     }
     const ModelConfig *config = &bench->config;
     ParameterTable table;
-    gpt_neo_parameter_table(config, &table);
+    gpt_parameter_table(config, &table);
     bench->elements = table.parameter_count < (size_t)64 << 20 ? table.parameter_count : (size_t)64 << 20;
     parameter_table_free(&table);
     bench->B = B;
     bench->T = T;
     bench->rows = B * T;
     bench->wide = 3 * config->channels > config->mlp_channels ? 3 * config->channels : config->mlp_channels;
-    bench->logits_stride = gpt_neo_logits_stride(config->vocabulary, true);
-    bench->chunk = gpt_neo_chunk_rows(bench->rows, bench->logits_stride, PRECISION_BF16, true);
+    bench->logits_stride = gpt_logits_stride(config->vocabulary, true);
+    bench->chunk = gpt_chunk_rows(bench->rows, bench->logits_stride, PRECISION_BF16, true);
 }
 
 // Host and device agree on the tokens: they are brought back once.

@@ -55,9 +55,13 @@ static void launch_layers(Stream *stream, const ModelConfig *config) {
         call_attention_backward(stream, reals, 3 * C, floats, reals, reals, reals, floats, 1, T, C,
                                 config->heads, window);
     }
+    Bias bias = {reals, reals, NULL, floats, T, 3 * C, 3 * C, C, 0.125f};
+    bias_add(stream, &bias);
+    bias.d_bias = floats;
+    bias_add(stream, &bias);
     call_gelu_forward(stream, reals, reals, reals, T, F);
     call_gelu_backward(stream, reals, F, floats, floats, reals, reals, T, F);
-    cross_entropy(stream, reals, gpt_neo_logits_stride(config->vocabulary, true), floats, numbers, T,
+    cross_entropy(stream, reals, gpt_logits_stride(config->vocabulary, true), floats, numbers, T,
                   config->vocabulary, 1.0f);
     call_embedding_backward(stream, floats, floats, floats, reals, numbers, numbers, 1, T, C);
 }

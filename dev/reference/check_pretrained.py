@@ -4,7 +4,7 @@
     make build/test/test_hf_model
     python dev/reference/check_pretrained.py [--program build/test/test_hf_model]
 
-For models of three odd sizes, transformers saves random weights in every way that it knows: one file, shards, the bare
+For models of five odd sizes, two of them GPT-2, transformers saves random weights in every way that it knows: one file, shards, the bare
 model (names without "transformer."), float32, bfloat16, float16. test_hf_model loads the directory, computes logits, and
 saves it again, in float32. from_pretrained must load what was saved, with
 
@@ -22,13 +22,13 @@ import tempfile
 import torch
 from make_pretrained import compute_logits, make_config, make_model, make_tokens
 from safetensors.torch import load_file, save_file
-from transformers import GPTNeoConfig, GPTNeoForCausalLM, logging
+from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoConfig, logging
 
 TOLERANCE = 1e-4
 
 
 def configurations():
-    """(name, configuration, T): three odd sizes."""
+    """(name, configuration, T): odd sizes of both families."""
     yield "tiny", make_config(), 13
     yield "five layers", GPTNeoConfig(
         vocab_size=211, max_position_embeddings=67, hidden_size=36, num_layers=5, num_heads=3, intermediate_size=None, window_size=7,
@@ -36,6 +36,11 @@ def configurations():
     yield "one layer", GPTNeoConfig(
         vocab_size=11, max_position_embeddings=5, hidden_size=7, num_layers=1, num_heads=7, intermediate_size=5, window_size=2,
         attention_types=[[["local"], 1]], layer_norm_epsilon=1e-6, bos_token_id=0, eos_token_id=0), 3
+    yield "GPT-2", GPT2Config(
+        vocab_size=71, n_positions=23, n_embd=15, n_layer=3, n_head=3, n_inner=None, bos_token_id=0, eos_token_id=0), 23
+    yield "GPT-2 unscaled", GPT2Config(
+        vocab_size=13, n_positions=9, n_embd=10, n_layer=1, n_head=1, n_inner=7, scale_attn_weights=False, layer_norm_epsilon=1e-6,
+        bos_token_id=0, eos_token_id=0), 8
 
 
 def variants():
@@ -49,7 +54,7 @@ def variants():
 
 def load(directory):
     """The model, and what from_pretrained complains about. config.json must say float32."""
-    model, remarks = GPTNeoForCausalLM.from_pretrained(directory, dtype="auto", output_loading_info=True)
+    model, remarks = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", output_loading_info=True)
     remarks["dtype"] = model.dtype if model.dtype != torch.float32 else None
     return model.eval(), [f"{key}: {value}" for key, value in remarks.items() if value]
 
@@ -64,10 +69,11 @@ def differing_weights(model, others):
 def differing_settings(model, other):
     """Names of settings that matter and differ."""
     names = ("attention_layers", "window_size", "layer_norm_epsilon", "intermediate_size", "hidden_size", "num_heads", "vocab_size",
-             "max_position_embeddings", "activation_function", "tie_word_embeddings")
+             "max_position_embeddings", "activation_function", "tie_word_embeddings", "n_embd", "n_layer", "n_head", "n_inner",
+             "n_positions", "scale_attn_weights")
     mine, theirs = (dict(vars(each.config)) for each in (model, other))
-    inner = 4 * mine["hidden_size"]
-    return [name for name in names if (mine[name] or inner) != (theirs[name] or inner)]
+    inner = 4 * model.config.hidden_size
+    return [name for name in names if name in mine and (mine[name] or inner) != (theirs[name] or inner)]
 
 
 def distance(logits, expected):
@@ -114,7 +120,7 @@ def main():
                 files = len(list(source.glob("model*.safetensors")))
                 wrong, ours, theirs = check(arguments.program, source, pathlib.Path(directory) / "to", model)
                 verdict = "differs: " + ", ".join(wrong) if wrong else f"same weights; logits {ours:.1e} here, {theirs:.1e} there"
-                print(f"{size:12} {variant:10} in {files} files  {verdict}")
+                print(f"{size:14} {variant:10} in {files} files  {verdict}")
                 failures += bool(wrong)
     sys.exit(1 if failures else 0)
 

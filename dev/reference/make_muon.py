@@ -67,7 +67,7 @@ def model_values():
     others = [p for name, p in named.items() if ".h." not in name or p.dim() != 2]
     groups = [{"params": [p for p in others if p.dim() == 2], "weight_decay": WEIGHT_DECAY},
               {"params": [p for p in others if p.dim() == 1], "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, lr=MODEL_RATE, betas=(base.BETA1, base.BETA2), eps=base.EPSILON, foreach=False)
+    adamw = torch.optim.AdamW(groups, lr=MODEL_RATE, betas=(base.BETA1, base.BETA2), eps=reference.epsilon, foreach=False)
     optimizers = (muon(matrices, MODEL_RATE), adamw)
     losses = []
     for _ in range(base.STEPS):

@@ -14,7 +14,7 @@ import sys
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPTNeoConfig, GPTNeoForCausalLM
+from transformers import AutoModelForCausalLM, GPTNeoConfig
 
 BATCH_SIZE, SEQUENCE_LENGTH, SEED = 2, 13, 6
 
@@ -29,7 +29,7 @@ def make_config():
 def make_model(config, seed):
     """Random weights, ten times as large as in training: attention far from uniform, GELU far from linear; no bias is 0."""
     torch.manual_seed(seed)
-    model = GPTNeoForCausalLM(config).eval()
+    model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             constant = 1.0 if ".ln_" in name and name.endswith(".weight") else 0.0
@@ -51,7 +51,7 @@ def compute_logits(model, tokens):
 def check(directory):
     """Whether the stored directory gives the stored logits."""
     stored = load_file(directory / "logits.safetensors")
-    model = GPTNeoForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     difference = (compute_logits(model, stored["tokens"].long()) - stored["logits"]).abs().max().item()
     print(f"largest difference of a logit: {difference:.1e}")
     return difference <= 1e-4

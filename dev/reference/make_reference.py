@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes test/reference/NAME.safetensors: what Hugging Face's GPT-Neo computes on small odd shapes.
+"""Makes test/reference/NAME.safetensors: what Hugging Face's GPT-Neo and GPT-2 compute on small odd shapes.
 
     python dev/reference/make_reference.py            writes the files and prints what fp32 rounding does to the values
     python dev/reference/make_reference.py --check    recomputes and compares with the files, exit 1 where they differ
@@ -10,7 +10,7 @@ their own and a float32 program may be compared as tightly as its own rounding a
 WEIGHTS are not stored. Every one is an exact float32 that any language makes bit for bit from its Hugging Face name:
 
     state = FNV1a64(name) XOR seed                  seed: of the configuration, in the file's metadata
-    for element 0, 1, 2 ... in row-major order of the tensor as Hugging Face stores it, Linear weights (out, in):
+    for element 0, 1, 2 ... in row-major order of the tensor as Hugging Face stores it, Linear weights (out, in), Conv1D (in, out):
         state += 0x9E3779B97F4A7C15                                                       (all arithmetic modulo 2^64)
         z = state;  z = (z ^ z>>30) * 0xBF58476D1CE4E5B9;  z = (z ^ z>>27) * 0x94D049BB133111EB;  z = z ^ z>>31
         value = ((z >> 48) - 32768) / 32768 * scale                                       uniform in [-scale, scale)
@@ -39,11 +39,11 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.numpy import save
-from transformers import GPTNeoConfig, GPTNeoForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoConfig, GPTNeoForCausalLM
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 
 STEPS = 10
-LEARNING_RATE, BETA1, BETA2, EPSILON, WEIGHT_DECAY = 1e-3, 0.9, 0.95, 1e-8, 0.1
+LEARNING_RATE, BETA1, BETA2, WEIGHT_DECAY = 1e-3, 0.9, 0.95, 0.1
 LAYER_NORM_EPSILON = 1e-5
 WORD = (1 << 64) - 1
 
@@ -60,7 +60,7 @@ class Reference:
     channels: int
     heads: int
     inner: int
-    window: int
+    window: int  # 0: it is a GPT-2
     positions: int
     vocabulary: int
     seed: int
@@ -69,6 +69,8 @@ class Reference:
     scale_embeddings: float = 0.5
     scale_biases: float = 0.125
     scale_layernorm: float = 0.25
+    epsilon: float = 1e-8  # AdamW's. A bias of GPT-2's keys moves no probability: its gradient is 0 but for rounding,
+    # which AdamW would enlarge to steps of full length
 
 
 REFERENCES = (
@@ -78,6 +80,14 @@ REFERENCES = (
               1, 37, "gl", 64, 1, 17, 64, 37, 101, 2, 0.125, "none"),
     Reference("masked_targets", "odd B and L; targets that do not count, one row without any that does",
               3, 19, "glg", 24, 3, 27, 7, 31, 97, 3, 0.25, "some"),
+    Reference("gpt2_three_heads", "GPT-2; three heads of 3; spare positions",
+              2, 7, "gg", 9, 3, 14, 0, 8, 19, 4, 0.5, "none", epsilon=1e-5),
+    Reference("gpt2_one_head", "GPT-2; one head of 10; inner below C; one sequence, as long as the positions",
+              1, 12, "g", 10, 1, 5, 0, 12, 23, 5, 0.5, "none", epsilon=1e-5),
+    Reference("gpt2_masked_targets", "GPT-2; three layers, two heads of 3; targets that do not count",
+              3, 7, "ggg", 6, 2, 11, 0, 9, 17, 6, 0.5, "some", epsilon=1e-5),
+    Reference("gpt2_wide_head", "GPT-2; two heads of 7; V below C",
+              1, 5, "g", 14, 2, 29, 0, 6, 13, 7, 0.25, "none", epsilon=1e-5),
 )
 
 
@@ -158,21 +168,36 @@ def attention_types(layers):
     return [[[{"g": "global", "l": "local"}[letter]], 1] for letter in layers]
 
 
-def make_model(reference, dtype=torch.float64, own_attention=True):
-    """GPTNeoForCausalLM with the formula's weights; own_attention: False leaves the cast to float32 in."""
-    config = GPTNeoConfig(
+def gpt2_config(reference):
+    """Of a GPT-2."""
+    return GPT2Config(
+        vocab_size=reference.vocabulary, n_positions=reference.positions, n_embd=reference.channels,
+        n_layer=len(reference.layers), n_head=reference.heads, n_inner=reference.inner, activation_function="gelu_new",
+        layer_norm_epsilon=LAYER_NORM_EPSILON, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=True,
+        use_cache=False, bos_token_id=0, eos_token_id=0)
+
+
+def gpt_neo_config(reference):
+    """Of a GPT-Neo."""
+    return GPTNeoConfig(
         vocab_size=reference.vocabulary, max_position_embeddings=reference.positions,
         hidden_size=reference.channels, num_layers=len(reference.layers), num_heads=reference.heads,
         intermediate_size=reference.inner, window_size=reference.window, attention_types=attention_types(reference.layers),
         activation_function="gelu_new", layer_norm_epsilon=LAYER_NORM_EPSILON, resid_dropout=0.0, embed_dropout=0.0,
         attention_dropout=0.0, tie_word_embeddings=True, use_cache=False, bos_token_id=0, eos_token_id=0)
+
+
+def make_model(reference, dtype=torch.float64, own_attention=True):
+    """The model with the formula's weights; own_attention: False leaves GPT-Neo's cast to float32 in."""
+    gpt2 = reference.window == 0
+    config = gpt2_config(reference) if gpt2 else gpt_neo_config(reference)
     config._attn_implementation = "eager"
-    model = GPTNeoForCausalLM(config).to(dtype)
+    model = (GPT2LMHeadModel if gpt2 else GPTNeoForCausalLM)(config).to(dtype)
     assert model.lm_head.weight is model.transformer.wte.weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(make_weights(name, tuple(parameter.shape), reference))
-    if own_attention:
+    if own_attention and not gpt2:
         for block in model.transformer.h:
             block.attn.attention.__class__ = DoubleAttention
     return model.train()
@@ -195,22 +220,32 @@ def plain_gelu(x):
 
 
 def plain_logits(p, tokens, reference):
-    """GPT-Neo written out from its specification; p(name) gives a parameter. Guards against changes in the library."""
-    (B, T), H = tokens.shape, reference.heads
+    """Both written out from their specification; p(name) gives a parameter. Guards against changes in the library."""
+    (_, T), H, gpt2 = tokens.shape, reference.heads, reference.window == 0
+
+    def matrix(name):
+        """(in, out), as GPT-2's Conv1D stores it."""
+        return p(name) if gpt2 else p(name).T
+
     i, j = torch.arange(T)[:, None], torch.arange(T)[None, :]
     x = p("wte.weight")[tokens] + p("wpe.weight")[:T]  # (B, T, C)
     for layer, kind in enumerate(reference.layers):
         h = f"h.{layer}."
-        attention = h + "attn.attention."
+        attention = h + "attn." if gpt2 else h + "attn.attention."
+        last = attention + ("c_proj" if gpt2 else "out_proj")
         y = plain_layer_norm(x, p(h + "ln_1.weight"), p(h + "ln_1.bias"))
-        q, k, v = ((y @ p(f"{attention}{c}_proj.weight").T).unflatten(-1, (H, -1)).transpose(1, 2) for c in "qkv")
+        if gpt2:
+            qkv = (y @ p(attention + "c_attn.weight") + p(attention + "c_attn.bias")).chunk(3, -1)
+        else:
+            qkv = [y @ p(f"{attention}{c}_proj.weight").T for c in "qkv"]
+        q, k, v = (part.unflatten(-1, (H, -1)).transpose(1, 2) for part in qkv)
         keep = (j <= i) & (j > i - reference.window) if kind == "l" else j <= i
-        scores = torch.where(keep, q @ k.transpose(-1, -2), -torch.inf)  # (B, H, T, T), no 1/sqrt(D)
-        heads = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
-        x = x + heads @ p(attention + "out_proj.weight").T + p(attention + "out_proj.bias")
+        scores = q @ k.transpose(-1, -2) / (q.size(-1) ** 0.5 if gpt2 else 1)  # (B, H, T, T), no 1/sqrt(D) in GPT-Neo
+        heads = (torch.where(keep, scores, -torch.inf).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        x = x + heads @ matrix(last + ".weight") + p(last + ".bias")
         y = plain_layer_norm(x, p(h + "ln_2.weight"), p(h + "ln_2.bias"))
-        y = plain_gelu(y @ p(h + "mlp.c_fc.weight").T + p(h + "mlp.c_fc.bias"))
-        x = x + y @ p(h + "mlp.c_proj.weight").T + p(h + "mlp.c_proj.bias")
+        y = plain_gelu(y @ matrix(h + "mlp.c_fc.weight") + p(h + "mlp.c_fc.bias"))
+        x = x + y @ matrix(h + "mlp.c_proj.weight") + p(h + "mlp.c_proj.bias")
     return plain_layer_norm(x, p("ln_f.weight"), p("ln_f.bias")) @ p("wte.weight").T
 
 
@@ -226,18 +261,18 @@ def plain_values(reference):
     return values | {"logits": logits.detach(), "loss": loss.detach().reshape(1)}
 
 
-def make_optimizer(model):
+def make_optimizer(model, reference):
     """AdamW; matrices and embeddings decay, biases and LayerNorm weights (the vectors) do not."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(BETA1, BETA2), eps=EPSILON, foreach=False, fused=False)
+    return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(BETA1, BETA2), eps=reference.epsilon, foreach=False, fused=False)
 
 
 def model_values(model, reference):
     """Everything the file holds except tokens and targets, in the model's dtype: one pass, then STEPS steps."""
     tokens, targets = make_batch(reference)
-    optimizer = make_optimizer(model)
+    optimizer = make_optimizer(model, reference)
     values, losses = {}, []
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -301,7 +336,7 @@ def stored(values, reference):
 def metadata(reference):
     """Every number that a reader of the file needs; safetensors keeps strings only."""
     numbers = asdict(reference) | {
-        "steps": STEPS, "learning_rate": LEARNING_RATE, "beta1": BETA1, "beta2": BETA2, "epsilon": EPSILON,
+        "steps": STEPS, "learning_rate": LEARNING_RATE, "beta1": BETA1, "beta2": BETA2,
         "weight_decay": WEIGHT_DECAY, "layer_norm_epsilon": LAYER_NORM_EPSILON}
     return {key: str(value) for key, value in numbers.items()}
 

@@ -3,7 +3,7 @@
 //
 // For each sample and head, with q, k, v (T, D) and D = C / H:
 //
-//   s[i][j] = q[i] . k[j]                 GPT-Neo does not scale scores by 1/sqrt(D)
+//   s[i][j] = q[i] . k[j]                 not scaled: GPT-2's queries come divided by sqrt(D) (bias.h)
 //   p[i] = softmax of s[i] over visible j: j <= i and, with a window, j > i - window
 //   output[i] = sum over j of p[i][j] v[j]
 //   logsumexp[i] = log(sum over j of exp(s[i][j]))

@@ -454,6 +454,53 @@ static void test_gelu(void **state) {
     }
 }
 
+// The biases of queries, keys and values; a third of the columns is scaled.
+static void run_bias_case(const GeluCase *shape, Precision precision) {
+    size_t columns = (size_t)shape->columns, stride = columns + (size_t)shape->gap,
+           count = (size_t)shape->rows * stride;
+    float *values = numbers(count, 2, precision), *bias = numbers(columns, 1, precision),
+          *before = numbers(columns, 1, PRECISION_FP32), *d_bias = copy_of(before, columns);
+    float *forward = copy_of(values, count), *backward = copy_of(values, count);
+    Bias work = {.bias = as_reals(bias), .partials = room(ROW_BLOCKS * columns), .rows = shape->rows};
+    work.columns = shape->columns;
+    work.stride = (int)stride;
+    work.scaled = shape->columns / 3;
+    work.scale = 0.3f;
+    work.values = as_reals(forward);
+    bias_add(cpu_stream(), &work);
+    work.values = as_reals(backward);
+    work.d_bias = d_bias;
+    bias_add(cpu_stream(), &work);
+    Result results[3] = {{"values", forward, count, rounding(precision), NULL},
+                         {"gradient", backward, count, rounding(precision), NULL},
+                         {"d_bias", d_bias, columns, 1e-5, NULL}};
+    for (int order = 0; order < SIMT_ORDERS; order++) {
+        cuda_use_order(order);
+        Real *sums = on_device(values, count, precision), *gradient = on_device(values, count, precision);
+        work.values = sums;
+        work.bias = on_device(bias, columns, precision);
+        work.d_bias = NULL;
+        work.partials = poisoned_floats((size_t)CUDA_ROW_BLOCKS * columns);
+        bias_add(cuda_test_stream(precision), &work);
+        work.values = gradient;
+        work.d_bias = floats_on_device(before, columns);
+        bias_add(cuda_test_stream(precision), &work);
+        cuda_test_wait(cuda_test_stream(precision));
+        result_check(&results[0], order, from_device(sums, count, precision));
+        result_check(&results[1], order, from_device(gradient, count, precision));
+        result_check(&results[2], order, floats_from_device(work.d_bias, columns));
+    }
+    results_end(results, 3);
+    keep_nothing();
+}
+
+static void test_bias(void **state) {
+    (void)state;
+    for (int i = 0; i < 2 * (int)(sizeof gelu_cases / sizeof *gelu_cases); i++) {
+        run_bias_case(&gelu_cases[i / 2], i % 2 == 0 ? PRECISION_FP32 : PRECISION_BF16);
+    }
+}
+
 // Element by element against the definition in double, from the smallest numbers to those
 // whose square overflows.
 static void test_gelu_far_out(void **state) {
@@ -607,9 +654,13 @@ static void test_embedding(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_column_sums),          cmocka_unit_test(test_layernorm),
-        cmocka_unit_test(test_layernorm_passes_nan), cmocka_unit_test(test_gelu),
-        cmocka_unit_test(test_gelu_far_out),         cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_column_sums),
+        cmocka_unit_test(test_layernorm),
+        cmocka_unit_test(test_layernorm_passes_nan),
+        cmocka_unit_test(test_gelu),
+        cmocka_unit_test(test_gelu_far_out),
+        cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_embedding),
     };
     return cmocka_run_group_tests_name("cuda_layers", tests, seed_test, NULL);
 }

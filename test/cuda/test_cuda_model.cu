@@ -21,9 +21,12 @@ typedef struct Shape {
 } Shape;
 
 // Heads of 16 columns (tiles of tensor cores), of 20, and rows that are not aligned.
-// Layers 1, 3, ... see a window.
-static const Shape shapes[] = {
-    {2, 32, 2, 128, 5, 61, 2, 9}, {2, 40, 2, 160, 5, 61, 1, 19}, {3, 60, 3, 75, 4, 61, 1, 13}};
+// Layers 1, 3, ... see a window; window 0: it is a GPT-2.
+static const Shape shapes[] = {{2, 32, 2, 128, 5, 61, 2, 9},
+                               {2, 40, 2, 160, 5, 61, 1, 19},
+                               {3, 60, 3, 75, 4, 61, 1, 13},
+                               {2, 32, 2, 96, 0, 61, 1, 19},
+                               {2, 30, 3, 75, 0, 61, 2, 7}};
 static const Shape small = {2, 32, 2, 50, 3, 29, 1, 5}, real = {2, 768, 12, 3072, 256, 50257, 2, 1024};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -43,7 +46,8 @@ typedef struct Inputs {
 
 static void inputs_configure(ModelConfig *config, const Shape *shape) {
     memset(config, 0, sizeof *config);
-    config->family = &gpt_neo_family;
+    config->family = shape->window > 0 ? &gpt_neo_family : &gpt2_family;
+    config->qkv_biases = config->scaled_scores = shape->window == 0;
     config->layers = shape->layers;
     config->channels = shape->channels;
     config->heads = shape->heads;
@@ -52,7 +56,7 @@ static void inputs_configure(ModelConfig *config, const Shape *shape) {
     config->positions = shape->T + 3;
     config->vocabulary = shape->vocabulary;
     config->epsilon = 1e-5f;
-    for (int l = 0; l < shape->layers; l++) { config->local[l] = l % 2 == 1; }
+    for (int l = 0; l < shape->layers; l++) { config->local[l] = shape->window > 0 && l % 2 == 1; }
 }
 
 // Random inputs. Parameters are rounded to bf16, so that both precisions start from the
@@ -61,7 +65,7 @@ static void inputs_open(Inputs *inputs, const Shape *shape) {
     int rows = shape->B * shape->T;
     memset(inputs, 0, sizeof *inputs);
     inputs_configure(&inputs->config, shape);
-    gpt_neo_parameter_table(&inputs->config, &inputs->table);
+    gpt_parameter_table(&inputs->config, &inputs->table);
     inputs->B = shape->B;
     inputs->T = shape->T;
     inputs->parameters = host_normals(&test_random, inputs->table.parameter_count, 0.1);
@@ -95,7 +99,7 @@ typedef struct Machine {
     const Inputs *inputs;
     Arena arena;
     Model model;
-    GptNeo *neo; // its state
+    Gpt *neo; // its state
     Optimizer optimizer;
     OptimizerTensor ranges[256];
     Stream stream; // kernels are put into its queue by the calling thread
@@ -160,7 +164,7 @@ static void machine_open(Machine *machine, const Inputs *inputs, ModelSettings s
     arena_reserve(&machine->arena, MEMORY_PARAMETERS, "parameters", bytes, &machine->parameters);
     arena_reserve(&machine->arena, MEMORY_GRADIENTS, "gradients", bytes, &machine->gradients);
     model_reserve(&machine->model, &machine->arena, &inputs->config, &settings);
-    machine->neo = &machine->model.state.gpt_neo;
+    machine->neo = &machine->model.state.gpt;
     machine_reserve_optimizer(machine);
     assert_true(arena_commit(&machine->arena, &error));
     machine->stream.precision = settings.precision;
@@ -185,8 +189,8 @@ static void machine_close(Machine *machine) {
 
 static void machine_add_gradients(Machine *machine, const Pace *pace) {
     const Inputs *inputs = machine->inputs;
-    machine->loss = gpt_neo_loss_and_gradients(machine->neo, &machine->stream, machine->parameters,
-                                               machine->gradients, inputs->tokens, inputs->targets, pace);
+    machine->loss = gpt_loss_and_gradients(machine->neo, &machine->stream, machine->parameters,
+                                           machine->gradients, inputs->tokens, inputs->targets, pace);
     stream_copy(&machine->stream, machine->results, machine->gradients, machine_bytes(machine));
     stream_settle(&machine->stream);
 }
@@ -198,7 +202,7 @@ static void machine_pass(Machine *machine, const Pace *pace) {
 
 static float machine_loss(Machine *machine) {
     const Inputs *inputs = machine->inputs;
-    return gpt_neo_loss(machine->neo, &machine->stream, machine->parameters, inputs->tokens, inputs->targets);
+    return gpt_loss(machine->neo, &machine->stream, machine->parameters, inputs->tokens, inputs->targets);
 }
 
 static Machine *machine_of_cpu(const Inputs *inputs) {
@@ -223,11 +227,10 @@ static void machine_free(Machine *machine) {
 
 // Queries and keys of attention: their gradients are differences of products, and the
 // rounding of the products remains.
-static bool is_query_or_key(const Inputs *inputs, int tensor) {
-    for (int l = 0; l < inputs->config.layers; l++) {
-        if (tensor == gpt_neo_tensor(l, TENSOR_Q) || tensor == gpt_neo_tensor(l, TENSOR_K)) { return true; }
-    }
-    return false;
+static bool is_query_or_key(const ParameterInfo *entry) {
+    int tensor = (entry->role - GPT_FIRST_LAYER) % TENSORS_PER_LAYER;
+    return entry->role >= GPT_FIRST_LAYER &&
+           (tensor == TENSOR_Q || tensor == TENSOR_K || tensor == TENSOR_QKV_BIAS);
 }
 
 // Twice the tolerance for queries and keys.
@@ -240,7 +243,7 @@ static void check_tensors(const Inputs *inputs, const float *got, const float *e
             print_message("%-100s %.2e\n", what,
                           relative_error(got + entry->offset, expected + entry->offset, entry->count));
         }
-        double allowed = is_query_or_key(inputs, i) ? 2 * tolerance : tolerance;
+        double allowed = is_query_or_key(entry) ? 2 * tolerance : tolerance;
         check_close(what, got + entry->offset, expected + entry->offset, entry->count, allowed);
     }
 }
@@ -622,7 +625,7 @@ static void check_pace(const Inputs *inputs, Precision precision) {
                         (count - watch.open) * sizeof(float));
     assert_true(watch.needed == count && watch.needs >= inputs->config.layers + 2 &&
                 watch.finishes >= 2 * inputs->config.layers);
-    assert_true(watch.open == gpt_neo_at(paced->neo, 0, TENSOR_LN_1_WEIGHT));
+    assert_true(watch.open == gpt_at(paced->neo, 0, TENSOR_LN_1_WEIGHT));
     free(watch.finished);
     machine_free(plain);
     machine_free(paced);
@@ -655,8 +658,8 @@ static void check_nan(const Inputs *inputs, Precision precision) {
     float missing = NAN;
     for (int i = 0; i < inputs->table.count; i++) {
         const ParameterInfo *entry = &inputs->table.entries[i];
-        size_t row = i == GPT_NEO_WTE ? (size_t)inputs->tokens[0] * (size_t)inputs->config.channels
-                                      : 0; // of wte: a row that is used
+        size_t row = i == GPT_WTE ? (size_t)inputs->tokens[0] * (size_t)inputs->config.channels
+                                  : 0; // of wte: a row that is used
         machine_set_parameters(machine, inputs->parameters);
         stream_copy(&machine->stream, machine->parameters + entry->offset + row, &missing, sizeof missing);
         if (!isnan(machine_loss(machine))) { fail_msg("%s: NaN in %s is lost", test_name, entry->name); }

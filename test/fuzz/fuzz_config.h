@@ -31,7 +31,7 @@ static inline void fuzz_config_again(const ModelConfig *config) {
 static inline void fuzz_config_lay_out(const ModelConfig *config) {
     ParameterTable table;
     size_t position = 0;
-    gpt_neo_parameter_table(config, &table);
+    gpt_parameter_table(config, &table);
     for (int i = 0; i < table.count; i++) {
         fuzz_require(table.entries[i].offset == position && table.entries[i].count > 0,
                      "tensors lie back to back");

@@ -171,13 +171,13 @@ static void check_refused(Stage *stage, int ranks, const char *out, const char *
 
 // Every variant has an uninterrupted run, and one that is resumed from a checkpoint in its
 // middle.
-static void check_exact(Stage *stage, int ranks) {
+static void check_exact(Stage *stage, int ranks, const char *model) {
     Fleet *fleet = fleet_new(stage);
     Fingerprint prints[VARIANTS];
     static Training whole[VARIANTS];
     long steps[VARIANTS];
     for (int i = 0; i < VARIANTS; i++) {
-        fleet_start(fleet, ranks, "--save-every 1 --keep 100 %s", variants[i].options);
+        fleet_start(fleet, ranks, "--save-every 1 --keep 100 --model %s %s", model, variants[i].options);
     }
     fleet_finish(fleet);
     memcpy(prints, fleet->prints, sizeof prints);
@@ -191,7 +191,8 @@ static void check_exact(Stage *stage, int ranks) {
     stage_end_all(stage);
     fleet = fleet_new(stage);
     for (int i = 0; i < VARIANTS; i++) {
-        fleet_start(fleet, ranks, "%s --resume %s", variants[i].options, step_path(&whole[i], steps[i]));
+        fleet_start(fleet, ranks, "%s --model %s --resume %s", variants[i].options, model,
+                    step_path(&whole[i], steps[i]));
     }
     fleet_finish(fleet);
     for (int i = 0; i < VARIANTS; i++) {
@@ -207,9 +208,15 @@ static void check_exact(Stage *stage, int ranks) {
     stage_end_all(stage);
 }
 
-static void one_rank_goes_on_with_the_same_bits(void **state) { check_exact(stage_of(state), 0); }
-static void two_ranks_go_on_with_the_same_bits(void **state) { check_exact(stage_with_ranks(state), 2); }
-static void three_ranks_go_on_with_the_same_bits(void **state) { check_exact(stage_with_ranks(state), 3); }
+static void one_rank_goes_on_with_the_same_bits(void **state) {
+    check_exact(stage_of(state), 0, "model.json");
+}
+static void two_ranks_go_on_with_the_same_bits(void **state) {
+    check_exact(stage_with_ranks(state), 2, "gpt2.json");
+}
+static void three_ranks_go_on_with_the_same_bits(void **state) {
+    check_exact(stage_with_ranks(state), 3, "model.json");
+}
 
 // Resumed from each of a run's checkpoints, with the same reports and validations; also
 // from the last one, where nothing is left to do.
@@ -1323,6 +1330,23 @@ static void a_text_longer_than_the_model_is_said(void **state) {
     }
 }
 
+// The most likely text is the same in one piece, line by line, and from a file.
+static void a_text_goes_on_line_by_line(void **state) {
+    Stage *stage = stage_of(state);
+    static const char greedy[] =
+        "\"$TRAIN_GPT\" sample --from SAVED --temperature 0 --threads 1 --sample-tokens";
+    save_one(stage, "--optimizer ddp");
+    shell(stage,
+          "whole=$(%s 6 --prompt abc | tail -n 1 | cut -c 4-)\n"
+          "a=$(printf %%s \"$whole\" | cut -c 1-3) b=$(printf %%s \"$whole\" | cut -c 4-)\n"
+          "printf 'abc\\n\\n/reset\\nabc' | %s 3 --interactive on | grep '^> ' > got.txt\n"
+          "printf '> %%s\\n' \"$a\" \"$b\" \"> $a\" '' | cmp - got.txt || exit 1\n"
+          "printf 'abc\\nabc\\n' > prompts.txt\n"
+          "test \"$(%s 6 --prompts prompts.txt | tail -n 2 | grep -c -F \"abc$whole\")\" = 2 || exit 1\n"
+          "printf '0123456789abcdefg\\n' | %s 3 --interactive on | grep -q 'has 17 tokens'\n",
+          greedy, greedy, greedy, greedy);
+}
+
 // On one rank.
 static Outcome run_well(Stage *stage, const char *arguments) {
     Outcome outcome = program_run(stage, 0, arguments);
@@ -1637,6 +1661,9 @@ static void write_stage(const Stage *stage) {
     write_model(stage, "model.json", 16, 2);
     write_model(stage, "wide.json", 24, 2);
     write_model(stage, "heads.json", 16, 4);
+    stage_write(stage, "gpt2.json",
+                "{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_embd\": 16, \"n_head\": 2, "
+                "\"n_positions\": 16, \"vocab_size\": 256}");
     snprintf(base, sizeof base,
              "{\"model\": \"%s\", \"micro-batch\": 1, \"tokens\": %d, \"report-every\": 2, "
              "\"val-batches\": 2, \"sample-tokens\": \"none\", \"threads\": 1, \"timeout-s\": 100, "
@@ -1702,6 +1729,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_run_stands_for_its_newest_checkpoint),
         CHECKPOINT_TEST(a_start_beside_a_checkpoint_is_said_to_be_unused),
         CHECKPOINT_TEST(a_text_longer_than_the_model_is_said),
+        CHECKPOINT_TEST(a_text_goes_on_line_by_line),
         CHECKPOINT_TEST(a_longer_run_says_what_becomes_of_the_rate),
         CHECKPOINT_TEST(adaptive_batches_are_not_exact),
         CHECKPOINT_TEST(what_is_left_out_is_as_in_the_run),

@@ -66,6 +66,7 @@ static void fit_takes_the_largest_micro_batch(void **state) {
     static const struct {
         const char *arguments, *recompute;
     } cases[] = {{"--model 125M --gpu-memory 24G", "none"},
+                 {"--model gpt2-medium --gpu-memory 80G", "none"},
                  {"--model 1.3B --gpu-memory 24G --ranks 64", "block"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char arguments[256], expected[64];

@@ -111,7 +111,7 @@ static void the_predictions_are_of_this_model(void **state) {
     assert_int_equal((int)launches_of(text, "layernorm backward"), 2 * config.layers + 1);
     config.positions = 1024; // no more than a sequence has tokens, as dev/gpu/bench trains it
     ParameterTable table;
-    gpt_neo_parameter_table(&config, &table);
+    gpt_parameter_table(&config, &table);
     char parameters[64];
     snprintf(parameters, sizeof parameters, "\nparameters | %zu\n", table.parameter_count);
     text_check(text, parameters, "the number of parameters");

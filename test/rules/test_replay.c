@@ -487,13 +487,13 @@ typedef struct Rerun {
     ParameterTable table;
     DataLoader data;
     Arena arena;
-    GptNeo model;
+    Gpt model;
     Stream stream;
     int B, T;
     int32_t *tokens, *targets; // (B, T)
     float *parameters;
     uint8_t *decays, *fragment_of; // (parameter_count)
-    OptimizerTensor *tensors;      // (table.count)
+    OptimizerTensor *tensors;      // (2 table.count)
     ReplayUpdate updates[RERUN_COMMITS];
     int update_count;
 } Rerun;
@@ -506,8 +506,8 @@ static double rerun_micro_batch(void *self, int worker, uint64_t index, const fl
     Error error = {""};
     assert_true(data_loader_fill(&rerun->data, DATA_TRAINING, first, rerun->B, rerun->tokens, rerun->targets,
                                  &perfect, &error));
-    return gpt_neo_loss_and_gradients(&rerun->model, &rerun->stream, parameters, gradients, rerun->tokens,
-                                      rerun->targets, NULL);
+    return gpt_loss_and_gradients(&rerun->model, &rerun->stream, parameters, gradients, rerun->tokens,
+                                  rerun->targets, NULL);
 }
 
 static void rerun_updated(void *self, const ReplayUpdate *update) {
@@ -520,7 +520,7 @@ static void rerun_open_model(Rerun *rerun) {
     const LoggedOptions *logged = &rerun->logged;
     Error error = {""};
     assert_true(model_find(logged_text(logged, "model"), &rerun->config, &error));
-    gpt_neo_parameter_table(&rerun->config, &rerun->table);
+    gpt_parameter_table(&rerun->config, &rerun->table);
     rerun->B = (int)logged_number(logged, "micro-batch", 0);
     rerun->T = (int)logged_number(logged, "seq-len", 0);
     DataRequest request = {logged_text(logged, "data"), rerun->T, rerun->config.vocabulary,
@@ -529,14 +529,14 @@ static void rerun_open_model(Rerun *rerun) {
     size_t bytes = (size_t)(rerun->B * rerun->T) * sizeof(int32_t), count = rerun->table.parameter_count;
     rerun->stream.pool = thread_pool_create(1, false);
     ModelSettings settings = model_on_cpu(rerun->B, rerun->T, 1);
-    gpt_neo_reserve(&rerun->model, &rerun->arena, &rerun->config, &settings);
+    gpt_reserve(&rerun->model, &rerun->arena, &rerun->config, &settings);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "tokens", bytes, &rerun->tokens);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "targets", bytes, &rerun->targets);
     arena_reserve(&rerun->arena, MEMORY_PARAMETERS, "parameters", count * sizeof(float), &rerun->parameters);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "decays", count, &rerun->decays);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "fragments", count, &rerun->fragment_of);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "tensors",
-                  (size_t)rerun->table.count * sizeof *rerun->tensors, &rerun->tensors);
+                  2 * (size_t)rerun->table.count * sizeof *rerun->tensors, &rerun->tensors);
     assert_true(arena_commit(&rerun->arena, &error));
     parameters_initialize(&rerun->table, (uint64_t)logged_number(logged, "seed", 0), rerun->stream.pool,
                           rerun->parameters);
@@ -696,7 +696,7 @@ static double rerun_validate(Rerun *rerun) {
             assert_true(data_loader_fill(&rerun->data, DATA_VALIDATION, first, rerun->B, rerun->tokens,
                                          rerun->targets, &perfect, &error));
             double loss =
-                gpt_neo_loss(&rerun->model, &rerun->stream, rerun->parameters, rerun->tokens, rerun->targets);
+                gpt_loss(&rerun->model, &rerun->stream, rerun->parameters, rerun->tokens, rerun->targets);
             mine += loss * predicted;
         }
         sum += mine;
@@ -773,7 +773,7 @@ static void every_rule_is_replayed(void **state) {
 typedef struct Scene {
     Stage *stage;
     ReplayCase one;
-    char options[200], name[250];
+    char options[200 + STAGE_PATH_SIZE], name[250];
 } Scene;
 
 static void the_program_equals_the_replay(void **state) {
@@ -800,6 +800,9 @@ static void write_stage(const Stage *stage) {
                               "attention_types", "global", "local", "global", 1);
     char *text = json_dumps(model, JSON_INDENT(2));
     stage_write(stage, "model.json", text);
+    stage_write(stage, "gpt2.json",
+                "{\"model_type\": \"gpt2\", \"n_layer\": 3, \"n_embd\": 32, \"n_head\": 2, "
+                "\"n_positions\": 32, \"vocab_size\": 256}");
     free(text);
     json_decref(model);
     snprintf(base, sizeof base,
@@ -834,22 +837,26 @@ int main(void) {
     static struct CMUnitTest all[NAMED + CASES];
     int count = NAMED;
     memcpy(all, tests, sizeof tests);
+    stage_open(&stage);
+    write_stage(&stage);
+    char gpt2[STAGE_PATH_SIZE];
+    stage_path(&stage, "gpt2.json", gpt2);
     for (int i = 0; i < CASES; i++) {
         const RuleCase *rule = &rule_cases[i / MOST_REPLAYS];
         const ReplayCase *replay = &rule->replays[i % MOST_REPLAYS];
         Scene *scene = &scenes[i];
         if (replay->ranks == 0) { continue; }
-        snprintf(scene->options, sizeof scene->options, "--optimizer %s %s", rule->name, replay->options);
-        snprintf(scene->name, sizeof scene->name, "%d ranks equal the replay: %s %s", replay->ranks,
-                 rule->name, replay->options);
+        bool odd = i % MOST_REPLAYS % 2 == 1; // every second case trains a GPT-2
+        snprintf(scene->options, sizeof scene->options, "--optimizer %s %s%s%s", rule->name, replay->options,
+                 odd ? " --model " : "", odd ? gpt2 : "");
+        snprintf(scene->name, sizeof scene->name, "%d ranks equal the replay%s: %s %s", replay->ranks,
+                 odd ? " of a GPT-2" : "", rule->name, replay->options);
         scene->stage = &stage;
         scene->one.ranks = replay->ranks;
         scene->one.options = scene->options;
         struct CMUnitTest test = {scene->name, the_program_equals_the_replay, NULL, end_programs, scene};
         all[count++] = test;
     }
-    stage_open(&stage);
-    write_stage(&stage);
     int failed = _cmocka_run_group_tests("replay", all, (size_t)count, NULL, NULL);
     stage_close(&stage);
     return failed;

@@ -123,7 +123,7 @@ static int save_after_two_commits(const char *rule, const char *directory, bool 
     model_config_from_preset(&MODEL_PRESETS[0], &config);
     config.layers = 1;
     config.channels = config.mlp_channels = 16;
-    gpt_neo_parameter_table(&config, &table);
+    gpt_parameter_table(&config, &table);
     RunSpec spec = noisy_spec(rule, table.parameter_count);
     Transport transport;
     transport_open_alone(&transport, "a test");

@@ -323,8 +323,7 @@ static void attention_is_rounded_once(void **state) {
 
 // Loss and gradients of a small model in both formats; with any number of threads the same
 // bits.
-static void a_model_in_bf16_is_near_that_in_fp32(void **state) {
-    (void)state;
+static void check_model(const ModelFamily *family) {
     enum { B = 3, T = 29, RUNS = 3 };
     const Precision precisions[RUNS] = {PRECISION_FP32, PRECISION_BF16, PRECISION_BF16};
     ModelConfig config;
@@ -333,26 +332,28 @@ static void a_model_in_bf16_is_near_that_in_fp32(void **state) {
     float losses[RUNS], *parameters, *gradients[RUNS];
     int32_t tokens[B * T], targets[B * T];
     assert_true(model_find("tiny", &config, &error));
-    gpt_neo_parameter_table(&config, &table);
+    config.family = family;
+    config.qkv_biases = config.scaled_scores = family == &gpt2_family;
+    gpt_parameter_table(&config, &table);
     parameters = (float *)malloc(table.parameter_count * sizeof(float));
     for (int i = 0; i < B * T; i++) {
         tokens[i] = (int32_t)(random_uniform(&test_random) * config.vocabulary);
         targets[i] = (int32_t)(random_uniform(&test_random) * config.vocabulary);
     }
     for (int run = 0; run < RUNS; run++) {
-        GptNeo model;
+        Gpt model;
         Arena arena;
         ModelSettings settings = model_on_cpu(B, T, run + 1);
         Stream stream = stream_in(precisions[run], run + 1);
         memset(&arena, 0, sizeof arena);
         settings.precision = precisions[run];
         settings.given_weights = false;
-        gpt_neo_reserve(&model, &arena, &config, &settings);
+        gpt_reserve(&model, &arena, &config, &settings);
         assert_true(arena_commit(&arena, &error));
         if (run == 0) { parameters_initialize(&table, 3, stream.pool, parameters); }
         gradients[run] = (float *)calloc(table.parameter_count, sizeof(float));
         losses[run] =
-            gpt_neo_loss_and_gradients(&model, &stream, parameters, gradients[run], tokens, targets, NULL);
+            gpt_loss_and_gradients(&model, &stream, parameters, gradients[run], tokens, targets, NULL);
         arena_release(&arena);
         thread_pool_destroy(stream.pool);
     }
@@ -374,6 +375,12 @@ static void a_model_in_bf16_is_near_that_in_fp32(void **state) {
     for (int run = 0; run < RUNS; run++) { free(gradients[run]); }
     free(parameters);
     parameter_table_free(&table);
+}
+
+static void a_model_in_bf16_is_near_that_in_fp32(void **state) {
+    (void)state;
+    check_model(&gpt_neo_family);
+    check_model(&gpt2_family);
 }
 
 // A rate is that of products in its own format, and the faster one is chosen.

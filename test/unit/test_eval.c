@@ -30,7 +30,7 @@ typedef struct Fixture {
     ParameterTable table;
     float *parameters;
     Arena arena;
-    GptNeo plain; // one sequence of POSITIONS
+    Gpt plain; // one sequence of POSITIONS
     Stream stream;
 } Fixture;
 
@@ -41,11 +41,11 @@ static void fixture_open(Fixture *fixture, int vocabulary) {
     fixture->config.positions = POSITIONS;
     fixture->config.window = 5;
     fixture->config.vocabulary = vocabulary;
-    gpt_neo_parameter_table(&fixture->config, &fixture->table);
+    gpt_parameter_table(&fixture->config, &fixture->table);
     arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "parameters",
                   fixture->table.parameter_count * sizeof(float), &fixture->parameters);
     ModelSettings settings = model_on_cpu(1, POSITIONS, 1);
-    gpt_neo_reserve(&fixture->plain, &fixture->arena, &fixture->config, &settings);
+    gpt_reserve(&fixture->plain, &fixture->arena, &fixture->config, &settings);
     assert_true(arena_commit(&fixture->arena, &error));
     fixture->stream.pool = thread_pool_create(1, true);
     parameters_initialize(&fixture->table, 3, fixture->stream.pool, fixture->parameters);
@@ -74,8 +74,8 @@ static double plain_score(Fixture *fixture, const int32_t *tokens, int count, in
     float *logits = (float *)malloc((size_t)POSITIONS * (size_t)V * sizeof(float));
     double sum = 0;
     memcpy(inputs, tokens, (size_t)(count < POSITIONS ? count : POSITIONS) * sizeof *tokens);
-    gpt_neo_forward(&fixture->plain, &fixture->stream, fixture->parameters, inputs, NULL);
-    matmul_forward(&fixture->stream, as_reals(logits), V, gpt_neo_hidden(&fixture->plain),
+    gpt_forward(&fixture->plain, &fixture->stream, fixture->parameters, inputs, NULL);
+    matmul_forward(&fixture->stream, as_reals(logits), V, gpt_hidden(&fixture->plain),
                    as_reals(fixture->parameters), POSITIONS, fixture->config.channels, V);
     *greedy = true;
     for (int t = first; t < count; t++) {
@@ -154,7 +154,7 @@ static void evaluate_alone(Fixture *fixture, const EvaluateRequest *request, Eva
 // ---------------------------------------------------------------------------------------
 // Perplexity
 
-// Scores each window with gpt_neo_loss on one sequence, and marks every token that has
+// Scores each window with gpt_loss on one sequence, and marks every token that has
 // been counted.
 static double plain_perplexity(Fixture *fixture, const int32_t *tokens, const bool *masked, int count, int T,
                                int stride, int *counted) {
@@ -172,8 +172,8 @@ static double plain_perplexity(Fixture *fixture, const int32_t *tokens, const bo
             here += targets[t] >= 0;
         }
         for (int t = 0; t < T && begin + t < count; t++) { seen[begin + t] = true; }
-        nats += here *
-                (double)gpt_neo_loss(&fixture->plain, &fixture->stream, fixture->parameters, inputs, targets);
+        nats +=
+            here * (double)gpt_loss(&fixture->plain, &fixture->stream, fixture->parameters, inputs, targets);
         *counted += here;
     }
     free(seen);
@@ -590,7 +590,7 @@ static void a_model_of_nan_has_no_numbers(void **state) {
     result.scores[0].log_likelihood = (double)NAN;
     assert_false(evaluate_summarise(&result.set, result.scores, &result.summary, &error));
     assert_non_null(strstr(error.text, "nan"));
-    fixture.parameters[fixture.table.entries[gpt_neo_tensor_count(&fixture.config) - 2].offset] = NAN;
+    fixture.parameters[fixture.table.entries[fixture.table.count - 2].offset] = NAN;
     Transport transport;
     transport_open_alone(&transport, "a test");
     assert_true(evaluate_as(&fixture, &result.set, &transport, result.scores));

@@ -46,7 +46,7 @@ static bool try_load(const char *directory, Loaded *loaded, Error *error) {
     error->text[0] = '\0';
     if (!hf_model_open(&model, directory, error)) { return false; }
     loaded->config = model.config;
-    gpt_neo_parameter_table(&model.config, &loaded->table);
+    gpt_parameter_table(&model.config, &loaded->table);
     loaded->parameters = (float *)malloc(loaded->table.parameter_count * sizeof(float));
     hf_model_read(&model, loaded->parameters);
     hf_model_close(&model);
@@ -68,17 +68,17 @@ static float *compute_logits(const Loaded *loaded, const int32_t *tokens, int B,
     const ModelConfig *config = &loaded->config;
     Arena arena;
     Stream stream;
-    GptNeo model;
+    Gpt model;
     Error error;
     memset(&arena, 0, sizeof arena);
     memset(&stream, 0, sizeof stream);
     ModelSettings settings = model_on_cpu(B, T, 1);
-    gpt_neo_reserve(&model, &arena, config, &settings);
+    gpt_reserve(&model, &arena, config, &settings);
     if (!arena_commit(&arena, &error)) { abort(); }
     stream.pool = thread_pool_create(1, true);
     float *logits = (float *)malloc((size_t)(B * T) * (size_t)config->vocabulary * sizeof(float));
-    gpt_neo_forward(&model, &stream, loaded->parameters, tokens, NULL);
-    matmul_forward(&stream, as_reals(logits), config->vocabulary, gpt_neo_hidden(&model),
+    gpt_forward(&model, &stream, loaded->parameters, tokens, NULL);
+    matmul_forward(&stream, as_reals(logits), config->vocabulary, gpt_hidden(&model),
                    as_reals(loaded->parameters), B * T, config->channels, config->vocabulary);
     thread_pool_destroy(stream.pool);
     arena_release(&arena);
@@ -191,6 +191,53 @@ static ModelConfig make_config(const char *layers, float epsilon) {
     config.vocabulary = 11;
     config.epsilon = epsilon;
     return config;
+}
+
+static ModelConfig make_gpt2_config(void) {
+    ModelConfig config = make_config("gg", 1e-5f);
+    config.family = &gpt2_family;
+    config.window = 0;
+    config.qkv_biases = config.scaled_scores = true;
+    config.mlp_channels = HF_MODEL_PART + 7; // a row that is read in two parts
+    return config;
+}
+
+// Matrices in GPT-2's layers are (in, out) in files and (out, in) here.
+static void matrices_of_gpt2_are_turned(void **state) {
+    (void)state;
+    Loaded loaded = {make_gpt2_config(), {0}, NULL}, again;
+    SafetensorsFile file;
+    Error error;
+    int turned = 0;
+    gpt_parameter_table(&loaded.config, &loaded.table);
+    loaded.parameters = (float *)malloc(loaded.table.parameter_count * sizeof(float));
+    for (size_t i = 0; i < loaded.table.parameter_count; i++) { loaded.parameters[i] = (float)i; }
+    save_or_fail(scratch("gpt2"), &loaded, NULL);
+    load_or_fail(scratch("gpt2"), &again);
+    assert_same_config(&again.config, &loaded.config);
+    assert_memory_equal(again.parameters, loaded.parameters, loaded.table.parameter_count * sizeof(float));
+    assert_true(safetensors_open(&file, scratch("gpt2/model.safetensors"), &error));
+    for (int i = 0; i < loaded.table.count; i++) {
+        const ParameterInfo *info = &loaded.table.entries[i];
+        const SafetensorsEntry *entry = safetensors_find(&file, info->name);
+        if (strstr(info->name, ".h.") == NULL || info->columns == 0) { continue; }
+        size_t rows = (size_t)info->rows, columns = (size_t)info->columns, shape[2] = {columns, rows};
+        assert_true(safetensors_has_shape(entry, 2, shape));
+        for (size_t j = 0; j < info->count; j++) {
+            float value;
+            safetensors_read_floats(entry, j, 1, &value);
+            assert_true(value == loaded.parameters[info->offset + j % rows * columns + j / rows]);
+        }
+        turned++;
+    }
+    assert_int_equal(turned, 2 * 4);
+    safetensors_close(&file);
+    loaded_free(&loaded);
+    loaded_free(&again);
+    ModelConfig gpt2 = make_gpt2_config(), neo = make_config("gg", 1e-5f);
+    assert_true(gpt_is_constant("h.1.attn.bias", &gpt2) && gpt_is_constant("h.0.attn.masked_bias", &gpt2));
+    assert_true(!gpt_is_constant("h.2.attn.bias", &gpt2) && !gpt_is_constant("h.1.attn.bias", &neo) &&
+                !gpt_is_constant("h.1.attn.c_proj.bias", &gpt2));
 }
 
 static void every_configuration_is_read_back(void **state) {
@@ -674,8 +721,8 @@ static void without_weights_it_says_what_to_do(void **state) {
     expect_refusal("convert them with python -m tokenizer.from_pytorch DIR OUT");
     write_text(scratch("model/model.safetensors"), "version https://git-lfs.github.com/spec/v1\n");
     expect_refusal("git lfs pull");
-    write_text(scratch("model/config.json"), "{\"model_type\":\"gpt2\"}");
-    expect_refusal("\"gpt_neo\"");
+    write_text(scratch("model/config.json"), "{\"model_type\":\"gptj\"}");
+    expect_refusal("\"gpt_neo\" or \"gpt2\"");
     remove(scratch("model/config.json"));
     expect_refusal("config.json");
     tree_remove(scratch("model"));
@@ -799,6 +846,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_model_of_transformers_computes_its_logits),
         cmocka_unit_test(what_is_saved_has_the_bits_of_what_was_loaded),
+        cmocka_unit_test(matrices_of_gpt2_are_turned),
         cmocka_unit_test(every_configuration_is_read_back),
         cmocka_unit_test(the_configuration_is_short_and_plain),
         cmocka_unit_test(the_tokenizer_goes_with_the_model),

@@ -1,7 +1,7 @@
 // test_kernels.c: each operation against its plain definition in double, at odd shapes,
 // with NaN, and with 1 and 3 threads.
 //
-// test_gpt_neo.c compares the whole model with Hugging Face; here a failure names the
+// test_gpt.c compares the whole model with Hugging Face; here a failure names the
 // operation.
 #include "test/harness.h"
 

@@ -8,7 +8,7 @@ typedef struct Fixture {
     ModelConfig config;
     ParameterTable table;
     Arena training, sampling; // two arenas, as in the program
-    GptNeo model;
+    Gpt model;
     Sampler sampler;
     Stream stream;
     float *parameters;
@@ -17,7 +17,7 @@ typedef struct Fixture {
 
 enum { POSITIONS = 37 };
 
-static void fixture_open(Fixture *fixture, int threads) {
+static void fixture_open_family(Fixture *fixture, int threads, const ModelFamily *family) {
     Error error;
     Random random;
     memset(fixture, 0, sizeof *fixture);
@@ -25,11 +25,16 @@ static void fixture_open(Fixture *fixture, int threads) {
     fixture->config.positions = POSITIONS;
     fixture->config.window = 5;
     fixture->config.vocabulary = 211;
-    gpt_neo_parameter_table(&fixture->config, &fixture->table);
+    fixture->config.family = family;
+    if (family == &gpt2_family) {
+        fixture->config.qkv_biases = fixture->config.scaled_scores = true;
+        memset(fixture->config.local, 0, sizeof fixture->config.local);
+    }
+    gpt_parameter_table(&fixture->config, &fixture->table);
     arena_reserve(&fixture->training, MEMORY_PARAMETERS, "parameters",
                   fixture->table.parameter_count * sizeof(float), &fixture->parameters);
     ModelSettings settings = model_on_cpu(1, POSITIONS, threads);
-    gpt_neo_reserve(&fixture->model, &fixture->training, &fixture->config, &settings);
+    gpt_reserve(&fixture->model, &fixture->training, &fixture->config, &settings);
     sampler_reserve(&fixture->sampler, &fixture->sampling, &fixture->config, threads);
     assert_true(arena_commit(&fixture->training, &error) && arena_commit(&fixture->sampling, &error));
     fixture->stream.pool = thread_pool_create(threads, true);
@@ -42,10 +47,17 @@ static void fixture_open(Fixture *fixture, int threads) {
         for (size_t i = entry->offset; i < entry->offset + entry->count && entry->is_matrix; i++) {
             fixture->parameters[i] *= 4.0f;
         }
+        for (size_t i = 0; i < entry->count && strstr(entry->name, "c_attn.bias") != NULL; i++) {
+            fixture->parameters[entry->offset + i] = (float)(i % 7) - 3.0f;
+        }
     }
     for (int i = 0; i < POSITIONS; i++) {
         fixture->tokens[i] = (int32_t)(random_uniform(&random) * fixture->config.vocabulary);
     }
+}
+
+static void fixture_open(Fixture *fixture, int threads) {
+    fixture_open_family(fixture, threads, &gpt_neo_family);
 }
 
 static void fixture_close(Fixture *fixture) {
@@ -55,14 +67,13 @@ static void fixture_close(Fixture *fixture) {
     parameter_table_free(&fixture->table);
 }
 
-static void test_steps_equal_forward(void **state) {
-    (void)state;
+static void check_steps_equal_forward(const ModelFamily *family) {
     Fixture fixture;
-    fixture_open(&fixture, 2);
+    fixture_open_family(&fixture, 2, family);
     int C = fixture.config.channels, V = fixture.config.vocabulary;
     float *expected = (float *)malloc(sizeof(float) * (size_t)(POSITIONS * V));
-    gpt_neo_forward(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, NULL);
-    matmul_forward(&fixture.stream, as_reals(expected), V, gpt_neo_hidden(&fixture.model),
+    gpt_forward(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, NULL);
+    matmul_forward(&fixture.stream, as_reals(expected), V, gpt_hidden(&fixture.model),
                    as_reals(fixture.parameters), POSITIONS, C, V);
     for (int round = 0; round < 2; round++) { // the second round finds the cache of the first one
         fixture.sampler.length = 0;
@@ -83,6 +94,14 @@ static void test_steps_equal_forward(void **state) {
     fixture_close(&fixture);
 }
 
+static void test_steps_equal_forward(void **state) {
+    (void)state;
+    check_steps_equal_forward(&gpt_neo_family);
+    check_steps_equal_forward(&gpt2_family);
+}
+
+static const Sampling usual = {0.8, 40, 1, 1}, greedy = {0, 0, 1, 1};
+
 static void test_generate(void **state) {
     (void)state;
     Fixture one, two;
@@ -93,34 +112,34 @@ static void test_generate(void **state) {
     random_one.state = random_two.state = 5;
     one.sampler.length = 0;
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 7, first, 20,
-                                      0.8, 40, &random_one, NULL),
+                                      &usual, &random_one, NULL),
                      20);
     assert_int_equal(sampler_generate(&two.sampler, &two.stream, two.parameters, two.tokens, 7, second, 20,
-                                      0.8, 40, &random_two, NULL),
+                                      &usual, &random_two, NULL),
                      20);
     // Only the seed matters, not the number of threads.
     assert_memory_equal(first, second, 20 * sizeof(int32_t));
     one.sampler.length = 0;
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 7, second, 20,
-                                      0.8, 40, &random_one, NULL),
+                                      &usual, &random_one, NULL),
                      20);
     assert_true(memcmp(first, second, 20 * sizeof(int32_t)) != 0);
     // The positions end: 37 fit, and the logits of the last one still give a token.
     one.sampler.length = 0;
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, first, 60,
-                                      0.0, 0, &random_one, NULL),
+                                      &greedy, &random_one, NULL),
                      8);
     one.sampler.length = 0;
-    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, first, 8, second, 1, 0.0, 0,
+    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, first, 8, second, 1, &greedy,
                                       &random_one, NULL),
                      1);
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, second, 5,
-                                      0.0, 0, &random_one, NULL),
+                                      &greedy, &random_one, NULL),
                      0);
-    one.parameters[one.table.entries[gpt_neo_tensor_count(&one.config) - 2].offset] = NAN;
+    one.parameters[one.table.entries[one.table.count - 2].offset] = NAN;
     one.sampler.length = 0;
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 3, second, 5,
-                                      0.7, 0, &random_one, NULL),
+                                      &usual, &random_one, NULL),
                      0);
     fixture_close(&one);
     fixture_close(&two);
@@ -136,21 +155,22 @@ static void test_choose(void **state) {
     sampler.model.config.vocabulary = 6;
     sampler.sorted = sorted;
     random.state = 1;
-    assert_int_equal(sampler_choose(&sampler, 0.0, 0, &random), 2);
-    const struct {
-        double temperature;
-        int top_k;
-    } cases[4] = {{1.0, 0}, {0.5, 0}, {2.0, 3}, {1.0, 1}};
-    for (int k = 0; k < 4; k++) {
+    assert_int_equal(sampler_choose(&sampler, &greedy, &random), 2);
+    // The shares are 0.39, 0.39, 0.14, 0.05, 0.02 at temperature 1; of three tokens 0.42, 0.42, 0.16.
+    static const struct {
+        Sampling how;
+        float least;
+    } cases[7] = {{{1, 0, 1, 1}, -INFINITY}, {{0.5, 0, 1, 1}, -INFINITY}, {{2, 3, 1, 1}, 2},
+                  {{1, 1, 1, 1}, 3},         {{1, 0, 0.8, 1}, 2},         {{1, 0, 0.95, 1}, 1},
+                  {{1, 3, 0.8, 1}, 3}};
+    for (int k = 0; k < 7; k++) {
         double weights[6], sum = 0.0;
         int counts[6] = {0}, draws = 20000;
-        float least = cases[k].top_k == 0 ? -INFINITY : cases[k].top_k == 3 ? 2.0f : 3.0f;
+        const Sampling *how = &cases[k].how;
         for (int v = 0; v < 6; v++) {
-            sum += weights[v] = logits[v] >= least ? exp((double)logits[v] / cases[k].temperature) : 0.0;
+            sum += weights[v] = logits[v] >= cases[k].least ? exp((double)logits[v] / how->temperature) : 0.0;
         }
-        for (int i = 0; i < draws; i++) {
-            counts[sampler_choose(&sampler, cases[k].temperature, cases[k].top_k, &random)]++;
-        }
+        for (int i = 0; i < draws; i++) { counts[sampler_choose(&sampler, how, &random)]++; }
         for (int v = 0; v < 6; v++) {
             double p = weights[v] / sum, deviation = sqrt(p * (1 - p) / draws);
             if (!(fabs((double)counts[v] / draws - p) <= 5.0 * deviation)) {
@@ -158,8 +178,20 @@ static void test_choose(void **state) {
             }
         }
     }
+    // A penalty of 2 takes the tokens of the text from 3 to 1.5; a negative logit moves away from 0.
+    int32_t text[3] = {2, 4, 2};
+    float adjusted[6];
+    Sampling penalty = {0, 0, 1, 2};
+    sampler.text = text;
+    sampler.length = 3;
+    sampler.adjusted = adjusted;
+    assert_int_equal(sampler_choose(&sampler, &penalty, &random), 3);
+    assert_true(adjusted[2] == 1.5f && adjusted[4] == 1.5f && adjusted[3] == 2.0f);
+    logits[2] = -1.0f;
+    sampler_choose(&sampler, &penalty, &random);
+    assert_true(adjusted[2] == -2.0f);
     logits[3] = NAN;
-    assert_int_equal(sampler_choose(&sampler, 0.0, 0, &random), -1);
+    assert_int_equal(sampler_choose(&sampler, &greedy, &random), -1);
 }
 
 static int descending(const void *a, const void *b) {

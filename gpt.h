@@ -1,8 +1,8 @@
-// gpt_neo.h: GPT-Neo, forward and backward.
+// gpt.h: GPT-Neo and GPT-2, forward and backward.
 //
 //   x = wte[token] + wpe[position]
 //   in each layer:
-//     q, k, v = W_qkv LayerNorm_1(x)
+//     q, k, v = W_qkv LayerNorm_1(x)              in GPT-2 + b_qkv, and q / sqrt(D)
 //     x = x + W_out attention(q, k, v) + b_out    causal; in some layers within a window
 //     x = x + W_proj gelu(W_fc LayerNorm_2(x) + b_fc) + b_proj
 //   loss = mean of cross_entropy(wte LayerNorm_f(x)) over the targets >= 0
@@ -11,41 +11,41 @@
 // the parts of one pass.
 //
 // The model owns no parameters. It keeps the offset of every tensor in a flat array (the
-// table is in gpt_neo_config.h), because the buffer that the scheduler passes may change
+// table is in gpt_config.h), because the buffer that the scheduler passes may change
 // with every call. If it computes in bf16 and is given floats, it keeps a copy of the
 // parameters in that format: its weights. It reserves activations and workspace in an
 // arena and never allocates. Tokens and targets come from the host, and losses go there.
 //
 // What the backward pass needs is either kept or computed again (Recompute). The logits
-// of a whole batch never exist. They are computed in chunks (gpt_neo_chunk_rows); each
+// of a whole batch never exist. They are computed in chunks (gpt_chunk_rows); each
 // chunk becomes its own gradient in place, and that gradient is used at once for the
 // gradients of the last hidden state and of wte.
-#ifndef ACCO_GPT_NEO_H
-#define ACCO_GPT_NEO_H
+#ifndef ACCO_GPT_H
+#define ACCO_GPT_H
 
-#include "gpt_neo_config.h"
+#include "gpt_config.h"
 #include "kernels/kernels.h"
 
 enum {
-    GPT_NEO_LOGITS_BYTES = 256 << 20, // of a chunk of logits on the CPU, at most
-    GPT_NEO_GPU_LOGITS_BYTES = 1 << 30,
-    GPT_NEO_GPU_CHUNKS = 4,
-    GPT_NEO_GPU_CHUNK_ROWS = 256, // a chunk on a GPU has a multiple of them
-    GPT_NEO_LOGITS_UNIT = 64      // a row of logits on a GPU has a multiple of them
+    GPT_LOGITS_BYTES = 256 << 20, // of a chunk of logits on the CPU, at most
+    GPT_GPU_LOGITS_BYTES = 1 << 30,
+    GPT_GPU_CHUNKS = 4,
+    GPT_GPU_CHUNK_ROWS = 256, // a chunk on a GPU has a multiple of them
+    GPT_LOGITS_UNIT = 64      // a row of logits on a GPU has a multiple of them
 };
 
 // ---------------------------------------------------------------------------------------
 // State
 
-enum { GPT_NEO_MAX_TENSORS = GPT_NEO_FIRST_LAYER + TENSORS_PER_LAYER * MODEL_MAX_LAYERS + 2 };
+enum { GPT_MAX_TENSORS = GPT_FIRST_LAYER + TENSORS_PER_LAYER * MODEL_MAX_LAYERS + 2 };
 
-typedef struct GptNeo {
+typedef struct Gpt {
     ModelConfig config;
     ModelSettings settings;
     int B, T;     // of the latest pass
     int position; // of the first token; above 0 only in decode()
     size_t parameter_count;
-    size_t offsets[GPT_NEO_MAX_TENSORS]; // of each tensor of the table
+    size_t offsets[GPT_MAX_TENSORS]; // of each tensor of the table
 
     // The parameters in the model's precision: the caller's own, or weight_copy, of which
     // the first `prepared` elements are up to date.
@@ -77,7 +77,7 @@ typedef struct GptNeo {
     float *losses;    // (B, T); the host can read it
     int chunk;        // rows of logits at a time
     int d_wide_stride, logits_stride;
-    int logits_columns; // that the head's products compute: V, or more of them (gpt_neo_logits_columns)
+    int logits_columns; // that the head's products compute: V, or more of them (gpt_logits_columns)
 
     // On a GPU: the batch, and the order in which embedding_backward adds its rows
     int32_t *tokens, *targets, *order; // (B, T)
@@ -93,11 +93,11 @@ typedef struct GptNeo {
     // measured.
     double *operation_seconds;
     double lap_started;
-} GptNeo;
+} Gpt;
 
 // What the time of a pass is divided into, for benchmarks (dev/bench/bench_kernels.c
 // names them).
-typedef enum GptNeoOperation {
+typedef enum GptOperation {
     OPERATION_EMBEDDING,
     OPERATION_LAYERNORM,
     OPERATION_LINEAR_FORWARD,
@@ -109,10 +109,10 @@ typedef enum GptNeoOperation {
     OPERATION_HEAD_PRODUCTS,
     OPERATION_CROSS_ENTROPY,
     OPERATION_COUNT
-} GptNeoOperation;
+} GptOperation;
 
 // Adds the time since the last lap to `operation`.
-static inline void gpt_neo_lap(GptNeo *model, GptNeoOperation operation) {
+static inline void gpt_lap(Gpt *model, GptOperation operation) {
     if (model->operation_seconds == NULL) { return; }
     double now = clock_seconds();
     model->operation_seconds[operation] += now - model->lap_started;
@@ -122,28 +122,27 @@ static inline void gpt_neo_lap(GptNeo *model, GptNeoOperation operation) {
 // ---------------------------------------------------------------------------------------
 // Memory
 
-static inline size_t gpt_neo_rows(const GptNeo *model) { return (size_t)model->B * (size_t)model->T; }
+static inline size_t gpt_rows(const Gpt *model) { return (size_t)model->B * (size_t)model->T; }
 
 // How far apart rows of logits are.
-static inline int gpt_neo_logits_stride(int vocabulary, bool on_gpu) {
-    return on_gpu ? (vocabulary + GPT_NEO_LOGITS_UNIT - 1) / GPT_NEO_LOGITS_UNIT * GPT_NEO_LOGITS_UNIT
-                  : vocabulary;
+static inline int gpt_logits_stride(int vocabulary, bool on_gpu) {
+    return on_gpu ? (vocabulary + GPT_LOGITS_UNIT - 1) / GPT_LOGITS_UNIT * GPT_LOGITS_UNIT : vocabulary;
 }
 
 // Rows of logits at a time: equal chunks, as few as the bytes allow.
 //
-// On a GPU there are GPT_NEO_GPU_CHUNKS, or more if these were too large. Each of them
+// On a GPU there are GPT_GPU_CHUNKS, or more if these were too large. Each of them
 // costs a pass over the fp32 gradient of wte (at 125M 154 MB, read and written), so there
 // should be few; with one, the logits would be the largest array of all. In large batches
-// chunks are a multiple of GPT_NEO_GPU_CHUNK_ROWS, because the library computes tiles of
+// chunks are a multiple of GPT_GPU_CHUNK_ROWS, because the library computes tiles of
 // up to 256 rows, and a tile that is not full costs as much as a full one.
-static inline int gpt_neo_chunk_rows(int rows, int logits_stride, Precision precision, bool on_gpu) {
-    size_t bytes = on_gpu ? GPT_NEO_GPU_LOGITS_BYTES : GPT_NEO_LOGITS_BYTES;
+static inline int gpt_chunk_rows(int rows, int logits_stride, Precision precision, bool on_gpu) {
+    size_t bytes = on_gpu ? GPT_GPU_LOGITS_BYTES : GPT_LOGITS_BYTES;
     int most = (int)(bytes / ((size_t)logits_stride * precision_bytes(precision)));
-    int unit = on_gpu && most >= GPT_NEO_GPU_CHUNK_ROWS ? GPT_NEO_GPU_CHUNK_ROWS : 1;
+    int unit = on_gpu && most >= GPT_GPU_CHUNK_ROWS ? GPT_GPU_CHUNK_ROWS : 1;
     most = most < 1 ? 1 : most / unit * unit;
     int chunks = (rows + most - 1) / most;
-    if (on_gpu && chunks < GPT_NEO_GPU_CHUNKS) { chunks = GPT_NEO_GPU_CHUNKS; }
+    if (on_gpu && chunks < GPT_GPU_CHUNKS) { chunks = GPT_GPU_CHUNKS; }
     int chunk = ((rows + chunks - 1) / chunks + unit - 1) / unit * unit;
     return chunk < rows ? chunk : rows;
 }
@@ -157,22 +156,22 @@ static inline int gpt_neo_chunk_rows(int rows, int logits_stride, Precision prec
 // the hidden state. (0 times infinity or NaN is NaN. If a hidden value is not finite, all
 // of wte's gradient is NaN anyway; if a row behind wte is not, the model is broken.) A
 // model that has too little behind wte computes V columns.
-static inline int gpt_neo_logits_columns(const GptNeo *model) {
+static inline int gpt_logits_columns(const Gpt *model) {
     size_t C = (size_t)model->config.channels,
            missing = (size_t)(model->logits_stride - model->config.vocabulary);
-    return model->offsets[GPT_NEO_WPE] + missing * C <= model->parameter_count ? model->logits_stride
-                                                                               : model->config.vocabulary;
+    return model->offsets[GPT_WPE] + missing * C <= model->parameter_count ? model->logits_stride
+                                                                           : model->config.vocabulary;
 }
 
-static inline void gpt_neo_reserve_workspace(GptNeo *model, Arena *arena) {
+static inline void gpt_reserve_workspace(Gpt *model, Arena *arena) {
     const ModelConfig *config = &model->config;
     const ModelSettings *settings = &model->settings;
-    size_t rows = gpt_neo_rows(model), C = (size_t)config->channels, F = (size_t)config->mlp_channels;
+    size_t rows = gpt_rows(model), C = (size_t)config->channels, F = (size_t)config->mlp_channels;
     size_t wide = size_max(3 * C, F), element = precision_bytes(settings->precision);
     model->d_wide_stride = settings->on_gpu ? (int)wide : matmul_padded_stride((int)wide);
-    model->logits_stride = gpt_neo_logits_stride(config->vocabulary, settings->on_gpu);
-    model->logits_columns = gpt_neo_logits_columns(model);
-    model->chunk = gpt_neo_chunk_rows((int)rows, model->logits_stride, settings->precision, settings->on_gpu);
+    model->logits_stride = gpt_logits_stride(config->vocabulary, settings->on_gpu);
+    model->logits_columns = gpt_logits_columns(model);
+    model->chunk = gpt_chunk_rows((int)rows, model->logits_stride, settings->precision, settings->on_gpu);
     arena_reserve(arena, MEMORY_WORKSPACE, "branch", rows * C * element, &model->branch);
     arena_reserve(arena, MEMORY_WORKSPACE, "residual gradient", rows * C * element, &model->d_residual);
     arena_reserve(arena, MEMORY_WORKSPACE, "wide gradient", rows * (size_t)model->d_wide_stride * element,
@@ -206,29 +205,29 @@ static inline void gpt_neo_reserve_workspace(GptNeo *model, Arena *arena) {
 }
 
 // Whether the caller's parameters can be used as they are.
-static inline bool gpt_neo_has_weights(const GptNeo *model) {
+static inline bool gpt_has_weights(const Gpt *model) {
     return model->settings.given_weights || model->settings.precision == PRECISION_FP32;
 }
 
 // Plans weights, activations and workspace.
-static inline void gpt_neo_reserve(void *self, Arena *arena, const ModelConfig *config,
-                                   const ModelSettings *settings) {
-    GptNeo *model = (GptNeo *)self;
+static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *config,
+                               const ModelSettings *settings) {
+    Gpt *model = (Gpt *)self;
     memset(model, 0, sizeof *model);
     model->config = *config;
     model->settings = *settings;
     model->B = settings->B;
     model->T = settings->T;
     ParameterTable table;
-    gpt_neo_parameter_table(config, &table);
+    gpt_parameter_table(config, &table);
     model->parameter_count = table.parameter_count;
-    for (int i = 0; i < table.count; i++) { model->offsets[i] = table.entries[i].offset; }
+    for (int i = 0; i < table.count; i++) { model->offsets[table.entries[i].role] = table.entries[i].offset; }
     parameter_table_free(&table);
-    if (!gpt_neo_has_weights(model)) {
+    if (!gpt_has_weights(model)) {
         arena_reserve(arena, MEMORY_PARAMETERS, "weights",
                       model->parameter_count * precision_bytes(settings->precision), &model->weight_copy);
     }
-    size_t rows = gpt_neo_rows(model), L = (size_t)config->layers, C = (size_t)config->channels,
+    size_t rows = gpt_rows(model), L = (size_t)config->layers, C = (size_t)config->channels,
            F = (size_t)config->mlp_channels;
     size_t row = rows * precision_bytes(settings->precision), float_row = rows * sizeof(float);
     Recompute recompute = settings->recompute;
@@ -249,11 +248,11 @@ static inline void gpt_neo_reserve(void *self, Arena *arena, const ModelConfig *
                   &model->mlp_hidden);
     arena_reserve(arena, MEMORY_ACTIVATIONS, "gelu inputs or derivatives", layers * row * F,
                   &model->gelu_saved);
-    gpt_neo_reserve_workspace(model, arena);
+    gpt_reserve_workspace(model, arena);
     if (settings->decodes) {
         size_t positions = (size_t)config->positions * sizeof(float),
                cache = (size_t)config->layers * positions * (size_t)config->channels;
-        assert(!settings->on_gpu && settings->precision == PRECISION_FP32 && gpt_neo_rows(model) == 1);
+        assert(!settings->on_gpu && settings->precision == PRECISION_FP32 && gpt_rows(model) == 1);
         arena_reserve(arena, MEMORY_ACTIVATIONS, "cached keys", cache, &model->keys);
         arena_reserve(arena, MEMORY_ACTIVATIONS, "cached values", cache, &model->values);
         arena_reserve(arena, MEMORY_WORKSPACE, "decoding scores", (size_t)config->heads * positions,
@@ -266,88 +265,87 @@ static inline void gpt_neo_reserve(void *self, Arena *arena, const ModelConfig *
 
 // The offset of a layer's tensor in a flat array of parameters or gradients. Layer L's
 // TENSOR_LN_1_WEIGHT is that of the last LayerNorm.
-static inline size_t gpt_neo_at(const GptNeo *model, int layer, GptNeoTensor tensor) {
-    return model->offsets[gpt_neo_tensor(layer, tensor)];
+static inline size_t gpt_at(const Gpt *model, int layer, GptTensor tensor) {
+    return model->offsets[gpt_tensor(layer, tensor)];
 }
 
-static inline const Real *gpt_neo_weight(const GptNeo *model, size_t offset) {
+static inline const Real *gpt_weight(const Gpt *model, size_t offset) {
     return real_at_const(model->weights, offset, model->settings.precision);
 }
 
 // Part `index` of an activation array of (..., B, T, width).
-static inline Real *gpt_neo_slice(const GptNeo *model, Real *base, int index, int width) {
-    return real_at(base, (size_t)index * gpt_neo_rows(model) * (size_t)width, model->settings.precision);
+static inline Real *gpt_slice(const Gpt *model, Real *base, int index, int width) {
+    return real_at(base, (size_t)index * gpt_rows(model) * (size_t)width, model->settings.precision);
 }
 
 // The activations of one layer, but for those of its LayerNorms.
-typedef struct GptNeoLayer {
+typedef struct GptLayer {
     Real *qkv;        // (B, T, 3C)
     Real *attention;  // (B, T, C)
     float *logsumexp; // (B, H, T)
     Real *gelu_saved; // (B, T, F)
     Real *mlp_hidden; // (B, T, F)
-} GptNeoLayer;
+} GptLayer;
 
-static inline GptNeoLayer gpt_neo_layer(const GptNeo *model, int l) {
+static inline GptLayer gpt_layer(const Gpt *model, int l) {
     const ModelConfig *config = &model->config;
     Recompute recompute = model->settings.recompute;
     int C = config->channels, F = config->mlp_channels, slot = recompute >= RECOMPUTE_BLOCK ? 0 : l;
-    GptNeoLayer layer;
-    layer.qkv = gpt_neo_slice(model, model->qkv, slot, 3 * C);
-    layer.attention = gpt_neo_slice(model, model->attention, slot, C);
-    layer.logsumexp = model->logsumexp + (size_t)slot * gpt_neo_rows(model) * (size_t)config->heads;
-    layer.gelu_saved = gpt_neo_slice(model, model->gelu_saved, slot, F);
-    layer.mlp_hidden = gpt_neo_slice(model, model->mlp_hidden, recompute >= RECOMPUTE_GELU ? 0 : l, F);
+    GptLayer layer;
+    layer.qkv = gpt_slice(model, model->qkv, slot, 3 * C);
+    layer.attention = gpt_slice(model, model->attention, slot, C);
+    layer.logsumexp = model->logsumexp + (size_t)slot * gpt_rows(model) * (size_t)config->heads;
+    layer.gelu_saved = gpt_slice(model, model->gelu_saved, slot, F);
+    layer.mlp_hidden = gpt_slice(model, model->mlp_hidden, recompute >= RECOMPUTE_GELU ? 0 : l, F);
     return layer;
 }
 
 // How many keys a query of layer l sees at most; 0: no limit.
-static inline int gpt_neo_window(const ModelConfig *config, int l) {
+static inline int gpt_window(const ModelConfig *config, int l) {
     return config->local[l] ? config->window : 0;
 }
 
 // What both passes of LayerNorm `norm` read and write. LayerNorms have numbers:
 // 2l and 2l + 1 in layer l, 2L after the last layer.
-typedef struct GptNeoNorm {
+typedef struct GptNorm {
     Layernorm work;
     size_t weight, bias; // offsets
     size_t branch_bias;  // where norm > 0: of the bias that is added to the residual right before
-} GptNeoNorm;
+} GptNorm;
 
-static inline GptNeoNorm gpt_neo_norm(const GptNeo *model, int norm) {
+static inline GptNorm gpt_norm(const Gpt *model, int norm) {
     Recompute recompute = model->settings.recompute;
     int C = model->config.channels, l = norm / 2, slot = recompute >= RECOMPUTE_BLOCK ? norm % 2 : norm;
     bool first = norm % 2 == 0; // of its layer
-    GptNeoNorm parts;
+    GptNorm parts;
     memset(&parts, 0, sizeof parts);
-    parts.weight = gpt_neo_at(model, l, first ? TENSOR_LN_1_WEIGHT : TENSOR_LN_2_WEIGHT);
-    parts.bias = gpt_neo_at(model, l, first ? TENSOR_LN_1_BIAS : TENSOR_LN_2_BIAS);
+    parts.weight = gpt_at(model, l, first ? TENSOR_LN_1_WEIGHT : TENSOR_LN_2_WEIGHT);
+    parts.bias = gpt_at(model, l, first ? TENSOR_LN_1_BIAS : TENSOR_LN_2_BIAS);
     if (norm > 0) {
-        parts.branch_bias = gpt_neo_at(model, (norm - 1) / 2, first ? TENSOR_PROJ_BIAS : TENSOR_OUT_BIAS);
+        parts.branch_bias = gpt_at(model, (norm - 1) / 2, first ? TENSOR_PROJ_BIAS : TENSOR_OUT_BIAS);
     }
     Layernorm *work = &parts.work;
-    work->residual = first ? gpt_neo_slice(model, model->residuals, l, C)
-                           : gpt_neo_slice(model, model->residual_mid, slot / 2, C);
-    work->output =
-        gpt_neo_slice(model, model->normals, recompute >= RECOMPUTE_LAYERNORM ? norm % 2 : norm, C);
-    work->statistics = model->statistics + (size_t)slot * gpt_neo_rows(model) * 2;
-    work->weight = gpt_neo_weight(model, parts.weight);
-    work->bias = gpt_neo_weight(model, parts.bias);
+    work->residual =
+        first ? gpt_slice(model, model->residuals, l, C) : gpt_slice(model, model->residual_mid, slot / 2, C);
+    work->output = gpt_slice(model, model->normals, recompute >= RECOMPUTE_LAYERNORM ? norm % 2 : norm, C);
+    work->statistics = model->statistics + (size_t)slot * gpt_rows(model) * 2;
+    work->weight = gpt_weight(model, parts.weight);
+    work->bias = gpt_weight(model, parts.bias);
     work->epsilon = model->config.epsilon;
-    work->rows = (int)gpt_neo_rows(model);
+    work->rows = (int)gpt_rows(model);
     work->channels = C;
     return parts;
 }
 
 // The last hidden state, LayerNorm_f(x) (B, T, C), of the latest forward pass. Times
 // wte^T it gives the logits.
-static inline Real *gpt_neo_hidden(const GptNeo *model) {
-    return gpt_neo_norm(model, 2 * model->config.layers).work.output;
+static inline Real *gpt_hidden(const Gpt *model) {
+    return gpt_norm(model, 2 * model->config.layers).work.output;
 }
 
 // The device's copy of (count) tokens or targets; on the CPU the host's own.
-static inline const int32_t *gpt_neo_upload(const GptNeo *model, Stream *stream, int32_t *device,
-                                            const int32_t *host, size_t count) {
+static inline const int32_t *gpt_upload(const Gpt *model, Stream *stream, int32_t *device,
+                                        const int32_t *host, size_t count) {
     if (!model->settings.on_gpu) { return host; }
     stream_copy(stream, device, host, count * sizeof(int32_t));
     return device;
@@ -357,8 +355,8 @@ static inline const int32_t *gpt_neo_upload(const GptNeo *model, Stream *stream,
 // Weights
 
 // Waits until parameters [0, end) have arrived; then the weights [0, end) are up to date.
-static inline void gpt_neo_need(GptNeo *model, Stream *stream, const void *parameters, const Pace *pace,
-                                size_t end) {
+static inline void gpt_need(Gpt *model, Stream *stream, const void *parameters, const Pace *pace,
+                            size_t end) {
     pace_need(pace, end);
     if (model->prepared >= end) { return; }
     reals_from_floats(stream, real_at(model->weight_copy, model->prepared, model->settings.precision),
@@ -371,30 +369,30 @@ static inline void gpt_neo_need(GptNeo *model, Stream *stream, const void *param
 
 // LayerNorm `norm`. add_branch: the residual before it is first computed, from the one
 // before that, model->branch and the branch's bias.
-static inline void gpt_neo_layernorm(GptNeo *model, Stream *stream, int norm, bool add_branch) {
-    GptNeoNorm parts = gpt_neo_norm(model, norm);
+static inline void gpt_layernorm(Gpt *model, Stream *stream, int norm, bool add_branch) {
+    GptNorm parts = gpt_norm(model, norm);
     if (add_branch) {
-        parts.work.residual_before = gpt_neo_norm(model, norm - 1).work.residual;
+        parts.work.residual_before = gpt_norm(model, norm - 1).work.residual;
         parts.work.branch = model->branch;
-        parts.work.branch_bias = gpt_neo_weight(model, parts.branch_bias);
+        parts.work.branch_bias = gpt_weight(model, parts.branch_bias);
     }
     layernorm_forward(stream, &parts.work);
-    gpt_neo_lap(model, OPERATION_LAYERNORM);
+    gpt_lap(model, OPERATION_LAYERNORM);
 }
 
 // output (B, T, outputs) = input (B, T, inputs) W^T for the layer's weight W (outputs,
 // inputs).
-static inline void gpt_neo_linear(GptNeo *model, Stream *stream, Real *output, const Real *input, int l,
-                                  GptNeoTensor weight, int inputs, int outputs) {
-    matmul_forward(stream, output, outputs, input, gpt_neo_weight(model, gpt_neo_at(model, l, weight)),
-                   (int)gpt_neo_rows(model), inputs, outputs);
-    gpt_neo_lap(model, OPERATION_LINEAR_FORWARD);
+static inline void gpt_linear(Gpt *model, Stream *stream, Real *output, const Real *input, int l,
+                              GptTensor weight, int inputs, int outputs) {
+    matmul_forward(stream, output, outputs, input, gpt_weight(model, gpt_at(model, l, weight)),
+                   (int)gpt_rows(model), inputs, outputs);
+    gpt_lap(model, OPERATION_LINEAR_FORWARD);
 }
 
 // What both passes of attention in layer l read and write.
-static inline Attention gpt_neo_attention(const GptNeo *model, int l) {
-    GptNeoLayer layer = gpt_neo_layer(model, l);
-    int window = gpt_neo_window(&model->config, l);
+static inline Attention gpt_attention(const Gpt *model, int l) {
+    GptLayer layer = gpt_layer(model, l);
+    int window = gpt_window(&model->config, l);
     Attention work = {.output = layer.attention,
                       .logsumexp = layer.logsumexp,
                       .scratch = model->scores,
@@ -409,9 +407,9 @@ static inline Attention gpt_neo_attention(const GptNeo *model, int l) {
 
 // Attention of the one position that decode() is at: only its key and value are new,
 // those of all before it are in the cache.
-static inline void gpt_neo_attention_decode(GptNeo *model, Stream *stream, int l) {
+static inline void gpt_attention_decode(Gpt *model, Stream *stream, int l) {
     const ModelConfig *config = &model->config;
-    GptNeoLayer layer = gpt_neo_layer(model, l);
+    GptLayer layer = gpt_layer(model, l);
     const float *qkv = real_floats(layer.qkv);
     size_t C = (size_t)config->channels, cache = (size_t)l * (size_t)config->positions * C,
            place = cache + (size_t)model->position * C;
@@ -419,80 +417,100 @@ static inline void gpt_neo_attention_decode(GptNeo *model, Stream *stream, int l
     memcpy(model->values + place, qkv + 2 * C, C * sizeof(float));
     cpu_attention_decode(stream, real_floats(layer.attention), model->key_scores, qkv, model->keys + cache,
                          model->values + cache, model->position, config->positions, config->channels,
-                         config->heads, gpt_neo_window(config, l));
+                         config->heads, gpt_window(config, l));
+}
+
+// Adds the biases of queries, keys and values in layer l and divides queries by sqrt(D), so that
+// attention need not scale its scores. With gradients (NULL: none) back through it.
+static inline void gpt_qkv_bias(Gpt *model, Stream *stream, int l, float *gradients) {
+    const ModelConfig *config = &model->config;
+    if (!config->qkv_biases) { return; }
+    int C = config->channels, D = C / config->heads;
+    size_t bias = gpt_at(model, l, TENSOR_QKV_BIAS);
+    bool backward = gradients != NULL;
+    Bias work = {.values = backward ? model->d_wide : gpt_layer(model, l).qkv,
+                 .bias = gpt_weight(model, bias),
+                 .d_bias = backward ? gradients + bias : NULL,
+                 .partials = model->partials,
+                 .rows = (int)gpt_rows(model),
+                 .columns = 3 * C,
+                 .stride = backward ? model->d_wide_stride : 3 * C,
+                 .scaled = C,
+                 .scale = config->scaled_scores ? 1.0f / sqrtf((float)D) : 1.0f};
+    bias_add(stream, &work);
 }
 
 // mlp_hidden = gelu(gelu_saved + b_fc)
-static inline void gpt_neo_gelu_forward(GptNeo *model, Stream *stream, int l) {
-    GptNeoLayer layer = gpt_neo_layer(model, l);
+static inline void gpt_gelu_forward(Gpt *model, Stream *stream, int l) {
+    GptLayer layer = gpt_layer(model, l);
     Gelu work = {.output = layer.mlp_hidden,
                  .saved = layer.gelu_saved,
-                 .bias = gpt_neo_weight(model, gpt_neo_at(model, l, TENSOR_FC_BIAS)),
-                 .rows = (int)gpt_neo_rows(model),
+                 .bias = gpt_weight(model, gpt_at(model, l, TENSOR_FC_BIAS)),
+                 .rows = (int)gpt_rows(model),
                  .columns = model->config.mlp_channels};
     gelu_forward(stream, &work);
-    gpt_neo_lap(model, OPERATION_GELU);
+    gpt_lap(model, OPERATION_GELU);
 }
 
 // Layer l up to mlp_hidden, which its last product reads. add_branch: as in
-// gpt_neo_layernorm.
-static inline void gpt_neo_layer_forward(GptNeo *model, Stream *stream, int l, bool add_branch) {
+// gpt_layernorm.
+static inline void gpt_layer_forward(Gpt *model, Stream *stream, int l, bool add_branch) {
     int C = model->config.channels, F = model->config.mlp_channels;
-    GptNeoLayer layer = gpt_neo_layer(model, l);
+    GptLayer layer = gpt_layer(model, l);
 
     // q, k, v = W_qkv LayerNorm_1(x); attention = softmax(q k^T) v
-    gpt_neo_layernorm(model, stream, 2 * l, add_branch);
-    gpt_neo_linear(model, stream, layer.qkv, gpt_neo_norm(model, 2 * l).work.output, l, TENSOR_Q, C, 3 * C);
+    gpt_layernorm(model, stream, 2 * l, add_branch);
+    gpt_linear(model, stream, layer.qkv, gpt_norm(model, 2 * l).work.output, l, TENSOR_Q, C, 3 * C);
+    gpt_qkv_bias(model, stream, l, NULL);
     if (model->settings.decodes) {
-        gpt_neo_attention_decode(model, stream, l);
+        gpt_attention_decode(model, stream, l);
     } else {
-        Attention work = gpt_neo_attention(model, l);
+        Attention work = gpt_attention(model, l);
         attention(stream, &work);
     }
-    gpt_neo_lap(model, OPERATION_ATTENTION_FORWARD);
+    gpt_lap(model, OPERATION_ATTENTION_FORWARD);
 
     // x = x + W_out attention + b_out, then mlp_hidden = gelu(W_fc LayerNorm_2(x) + b_fc)
-    gpt_neo_linear(model, stream, model->branch, layer.attention, l, TENSOR_OUT_WEIGHT, C, C);
-    gpt_neo_layernorm(model, stream, 2 * l + 1, true);
-    gpt_neo_linear(model, stream, layer.gelu_saved, gpt_neo_norm(model, 2 * l + 1).work.output, l,
-                   TENSOR_FC_WEIGHT, C, F);
-    gpt_neo_gelu_forward(model, stream, l);
+    gpt_linear(model, stream, model->branch, layer.attention, l, TENSOR_OUT_WEIGHT, C, C);
+    gpt_layernorm(model, stream, 2 * l + 1, true);
+    gpt_linear(model, stream, layer.gelu_saved, gpt_norm(model, 2 * l + 1).work.output, l, TENSOR_FC_WEIGHT,
+               C, F);
+    gpt_gelu_forward(model, stream, l);
 }
 
 // Runs all layers on tokens (B, T), with parameters (parameter_count) that are floats
-// unless the model is given its weights; the result is gpt_neo_hidden(model). Before each
+// unless the model is given its weights; the result is gpt_hidden(model). Before each
 // layer it waits with `pace` for the parameters of that layer.
-static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *parameters,
-                                   const int32_t *tokens, const Pace *pace) {
+static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameters, const int32_t *tokens,
+                               const Pace *pace) {
     int L = model->config.layers, C = model->config.channels, F = model->config.mlp_channels;
     if (model->operation_seconds != NULL) { model->lap_started = clock_seconds(); }
     // A weight copy of the same version stays valid.
     uint64_t version = pace != NULL ? pace->version : 0;
-    bool copied = !gpt_neo_has_weights(model), valid = version != 0 && version == model->weights_version;
+    bool copied = !gpt_has_weights(model), valid = version != 0 && version == model->weights_version;
     model->weights = copied ? model->weight_copy : (const Real *)parameters;
     model->prepared = copied && !valid ? 0 : model->parameter_count;
     model->weights_version = version;
-    const int32_t *batch = gpt_neo_upload(model, stream, model->tokens, tokens, gpt_neo_rows(model));
-    gpt_neo_need(model, stream, parameters, pace, gpt_neo_at(model, 0, TENSOR_LN_1_WEIGHT));
+    const int32_t *batch = gpt_upload(model, stream, model->tokens, tokens, gpt_rows(model));
+    gpt_need(model, stream, parameters, pace, gpt_at(model, 0, TENSOR_LN_1_WEIGHT));
     Embedding embedding = {
         .output = model->residuals,
-        .wte = gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]),
-        .wpe = gpt_neo_weight(model, model->offsets[GPT_NEO_WPE] + (size_t)model->position * (size_t)C),
+        .wte = gpt_weight(model, model->offsets[GPT_WTE]),
+        .wpe = gpt_weight(model, model->offsets[GPT_WPE] + (size_t)model->position * (size_t)C),
         .tokens = batch,
         .B = model->B,
         .T = model->T,
         .channels = C};
     embedding_forward(stream, &embedding);
-    gpt_neo_lap(model, OPERATION_EMBEDDING);
+    gpt_lap(model, OPERATION_EMBEDDING);
     for (int l = 0; l < L; l++) {
-        gpt_neo_need(model, stream, parameters, pace, gpt_neo_at(model, l + 1, TENSOR_LN_1_WEIGHT));
-        gpt_neo_layer_forward(model, stream, l, l > 0);
+        gpt_need(model, stream, parameters, pace, gpt_at(model, l + 1, TENSOR_LN_1_WEIGHT));
+        gpt_layer_forward(model, stream, l, l > 0);
         // The next LayerNorm adds this product and b_proj to the residual.
-        gpt_neo_linear(model, stream, model->branch, gpt_neo_layer(model, l).mlp_hidden, l,
-                       TENSOR_PROJ_WEIGHT, F, C);
+        gpt_linear(model, stream, model->branch, gpt_layer(model, l).mlp_hidden, l, TENSOR_PROJ_WEIGHT, F, C);
     }
-    gpt_neo_need(model, stream, parameters, pace, model->parameter_count);
-    gpt_neo_layernorm(model, stream, 2 * L, true);
+    gpt_need(model, stream, parameters, pace, model->parameter_count);
+    gpt_layernorm(model, stream, 2 * L, true);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -500,7 +518,7 @@ static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *pa
 
 // largest (count): the most probable token by each row of model->logits; -1 where a row
 // has none, because its logits are not numbers.
-static inline void gpt_neo_largest(GptNeo *model, Stream *stream, int count, int32_t *largest) {
+static inline void gpt_largest(Gpt *model, Stream *stream, int count, int32_t *largest) {
     Precision precision = model->settings.precision;
     const Real *logits = model->logits;
     size_t stride = (size_t)model->logits_stride;
@@ -520,8 +538,8 @@ static inline void gpt_neo_largest(GptNeo *model, Stream *stream, int count, int
 // = the gradient of the hidden state, both of the mean loss over the targets >= 0; if
 // there is none, model->branch becomes 0. largest (rows): see ModelQuery; NULL: not asked
 // for.
-static inline void gpt_neo_head(GptNeo *model, Stream *stream, float *gradients, const Real *hidden,
-                                const int32_t *targets, int rows, int32_t *largest) {
+static inline void gpt_head(Gpt *model, Stream *stream, float *gradients, const Real *hidden,
+                            const int32_t *targets, int rows, int32_t *largest) {
     Precision precision = model->settings.precision;
     int C = model->config.channels, V = model->config.vocabulary, stride = model->logits_stride,
         columns = model->logits_columns,
@@ -530,24 +548,24 @@ static inline void gpt_neo_head(GptNeo *model, Stream *stream, float *gradients,
         stream_clear(stream, model->branch, (size_t)rows * (size_t)C * precision_bytes(precision));
         return;
     }
-    const int32_t *batch = gpt_neo_upload(model, stream, model->targets, targets, (size_t)rows);
-    const Real *wte = gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]);
+    const int32_t *batch = gpt_upload(model, stream, model->targets, targets, (size_t)rows);
+    const Real *wte = gpt_weight(model, model->offsets[GPT_WTE]);
     float scale = gradients != NULL ? 1.0f / (float)counting : 0.0f;
     for (int first = 0; first < rows; first += model->chunk) {
         int count = rows - first < model->chunk ? rows - first : model->chunk;
         size_t offset = (size_t)first * (size_t)C;
         const Real *input = real_at_const(hidden, offset, precision);
         matmul_forward(stream, model->logits, stride, input, wte, count, C, columns);
-        gpt_neo_lap(model, OPERATION_HEAD_PRODUCTS);
-        if (largest != NULL) { gpt_neo_largest(model, stream, count, largest + first); }
+        gpt_lap(model, OPERATION_HEAD_PRODUCTS);
+        if (largest != NULL) { gpt_largest(model, stream, count, largest + first); }
         cross_entropy(stream, model->logits, stride, model->losses + first, batch + first, count, V, scale);
-        gpt_neo_lap(model, OPERATION_CROSS_ENTROPY);
+        gpt_lap(model, OPERATION_CROSS_ENTROPY);
         if (gradients == NULL) { continue; }
         matmul_backward_input(stream, real_at(model->branch, offset, precision), C, model->logits, stride,
                               wte, count, C, columns);
-        matmul_backward_weight(stream, gradients + model->offsets[GPT_NEO_WTE], model->logits, stride, input,
+        matmul_backward_weight(stream, gradients + model->offsets[GPT_WTE], model->logits, stride, input,
                                count, C, columns);
-        gpt_neo_lap(model, OPERATION_HEAD_PRODUCTS);
+        gpt_lap(model, OPERATION_HEAD_PRODUCTS);
     }
 }
 
@@ -557,8 +575,8 @@ static inline void gpt_neo_head(GptNeo *model, Stream *stream, float *gradients,
 // Back through LayerNorm `norm`: model->branch is the gradient of its output. That of its
 // input is added to model->d_residual (the last LayerNorm overwrites it); the sum of it
 // over rows is the gradient of the bias that was added to the residual right before.
-static inline void gpt_neo_layernorm_backward(GptNeo *model, Stream *stream, float *gradients, int norm) {
-    GptNeoNorm parts = gpt_neo_norm(model, norm);
+static inline void gpt_layernorm_backward(Gpt *model, Stream *stream, float *gradients, int norm) {
+    GptNorm parts = gpt_norm(model, norm);
     Layernorm *work = &parts.work;
     work->d_residual = model->d_residual;
     work->accumulate = norm < 2 * model->config.layers;
@@ -568,125 +586,123 @@ static inline void gpt_neo_layernorm_backward(GptNeo *model, Stream *stream, flo
     work->partials = model->partials;
     work->d_output = model->branch;
     layernorm_backward(stream, work);
-    gpt_neo_lap(model, OPERATION_LAYERNORM);
+    gpt_lap(model, OPERATION_LAYERNORM);
 }
 
 // Back through output = input W^T: the gradients of W (outputs, inputs) and of the input.
-static inline void gpt_neo_linear_backward(GptNeo *model, Stream *stream, float *gradients, int l,
-                                           GptNeoTensor weight, Real *d_input, int d_input_stride,
-                                           const Real *d_output, int d_output_stride, const Real *input,
-                                           int inputs, int outputs) {
-    int rows = (int)gpt_neo_rows(model);
-    size_t offset = gpt_neo_at(model, l, weight);
+static inline void gpt_linear_backward(Gpt *model, Stream *stream, float *gradients, int l, GptTensor weight,
+                                       Real *d_input, int d_input_stride, const Real *d_output,
+                                       int d_output_stride, const Real *input, int inputs, int outputs) {
+    int rows = (int)gpt_rows(model);
+    size_t offset = gpt_at(model, l, weight);
     matmul_backward_weight(stream, gradients + offset, d_output, d_output_stride, input, rows, inputs,
                            outputs);
-    gpt_neo_lap(model, OPERATION_LINEAR_BACKWARD_WEIGHT);
+    gpt_lap(model, OPERATION_LINEAR_BACKWARD_WEIGHT);
     matmul_backward_input(stream, d_input, d_input_stride, d_output, d_output_stride,
-                          gpt_neo_weight(model, offset), rows, inputs, outputs);
-    gpt_neo_lap(model, OPERATION_LINEAR_BACKWARD_INPUT);
+                          gpt_weight(model, offset), rows, inputs, outputs);
+    gpt_lap(model, OPERATION_LINEAR_BACKWARD_INPUT);
 }
 
 // Back through layer l: model->d_residual is the gradient of its output and becomes that
 // of its input. What the forward pass has not kept is computed again. Tells `pace` twice
 // that gradients are finished, from the end of the layer towards its beginning.
-static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *gradients, int l,
-                                          const Pace *pace) {
+static inline void gpt_layer_backward(Gpt *model, Stream *stream, float *gradients, int l, const Pace *pace) {
     int C = model->config.channels, F = model->config.mlp_channels, wide = model->d_wide_stride;
     Recompute recompute = model->settings.recompute;
     bool again = recompute == RECOMPUTE_LAYERNORM; // each LayerNorm is computed again before its use
     if (recompute >= RECOMPUTE_BLOCK) {
-        gpt_neo_layer_forward(model, stream, l, false);
+        gpt_layer_forward(model, stream, l, false);
     } else if (recompute >= RECOMPUTE_GELU) {
-        gpt_neo_gelu_forward(model, stream, l);
+        gpt_gelu_forward(model, stream, l);
     }
-    GptNeoLayer layer = gpt_neo_layer(model, l);
+    GptLayer layer = gpt_layer(model, l);
 
     // x = x + W_proj gelu(W_fc LayerNorm_2(x) + b_fc) + b_proj
-    gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_PROJ_WEIGHT, model->d_wide, wide,
-                            model->d_residual, C, layer.mlp_hidden, F, C);
-    size_t fc_bias = gpt_neo_at(model, l, TENSOR_FC_BIAS);
+    gpt_linear_backward(model, stream, gradients, l, TENSOR_PROJ_WEIGHT, model->d_wide, wide,
+                        model->d_residual, C, layer.mlp_hidden, F, C);
+    size_t fc_bias = gpt_at(model, l, TENSOR_FC_BIAS);
     Gelu gelu = {.saved = layer.gelu_saved,
                  .gradient = model->d_wide,
-                 .bias = gpt_neo_weight(model, fc_bias),
+                 .bias = gpt_weight(model, fc_bias),
                  .d_bias = gradients + fc_bias,
                  .partials = model->partials,
-                 .rows = (int)gpt_neo_rows(model),
+                 .rows = (int)gpt_rows(model),
                  .columns = F,
                  .gradient_stride = wide};
     gelu_backward(stream, &gelu);
-    gpt_neo_lap(model, OPERATION_GELU);
-    if (again) { gpt_neo_layernorm(model, stream, 2 * l + 1, false); }
-    gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_FC_WEIGHT, model->branch, C, model->d_wide,
-                            wide, gpt_neo_norm(model, 2 * l + 1).work.output, C, F);
-    gpt_neo_layernorm_backward(model, stream, gradients, 2 * l + 1);
-    pace_finish(pace, gpt_neo_at(model, l, TENSOR_LN_2_WEIGHT));
+    gpt_lap(model, OPERATION_GELU);
+    if (again) { gpt_layernorm(model, stream, 2 * l + 1, false); }
+    gpt_linear_backward(model, stream, gradients, l, TENSOR_FC_WEIGHT, model->branch, C, model->d_wide, wide,
+                        gpt_norm(model, 2 * l + 1).work.output, C, F);
+    gpt_layernorm_backward(model, stream, gradients, 2 * l + 1);
+    pace_finish(pace, gpt_at(model, l, TENSOR_LN_2_WEIGHT));
 
     // x = x + W_out attention(q, k, v) + b_out
-    gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_OUT_WEIGHT, model->branch, C,
-                            model->d_residual, C, layer.attention, C, C);
-    Attention heads = gpt_neo_attention(model, l);
+    gpt_linear_backward(model, stream, gradients, l, TENSOR_OUT_WEIGHT, model->branch, C, model->d_residual,
+                        C, layer.attention, C, C);
+    Attention heads = gpt_attention(model, l);
     heads.d_qkv = model->d_wide;
     heads.d_qkv_stride = wide;
     heads.d_output = model->branch;
     attention(stream, &heads);
-    gpt_neo_lap(model, OPERATION_ATTENTION_BACKWARD);
+    gpt_qkv_bias(model, stream, l, gradients);
+    gpt_lap(model, OPERATION_ATTENTION_BACKWARD);
 
     // q, k, v = W_qkv LayerNorm_1(x)
-    if (again) { gpt_neo_layernorm(model, stream, 2 * l, false); }
-    gpt_neo_linear_backward(model, stream, gradients, l, TENSOR_Q, model->branch, C, model->d_wide, wide,
-                            gpt_neo_norm(model, 2 * l).work.output, C, 3 * C);
-    gpt_neo_layernorm_backward(model, stream, gradients, 2 * l);
-    pace_finish(pace, gpt_neo_at(model, l, TENSOR_LN_1_WEIGHT));
+    if (again) { gpt_layernorm(model, stream, 2 * l, false); }
+    gpt_linear_backward(model, stream, gradients, l, TENSOR_Q, model->branch, C, model->d_wide, wide,
+                        gpt_norm(model, 2 * l).work.output, C, 3 * C);
+    gpt_layernorm_backward(model, stream, gradients, 2 * l);
+    pace_finish(pace, gpt_at(model, l, TENSOR_LN_1_WEIGHT));
 }
 
 // ---------------------------------------------------------------------------------------
 // What the model is to others (model.h)
 
 // Gradients of wte, which the head begins, are finished last.
-static inline const float *gpt_neo_gradients(void *self, Stream *stream, const void *parameters,
-                                             float *gradients, const int32_t *tokens, const int32_t *targets,
-                                             const Pace *pace) {
-    GptNeo *model = (GptNeo *)self;
+static inline const float *gpt_gradients(void *self, Stream *stream, const void *parameters, float *gradients,
+                                         const int32_t *tokens, const int32_t *targets, const Pace *pace) {
+    Gpt *model = (Gpt *)self;
     int L = model->config.layers;
     model->B = model->settings.B;
     model->T = model->settings.T;
-    gpt_neo_forward(model, stream, parameters, tokens, pace);
-    gpt_neo_head(model, stream, gradients, gpt_neo_hidden(model), targets, (int)gpt_neo_rows(model), NULL);
-    gpt_neo_layernorm_backward(model, stream, gradients, 2 * L);
-    for (int l = L - 1; l >= 0; l--) { gpt_neo_layer_backward(model, stream, gradients, l, pace); }
+    gpt_forward(model, stream, parameters, tokens, pace);
+    gpt_head(model, stream, gradients, gpt_hidden(model), targets, (int)gpt_rows(model), NULL);
+    gpt_layernorm_backward(model, stream, gradients, 2 * L);
+    for (int l = L - 1; l >= 0; l--) { gpt_layer_backward(model, stream, gradients, l, pace); }
 
     // x = wte[token] + wpe[position]
-    size_t rows = gpt_neo_rows(model);
+    size_t rows = gpt_rows(model);
     bool on_gpu = model->settings.on_gpu;
     if (on_gpu) {
         embedding_order(model->host_order, model->host_counts, tokens, (int)rows, model->config.vocabulary);
     }
-    Embedding embedding = {.d_wte = gradients + model->offsets[GPT_NEO_WTE],
-                           .d_wpe = gradients + model->offsets[GPT_NEO_WPE],
+    Embedding embedding = {.d_wte = gradients + model->offsets[GPT_WTE],
+                           .d_wpe = gradients + model->offsets[GPT_WPE],
                            .partials = model->embedding_partials,
                            .d_output = model->d_residual,
                            .tokens = on_gpu ? model->tokens : tokens,
-                           .order = gpt_neo_upload(model, stream, model->order, model->host_order, rows),
+                           .order = gpt_upload(model, stream, model->order, model->host_order, rows),
                            .B = model->B,
                            .T = model->T,
                            .channels = model->config.channels};
     embedding_backward(stream, &embedding);
-    gpt_neo_lap(model, OPERATION_EMBEDDING);
+    gpt_lap(model, OPERATION_EMBEDDING);
     return model->losses;
 }
 
 // The head, the most expensive part of a small model, is computed only for the positions
 // that are asked for: their hidden states are gathered first, in model->branch.
-static inline const float *gpt_neo_losses(void *self, Stream *stream, const void *parameters,
-                                          const ModelQuery *query, const Pace *pace) {
-    GptNeo *model = (GptNeo *)self;
+static inline const float *gpt_losses(void *self, Stream *stream, const void *parameters,
+                                      const ModelQuery *query, const Pace *pace) {
+    Gpt *model = (Gpt *)self;
     Precision precision = model->settings.precision;
     size_t C = (size_t)model->config.channels;
     model->B = query->B;
     model->T = query->T;
-    assert(gpt_neo_rows(model) <= (size_t)model->settings.B * (size_t)model->settings.T);
-    gpt_neo_forward(model, stream, parameters, query->tokens, pace);
-    Real *hidden = gpt_neo_hidden(model);
+    assert(gpt_rows(model) <= (size_t)model->settings.B * (size_t)model->settings.T);
+    gpt_forward(model, stream, parameters, query->tokens, pace);
+    Real *hidden = gpt_hidden(model);
     for (int first = 0, end; query->positions != NULL && first < query->count; first = end) {
         int begin = query->positions[first];
         for (end = first + 1; end < query->count && query->positions[end] == begin + end - first; end++) {}
@@ -694,38 +710,44 @@ static inline const float *gpt_neo_losses(void *self, Stream *stream, const void
                     real_at(hidden, (size_t)begin * C, precision),
                     (size_t)(end - first) * C * precision_bytes(precision));
     }
-    gpt_neo_head(model, stream, NULL, query->positions != NULL ? model->branch : hidden, query->targets,
-                 query->count, query->largest);
+    gpt_head(model, stream, NULL, query->positions != NULL ? model->branch : hidden, query->targets,
+             query->count, query->largest);
     return model->losses;
 }
 
 // One position runs through the layers as a batch of one. Positions are learned and are
 // part of the cached keys and values, so a text that has used all of them cannot slide
 // on.
-static inline const float *gpt_neo_decode(void *self, Stream *stream, const float *parameters, int position,
-                                          int32_t token) {
-    GptNeo *model = (GptNeo *)self;
+static inline const float *gpt_decode(void *self, Stream *stream, const float *parameters, int position,
+                                      int32_t token) {
+    Gpt *model = (Gpt *)self;
     int C = model->config.channels, V = model->config.vocabulary;
     assert(token >= 0 && token < V && position < model->config.positions);
     model->position = position;
-    gpt_neo_forward(model, stream, parameters, &token, NULL);
-    const Real *wte = gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]);
-    matmul_forward(stream, model->logits, V, gpt_neo_hidden(model), wte, 1, C, V);
+    gpt_forward(model, stream, parameters, &token, NULL);
+    const Real *wte = gpt_weight(model, model->offsets[GPT_WTE]);
+    matmul_forward(stream, model->logits, V, gpt_hidden(model), wte, 1, C, V);
     return real_floats(model->logits);
 }
+
+#define GPT_PASSES \
+    .prefix = "transformer.", .is_constant = gpt_is_constant, .table = gpt_parameter_table, \
+    .reserve = gpt_reserve, .gradients = gpt_gradients, .losses = gpt_losses, .decode = gpt_decode
 
 static const ModelFamily gpt_neo_family = {
     .name = "gpt_neo",
     .architecture = "GPTNeoForCausalLM",
-    .prefix = "transformer.",
     .read_config = gpt_neo_config_read,
     .write_config = gpt_neo_config_write,
-    .is_constant = gpt_neo_is_constant,
-    .table = gpt_neo_parameter_table,
-    .reserve = gpt_neo_reserve,
-    .gradients = gpt_neo_gradients,
-    .losses = gpt_neo_losses,
-    .decode = gpt_neo_decode,
+    GPT_PASSES,
+};
+
+static const ModelFamily gpt2_family = {
+    .name = "gpt2",
+    .architecture = "GPT2LMHeadModel",
+    .read_config = gpt2_config_read,
+    .write_config = gpt2_config_write,
+    GPT_PASSES,
 };
 
 #endif

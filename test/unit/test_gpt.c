@@ -1,4 +1,4 @@
-// test_gpt_neo.c: the model against Hugging Face's values, against finite differences,
+// test_gpt.c: the model against Hugging Face's values, against finite differences,
 // and against itself (threads, repeated calls, accumulation).
 //
 // Reference files are in test/reference; dev/reference makes them and describes their
@@ -18,7 +18,7 @@ typedef struct Fixture {
     ModelConfig config;
     ParameterTable table;
     Arena arena;
-    GptNeo model;
+    Gpt model;
     Stream stream; // only its pool is used
     float *parameters, *gradients;
     int32_t *tokens, *targets;
@@ -29,13 +29,13 @@ static void fixture_open_recompute(Fixture *fixture, const ModelConfig *config, 
     Error error;
     memset(fixture, 0, sizeof *fixture);
     fixture->config = *config;
-    gpt_neo_parameter_table(config, &fixture->table);
+    gpt_parameter_table(config, &fixture->table);
     size_t bytes = fixture->table.parameter_count * sizeof(float);
     arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "parameters", bytes, &fixture->parameters);
     arena_reserve(&fixture->arena, MEMORY_GRADIENTS, "gradients", bytes, &fixture->gradients);
     ModelSettings settings = model_on_cpu(B, T, threads);
     settings.recompute = recompute;
-    gpt_neo_reserve(&fixture->model, &fixture->arena, config, &settings);
+    gpt_reserve(&fixture->model, &fixture->arena, config, &settings);
     assert_true(arena_commit(&fixture->arena, &error));
     fixture->stream.pool = thread_pool_create(threads, true);
     fixture->tokens = (int32_t *)malloc((size_t)(B * T) * sizeof(int32_t));
@@ -65,14 +65,15 @@ static void fixture_close(Fixture *fixture) {
 }
 
 static float fixture_gradients(Fixture *fixture) {
-    return gpt_neo_loss_and_gradients(&fixture->model, &fixture->stream, fixture->parameters,
-                                      fixture->gradients, fixture->tokens, fixture->targets, NULL);
+    return gpt_loss_and_gradients(&fixture->model, &fixture->stream, fixture->parameters, fixture->gradients,
+                                  fixture->tokens, fixture->targets, NULL);
 }
 
 static ModelConfig small_config(int layers, int channels, int heads, int inner, int window, int positions,
                                 int vocabulary) {
     ModelConfig config;
     memset(&config, 0, sizeof config);
+    config.family = &gpt_neo_family;
     config.layers = layers;
     config.channels = channels;
     config.heads = heads;
@@ -82,6 +83,14 @@ static ModelConfig small_config(int layers, int channels, int heads, int inner, 
     config.vocabulary = vocabulary;
     config.epsilon = 1e-5f;
     for (int l = 0; l < layers; l++) { config.local[l] = l % 2 == 1; }
+    return config;
+}
+
+// The same model as a GPT-2: without local layers, with what GPT-Neo does not have.
+static ModelConfig as_gpt2(ModelConfig config) {
+    config.family = &gpt2_family;
+    config.qkv_biases = config.scaled_scores = true;
+    memset(config.local, 0, sizeof config.local);
     return config;
 }
 
@@ -110,7 +119,13 @@ static ModelConfig reference_config(const Tensors *tensors) {
         (int)tensors_number(tensors, "positions"), (int)tensors_number(tensors, "vocabulary"));
     for (int l = 0; l < config.layers; l++) { config.local[l] = layers[l] == 'l'; }
     config.epsilon = (float)tensors_number(tensors, "layer_norm_epsilon");
-    return config;
+    return config.window == 0 ? as_gpt2(config) : config;
+}
+
+// Where element i of a tensor as Hugging Face stores it is among ours.
+static size_t as_stored(const ParameterInfo *entry, size_t i) {
+    size_t rows = (size_t)entry->rows;
+    return entry->is_transposed ? i % rows * (size_t)entry->columns + i / rows : i;
 }
 
 // The weights of the reference are computed from their names
@@ -125,14 +140,16 @@ static void reference_weights(const Tensors *tensors, const ParameterInfo *entry
                       : embedding ? "scale_embeddings"
                                   : "scale_matrices";
     float constant = layernorm && !bias ? 1.0f : 0.0f, scale = (float)tensors_number(tensors, key);
-    reference_stream(entry->name, (uint64_t)tensors_number(tensors, "seed"), scale, entry->count, weights);
-    for (size_t i = 0; i < entry->count; i++) { weights[i] += constant; }
+    float *stored = (float *)malloc(entry->count * sizeof(float));
+    reference_stream(entry->name, (uint64_t)tensors_number(tensors, "seed"), scale, entry->count, stored);
+    for (size_t i = 0; i < entry->count; i++) { weights[as_stored(entry, i)] = stored[i] + constant; }
+    free(stored);
 }
 
 static void check_logits(Fixture *fixture, const Tensors *tensors) {
-    int rows = (int)gpt_neo_rows(&fixture->model), V = fixture->config.vocabulary;
+    int rows = (int)gpt_rows(&fixture->model), V = fixture->config.vocabulary;
     float *logits = (float *)malloc((size_t)rows * (size_t)V * sizeof(float));
-    matmul_forward(&fixture->stream, as_reals(logits), V, gpt_neo_hidden(&fixture->model),
+    matmul_forward(&fixture->stream, as_reals(logits), V, gpt_hidden(&fixture->model),
                    as_reals(fixture->parameters), rows, fixture->config.channels, V);
     assert_arrays_close("logits", logits, (const float *)tensors_get(tensors, "logits"),
                         (size_t)rows * (size_t)V, 1e-5);
@@ -144,8 +161,11 @@ static void check_tensors(Fixture *fixture, const Tensors *tensors, const char *
         const ParameterInfo *entry = &fixture->table.entries[i];
         char name[128];
         snprintf(name, sizeof name, "%s.%s", prefix, entry->name);
-        assert_arrays_close(name, values + entry->offset, (const float *)tensors_get(tensors, name),
-                            entry->count, 1e-5);
+        const float *expected = (const float *)tensors_get(tensors, name);
+        float *stored = (float *)malloc(entry->count * sizeof(float));
+        for (size_t j = 0; j < entry->count; j++) { stored[j] = values[entry->offset + as_stored(entry, j)]; }
+        assert_arrays_close(name, stored, expected, entry->count, 1e-5);
+        free(stored);
     }
 }
 
@@ -163,8 +183,8 @@ static void fixture_open_reference(Fixture *fixture, const Tensors *tensors, int
 
 static void check_first_pass(Fixture *fixture, const Tensors *tensors) {
     float expected = (float)*(const double *)tensors_get(tensors, "losses");
-    float forward = gpt_neo_loss(&fixture->model, &fixture->stream, fixture->parameters, fixture->tokens,
-                                 fixture->targets);
+    float forward =
+        gpt_loss(&fixture->model, &fixture->stream, fixture->parameters, fixture->tokens, fixture->targets);
     float loss = fixture_gradients(fixture);
     assert_true(forward == loss);
     assert_arrays_close("loss", &loss, &expected, 1, 1e-5);
@@ -195,9 +215,9 @@ static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64
     (void)index;
     ReferenceRank *rank = (ReferenceRank *)self;
     Fixture *fixture = &rank->fixture;
-    float loss = gpt_neo_loss_and_gradients(&fixture->model, stream, parameters, gradients, fixture->tokens,
-                                            fixture->targets, pace);
-    float forward = gpt_neo_loss(&fixture->model, stream, parameters, fixture->tokens, fixture->targets);
+    float loss = gpt_loss_and_gradients(&fixture->model, stream, parameters, gradients, fixture->tokens,
+                                        fixture->targets, pace);
+    float forward = gpt_loss(&fixture->model, stream, parameters, fixture->tokens, fixture->targets);
     rank->forward_agrees = rank->forward_agrees && forward == loss;
     MicroBatchResult result = {(double)loss, (double)NAN, 1};
     return result;
@@ -258,7 +278,7 @@ static void train_two_ranks(ReferenceRank *ranks) { threads_run(2, train_threads
 static void rank_open(ReferenceRank *rank, const Tensors *tensors, int threads, bool muon) {
     memset(rank, 0, sizeof *rank);
     fixture_open_reference(&rank->fixture, tensors, threads);
-    assert_true(rank->fixture.table.count <= MAX_TENSORS);
+    assert_true(2 * rank->fixture.table.count <= MAX_TENSORS);
     int count = training_tensors(&rank->fixture.table, false, muon, rank->tensors);
     rank->settings = reference_settings(tensors, rank->tensors, count);
     rank->steps = (int)tensors_number(tensors, "steps");
@@ -336,6 +356,14 @@ static void test_masked_targets(void **state) {
     check_reference("masked_targets", 3);
 }
 
+static void gpt2_computes_what_transformers_computes(void **state) {
+    (void)state;
+    check_reference("gpt2_three_heads", 1);
+    check_reference("gpt2_one_head", 2);
+    check_reference("gpt2_masked_targets", 3);
+    check_reference("gpt2_wide_head", 2);
+}
+
 // ---------------------------------------------------------------------------------------
 // Finite differences
 
@@ -362,8 +390,8 @@ static void check_differences(const ModelConfig *config, int B, int T) {
             for (size_t j = 0; j < entry->count; j++) {
                 parameters[j] = saved[j] + (float)(places[k] * step / norm * (double)gradient[j]);
             }
-            float loss = gpt_neo_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens,
-                                      fixture.targets);
+            float loss = gpt_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens,
+                                  fixture.targets);
             difference += weights[k] * (double)loss / step;
         }
         memcpy(parameters, saved, entry->count * sizeof(float));
@@ -378,15 +406,17 @@ static void check_differences(const ModelConfig *config, int B, int T) {
 static void test_finite_differences(void **state) {
     (void)state;
     ModelConfig deep = small_config(3, 12, 3, 20, 4, 11, 17), one = small_config(1, 8, 1, 8, 2, 4, 3);
+    ModelConfig gpt2 = as_gpt2(deep);
     check_differences(&deep, 2, 9);
     check_differences(&one, 1, 1);
+    check_differences(&gpt2, 2, 9);
 }
 
 // ---------------------------------------------------------------------------------------
 // Against itself
 
 static void fixture_copy_inputs(Fixture *to, const Fixture *from) {
-    size_t bytes = gpt_neo_rows(&from->model) * sizeof(int32_t);
+    size_t bytes = gpt_rows(&from->model) * sizeof(int32_t);
     memcpy(to->tokens, from->tokens, bytes);
     memcpy(to->targets, from->targets, bytes);
     memcpy(to->parameters, from->parameters, from->table.parameter_count * sizeof(float));
@@ -412,7 +442,9 @@ static void test_threads_do_not_change_bits(void **state) {
     (void)state;
     ModelConfig odd = small_config(2, 48, 4, 100, 21, 150, 1001),
                 wide = small_config(1, 768, 12, 3072, 64, 128, 5003);
+    ModelConfig gpt2 = as_gpt2(odd);
     check_same_bits(&odd, 3, 131);
+    check_same_bits(&gpt2, 3, 131);
     check_same_bits(&odd, 1, 1);
     check_same_bits(&wide, 4, 128);
 }
@@ -456,7 +488,9 @@ static void check_recompute(const ModelConfig *config, int B, int T, int threads
 static void test_recompute(void **state) {
     (void)state;
     ModelConfig deep = small_config(3, 40, 2, 70, 5, 40, 61), one = small_config(1, 24, 3, 50, 3, 20, 19);
+    ModelConfig gpt2 = as_gpt2(deep);
     check_recompute(&deep, 2, 33, 2);
+    check_recompute(&gpt2, 2, 33, 2);
     check_recompute(&one, 1, 7, 1);
 }
 
@@ -468,23 +502,29 @@ static void test_no_target_counts(void **state) {
     for (int i = 0; i < 16; i++) { fixture.targets[i] = i % 2 == 0 ? -1 : -100; }
     assert_true(fixture_gradients(&fixture) == 0.0f);
     for (size_t i = 0; i < fixture.table.parameter_count; i++) { assert_true(fixture.gradients[i] == 0.0f); }
-    assert_true(gpt_neo_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens,
-                             fixture.targets) == 0.0f);
+    assert_true(gpt_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens,
+                         fixture.targets) == 0.0f);
     fixture_close(&fixture);
 }
 
-static void test_nan_is_seen(void **state) {
-    (void)state;
-    ModelConfig config = small_config(2, 16, 2, 24, 3, 8, 19);
-    for (int i = 0; i < gpt_neo_tensor_count(&config); i++) {
+static void check_nan_is_seen(const ModelConfig *config) {
+    for (int i = 0, count = 1; i < count; i++) {
         Fixture fixture;
-        fixture_open(&fixture, &config, 2, 8, 2);
+        fixture_open(&fixture, config, 2, 8, 2);
+        count = fixture.table.count;
         const ParameterInfo *entry = &fixture.table.entries[i];
-        size_t row = i == GPT_NEO_WTE ? (size_t)fixture.tokens[0] * 16 : 0; // of wte: a row that is used
+        size_t row = i == GPT_WTE ? (size_t)fixture.tokens[0] * 16 : 0; // of wte: a row that is used
         fixture.parameters[entry->offset + row] = NAN;
         if (!isnan(fixture_gradients(&fixture))) { fail_msg("NaN in %s is lost", entry->name); }
         fixture_close(&fixture);
     }
+}
+
+static void test_nan_is_seen(void **state) {
+    (void)state;
+    ModelConfig neo = small_config(2, 16, 2, 24, 3, 8, 19), gpt2 = as_gpt2(neo);
+    check_nan_is_seen(&neo);
+    check_nan_is_seen(&gpt2);
 }
 
 // Small chunks of logits give what one chunk gives.
@@ -502,11 +542,10 @@ static void test_chunks_of_logits(void **state) {
                         1e-6);
     fixture_close(&whole);
     fixture_close(&parts);
-    assert_int_equal(gpt_neo_chunk_rows(38, 53, PRECISION_FP32, false), 38);
-    assert_true((size_t)gpt_neo_chunk_rows(8192, 50257, PRECISION_FP32, false) * 50257 * 4 <=
-                GPT_NEO_LOGITS_BYTES);
-    assert_int_equal(gpt_neo_chunk_rows(5, 1 << 24, PRECISION_FP32, false), 3);
-    assert_int_equal(gpt_neo_chunk_rows(5, 1 << 30, PRECISION_FP32, false), 1);
+    assert_int_equal(gpt_chunk_rows(38, 53, PRECISION_FP32, false), 38);
+    assert_true((size_t)gpt_chunk_rows(8192, 50257, PRECISION_FP32, false) * 50257 * 4 <= GPT_LOGITS_BYTES);
+    assert_int_equal(gpt_chunk_rows(5, 1 << 24, PRECISION_FP32, false), 3);
+    assert_int_equal(gpt_chunk_rows(5, 1 << 30, PRECISION_FP32, false), 1);
 }
 
 // On a GPU there are four chunks of whole tiles, fewer where the batch is small, more
@@ -521,8 +560,8 @@ static void test_chunks_on_a_gpu(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
         const Chunk *c = &chunks[i];
-        assert_int_equal(gpt_neo_chunk_rows(c->rows, c->stride, PRECISION_BF16, true), c->chunk);
-        assert_true((size_t)c->chunk * (size_t)c->stride * 2 <= GPT_NEO_GPU_LOGITS_BYTES || c->chunk == 1);
+        assert_int_equal(gpt_chunk_rows(c->rows, c->stride, PRECISION_BF16, true), c->chunk);
+        assert_true((size_t)c->chunk * (size_t)c->stride * 2 <= GPT_GPU_LOGITS_BYTES || c->chunk == 1);
     }
 }
 
@@ -571,15 +610,14 @@ static void test_the_passes_keep_pace(void **state) {
     Watch watch = {&fixture, (float *)malloc(bytes), (float *)malloc(bytes), 0, count, 0, 0};
     for (size_t i = 0; i < count; i++) { watch.arrived[i] = NAN; }
     Pace pace = {.self = &watch, .version = 1, .need = watch_need, .finish = watch_finish};
-    float paced = gpt_neo_loss_and_gradients(&fixture.model, &fixture.stream, watch.arrived,
-                                             fixture.gradients, fixture.tokens, fixture.targets, &pace);
+    float paced = gpt_loss_and_gradients(&fixture.model, &fixture.stream, watch.arrived, fixture.gradients,
+                                         fixture.tokens, fixture.targets, &pace);
     assert_true(paced == loss);
     assert_memory_equal(fixture.gradients, expected, bytes);
     assert_memory_equal(watch.finished + watch.open, expected + watch.open,
                         (count - watch.open) * sizeof(float));
     assert_true(watch.needed == count && watch.needs >= config.layers + 2);
-    assert_true(watch.open == fixture.table.entries[gpt_neo_tensor(0, TENSOR_LN_1_WEIGHT)].offset &&
-                watch.finishes >= 2 * config.layers);
+    assert_true(watch.open == fixture.table.layer_begins[0] && watch.finishes >= 2 * config.layers);
     free(expected);
     free(watch.arrived);
     free(watch.finished);
@@ -589,33 +627,55 @@ static void test_the_passes_keep_pace(void **state) {
 // ---------------------------------------------------------------------------------------
 // Configuration and table
 
+static const ParameterInfo *entry_of(const ParameterTable *table, int role) {
+    int i = 0;
+    while (table->entries[i].role != role) { i++; }
+    return &table->entries[i];
+}
+
+// How many matrices Muon steps: all are (C, C) but for the MLP's two.
+static int muon_matrices(const ParameterTable *table, int C) {
+    OptimizerTensor tensors[2 * GPT_MAX_TENSORS];
+    int matrices = 0, squares = 0;
+    for (int i = training_tensors(table, false, true, tensors) - 1; i >= 0; i--) {
+        matrices += tensors[i].rows > 0;
+        squares += tensors[i].rows == C && tensors[i].columns == C;
+    }
+    assert_int_equal(3 * squares, 2 * matrices);
+    return matrices;
+}
+
 static void test_presets(void **state) {
     (void)state;
     const struct {
         const char *name;
         size_t parameters;
-    } expected[5] = {
-        {"tiny", 857344}, {"36M", 36810240}, {"125M", 124412160}, {"1.3B", 1315575808}, {"2.7B", 2651307520}};
-    for (int i = 0; i < 5; i++) {
+    } expected[9] = {{"tiny", 857344},           {"36M", 36810240},         {"125M", 124412160},
+                     {"1.3B", 1315575808},       {"2.7B", 2651307520},      {"gpt2", 124439808},
+                     {"gpt2-medium", 354823168}, {"gpt2-large", 774030080}, {"gpt2-xl", 1557611200}};
+    for (int i = 0; i < 9; i++) {
+        bool gpt2 = i >= 5;
         ModelConfig config;
         Error error;
         ParameterTable table;
         assert_true(model_find(expected[i].name, &config, &error));
-        gpt_neo_parameter_table(&config, &table);
+        gpt_parameter_table(&config, &table);
         assert_int_equal(table.parameter_count, expected[i].parameters);
-        assert_true(!config.local[0] && config.local[1]);
+        assert_int_equal(muon_matrices(&table, config.channels), 6 * config.layers);
+        assert_true(!config.local[0] && config.local[1] == !gpt2 && config.scaled_scores == gpt2);
         size_t offset = 0;
         for (int t = 0; t < table.count; t++) {
             assert_int_equal(table.entries[t].offset, offset);
             offset += table.entries[t].count;
         }
-        assert_string_equal(table.entries[GPT_NEO_WTE].name, "transformer.wte.weight");
-        assert_string_equal(table.entries[gpt_neo_tensor(1, TENSOR_K)].name,
-                            "transformer.h.1.attn.attention.k_proj.weight");
-        assert_string_equal(table.entries[gpt_neo_tensor(2, TENSOR_PROJ_BIAS)].name,
+        assert_string_equal(table.entries[GPT_WTE].name, "transformer.wte.weight");
+        assert_string_equal(entry_of(&table, gpt_tensor(1, TENSOR_Q))->name,
+                            gpt2 ? "transformer.h.1.attn.c_attn.weight"
+                                 : "transformer.h.1.attn.attention.q_proj.weight");
+        assert_string_equal(entry_of(&table, gpt_tensor(2, TENSOR_PROJ_BIAS))->name,
                             "transformer.h.2.mlp.c_proj.bias");
-        assert_string_equal(table.entries[gpt_neo_tensor_count(&config) - 1].name, "transformer.ln_f.bias");
-        assert_true(table.entries[gpt_neo_tensor(0, TENSOR_FC_WEIGHT)].rows == 4 * config.channels);
+        assert_string_equal(table.entries[table.count - 1].name, "transformer.ln_f.bias");
+        assert_true(entry_of(&table, gpt_tensor(0, TENSOR_FC_WEIGHT))->rows == 4 * config.channels);
         parameter_table_free(&table);
     }
 }
@@ -633,13 +693,9 @@ static void test_flops(void **state) {
                      6.0 * 6 * (512.5 + 224.125) * 2 * 768) < 1.0);
 }
 
-static void test_initialization(void **state) {
-    (void)state;
-    ModelConfig config;
-    Error error;
+static void check_initialization(const ModelConfig *config) {
     ParameterTable table;
-    assert_true(model_find("tiny", &config, &error));
-    gpt_neo_parameter_table(&config, &table);
+    gpt_parameter_table(config, &table);
     size_t count = table.parameter_count;
     float *first = (float *)malloc(count * sizeof(float)), *second = (float *)malloc(count * sizeof(float));
     ThreadPool *one = thread_pool_create(1, false), *three = thread_pool_create(3, false);
@@ -659,8 +715,11 @@ static void test_initialization(void **state) {
                 (double)first[entry->offset + j] * (double)first[entry->offset + j] / (double)entry->count;
         }
         if (entry->is_matrix) {
-            assert_true(fabs(mean) < 0.02 * 4.5 / sqrt((double)entry->count));
-            assert_true(fabs(sqrt(square) - 0.02) < 0.02 * 4.5 / sqrt(2.0 * (double)entry->count));
+            // GPT-2's matrices that end one of 2 x 4 branches begin smaller.
+            bool last = config->qkv_biases && strstr(entry->name, "c_proj") != NULL;
+            double deviation = last ? 0.02 / sqrt(8.0) : 0.02;
+            assert_true(fabs(mean) < deviation * 4.5 / sqrt((double)entry->count));
+            assert_true(fabs(sqrt(square) - deviation) < deviation * 4.5 / sqrt(2.0 * (double)entry->count));
         } else {
             assert_true(fabs(mean - (double)entry->fill) < 1e-6);
         }
@@ -668,6 +727,16 @@ static void test_initialization(void **state) {
     free(first);
     free(second);
     parameter_table_free(&table);
+}
+
+static void test_initialization(void **state) {
+    (void)state;
+    ModelConfig neo, gpt2;
+    Error error;
+    assert_true(model_find("tiny", &neo, &error));
+    gpt2 = as_gpt2(neo);
+    check_initialization(&neo);
+    check_initialization(&gpt2);
 }
 
 static char scratch_path[256];
@@ -687,6 +756,34 @@ static bool config_from_text(const char *text, ModelConfig *config, Error *error
 #define CONFIG_REST "\"max_position_embeddings\":2048,\"window_size\":256"
 #define CONFIG_TYPES "\"attention_types\":[[[\"global\",\"local\"],2]]"
 
+static void test_config_of_gpt2(void **state) {
+    (void)state;
+    static const char start[] = "{\"model_type\":\"gpt2\",\"n_layer\":3,\"n_embd\":12,\"n_head\":3,"
+                                "\"n_positions\":20,\"n_ctx\":20,\"vocab_size\":50,";
+    static const char *const texts[][2] = {
+        {"\"n_inner\":null,\"attn_pdrop\":0.1,\"resid_pdrop\":0.2,\"summary_type\":\"cls_index\","
+         "\"reorder_and_upcast_attn\":true}",
+         ""},
+        {"\"scale_attn_by_inverse_layer_idx\":true}", "scale_attn_by_inverse_layer_idx"},
+        {"\"n_inner\":\"big\"}", "n_inner"},
+        {"\"n_head\":5}", "n_embd 12 must be a multiple of n_head 5"},
+        {"\"activation_function\":\"relu\"}", "gelu_new"},
+        {"\"tie_word_embeddings\":false}", "tie_word_embeddings"}};
+    for (int i = 0; i < 6; i++) {
+        char text[512];
+        ModelConfig config;
+        Error error;
+        snprintf(text, sizeof text, "%s%s", start, texts[i][0]);
+        bool good = config_from_text(text, &config, &error);
+        if (good != (i == 0) || strstr(error.text, texts[i][1]) == NULL) {
+            fail_msg("%s: \"%s\"", text, error.text);
+        }
+        assert_true(!good || (config.family == &gpt2_family && config.qkv_biases && config.scaled_scores));
+        assert_true(!good || (config.mlp_channels == 48 && config.positions == 20 && !config.local[1] &&
+                              config.window == 0 && config.dropout == 0.2f));
+    }
+}
+
 static void test_config_json(void **state) {
     (void)state;
     ModelConfig config;
@@ -705,7 +802,7 @@ static void test_config_json(void **state) {
     const struct {
         const char *text, *message;
     } bad[] = {
-        {"{\"model_type\":\"gpt2\"}", "gpt_neo"},
+        {"{\"model_type\":\"gptj\"}", "must be \"gpt_neo\" or \"gpt2\""},
         {"[1, 2]", "object"},
         {"{\"model_type\":", "end of file"},
         {CONFIG_START CONFIG_REST "}", "attention_types"},
@@ -742,13 +839,14 @@ static void test_config_json(void **state) {
 }
 
 int main(void) {
-    char directory[] = "/tmp/test_gpt_neo.XXXXXX";
+    char directory[] = "/tmp/test_gpt.XXXXXX";
     if (mkdtemp(directory) == NULL) { return 1; }
     snprintf(scratch_path, sizeof scratch_path, "%s/config.json", directory);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_window_below_length),
         cmocka_unit_test(test_window_above_length),
         cmocka_unit_test(test_masked_targets),
+        cmocka_unit_test(gpt2_computes_what_transformers_computes),
         cmocka_unit_test(muon_trains_as_in_torch),
         cmocka_unit_test(test_finite_differences),
         cmocka_unit_test(test_threads_do_not_change_bits),
@@ -763,6 +861,7 @@ int main(void) {
         cmocka_unit_test(test_flops),
         cmocka_unit_test(test_initialization),
         cmocka_unit_test(test_config_json),
+        cmocka_unit_test(test_config_of_gpt2),
     };
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
     remove(scratch_path);

@@ -1,0 +1,62 @@
+// bias.h: the biases of queries, keys and values, and the scale of attention's scores, which is
+// that of the queries.
+//
+//   forward    values = (values + bias) scale
+//   backward   values *= scale;  d_bias += sum over rows of values
+//
+// scale stands for 1 from column `scaled` on. The limit is memory. Tasks and the sums over rows:
+// row_blocks.h.
+#ifndef ACCO_KERNELS_CPU_BIAS_H
+#define ACCO_KERNELS_CPU_BIAS_H
+
+#include <stddef.h>
+
+#include "kernels/cpu/reals.h"
+#include "kernels/cpu/row_blocks.h"
+
+typedef struct Bias {
+    Real *values;     // (rows, columns), rows `stride` apart: the product; backward: the gradient
+    const Real *bias; // (columns)
+    float *d_bias;    // backward (columns); NULL: forward
+    float *partials;  // backward (row_partials_floats(columns))
+    int rows, columns, stride, scaled;
+    float scale;
+    Precision precision;
+} Bias;
+
+REAL_LOOP void bias_rows(const Bias *work, int block, Precision precision) {
+    size_t columns = (size_t)work->columns, scaled = (size_t)work->scaled;
+    float *sums = work->partials + (size_t)block * columns;
+    const Real *bias = work->bias;
+    for (size_t c = 0; c < columns && work->d_bias != NULL; c++) { sums[c] = 0.0f; }
+    for (int row = row_block_begin(block, work->rows); row < row_block_begin(block + 1, work->rows); row++) {
+        Real *values = real_at(work->values, (size_t)row * (size_t)work->stride, precision);
+        if (work->d_bias == NULL) {
+#pragma omp simd
+            for (size_t c = 0; c < columns; c++) {
+                float x = real_load(values, c, precision) + real_load(bias, c, precision);
+                real_store(values, c, c < scaled ? x * work->scale : x, precision);
+            }
+            continue;
+        }
+#pragma omp simd
+        for (size_t c = 0; c < columns; c++) {
+            float g = real_load(values, c, precision);
+            g = c < scaled ? g * work->scale : g;
+            real_store(values, c, g, precision);
+            sums[c] += g;
+        }
+    }
+}
+
+REAL_TASK(Bias, precision, bias_rows);
+
+static inline void cpu_bias_add(Stream *stream, const Bias *work) {
+    int blocks = row_block_count(work->rows), columns = work->columns;
+    thread_pool_run(stream->pool, blocks, bias_rows_task, (void *)work);
+    if (work->d_bias != NULL) {
+        column_sums_add(stream, work->d_bias, work->partials, blocks, columns, columns);
+    }
+}
+
+#endif

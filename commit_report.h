@@ -8,8 +8,7 @@
 
 #include "scheduler_state.h"
 
-// Whether a spike ended the run or sends it back to a checkpoint. Local rules must not
-// apply what they have received then.
+// Whether a spike ended the run, or sends it back; local rules then apply nothing.
 static inline bool scheduler_is_halted(const Scheduler *s) {
     return s->spikes.failed || s->spikes.rollback_due;
 }

@@ -101,8 +101,7 @@ enum {
     DATA_IDENTITY_SIZE = 96
 };
 
-// Files are checked at open until this many bytes have been read; the ids in later files
-// are checked when a batch uses them.
+// At open, files are checked up to this many bytes; later ids when a batch uses them.
 #define DATA_SCAN_BYTES ((size_t)1 << 30)
 
 // ---------------------------------------------------------------------------------------
@@ -195,9 +194,8 @@ static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck
         return data_file_read_llmc(file, error);
     }
     bool binary = text_format_has_ending(file->path, ".bin");
-    // llm.c's magic numbers are dates: this is one of its other files, a model perhaps. A
-    // nanoGPT file is not mistaken for it: as uint16 the date is 55013 to 56143 and 308,
-    // and GPT-2 has no ids above 50256.
+    // llm.c's magic numbers are dates: this is another of its files. A nanoGPT file is
+    // not mistaken for it: its first ids would be above 50256, the last of GPT-2.
     bool dated = header[0] >= 20240101 && header[0] <= 20241231 && header[1] >= 0 && header[1] < 100;
     if (binary && dated) {
         return error_set(error,
@@ -225,8 +223,7 @@ static inline int data_compare_files(const void *a, const void *b) {
     return strcmp(((const DataFile *)a)->path, ((const DataFile *)b)->path);
 }
 
-// Appends a file to the list, which owns `path` from now on. path: allocated, or NULL
-// where memory ran out.
+// Appends a file to the list, which then owns `path`, allocated; NULL: memory ran out.
 static inline bool data_loader_add(DataLoader *loader, char *path, Error *error) {
     DataFile *files =
         path != NULL ? (DataFile *)realloc(loader->files, ((size_t)loader->file_count + 1) * sizeof *files)
@@ -241,8 +238,7 @@ static inline bool data_loader_add(DataLoader *loader, char *path, Error *error)
     return true;
 }
 
-// The pattern of the .bin files in a directory, whose own name is to be taken literally.
-// For the caller to free; NULL: no memory.
+// The .bin files in a directory of that literal name. To be freed; NULL: no memory.
 static inline char *data_directory_pattern(const char *path) {
     char *pattern = (char *)malloc(2 * strlen(path) + sizeof "/*.bin"), *end = pattern;
     for (const char *letter = path; pattern != NULL && *letter != '\0'; letter++) {
@@ -287,7 +283,6 @@ static inline bool data_loader_list(DataLoader *loader, const char *path, Error 
         what, path);
 }
 
-// Whether the tokens are bytes of text.
 static inline bool data_loader_is_text(const DataLoader *loader) {
     return loader->builtin || loader->files[0].content.token_bytes == 1;
 }
@@ -312,8 +307,7 @@ static inline const uint8_t *data_loader_tokenizer(const DataLoader *loader) {
     return NULL;
 }
 
-// Maps every listed file, recognises its format and checks its ids, and that all files
-// are of one kind and of one tokenizer.
+// Maps all listed files, checks their ids, and that they are of one kind and tokenizer.
 static inline bool data_loader_map(DataLoader *loader, Error *error) {
     size_t scanned = 0;
     const DataFile *signed_file = NULL; // the first that says which tokenizer made it
@@ -380,8 +374,7 @@ static inline int data_loader_longest_sequence(const DataLoader *loader, uint64_
     return fits;
 }
 
-// Numbers the windows of all files and divides them into training and validation. An
-// error where nothing is left to train on.
+// Divides all windows into training and validation. An error if none is to train on.
 static inline bool data_loader_divide(DataLoader *loader, Error *error) {
     int T = loader->sequence_length;
     uint64_t windows = data_loader_count_windows(loader, T);
@@ -420,9 +413,8 @@ static inline void data_loader_close(DataLoader *loader) {
     memset(loader, 0, sizeof *loader);
 }
 
-// The first half of data_loader_open: everything but the windows. Files are mapped and
-// recognised, and the ids of the first GiB are checked against the vocabulary. Keeps
-// nothing of the request. On failure there is nothing to close.
+// All but the windows: files are mapped and recognised, and the ids of the first GiB
+// checked. Keeps nothing of the request. On failure there is nothing to close.
 static inline bool data_loader_find_files(DataLoader *loader, const DataRequest *request, Error *error) {
     assert(request->sequence_length >= 1 && request->vocabulary >= 1);
     memset(loader, 0, sizeof *loader);
@@ -636,7 +628,6 @@ static inline const DataFile *data_loader_find(const DataLoader *loader, uint64_
 // ---------------------------------------------------------------------------------------
 // Batches
 
-// A window of a file, and where it goes.
 typedef struct WindowCopy {
     const DataFile *file;
     uint64_t start; // the first token

@@ -14,8 +14,7 @@
 
 enum { MEASURE_REPEATS = 3 }; // the median counts
 
-// An exchange of this many seconds is long enough to be measured. Only a part of a longer one
-// is sent.
+// Seconds that are long enough to be measured. Only a part of a longer exchange is sent.
 #define MEASURE_SECONDS 0.2
 
 typedef struct MeasuredRound {
@@ -64,8 +63,7 @@ static inline void measure_exchange_task(void *context, Stream *stream) {
     free(all);
 }
 
-// Compute stream. The micro-batch is the next one of training, which will compute it
-// again.
+// Compute stream. The micro-batch is training's next one, which computes it again.
 static inline void measure_micro_batch_task(void *context, Stream *stream) {
     MeasureWork *work = (MeasureWork *)context;
     Scheduler *s = work->scheduler;

@@ -47,7 +47,6 @@ static inline void muon_reserve(MuonWorkspace *workspace, Arena *arena, Precisio
     }
 }
 
-// Operations of the products of one step.
 static inline double muon_flops(int rows, int columns, int iterations) {
     double m = rows < columns ? rows : columns, n = rows < columns ? columns : rows;
     return iterations * (4 * m * m * n + 2 * m * m * m);

@@ -76,8 +76,7 @@ static inline void optimizer_tensors_add(OptimizerTensor *tensors, int *count, O
     }
 }
 
-// The step of every element in a range, as `adamw` makes it (kernels/kernels.h), in
-// memory of the host.
+// Steps all elements of a range as `adamw` does (kernels/kernels.h), in host memory.
 typedef void ElementwiseStep(Stream *stream, const StepRange *range);
 
 typedef struct OptimizerSettings {
@@ -246,7 +245,6 @@ static inline StepRange optimizer_step_range(const Optimizer *optimizer, const O
     return work;
 }
 
-// Steps all elements that this worker owns, range by range.
 static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const OptimizerStep *step) {
     const OptimizerSettings *settings = &optimizer->settings;
     assert((settings->elementwise_step == NULL || stream->queue == NULL) &&

@@ -75,9 +75,7 @@ static inline void launch(Scheduler *s, JobKind kind) {
     scheduler_enqueue_job(s);
 }
 
-// Starts a job that sends the gradients of the next accumulate() as its last backward
-// pass finishes them. Communication stream. Without overlap accumulate() starts the job
-// when it has ended.
+// Communication stream. Without overlap accumulate() starts the job when it has ended.
 static inline void launch_following(Scheduler *s, JobKind kind) {
     assert(s->settings.kind == RULE_SYNCHRONOUS && !s->settings.adaptive);
     watermark_reset(&s->finished, 0);
@@ -94,8 +92,7 @@ static inline void scheduler_compute_ended(Scheduler *s) {
     trace_end(&s->trace, TRACE_COMPUTE, s->job.commit);
 }
 
-// Pace::need (H7): waits until parameters [0, end) have arrived. The time spent here is
-// not compute time.
+// Pace::need (H7). The time spent waiting here is not compute time.
 static inline void scheduler_need(void *self, size_t end) {
     Scheduler *s = (Scheduler *)self;
     if (watermark_has_reached(&s->arrived, end)) { return; }
@@ -104,9 +101,8 @@ static inline void scheduler_need(void *self, size_t end) {
     trace_begin(&s->trace, TRACE_COMPUTE, TRACE_MICRO_BATCH);
 }
 
-// Pace::finish (H6): gradients from `begin` on are final. The last step of the watermark
-// is taken in last_micro_batch_task, when the tally is complete too. On a GPU the job waits
-// for a mark in compute's queue, and only where a bucket is complete.
+// Pace::finish (H6). The last step of the watermark is taken in last_micro_batch_task,
+// when the tally is complete too. On a GPU marks are set where a bucket is complete.
 static inline void scheduler_finish(void *self, size_t begin) {
     Scheduler *s = (Scheduler *)self;
     Announcements *announced = &s->announced;
@@ -165,9 +161,8 @@ static inline void last_micro_batch_task(void *context, Stream *stream) {
 // ---------------------------------------------------------------------------------------
 // Accumulating
 
-// Runs `count` micro-batches, and with an adaptive schedule as many more as fit beside
-// the job. Their gradients are added to s->gradients. Compute stream; the host waits, since it
-// must not run ahead of a late job either.
+// The gradients are added to s->gradients. Compute stream; the host waits, since it must
+// not run ahead of a late job either.
 static inline void accumulate(Scheduler *s, int count) {
     bool followed = s->job_in_flight && s->job.follows;
     buffer_change(&s->parameters, BUFFER_FREE, BUFFER_READING);
@@ -234,10 +229,8 @@ static inline void wait_for(Scheduler *s) {
     scheduler_account_job(s);
 }
 
-// The boundary: first takes the parameters of the job in flight, then gives the gradient
-// sum to the next job. The order matters: the communication buffer must be emptied before
-// it is filled. CLEAR: the accumulator starts again from zero. KEEP: it keeps what was
-// given, and the next gradients add to it.
+// First takes the parameters of the job in flight, then gives the gradient sum to the
+// next one: the communication buffer must be emptied before it is filled.
 static inline void hand_over(Scheduler *s, HandOver mode) {
     assert(s->settings.kind == RULE_OVERLAPPED);
     if (s->job_in_flight) { wait_for(s); }

@@ -205,9 +205,8 @@ static inline void checkpoint_close(CheckpointSource *source) {
     safetensors_close(&source->state);
 }
 
-// One rank alone: opens a checkpoint, and checks that its files are there, sound, and of
-// this run's model; the bytes of the vectors are not read. On failure there is nothing to
-// close.
+// One rank alone: opens a checkpoint, and checks that its files are there, sound and of
+// this run's model, but reads no vectors. On failure there is nothing to close.
 static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedRun *run, const char *path,
                                    Error *error) {
     char file[CHECKPOINT_PATH_SIZE + 32];
@@ -243,9 +242,8 @@ static inline json_t *checkpoint_manifest(const CheckpointedRun *run, const char
 // ---------------------------------------------------------------------------------------
 // Verifying: a CRC-32 of every block of the state, block i computed by rank i mod ranks
 
-// All ranks, which have opened the checkpoint: every block of the state is what was written.
-// False with an error of this rank. The file is read, not mapped: a disk that fails is then an
-// error, and no signal.
+// All ranks: every block of the state is what was written. False with an error of this
+// rank. The file is read, not mapped: a failing disk is then an error, and no signal.
 static inline bool checkpoint_verify(const CheckpointSource *source, const CheckpointedRun *run,
                                      const char *path, Error *error) {
     const Transport *transport = run->transport;
@@ -309,9 +307,8 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
     return shared;
 }
 
-// The gradient sums that wait for the next job. If the number of ranks has changed, the old
-// workers are dealt out to the present ranks, and each rank adds up the sums of its workers.
-// The caller frees the sum (parameter_count).
+// The gradient sums that wait for the next job, of the old workers that are dealt out to
+// this rank. The caller frees the sum (parameter_count).
 static inline float *source_gradients(const CheckpointSource *source, const CheckpointedRun *run,
                                       Tally *handed_over, Tally *kept) {
     size_t count = run->table->parameter_count;

@@ -95,7 +95,6 @@ typedef struct SafetensorsFile {
     size_t count;
 } SafetensorsFile;
 
-// Fills in the entry's shape, its elements and their bytes.
 static inline bool safetensors_read_shape(const SafetensorsFile *file, const json_t *shape,
                                           SafetensorsEntry *entry, Error *error) {
     bool good = json_is_array(shape) && json_array_size(shape) <= SAFETENSORS_MAX_DIMENSIONS;
@@ -118,8 +117,7 @@ static inline bool safetensors_read_shape(const SafetensorsFile *file, const jso
                                   file->path, entry->name);
 }
 
-// Checks the description of a tensor, and fills in the entry. data
-// (data_size): everything behind the header.
+// Checks and fills in the entry of a tensor. data (data_size): all behind the header.
 static inline bool safetensors_read_entry(const SafetensorsFile *file, const char *name, const json_t *item,
                                           const uint8_t *data, size_t data_size, SafetensorsEntry *entry,
                                           Error *error) {
@@ -225,7 +223,6 @@ static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t
                file->path, data_size - position);
 }
 
-// Reads and checks the header of file->bytes.
 static inline bool safetensors_parse(SafetensorsFile *file, Error *error) {
     static const char pointer[] = "version https://git-lfs";
     uint64_t length = 0;
@@ -312,9 +309,8 @@ static inline bool safetensors_is_real(SafetensorsType type) {
            type == SAFETENSORS_F64;
 }
 
-// out (count): elements [first, first + count) as fp32. F32, BF16 and F16 are exact, F64
-// is rounded to nearest. The caller has checked that the entry has one of these types,
-// and has these elements.
+// out (count): elements [first, first + count) as fp32, which the entry has, in one of
+// these types: F32, BF16 and F16 are exact, F64 is rounded to nearest.
 static inline void safetensors_read_floats(const SafetensorsEntry *entry, size_t first, size_t count,
                                            float *out) {
     assert(safetensors_is_real(entry->type) && first <= entry->count && count <= entry->count - first);
@@ -364,9 +360,8 @@ static inline void safetensors_plan_free(SafetensorsPlan *plan) {
     free(plan->header);
 }
 
-// Adds a tensor, whose data follow those of the tensor before. The format allows no gaps: every
-// element is aligned to its size where tensors of wide elements come first. Names are chosen
-// by the program: one that occurs twice is a bug.
+// Adds a tensor, behind the one before. The format allows no gaps: elements are aligned
+// where tensors of wide elements come first. A name that occurs twice is a bug.
 static inline void safetensors_plan_add(SafetensorsPlan *plan, const char *name, SafetensorsType type,
                                         int dimensions, const size_t *shape) {
     size_t bytes = safetensors_type(type)->bytes, begin = plan->file_bytes;
@@ -382,8 +377,7 @@ static inline void safetensors_plan_add(SafetensorsPlan *plan, const char *name,
                                   sizes, "data_offsets", (json_int_t)begin, (json_int_t)(begin + bytes)));
 }
 
-// Ends the planning: makes the header. It is padded to a multiple of 8 bytes, so that the data are
-// aligned.
+// Makes the header, padded to a multiple of 8 bytes, so that the data are aligned.
 static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
     char *text = json_dumps(plan->tensors, JSON_COMPACT);
     size_t length = strlen(text), padded = (length + 7) / 8 * 8;
@@ -396,8 +390,7 @@ static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
     free(text);
 }
 
-// Creates the file, or empties an existing one: writes the header, and leaves data of zeros for
-// others to write.
+// Creates or empties the file: writes the header, and leaves data of zeros.
 static inline bool safetensors_create(const char *path, const SafetensorsPlan *plan, Error *error) {
     if (plan->header_bytes - 8 > SAFETENSORS_MAX_HEADER) {
         return error_set(error, "%.400s would have a header of %zu bytes; the format allows %d", path,

@@ -18,7 +18,6 @@
 #include "comm/collectives_nccl.h"
 #include "kernels/kernels.h"
 
-// How the vectors of this process travel.
 typedef struct CommBackend {
     Transport *transport;
     bool on_gpu;                    // the vectors are in GPU memory
@@ -48,10 +47,9 @@ static inline void comm_reserve(CommBackend *comm, Arena *arena, const Layout *l
 // ---------------------------------------------------------------------------------------
 // Staged: through pinned host memory
 
-// Elements of a copy. A GPU makes one copy in each direction at a time, and the compute
-// stream's own copy, a batch of tokens, would wait for a whole vector: 16 MiB take less than
-// a millisecond. The host notices the end of a copy up to 0.1 ms late, so copies must not be
-// much smaller.
+// Elements of a copy. A GPU makes one copy in each direction at a time, and a batch of
+// tokens would wait for a whole vector: 16 MiB take less than a millisecond. The host
+// notices an end up to 0.1 ms late, so copies must not be much smaller.
 enum { STAGED_PIECE = 1 << 22 };
 
 // Copies flat elements [begin, end) between a vector in GPU memory and its copy on the
@@ -64,7 +62,6 @@ static inline void staged_copy(Stream *stream, float *to, const float *from, siz
     }
 }
 
-// A vector on the host stands for the one in GPU memory.
 static inline void staged_exchange(CommBackend *comm, Stream *stream, const Collective *collective,
                                    CollectiveKind kind) {
     const Layout *layout = collective->layout;

@@ -87,7 +87,6 @@ static inline char *host_messages(const Transport *transport, MessageBuffer buff
 // ---------------------------------------------------------------------------------------
 // Chunks and ranges
 
-// A collective under way, as its stages see it.
 typedef struct HostExchange {
     Transport *transport;
     const Groups *groups;
@@ -446,8 +445,7 @@ static inline void host_gather_finish(const HostExchange *exchange, int number, 
 // After an all-gather `buffer` holds every rank's own elements of the cells, rounded by
 // the wire: the same bits on all ranks. A world of one rank rounds as a larger one would.
 static inline void host_exchange(Transport *transport, const Collective *collective, CollectiveKind kind) {
-    // The all-gather begins with the oldest chunk: it frees the lanes that the newest
-    // takes.
+    // The all-gather begins with the oldest chunk: it frees the lanes of the newest.
     static const HostStage stages[][HOST_STAGES] = {
         {{host_reduce_inside, 0}, {host_reduce_between, 1}, {host_reduce_finish, 2}},
         {{host_gather_finish, 2}, {host_gather_between, 0}, {host_gather_inside, 1}}};

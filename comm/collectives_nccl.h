@@ -29,8 +29,7 @@
 #include "comm/nccl.h"
 #include "kernels/kernels.h"
 
-// Bytes of encoded messages in each direction: enough to fill a fast link, and little beside a
-// model.
+// Of encoded messages in each direction: enough for a fast link, little beside a model.
 enum { NCCL_BUFFER_BYTES = 32 << 20, NCCL_ALIGNMENT = 128 };
 
 // ---------------------------------------------------------------------------------------
@@ -40,7 +39,6 @@ static inline size_t nccl_piece_bytes(WireFormat wire, size_t piece) {
     return layout_round_up(wire_bytes(wire, piece), 16);
 }
 
-// Bytes of an owner's pieces in a message.
 static inline size_t nccl_owner_bytes(WireFormat wire, size_t piece, size_t cells) {
     return layout_round_up(cells * nccl_piece_bytes(wire, piece), NCCL_ALIGNMENT);
 }

@@ -44,8 +44,7 @@ typedef struct LayoutRange {
     size_t own, flat, count;
 } LayoutRange;
 
-// What differs from piece to piece. Pieces begin at multiples of LAYOUT_BLOCK in a shard, so
-// there are gaps between them.
+// Pieces begin at multiples of LAYOUT_BLOCK in a shard, so there are gaps between them.
 typedef struct LayoutTable {
     size_t *cells;       // (cells + 1): where each begins in the flat vector
     LayoutRange *pieces; // (cells + 1, size); the last row says where shards end
@@ -94,8 +93,7 @@ static inline LayoutRange layout_piece(const Layout *layout, size_t cell, int ra
     return range;
 }
 
-// Elements of a shard in the cells [begin, end), gaps and padding included: of the longest one,
-// where they differ.
+// Elements of the longest shard in the cells [begin, end), gaps and padding included.
 static inline size_t layout_most(const Layout *layout, size_t begin, size_t end) {
     size_t most = 0;
     for (int rank = 0; rank < layout->size; rank++) {
@@ -170,7 +168,6 @@ typedef struct LayoutMatrix {
     size_t begin, end;
 } LayoutMatrix;
 
-// A layout under way.
 typedef struct LayoutBuilder {
     Layout layout;
     LayoutTable *table;
@@ -198,8 +195,7 @@ static inline void layout_open_cell(LayoutBuilder *builder, size_t flat) {
     }
 }
 
-// Gives [begin, end) to a rank: as a part of its piece in the last cell, or as its piece there, or
-// in a new cell.
+// Gives [begin, end) to a rank: in its piece of the last cell, or in a new cell.
 static inline void layout_give(LayoutBuilder *builder, int rank, size_t begin, size_t end) {
     Layout *layout = &builder->layout;
     size_t size = (size_t)layout->size;

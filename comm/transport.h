@@ -65,7 +65,6 @@ typedef struct Link {
 
 typedef enum TransferState { TRANSFER_NONE, TRANSFER_DELAYED, TRANSFER_ACTIVE } TransferState;
 
-// One message to or from one rank.
 typedef struct Transfer {
     TransferState state;
     bool is_send;
@@ -91,8 +90,7 @@ typedef struct Lane {
 #define TRANSPORT_LISTENS_SECONDS 0.1 // a rank that has waited this long answers questions
 #define TRANSPORT_ANSWER_SECONDS 1.0  // how long the asking rank waits for an answer
 
-// How long a wait polls before it sleeps: about as long as a chunk takes between two
-// ranks of one machine.
+// How long a wait polls before it sleeps: about as long as a chunk takes in a machine.
 #define TRANSPORT_SPIN_SECONDS 50e-6
 
 // The longest sleep between two polls. A message that has arrived waits for half of it on
@@ -202,8 +200,7 @@ static inline void transport_open_alone(Transport *transport, const char *reason
     transport_prepare(transport, 0, 1, 1, &none, reason);
 }
 
-// For a plan: a world of `size` ranks, every `ranks_per_host` of which share a host. It cannot
-// send anything.
+// For a plan: every `ranks_per_host` ranks share a host. It cannot send anything.
 static inline void transport_open_supposed(Transport *transport, int size, int ranks_per_host) {
     const Link none = {.name = "supposed"};
     // The last host may have fewer ranks, each of which is then the delegate of more owners.
@@ -229,8 +226,7 @@ static inline const Groups *transport_groups(const Transport *transport) {
     return transport->two_level ? &transport->hosts : &transport->flat;
 }
 
-// A text that is the same whenever sums are added in the same order. For the log and
-// checkpoints.
+// The same text whenever sums are added in the same order; for log and checkpoints.
 static inline void transport_sum_order(const Transport *transport, char *text, size_t size) {
     const Groups *groups = transport_groups(transport);
     uint64_t hash = 0;
@@ -244,7 +240,6 @@ static inline void transport_sum_order(const Transport *transport, char *text, s
     }
 }
 
-// Whether a message to this rank leaves the host.
 static inline bool transport_is_outside(const Transport *transport, int peer) {
     return transport->hosts.host_of[peer] != transport->hosts.host;
 }
@@ -277,15 +272,13 @@ static inline bool transport_start_due(Transport *transport) {
     return started;
 }
 
-// Counts what this rank sends, and how much of it leaves the host.
 static inline void transport_count(Transport *transport, size_t bytes, size_t outside) {
     __atomic_fetch_add(&transport->bytes_sent, bytes, __ATOMIC_RELAXED);
     __atomic_fetch_add(&transport->bytes_sent_outside, outside, __ATOMIC_RELAXED);
 }
 
-// Starts a message in a lane; transport_wait waits for it. `data` must stay as it is
-// until then. At most one message to and one from each peer may be under way in a lane.
-// Both sides must give the same number of bytes.
+// Starts a message in a lane, at most one to and one from each peer; until transport_wait
+// `data` must stay as it is. Both sides must give the same number of bytes.
 static inline void transport_post(Transport *transport, Lane lane, bool is_send, int peer, void *data,
                                   size_t bytes) {
     Transfer *transfer = transport_transfer(transport, lane, is_send, peer);
@@ -301,8 +294,7 @@ static inline void transport_post(Transport *transport, Lane lane, bool is_send,
         transport_start_transfer(transport, transfer);
         return;
     }
-    // The emulated link: messages leave one after another at its rate, and each is late by
-    // its latency.
+    // The emulated link: messages leave at its rate, and each is late by its latency.
     transport->link_free_at =
         fmax(transport->link_free_at, clock_seconds()) + (rate > 0 ? (double)bytes / rate : 0);
     transfer->start_at = transport->link_free_at + latency;
@@ -352,8 +344,7 @@ static inline Overdue transport_overdue(Transport *transport, Lane lane) {
     return overdue;
 }
 
-// Answers the questions of other ranks, and notes their answers. lane: where this rank waits;
-// NULL: it does not know for which rank it waits.
+// Answers questions, and notes answers. lane: where this rank waits; NULL: not known.
 static inline void transport_listen(Transport *transport, const Lane *lane) {
     Note note;
     while (transport->link.take_note != NULL && transport->link.take_note(transport->link.state, &note)) {
@@ -367,8 +358,7 @@ static inline void transport_listen(Transport *transport, const Lane *lane) {
     }
 }
 
-// Asks these ranks which rank they wait for, and waits for their answers. Returns how many did
-// not answer in time.
+// Asks which ranks these wait for. Returns how many did not answer in time.
 static inline int transport_ask(Transport *transport, Lane lane, const int *ranks, int count) {
     const Link *link = &transport->link;
     const Note question = {.from = transport->rank, .awaited = -1};
@@ -393,9 +383,8 @@ static inline void transport_name_rank(const Transport *transport, int rank, cha
     snprintf(text, size, "%d%s%s", rank, met != NULL ? " on " : "", met != NULL ? met[rank].name : "");
 }
 
-// Ends all ranks and names those that this rank waits for and that do not answer. If all answer,
-// they are waiting themselves: then it follows the chain that begins with the first of them to
-// a rank that does not answer.
+// Ends all ranks and names those that do not answer. If all answer, they are waiting,
+// too: then it follows the chain from the first of them to a rank that does not.
 static inline void transport_fail_overdue(Transport *transport, Lane lane, double waited) {
     static const char advice[] = "It may be dead, stuck, or much slower than the others: look at its "
                                  "node; --timeout-s sets how long to wait";
@@ -496,8 +485,7 @@ static inline size_t records_before(const Groups *groups, int distance) {
                                         : groups->size - from + groups->begins[to - groups->hosts]);
 }
 
-// ring (size, bytes): the records of the hosts in their order, from this one on. On entry
-// only its own are there.
+// ring (size, bytes): the hosts' records, from this one on. First only its own are there.
 static inline void records_between_hosts(Transport *transport, char *ring, size_t bytes) {
     const Groups *groups = transport_groups(transport);
     const Lane lane = {BETWEEN_HOSTS, 0};
@@ -572,14 +560,12 @@ static inline void share_from_rank_zero(Transport *transport, const char *operat
     free(all);
 }
 
-// Returns when every rank has called it.
 static inline void transport_barrier(Transport *transport, const char *operation) {
     char mine = 0;
     free(transport_collect_records(transport, operation, &mine, 1));
 }
 
-// The same where a rank may be busy for longer than any message takes, as with writing files:
-// this rank waits for at least `seconds`.
+// The same where a rank may be busy for long, as with writing files: waits for `seconds`.
 static inline void transport_barrier_patiently(Transport *transport, const char *operation, double seconds) {
     double timeout_seconds = transport->timeout_seconds;
     transport->timeout_seconds = fmax(timeout_seconds, seconds);
@@ -587,9 +573,8 @@ static inline void transport_barrier_patiently(Transport *transport, const char 
     transport->timeout_seconds = timeout_seconds;
 }
 
-// What a rank says of something that it did. A step that only some ranks can fail at,
-// such as reading a file that is missing on one node, must end the same way on all of
-// them: otherwise the others wait for messages that never come.
+// What a rank says of something that it did. A step that only some ranks can fail at must
+// end the same way on all: otherwise the others wait for messages that never come.
 typedef struct Verdict {
     int exit_code; // 0: it worked
     char host[64];
@@ -643,8 +628,7 @@ typedef struct LinkMeasure {
 
 enum { LINK_PROBES = 16, LINK_PROBE_BYTES = 4096 };
 
-// The mean seconds of an all-gather of records of `bytes`, on the slowest rank: the same
-// number on all ranks.
+// The mean seconds of an all-gather of records of `bytes`, on the slowest rank.
 static inline double link_time_records(Transport *transport, size_t bytes, int tries) {
     static const char operation[] = "measurement of the link";
     char *mine = (char *)calloc(1, bytes), *all = (char *)calloc((size_t)transport->size, bytes);

@@ -204,7 +204,6 @@ static inline bool evaluate_read_texts(EvaluateSet *set, Error *error) {
     return good && evaluate_take_text(set, error);
 }
 
-// Adds the windows of a file.
 static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) {
     const EvaluateRequest *request = &set->request;
     DataFile *data = &set->data.files[file];
@@ -219,8 +218,7 @@ static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) 
         return error_set(error, "%.300s was made with another tokenizer than the one that is given",
                          data->path);
     }
-    // The windows of a padded file are its documents, so no other length or stride makes
-    // sense.
+    // The windows of a padded file are its documents: another length makes no sense.
     int padded = data->content.padded;
     if (padded != 0 && (padded != request->T || request->stride != request->T)) {
         return error_set(error, "%.300s was padded to sequences of %d tokens: give --seq-len %d --stride %d",
@@ -242,8 +240,7 @@ static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) 
 
 static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
     const EvaluateRequest *request = &set->request;
-    // A sequence length of 1, so that no file is too short here; the windows are made
-    // above.
+    // A sequence length of 1: no file is too short here, and windows are made above.
     DataRequest files = {request->path, 1, request->vocabulary, 0, false};
     if (request->T < 2) {
         return error_set(error,
@@ -267,9 +264,8 @@ static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
 // ---------------------------------------------------------------------------------------
 // LAMBADA and HellaSwag
 
-// Adds the sequence of a text of which the first `context` bytes are given and the others
-// are to be predicted. Without a context the text follows <|endoftext|>, or a line end
-// where tokens are bytes.
+// Adds a text whose first `context` bytes are given, the others to be predicted. Without
+// a context it follows <|endoftext|>, or a line end where tokens are bytes.
 static inline bool evaluate_add_pair(EvaluateSet *set, const char *text, size_t context, int characters,
                                      Error *error) {
     TokenList *list = &set->text;

@@ -12,9 +12,8 @@
 // ---------------------------------------------------------------------------------------
 // The rule and its options
 
-// What the table says of options that are not at their defaults: whose they are, what they
-// need, with what they have no effect. At its default an option is accepted with every rule,
-// because a saved configuration holds them all.
+// What the table says of options that are not at their defaults. At its default an option
+// is accepted with every rule, because a saved configuration holds them all.
 static inline bool options_check_columns(const Options *options, Error *error) {
     const Rule *rule = options_rule(options);
     char pair[128];
@@ -115,9 +114,8 @@ static inline bool options_are_adaptive(const Options *options) {
     return options->accumulate == 0 && options->rank_accumulate[0] == '\0';
 }
 
-// The micro-batches per commit of `rank`: its number of the list, or --accumulate where
-// there is no list. 0: auto. Ranks that a list is too short for have 1, until
-// options_check_rank_numbers refuses it.
+// Of `rank` per commit: its number of the list, or --accumulate where there is none. 0:
+// auto. 1 where a list is too short, until options_check_rank_numbers refuses it.
 static inline int options_rank_accumulate(const Options *options, int rank) {
     if (options->rank_accumulate[0] == '\0') { return (int)options->accumulate; }
     int number = options_rank_number(options, rank);
@@ -174,7 +172,6 @@ static inline bool options_save_times(const Options *options, SaveTimes *times, 
 // ---------------------------------------------------------------------------------------
 // Other options
 
-// Whether messages go over an emulated link.
 static inline bool options_emulate_link(const Options *options) {
     return options->link_mbit > 0 || options->link_us > 0;
 }
@@ -189,8 +186,7 @@ static inline SchedulerSettings options_rule_settings(const Options *options) {
     return settings;
 }
 
-// An emulated delay longer than the deadline would end the run with a message that blames
-// the network.
+// A longer emulated delay would end the run with a message that blames the network.
 static inline bool options_check_emulation(const Options *options, Error *error) {
     SchedulerSettings settings = options_rule_settings(options);
     double steps = (double)settings.steps / settings.fragments; // between two exchanges
@@ -225,8 +221,7 @@ static inline bool options_check_rule(const Options *options, int layers, Error 
     return rule->check == NULL || rule->check(options_of_rule(options), &facts, error);
 }
 
-// Options that ask for something which another one takes away, where that depends on both
-// values.
+// Where one option takes away what another asks for, depending on both values.
 static inline bool options_check_pairs(const Options *options, Error *error) {
     SaveTimes saves;
     double rate = options->learning_rate;
@@ -259,7 +254,6 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
                      "another --exchange");
 }
 
-// Refuses options that are valid one by one and not together.
 static inline bool options_check(const Options *options, Error *error) {
     return options_check_columns(options, error) && options_check_accumulate(options, error) &&
            options_check_rank_list(options, error) && options_check_rule(options, 0, error) &&

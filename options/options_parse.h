@@ -69,8 +69,7 @@ static inline const char *option_allowed(const OptionSpec *option, char text[OPT
     return text;
 }
 
-// The sentence for a value that cannot be taken: what was written, what is wrong with it,
-// what is allowed.
+// The sentence for a value that cannot be taken: what was written, why not, what may be.
 static inline bool option_refuse(const OptionSpec *option, const char *written, const char *why,
                                  Error *error) {
     char allowed[OPTION_VALUE_SIZE], excerpt[64];
@@ -119,7 +118,6 @@ static inline bool option_read_integer(const char *text, bool is_count, int64_t 
     return true;
 }
 
-// The word first, then the number and its range.
 static inline bool option_set_number(const OptionSpec *option, Options *options, const char *text,
                                      Error *error) {
     int64_t integer = 0;
@@ -207,7 +205,6 @@ static inline void option_set_default(const OptionSpec *option, Options *options
     (void)valid;
 }
 
-// Every option at its default, the command train.
 static inline void options_defaults(Options *options) {
     memset(options, 0, sizeof *options);
     options->command = COMMAND_TRAIN;
@@ -237,8 +234,7 @@ static inline bool option_has_word_value(const OptionSpec *option, const Options
            option->word_value;
 }
 
-// Whether the option at `field` is left to the program, which then chooses its value:
-// that is noted.
+// Whether the option at `field` is left to the program, which then chooses: it is noted.
 static inline bool options_leave(Options *options, const void *field) {
     const OptionSpec *option = option_of((size_t)((const char *)field - (const char *)options));
     bool left = option_has_word_value(option, options);
@@ -246,8 +242,7 @@ static inline bool options_leave(Options *options, const void *field) {
     return left;
 }
 
-// The value of an option as option_set reads it: written into `text`, or of a text the field
-// itself.
+// The value as option_set reads it: in `text`, or of a text the field itself.
 static inline const char *option_print_value(const OptionSpec *option, const Options *options,
                                              char text[OPTION_VALUE_SIZE]) {
     const void *field = option_field_const(option, options);
@@ -272,14 +267,12 @@ static inline bool option_has_value(const OptionSpec *option, const Options *opt
     return strcmp(option_print_value(option, options, text), value) == 0;
 }
 
-// Whether two runs have the same value of the option.
 static inline bool option_is_same(const OptionSpec *option, const Options *a, const Options *b) {
     char text[OPTION_VALUE_SIZE];
     return option_has_value(option, a, option_print_value(option, b, text));
 }
 
-// Whether another option has a value with which this one has no effect: "NAME VALUE", or
-// NULL.
+// An option's "NAME VALUE" with which this one has no effect; NULL: there is none.
 static inline const char *option_excluded_by(const OptionSpec *option, const Options *options,
                                              char pair[128]) {
     char name[64], value[64];
@@ -350,8 +343,7 @@ static inline json_t *options_as_json(const Options *options) {
     return object;
 }
 
-// The name, in a saved configuration, of an object of the values that the program has
-// chosen.
+// In a saved configuration: an object of the values that the program has chosen.
 #define OPTIONS_CHOSEN "chosen"
 
 // Sets one field from a JSON value: a string is read as on the command line.
@@ -378,8 +370,7 @@ static inline bool option_set_json(const OptionSpec *option, Options *options, c
 // Where the value of an option is from: of two the later one wins.
 typedef enum OptionSource { FROM_DEFAULT, FROM_RUN, FROM_FILE, FROM_LINE } OptionSource;
 
-// The error for a name that no option has. `dashes`: "--" on the command line, "" in a
-// file.
+// No option has this name. `dashes`: "--" on the command line, "" in a file.
 static inline bool option_unknown(const char *written, const char *dashes, Error *error) {
     const char *names[OPTION_COUNT_OF_TABLE + 2], *name = written + strspn(written, "-"), *nearest = NULL;
     char excerpt[64];
@@ -427,10 +418,9 @@ static inline bool options_read_chosen(const json_t *chosen, Options *options, E
     return true;
 }
 
-// Sets what the file has and leaves the rest; notes in `sources` what it has. The file is
-// a configuration, or the manifest of a checkpoint, which has one as "options". With
-// `again` the options are those of the run that wrote it; otherwise what it has chosen is
-// left to be chosen once more.
+// Sets what the file has, and notes that in `sources`. The file is a configuration, or
+// the manifest of a checkpoint, which has one as "options". again: the options are those
+// of the run that wrote it; otherwise what it has chosen is to be chosen once more.
 static inline bool options_read_file(const char *path, bool again, Options *options,
                                      OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     json_error_t problem;
@@ -590,7 +580,6 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
     return true;
 }
 
-// Refuses an option of the command line that `command` does not use.
 static inline bool options_check_use(OptionsCommand command, const OptionSpec *option, Error *error) {
     static const char *const names[] = {"training", "train_gpt sample", "train_gpt eval", "train_gpt plan",
                                         "train_gpt tokenize"};
@@ -660,11 +649,10 @@ static inline void options_find_kept(const Options *options, OptionText path) {
     path[0] = '\0';
 }
 
-// What determines the result is as in the run that is resumed, unless the command line or a
-// file of --config says otherwise: a user who leaves --data out does not want to train on
-// other data. Options of another rule than the one that the run had are left out. With
-// --precision fastest the choice that the run has made is taken in any case. A plan with --like
-// takes what only changes speed, too.
+// What determines the result is as in the run that is resumed, unless the command line or
+// a file of --config says otherwise. Options of another rule than it had are left out.
+// With --precision fastest what the run has chosen is taken in any case. A plan with
+// --like takes what only changes speed, too.
 static inline bool options_keep(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     Options before;
     OptionSource saved[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
@@ -699,8 +687,7 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
             !(is_free || closes || is_chosen)) {
             continue;
         }
-        // What was worked out from another option is worked out anew from that one's new
-        // value.
+        // What follows from another option is worked out anew from that one's new value.
         if (followed != NULL && before.chosen[index] && sources[followed - option_table] == FROM_LINE) {
             if (!option_set(option, options, option->word, error)) { return false; }
             continue;

@@ -608,7 +608,6 @@ static inline bool option_list_names(const char *list, const char *name) {
     return false;
 }
 
-// Whether the rule takes the option.
 static inline bool option_is_of_rule(const OptionSpec *option, const Rule *rule) {
     return option->rules == NULL || option_list_names(option->rules, rule->name);
 }

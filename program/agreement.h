@@ -67,8 +67,7 @@ static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count)
     return hash;
 }
 
-// error <- the first option that differs from rank 0's, if there is one; --threads may follow the
-// host. hellos (size).
+// error <- the first option that differs; --threads may follow the host. hellos (size).
 static inline void compare_options(const Options *mine, const Options *first, int rank, const Hello *hellos,
                                    Error *error) {
     json_t *here = options_as_json(mine), *there = options_as_json(first);
@@ -92,9 +91,8 @@ static inline void compare_options(const Options *mine, const Options *first, in
     json_decref(there);
 }
 
-// All ranks introduce themselves; those that were started with different options, and would
-// train nonsense in silence, are refused. Returns the hellos of all ranks (size), which live as
-// long as the process.
+// All ranks introduce themselves; those with different options would train nonsense, and
+// are refused. Returns the hellos of all ranks (size), for the life of the process.
 static inline const Hello *exchange_hellos(Run *run) {
     Transport *transport = &run->transport;
     Options *first = (Options *)malloc(sizeof *first);

@@ -35,7 +35,6 @@ static inline void print_build_facts(FILE *file) {
 // ---------------------------------------------------------------------------------------
 // The start
 
-// The batch, its cost in messages, and the rate that goes with it.
 static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
     char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE], epochs[48] = "";
@@ -80,7 +79,6 @@ static inline void print_batch(const Run *run) {
     }
 }
 
-// The rule and the numbers of its paper.
 static inline void print_rule(const Options *options, const SchedulerSettings *settings, const char *reason) {
     const Rule *rule = options_rule(options);
     printf("rule       %s: %s%s\n", rule->name, rule->summary,
@@ -163,7 +161,6 @@ static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
     if (hosts > MOST) { fprintf(file, "           and %d more: log.jsonl has all\n", hosts - MOST); }
 }
 
-// The start-up block, once everything in it is known.
 static inline void print_start(Run *run, const Hello *hellos) {
     const Options *options = &run->options;
     const Transport *transport = &run->transport;
@@ -276,9 +273,8 @@ static inline void announce_run(Run *run, const Hello *hellos) {
 
 #define WAITING_SHARE 0.1 // of the time: more is worth a line at the end
 
-// Prints and logs how training ended. fingerprint: of the parameters, from
-// check_replicas. exposed: seconds in which a rank only waited for communication, the mean.
-// saved: whether the end is on disk. lost_data: that is why it ends.
+// Prints and logs how training ended. exposed: seconds in which a rank only waited for
+// communication, the mean. saved: the end is on disk. lost_data: that is why it ends.
 static inline void print_end(Run *run, uint64_t fingerprint, double exposed, bool saved, bool lost_data) {
     long long commits = (long long)run->scheduler.optimizer.commits;
     const Reports *reports = &run->reports;
@@ -337,7 +333,6 @@ static inline void print_end(Run *run, uint64_t fingerprint, double exposed, boo
     printf("\n");
 }
 
-// The files that the run has written.
 static inline void print_files(const Run *run) {
     char word[4 * RUN_PATH_SIZE + 3];
     const char *directory = run->directory;

@@ -166,7 +166,6 @@ static inline bool check_tokenizer(Run *run, Error *error) {
 // ---------------------------------------------------------------------------------------
 // Texts for a tokenizer
 
-// The bar that shows how far tokenizing has come.
 typedef struct Tokenizing {
     Terminal *terminal;
     double bytes; // in all
@@ -181,8 +180,7 @@ static inline void tokenizing_progress(void *context, int64_t bytes) {
     terminal_bar(tokenizing->terminal, &progress, now);
 }
 
-// Makes the token file of the texts of `loader` in `directory`, unless it is there; `path`
-// gets its path.
+// Makes the token file of the texts in `directory`, unless it is there; path <- its path.
 static inline bool make_token_file(const DataLoader *loader, const char *directory,
                                    const Tokenizer *tokenizer, ThreadPool *pool, Terminal *terminal,
                                    char path[DATA_PATH_SIZE], Error *error) {
@@ -305,10 +303,9 @@ static inline void tokenize_data(Run *run) {
 // ---------------------------------------------------------------------------------------
 // Data that change
 
-// Looks whether the files are still what they were: rank 0 at every report, all ranks
-// before a checkpoint and at the end. A file that was removed or replaced is named once,
-// because the run still reads the old one. If the content of one has changed, the run
-// saves itself and ends.
+// Looks whether the files are what they were: rank 0 at every report, all ranks before a
+// checkpoint and at the end. One that was removed or replaced is named once, because the
+// run still reads it. If the content of one has changed, the run saves itself and ends.
 static inline void watch_data(Run *run) {
     static const char *const uses[2] = {"trained on it: commits", "validated on it: validations"};
     DataLoader *loaders[2] = {&run->data, &run->validation_data};

@@ -39,8 +39,7 @@ typedef struct ThreadChoice {
     char warning[512]; // empty: nothing to warn about
 } ThreadChoice;
 
-// A whole number >= 0 from the environment; -1: the variable is not set, or holds
-// something else.
+// A whole number >= 0 from the environment; -1: there is none.
 static inline long launch_environment_number(const char *name) {
     const char *text = getenv(name);
     if (text == NULL || *text < '0' || *text > '9') { return -1; }
@@ -221,7 +220,6 @@ static inline int launch_node_cores(void) {
     return cores < 1 ? 1 : cores;
 }
 
-// launch_choose_threads for this machine.
 static inline void launch_threads(int local_ranks, int asked, ThreadChoice *choice) {
     launch_choose_threads(launch_mask_cores(), launch_node_cores(), local_ranks, asked, choice);
 }

@@ -45,8 +45,7 @@ static inline const Gpu *placement_gpu(const Placement *placement) {
 // ---------------------------------------------------------------------------------------
 // Device and precision
 
-// Chooses for this rank alone. plan: --device cuda needs no GPU here, since the plan is
-// for a machine that has one.
+// plan: --device cuda needs no GPU here, as the plan is for a machine that has one.
 static inline bool placement_choose_device(Placement *placement, const Options *options, int local_rank,
                                            bool plan, Error *error) {
     Error reason = {""};
@@ -211,8 +210,7 @@ static inline int placement_taken_ctas(int ctas, bool library) {
     return library || ctas == 1 ? ctas : 2 * placement_power_below(ctas - 1);
 }
 
-// Opens NCCL, and plans the products that run beside it for the processors that it leaves.
-// Levels work at the same time.
+// Opens NCCL, and plans the products beside it for the processors that it leaves.
 static inline bool placement_open_nccl(Placement *placement, const Options *options, Transport *transport,
                                        size_t buffers, Error *error) {
     int processors = placement->gpu.sm_count, ctas = (int)options->nccl_ctas;
@@ -230,8 +228,7 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
                          "computation, with %d level%s of exchange: at most %d",
                          ctas, processors, levels, levels == 1 ? "" : "s", most);
     }
-    // A local rule that never has a job under way between its steps computes nothing while it
-    // communicates.
+    // A local rule with no job between its steps computes nothing while it communicates.
     const Rule *rule = options_rule(options);
     bool hides = options->overlap && (rule->kind != RULE_LOCAL || rule->job_in_flight_between_commits);
     placement->product_processors = hides ? processors - taken : 0;

@@ -27,9 +27,8 @@ enum { REPORT_HEADING_INTERVAL = 20 }; // reports between two headings on the te
 // ---------------------------------------------------------------------------------------
 // The report
 
-// What one report says. Means are taken over the commits since the previous report; a
-// value that is not known is NAN. All are doubles, so that one table can point at them;
-// whole numbers are exact up to 2^53.
+// Means are over the commits since the previous report; what is not known is NAN. All are
+// doubles, for one table to point at; whole numbers are exact up to 2^53.
 typedef struct Report {
     double commit, gradients, tokens; // since the start; micro-batch gradients and tokens over all ranks
     double seconds;                   // of training, since the start
@@ -52,7 +51,6 @@ typedef struct Report {
     double gpu_clock, gpu_watts, gpu_throttle;
 } Report;
 
-// A field of the report and how it is shown.
 typedef struct ReportField {
     size_t offset;       // in Report
     bool whole;          // a whole number
@@ -113,7 +111,6 @@ static inline double report_value(const Report *report, const ReportField *field
     return *(const double *)((const char *)report + field->offset);
 }
 
-// A report whose values are all unknown.
 static inline Report report_unknown(void) {
     Report report;
     for (int i = 0; i < REPORT_FIELD_COUNT; i++) {
@@ -179,8 +176,7 @@ static inline bool curves_append(Log *curves, const Report *report, Error *error
     return log_append(curves, line, strlen(line), error);
 }
 
-// Opens both files in an existing directory for appending; a new progress.tsv gets its
-// heading.
+// Opens both files for appending; a new progress.tsv gets its heading.
 static inline bool reports_open(Reports *reports, const char *directory, Error *error) {
     struct stat status;
     if (!log_open(&reports->log, directory, "log.jsonl", error) ||
@@ -232,7 +228,6 @@ static inline void report_write(Reports *reports, json_t *event, const Report *r
 
 static inline void report_event(Reports *reports, json_t *event) { report_write(reports, event, NULL); }
 
-// Appends the event "report" to log.jsonl and its row to progress.tsv.
 static inline void report_log(Reports *reports, const Report *report) {
     json_t *event = json_pack("{s:s}", "event", "report");
     for (int i = 0; i < REPORT_FIELD_COUNT; i++) {
@@ -285,7 +280,6 @@ static inline void report_print(Reports *reports, const Report *report) {
 // ---------------------------------------------------------------------------------------
 // While it trains
 
-// Adds the latest commit to the window of the next report.
 static inline void window_add_commit(Reports *reports) {
     const CommitReport *commit = &reports->scheduler->report;
     CommitReport *sum = &reports->window.sum;

@@ -197,10 +197,9 @@ static inline int64_t load_newest(CheckpointedRun *checkpointed, char remarks[CH
     }
 }
 
-// What a run has chosen by a measurement stays when it is resumed with the same options and
-// ranks, so that it goes on with the same bits. Where it cannot do that anyway, it measures
-// again. The checkpoint says what was chosen, and why. What --epochs leave open until the data are
-// counted may differ.
+// What a run has chosen by a measurement stays when it is resumed with the same options
+// and ranks, and so the bits. Otherwise it measures again. The checkpoint says what was
+// chosen. What --epochs leave open until the data are counted may differ.
 static inline void keep_measured_choices(Run *run) {
     static const char kept[] = "kept from the checkpoint: ";
     const char *resume = run->options.resume, *out = run->options.out;
@@ -349,9 +348,8 @@ static inline int64_t data_position(const CheckpointedRun *checkpointed, bool le
     return checkpointed->data_base + (int64_t)found * transport->size;
 }
 
-// Loads the newest sound checkpoint of this run, and continues from it with data that no
-// rank has used before. False: there is none, or going back to the same one has already
-// failed ROLLBACK_PATIENCE times; the run ends.
+// Continues from the newest sound checkpoint with data that no rank has used before.
+// False: there is none, or it has failed ROLLBACK_PATIENCE times; the run ends.
 static inline bool roll_back(Run *run) {
     Scheduler *s = &run->scheduler;
     CheckpointedRun *checkpointed = &run->checkpointed;

@@ -185,9 +185,8 @@ static inline void *run_lock_beat(void *argument) {
     return NULL;
 }
 
-// Takes the directory, which exists, for this process. patience: seconds for which a lock is
-// watched. False: another run holds it. If no file can be made, nothing is locked: whatever
-// the run writes next will say why.
+// Takes the directory for this process. patience: seconds for which a lock is watched.
+// False: another run holds it. If no file can be made, nothing is locked.
 static inline bool run_lock_take(RunLock *lock, const char *directory, const char *host, double patience,
                                  Error *error) {
     char text[RUN_LOCK_TEXT], *mine = lock->text;

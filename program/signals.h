@@ -66,7 +66,6 @@ static inline void signal_watch_mask(SignalWatch *watch) {
     signal(SIGPIPE, SIG_IGN);
 }
 
-// Whether this rank was asked to stop.
 static inline bool signal_watch_is_asked(const SignalWatch *watch) {
     return __atomic_load_n(&watch->stop_requested, __ATOMIC_RELAXED);
 }

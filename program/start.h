@@ -39,8 +39,7 @@ static inline void open_run_directory(Run *run) {
     share_from_rank_zero(&run->transport, "sharing", run->directory, sizeof run->directory);
 }
 
-// Fills the scheduler's first parameters with a model on disk or with random numbers, the
-// same on all ranks.
+// The scheduler's first parameters, of a model on disk or random: the same on all ranks.
 static inline void initialize_parameters(Run *run) {
     float *target = scheduler_first_parameters(&run->scheduler);
     const char *start = options_start(&run->options);

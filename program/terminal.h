@@ -87,7 +87,6 @@ typedef struct Terminal {
     double quiet_since; // not interactive: when the latest line was printed; -1: not known yet
 } Terminal;
 
-// How far something that takes long has come.
 typedef struct Progress {
     const char *what, *unit; // as "validation, " and "batches"; "" and "tokens"
     int64_t done, total;
@@ -96,9 +95,8 @@ typedef struct Progress {
 } Progress;
 
 // Whether a person sees what is written to `stream`, on a screen that can go back in a
-// line. Open MPI gives every rank a terminal of its own and forwards what the rank writes
-// there, perhaps to a file. So under mpirun, which is the parent of the ranks on its own
-// node, its own output decides.
+// line. Open MPI gives every rank a terminal of its own and forwards what it writes. So
+// under mpirun, the parent of the ranks on its node, its own output decides.
 static inline bool terminal_is_watched(FILE *stream) {
     const char *kind = getenv("TERM");
     bool redraws = kind != NULL && kind[0] != '\0' && strcmp(kind, "dumb") != 0;
@@ -123,8 +121,7 @@ static inline void terminal_open(Terminal *terminal, FILE *stream) {
     }
 }
 
-// Wipes the bar, so that an ordinary line can follow. Call it before printing anything
-// else to the same stream.
+// Wipes the bar. Call it before printing anything else to the same stream.
 static inline void terminal_clear(Terminal *terminal) {
     if (terminal->bar_shown) { fputs("\r\033[K", terminal->stream); }
     terminal->bar_shown = false;

@@ -34,8 +34,7 @@ typedef struct Error {
     char text[1024];
 } Error;
 
-// Fills `error`, cut at its size, and returns false, so that a caller can write
-// `return error_set(error, ...)`.
+// Fills `error`, cut at its size. False, so that callers can `return error_set(...)`.
 PRINTF_LIKE(2, 3) static inline bool error_set(Error *error, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);

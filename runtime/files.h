@@ -34,8 +34,7 @@
 #include "runtime/errors.h"
 
 // Gives a process that was started without standard input, output or errors empty ones:
-// otherwise a file that is opened could get such a number, and then everything that is
-// printed.
+// otherwise a file could get such a number, and then all that is printed.
 static inline void files_open_standard(void) {
     int file = open("/dev/null", O_RDWR);
     while (file >= 0 && file <= STDERR_FILENO) { file = open("/dev/null", O_RDWR); }
@@ -109,10 +108,9 @@ static inline bool file_read_mapped(void (*read_file)(void *context), void *cont
     return true;
 }
 
-// Maps a regular file that is not empty, read-only. The caller calls munmap(result, *size).
-// NULL: an error. expected: what the file should be, for the message. If the file becomes shorter
-// while it is mapped, a read behind its new end ends the process with exit code 3 and the file's
-// name, unless it is inside of file_read_mapped.
+// Maps a regular file that is not empty. The caller calls munmap(result, *size). NULL: an
+// error. expected: what the file should be. If it becomes shorter, a read behind its new
+// end ends the process with exit code 3 and its name, unless inside of file_read_mapped.
 static inline void *file_map(const char *path, const char *expected, size_t *size, Error *error) {
     struct stat status;
     void *mapping = MAP_FAILED;
@@ -144,8 +142,7 @@ static inline void *file_map(const char *path, const char *expected, size_t *siz
 
 enum { FILE_POSITION = -1 }; // as an offset: the descriptor's position, or the end for O_APPEND
 
-// Writes all `count` bytes at `offset`. False: errno says why, and a part of the bytes may have
-// been written.
+// False: errno says why, and a part of the bytes may have been written.
 static inline bool file_write_all(int descriptor, const void *bytes, size_t count, off_t offset) {
     for (size_t done = 0; done < count;) {
         const char *rest = (const char *)bytes + done;
@@ -239,9 +236,8 @@ static inline void tree_remove(const char *path) {
 // name already is replaced at the same moment. Returns true when the new name is on disk.
 static inline bool directory_publish(const char *temporary, const char *final, Error *error) {
     if (!path_sync(temporary, error)) { return false; }
-    // An exchange of the two names leaves no moment without either directory. It fails
-    // where there is nothing to replace, which is usual, and on file systems that cannot
-    // exchange names.
+    // No moment is without either directory. It fails where there is nothing to replace,
+    // which is usual, and on file systems that cannot exchange names.
     bool exchanged = syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, final, RENAME_EXCHANGE) == 0;
     if (!exchanged) { tree_remove(final); }
     if (!exchanged && rename(temporary, final) != 0) {

@@ -61,20 +61,17 @@ static inline void cuda_check(cudaError_t status, const char *call) {
 
 static inline bool gpu_is_built_in(void) { return true; }
 
-// Must be called first in main: the driver reads this variable once, MPI may start the driver,
-// and there must be only one thread. By default a kernel is loaded when it is first used. That
-// can wait for running kernels, and a kernel of NCCL may run until a kernel behind the loading
-// one sends: a deadlock. It would also be timed as a part of the first step. A value that the
-// user has set stays.
+// First in main: the driver reads this variable once, and MPI may start the driver. By
+// default a kernel is loaded when first used, which may wait for running kernels; one of
+// NCCL may run until a kernel behind the loading one sends: a deadlock. What the user has
+// set stays.
 static inline void gpu_load_eagerly(void) { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
 
-// text <- the version of CUDA that the program was built with.
 static inline void gpu_version(char *text, size_t size) {
     snprintf(text, size, "%d.%d", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
 }
 
-// The error if CUDA finds no GPU. It names both versions if the driver is older than the
-// library.
+// CUDA finds no GPU: names both versions if the driver is older than the library.
 static inline bool gpu_refuse(cudaError_t status, Error *error) {
     int driver = 0, runtime = 0;
     bool known =
@@ -116,7 +113,6 @@ static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     return true;
 }
 
-// Measures again how much memory is free.
 static inline void gpu_measure(Gpu *gpu) {
     CUDA_CHECK(cudaMemGetInfo(&gpu->memory_available, &gpu->memory_total));
 }
@@ -166,7 +162,6 @@ static inline void gpu_wait_for(void *queue, void *mark) {
     CUDA_CHECK(cudaStreamWaitEvent((cudaStream_t)queue, (cudaEvent_t)mark, 0));
 }
 
-// Whether everything in the queue has ended.
 static inline bool gpu_queue_is_idle(void *queue) {
     return gpu_has_ended(cudaStreamQuery((cudaStream_t)queue));
 }

@@ -134,8 +134,7 @@ static inline bool arena_refused(const char *what, size_t bytes, Error *error) {
         what, (double)bytes / 1e9);
 }
 
-// Maps the planned bytes, zeroed, and sets every reserved pointer. False, with an error that
-// names the size, if the system or the GPU refuses.
+// Maps the plan, zeroed, and sets every pointer. False, with an error: it was refused.
 static inline bool arena_commit(Arena *arena, Error *error) {
     assert(arena->base == NULL);
     if (arena->on_gpu) {
@@ -162,8 +161,7 @@ static inline bool arena_commit(Arena *arena, Error *error) {
     return true;
 }
 
-// Bytes of the mapping that are in memory now: the part of the plan that was really used. On a
-// GPU that is all of it. 0: not known.
+// Bytes of the mapping that are in memory now; on a GPU all of it. 0: not known.
 static inline size_t arena_resident_bytes(const Arena *arena) {
     if (arena->on_gpu) { return arena->bytes; }
     size_t page = (size_t)sysconf(_SC_PAGESIZE);

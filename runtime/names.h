@@ -34,9 +34,8 @@ static inline int name_distance(const char *a, const char *b) {
     return (int)rows[n % 3][m];
 }
 
-// The name that `word` was probably meant to be; NULL: none is near. A name is near if at most
-// a third of the letters and one more differ, or if the word is its beginning. The first of
-// several equally near names wins.
+// The name that `word` was probably meant to be; NULL: none. At most a third of the
+// letters and one more differ, or the word is its beginning. The first of equals wins.
 static inline const char *nearest_name(const char *word, const char *const *names, int count) {
     size_t length = strlen(word);
     const char *nearest = NULL;
@@ -61,9 +60,8 @@ static inline const char *text_excerpt(const char *text, char excerpt[64]) {
     return excerpt;
 }
 
-// quoted <- text as one word of a shell's command line: unchanged if none of its characters
-// is special to a shell, otherwise between single quotes. size: at least 4 bytes for each byte
-// of text and 3 more. Returns quoted.
+// quoted <- text as one word of a shell's command line, if need be between single quotes.
+// size: at least 4 bytes for each byte of text and 3 more. Returns quoted.
 static inline const char *text_for_shell(const char *text, char *quoted, size_t size) {
     size_t length = strlen(text), used = 0;
     bool plain = length > 0;

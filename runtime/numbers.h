@@ -18,8 +18,7 @@ static inline int numbers_compare(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-// Sorts values (count >= 1) and returns the median; with an even count, the larger of the two
-// in the middle.
+// Sorts values (count >= 1); the median, with an even count the larger middle one.
 static inline double median_of(double *values, size_t count) {
     qsort(values, count, sizeof values[0], numbers_compare);
     return values[count / 2];

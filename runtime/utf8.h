@@ -12,10 +12,9 @@
 typedef enum Utf8 { UTF8_VALID, UTF8_INVALID, UTF8_INCOMPLETE } Utf8;
 
 // What the `count` bytes (at least one) begin with: a character; a sequence that no
-// further byte can complete; or the beginning of a character whose other bytes are
-// missing. *length: its number of bytes. For an invalid sequence these are the bytes that
-// could still have begun a character, Unicode's "maximal subpart", which decoders replace
-// by one U+FFFD.
+// further byte can complete; or the beginning of a character. *length: its bytes. Of an
+// invalid sequence these are Unicode's "maximal subpart", which decoders replace by one
+// U+FFFD.
 static inline Utf8 utf8_scan(const uint8_t *bytes, size_t count, size_t *length) {
     uint8_t first = bytes[0], low = 0x80, high = 0xBF; // the range of the second byte
     *length = 1;

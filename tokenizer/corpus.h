@@ -244,10 +244,9 @@ static inline double corpus_fill_from(const CorpusRule *rules, int count, uint64
     return writer.total;
 }
 
-// Window `index` of the stream that `seed` names: fills bytes (T + 1) and, unless it is
-// NULL, nats (T + 1): -ln of the probability of each byte given all bytes before it in
-// the window. The first byte is always '\n' and costs 0. Returns the sum of the nats,
-// which is T times the loss of a perfect model on the T predicted bytes.
+// Window `index` of the stream `seed`: fills bytes (T + 1) and, unless it is NULL, nats
+// (T + 1): -ln of the probability of each byte given those before it. The first byte is
+// always '\n' and costs 0. Returns the sum: T times the loss of a perfect model.
 static inline double corpus_fill(uint64_t seed, uint64_t index, int T, uint8_t *bytes, double *nats) {
     return corpus_fill_from(corpus_rules, CORPUS_RULES, seed, index, T, bytes, nats);
 }
@@ -272,8 +271,7 @@ typedef struct CorpusMeasure {
     double length[CORPUS_MAX_STORY]; // probability that separator and story are this long
 } CorpusMeasure;
 
-// Fills probability (CORPUS_MAX_STORY): of each offset, that the next byte of the plot
-// stands there.
+// probability (CORPUS_MAX_STORY) <- of each offset, that the plot's next byte is there.
 static inline void corpus_offsets(const CorpusMeasure *measure, double *probability) {
     double previous[CORPUS_MAX_STORY];
     memset(probability, 0, CORPUS_MAX_STORY * sizeof *probability);
@@ -292,8 +290,7 @@ static inline void corpus_offsets(const CorpusMeasure *measure, double *probabil
     }
 }
 
-// Adds weight * nats, what the byte at `distance` from the next one costs, at every
-// offset where it may stand.
+// Adds what the byte at `distance` from the next one costs, wherever it may stand.
 static inline void corpus_spread(CorpusMeasure *measure, const double *probability, int distance, double nats,
                                  double weight) {
     for (int i = 0; i + distance < CORPUS_MAX_STORY; i++) {
@@ -368,9 +365,8 @@ static inline double corpus_entropy_from(const CorpusRule *rules, int count, int
 }
 
 // The loss of a perfect model: expected nats per predicted byte over windows of T + 1
-// bytes (T >= 1). Computed exactly, not sampled. It falls slowly with T, towards the
-// entropy of the endless stream, because a story that is cut has made its choices but not
-// yet repeated them. NaN: no memory.
+// bytes (T >= 1), exactly. It falls slowly with T, towards the entropy of the endless
+// stream, because a story that is cut has not repeated its choices yet. NaN: no memory.
 static inline double corpus_entropy(int T) { return corpus_entropy_from(corpus_rules, CORPUS_RULES, T); }
 
 #endif

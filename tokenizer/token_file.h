@@ -75,9 +75,8 @@ typedef struct TokenFile {
     const uint8_t *tokenizer_hash; // (TOKEN_FILE_HASH_BYTES)
 } TokenFile;
 
-// Whether the bytes are meant as a token file: five of the eight bytes of the magic
-// suffice, so that a damaged token file is not taken for a file of another format. A
-// nanoGPT file, which has no magic, matches by chance once in 10^10.
+// Five of the eight bytes of the magic suffice, so that a damaged token file is not taken
+// for another format. A nanoGPT file matches by chance once in 10^10.
 static inline bool token_file_recognise(const void *bytes, size_t size) {
     const uint8_t *byte = (const uint8_t *)bytes;
     int equal = 0;
@@ -93,8 +92,7 @@ static inline bool token_hash_is_known(const uint8_t *hash) {
     return hash != NULL && memcmp(hash, unknown, TOKEN_FILE_HASH_BYTES) != 0;
 }
 
-// Whether two files, or a file and a tokenizer, may belong together: their hashes are equal,
-// or one of them is unknown.
+// Whether two may belong together: their hashes are equal, or one is unknown.
 static inline bool token_hashes_agree(const uint8_t *a, const uint8_t *b) {
     return !token_hash_is_known(a) || !token_hash_is_known(b) || memcmp(a, b, TOKEN_FILE_HASH_BYTES) == 0;
 }

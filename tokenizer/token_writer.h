@@ -47,8 +47,7 @@ static inline bool token_writer_write(TokenWriter *writer, const uint8_t *bytes,
            error_set(error, "cannot write %.400s: %s", writer->path, strerror(errno));
 }
 
-// Appends ids (count). predicted: whether the model is to predict them; otherwise it only
-// reads them.
+// predicted: whether the model is to predict these ids (count), or only reads them.
 static inline bool token_writer_add(TokenWriter *writer, const int32_t *ids, size_t count, bool predicted,
                                     Error *error) {
     enum { BLOCK = 4096 };

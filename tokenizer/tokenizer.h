@@ -100,8 +100,7 @@ typedef struct TokenDecoder {
     int held_count;
 } TokenDecoder;
 
-// Makes room in a list of `count` elements of `size` bytes for `more` of them. False: no
-// memory.
+// Makes room for `more` elements of `size` bytes behind `count`. False: no memory.
 static inline bool list_reserve(void **list, size_t count, size_t *capacity, size_t more, size_t size) {
     if (*capacity - count >= more) { return true; }
     size_t wanted = *capacity < 16 ? 16 : *capacity;
@@ -146,9 +145,8 @@ static inline void text_list_free(TextList *list) {
 
 enum { BYTE_LETTERS = 256 + 68 };
 
-// GPT-2 writes each byte as a character: bytes that print as themselves, the other 68 as
-// the characters from U+0100 on. letters[c]: the byte that the character c stands for, or
-// -1.
+// GPT-2 writes bytes that print as themselves, the other 68 as the characters from U+0100
+// on. letters[c]: the byte that the character c stands for, or -1.
 static inline void tokenizer_byte_letters(int letters[BYTE_LETTERS]) {
     int next = 256;
     for (int i = 0; i < BYTE_LETTERS; i++) { letters[i] = -1; }
@@ -158,9 +156,8 @@ static inline void tokenizer_byte_letters(int letters[BYTE_LETTERS]) {
     }
 }
 
-// The bytes of a token whose text in tokenizer.json is `text`. Returns how many, at most
-// as many as the text has. A text with a character that stands for no byte is taken
-// literally, as added tokens are.
+// Returns how many bytes the token of this text has, at most as many as the text. One
+// with a character that stands for no byte is taken literally, as added tokens are.
 static inline size_t tokenizer_token_bytes(const int letters[BYTE_LETTERS], const char *text,
                                            uint8_t *bytes) {
     const uint8_t *in = (const uint8_t *)text;
@@ -180,7 +177,6 @@ static inline size_t tokenizer_token_bytes(const int letters[BYTE_LETTERS], cons
 // ---------------------------------------------------------------------------------------
 // Loading
 
-// A tokenizer.json while it is read.
 typedef struct TokenizerFile {
     const char *name;
     const json_t *vocabulary, *merges, *added;
@@ -246,8 +242,7 @@ static inline bool tokenizer_find_parts(TokenizerFile *file, const json_t *root,
            error_set(error, "%s: 'added_tokens' is not a list", file->name);
 }
 
-// Enters a token with the id that the file gives it. Errors: that is no id, or it has another text
-// already.
+// Enters a token with its id. Errors: that is no id, or it has another text already.
 static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, const char *text,
                                    const json_t *value, TokenKind kind, Error *error) {
     json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
@@ -265,7 +260,6 @@ static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, co
     return true;
 }
 
-// Enters one of added_tokens.
 static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *file, size_t index,
                                         Error *error) {
     static const char *const flags[] = {"single_word", "lstrip", "rstrip"};
@@ -297,7 +291,6 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
     return true;
 }
 
-// Enters all tokens: fills file->texts, kinds and added.
 static inline bool tokenizer_read_tokens(Tokenizer *tokenizer, TokenizerFile *file, Error *error) {
     size_t added = json_array_size(file->added);
     const char *text;
@@ -366,9 +359,8 @@ static inline uint64_t tokenizer_pair(int32_t left, int32_t right) {
     return (uint64_t)left << 32 | (uint32_t)right;
 }
 
-// A merge is "left right" in older files and ["left", "right"] in newer ones. Copies
-// both, joined and terminated, to `text`. Returns the length of the left one; 0 where it
-// is not a merge.
+// A merge is "left right" in older files and ["left", "right"] in newer ones. text <-
+// both, joined and terminated. Returns the length of the left one; 0: it is no merge.
 static inline size_t tokenizer_split_merge(const json_t *merge, TextList *text) {
     const char *left = json_string_value(json_is_array(merge) ? json_array_get(merge, 0) : merge);
     const char *right = json_is_array(merge) ? json_string_value(json_array_get(merge, 1)) : NULL;
@@ -409,7 +401,6 @@ static inline void tokenizer_hash_tokens(const Tokenizer *tokenizer, const Token
     }
 }
 
-// Fills the table of merges and completes the hash.
 static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
     size_t count = json_array_size(file->merges);
     if (count > TOKENIZER_MOST_TOKENS) {
@@ -704,9 +695,8 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
 }
 
 // Appends the tokens of `count` bytes of text to `out`. special: the text of a special
-// token, such as <|endoftext|>, becomes that token, as it should in a prompt; otherwise
-// it is encoded as text, as it should be in data of unknown origin. May be called by
-// several threads at once. On failure `out` has some of the tokens.
+// token becomes that token, as in a prompt; otherwise it is encoded as text, as in data
+// of unknown origin. Any thread may call it. On failure `out` has some of the tokens.
 static inline bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t count, bool special,
                                     TokenList *out, Error *error) {
     if (count > TOKENIZER_MOST_TEXT_BYTES) {
@@ -738,9 +728,8 @@ static inline const uint8_t *tokenizer_bytes(const Tokenizer *tokenizer, int32_t
     return tokenizer->bytes + (known ? tokenizer->offsets[id] : 0);
 }
 
-// Moves complete characters from what is held back to `out`, and U+FFFD for bytes that
-// cannot become one. end: nothing follows, so an incomplete character cannot either.
-// False: no memory.
+// Moves complete characters to `out`, and U+FFFD for bytes that cannot become one. end:
+// nothing follows, so an incomplete character cannot either. False: no memory.
 static inline bool token_decoder_release(TokenDecoder *decoder, bool end, TextList *out) {
     size_t length = 0;
     while (decoder->held_count > 0) {

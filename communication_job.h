@@ -1,5 +1,4 @@
-// communication_job.h: what the communication stream does between a launch and the next
-// boundary.
+// communication_job.h: what the communication stream does from a launch to a boundary.
 //
 //   reduce     adds up the gradient sums (in local rules the pseudo-gradients) of all
 //              workers, each element at the rank that owns it; where only the largest
@@ -83,8 +82,7 @@ static inline void job_span_ended(Scheduler *s, const Job *job) {
 
 enum { JOB_SEARCH = 4096 }; // elements that are copied to the host at a time
 
-// The last element of values [begin, end) that is not finite, counted from 1; 0: there is
-// none.
+// The last of values [begin, end) that is not finite, counted from 1; 0: none.
 static inline double job_last_bad_element(const float *values, size_t begin, size_t end, Stream *stream) {
     float part[JOB_SEARCH];
     while (end > begin) {

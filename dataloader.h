@@ -436,8 +436,7 @@ static inline bool data_loader_find_files(DataLoader *loader, const DataRequest 
     return good;
 }
 
-// Opens what request->path names, ready for batches. On failure there is nothing to
-// close.
+// What request->path names, ready for batches. On failure there is nothing to close.
 static inline bool data_loader_open(DataLoader *loader, const DataRequest *request, Error *error) {
     if (!data_loader_find_files(loader, request, error)) { return false; }
     if (loader->builtin || data_loader_divide(loader, error)) { return true; }

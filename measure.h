@@ -1,12 +1,11 @@
 // measure.h: how long a micro-batch and an exchange take, measured on the run itself
 // before training: its own model and data, ranks and link.
 //
-// Choices that are left to a measurement are made from these numbers (plan/choose.h). Both are
-// measured beside each other, as training runs them, because they share cores, memory and, on a
-// GPU, multiprocessors. The exchange is the reduce-scatter and the all-gather of a job;
-// its records and the step of the optimizer, which are short, are left out. Nothing is
-// trained: gradients are dropped, and parameters, optimizer and the position in the data
-// stay as they are.
+// Choices that are left to a measurement are made from these numbers (plan/choose.h).
+// Both are measured beside each other, as training runs them, because they share cores,
+// memory and multiprocessors. The exchange is the reduce-scatter and the all-gather of a
+// job, without its short records and the step. Nothing is trained: gradients are dropped,
+// and all else stays as it is.
 #ifndef ACCO_MEASURE_H
 #define ACCO_MEASURE_H
 
@@ -54,13 +53,8 @@ static inline void measure_exchange_task(void *context, Stream *stream) {
         stream_settle(stream);
         seconds[i] = clock_seconds() - began;
     }
-    double mine = median_of(seconds, MEASURE_REPEATS),
-           *all = (double *)transport_collect_records(s->transport, "measuring", &mine, sizeof mine);
-    work->exchange_seconds = 0;
-    for (int rank = 0; rank < s->transport->size; rank++) {
-        work->exchange_seconds = fmax(work->exchange_seconds, all[rank]);
-    }
-    free(all);
+    work->exchange_seconds =
+        transport_fold(s->transport, "measuring", median_of(seconds, MEASURE_REPEATS), fmax);
 }
 
 // Compute stream. The micro-batch is training's next one, which computes it again.

@@ -22,11 +22,10 @@
 // ---------------------------------------------------------------------------------------
 // The learning rate
 
-// Progress is counted in micro-batch gradients that all workers together have committed
-// (--lr-by grads), so that rules and runs with different or varying batch sizes have the
-// same rate at the same number of tokens; or in commits (--lr-by commits). An estimate
-// uses the rate of the commit that it anticipates, because progress moves at commits
-// only.
+// Progress is counted in micro-batch gradients that all workers have committed (--lr-by
+// grads), so that rules and runs with other batch sizes have the same rate at the same
+// number of tokens; or in commits (--lr-by commits). An estimate uses the rate of the
+// commit that it anticipates, because progress moves at commits only.
 
 // The choices of --schedule, in their order.
 typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT } ScheduleKind;

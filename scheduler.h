@@ -19,8 +19,7 @@
 // have short names, because the pages of the rules are written in them; all other functions
 // are called scheduler_something.
 //
-// The timeline of an overlapped round, and of a synchronous one, whose job follows the
-// last backward pass:
+// A round of an overlapped rule, and of a synchronous one, whose job follows backward:
 //
 //   compute         | micro-batches                  |idle| hand_over | micro-batches ...
 //   communication   | reduce . summary . step . gather    |           | ...
@@ -30,8 +29,7 @@
 //   communication                              | reduce . step | gather |
 //                                                exposed ^       ^ runs ahead of the forward pass
 //
-// What must happen before what. Each number also stands in the code, at the place that
-// makes sure of it:
+// What must happen before what. The code names each number where it makes sure of it:
 //   H1  The gradient sum is complete before the boundary reads it. Event `computed`, for
 //       which the host waits in accumulate().
 //   H2  The job has ended before the boundary touches its buffers. Event `communicated`,
@@ -46,8 +44,7 @@
 //   H7  A parameter has arrived before a forward pass reads it. Watermark `arrived`:
 //       job_gather() to scheduler_need().
 // Only the host thread calls these functions. Between two of its calls at most one job
-// and one round of micro-batches run, and in synchronous rules the gather of the job
-// before.
+// and one round of micro-batches run, and in synchronous rules the job before's gather.
 //
 // Overlapped rules swap two pointers instead of copying the parameters, and copy and
 // clear the gradients in one pass.
@@ -158,9 +155,6 @@ static inline void last_micro_batch_task(void *context, Stream *stream) {
     watermark_raise(&s->finished, layout_padded(&s->layout)); // H6
 }
 
-// ---------------------------------------------------------------------------------------
-// Accumulating
-
 // The gradients are added to s->gradients. Compute stream; the host waits, since it must
 // not run ahead of a late job either.
 static inline void accumulate(Scheduler *s, int count) {
@@ -255,8 +249,7 @@ static inline void scheduler_drop(Scheduler *s) {
 // ---------------------------------------------------------------------------------------
 // How overlapped rules begin
 
-// Whether a gradient sum waits for the next launch: false before the first round of an
-// overlapped rule.
+// Whether a gradient sum waits for the next launch: not before the first round.
 static inline bool is_handed_over(const Scheduler *s) { return s->comm_buffer.state == BUFFER_READY; }
 
 // --sequential: each of the first commits of a run computes a whole batch and then waits

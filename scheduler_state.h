@@ -1,6 +1,5 @@
-// scheduler_state.h: what one worker holds: settings, buffers, streams and the state of
-// the round. communication_job.h and scheduler.h say what happens to it. A
-// worker is one rank.
+// scheduler_state.h: what one worker, a rank, holds: settings, buffers, streams and the
+// round's state. communication_job.h and scheduler.h say what happens to it.
 //
 //   buffer       elements   who writes it                             who reads it            for which rules
 //   parameters   padded     hand_over; in synchronous rules the job   compute; the job, on    all

@@ -10,9 +10,8 @@
 //
 // The update rule (rules.h) decides what a commit is and what runs beside what; this file
 // calls one commit after another. A mistake of the user ends all ranks with one line and
-// exit code 2 before anything is allocated (program/agreement.h). Afterwards only the
-// system can fail: one line with rank, host and operation, and exit code 3 of all ranks
-// (comm/transport.h).
+// exit code 2 before anything is allocated (program/agreement.h); later only the system
+// can fail: one line with rank, host and operation, and exit code 3 (comm/transport.h).
 
 #include <signal.h>
 
@@ -73,8 +72,7 @@ static void validate_task(void *context, Stream *stream) {
     sums->predicted += predicted;
 }
 
-// All ranks learn the sums so far, and whether one of them was asked to stop.
-// Communication stream.
+// Communication stream: all ranks learn the sums, and whether one was asked to stop.
 static void validate_exchange_task(void *context, Stream *stream) {
     (void)stream;
     Validation *validation = (Validation *)context;
@@ -120,8 +118,7 @@ static bool validate(Run *run) {
 // ---------------------------------------------------------------------------------------
 // The loop
 
-// Whether a multiple of `every` lies in (before, now]: a local rule commits several at a
-// time.
+// A multiple of `every` lies in (before, now]: a local rule commits several at a time.
 static bool is_due(int64_t before, int64_t now, int64_t every) {
     return every > 0 && now / every > before / every;
 }
@@ -158,8 +155,7 @@ static void follow_commits(Run *run, bool last) {
     }
 }
 
-// Makes commits until enough tokens have been trained on, a spike halts the run, or it is
-// asked to stop.
+// Until enough tokens have been trained on, a spike halts the run, or it is to stop.
 static void train_to_target(Run *run) {
     Scheduler *s = &run->scheduler;
     const Rule *rule = run->rule;
@@ -266,17 +262,6 @@ static void write_trace(Run *run) {
     }
 }
 
-// All ranks: whether one of them has lost data, which ends a run.
-static bool has_lost_data(Run *run) {
-    const Error *lost = &run->training.lost;
-    Verdict found;
-    int rank = transport_first_failure(&run->transport, "data", error_is_set(lost), lost, &found);
-    if (rank >= 0 && run_is_main(run)) {
-        fprintf(stderr, "train_gpt: rank %d on %s: %s\n", rank, found.host, found.error.text);
-    }
-    return rank >= 0;
-}
-
 // Checks and describes the result. saved: whether it is on disk. Returns the exit code.
 static int finish_run(Run *run, bool saved) {
     Scheduler *s = &run->scheduler;
@@ -297,24 +282,27 @@ static int finish_run(Run *run, bool saved) {
         fingerprint = check_replicas(s, committed, run->table.parameter_count * sizeof(float));
         return_committed(s, committed);
     }
-    double exposed = 0, *all = (double *)transport_collect_records(
-                            transport, "means", &run->reports.exposed_seconds, sizeof exposed);
-    for (int rank = 0; rank < transport->size; rank++) { exposed += all[rank]; }
-    exposed /= transport->size;
-    free(all);
-    bool lost_data = has_lost_data(run);
+    double exposed =
+        transport_fold(transport, "means", run->reports.exposed_seconds, real_add) / transport->size;
+    const Error *lost = &run->training.lost;
+    Verdict found;
+    int rank = transport_first_failure(transport, "data", error_is_set(lost), lost, &found);
+    bool lost_data = rank >= 0;
+    if (lost_data && run_is_main(run)) {
+        fprintf(stderr, "train_gpt: rank %d on %s: %s\n", rank, found.host, found.error.text);
+    }
     if (run_is_main(run)) { print_end(run, fingerprint, exposed, saved, lost_data); }
     if (!s->wishes.stop_agreed && !run->nothing_left) { print_sample(run, true); }
     if (run_is_main(run)) {
         print_files(run);
         reports_close(&run->reports);
-        long long lost = (long long)run->reports.lost_lines;
-        if (lost > 0) {
+        long long lines = (long long)run->reports.lost_lines;
+        if (lines > 0) {
             fprintf(
                 stderr,
                 "train_gpt: %lld line%s of the log or of progress.tsv could not be written: the reason is "
                 "printed above\n",
-                lost, lost == 1 ? "" : "s");
+                lines, lines == 1 ? "" : "s");
         }
         if (!saved) {
             fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");

@@ -73,8 +73,7 @@ typedef struct CheckpointedRun {
     bool data_changed;      // this rank has perhaps trained on others; the program sets it before it saves
     const char *measured;   // the measurement that chose some of the options; "": none did
     bool fresh_moments;     // a checkpoint of another inner optimizer may be loaded, without its moments
-    // Whether continuing with `now` instead of `before` (NULL: not known then) leads to
-    // other bits.
+    // Whether continuing with `now` instead of `before` (NULL: not known) changes bits.
     bool (*option_change_matters)(const void *context, const char *name, const json_t *before,
                                   const json_t *now);
     const void *option_context; // its first argument

@@ -29,8 +29,7 @@ static inline bool file_sum_compute(const char *path, uint32_t *sum, Error *erro
     return true;
 }
 
-// Writes the sums of all files in `directory` that are not empty. The sum of the file `known`
-// is `sum`.
+// Writes the sums of all files in `directory` that are not empty; of `known` it is `sum`.
 static inline bool file_sums_write(const char *directory, const char *known, uint32_t sum, Error *error) {
     char path[PATH_MAX];
     json_t *sums = json_object();

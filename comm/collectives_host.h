@@ -53,8 +53,7 @@ static inline size_t host_chunk_elements(const Transport *transport) {
     return transport->messages.limit > 0 ? transport->messages.limit : chunk;
 }
 
-// Plans the message buffers for shards of at most `shard` elements. No format needs more room
-// than fp32.
+// Message buffers for shards of at most `shard` elements; no format takes more than fp32.
 static inline void host_collectives_reserve(Transport *transport, Arena *arena, size_t shard) {
     static const char *const names[MESSAGE_BUFFERS] = {"messages being sent", "messages being received",
                                                        "messages being sent inside the host",
@@ -179,8 +178,7 @@ typedef struct HostStage {
 
 enum { HOST_STAGES = 3 };
 
-// Takes all chunks through the stages (HOST_STAGES), which are given in the order of their work in
-// a turn.
+// Takes all chunks through the stages, given in the order of their work in a turn.
 static inline void host_for_chunks(const HostExchange *exchange, const HostStage *stages) {
     size_t end = exchange->length;
     Chunk none = {end, end}, chunks[HOST_STAGES] = {none, none, none}; // by age
@@ -279,8 +277,7 @@ static inline void host_reduce_between(const HostExchange *exchange, int number,
     }
 }
 
-// Waits for the sums of the other hosts. This rank's own elements become the sum over the
-// hosts, in their order.
+// Own elements become the sum over the hosts, in their order.
 static inline void host_reduce_finish(const HostExchange *exchange, int number, Chunk chunk) {
     const Groups *groups = exchange->groups;
     WireFormat wire = exchange->collective->wire;

@@ -5,8 +5,7 @@
 // so any wire format travels, and the sums are those of collectives_host.h bit for bit:
 // on the same two levels, or flat.
 //
-// A batch is as many cells as the message buffers hold. A message has the pieces of one owner
-// or of several:
+// A batch is as many cells as the message buffers hold. A message has pieces of owners:
 //
 //   | owner a: cell 0, cell 1, ... | owner b: cell 0, cell 1, ... | ...
 //
@@ -65,9 +64,6 @@ static inline void nccl_collectives_reserve(Nccl *nccl, const Transport *transpo
 }
 
 #ifdef ACCO_HAVE_NCCL
-// ---------------------------------------------------------------------------------------
-// Batches
-
 // Cells [first, first + cells) of a collective.
 typedef struct NcclBatch {
     Nccl *nccl;

@@ -1,8 +1,7 @@
 // layout.h: which rank owns which element of a vector that all ranks reduce and gather.
 //
-// The vector is cut into cells, every cell into at most one piece for each rank, and piece r of
-// every cell belongs to rank r. What a rank owns, its pieces one behind the other, is its
-// shard.
+// The vector is cut into cells, a cell into at most one piece for each rank, and piece r
+// belongs to rank r. What a rank owns, its pieces one behind the other, is its shard.
 //
 //            cell 0         cell 1         cell 2
 //   flat    | r0 | r1 | r2 | r0 | r1 | r2 | r0 | r1 | r2 |     3 ranks, 3 cells

@@ -1,11 +1,10 @@
 // nccl.h: messages between GPUs over NCCL, and every wait for them. The only file that
 // includes nccl.h of the library; collectives_nccl.h builds the collectives.
 //
-// One communicator of all ranks carries what travels between hosts. On two levels the ranks
-// of each host have another one. They are non-blocking, and nothing here waits inside NCCL or
-// CUDA: nccl_settle polls both, with a deadline. When it passes or NCCL reports an error,
-// transport_fail ends all ranks. ncclCommAbort is not used: it would wait for ranks that may
-// have died.
+// One communicator of all ranks carries what travels between hosts. On two levels the
+// ranks of each host have another one. They are non-blocking: nccl_settle polls them and
+// CUDA, with a deadline. When it passes or NCCL reports an error, transport_fail ends all
+// ranks. ncclCommAbort is not used: it would wait for ranks that may have died.
 //
 // NCCL needs a GPU of its own for every rank. program/placement.h decides whether it is
 // used. A build without NCCL never creates a communicator.

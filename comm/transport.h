@@ -1,5 +1,4 @@
-// transport.h: the ranks of a run, messages between them, and the end of all ranks when one
-// does not answer.
+// transport.h: the ranks, messages between them, and the end of all when one is silent.
 //
 //   collectives.h   reduce-scatter and all-gather of vectors
 //        |
@@ -13,10 +12,9 @@
 // One thread at a time uses a transport (the communication stream, once it runs), and all
 // ranks call the same operations in the same order.
 //
-// A waiting rank does not spin: between polls it sleeps for an eighth of the time it has
-// already waited, at most 1 ms, so that the compute threads keep their cores. Every wait
-// has a deadline. When it passes, transport_fail names the ranks that are late and ends all
-// ranks.
+// A waiting rank sleeps between polls for an eighth of the time it has already waited, at
+// most 1 ms, so that the compute threads keep their cores. Every wait has a deadline.
+// When it passes, transport_fail names the ranks that are late and ends all ranks.
 //
 // A slow network can be emulated: messages then leave through a token bucket, and arrive
 // late by a fixed latency.
@@ -47,8 +45,7 @@ typedef struct Note {
     int32_t awaited; // the rank that the sender waits for; itself: it does not know; -1: it asks
 } Note;
 
-// Point-to-point messages. Messages between two ranks arrive in the order in which they
-// were started.
+// Messages between two ranks arrive in the order in which they were started.
 typedef struct Link {
     const char *name;
     void *state;
@@ -258,20 +255,6 @@ static inline void transport_start_transfer(Transport *transport, Transfer *tran
     transfer->state = TRANSFER_ACTIVE;
 }
 
-// Starts the messages, of any lane, that the emulated link lets through by now, and returns
-// whether there were any. They start in the order in which they were posted, because a link
-// keeps the order of messages.
-static inline bool transport_start_due(Transport *transport) {
-    bool started = false;
-    for (Transfer *due = transport->delayed; due != NULL && due->start_at <= clock_seconds();
-         due = due->next) {
-        transport->delayed = due->next;
-        transport_start_transfer(transport, due);
-        started = true;
-    }
-    return started;
-}
-
 static inline void transport_count(Transport *transport, size_t bytes, size_t outside) {
     __atomic_fetch_add(&transport->bytes_sent, bytes, __ATOMIC_RELAXED);
     __atomic_fetch_add(&transport->bytes_sent_outside, outside, __ATOMIC_RELAXED);
@@ -427,7 +410,14 @@ static inline void transport_wait(Transport *transport, Lane lane) {
     double progressed = began, looked = began;
     for (;;) {
         int open = 0;
-        bool progress = transport_start_due(transport);
+        bool progress = false;
+        // Starts what the emulated link lets through by now, of any lane, in the order in
+        // which it was posted, because a link keeps the order of messages.
+        for (Transfer *due; (due = transport->delayed) != NULL && due->start_at <= clock_seconds();) {
+            transport->delayed = due->next;
+            transport_start_transfer(transport, due);
+            progress = true;
+        }
         for (int i = 0; i < count; i++) {
             Transfer *transfer = &transfers[i];
             if (transfer->state == TRANSFER_NONE) { continue; }
@@ -552,6 +542,16 @@ static inline void *transport_collect_records(Transport *transport, const char *
     return all;
 }
 
+// The numbers of all ranks, folded in the order of ranks, as by fmax: the same on all.
+static inline double transport_fold(Transport *transport, const char *operation, double mine,
+                                    double (*fold)(double, double)) {
+    double *all = (double *)transport_collect_records(transport, operation, &mine, sizeof mine);
+    double folded = all[0];
+    for (int rank = 1; rank < transport->size; rank++) { folded = fold(folded, all[rank]); }
+    free(all);
+    return folded;
+}
+
 // Overwrites `bytes` (count) on all ranks with those of rank 0.
 static inline void share_from_rank_zero(Transport *transport, const char *operation, void *bytes,
                                         size_t count) {
@@ -634,13 +634,10 @@ static inline double link_time_records(Transport *transport, size_t bytes, int t
     char *mine = (char *)calloc(1, bytes), *all = (char *)calloc((size_t)transport->size, bytes);
     double began = clock_seconds();
     for (int i = 0; i < tries; i++) { transport_all_gather_records(transport, operation, mine, all, bytes); }
-    double mean = (clock_seconds() - began) / tries, slowest = 0;
-    double *means = (double *)transport_collect_records(transport, operation, &mean, sizeof mean);
-    for (int rank = 0; rank < transport->size; rank++) { slowest = fmax(slowest, means[rank]); }
+    double mean = (clock_seconds() - began) / tries;
     free(mine);
     free(all);
-    free(means);
-    return slowest;
+    return transport_fold(transport, operation, mean, fmax);
 }
 
 // All ranks call it and get the same answer. Records grow until one takes well over the

@@ -44,9 +44,6 @@ static inline void evaluator_reserve(Evaluator *evaluator, Arena *arena, const M
     arena_reserve_host(arena, MEMORY_WORKSPACE, "most probable tokens", bytes, &evaluator->largest);
 }
 
-// ---------------------------------------------------------------------------------------
-// One batch
-
 // Of the sequences of a batch, in its order (EVALUATE_MOST_ROWS at most; zeros before).
 // parameters: (parameter_count), for the kernels. False: a token beyond the vocabulary.
 static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const float *parameters,
@@ -100,9 +97,6 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
     }
     return true;
 }
-
-// ---------------------------------------------------------------------------------------
-// All batches, by all ranks
 
 // The scores of all sequences in the order of the data, to be freed, on every rank. Rank
 // r of N scores batches r, r + N, ... stream: of the task this runs in, or on the CPU the
@@ -158,8 +152,7 @@ typedef struct EvaluateSummary {
     uint64_t items;   // windows or lines
     uint64_t counted; // tokens
     double nats;      // per token
-    // perplexity: exp of nats; lambada: exp of minus the mean log-likelihood of a last
-    // word
+    // perplexity: exp of nats; lambada: exp of minus a last word's mean log-likelihood
     double perplexity;
     double bits_per_byte; // NaN: the bytes are unknown
     // lambada: share of lines in which every token of the word is the most probable one;

@@ -82,9 +82,7 @@ static inline const char *evaluate_task_name(EvaluateTask task) {
 // Preparing text as the harness does
 
 // The characters that Python's str.strip removes.
-#define EVALUATE_SPACE \
-    "[\\x09-\\x0D\\x1C-\\x20\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}" \
-    "\\x{3000}]"
+#define EVALUATE_SPACE "[\\x1C-\\x1F" TOKENIZER_SPACE "]"
 
 // A text as printf writes it, for the caller to free; NULL: no memory.
 PRINTF_LIKE(1, 2) static inline char *evaluate_format(const char *format, ...) {

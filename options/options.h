@@ -5,8 +5,7 @@
 //   options_check.h   options that are valid one by one and contradict each other
 //   options_help.h    help by topic, docs/options.md
 //
-// The parser, the help, the documentation, config.json, the log and checkpoints all come from
-// the table.
+// Parser, help, documentation, config.json, log and checkpoints all follow the table.
 #ifndef ACCO_OPTIONS_OPTIONS_H
 #define ACCO_OPTIONS_OPTIONS_H
 

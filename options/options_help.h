@@ -1,5 +1,4 @@
-// options_help.h: what the program says of its options: help by topic, and the tables of
-// docs/options.md.
+// options_help.h: help by topic, and the tables of docs/options.md.
 #ifndef ACCO_OPTIONS_OPTIONS_HELP_H
 #define ACCO_OPTIONS_OPTIONS_HELP_H
 

@@ -349,18 +349,16 @@ static inline json_t *options_as_json(const Options *options) {
 // Sets one field from a JSON value: a string is read as on the command line.
 static inline bool option_set_json(const OptionSpec *option, Options *options, const json_t *value,
                                    Error *error) {
-    char text[OPTION_VALUE_SIZE];
-    if (json_is_string(value)) { return option_set(option, options, json_string_value(value), error); }
+    char number[OPTION_VALUE_SIZE];
+    const char *text = json_is_number(value) ? number : json_string_value(value);
     if (json_is_boolean(value) && option->type == OPTION_SWITCH) {
-        return option_set(option, options, json_is_true(value) ? "on" : "off", error);
+        text = json_is_true(value) ? "on" : "off";
     }
-    if (json_is_number(value)) {
-        option_print_real(json_real_value(value), text);
-        if (json_is_integer(value)) {
-            snprintf(text, sizeof text, "%lld", (long long)json_integer_value(value));
-        }
-        return option_set(option, options, text, error);
+    if (json_is_real(value)) { option_print_real(json_real_value(value), number); }
+    if (json_is_integer(value)) {
+        snprintf(number, sizeof number, "%lld", (long long)json_integer_value(value));
     }
+    if (text != NULL) { return option_set(option, options, text, error); }
     char *written = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
     option_refuse(option, written == NULL ? "it" : written, "is no value of an option", error);
     free(written);
@@ -701,11 +699,8 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-
-// Defaults, then the file of --config, then the command line, then what a resumed run keeps.
-// --help and --version count whatever else is on the line. options_check is the caller's next
-// step.
+// Defaults, then the file of --config, then the command line, then what a resumed run
+// keeps. --help and --version count whatever else is there. options_check is to follow.
 static inline bool options_parse(int argc, char **argv, Options *options, Error *error) {
     OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
     const char *given[OPTION_COUNT_OF_TABLE] = {NULL}, *value = NULL; // given: on the command line

@@ -108,8 +108,7 @@ typedef struct OptionSpec {
 #define OPTION_FIELD(type, field) \
     (offsetof(Options, field) + 0 * sizeof(1 ? (type *)0 : &((Options *)0)->field))
 
-// The first columns of a row. default_: as a user writes it. least, most: of a text the least
-// length only.
+// A row's first columns. default_: as users write it. least, most: of a text a length.
 #define OPTION(name_, group_, effect_) .name = name_, .group = GROUP_##group_, .effect = effect_
 #define NUMBER_OPTION(kind, ctype, field, default_, least, most, value) \
     .type = kind, .offset = OPTION_FIELD(ctype, field), .default_text = default_, .minimum = least, \

@@ -11,11 +11,7 @@
 #include "program/machine_rates.h"
 #include "runtime/names.h"
 
-// ---------------------------------------------------------------------------------------
-// --version: enough to tell two builds apart in a report of a problem
-
-// One fact a line, the version first. gcc's __VERSION__ is a bare number; others name
-// themselves.
+// --version: gcc's __VERSION__ is a bare number; others name themselves.
 static inline void print_build_facts(FILE *file) {
     char mpi[128], cuda[64], nccl[64], products[96];
     transport_mpi_version(mpi, sizeof mpi);

@@ -300,9 +300,6 @@ static inline void tokenize_data(Run *run) {
     choose_schedule(&run->options, run->transport.size, &run->scheduler.settings);
 }
 
-// ---------------------------------------------------------------------------------------
-// Data that change
-
 // Looks whether the files are what they were: rank 0 at every report, all ranks before a
 // checkpoint and at the end. One that was removed or replaced is named once, because the
 // run still reads it. If the content of one has changed, the run saves itself and ends.
@@ -330,9 +327,6 @@ static inline void watch_data(Run *run) {
         training_lose_data(&run->training, &error);
     }
 }
-
-// ---------------------------------------------------------------------------------------
-// Validation
 
 // Micro-batches of one validation: --val-batches, or as many as visit every window once.
 static inline int64_t validation_batches(Run *run) {

@@ -1,5 +1,4 @@
-// launch_checks.h: mistakes in how the program was launched, found before they cost
-// anything.
+// launch_checks.h: mistakes in launching the program, found before they cost anything.
 //
 // Three mistakes that nothing else reveals. Open MPI binds each of one or two ranks to a
 // single core, so that more threads bring nothing. A launcher of another MPI than the
@@ -97,9 +96,8 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Error *erro
 //   local_ranks   ranks on this node
 //   asked         --threads; 0: choose here
 // The fair share is node_cores / local_ranks, at least 1. A narrower affinity mask is
-// obeyed, because more threads than cores only get in each other's way, with a warning
-// that names the launcher's flag to lift it. A wider mask (no binding) still gives the
-// fair share.
+// obeyed, because more threads than cores get in each other's way, with a warning that
+// names the flag to lift it. A wider mask (no binding) still gives the fair share.
 static inline void launch_choose_threads(int mask_cores, int node_cores, int local_ranks, int asked,
                                          ThreadChoice *choice) {
     int share = node_cores / local_ranks < 1 ? 1 : node_cores / local_ranks;

@@ -108,9 +108,6 @@ static inline bool placement_check_shapes(const Placement *placement, const Mode
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// Exchange
-
 // Before memory is planned: whether a host adds up first (comm/groups.h).
 static inline void placement_choose_exchange(Placement *placement, const Options *options,
                                              Transport *transport) {

@@ -312,12 +312,16 @@ static inline void window_begin(Reports *reports, double seconds) {
 
 // Says why the GPU has lowered its clock, once for each reason.
 static inline void print_throttled(Reports *reports, const NvmlReading *gpu) {
-    char text[NVML_TEXT_SIZE];
     uint64_t reasons = gpu->reasons & ~reports->throttle_told;
+    const char *before = "the GPU's clock is held down by ";
     if (reasons == 0) { return; }
     reports->throttle_told |= reasons;
-    printf("%6lld the GPU's clock is held down by %s", (long long)reports->scheduler->report.commit,
-           nvml_reasons_text(reasons, text));
+    printf("%6lld ", (long long)reports->scheduler->report.commit);
+    for (int i = 0; i < NVML_REASON_COUNT; i++) {
+        if ((reasons & NVML_REASONS[i].bit) == 0) { continue; }
+        printf("%s%s", before, NVML_REASONS[i].text);
+        before = ", ";
+    }
     if (isfinite(gpu->clock)) {
         printf("; it is at %.0f MHz, of at most %.0f", gpu->clock, gpu->highest_clock);
     }

@@ -1,5 +1,4 @@
-// resume.h: saving a run, resuming it from a checkpoint, and rolling it back to one after
-// a spike.
+// resume.h: saving a run, resuming it, and rolling it back to a checkpoint after a spike.
 //
 // checkpoint/ knows how a checkpoint is written and read. This file decides when that
 // happens, and prints and logs it. After loading it sets clocks, reports and the position
@@ -55,9 +54,6 @@ static inline void open_checkpoints(Run *run) {
     checkpointed->option_context = run;
 }
 
-// ---------------------------------------------------------------------------------------
-// Options that name a run
-
 // A run stands for its newest checkpoint, and a checkpoint for the model in it. Training
 // prints what it begins with anyway.
 static inline void find_models(Run *run) {
@@ -99,16 +95,14 @@ static inline void report_checkpoint(Reports *reports, const SavedReport *report
                            "beside_seconds", log_real(report->seconds), "problem", log_text(error->text)));
 }
 
-// Ends the checkpoint that is being written, if there is one. Returns whether it is on
-// disk.
+// Ends the checkpoint that is being written, if any. Returns whether it is on disk.
 static inline bool end_checkpoint(Run *run) {
     Saving *saving = &run->saving;
     SavedReport report;
     Error error = {""}, unused = {""};
     if (run->checkpointed.saver == NULL) { return false; }
     double began = clock_seconds();
-    // Before the checkpoint has its name, because a run that is resumed from it does not repeat
-    // the lines before it.
+    // Before it has its name: a run that is resumed does not repeat the lines before it.
     if (run_is_main(run)) { reports_flush(&run->reports, &unused); }
     bool saved = checkpoint_end(&run->checkpointed, &report, &error);
     double waited = clock_seconds() - began;
@@ -119,8 +113,7 @@ static inline bool end_checkpoint(Run *run) {
     return saved;
 }
 
-// Begins a checkpoint, after ending the one before. beside: training continues while it is
-// written.
+// beside: training continues while it is written.
 static inline void begin_checkpoint(Run *run, bool beside) {
     Scheduler *s = &run->scheduler;
     Saving *saving = &run->saving;

@@ -82,9 +82,10 @@ static inline bool choose_rates(Run *run, Error *error) {
     }
     if (options_leave(options, &options->weight_decay)) { options->weight_decay = finetunes ? 0 : 0.1; }
     if (options->epochs == 0 && options_leave(options, &options->warmup)) {
-        int64_t commits = (options->tokens + per_commit - 1) / per_commit;
+        int64_t commits = (options->tokens + per_commit - 1) / per_commit,
+                share = int64_min(commits / 20, 1000);
         int64_t remembered = int64_min(commits_remembered(options), commits / 3);
-        options->warmup = int64_max(int64_min(commits / 20, 1000), remembered);
+        options->warmup = share > remembered ? share : remembered;
     }
     if (options_leave(options, &options->sequential)) { options->sequential = options->warmup; }
     return options->minimum_learning_rate <= options->learning_rate ||

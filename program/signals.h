@@ -1,5 +1,4 @@
-// signals.h: what a rank does when it is asked to stop, or when it is killed from
-// outside.
+// signals.h: what a rank does when it is asked to stop, or killed from outside.
 //
 // SIGINT, SIGTERM, SIGHUP and SIGUSR1 all ask a rank to stop. The rank sets a flag. While
 // it trains, all ranks learn of it with the next job (Wishes::stop_agreed); while it

@@ -28,12 +28,9 @@ static inline void open_run_directory(Run *run) {
         made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
                run_directory_create(run->options.out, options_model(&run->options), run->rule->name, resumes,
                                     run->directory, &error) &&
-               run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error);
-        // Another run may have had the directory since, and ended.
-        if (made && !run_directory_check_log(run->directory, resumes, &error)) {
-            run_lock_release(&run->lock);
-            made = false;
-        }
+               run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error) &&
+               // Once more: another run may have had the directory since, and ended.
+               run_directory_check_log(run->directory, resumes, &error);
     }
     agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);
     share_from_rank_zero(&run->transport, "sharing", run->directory, sizeof run->directory);

@@ -52,8 +52,7 @@ static inline bool error_is_set(const Error *error) { return error->text[0] != '
 // for signals (program/signals.h), which adds rank and commit and ends all ranks.
 #define FAILURE_SIGNAL (SIGRTMIN + 2)
 
-// Ends all ranks with the text; only this process, if no thread waits for FAILURE_SIGNAL. Does
-// not return.
+// Does not return. If no thread waits for FAILURE_SIGNAL it ends only this process.
 static inline void failure_report(const char *text) {
     enum { PATIENCE = 10 }; // seconds; ending all ranks takes less than one
     sigset_t blocked;

@@ -1,5 +1,4 @@
-// files.h: files and directories: mapping, writing, bringing to disk, publishing,
-// removing.
+// files.h: mapping, writing, bringing to disk, publishing and removing files.
 //
 // These functions keep two promises that plain system calls do not. A write is complete: it
 // continues after a signal and after a short count. And what is reported as written survives
@@ -197,19 +196,15 @@ static inline FILE *file_replace_begin(const char *path, Error *error) {
     return file;
 }
 
-// written: whether all writes succeeded; if not, errno still says why. Returns true when file
-// and name are on disk.
+// written: all writes succeeded; if not, errno says why. True: file and name are on disk.
 static inline bool file_replace_end(FILE *file, const char *path, bool written, Error *error) {
     char temporary[PATH_MAX];
     file_replacement_path(temporary, path);
     bool good = written && fflush(file) == 0 && !ferror(file) && fsync(fileno(file)) == 0;
-    int reason = errno;
-    if (fclose(file) != 0 && good) {
-        good = false;
-        reason = errno;
-    }
+    int reason = good ? 0 : errno;
+    good = fclose(file) == 0 && good;
     if (good && rename(temporary, path) == 0) { return name_sync(path, error); }
-    if (good) { reason = errno; }
+    if (reason == 0) { reason = errno; }
     unlink(temporary);
     return error_set(error, "cannot write %.400s: %s", path, strerror(reason));
 }

@@ -71,27 +71,24 @@ static inline void gpu_version(char *text, size_t size) {
     snprintf(text, size, "%d.%d", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
 }
 
-// CUDA finds no GPU: names both versions if the driver is older than the library.
-static inline bool gpu_refuse(cudaError_t status, Error *error) {
-    int driver = 0, runtime = 0;
-    bool known =
-        cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&runtime) == cudaSuccess;
-    if (!known || driver == 0 || driver / 1000 >= runtime / 1000) {
-        return error_set(error, "no GPU can be used: %s", cudaGetErrorString(status));
-    }
-    return error_set(
-        error,
-        "no GPU can be used: the driver is for CUDA %d.%d, and this program was built with %d.%d: "
-        "install a newer driver, or build with an older CUDA (CUDA_HOME)",
-        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
-}
-
 // Rank r of a node gets GPU r modulo the number of GPUs. Kernels need compute capability 8.0.
 static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     memset(gpu, 0, sizeof *gpu);
     gpu->number = -1;
+    int driver = 0, runtime = 0;
     cudaError_t status = cudaGetDeviceCount(&gpu->count);
-    if (status != cudaSuccess) { return gpu_refuse(status, error); }
+    bool known =
+        cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&runtime) == cudaSuccess;
+    if (status != cudaSuccess && known && driver > 0 && driver / 1000 < runtime / 1000) {
+        return error_set(
+            error,
+            "no GPU can be used: the driver is for CUDA %d.%d, and this program was built with %d.%d: "
+            "install a newer driver, or build with an older CUDA (CUDA_HOME)",
+            driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    }
+    if (status != cudaSuccess) {
+        return error_set(error, "no GPU can be used: %s", cudaGetErrorString(status));
+    }
     if (gpu->count == 0) { return error_set(error, "this node has no GPU"); }
     int number = local_rank % gpu->count;
     cudaDeviceProp properties;

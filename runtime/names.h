@@ -1,5 +1,4 @@
-// names.h: for error messages: the name nearest to a misspelled one, and quoting what the
-// user wrote.
+// names.h: for error messages: the nearest name, and quoting what the user wrote.
 #ifndef ACCO_RUNTIME_NAMES_H
 #define ACCO_RUNTIME_NAMES_H
 

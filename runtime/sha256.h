@@ -1,5 +1,4 @@
-// sha256.h: SHA-256 (FIPS 180-4). A file of tokens names its tokenizer by the tokenizer's
-// hash.
+// sha256.h: SHA-256 (FIPS 180-4), by which a file of tokens names its tokenizer.
 #ifndef ACCO_RUNTIME_SHA256_H
 #define ACCO_RUNTIME_SHA256_H
 

@@ -11,10 +11,9 @@
 
 typedef enum Utf8 { UTF8_VALID, UTF8_INVALID, UTF8_INCOMPLETE } Utf8;
 
-// What the `count` bytes (at least one) begin with: a character; a sequence that no
-// further byte can complete; or the beginning of a character. *length: its bytes. Of an
-// invalid sequence these are Unicode's "maximal subpart", which decoders replace by one
-// U+FFFD.
+// What the `count` bytes (at least one) begin with: a character; a sequence that no byte
+// can complete; or the beginning of a character. *length: its bytes. Of an invalid
+// sequence these are Unicode's "maximal subpart", which decoders replace by one U+FFFD.
 static inline Utf8 utf8_scan(const uint8_t *bytes, size_t count, size_t *length) {
     uint8_t first = bytes[0], low = 0x80, high = 0xBF; // the range of the second byte
     *length = 1;
@@ -33,13 +32,6 @@ static inline Utf8 utf8_scan(const uint8_t *bytes, size_t count, size_t *length)
         high = 0xBF;
     }
     return UTF8_VALID;
-}
-
-// The code point of a valid character of `length` bytes.
-static inline uint32_t utf8_code_point(const uint8_t *bytes, size_t length) {
-    uint32_t code_point = length == 1 ? bytes[0] : bytes[0] & (0x7Fu >> length);
-    for (size_t i = 1; i < length; i++) { code_point = code_point << 6 | (bytes[i] & 0x3Fu); }
-    return code_point;
 }
 
 #endif

@@ -4,9 +4,8 @@
 // others wait until it has reached a position. After the wait they see everything that
 // the first thread wrote before it raised the watermark.
 //
-// Events (device.h) mark points between the tasks of a stream, where the host puts them. A
-// watermark marks progress inside one task, because only the task knows the order of its
-// work.
+// Events (device.h) mark points between the tasks of a stream. A watermark marks progress
+// inside one task, because only the task knows the order of its work.
 #ifndef ACCO_RUNTIME_WATERMARK_H
 #define ACCO_RUNTIME_WATERMARK_H
 

@@ -8,10 +8,9 @@
 // takes looking back up to 200 bytes. A loss above the entropy is what the model has not
 // yet learned about such long-range references.
 //
-// Window i of a seed is a pure function of (seed, i): the separator '\n', a fresh story,
-// '\n', the next story and so on, cut at T + 1 bytes. A window never begins inside a
-// story, so all that a byte depends on is in the window, and its conditional probability
-// is exact.
+// Window i of a seed is a pure function of (seed, i): '\n', a fresh story, '\n', the next
+// story and so on, cut at T + 1 bytes. A window never begins inside a story, so all that
+// a byte depends on is in it, and its conditional probability is exact.
 //
 // The grammar is one table of strings. Rule 0 holds the plots, the other rules hold
 // words. In a plot
@@ -256,9 +255,8 @@ static inline double corpus_fill(uint64_t seed, uint64_t index, int T, uint8_t *
 //
 // The place of a choice in a story depends on the lengths of the words before it, and a
 // long name may be repeated. But choices are independent. So the distribution of an
-// offset is a convolution over the rules chosen so far, each with the bytes that it has
-// put so far for each of its alternatives. That is exact, and no list of the millions of
-// stories is needed.
+// offset is a convolution over the rules chosen so far, each with the bytes that its
+// alternatives have put. That is exact, and no list of the millions of stories is needed.
 
 typedef struct CorpusMeasure {
     CorpusGrammar grammar;

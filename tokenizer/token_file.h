@@ -24,8 +24,7 @@
 //                     0: it is only read, as the prompt is in fine-tuning
 //
 // The header determines the size of the file. Every field is checked at open, because the
-// bytes may come from anywhere; test/fuzz/fuzz_token_file.h feeds random ones to
-// token_file_open.
+// bytes may be anything; test/fuzz/fuzz_token_file.h feeds random ones.
 #ifndef ACCO_TOKENIZER_TOKEN_FILE_H
 #define ACCO_TOKENIZER_TOKEN_FILE_H
 
@@ -168,9 +167,8 @@ static inline bool token_file_read_header(TokenFileHeader *header, const char *n
            error_set(error, "%s holds no tokens: a token file has at least one", name);
 }
 
-// Fills *file with a view of the `size` bytes of a token file, which must stay where they
-// are as long as it is used. name: of the file, for messages. On failure *file is all
-// zeros.
+// A view of the `size` bytes of a token file, which must stay where they are. name: of
+// the file, for messages. On failure *file is all zeros.
 static inline bool token_file_open(TokenFile *file, const char *name, const void *bytes, size_t size,
                                    TokenFileCheck check, Error *error) {
     TokenFileHeader header;

@@ -255,10 +255,9 @@ static inline bool tokenize_texts(const char *path, const Text *texts, int count
 enum { SHARDS_TRAIN, SHARDS_VALIDATION, SHARDS_SIDES };
 
 // The shards PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. Without padding,
-// documents follow each other. With padding each is one sequence, cut or filled up to
-// `pad` tokens. Window w of training is tokens [w*T, w*T + T], of which the last is only
-// a target: with T = pad that is document w and the first token of the next, which the
-// mask excludes.
+// documents follow each other. With padding each is one sequence of `pad` tokens. Window
+// w of training is tokens [w*T, w*T + T], of which the last is only a target: with T =
+// pad that is document w and the first token of the next, which the mask excludes.
 typedef struct TokenShards {
     const char *prefix;
     const Tokenizer *tokenizer;

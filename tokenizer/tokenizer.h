@@ -16,10 +16,9 @@
 // that can never become a character turn into U+FFFD, as in the library.
 //
 // The library takes only valid UTF-8. Here, bytes that are not valid become one token
-// each, so every text can be encoded and the tokens' bytes are the text again. One
-// difference remains: PCRE2 and the library may know different versions of Unicode, and
-// then may cut differently around a character that only one of them takes for a letter or
-// a digit.
+// each, so every text can be encoded, and the tokens' bytes are the text. One difference
+// remains: PCRE2 and the library may know different versions of Unicode, and cut
+// differently around a character that only one of them takes for a letter or a digit.
 //
 // A tokenizer.json that asks for more (a normalizer, another pattern, dropout, bytes
 // without a token) is refused in one line. Its post-processor is ignored: no tokens are
@@ -54,8 +53,7 @@ enum {
 
 typedef enum TokenKind { TOKEN_MISSING, TOKEN_PLAIN, TOKEN_ADDED, TOKEN_SPECIAL } TokenKind;
 
-// The tokens (left, right) become the token `id`. rank: its place in the order in which
-// merges were learned.
+// (left, right) become `id`. rank: its place in the order in which merges were learned.
 typedef struct TokenMerge {
     uint64_t pair; // left << 32 | right; UINT64_MAX: an empty slot
     uint32_t rank;
@@ -163,9 +161,10 @@ static inline size_t tokenizer_token_bytes(const int letters[BYTE_LETTERS], cons
     const uint8_t *in = (const uint8_t *)text;
     size_t total = strlen(text), count = 0, length = 0;
     for (size_t i = 0; i < total; i += length) {
-        bool valid = utf8_scan(in + i, total - i, &length) == UTF8_VALID;
-        uint32_t character = valid ? utf8_code_point(in + i, length) : 0; // 0 stands for no byte
-        if (character >= (uint32_t)BYTE_LETTERS || letters[character] < 0) {
+        // Letters, which lie below U+0144, have at most two bytes; 0 stands for no byte.
+        bool valid = utf8_scan(in + i, total - i, &length) == UTF8_VALID && length <= 2;
+        int character = !valid ? 0 : length == 1 ? in[i] : (in[i] & 0x1F) << 6 | (in[i + 1] & 0x3F);
+        if (character >= BYTE_LETTERS || letters[character] < 0) {
             memcpy(bytes, text, total);
             return total;
         }
@@ -536,8 +535,7 @@ static inline int32_t tokenizer_find_added(const Tokenizer *tokenizer, const cha
 // ---------------------------------------------------------------------------------------
 // Encoding
 
-// A token of the piece that is being merged; the tokens are a linked list from left to
-// right.
+// A token of the piece that is being merged: a linked list from left to right.
 typedef struct PieceToken {
     int32_t id;             // -1: it was merged into the token before it
     int32_t previous, next; // -1: none
@@ -566,8 +564,7 @@ static inline bool piece_before(const PieceMerge *a, const PieceMerge *b) {
     return a->rank != b->rank ? a->rank < b->rank : a->position < b->position;
 }
 
-// Pushes the merge of the tokens at `left` and `right`, if there is one. False: no
-// memory.
+// Pushes the merge of the tokens at `left` and `right`, if any. False: no memory.
 static inline bool piece_push(TokenizerWork *work, int32_t left, int32_t right) {
     if (left < 0 || right < 0) { return true; }
     const TokenMerge *merge =
@@ -597,8 +594,7 @@ static inline PieceMerge piece_pop(TokenizerWork *work) {
     return top;
 }
 
-// Encodes one piece of `count` bytes (at least one) in O(count log count). False: no
-// memory.
+// One piece of `count` bytes (at least one) in O(count log count). False: no memory.
 static inline bool tokenizer_encode_piece(TokenizerWork *work, const uint8_t *bytes, size_t count) {
     const Tokenizer *tokenizer = work->tokenizer;
     if (count == 1) { return token_list_add(work->out, tokenizer->byte_ids[bytes[0]]); }

@@ -253,10 +253,9 @@ static inline double job_shard_square(const Scheduler *s, const float *values, S
 }
 
 // Counts, losses and the norm decide whether and how far all ranks step. The norm is
-// taken of the gradient sum in this rank's shard, whether or not the rank also holds the
-// rest, piece by piece: rules that shard the state and rules that do not then find the
-// same bits, where the wire is fp32. (On a narrower wire a rule that does not shard takes
-// the norm of the rounded sums, because those are what it steps with.)
+// taken piece by piece of the sum in this rank's shard, also where it has the rest: so
+// rules that shard the state and others find the same bits, where the wire is fp32. (On a
+// narrower one the latter take it of the rounded sums, with which they step.)
 static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     Tally *own = &job->tally;
     job_span_begins(s, "summary");

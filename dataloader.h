@@ -10,11 +10,10 @@
 // uint16 or uint32 ids). The user names one file, a directory of .bin files, or a
 // pattern. Files are read in the order of their names and mapped read-only.
 //
-// Files are cut into windows of T + 1 tokens: window w of a file begins at token w * T;
-// its first T tokens are the inputs and its last T are the targets. Neighbouring windows
-// share one token, so no token is predicted twice. No window crosses from one file into
-// the next. Windows are numbered through all files. With hold_out the last 5 % of them
-// (at least 1, at most 4096) are kept for validation and never trained on.
+// Window w of a file is its tokens from w * T on, T + 1 of them: the first T are the
+// inputs, the last T the targets, so no token is predicted twice. No window crosses from
+// one file into the next. Windows are numbered through all files. With hold_out the last
+// 5 % of them (at least 1, at most 4096) are kept for validation and never trained on.
 //
 // The order of training is a pure function of the seed and of one number, the index of
 // the sample, which counts on from epoch to epoch. With n training windows:
@@ -22,11 +21,10 @@
 //     epoch  = sample / n
 //     window = data_permute(random_hash(seed, epoch), n, sample % n)
 //
-// data_permute is a keyed permutation that is computed for one index at a time: every
-// epoch visits each window once, in an order of its own, and no shuffled list is built,
-// stored or sent. So a run's position in its data is one number, the first sample not yet
-// used, and that is all that a checkpoint keeps of it. The samples of a step do not
-// depend on how many ranks share them: the caller decides which rank takes which sample.
+// data_permute is a keyed permutation, computed for one index at a time: every epoch
+// visits each window once, and no list is shuffled, stored or sent. So a run's position
+// in its data is one number, all that a checkpoint keeps of it. The samples of a step do
+// not depend on how many ranks share them: the caller decides which rank takes which.
 //
 // Files should not change while a run reads them. data_loader_look finds out whether one did,
 // and data_loader_fill fails, with its name, where one has become shorter. data_loader_identify
@@ -663,11 +661,10 @@ static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, i
            data_token_error(copy.file, copy.start + (uint64_t)copy.copied, copy.vocabulary, error);
 }
 
-// Fills tokens (B, T) and targets (B, T) with B samples from first_sample on, in the order of
-// training or of validation; the built-in corpus has a stream for each. *perfect_loss: the
-// mean loss of a perfect model on these targets, in nats per token, which is known for the
-// built-in corpus; NaN for files. May be called by several threads at once. False: an id
-// beyond the vocabulary, in data that were not checked at open, or a file that has become shorter.
+// Fills tokens (B, T) and targets (B, T) with B samples from first_sample on, in this
+// order. *perfect_loss: of a perfect model on these targets, in nats per token; NaN for
+// files. Any thread may call it. False: an id beyond the vocabulary, in data that were
+// not checked at open, or a file that has become shorter.
 static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, uint64_t first_sample, int B,
                                     int32_t *tokens, int32_t *targets, double *perfect_loss, Error *error) {
     int T = loader->sequence_length;

@@ -136,11 +136,10 @@ static inline void buffer_change(Buffer *buffer, BufferState from, BufferState t
 // The record that travels with a gradient sum. The ranks exchange their records with
 // every job and add them up in the order of ranks, so that all take the same decisions.
 //
-// Losses are means over predicted tokens, gradients are means over micro-batches, each of
-// which has the gradient of its own mean loss. The two differ only where a mask leaves
-// tokens out: a token in a micro-batch with few predicted ones then weighs more in the
-// gradient than in the loss, and a micro-batch without any adds nothing to either but
-// counts in the divisor of the gradient.
+// Losses are means over predicted tokens, gradients over micro-batches, each with the
+// gradient of its own mean loss. They differ only where a mask leaves tokens out: a token
+// in a micro-batch with few predicted ones then weighs more in the gradient, and a
+// micro-batch without any adds nothing but counts in the gradient's divisor.
 typedef struct Tally {
     double micro_batches;
     double predicted;          // tokens

@@ -337,12 +337,11 @@ static void release_run(Run *run) {
 // ---------------------------------------------------------------------------------------
 // Commands
 
-// All ranks meet before one of them can leave: under mpirun, ranks that wait for each other
-// would wait for ever for one that has gone. understood: false if the command line has an error,
-// which is in `error`. Training and eval keep the transport; other commands need one process
-// only, so all ranks but 0 exit. From now on signals reach a rank that trains in order
-// (program/signals.h). Help and --version never meet: a script that starts ranks may call them
-// first, and a process of mpirun can take part in only one program that uses MPI.
+// All ranks meet before one of them can leave: under mpirun others would wait for ever
+// for it. understood: false if the command line has an error, which is in `error`.
+// Training and eval keep the transport; other commands need one process, so all ranks but
+// 0 exit. Help and --version never meet: scripts that start ranks may call them first,
+// and a process of mpirun can use MPI only once.
 static void meet_ranks(Run *run, bool understood, Error *error) {
     OptionsCommand command = run->options.command;
     bool trains = understood && command == COMMAND_TRAIN, together = trains || command == COMMAND_EVAL;

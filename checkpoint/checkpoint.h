@@ -13,10 +13,9 @@
 //                       data, what the rule remembers; and a CRC-32 of every block of
 //                       state.safetensors, and of the manifest itself
 //
-// Vectors are logical: none of them is "the bytes of rank 3". What all ranks share is
-// written once, each part by the rank that owns it. What each worker has for itself is
-// stored as worker.R.VECTOR. So a run with another number of ranks, or another rule, can
-// continue from a checkpoint; it reports what is then not exactly as before.
+// Vectors are logical: what all ranks share is written once, each part by its owner; what
+// each worker has for itself is stored as worker.R.VECTOR. So a run with another number
+// of ranks, or another rule, can continue; it reports what is not exactly as before.
 //
 //   vector        which rules save it    content
 //   master        all                    the exact parameters; local rules: the outer ones

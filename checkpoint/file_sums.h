@@ -2,9 +2,8 @@
 //
 //   checksums.json    {"config.json": CRC-32, "model.safetensors": CRC-32, ...}
 //
-// The file is copied along with the directory, and programs that do not know it ignore it.
-// A directory without it, as other programs make them, is not checked. A user who changes a
-// file on purpose removes it.
+// It is copied along with the directory; programs that do not know it ignore it, and a
+// directory without it is not checked. A user who changes a file on purpose removes it.
 //
 // The sum of the weights was computed from what was meant to be written, so it reveals a disk
 // that stores something else. A gigabyte takes less than a second.

@@ -11,17 +11,15 @@
 // `flat` counts elements of the whole vector, padded to whole cells; `own` counts
 // elements of one rank's shard.
 //
-// Why cells: every range of cells is shared out evenly among the ranks. A bucket (the
-// part of a vector that travels at a time) is such a range. So rules that send the gradients
-// of the last layers while the first ones are still being computed keep all ranks busy.
+// Why cells: every range of them, such as a bucket, is shared out evenly. So rules that
+// send the last layers' gradients while others are still computed keep all ranks busy.
 //
 // Pieces are all equal (layout_make), unless an optimizer needs whole matrices
 // (layout_make_whole): then a piece is a run of matrices with the vectors between them, and
 // what is not a matrix fills up the shards, so that all are about as long.
 //
-// The cut depends on nothing but the length of the vector, the number of ranks and the
-// matrices. Neither the size of buckets nor that of messages moves an element to another owner
-// or changes the order of a sum.
+// The cut depends on nothing but the vector's length, the number of ranks and the
+// matrices: no size of buckets or messages changes an owner or the order of a sum.
 #ifndef ACCO_COMM_LAYOUT_H
 #define ACCO_COMM_LAYOUT_H
 

@@ -21,9 +21,8 @@
 // under way at a take is divided there, and nothing is counted twice. The clock is read while
 // the mutex is held: otherwise the two threads could report their times in the wrong order.
 //
-// Each rank has a monotonic clock with a start of its own. Its offset to the clock of
-// rank 0 is measured at the start and at the end of a run, which also shows how fast the
-// two drift apart. Spans in between are moved along the line through both.
+// Each rank's clock has its own start. Its offset to that of rank 0 is measured at the
+// start and at the end of a run; spans in between are moved along the line through both.
 #ifndef ACCO_COMM_TRACE_H
 #define ACCO_COMM_TRACE_H
 

@@ -8,9 +8,8 @@
 //   Link            start, is_done: MPI (transport_mpi.h), threads
 //                   (test/threads_link.h), or none for a world of one rank
 //
-// A link only needs point-to-point messages; everything else is built on top of them.
-// One thread at a time uses a transport (the communication stream, once it runs), and all
-// ranks call the same operations in the same order.
+// A link only needs point-to-point messages. One thread at a time uses a transport (the
+// communication stream, once it runs), and all ranks call the same operations in order.
 //
 // A waiting rank sleeps between polls for an eighth of the time it has already waited, at
 // most 1 ms, so that the compute threads keep their cores. Every wait has a deadline.

@@ -1,11 +1,10 @@
 // transport_mpi.h: the link over MPI, and the choice between it and a world of one rank.
 // The only file that includes mpi.h.
 //
-// Only MPI_Isend, MPI_Irecv and MPI_Test carry vectors and records. MPI's collectives are
-// not used: Open MPI 4.1 makes no progress on the non-blocking ones unless it is polled,
-// spins in the blocking ones, and chooses the order of summation by itself. All messages
-// between two ranks have the same tag, because MPI keeps their order. With CUDA, buffers
-// reach this link through pinned host memory.
+// Only MPI_Isend, MPI_Irecv and MPI_Test carry vectors and records. Open MPI 4.1 makes no
+// progress on non-blocking collectives unless it is polled, spins in the blocking ones,
+// and chooses the order of summation by itself. All messages have the same tag, because
+// MPI keeps their order. With CUDA, buffers reach this link through pinned host memory.
 //
 // A build without MPI has the same interface and is always a world of one rank.
 #ifndef ACCO_COMM_TRANSPORT_MPI_H

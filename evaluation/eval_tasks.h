@@ -20,9 +20,8 @@
 // is too long loses its beginning. One difference remains: capital and small letters are
 // PCRE2's, which maps one character to one.
 //
-// The sequences are then put into batches, longest first, which depend on nothing but the
-// data and the size of a batch. Files may hold anything: every error is one line that
-// names the file and, for JSON lines, the line.
+// They are put into batches, longest first, which depend on nothing but the data and a
+// batch's size. Every error is one line that names the file and, of JSON lines, the line.
 #ifndef ACCO_EVALUATION_EVAL_TASKS_H
 #define ACCO_EVALUATION_EVAL_TASKS_H
 

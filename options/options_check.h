@@ -2,8 +2,7 @@
 //
 // Every refusal says which option to change, and to what. Values that are automatic (0,
 // or -1 for some rates) are not compared here; a caller that has filled them in may check
-// again. What depends on the model or on the number of ranks is checked when it is known
-// (options_check_rule, options_check_ranks).
+// again. options_check_rule and options_check_ranks wait for the model and the ranks.
 #ifndef ACCO_OPTIONS_OPTIONS_CHECK_H
 #define ACCO_OPTIONS_OPTIONS_CHECK_H
 

@@ -8,10 +8,9 @@
 // OUT/config.json; the log and checkpoints hold the same object. null: not given.
 //
 // Nothing is changed or ignored silently. An unknown name, a bad value, an option given
-// twice, an option that the command does not use, or two of which one makes the other
-// pointless are refused in one sentence, which says what is allowed and, where there is one,
-// the nearest valid name. (In a file an option may be there for another command, since a
-// saved configuration holds them all.)
+// twice, one that the command does not use, or two of which one makes the other pointless
+// are refused in one sentence, which says what is allowed and the nearest valid name. (A
+// file may have options for another command, since a saved configuration holds them all.)
 #ifndef ACCO_OPTIONS_OPTIONS_PARSE_H
 #define ACCO_OPTIONS_OPTIONS_PARSE_H
 

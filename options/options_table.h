@@ -1,8 +1,7 @@
 // options_table.h: every option of the program, written down once.
 //
-// A row says what an option is, who may give it and what it goes together with, so that no
-// other code has to know options by their names. To add an option, add a field to Options
-// and a row here; the compiler checks that the types agree.
+// A row says what an option is, who may give it and what it goes together with, so that
+// no other code knows options by name. A new option is a field of Options and a row here.
 //
 // Some numbers have a word that means "the program decides" or "off". It is stored as 0
 // (for --min-lr and other options where 0 is a value of its own: as -1).

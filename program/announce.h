@@ -1,6 +1,5 @@
-// announce.h: what the program says about itself: how it was built; what a run has chosen,
-// before it trains; and what came of it, at the end. Every choice that the program made by
-// itself is printed once, with its reason. Rank 0 only.
+// announce.h: how the program was built, what a run has chosen, and what came of it.
+// Every choice that the program made by itself is printed with its reason. Rank 0 only.
 #ifndef ACCO_PROGRAM_ANNOUNCE_H
 #define ACCO_PROGRAM_ANNOUNCE_H
 

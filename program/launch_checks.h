@@ -1,13 +1,11 @@
 // launch_checks.h: mistakes in launching the program, found before they cost anything.
 //
-// Three mistakes that nothing else reveals. Open MPI binds each of one or two ranks to a
-// single core, so that more threads bring nothing. A launcher of another MPI than the
-// program's starts N copies that each believe to be alone: N times the work, one result. And
-// a mistyped option would be reported once per rank.
+// Three mistakes that nothing else reveals. Open MPI binds each of one or two ranks to
+// one core, so that more threads bring nothing. A launcher of another MPI starts N copies
+// that each believe to be alone. And a mistyped option would be reported once per rank.
 //
-// The decisions are functions of numbers and of the environment, so that tests can put them
-// on any machine; thin wrappers read this machine. Each decision comes with its reason in
-// words, which the program prints. Nothing here prints, allocates or needs MPI.
+// Decisions are functions of numbers and of the environment, so that tests can put them
+// on any machine, and come with a reason that the program prints. Nothing here needs MPI.
 #ifndef ACCO_PROGRAM_LAUNCH_CHECKS_H
 #define ACCO_PROGRAM_LAUNCH_CHECKS_H
 

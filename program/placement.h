@@ -180,13 +180,12 @@ static inline GpuFleet placement_compare_gpus(Placement *placement, const Hello 
     return fleet;
 }
 
-// What NCCL may take of a GPU's multiprocessors on each level of the exchange, unless
-// --nccl-ctas says otherwise. Its own choice would be 16 to 32, of 132 on an H100. A
-// matrix product that counts on all of them then needs a second wave for the few tiles
-// that found no place, and takes up to twice as long. Eight must carry what a step
-// exchanges: 12 to 65 GB/s for models of 125M to 1.3B on 8 GPUs, if steps take as long as
-// predicted. A fast link can do more, but nothing waits for it. On a small GPU they are at
-// most an eighth of it, and a power of two, because NCCL's messages take one.
+// What NCCL may take of a GPU's multiprocessors on each level of the exchange. Its own
+// choice would be 16 to 32, of 132 on an H100. A matrix product that counts on all of
+// them then needs a second wave for the few tiles that found no place, and takes up to
+// twice as long. Eight must carry what a step exchanges: 12 to 65 GB/s for models of 125M
+// to 1.3B on 8 GPUs, if steps take as long as predicted. On a small GPU they are at most
+// an eighth of it, and a power of two, because NCCL's messages take one.
 enum { PLACEMENT_NCCL_CTAS = 8, PLACEMENT_NCCL_SHARE = 8 };
 
 // The largest power of two that is at most `limit`, and at least 1.

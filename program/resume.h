@@ -1,8 +1,7 @@
 // resume.h: saving a run, resuming it, and rolling it back to a checkpoint after a spike.
 //
-// checkpoint/ knows how a checkpoint is written and read. This file decides when that
-// happens, and prints and logs it. After loading it sets clocks, reports and the position
-// in the data, so that they continue from the checkpoint.
+// checkpoint/ knows how a checkpoint is written and read; this file decides when, prints
+// and logs it, and lets clocks, reports and data continue from a loaded one.
 #ifndef ACCO_PROGRAM_RESUME_H
 #define ACCO_PROGRAM_RESUME_H
 

@@ -9,15 +9,13 @@
 //
 // A second SIGINT ends the rank at once, and says what is lost.
 //
-// SIGPIPE means that the output has no reader any more: `| head` has seen enough, or the
-// `tee` of a connection is gone. The log has everything that was printed, so the signal is
-// ignored, and the run says once on stderr that it continues (report_window in report.h).
+// SIGPIPE means that the output has no reader any more, as behind `| head`. The log has
+// all that was printed, so the run says once on stderr that it continues (report_window).
 //
-// The launcher also uses SIGTERM to end the remaining ranks when one has died. It says only
-// which rank died and where; only the others know what they were waiting for. So on SIGTERM
-// a rank prints one line that says where it was, and whether the process of a rank on this
-// host is gone; then it also says what is lost. Only ranks 0 and 1 print: two, so that one is
-// left whichever rank has died, and not a thousand lines for a thousand ranks. A rank that
+// The launcher also uses SIGTERM to end the remaining ranks when one has died, and says
+// only which and where. So on SIGTERM a rank prints one line that says where it was, and
+// whether the process of a rank on this host is gone; then also what is lost. Only ranks
+// 0 and 1 print: so one is left whichever has died, and not a thousand lines. A rank that
 // leaves in order, or that has already said why the run must end, prints nothing.
 //
 // FAILURE_SIGNAL (runtime/errors.h) comes from this process itself: something that knows no

@@ -1,10 +1,9 @@
 // start.h: from what was chosen to a run that can train: its directory and files, memory,
 // threads, first parameters, streams.
 //
-// From here on only the system can fail, except that the start model may turn out to be
-// unreadable. The order matters: the directory exists before memory is filled, so that a
-// mistake in --out costs nothing; the emulated link and its delays begin after the clocks
-// of the ranks were compared.
+// From here on only the system can fail, except that the start model may be unreadable.
+// The order matters: the directory exists before memory is filled, so that a mistake in
+// --out costs nothing; emulated delays begin after the ranks' clocks were compared.
 #ifndef ACCO_PROGRAM_START_H
 #define ACCO_PROGRAM_START_H
 

@@ -4,11 +4,10 @@
 //   stream          ......| a ....... | b ..... | e |
 //   other stream    ............| c ............... | d ...
 //
-// A stream is a queue and a worker thread that runs its tasks one after another; two
-// streams run side by side. An event marks a point of a stream that the host can wait
-// for. Because a stream is a thread, computation and communication overlap on any machine.
-// On a GPU a task puts its kernels into the stream's CUDA queue, and the worker waits until
-// they have ended before it takes the next task (gpu.h).
+// A stream is a queue and a worker thread that runs its tasks one after another. An event
+// marks a point of a stream that the host can wait for. Because a stream is a thread,
+// computation and communication overlap on any machine. On a GPU a task puts its kernels
+// into the stream's CUDA queue, and the worker waits until they have ended (gpu.h).
 //
 //   stream_run                  queues a task; it starts when those before it have ended
 //   event_record                the event happens when everything before it has ended
@@ -20,8 +19,7 @@
 // they would have ended, on a clock of its own (plan/simulation.h).
 //
 // One host thread records an event and waits for it. `context` belongs to the caller and
-// must live until the task has run. A kernel is called with the stream whose task it is
-// part of, and uses that stream's pool of threads.
+// must live until the task has run. A kernel uses the threads of its task's stream.
 #ifndef ACCO_RUNTIME_DEVICE_H
 #define ACCO_RUNTIME_DEVICE_H
 

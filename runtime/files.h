@@ -1,9 +1,8 @@
 // files.h: mapping, writing, bringing to disk, publishing and removing files.
 //
-// These functions keep two promises that plain system calls do not. A write is complete: it
-// continues after a signal and after a short count. And what is reported as written survives
-// a power failure: fsync brings a file's bytes to disk, but its name is on disk only when the
-// directory that holds the name has been synced as well.
+// These functions keep two promises. A write is complete: it continues after a signal and
+// after a short count. And what is reported as written survives a power failure: fsync
+// brings a file's bytes to disk, but its name only that of the directory which holds it.
 //
 // So a directory that must be whole or absent is made in three steps: everything is
 // written and synced under a temporary name; the temporary directory is synced;

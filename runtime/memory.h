@@ -1,8 +1,7 @@
 // memory.h: one arena for all large memory, planned before anything runs.
 //
-// Every module reserves what it will need: a class, a name, a size, and the address of
-// the pointer to fill. One table of reservations is printed by `train_gpt plan` and by every
-// run, and sets the pointers: memory that was not planned cannot be used.
+// Modules reserve what they need, with the address of a pointer. The table of these,
+// which plans and runs print, sets the pointers: what was not planned cannot be used.
 //
 //   arena_reserve ... arena_reserve    any number of them
 //   arena_commit                       maps it, zeroed, and sets the pointers

@@ -1,9 +1,8 @@
 // random.h: the one source of randomness in this program.
 //
 // A Random is a splitmix64 stream: one word of state that moves by a fixed odd step and
-// is mixed on the way out. It was chosen because its whole state is one number. So a
-// sample, a weight or a story is a pure function of a few integers, on any number of
-// ranks and in any order, and a checkpoint need not save anything but those integers.
+// is mixed on the way out. So a sample, a weight or a story is a pure function of a few
+// integers, on any number of ranks and in any order, and a checkpoint saves nothing else.
 //
 // Derive independent streams by hashing, never by adding: two seeds whose distance is a
 // multiple of the step share a stream.

@@ -1,8 +1,7 @@
 // utf8.h: reads text as UTF-8, one character at a time.
 //
-// Foreign bytes may be anything, so utf8_scan also says how to skip a sequence that is not
-// UTF-8. Valid means well formed by the Unicode standard (table 3-7): no overlong forms, no
-// surrogates, nothing above U+10FFFF.
+// utf8_scan also says how to skip what is not UTF-8. Valid means well formed by the
+// Unicode standard (table 3-7): no overlong forms, no surrogates, nothing above U+10FFFF.
 #ifndef ACCO_RUNTIME_UTF8_H
 #define ACCO_RUNTIME_UTF8_H
 

@@ -42,7 +42,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include "runtime/errors.h"
@@ -647,20 +646,6 @@ static inline void data_copy_window(void *context) {
     }
 }
 
-// Copies window `window` of the files to tokens (T) and targets (T).
-static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, int32_t *tokens,
-                                    int32_t *targets, Error *error) {
-    WindowCopy copy = {
-        .T = loader->sequence_length, .vocabulary = loader->vocabulary, .tokens = tokens, .targets = targets};
-    copy.file = data_loader_find(loader, window, &copy.start);
-    assert(copy.start + (uint64_t)copy.T < copy.file->content.token_count);
-    if (!file_read_mapped(data_copy_window, &copy)) {
-        return error_set(error, "%s has become shorter while it was trained on", copy.file->path);
-    }
-    return copy.copied > copy.T ||
-           data_token_error(copy.file, copy.start + (uint64_t)copy.copied, copy.vocabulary, error);
-}
-
 // Fills tokens (B, T) and targets (B, T) with B samples from first_sample on, in this
 // order. *perfect_loss: of a perfect model on these targets, in nats per token; NaN for
 // files. Any thread may call it. False: an id beyond the vocabulary, in data that were
@@ -678,8 +663,16 @@ static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, u
         uint64_t sample = first_sample + (uint64_t)b;
         int32_t *inputs = tokens + (size_t)b * (size_t)T, *outputs = targets + (size_t)b * (size_t)T; // (T)
         if (!loader->builtin) {
-            good =
-                data_loader_copy(loader, data_loader_window(loader, order, sample), inputs, outputs, error);
+            WindowCopy copy = {
+                .T = T, .vocabulary = loader->vocabulary, .tokens = inputs, .targets = outputs};
+            copy.file = data_loader_find(loader, data_loader_window(loader, order, sample), &copy.start);
+            assert(copy.start + (uint64_t)T < copy.file->content.token_count);
+            if (!file_read_mapped(data_copy_window, &copy)) {
+                good = error_set(error, "%s has become shorter while it was trained on", copy.file->path);
+            } else if (copy.copied <= T) {
+                uint64_t position = copy.start + (uint64_t)copy.copied;
+                good = data_token_error(copy.file, position, loader->vocabulary, error);
+            }
             continue;
         }
         nats += corpus_fill(random_hash(loader->seed, (uint64_t)order), sample, T, bytes, NULL);

@@ -156,7 +156,7 @@ typedef struct OptimizerNeeds {
 static inline OptimizerNeeds optimizer_most_needs(const Optimizer *optimizer) {
     OptimizerNeeds most = {0};
     Optimizer one = *optimizer;
-    bool differ = one.layout.table != NULL;
+    bool differ = one.layout.pieces != NULL;
     for (int rank = differ ? 0 : one.rank; rank < (differ ? one.layout.size : one.rank + 1); rank++) {
         double flops = 0;
         one.rank = rank;
@@ -220,38 +220,31 @@ typedef struct OptimizerStep {
     bool commit; // moves the state; otherwise an estimate, and the state stays bitwise as it was
 } OptimizerStep;
 
-static inline StepRange optimizer_step_range(const Optimizer *optimizer, const OptimizerRange *range,
-                                             const OptimizerStep *step) {
-    const OptimizerSettings *settings = &optimizer->settings;
-    bool decays = range->tensor != NULL && range->tensor->decays;
-    double beta1 = optimizer_range_is_muons(range) ? settings->muon_momentum : settings->beta1;
-    StepRange work = {
-        .out = step->out != NULL ? step->out + range->flat : optimizer->master + range->own,
-        .master = optimizer->master + range->own,
-        .first_moment = real_at(optimizer->first_moment, range->own, settings->moments),
-        .second_moment = real_at(optimizer->second_moment, range->second, settings->moments),
-        .gradient = step->gradient + range->flat,
-        .count = range->count,
-        .flat = range->flat,
-        .moments = settings->moments,
-        .key = moment_key(settings->seed, optimizer->commits),
-        .step = adamw_step(beta1, settings->beta2, (double)(optimizer->commits + 1), settings->epsilon,
-                           step->learning_rate, decays ? settings->weight_decay : 0.0),
-        .commit = step->commit,
-    };
-    work.step.divisor = (float)step->divisor;
-    work.step.scale = (float)step->scale;
-    return work;
-}
-
 static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const OptimizerStep *step) {
     const OptimizerSettings *settings = &optimizer->settings;
     assert((settings->elementwise_step == NULL || stream->queue == NULL) &&
            "a step other than AdamW's works on memory of the host, not on that of a GPU");
     for (OptimizerRange range = {0}; optimizer_next(optimizer, &range);) {
         const OptimizerTensor *tensor = range.tensor;
-        StepRange work = optimizer_step_range(optimizer, &range, step);
-        if (optimizer_range_is_muons(&range)) {
+        bool is_muons = optimizer_range_is_muons(&range), decays = tensor != NULL && tensor->decays;
+        StepRange work = {
+            .out = step->out != NULL ? step->out + range.flat : optimizer->master + range.own,
+            .master = optimizer->master + range.own,
+            .first_moment = real_at(optimizer->first_moment, range.own, settings->moments),
+            .second_moment = real_at(optimizer->second_moment, range.second, settings->moments),
+            .gradient = step->gradient + range.flat,
+            .count = range.count,
+            .flat = range.flat,
+            .moments = settings->moments,
+            .key = moment_key(settings->seed, optimizer->commits),
+            .step = adamw_step(is_muons ? settings->muon_momentum : settings->beta1, settings->beta2,
+                               (double)(optimizer->commits + 1), settings->epsilon, step->learning_rate,
+                               decays ? settings->weight_decay : 0.0),
+            .commit = step->commit,
+        };
+        work.step.divisor = (float)step->divisor;
+        work.step.scale = (float)step->scale;
+        if (is_muons) {
             assert(range.count == tensor->end - tensor->begin && "a rank owns the whole matrix");
             muon_step(stream, &optimizer->muon, work, tensor->rows, tensor->columns,
                       settings->muon_iterations);

@@ -430,16 +430,14 @@ static inline size_t area_place(const ParameterTable *table, bool without_muon, 
 // ---------------------------------------------------------------------------------------
 // Pieces: the parts of a vector that this rank writes or reads
 
-// Reads or writes elements [flat, flat + count) at `host` (count), in the file's format.
-typedef bool (*PieceVisit)(void *context, size_t flat, Real *host, size_t count, Error *error);
-
 typedef struct PieceWalk {
     Scheduler *scheduler;
     // The visitor fills `host`, which then goes to the vector. Otherwise each rank visits
     // its part of a shared vector, and together they visit every element once.
     bool loads;
     float *stage; // (CHECKPOINT_STAGE) on the host; not used on the CPU
-    PieceVisit visit;
+    // Reads or writes elements [flat, flat + count) at `host`, in the file's format.
+    bool (*visit)(void *context, size_t flat, Real *host, size_t count, Error *error);
     void *context;
 } PieceWalk;
 
@@ -499,10 +497,8 @@ static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector,
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// Agreement: a checkpoint is made by all ranks or by none, and loaded by all or by none
-
-// All ranks. False on all where one is not good, with the error of the first of these.
+// All ranks, because a checkpoint is made and loaded by all or by none. False on all where
+// one is not good, with the error of the first of these.
 static inline bool all_ranks_good(const CheckpointedRun *run, bool good, Error *error) {
     Verdict bad;
     int rank = transport_first_failure(run->transport, "checkpoint", good ? 0 : 1, error, &bad);

@@ -34,24 +34,15 @@
 #include "kernels/wire.h"
 #include "runtime/files.h"
 
-typedef enum SafetensorsType {
-    SAFETENSORS_BOOL,
-    SAFETENSORS_U8,
-    SAFETENSORS_I8,
-    SAFETENSORS_F8_E4M3,
-    SAFETENSORS_F8_E5M2,
-    SAFETENSORS_U16,
-    SAFETENSORS_I16,
-    SAFETENSORS_F16,
-    SAFETENSORS_BF16,
-    SAFETENSORS_U32,
-    SAFETENSORS_I32,
-    SAFETENSORS_F32,
-    SAFETENSORS_U64,
-    SAFETENSORS_I64,
-    SAFETENSORS_F64,
-    SAFETENSORS_TYPE_COUNT
-} SafetensorsType;
+// Every type once: its name and the bytes of an element.
+#define SAFETENSORS_TYPES(TYPE) \
+    TYPE(BOOL, 1), TYPE(U8, 1), TYPE(I8, 1), TYPE(F8_E4M3, 1), TYPE(F8_E5M2, 1), TYPE(U16, 2), TYPE(I16, 2), \
+        TYPE(F16, 2), TYPE(BF16, 2), TYPE(U32, 4), TYPE(I32, 4), TYPE(F32, 4), TYPE(U64, 8), TYPE(I64, 8), \
+        TYPE(F64, 8)
+#define SAFETENSORS_NUMBER(name, bytes) SAFETENSORS_##name
+#define SAFETENSORS_ROW(name, bytes) {#name, bytes}
+
+typedef enum SafetensorsType { SAFETENSORS_TYPES(SAFETENSORS_NUMBER), SAFETENSORS_TYPE_COUNT } SafetensorsType;
 
 enum {
     SAFETENSORS_MAX_DIMENSIONS = 8,
@@ -65,10 +56,7 @@ typedef struct SafetensorsTypeInfo {
 } SafetensorsTypeInfo;
 
 static inline const SafetensorsTypeInfo *safetensors_type(SafetensorsType type) {
-    static const SafetensorsTypeInfo types[SAFETENSORS_TYPE_COUNT] = {
-        {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
-        {"U16", 2},  {"I16", 2}, {"F16", 2}, {"BF16", 2},    {"U32", 4},
-        {"I32", 4},  {"F32", 4}, {"U64", 8}, {"I64", 8},     {"F64", 8}};
+    static const SafetensorsTypeInfo types[] = {SAFETENSORS_TYPES(SAFETENSORS_ROW)};
     return &types[type];
 }
 

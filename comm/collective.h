@@ -24,6 +24,8 @@
 #ifndef ACCO_COMM_COLLECTIVE_H
 #define ACCO_COMM_COLLECTIVE_H
 
+#include <assert.h>
+
 #include "comm/layout.h"
 #include "kernels/wire.h"
 

@@ -94,9 +94,6 @@ static inline void staged_exchange(CommBackend *comm, Stream *stream, const Coll
     stream_settle(stream);
 }
 
-// ---------------------------------------------------------------------------------------
-// Wherever the vector is
-
 static inline void comm_exchange(CommBackend *comm, Stream *stream, const Collective *collective,
                                  CollectiveKind kind) {
     bool alone = comm->transport->size == 1;

@@ -431,9 +431,6 @@ static inline void host_gather_finish(const HostExchange *exchange, int number, 
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Both
-//
 // After a reduce-scatter this rank's own elements of the cells hold the sum over all
 // ranks. Elsewhere in `buffer`, what this rank is a delegate for holds sums over its
 // host; the rest is as it was. A world of one rank adds nothing and rounds nothing, and

@@ -41,23 +41,13 @@ typedef int OptionChoice;
 
 enum { OPTIONS_AT_MOST = 128 }; // in the table
 
-typedef enum DeviceChoice { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceChoice;
-typedef enum PrecisionChoice {
-    PRECISION_AUTO,
-    PRECISION_ASK_FP32,
-    PRECISION_ASK_BF16,
-    PRECISION_FASTEST
-} PrecisionChoice;
-typedef enum RateCounter { RATE_BY_GRADIENTS, RATE_BY_COMMITS } RateCounter;
-typedef enum DecayChoice { DECAY_MATRICES, DECAY_ALL } DecayChoice;
-typedef enum InnerChoice { INNER_ADAMW, INNER_MUON } InnerChoice;
-typedef enum ExchangeChoice {
-    EXCHANGE_AUTO,
-    EXCHANGE_FLAT,
-    EXCHANGE_TWO_LEVEL,
-    EXCHANGE_LIBRARY
-} ExchangeChoice;
-typedef enum GpuExchange { GPU_EXCHANGE_AUTO, GPU_EXCHANGE_NCCL, GPU_EXCHANGE_HOST } GpuExchange;
+enum DeviceChoice { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
+enum PrecisionChoice { PRECISION_AUTO, PRECISION_ASK_FP32, PRECISION_ASK_BF16, PRECISION_FASTEST };
+enum RateCounter { RATE_BY_GRADIENTS, RATE_BY_COMMITS };
+enum DecayChoice { DECAY_MATRICES, DECAY_ALL };
+enum InnerChoice { INNER_ADAMW, INNER_MUON };
+enum ExchangeChoice { EXCHANGE_AUTO, EXCHANGE_FLAT, EXCHANGE_TWO_LEVEL, EXCHANGE_LIBRARY };
+enum GpuExchange { GPU_EXCHANGE_AUTO, GPU_EXCHANGE_NCCL, GPU_EXCHANGE_HOST };
 
 // Fields are called as their options, with underscores; lr, lr-by and min-lr are spelled
 // out, and --optimizer is called rule.

@@ -19,37 +19,25 @@ typedef enum OptionType {
     OPTION_TEXT     // OptionText; minimum: its least length
 } OptionType;
 
-typedef enum OptionGroup {
-    GROUP_RULE,
-    GROUP_SHARED,
-    GROUP_LOCAL,
-    GROUP_DATA,
-    GROUP_RATE,
-    GROUP_MACHINE,
-    GROUP_REPORT,
-    GROUP_EVALUATION,
-    GROUP_SAMPLE,
-    GROUP_EMULATION,
-    GROUP_PLAN,
-    GROUP_COUNT
-} OptionGroup;
+// Every group once: what `train_gpt help` calls it, and its title.
+#define OPTION_GROUPS(GROUP) \
+    GROUP(RULE, "rules", "Update rule and exchange") \
+    GROUP(SHARED, "together", "Rules in which all ranks make one step together") \
+    GROUP(LOCAL, "local", "Rules in which each rank takes steps of its own") \
+    GROUP(DATA, "inputs", "Model and data") \
+    GROUP(RATE, "rates", "Learning rate and AdamW") \
+    GROUP(MACHINE, "machine", "This machine") \
+    GROUP(REPORT, "reports", "Reports and files") \
+    GROUP(EVALUATION, "scoring", "Evaluation") \
+    GROUP(SAMPLE, "samples", "Samples, during and after training or by themselves") \
+    GROUP(EMULATION, "trouble", "Emulated trouble") \
+    GROUP(PLAN, "planning", "Plans")
+#define OPTION_GROUP_NUMBER(group, name, title) GROUP_##group,
+#define OPTION_GROUP_ROW(group, name, title) {name, title},
 
-// name: what `train_gpt help` calls the group.
-static const struct {
-    const char *name, *title;
-} option_groups[GROUP_COUNT] = {
-    {"rules", "Update rule and exchange"},
-    {"together", "Rules in which all ranks make one step together"},
-    {"local", "Rules in which each rank takes steps of its own"},
-    {"inputs", "Model and data"},
-    {"rates", "Learning rate and AdamW"},
-    {"machine", "This machine"},
-    {"reports", "Reports and files"},
-    {"scoring", "Evaluation"},
-    {"samples", "Samples, during and after training or by themselves"},
-    {"trouble", "Emulated trouble"},
-    {"planning", "Plans"},
-};
+typedef enum OptionGroup { OPTION_GROUPS(OPTION_GROUP_NUMBER) GROUP_COUNT } OptionGroup;
+
+static const struct { const char *name, *title; } option_groups[] = {OPTION_GROUPS(OPTION_GROUP_ROW)};
 
 // Whether a run that is resumed with another value of the option trains the same bits.
 typedef enum OptionEffect {

@@ -18,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/errors.h"
+#include "runtime/files.h"
 #include "runtime/numbers.h"
 
 // What every rank tells the others at the start.
@@ -171,29 +171,16 @@ static inline int launch_quota_cores(const char *text) {
     return cores > 1000000 ? 0 : (int)cores;
 }
 
-// line <- what follows `prefix` in the first line of a file that begins with it.
-static inline bool launch_read_line(const char *path, const char *prefix, char *line, int size) {
-    FILE *file = fopen(path, "r");
-    bool found = false;
-    size_t skip = strlen(prefix);
-    while (!found && file != NULL && fgets(line, size, file) != NULL) {
-        found = strncmp(line, prefix, skip) == 0;
-    }
-    if (found) { memmove(line, line + skip, strlen(line + skip) + 1); }
-    if (file != NULL) { fclose(file); }
-    return found;
-}
-
 static inline bool launch_siblings(long core, char *list, int size) {
     char path[96];
     snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%ld/topology/thread_siblings_list", core);
-    return launch_read_line(path, "", list, size);
+    return file_read_line(path, "", list, size);
 }
 
 // Physical cores that this process may run on.
 static inline int launch_mask_cores(void) {
     char mask[CORE_LIST_SIZE];
-    bool known = launch_read_line("/proc/self/status", "Cpus_allowed_list:", mask, sizeof mask);
+    bool known = file_read_line("/proc/self/status", "Cpus_allowed_list:", mask, sizeof mask);
     int cores = known ? core_lists_physical(mask, mask, launch_siblings) : 0;
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     return cores > 0 ? cores : online < 1 ? 1 : (int)online;
@@ -204,12 +191,12 @@ static inline int launch_mask_cores(void) {
 // sysconf of some C libraries already counts only the affinity mask.
 static inline int launch_node_cores(void) {
     char online[CORE_LIST_SIZE], allowed[CORE_LIST_SIZE], share[64];
-    bool known = launch_read_line("/sys/devices/system/cpu/online", "", online, sizeof online);
-    bool limited = launch_read_line("/sys/fs/cgroup/cpuset.cpus.effective", "", allowed, sizeof allowed) &&
+    bool known = file_read_line("/sys/devices/system/cpu/online", "", online, sizeof online);
+    bool limited = file_read_line("/sys/fs/cgroup/cpuset.cpus.effective", "", allowed, sizeof allowed) &&
                    allowed[0] != '\n';
     int cores = known ? core_lists_physical(online, limited ? allowed : online, launch_siblings) : 0;
     if (cores < 1) { cores = (int)sysconf(_SC_NPROCESSORS_ONLN); }
-    if (launch_read_line("/sys/fs/cgroup/cpu.max", "", share, sizeof share)) {
+    if (file_read_line("/sys/fs/cgroup/cpu.max", "", share, sizeof share)) {
         int quota = launch_quota_cores(share);
         if (quota > 0 && quota < cores) { cores = quota; }
     }

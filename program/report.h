@@ -133,12 +133,6 @@ typedef struct ReportWindow {
     uint64_t from_micro_batches; // Scheduler::micro_batches_begun
 } ReportWindow;
 
-// How much of what the scheduler counts has been looked at.
-typedef struct SchedulerSeen {
-    int64_t commit, reports;
-    double spikes;
-} SchedulerSeen;
-
 typedef struct Reports {
     Log log, curves; // log.jsonl, progress.tsv
     Terminal *terminal;
@@ -151,7 +145,10 @@ typedef struct Reports {
     Nvml nvml;          // of rank 0's GPU
 
     ReportWindow window;
-    SchedulerSeen seen;
+    struct { // how much of what the scheduler counts has been looked at
+        int64_t commit, reports;
+        double spikes;
+    } seen;
     double exposed_seconds;                // of this part of the run: see TraceSums
     double validation, perfect_validation; // losses of the latest validation; NAN: there was none
     int lines;                             // reports that the terminal has shown

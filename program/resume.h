@@ -327,17 +327,10 @@ enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the 
 
 // The position in the data of the next micro-batch of the least or the most advanced
 // rank, counted in micro-batches of all ranks.
-static inline int64_t data_position(const CheckpointedRun *checkpointed, bool least) {
-    Transport *transport = checkpointed->transport;
-    uint64_t mine = checkpointed->scheduler->micro_batches_begun;
-    uint64_t *all =
-        (uint64_t *)transport_collect_records(transport, "position in the data", &mine, sizeof mine);
-    uint64_t found = all[0];
-    for (int rank = 1; rank < transport->size; rank++) {
-        if (least ? all[rank] < found : all[rank] > found) { found = all[rank]; }
-    }
-    free(all);
-    return checkpointed->data_base + (int64_t)found * transport->size;
+static inline int64_t data_position(const CheckpointedRun *checkpointed, double (*fold)(double, double)) {
+    double mine = (double)checkpointed->scheduler->micro_batches_begun,
+           found = transport_fold(checkpointed->transport, "position in the data", mine, fold);
+    return checkpointed->data_base + (int64_t)found * checkpointed->transport->size;
 }
 
 // Continues from the newest sound checkpoint with data that no rank has used before.
@@ -349,7 +342,7 @@ static inline bool roll_back(Run *run) {
     char remarks[CHECKPOINT_REMARKS_SIZE];
     double began = clock_seconds() - run->clock.paused;
     scheduler_settle(s); // the exchanges below must be the only ones
-    int64_t position = data_position(checkpointed, false), from = s->optimizer.commits;
+    int64_t position = data_position(checkpointed, fmax), from = s->optimizer.commits;
     double spikes = s->spikes.count, rollbacks = s->spikes.rollbacks + 1;
     end_checkpoint(run);
     scheduler_drop(s);
@@ -363,7 +356,7 @@ static inline bool roll_back(Run *run) {
     s->spikes.rollbacks = rollbacks;
     s->spikes.failed = commit < 0 || saving->rollback_repeats > ROLLBACK_PATIENCE;
     if (s->spikes.failed) { return false; }
-    checkpointed->data_base += position - data_position(checkpointed, true);
+    checkpointed->data_base += position - data_position(checkpointed, fmin);
     run->clock.paused = clock_seconds() - began; // all of this, with what end_checkpoint has already counted
     continue_reports(run, training_seconds(&run->clock));
     forget_saved(run); // the checkpoint on disk does not know of the rollback

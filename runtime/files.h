@@ -47,6 +47,19 @@ static inline bool path_within(char path[PATH_MAX], const char *directory, const
            error_set(error, "the path of %.80s in %.200s... is too long", name, directory);
 }
 
+// line <- what follows `prefix` in the first line of a file that begins with it.
+static inline bool file_read_line(const char *path, const char *prefix, char *line, int size) {
+    FILE *file = fopen(path, "r");
+    bool found = false;
+    size_t skip = strlen(prefix);
+    while (!found && file != NULL && fgets(line, size, file) != NULL) {
+        found = strncmp(line, prefix, skip) == 0;
+    }
+    if (found) { memmove(line, line + skip, strlen(line + skip) + 1); }
+    if (file != NULL) { fclose(file); }
+    return found;
+}
+
 // Where a thread continues if the mapped file that it reads becomes shorter. A signal handler
 // is given nothing of its caller's, so this is the one variable that stands in no struct.
 static __thread sigjmp_buf *volatile file_rescue;

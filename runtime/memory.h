@@ -24,6 +24,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "runtime/files.h"
 #include "runtime/gpu.h"
 #include "runtime/numbers.h"
 
@@ -101,30 +102,16 @@ static inline size_t arena_class_bytes(const Arena *arena, MemoryClass memory_cl
     return bytes;
 }
 
-// The memory limit of this process's control group, as in a container; SIZE_MAX: no limit.
-static inline size_t memory_group_limit(void) {
-    static const char *const files[] = {"/sys/fs/cgroup/memory.max",
-                                        "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
-    for (int version = 0; version < 2; version++) {
-        unsigned long long limit = 0;
-        FILE *file = fopen(files[version], "r");
-        bool read = file != NULL && fscanf(file, "%llu", &limit) == 1; // "max" is no number
-        if (file != NULL) { fclose(file); }
-        if (read) { return (size_t)limit; }
-    }
-    return SIZE_MAX;
-}
-
-// Bytes that the system could give now without swapping; 0: not known.
+// Bytes that the system could give now without swapping, to this process's control group, as in
+// a container; 0: not known.
 static inline size_t memory_available(void) {
-    FILE *file = fopen("/proc/meminfo", "r");
-    char line[128];
-    unsigned long long kilobytes = 0;
-    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
-        if (sscanf(line, "MemAvailable: %llu kB", &kilobytes) == 1) { break; }
-    }
-    if (file != NULL) { fclose(file); }
-    return size_min((size_t)kilobytes * 1024, memory_group_limit());
+    char kilobytes[128], limit[128]; // "max": none
+    bool known = file_read_line("/proc/meminfo", "MemAvailable:", kilobytes, sizeof kilobytes);
+    bool limited =
+        (file_read_line("/sys/fs/cgroup/memory.max", "", limit, sizeof limit) && limit[0] != 'm') ||
+        file_read_line("/sys/fs/cgroup/memory/memory.limit_in_bytes", "", limit, sizeof limit);
+    size_t available = known ? (size_t)strtoull(kilobytes, NULL, 10) * 1024 : 0;
+    return limited ? size_min(available, (size_t)strtoull(limit, NULL, 10)) : available;
 }
 
 static inline bool arena_refused(const char *what, size_t bytes, Error *error) {

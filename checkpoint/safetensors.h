@@ -40,9 +40,13 @@
         TYPE(F16, 2), TYPE(BF16, 2), TYPE(U32, 4), TYPE(I32, 4), TYPE(F32, 4), TYPE(U64, 8), TYPE(I64, 8), \
         TYPE(F64, 8)
 #define SAFETENSORS_NUMBER(name, bytes) SAFETENSORS_##name
-#define SAFETENSORS_ROW(name, bytes) {#name, bytes}
+#define SAFETENSORS_ROW(name, bytes) \
+    { #name, bytes }
 
-typedef enum SafetensorsType { SAFETENSORS_TYPES(SAFETENSORS_NUMBER), SAFETENSORS_TYPE_COUNT } SafetensorsType;
+typedef enum SafetensorsType {
+    SAFETENSORS_TYPES(SAFETENSORS_NUMBER),
+    SAFETENSORS_TYPE_COUNT
+} SafetensorsType;
 
 enum {
     SAFETENSORS_MAX_DIMENSIONS = 8,

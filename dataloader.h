@@ -253,8 +253,7 @@ static inline bool data_loader_list(DataLoader *loader, const char *path, Error 
     bool exists = stat(path, &status) == 0; // first: a plain file may have brackets in its name
     bool directory = exists && S_ISDIR(status.st_mode);
     if (exists && !directory) { return data_loader_add(loader, strdup(path), error); }
-    glob_t matches;
-    memset(&matches, 0, sizeof matches);
+    glob_t matches = {0};
     char *pattern = directory ? data_directory_pattern(path) : strdup(path);
     int result = pattern == NULL ? GLOB_NOSPACE : glob(pattern, GLOB_ERR, NULL, &matches);
     free(pattern);

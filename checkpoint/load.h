@@ -227,9 +227,8 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
 // One rank alone: the manifest of a checkpoint that a run of the same rule and number of
 // ranks has saved; the caller releases it. NULL: there is none to be read.
 static inline json_t *checkpoint_manifest(const CheckpointedRun *run, const char *path) {
-    CheckpointSource source;
+    CheckpointSource source = {.manifest = NULL};
     Error unreadable = {""};
-    memset(&source, 0, sizeof source);
     bool good = source_open_manifest(&source, run, path, &unreadable) && source.same_rule &&
                 source.workers == run->transport->size;
     json_t *manifest = good ? json_incref(source.manifest) : NULL;

@@ -252,14 +252,12 @@ static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *c
     Transport *transport = nccl->transport;
     bool reduces = kind == REDUCE_SCATTER;
     size_t end = collective->end;
-    NcclBatch batch;
-    memset(&batch, 0, sizeof batch);
-    batch.nccl = nccl;
-    batch.groups = transport_groups(transport);
-    batch.stream = stream;
-    batch.inside = *stream;
+    NcclBatch batch = {.nccl = nccl,
+                       .groups = transport_groups(transport),
+                       .stream = stream,
+                       .inside = *stream,
+                       .collective = collective};
     batch.inside.queue = nccl->inside_queue;
-    batch.collective = collective;
     transport_begin(transport, collective_name(kind));
     gpu_mark(nccl->between_done, stream->queue);
     gpu_wait_for(nccl->inside_queue, nccl->between_done); // what the stream has done so far

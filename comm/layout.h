@@ -54,12 +54,9 @@ typedef struct Layout {
 static inline size_t layout_round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 static inline Layout layout_make(size_t count, int size) {
-    Layout layout;
+    Layout layout = {.count = count, .size = size};
     size_t cell_limit = (size_t)size * LAYOUT_CELLS;
     size_t piece = (count + cell_limit - 1) / cell_limit;
-    memset(&layout, 0, sizeof layout);
-    layout.count = count;
-    layout.size = size;
     layout.piece = layout_round_up(piece > 0 ? piece : 1, piece >= LAYOUT_BLOCK ? LAYOUT_BLOCK : LAYOUT_LINE);
     size_t cell = layout.piece * (size_t)size;
     layout.cells = (count + cell - 1) / cell;
@@ -280,11 +277,8 @@ static inline void layout_choose_owners(const LayoutMatrix *matrices, int matrix
 // Matrices (matrix_count) ascend. The vectors between two matrices go with the one before.
 static inline Layout layout_make_whole(size_t count, int size, const LayoutMatrix *matrices,
                                        int matrix_count) {
-    LayoutBuilder builder;
     if (size == 1) { return layout_make(count, 1); }
-    memset(&builder, 0, sizeof builder);
-    builder.layout.count = count;
-    builder.layout.size = size;
+    LayoutBuilder builder = {.layout = {.count = count, .size = size}};
     builder.ends = (size_t *)calloc((size_t)size, sizeof *builder.ends);
     builder.share = (double *)calloc((size_t)size, sizeof *builder.share);
     double *loads = (double *)calloc((size_t)size, sizeof *loads), rest = 0;

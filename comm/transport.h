@@ -311,8 +311,7 @@ typedef struct Overdue {
 } Overdue;
 
 static inline Overdue transport_overdue(Transport *transport, Lane lane) {
-    Overdue overdue;
-    memset(&overdue, 0, sizeof overdue);
+    Overdue overdue = {0};
     for (int is_send = 0; is_send < 2 && overdue.count == 0; is_send++) {
         overdue.senders = is_send == 0;
         for (int peer = 0; peer < transport->size; peer++) {

@@ -178,9 +178,7 @@ static inline bool options_emulate_link(const Options *options) {
 // What the rule makes of its options; a rule without any exchanges everything at every step.
 static inline SchedulerSettings options_rule_settings(const Options *options) {
     const Rule *rule = options_rule(options);
-    SchedulerSettings settings;
-    memset(&settings, 0, sizeof settings);
-    settings.steps = settings.fragments = 1;
+    SchedulerSettings settings = {.steps = 1, .fragments = 1};
     if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
     return settings;
 }

@@ -205,10 +205,7 @@ static inline bool make_token_file(const DataLoader *loader, const char *directo
         printf("tokenizing %s: %.1f MB, with %d thread%s\n", loader->name, tokenizing.bytes / 1e6,
                pool->threads, pool->threads == 1 ? "" : "s");
         fflush(stdout);
-        TextTokens made;
-        memset(&made, 0, sizeof made);
-        made.progress = tokenizing_progress;
-        made.context = &tokenizing;
+        TextTokens made = {.progress = tokenizing_progress, .context = &tokenizing};
         good = tokenize_texts(path, texts, count, tokenizer, pool, &made, error);
         terminal_clear(terminal);
         if (good) {

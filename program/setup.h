@@ -191,12 +191,10 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     const Transport *transport = setup->transport;
     Placement *placement = setup->placement;
     uint64_t seed = (uint64_t)options->seed;
-    SchedulerSettings settings;
-    memset(&settings, 0, sizeof settings);
-    settings.kind = rule->kind;
-    settings.replicated = rule->replicated;
-    settings.overlap = options->overlap;
-    settings.adaptive = options_are_adaptive(options);
+    SchedulerSettings settings = {.kind = rule->kind,
+                                  .replicated = rule->replicated,
+                                  .overlap = options->overlap,
+                                  .adaptive = options_are_adaptive(options)};
     int own = options_rank_accumulate(options, transport->rank);
     settings.micro_batches = own > 0 ? own : rule->rounds_per_commit; // auto: the least possible
     settings.wire = settings.estimate_wire = (WireFormat)options->wire;

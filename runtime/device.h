@@ -141,12 +141,9 @@ static inline void thread_wake_promptly(void) {
         int32_t nice;
         uint32_t priority;
         uint64_t runtime, deadline, period; // nanoseconds
-    } attributes;
-    memset(&attributes, 0, sizeof attributes);
-    attributes.size = sizeof attributes;
-    attributes.flags = 0x08; // SCHED_FLAG_KEEP_POLICY; with real-time policies it then does nothing
+    } attributes = {.size = sizeof attributes, .flags = 0x08, .runtime = 100000};
+    // The flag is SCHED_FLAG_KEEP_POLICY; with real-time policies it then does nothing.
     attributes.nice = getpriority(PRIO_PROCESS, 0);
-    attributes.runtime = 100000;
     syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 

@@ -125,8 +125,7 @@ static inline bool file_read_mapped(void (*read_file)(void *context), void *cont
 static inline void *file_map(const char *path, const char *expected, size_t *size, Error *error) {
     struct stat status;
     void *mapping = MAP_FAILED;
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
+    struct sigaction action = {0};
     action.sa_sigaction = file_bus_error;
     action.sa_flags = SA_SIGINFO | SA_NODEFER;
     sigaction(SIGBUS, &action, NULL);

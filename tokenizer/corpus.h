@@ -211,13 +211,9 @@ static inline int corpus_choose(CorpusWriter *writer, int rule) {
 // corpus_fill for any valid grammar.
 static inline double corpus_fill_from(const CorpusRule *rules, int count, uint64_t seed, uint64_t index,
                                       int T, uint8_t *bytes, double *nats) {
-    CorpusWriter writer;
-    memset(&writer, 0, sizeof writer);
+    CorpusWriter writer = {.bytes = bytes, .nats = nats, .capacity = T + 1};
     corpus_read(rules, count, &writer.grammar);
     writer.random.state = random_hash(seed, index);
-    writer.bytes = bytes;
-    writer.nats = nats;
-    writer.capacity = T + 1;
     const CorpusChoice *plots = &writer.grammar.rules[0];
     while (writer.length < writer.capacity) { // the separator and one story
         int plot = corpus_choose(&writer, 0), position = 0;

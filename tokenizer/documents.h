@@ -113,10 +113,8 @@ static inline bool text_next_part(void *source, DocumentPart *part) {
             cursor->empty += separator > 0;
             continue;
         }
-        memset(part, 0, sizeof *part);
-        part->bytes = bytes;
-        part->count = count;
-        part->ends = ends;
+        const DocumentPart found = {.bytes = bytes, .count = count, .ends = ends};
+        *part = found;
         return true;
     }
     return false;
@@ -176,10 +174,8 @@ static inline bool json_lines_next(void *source, DocumentPart *part) {
         lines->at += count + (end != NULL);
         lines->line++;
         if (count == 0 || (count == 1 && bytes[0] == '\r')) { continue; }
-        memset(part, 0, sizeof *part);
-        part->bytes = bytes;
-        part->count = count;
-        part->line = lines->line;
+        const DocumentPart found = {.bytes = bytes, .count = count, .line = lines->line};
+        *part = found;
         return true;
     }
     return false;

@@ -332,10 +332,8 @@ static inline bool token_shards_take(void *sink, const DocumentPart *part, const
 // most_tokens are set, and the rest is zeros. On failure the shards that are whole stay.
 static inline bool tokenize_lines(int descriptor, TokenShards *shards, const Tokenizer *tokenizer,
                                   ThreadPool *pool, Error *error) {
-    JsonLines lines;
+    JsonLines lines = {.descriptor = descriptor};
     Encoder encoder;
-    memset(&lines, 0, sizeof lines);
-    lines.descriptor = descriptor;
     bool good = encoder_open(&encoder, tokenizer, pool, error);
     shards->tokenizer = tokenizer;
     shards->end_of_text = encoder.end_of_text;

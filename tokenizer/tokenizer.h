@@ -475,11 +475,9 @@ static inline void tokenizer_close(Tokenizer *tokenizer) {
 // nothing of the bytes. On failure there is nothing to close.
 static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name, const void *bytes,
                                          size_t size, Error *error) {
-    TokenizerFile file;
+    TokenizerFile file = {.name = name};
     json_error_t trouble;
     memset(tokenizer, 0, sizeof *tokenizer);
-    memset(&file, 0, sizeof file);
-    file.name = name;
     json_t *root = json_loadb((const char *)bytes, size, JSON_REJECT_DUPLICATES, &trouble);
     if (root == NULL) {
         return error_set(error, "%s is no tokenizer, which is JSON: line %d: %s", name, trouble.line,
@@ -699,11 +697,7 @@ static inline bool tokenizer_encode(const Tokenizer *tokenizer, const char *text
         return error_set(error, "a text of %zu bytes is too long to encode at once: at most %d", count,
                          TOKENIZER_MOST_TEXT_BYTES);
     }
-    TokenizerWork work;
-    memset(&work, 0, sizeof work);
-    work.tokenizer = tokenizer;
-    work.special = special;
-    work.out = out;
+    TokenizerWork work = {.tokenizer = tokenizer, .special = special, .out = out};
     work.match = pcre2_match_data_create_from_pattern(tokenizer->pattern, NULL);
     bool good = work.match != NULL || error_set(error, "no memory for the tokens of a text");
     good = good && tokenizer_encode_added(&work, (const uint8_t *)text, count, false, error);

@@ -151,8 +151,7 @@ typedef struct OptimizerNeeds {
     double flops;                               // of the matrix products of a step
 } OptimizerNeeds;
 
-// The most that any rank needs of each, where pieces differ: all ranks reserve the same, and
-// the plan of one holds for all.
+// The most that any rank needs of each: all reserve the same, and one plan holds for all.
 static inline OptimizerNeeds optimizer_most_needs(const Optimizer *optimizer) {
     OptimizerNeeds most = {0};
     Optimizer one = *optimizer;

@@ -46,8 +46,7 @@
 // Only the host thread calls these functions. Between two of its calls at most one job
 // and one round of micro-batches run, and in synchronous rules the job before's gather.
 //
-// Overlapped rules swap two pointers instead of copying the parameters, and copy and
-// clear the gradients in one pass.
+// Overlapped rules swap parameters by pointers, and copy and clear gradients in one pass.
 #ifndef ACCO_SCHEDULER_H
 #define ACCO_SCHEDULER_H
 

@@ -364,8 +364,7 @@ static inline size_t segment_begin(const Problem *problem, int segment) {
                : problem->parameter_count;
 }
 
-// Every layer belongs to one fragment. What is in no layer, above all the tied embedding,
-// belongs to the first fragment.
+// What is in no layer, above all the tied embedding, belongs to the first fragment.
 static inline bool fragment_has(const Scheduler *s, int fragment, int segment) {
     int layers = s->problem.layer_count, fragments = s->settings.fragments, l = segment - 1;
     if (l < 0 || l >= layers) { return fragment == 0; }

@@ -1,5 +1,4 @@
-// training_problem.h: what the scheduler trains: a model on data. Model, data and
-// scheduler meet here and nowhere else.
+// training_problem.h: a model on data; they meet the scheduler here and nowhere else.
 //
 // Micro-batches are counted over all ranks and over all parts of a run that was resumed:
 // micro-batch `index` of this rank is number data_base + index * ranks + rank, so no

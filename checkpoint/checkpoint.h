@@ -349,8 +349,7 @@ static inline int64_t integer_from_json(const json_t *object, const char *key) {
 // ---------------------------------------------------------------------------------------
 // The manifest
 
-// The model's whole configuration: two models may have tensors of the same shapes and yet
-// compute different things.
+// Whole, because models with tensors of the same shapes may compute different things.
 static inline json_t *model_to_json(const CheckpointedRun *run) {
     return hf_model_describe(run->config, NULL);
 }

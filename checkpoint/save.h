@@ -13,8 +13,7 @@
 //
 // All ranks write their parts of one file, in a directory that all of them see.
 //
-// A checkpoint is whole or absent, no matter when the program or the machine stops. The
-// order of the steps ensures it:
+// A checkpoint is whole or absent, whenever the program or the machine stops, by order:
 //
 //   1. every rank writes its parts of state.safetensors under the temporary name and
 //      syncs the file; rank 0 also writes and syncs model/

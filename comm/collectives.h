@@ -9,8 +9,7 @@
 // Staging serves several ranks on one GPU, ranks with and without GPUs, and builds
 // without NCCL. On a slow network the copies cost little.
 //
-// All three give the same bits. The functions return when the result is there, and tasks
-// that the stream runs later see it.
+// All three give the same bits. When they return, later tasks of the stream see them.
 #ifndef ACCO_COMM_COLLECTIVES_H
 #define ACCO_COMM_COLLECTIVES_H
 
@@ -118,8 +117,7 @@ static inline void comm_exchange(CommBackend *comm, Stream *stream, const Collec
     }
 }
 
-// GPUs: an all-gather of bf16 casts of what the collective sends, to casts (padded). Two
-// casts travel as one fp32 element.
+// GPUs: gathers bf16 casts in `casts` (padded). Two of them travel as one fp32 element.
 static inline void comm_gather_casts(CommBackend *comm, Stream *stream, const Collective *collective,
                                      Real *casts) {
     const Layout *layout = collective->layout;

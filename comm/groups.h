@@ -52,8 +52,7 @@ static inline int groups_count(const Groups *groups, int host) {
     return groups->begins[host + 1] - groups->begins[host];
 }
 
-// leader_of (size): for every rank, the lowest rank of its host. False: no memory. The
-// caller frees the groups in any case.
+// leader_of (size): each rank's lowest one of its host. False: no memory. Free it anyway.
 static inline bool groups_make(Groups *groups, int rank, int size, const int *leader_of) {
     groups->rank = rank;
     groups->size = size;

@@ -8,8 +8,7 @@
 //                 ----           ----           ----
 //   own           | 0 |          | 1 |          | 2 |          the shard of rank 1
 //
-// `flat` counts elements of the whole vector, padded to whole cells; `own` counts
-// elements of one rank's shard.
+// `flat` counts elements of the vector, padded to whole cells; `own` those of a shard.
 //
 // Why cells: every range of them, such as a bucket, is shared out evenly. So rules that
 // send the last layers' gradients while others are still computed keep all ranks busy.

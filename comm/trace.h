@@ -10,8 +10,7 @@
 //
 // In the CUDA program a span is also a range of NVTX, which profilers show under its name.
 //
-// Exposed communication is the time in which communication ran and compute did not: what
-// overlapping failed to hide.
+// Exposed communication, which overlapping failed to hide, runs while compute does not.
 //
 //   compute         ####....####
 //   communication   ..######....     6 of communication, 4 of them exposed

@@ -15,8 +15,7 @@
 // most 1 ms, so that the compute threads keep their cores. Every wait has a deadline.
 // When it passes, transport_fail names the ranks that are late and ends all ranks.
 //
-// A slow network can be emulated: messages then leave through a token bucket, and arrive
-// late by a fixed latency.
+// An emulated slow network sends through a token bucket, and arrives late by a latency.
 #ifndef ACCO_COMM_TRANSPORT_H
 #define ACCO_COMM_TRANSPORT_H
 
@@ -54,8 +53,7 @@ typedef struct Link {
     // Notes travel beside messages, and may be lost. NULL: this link has no notes.
     void (*send_note)(void *state, int peer, const Note *note);
     bool (*take_note)(void *state, Note *note); // false: no note has arrived
-    // NULL: there is nothing to end. 0: all ranks end in good order. Otherwise it ends every rank
-    // and does not return.
+    // NULL: nothing to end. 0: all end in good order. Otherwise ends all, for good.
     void (*end)(void *state, int exit_code);
 } Link;
 

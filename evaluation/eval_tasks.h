@@ -426,8 +426,7 @@ static inline void evaluate_set_close(EvaluateSet *set) {
     memset(set, 0, sizeof *set);
 }
 
-// Reads what the request names. The request's path must live as long as the set. On
-// failure there is nothing to close.
+// The request's path must live as long as the set. On failure there is nothing to close.
 static inline bool evaluate_set_open(EvaluateSet *set, const EvaluateRequest *request, Error *error) {
     assert(request->B >= 1 && request->T >= 1 && request->vocabulary >= 1);
     memset(set, 0, sizeof *set);

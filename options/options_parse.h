@@ -77,8 +77,7 @@ static inline bool option_refuse(const OptionSpec *option, const char *written, 
                      option->type == OPTION_COUNT ? "; k, M or G may follow, as in 80G" : "");
 }
 
-// A decimal number and nothing else: no blanks, no hexadecimal, no nan or inf. `end`
-// receives what follows the digits.
+// A decimal number and nothing else, no nan or inf. `end` receives what follows it.
 static inline bool option_read_real(const char *text, double *value, const char **end) {
     size_t length = strspn(text, "0123456789+-.eE");
     char *stop;
@@ -677,8 +676,7 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
         bool is_free = sources[index] == FROM_DEFAULT && !has_config && is_kept &&
                        option_is_of_rule(option, options_rule(options)) &&
                        option_excluded_by(option, options, pair) == NULL;
-        // --config names the file of the very run that is resumed: what it has chosen is
-        // not chosen again.
+        // --config names the file of the run that is resumed: it keeps its choices.
         bool is_chosen = is_own && before.chosen[index] && option_has_word_value(option, options);
         if (saved[index] == FROM_DEFAULT || now != (option->rules != NULL) ||
             !(is_free || closes || is_chosen)) {

@@ -14,8 +14,7 @@ typedef struct MemoryRoom {
     size_t gpu, host;
 } MemoryRoom;
 
-// The ranks of a host share its memory equally. A plan for a GPU elsewhere knows nothing
-// of the memory of its host.
+// Ranks share their host's memory. A plan for a GPU elsewhere knows nothing of its host.
 static inline MemoryRoom memory_room(const Setup *setup) {
     bool elsewhere = setup->options->gpu_memory > 0;
     MemoryRoom room = {setup->placement->on_gpu ? placement_room(setup->placement) : 0,

@@ -301,8 +301,7 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
     return true;
 }
 
-// For a plan: what ranks with a GPU each would choose. A program that was built for CPUs
-// plans for one with CUDA and NCCL.
+// For a plan: ranks with a GPU each. A program built for CPUs plans for CUDA and NCCL.
 static inline void placement_plan_gpu_exchange(Placement *placement, const Options *options) {
     bool has_nccl = nccl_is_built_in() || !gpu_is_built_in();
     placement->uses_nccl = placement->on_gpu && has_nccl && options->gpu_exchange != GPU_EXCHANGE_HOST &&

@@ -46,8 +46,7 @@ typedef struct Report {
     double bytes_sent, bytes_sent_outside;
     // Over all ranks: model operations, 10^12 a second, and their share of the peak rate.
     double model_tflops, mfu;
-    // Rank 0's GPU when the report was made: MHz, watts, and NVML's bits that say why
-    // the clock is not the highest.
+    // Rank 0's GPU: MHz, watts, and NVML's bits that say why its clock is not highest.
     double gpu_clock, gpu_watts, gpu_throttle;
 } Report;
 

@@ -53,8 +53,7 @@ static inline void open_checkpoints(Run *run) {
     checkpointed->option_context = run;
 }
 
-// A run stands for its newest checkpoint, and a checkpoint for the model in it. Training
-// prints what it begins with anyway.
+// A run stands for its newest checkpoint, and a checkpoint for the model in it.
 static inline void find_models(Run *run) {
     Options *options = &run->options;
     OptionText asked;
@@ -74,8 +73,7 @@ static inline void find_models(Run *run) {
 // ---------------------------------------------------------------------------------------
 // Saving
 
-// waited: seconds that training was blocked. A checkpoint that failed is reported, and
-// training continues without it.
+// waited: seconds that training was blocked. After a failure training continues.
 static inline void report_checkpoint(Reports *reports, const SavedReport *report, double waited, bool saved,
                                      const Error *error) {
     report_begin_table(reports);
@@ -347,8 +345,7 @@ static inline bool roll_back(Run *run) {
     end_checkpoint(run);
     scheduler_drop(s);
     int64_t commit = load_newest(checkpointed, remarks);
-    // Gradients that were saved while they waited for a job may be from just before the
-    // spike, and would bring it back.
+    // Gradients saved while they waited may be from just before the spike, and repeat it.
     if (run->rule->kind == RULE_OVERLAPPED) { scheduler_drop(s); }
     saving->rollback_repeats = commit == saving->rollback_commit ? saving->rollback_repeats + 1 : 1;
     saving->rollback_commit = commit;

@@ -71,8 +71,7 @@ static inline bool run_directory_check_log(const char *directory, bool resumes, 
 //   out       --out; "auto": runs/MODEL-RULE-N with the first N that is free
 //   model     options_model
 //   resumes   the directory may hold the log of an earlier part of this run
-// Errors: the directory holds another run's log.jsonl, cannot be created, cannot be
-// written to, or is not a directory.
+// Errors: another run's log.jsonl is there, or the directory cannot be made or written.
 static inline bool run_directory_create(const char *out, const char *model, const char *rule, bool resumes,
                                         char path[RUN_PATH_SIZE], Error *error) {
     char name[64];

@@ -71,8 +71,7 @@ static inline void signal_watch_note_saved(SignalWatch *watch, int64_t commit) {
     __atomic_store_n(&watch->saved_commit, commit, __ATOMIC_RELAXED);
 }
 
-// On SIGTERM: prints where this rank was, if it is one that prints, and advice. first: it was
-// not asked to stop before.
+// On SIGTERM, on the ranks that print: where it was, and advice. first: not asked before.
 static inline void signal_watch_report(const SignalWatch *watch, bool first) {
     const Transport *transport = watch->transport;
     const Hello *hellos = __atomic_load_n(&watch->hellos, __ATOMIC_ACQUIRE);

@@ -280,8 +280,7 @@ static inline bool event_query(Event *event) {
     return happened;
 }
 
-// The host waits until every recording so far has happened. False when `timeout_seconds`,
-// rounded up, pass first.
+// Waits for all recordings so far. False: `timeout_seconds`, rounded up, pass first.
 static inline bool event_wait(Event *event, double timeout_seconds) {
     if (event->simulator != NULL) {
         event->simulator->wait(event->simulator->self, event);

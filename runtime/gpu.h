@@ -48,8 +48,7 @@ static inline void gpu_range_end(void) {}
 #ifdef ACCO_HAVE_CUDA
 #include <cuda_runtime.h>
 
-// Ends all ranks with the name of the call and CUDA's reason: after a CUDA error nothing on
-// the device can be trusted.
+// Ends all ranks with CUDA's reason: after an error nothing on the device can be trusted.
 #define CUDA_CHECK(call) cuda_check((call), #call)
 
 static inline void cuda_check(cudaError_t status, const char *call) {

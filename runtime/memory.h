@@ -102,8 +102,7 @@ static inline size_t arena_class_bytes(const Arena *arena, MemoryClass memory_cl
     return bytes;
 }
 
-// Bytes that the system could give now without swapping, to this process's control group, as in
-// a container; 0: not known.
+// Bytes to be had without swapping, within the control group's limit; 0: not known.
 static inline size_t memory_available(void) {
     char kilobytes[128], limit[128]; // "max": none
     bool known = file_read_line("/proc/meminfo", "MemAvailable:", kilobytes, sizeof kilobytes);

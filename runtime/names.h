@@ -40,8 +40,7 @@ static inline const char *nearest_name(const char *word, const char *const *name
     const char *nearest = NULL;
     int best = 2 * (2 + (int)(length < 63 ? length : 63) / 3);
     for (int i = 0; i < count; i++) {
-        // Distances are doubled, so that the beginning of a name, which counts as 3, is
-        // between one mistake and two.
+        // Doubled, so that the beginning of a name, as 3, is between one mistake and two.
         int distance = 2 * name_distance(word, names[i]);
         bool beginning = length >= 2 && strncmp(word, names[i], length) == 0;
         if (beginning && distance > 3) { distance = 3; }

@@ -1,5 +1,4 @@
-// nvml.h: a GPU's clock frequency and power, and the reasons why its clock is reduced, from
-// NVIDIA's management library.
+// nvml.h: a GPU's clock and power, and what reduces the clock, from NVIDIA's library.
 //
 // The library comes with the driver. It is opened when a run begins and is not linked, so the
 // program also runs without it; then nothing is known. Only the few functions that are used

@@ -119,8 +119,7 @@ static inline ThreadPool *thread_pool_create(int threads, bool spin) {
     return pool;
 }
 
-// Runs task(context, i, thread) for i in [0, tasks) and returns when all are done. Not to
-// be called from inside a task.
+// task(context, i, thread) for i in [0, tasks), until all are done. Not inside a task.
 static inline void thread_pool_run(ThreadPool *pool, int tasks, ThreadPoolTask task, void *context) {
     // Hides from the compiler which task it is. Otherwise it may inline the task into the
     // loop below and fuse multiplications and additions there that it does not fuse in

@@ -133,8 +133,7 @@ typedef struct JsonLines {
     bool ended; // the stream
 } JsonLines;
 
-// Reads whole lines, about `wanted` bytes of them. What it read before is gone. At the end
-// of the stream lines->whole is 0.
+// Reads about `wanted` bytes of whole lines; those before are gone. whole 0: the end.
 static inline bool json_lines_read(JsonLines *lines, size_t wanted, Error *error) {
     lines->count -= lines->whole;
     if (lines->count > 0) { memmove(lines->bytes, lines->bytes + lines->whole, lines->count); }

@@ -1,5 +1,4 @@
-// tokenizer.h: text to tokens and back, for prompts, samples and evaluations: the
-// byte-level BPE of GPT-2 and GPT-Neo.
+// tokenizer.h: text to tokens and back: the byte-level BPE of GPT-2 and GPT-Neo.
 //
 // Reads the tokenizer.json of Hugging Face's `tokenizers` and gives the same ids as that
 // library. Encoding has three stages:
@@ -450,8 +449,7 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
     return good;
 }
 
-// GPT-2's pattern. The spaces are listed because PCRE2's \s has U+180E, which is no space
-// in Unicode and for the library.
+// GPT-2's pattern. PCRE2's \s has U+180E, no space in Unicode and for the library.
 #define TOKENIZER_SPACE \
     "\\x09-\\x0D\\x20\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{" \
     "3000}"
@@ -539,8 +537,7 @@ typedef struct PieceToken {
     int32_t previous, next; // -1: none
 } PieceToken;
 
-// A merge that was possible when it was pushed to the heap. On top is the lowest rank,
-// and among equal ranks the leftmost.
+// A merge as it was pushed. On top is the lowest rank, and among equals the leftmost.
 typedef struct PieceMerge {
     uint32_t rank;
     int32_t position; // of the left token
@@ -710,8 +707,7 @@ static inline bool tokenizer_encode(const Tokenizer *tokenizer, const char *text
 // ---------------------------------------------------------------------------------------
 // Decoding
 
-// The bytes of a token, *count of them: 0 for an id without a token, as there are in a
-// vocabulary that was rounded up.
+// *count bytes of a token: 0 for an id without one, as in a rounded vocabulary.
 static inline const uint8_t *tokenizer_bytes(const Tokenizer *tokenizer, int32_t id, size_t *count) {
     bool known = id >= 0 && id < tokenizer->vocabulary;
     *count = known ? tokenizer->offsets[id + 1] - tokenizer->offsets[id] : 0;

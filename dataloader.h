@@ -545,10 +545,9 @@ typedef enum DataChange {
     DATA_CHANGED // a file has other content, which was perhaps trained on
 } DataChange;
 
-// What has happened to the files since they were opened and identified; *found: to the
-// first of them. A file that is gone is found once; only its samples tell whether what is
-// mapped still is the same. Every change of a file moves its ctime, which no program can
-// set back. For one thread at a time.
+// What has happened to the files since they were identified; *found: to the first of
+// them. One that is gone is found once; then only its samples tell whether what is mapped
+// is the same. A change always moves ctime, which no program can set back.
 static inline DataChange data_loader_look(DataLoader *loader, const DataFile **found) {
     for (int i = 0; i < loader->file_count; i++) {
         DataFile *file = &loader->files[i];

@@ -2,10 +2,9 @@
 // before training: its own model and data, ranks and link.
 //
 // Choices that are left to a measurement are made from these numbers (plan/choose.h).
-// Both are measured beside each other, as training runs them, because they share cores,
-// memory and multiprocessors. The exchange is the reduce-scatter and the all-gather of a
-// job, without its short records and the step. Nothing is trained: gradients are dropped,
-// and all else stays as it is.
+// Both are measured beside each other, as training runs them, because they share cores
+// and memory. The exchange is the reduce-scatter and the all-gather of a job, without its
+// short records and the step. Nothing is trained: gradients are dropped, all else stays.
 #ifndef ACCO_MEASURE_H
 #define ACCO_MEASURE_H
 

@@ -52,9 +52,8 @@ typedef struct Problem {
     void *self;
     size_t parameter_count;
     // gradients (parameter_count) += the gradient of the mean loss of this worker's
-    // micro-batch number `index` (0, 1, ...) at `parameters`. The compute stream calls
-    // it; the pointers differ from call to call. It must call pace->need before it reads
-    // parameters, and may call pace->finish.
+    // micro-batch `index` (0, 1, ...) at `parameters`. The compute stream calls it, with
+    // other pointers each time. It must call pace->need before it reads parameters.
     MicroBatchResult (*micro_batch)(void *self, Stream *stream, uint64_t index, const void *parameters,
                                     float *gradients, const Pace *pace);
     // Where each layer begins, and where the last one ends: (layer_count + 1). For

@@ -357,9 +357,8 @@ static inline void *host_arrival(const HostExchange *exchange, int owner, Chunk 
     return as_it_is ? host_plain(exchange, owner, chunk) : NULL;
 }
 
-// This rank's own elements go to its delegates on the other hosts. What it receives as a
-// delegate lies owner behind owner; its own elements are among them if it has mates, which
-// get it all.
+// Own elements go to the delegates on the other hosts. What this rank receives as a
+// delegate lies owner behind owner, its own among them if it has mates, which get it all.
 static inline void host_gather_between(const HostExchange *exchange, int number, Chunk chunk) {
     const Groups *groups = exchange->groups;
     const Collective *collective = exchange->collective;

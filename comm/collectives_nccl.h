@@ -1,9 +1,8 @@
 // collectives_nccl.h: reduce-scatter and all-gather of vectors in GPU memory, from GPU to
 // GPU with the messages of NCCL. The contract is in collective.h.
 //
-// NCCL only moves bytes. Our own kernels encode, add and decode (kernels/cuda/wire.cuh),
-// so any wire format travels, and the sums are those of collectives_host.h bit for bit:
-// on the same two levels, or flat.
+// NCCL only moves bytes. Our own kernels encode, add and decode (kernels/cuda/wire.cuh):
+// any wire format travels, and sums are those of collectives_host.h bit for bit.
 //
 // A batch is as many cells as the message buffers hold. A message has pieces of owners:
 //

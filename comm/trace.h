@@ -1,7 +1,6 @@
 // trace.h: what the compute stream and the communication stream of a rank did, and when.
 //
-// A task calls trace_begin when it starts and trace_end when it is done, each stream in a
-// lane of its own. Two readers:
+// A task calls trace_begin and trace_end, each stream in a lane of its own. Two readers:
 //
 //   reports        trace_take: seconds of compute, of communication, and of exposed
 //                  communication since the report before. Always on.

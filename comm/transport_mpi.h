@@ -1,5 +1,4 @@
-// transport_mpi.h: the link over MPI, and the choice between it and a world of one rank.
-// The only file that includes mpi.h.
+// transport_mpi.h: the link over MPI, or a world of one. The only file with mpi.h.
 //
 // Only MPI_Isend, MPI_Irecv and MPI_Test carry vectors and records. Open MPI 4.1 makes no
 // progress on non-blocking collectives unless it is polled, spins in the blocking ones,

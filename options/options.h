@@ -34,9 +34,8 @@ typedef enum OptionsCommand {
     COMMAND_VERSION
 } OptionsCommand;
 
-// A choice is the index of one of the option's words in the table. The enums whose values
-// they are list them in the same order: those below, and WireFormat, SpikePolicy,
-// ScheduleKind, FragmentOrder elsewhere.
+// A choice is the index of a word in the table. The enums whose values they are have the
+// same order: those below, and WireFormat, SpikePolicy, ScheduleKind, FragmentOrder.
 typedef int OptionChoice;
 
 enum { OPTIONS_AT_MOST = 128 }; // in the table

@@ -532,9 +532,8 @@ enum { COMMANDS_BY_NAME = COMMAND_HELP + 1 };
 static const char *const command_names[COMMANDS_BY_NAME] = {"train", "sample",   "eval",
                                                             "plan",  "tokenize", "help"};
 
-// Reads a leading command word, behind help its topic, and the options without a value; sets
-// *position to the first option. -h asks for the overview, --help for everything, and behind
-// a command for its own use.
+// Reads the command, behind help its topic, and options without a value; sets *position
+// to the first option. -h asks for the overview, --help for all or a command's use.
 static inline bool options_parse_command(int argc, char **argv, Options *options, int *position,
                                          Error *error) {
     char excerpt[64];

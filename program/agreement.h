@@ -24,9 +24,8 @@ static inline void exit_user_mistake(const Error *error) {
     exit(EXIT_USER_MISTAKE);
 }
 
-// Returns where every rank's exit_code is 0. Otherwise prints the error of the first rank
-// that has one, and ends all ranks with its exit code. Until training begins a rank that
-// was asked to stop does so here.
+// Returns where every rank's exit_code is 0. Otherwise prints the first error and ends
+// all ranks with its code, as it does with a rank that was asked to stop before training.
 static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
     Transport *transport = &run->transport;
     Verdict bad;
@@ -50,9 +49,8 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
 // ---------------------------------------------------------------------------------------
 // Exchanging facts
 
-// Waits until rank 0 has done something that takes longer than any message. Rank 0 itself
-// waits no longer than usual, so that the run ends if another rank dies meanwhile.
-// operation: a literal, for messages.
+// Waits until rank 0 has done something long. Rank 0 itself waits no longer than usual,
+// so that the run ends if another rank dies meanwhile. operation: a literal.
 static inline void wait_for_rank_zero(Transport *transport, const char *operation) {
     transport_barrier_patiently(transport, operation, transport->rank == 0 ? 0 : 1e6);
 }

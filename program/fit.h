@@ -115,10 +115,9 @@ static inline int64_t fit_micro_batch(const Setup *setup, const MemoryRoom *room
 // The share of the memory that --fit fills: a plan is exact within half a percent.
 #define FIT_SHARE 0.98
 
-// --fit: changes options to the least recomputation with which a micro-batch is large
-// enough for matrix products to be nearly as fast as they get, and to the largest
-// micro-batch that then fits. Where none is large enough: the largest of all. False: none
-// fits, or the memory is not known.
+// --fit: the least recomputation with which a micro-batch is large enough for matrix
+// products to be nearly as fast as they get, and the largest micro-batch that fits. If
+// none is large enough: the largest. False: none fits, or the memory is not known.
 static inline bool fit_options(const Setup *setup, Options *options) {
     const Options asked = *options;
     MemoryRoom whole = memory_room(setup),

@@ -20,9 +20,8 @@
 #define PEAK_SECONDS 0.2
 #define PEAK_LONG_RUN 1e14 // model operations of a rank: ten minutes of a small machine, half one of a large
 
-// Collective, with the same options on all. Measures if --precision leaves something to
-// find out. Afterwards the options name the chosen format: checkpoints and the saved
-// configuration do not know `fastest`.
+// Collective, with the same options. Measures if --precision leaves something to find
+// out. Afterwards the options name the format: checkpoints do not know `fastest`.
 static inline void choose_precision(Run *run) {
     Options *options = &run->options;
     Placement *placement = &run->placement;

@@ -31,9 +31,8 @@ static inline bool run_directory_make(const char *path, Error *error) {
     return true;
 }
 
-// The part of --model or --from that tells models apart, as a file name: "tiny" stays
-// "tiny", my/gpt and my/gpt/config.json give "gpt", other.json gives "other", and
-// runs/a/checkpoints/commit-7/model gives "a".
+// The part of --model or --from that tells models apart, as a file name: "tiny", "gpt" of
+// my/gpt or my/gpt/config.json, "a" of runs/a/checkpoints/commit-7/model.
 static inline void run_directory_model_name(const char *model, char name[64]) {
     // The last part but for those that say where in a run or a model a file is, and not which.
     static const char last[] = "([^/]*)(/+(config\\.json|model|checkpoints|commit-[0-9]+))*/*$";

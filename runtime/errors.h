@@ -7,8 +7,7 @@
 //   our bug                assert
 //
 // Functions that read what the user gave us return bool and fill an Error. They never
-// print and never exit, so that tests can make them fail. Exit codes are named here and
-// nowhere else.
+// print or exit, so that tests can make them fail. Exit codes are named only here.
 #ifndef ACCO_RUNTIME_ERRORS_H
 #define ACCO_RUNTIME_ERRORS_H
 

@@ -6,9 +6,8 @@
 //
 // So a directory that must be whole or absent is made in three steps: everything is
 // written and synced under a temporary name; the temporary directory is synced;
-// directory_publish renames it, which is atomic, and syncs the parent. A crash before the
-// rename leaves only the temporary name, which is never read; a crash after it leaves the
-// finished directory.
+// directory_publish renames it, which is atomic, and syncs the parent. A crash before
+// that leaves only a name that is never read; a later one the finished directory.
 #ifndef ACCO_RUNTIME_FILES_H
 #define ACCO_RUNTIME_FILES_H
 

@@ -365,9 +365,8 @@ static void meet_ranks(Run *run, bool understood, Error *error) {
     // A start with a large model from a slow disk may take longer than a commit of training.
     run->transport.timeout_seconds = fmax(run->transport.timeout_seconds, run->options.timeout_s);
     if (together) { return; }
-    int rank = run->transport.rank;
     transport_close(&run->transport);
-    if (rank != 0) { exit(0); }
+    if (run->transport.rank != 0) { exit(0); }
 }
 
 static int command_train(Run *run) {
@@ -384,8 +383,7 @@ static int command_train(Run *run) {
     resume_run(run);
     Error none = {""};
     agree_or_exit(run, 0, &none); // a wish to stop that came while the checkpoint was read
-    bool saved = train(run);
-    int exit_code = finish_run(run, saved);
+    int exit_code = finish_run(run, train(run));
     release_run(run);
     return exit_code;
 }

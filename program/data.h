@@ -24,8 +24,7 @@ static inline void resumed_model(const Options *options, char path[TOKENIZER_PAT
     int64_t commit = newest ? checkpoint_newest(options->out, INT64_MAX) : -1;
     path[0] = '\0';
     if (newest && commit >= 0) {
-        CheckpointPaths paths = checkpoint_paths(options->out, commit);
-        snprintf(path, TOKENIZER_PATH_SIZE, "%.1900s/model", paths.final);
+        snprintf(path, TOKENIZER_PATH_SIZE, "%.1900s/model", checkpoint_paths(options->out, commit).final);
     } else if (!newest && strcmp(options->resume, "off") != 0) {
         snprintf(path, TOKENIZER_PATH_SIZE, "%.1900s/model", options->resume);
     }

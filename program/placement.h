@@ -112,8 +112,7 @@ static inline bool placement_check_shapes(const Placement *placement, const Mode
 static inline void placement_choose_exchange(Placement *placement, const Options *options,
                                              Transport *transport) {
     const Groups *hosts = &transport->hosts;
-    int size = transport->size;
-    bool helps = hosts->hosts > 1 && hosts->hosts < size;
+    bool helps = hosts->hosts > 1 && hosts->hosts < transport->size;
     transport->two_level =
         options->exchange == EXCHANGE_TWO_LEVEL || (options->exchange == EXCHANGE_AUTO && helps);
     transport->library = options->exchange == EXCHANGE_LIBRARY;

@@ -47,8 +47,7 @@ static inline void initialize_parameters(Run *run) {
     if (start[0] != '\0') {
         HfModel model;
         Error error = {""};
-        bool opened = hf_model_open(&model, start, &error);
-        agree_or_exit(run, opened ? 0 : EXIT_USER_MISTAKE, &error);
+        agree_or_exit(run, hf_model_open(&model, start, &error) ? 0 : EXIT_USER_MISTAKE, &error);
         hf_model_read(&model, host);
         hf_model_close(&model);
     } else {

@@ -62,9 +62,8 @@ static inline bool text_format_check(const char *name, const void *text, size_t 
             name);
     }
     for (size_t i = 0; i < looked; i += length) {
-        bool valid = utf8_scan(bytes + i, size - i, &length) == UTF8_VALID;
         zeros += bytes[i] == 0;
-        invalid += valid ? 0 : length;
+        invalid += utf8_scan(bytes + i, size - i, &length) == UTF8_VALID ? 0 : length;
     }
     if (zeros > TEXT_FEW_BYTES + looked / TEXT_MOST_ZEROS) {
         return error_set(error,

@@ -192,7 +192,7 @@ static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck
     }
     bool binary = text_format_has_ending(file->path, ".bin");
     // llm.c's magic numbers are dates: this is another of its files. A nanoGPT file is
-    // not mistaken for it: its first ids would be above 50256, the last of GPT-2.
+    // not mistaken for it: its first id would be above 50256, the last of GPT-2.
     bool dated = header[0] >= 20240101 && header[0] <= 20241231 && header[1] >= 0 && header[1] < 100;
     if (binary && dated) {
         return error_set(error,

@@ -53,7 +53,7 @@ typedef struct Link {
     // Notes travel beside messages, and may be lost. NULL: this link has no notes.
     void (*send_note)(void *state, int peer, const Note *note);
     bool (*take_note)(void *state, Note *note); // false: no note has arrived
-    // NULL: nothing to end. 0: all end in good order. Otherwise ends all, for good.
+    // NULL: nothing to end. 0: all end in good order. Otherwise ends all, never returns.
     void (*end)(void *state, int exit_code);
 } Link;
 

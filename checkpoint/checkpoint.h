@@ -496,8 +496,8 @@ static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector,
     return true;
 }
 
-// All ranks, because a checkpoint is made and loaded by all or by none. False on all where
-// one is not good, with the error of the first of these.
+// All ranks: a checkpoint is made and loaded by all or by none. False on all where one is
+// not good, with the error of the first of these.
 static inline bool all_ranks_good(const CheckpointedRun *run, bool good, Error *error) {
     Verdict bad;
     int rank = transport_first_failure(run->transport, "checkpoint", good ? 0 : 1, error, &bad);

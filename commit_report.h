@@ -8,14 +8,12 @@
 
 #include "scheduler_state.h"
 
-// Whether a spike ended the run or sends it back to a checkpoint. Local rules must not
-// apply what they have received then.
+// Whether a spike ended the run, or sends it back; local rules then apply nothing.
 static inline bool scheduler_is_halted(const Scheduler *s) {
     return s->spikes.failed || s->spikes.rollback_due;
 }
 
-// Records skipped steps for the report. The job of a local rule does not know which value
-// was too large.
+// Skipped steps; the job of a local rule does not know which value was too large.
 static inline void scheduler_note_spike(Scheduler *s, SpikeKind kind, double steps) {
     const Job *job = &s->job;
     bool high = kind == SPIKE_HIGH_LOSS;

@@ -1,5 +1,4 @@
-// communication_job.h: what the communication stream does between a launch and the next
-// boundary.
+// communication_job.h: what the communication stream does from a launch to a boundary.
 //
 //   reduce     adds up the gradient sums (in local rules the pseudo-gradients) of all
 //              workers, each element at the rank that owns it; where only the largest
@@ -41,10 +40,9 @@ static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) 
     return size_max(1, size_min(cells, layout->cells));
 }
 
-// Host: decides all that depends on the kind of the rule or of the job; the steps of the job
-// below do not ask again. An estimate inspects nothing, because the commit sends the same
-// gradients once more; nor does a world of one rank, whose gradients are their own sum, unless
-// compute steps with them.
+// Host: decides all that depends on the kind of the rule or of the job. An estimate
+// inspects nothing, because the commit sends the same gradients once more; nor does a
+// world of one rank, whose gradients are their own sum, unless compute steps with them.
 static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
     Job *job = &s->job;
     bool average = kind == AVERAGE;
@@ -66,7 +64,6 @@ static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
     s->job_in_flight = true;
 }
 
-// What job_reduce adds up.
 static inline Collective job_reduction(Scheduler *s, const Job *job) {
     Collective collective = {.layout = &job->layout, .wire = job->wire, .buffer = job_buffer(s, job)->data};
     return collective;
@@ -85,8 +82,7 @@ static inline void job_span_ended(Scheduler *s, const Job *job) {
 
 enum { JOB_SEARCH = 1 << 20 }; // elements that are copied to the host at a time
 
-// The last element of values [begin, end) that is not finite, counted from 1; 0: there is
-// none.
+// The last of values [begin, end) that is not finite, counted from 1; 0: none.
 static inline double job_last_bad_element(const float *values, size_t begin, size_t end, Stream *stream) {
     float *part = (float *)malloc(JOB_SEARCH * sizeof *part);
     size_t last = 0;
@@ -103,9 +99,8 @@ static inline double job_last_bad_element(const float *values, size_t begin, siz
     return (double)last;
 }
 
-// Adds to what is known of this rank's own gradients that those in values [begin, end) have
-// this sum of squares. One value that is not finite makes it not finite; the last of them
-// is found then.
+// This rank's own gradients in values [begin, end) have this sum of squares. If it is not
+// finite, the last value that is not is found.
 static inline void job_note_own(Job *job, double square, const float *values, size_t begin, size_t end,
                                 Stream *stream) {
     job->sent_square += square;
@@ -152,9 +147,8 @@ static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
     }
 }
 
-// Where only the largest elements travel: every rank's blocks to all ranks, slice by slice.
-// Compute has encoded them already, and adds them up. A value that is not finite is still in
-// the error that it was encoded from.
+// Every rank's blocks to all ranks, slice by slice; compute has encoded them, and adds
+// them up. A value that is not finite is still in the error that it was encoded from.
 static inline void job_gather_blocks(Scheduler *s, Job *job, Stream *stream) {
     const SparseState *sparse = &s->local.sparse;
     size_t padded = layout_padded(&job->layout), blocks = sparse_blocks(job->layout.count);
@@ -204,8 +198,7 @@ static inline void job_add_tallies(Scheduler *s, Job *job) {
     }
 }
 
-// The rank whose own gradient, or loss, is the largest: it is the likely cause of a
-// finite spike.
+// The rank whose own gradient, or loss, is largest: the likely cause of a finite spike.
 static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
     int largest = -1;
     double most = -1;
@@ -262,10 +255,9 @@ static inline double job_shard_square(const Scheduler *s, const float *values, S
 }
 
 // Counts, losses and the norm decide whether and how far all ranks step. The norm is
-// taken of the gradient sum in this rank's shard, whether or not the rank also holds the
-// rest, piece by piece: rules that shard the state and rules that do not then find the
-// same bits, where the wire is fp32. (On a narrower wire a rule that does not shard takes
-// the norm of the rounded sums, because those are what it steps with.)
+// taken piece by piece of the sum in this rank's shard, also where it has the rest: so
+// rules that shard the state and others find the same bits, where the wire is fp32. (On a
+// narrower one the latter take it of the rounded sums, with which they step.)
 static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     Tally *own = &job->tally;
     job_span_begins(s, "summary");
@@ -329,8 +321,7 @@ static inline WireFormat job_gather_wire(const Scheduler *s, WireFormat wire) {
 }
 
 // Sends the result to all ranks: into the parameters where compute waits for them, beside
-// them where it still uses them. Coarse wires carry the difference to the parameters that
-// compute uses, which all ranks hold alike.
+// them where it uses them. Coarse wires carry differences to those that compute uses.
 static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
     const Layout *layout = &job->layout;
     WireFormat wire = job_gather_wire(s, job->wire);
@@ -356,10 +347,9 @@ static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
 // ---------------------------------------------------------------------------------------
 // The two tasks of a job
 
-// Everything up to the step. A job that follows a backward pass steps with the threads of
-// compute, which is idle then; on a GPU the step runs in the communication stream's own
-// queue. The host may write s->job again once `stepped` has happened, so the gather works
-// on a copy of it.
+// Everything up to the step, which a job that follows a backward pass makes with the
+// threads of compute, idle then; on a GPU in its own queue. The host may write s->job
+// again once `stepped` has happened, so the gather works on a copy of it.
 static inline void job_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     Job *job = &s->job;

@@ -10,11 +10,10 @@
 // uint16 or uint32 ids). The user names one file, a directory of .bin files, or a
 // pattern. Files are read in the order of their names and mapped read-only.
 //
-// Files are cut into windows of T + 1 tokens: window w of a file begins at token w * T;
-// its first T tokens are the inputs and its last T are the targets. Neighbouring windows
-// share one token, so no token is predicted twice. No window crosses from one file into
-// the next. Windows are numbered through all files. With hold_out the last 5 % of them
-// (at least 1, at most 4096) are kept for validation and never trained on.
+// Window w of a file is its tokens from w * T on, T + 1 of them: the first T are the
+// inputs, the last T the targets, so no token is predicted twice. No window crosses from
+// one file into the next. Windows are numbered through all files. With hold_out the last
+// 5 % of them (at least 1, at most 4096) are kept for validation and never trained on.
 //
 // The order of training is a pure function of the seed and of one number, the index of
 // the sample, which counts on from epoch to epoch. With n training windows:
@@ -22,11 +21,10 @@
 //     epoch  = sample / n
 //     window = data_permute(random_hash(seed, epoch), n, sample % n)
 //
-// data_permute is a keyed permutation that is computed for one index at a time: every
-// epoch visits each window once, in an order of its own, and no shuffled list is built,
-// stored or sent. So a run's position in its data is one number, the first sample not yet
-// used, and that is all that a checkpoint keeps of it. The samples of a step do not
-// depend on how many ranks share them: the caller decides which rank takes which sample.
+// data_permute is a keyed permutation, computed for one index at a time: every epoch
+// visits each window once, and no list is shuffled, stored or sent. So a run's position
+// in its data is one number, all that a checkpoint keeps of it. The samples of a step do
+// not depend on how many ranks share them: the caller decides which rank takes which.
 //
 // Files should not change while a run reads them. data_loader_look finds out whether one did,
 // and data_loader_fill fails, with its name, where one has become shorter. data_loader_identify
@@ -44,7 +42,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include "runtime/errors.h"
@@ -101,8 +98,7 @@ enum {
     DATA_IDENTITY_SIZE = 96
 };
 
-// Files are checked at open until this many bytes have been read; the ids in later files
-// are checked when a batch uses them.
+// At open, files are checked up to this many bytes; later ids when a batch uses them.
 #define DATA_SCAN_BYTES ((size_t)1 << 30)
 
 // ---------------------------------------------------------------------------------------
@@ -195,9 +191,8 @@ static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck
         return data_file_read_llmc(file, error);
     }
     bool binary = text_format_has_ending(file->path, ".bin");
-    // llm.c's magic numbers are dates: this is one of its other files, a model perhaps. A
-    // nanoGPT file is not mistaken for it: as uint16 the date is 55013 to 56143 and 308,
-    // and GPT-2 has no ids above 50256.
+    // llm.c's magic numbers are dates: this is another of its files. A nanoGPT file is
+    // not mistaken for it: its first id would be above 50256, the last of GPT-2.
     bool dated = header[0] >= 20240101 && header[0] <= 20241231 && header[1] >= 0 && header[1] < 100;
     if (binary && dated) {
         return error_set(error,
@@ -225,8 +220,7 @@ static inline int data_compare_files(const void *a, const void *b) {
     return strcmp(((const DataFile *)a)->path, ((const DataFile *)b)->path);
 }
 
-// Appends a file to the list, which owns `path` from now on. path: allocated, or NULL
-// where memory ran out.
+// Appends a file to the list, which then owns `path`, allocated; NULL: memory ran out.
 static inline bool data_loader_add(DataLoader *loader, char *path, Error *error) {
     DataFile *files =
         path != NULL ? (DataFile *)realloc(loader->files, ((size_t)loader->file_count + 1) * sizeof *files)
@@ -241,8 +235,7 @@ static inline bool data_loader_add(DataLoader *loader, char *path, Error *error)
     return true;
 }
 
-// The pattern of the .bin files in a directory, whose own name is to be taken literally.
-// For the caller to free; NULL: no memory.
+// The .bin files in a directory of that literal name. To be freed; NULL: no memory.
 static inline char *data_directory_pattern(const char *path) {
     char *pattern = (char *)malloc(2 * strlen(path) + sizeof "/*.bin"), *end = pattern;
     for (const char *letter = path; pattern != NULL && *letter != '\0'; letter++) {
@@ -260,8 +253,7 @@ static inline bool data_loader_list(DataLoader *loader, const char *path, Error 
     bool exists = stat(path, &status) == 0; // first: a plain file may have brackets in its name
     bool directory = exists && S_ISDIR(status.st_mode);
     if (exists && !directory) { return data_loader_add(loader, strdup(path), error); }
-    glob_t matches;
-    memset(&matches, 0, sizeof matches);
+    glob_t matches = {0};
     char *pattern = directory ? data_directory_pattern(path) : strdup(path);
     int result = pattern == NULL ? GLOB_NOSPACE : glob(pattern, GLOB_ERR, NULL, &matches);
     free(pattern);
@@ -287,7 +279,6 @@ static inline bool data_loader_list(DataLoader *loader, const char *path, Error 
         what, path);
 }
 
-// Whether the tokens are bytes of text.
 static inline bool data_loader_is_text(const DataLoader *loader) {
     return loader->builtin || loader->files[0].content.token_bytes == 1;
 }
@@ -312,8 +303,7 @@ static inline const uint8_t *data_loader_tokenizer(const DataLoader *loader) {
     return NULL;
 }
 
-// Maps every listed file, recognises its format and checks its ids, and that all files
-// are of one kind and of one tokenizer.
+// Maps all listed files, checks their ids, and that they are of one kind and tokenizer.
 static inline bool data_loader_map(DataLoader *loader, Error *error) {
     size_t scanned = 0;
     const DataFile *signed_file = NULL; // the first that says which tokenizer made it
@@ -380,8 +370,7 @@ static inline int data_loader_longest_sequence(const DataLoader *loader, uint64_
     return fits;
 }
 
-// Numbers the windows of all files and divides them into training and validation. An
-// error where nothing is left to train on.
+// Divides all windows into training and validation. An error if none is to train on.
 static inline bool data_loader_divide(DataLoader *loader, Error *error) {
     int T = loader->sequence_length;
     uint64_t windows = data_loader_count_windows(loader, T);
@@ -420,9 +409,8 @@ static inline void data_loader_close(DataLoader *loader) {
     memset(loader, 0, sizeof *loader);
 }
 
-// The first half of data_loader_open: everything but the windows. Files are mapped and
-// recognised, and the ids of the first GiB are checked against the vocabulary. Keeps
-// nothing of the request. On failure there is nothing to close.
+// All but the windows: files are mapped and recognised, and the ids of the first GiB
+// checked. Keeps nothing of the request. On failure there is nothing to close.
 static inline bool data_loader_find_files(DataLoader *loader, const DataRequest *request, Error *error) {
     assert(request->sequence_length >= 1 && request->vocabulary >= 1);
     memset(loader, 0, sizeof *loader);
@@ -444,8 +432,7 @@ static inline bool data_loader_find_files(DataLoader *loader, const DataRequest 
     return good;
 }
 
-// Opens what request->path names, ready for batches. On failure there is nothing to
-// close.
+// What request->path names, ready for batches. On failure there is nothing to close.
 static inline bool data_loader_open(DataLoader *loader, const DataRequest *request, Error *error) {
     if (!data_loader_find_files(loader, request, error)) { return false; }
     if (loader->builtin || data_loader_divide(loader, error)) { return true; }
@@ -558,10 +545,9 @@ typedef enum DataChange {
     DATA_CHANGED // a file has other content, which was perhaps trained on
 } DataChange;
 
-// What has happened to the files since they were opened and identified; *found: to the
-// first of them. A file that is gone is found once; only its samples tell whether what is
-// mapped still is the same. Every change of a file moves its ctime, which no program can
-// set back. For one thread at a time.
+// What has happened to the files since they were identified; *found: to the first of
+// them. One that is gone is found once; then only its samples tell whether what is mapped
+// is the same. A change always moves ctime, which no program can set back.
 static inline DataChange data_loader_look(DataLoader *loader, const DataFile **found) {
     for (int i = 0; i < loader->file_count; i++) {
         DataFile *file = &loader->files[i];
@@ -636,7 +622,6 @@ static inline const DataFile *data_loader_find(const DataLoader *loader, uint64_
 // ---------------------------------------------------------------------------------------
 // Batches
 
-// A window of a file, and where it goes.
 typedef struct WindowCopy {
     const DataFile *file;
     uint64_t start; // the first token
@@ -659,25 +644,10 @@ static inline void data_copy_window(void *context) {
     }
 }
 
-// Copies window `window` of the files to tokens (T) and targets (T).
-static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, int32_t *tokens,
-                                    int32_t *targets, Error *error) {
-    WindowCopy copy = {
-        .T = loader->sequence_length, .vocabulary = loader->vocabulary, .tokens = tokens, .targets = targets};
-    copy.file = data_loader_find(loader, window, &copy.start);
-    assert(copy.start + (uint64_t)copy.T < copy.file->content.token_count);
-    if (!file_read_mapped(data_copy_window, &copy)) {
-        return error_set(error, "%s has become shorter while it was trained on", copy.file->path);
-    }
-    return copy.copied > copy.T ||
-           data_token_error(copy.file, copy.start + (uint64_t)copy.copied, copy.vocabulary, error);
-}
-
-// Fills tokens (B, T) and targets (B, T) with B samples from first_sample on, in the order of
-// training or of validation; the built-in corpus has a stream for each. *perfect_loss: the
-// mean loss of a perfect model on these targets, in nats per token, which is known for the
-// built-in corpus; NaN for files. May be called by several threads at once. False: an id
-// beyond the vocabulary, in data that were not checked at open, or a file that has become shorter.
+// Fills tokens (B, T) and targets (B, T) with B samples from first_sample on, in this
+// order. *perfect_loss: of a perfect model on these targets, in nats per token; NaN for
+// files. Any thread may call it. False: an id beyond the vocabulary, in data that were
+// not checked at open, or a file that has become shorter.
 static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, uint64_t first_sample, int B,
                                     int32_t *tokens, int32_t *targets, double *perfect_loss, Error *error) {
     int T = loader->sequence_length;
@@ -691,8 +661,16 @@ static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, u
         uint64_t sample = first_sample + (uint64_t)b;
         int32_t *inputs = tokens + (size_t)b * (size_t)T, *outputs = targets + (size_t)b * (size_t)T; // (T)
         if (!loader->builtin) {
-            good =
-                data_loader_copy(loader, data_loader_window(loader, order, sample), inputs, outputs, error);
+            WindowCopy copy = {
+                .T = T, .vocabulary = loader->vocabulary, .tokens = inputs, .targets = outputs};
+            copy.file = data_loader_find(loader, data_loader_window(loader, order, sample), &copy.start);
+            assert(copy.start + (uint64_t)T < copy.file->content.token_count);
+            if (!file_read_mapped(data_copy_window, &copy)) {
+                good = error_set(error, "%s has become shorter while it was trained on", copy.file->path);
+            } else if (copy.copied <= T) {
+                uint64_t position = copy.start + (uint64_t)copy.copied;
+                good = data_token_error(copy.file, position, loader->vocabulary, error);
+            }
             continue;
         }
         nats += corpus_fill(random_hash(loader->seed, (uint64_t)order), sample, T, bytes, NULL);

@@ -1,12 +1,10 @@
 // measure.h: how long a micro-batch and an exchange take, measured on the run itself
 // before training: its own model and data, ranks and link.
 //
-// Choices that are left to a measurement are made from these numbers (plan/choose.h). Both are
-// measured beside each other, as training runs them, because they share cores, memory and, on a
-// GPU, multiprocessors. The exchange is the reduce-scatter and the all-gather of a job;
-// its records and the step of the optimizer, which are short, are left out. Nothing is
-// trained: gradients are dropped, and parameters, optimizer and the position in the data
-// stay as they are.
+// Choices that are left to a measurement are made from these numbers (plan/choose.h).
+// Both are measured beside each other, as training runs them, because they share cores
+// and memory. The exchange is the reduce-scatter and the all-gather of a job, without its
+// short records and the step. Nothing is trained: gradients are dropped, all else stays.
 #ifndef ACCO_MEASURE_H
 #define ACCO_MEASURE_H
 
@@ -14,8 +12,7 @@
 
 enum { MEASURE_REPEATS = 3 }; // the median counts
 
-// An exchange of this many seconds is long enough to be measured. Only a part of a longer one
-// is sent.
+// Seconds that are long enough to be measured. Only a part of a longer exchange is sent.
 #define MEASURE_SECONDS 0.2
 
 typedef struct MeasuredRound {
@@ -55,17 +52,11 @@ static inline void measure_exchange_task(void *context, Stream *stream) {
         stream_settle(stream);
         seconds[i] = clock_seconds() - began;
     }
-    double mine = median_of(seconds, MEASURE_REPEATS),
-           *all = (double *)transport_collect_records(s->transport, "measuring", &mine, sizeof mine);
-    work->exchange_seconds = 0;
-    for (int rank = 0; rank < s->transport->size; rank++) {
-        work->exchange_seconds = fmax(work->exchange_seconds, all[rank]);
-    }
-    free(all);
+    work->exchange_seconds =
+        transport_fold(s->transport, "measuring", median_of(seconds, MEASURE_REPEATS), fmax);
 }
 
-// Compute stream. The micro-batch is the next one of training, which will compute it
-// again.
+// Compute stream. The micro-batch is training's next one, which computes it again.
 static inline void measure_micro_batch_task(void *context, Stream *stream) {
     MeasureWork *work = (MeasureWork *)context;
     Scheduler *s = work->scheduler;

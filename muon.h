@@ -15,9 +15,8 @@
 // X has a mean square of 1 / max(rows, columns), and 0.2 is the root mean square of AdamW's
 // steps, so a learning rate that suits AdamW suits Muon.
 //
-// The whole matrix must be here (layout_make_whole). Its momentum is the only state, half of
-// AdamW's. The products take 5 (4 m m n + 2 m m m) operations for m <= n, and nearly all of
-// the time.
+// The whole matrix must be here (layout_make_whole). Its momentum is the only state. The
+// products take 5 (4 m m n + 2 m m m) operations for m <= n, and nearly all of the time.
 #ifndef ACCO_MUON_H
 #define ACCO_MUON_H
 
@@ -47,7 +46,6 @@ static inline void muon_reserve(MuonWorkspace *workspace, Arena *arena, Precisio
     }
 }
 
-// Operations of the products of one step.
 static inline double muon_flops(int rows, int columns, int iterations) {
     double m = rows < columns ? rows : columns, n = rows < columns ? columns : rows;
     return iterations * (4 * m * m * n + 2 * m * m * m);

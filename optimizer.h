@@ -22,11 +22,10 @@
 // ---------------------------------------------------------------------------------------
 // The learning rate
 
-// Progress is counted in micro-batch gradients that all workers together have committed
-// (--lr-by grads), so that rules and runs with different or varying batch sizes have the
-// same rate at the same number of tokens; or in commits (--lr-by commits). An estimate
-// uses the rate of the commit that it anticipates, because progress moves at commits
-// only.
+// Progress is counted in micro-batch gradients that all workers have committed (--lr-by
+// grads), so that rules and runs with other batch sizes have the same rate at the same
+// number of tokens; or in commits (--lr-by commits). An estimate uses the rate of the
+// commit that it anticipates, because progress moves at commits only.
 
 // The choices of --schedule, in their order.
 typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT } ScheduleKind;
@@ -76,8 +75,7 @@ static inline void optimizer_tensors_add(OptimizerTensor *tensors, int *count, O
     }
 }
 
-// The step of every element in a range, as `adamw` makes it (kernels/kernels.h), in
-// memory of the host.
+// Steps all elements of a range as `adamw` does (kernels/kernels.h), in host memory.
 typedef void ElementwiseStep(Stream *stream, const StepRange *range);
 
 typedef struct OptimizerSettings {
@@ -153,12 +151,11 @@ typedef struct OptimizerNeeds {
     double flops;                               // of the matrix products of a step
 } OptimizerNeeds;
 
-// The most that any rank needs of each, where pieces differ: all ranks reserve the same, and
-// the plan of one holds for all.
+// The most that any rank needs of each: all reserve the same, and one plan holds for all.
 static inline OptimizerNeeds optimizer_most_needs(const Optimizer *optimizer) {
     OptimizerNeeds most = {0};
     Optimizer one = *optimizer;
-    bool differ = one.layout.table != NULL;
+    bool differ = one.layout.pieces != NULL;
     for (int rank = differ ? 0 : one.rank; rank < (differ ? one.layout.size : one.rank + 1); rank++) {
         double flops = 0;
         one.rank = rank;
@@ -222,39 +219,31 @@ typedef struct OptimizerStep {
     bool commit; // moves the state; otherwise an estimate, and the state stays bitwise as it was
 } OptimizerStep;
 
-static inline StepRange optimizer_step_range(const Optimizer *optimizer, const OptimizerRange *range,
-                                             const OptimizerStep *step) {
-    const OptimizerSettings *settings = &optimizer->settings;
-    bool decays = range->tensor != NULL && range->tensor->decays;
-    double beta1 = optimizer_range_is_muons(range) ? settings->muon_momentum : settings->beta1;
-    StepRange work = {
-        .out = step->out != NULL ? step->out + range->flat : optimizer->master + range->own,
-        .master = optimizer->master + range->own,
-        .first_moment = real_at(optimizer->first_moment, range->own, settings->moments),
-        .second_moment = real_at(optimizer->second_moment, range->second, settings->moments),
-        .gradient = step->gradient + range->flat,
-        .count = range->count,
-        .flat = range->flat,
-        .moments = settings->moments,
-        .key = moment_key(settings->seed, optimizer->commits),
-        .step = adamw_step(beta1, settings->beta2, (double)(optimizer->commits + 1), settings->epsilon,
-                           step->learning_rate, decays ? settings->weight_decay : 0.0),
-        .commit = step->commit,
-    };
-    work.step.divisor = (float)step->divisor;
-    work.step.scale = (float)step->scale;
-    return work;
-}
-
-// Steps all elements that this worker owns, range by range.
 static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const OptimizerStep *step) {
     const OptimizerSettings *settings = &optimizer->settings;
     assert((settings->elementwise_step == NULL || stream->queue == NULL) &&
            "a step other than AdamW's works on memory of the host, not on that of a GPU");
     for (OptimizerRange range = {0}; optimizer_next(optimizer, &range);) {
         const OptimizerTensor *tensor = range.tensor;
-        StepRange work = optimizer_step_range(optimizer, &range, step);
-        if (optimizer_range_is_muons(&range)) {
+        bool is_muons = optimizer_range_is_muons(&range), decays = tensor != NULL && tensor->decays;
+        StepRange work = {
+            .out = step->out != NULL ? step->out + range.flat : optimizer->master + range.own,
+            .master = optimizer->master + range.own,
+            .first_moment = real_at(optimizer->first_moment, range.own, settings->moments),
+            .second_moment = real_at(optimizer->second_moment, range.second, settings->moments),
+            .gradient = step->gradient + range.flat,
+            .count = range.count,
+            .flat = range.flat,
+            .moments = settings->moments,
+            .key = moment_key(settings->seed, optimizer->commits),
+            .step = adamw_step(is_muons ? settings->muon_momentum : settings->beta1, settings->beta2,
+                               (double)(optimizer->commits + 1), settings->epsilon, step->learning_rate,
+                               decays ? settings->weight_decay : 0.0),
+            .commit = step->commit,
+        };
+        work.step.divisor = (float)step->divisor;
+        work.step.scale = (float)step->scale;
+        if (is_muons) {
             assert(range.count == tensor->end - tensor->begin && "a rank owns the whole matrix");
             muon_step(stream, &optimizer->muon, work, tensor->rows, tensor->columns,
                       settings->muon_iterations);

@@ -19,8 +19,7 @@
 // have short names, because the pages of the rules are written in them; all other functions
 // are called scheduler_something.
 //
-// The timeline of an overlapped round, and of a synchronous one, whose job follows the
-// last backward pass:
+// A round of an overlapped rule, and of a synchronous one, whose job follows backward:
 //
 //   compute         | micro-batches                  |idle| hand_over | micro-batches ...
 //   communication   | reduce . summary . step . gather    |           | ...
@@ -30,8 +29,7 @@
 //   communication                              | reduce . step | gather |
 //                                                exposed ^       ^ runs ahead of the forward pass
 //
-// What must happen before what. Each number also stands in the code, at the place that
-// makes sure of it:
+// What must happen before what. The code names each number where it makes sure of it:
 //   H1  The gradient sum is complete before the boundary reads it. Event `computed`, for
 //       which the host waits in accumulate().
 //   H2  The job has ended before the boundary touches its buffers. Event `communicated`,
@@ -46,11 +44,9 @@
 //   H7  A parameter has arrived before a forward pass reads it. Watermark `arrived`:
 //       job_gather() to scheduler_need().
 // Only the host thread calls these functions. Between two of its calls at most one job
-// and one round of micro-batches run, and in synchronous rules the gather of the job
-// before.
+// and one round of micro-batches run, and in synchronous rules the job before's gather.
 //
-// Overlapped rules swap two pointers instead of copying the parameters, and copy and
-// clear the gradients in one pass.
+// Overlapped rules swap parameters by pointers, and copy and clear gradients in one pass.
 #ifndef ACCO_SCHEDULER_H
 #define ACCO_SCHEDULER_H
 
@@ -75,9 +71,7 @@ static inline void launch(Scheduler *s, JobKind kind) {
     scheduler_enqueue_job(s);
 }
 
-// Starts a job that sends the gradients of the next accumulate() as its last backward
-// pass finishes them. Communication stream. Without overlap accumulate() starts the job
-// when it has ended.
+// Communication stream. Without overlap accumulate() starts the job when it has ended.
 static inline void launch_following(Scheduler *s, JobKind kind) {
     assert(s->settings.kind == RULE_SYNCHRONOUS && !s->settings.adaptive);
     watermark_reset(&s->finished, 0);
@@ -94,8 +88,7 @@ static inline void scheduler_compute_ended(Scheduler *s) {
     trace_end(&s->trace, TRACE_COMPUTE, s->job.commit);
 }
 
-// Pace::need (H7): waits until parameters [0, end) have arrived. The time spent here is
-// not compute time.
+// Pace::need (H7). The time spent waiting here is not compute time.
 static inline void scheduler_need(void *self, size_t end) {
     Scheduler *s = (Scheduler *)self;
     if (watermark_has_reached(&s->arrived, end)) { return; }
@@ -104,9 +97,8 @@ static inline void scheduler_need(void *self, size_t end) {
     trace_begin(&s->trace, TRACE_COMPUTE, TRACE_MICRO_BATCH);
 }
 
-// Pace::finish (H6): gradients from `begin` on are final. The last step of the watermark
-// is taken in last_micro_batch_task, when the tally is complete too. On a GPU the job waits
-// for a mark in compute's queue, and only where a bucket is complete.
+// Pace::finish (H6). The last step of the watermark is taken in last_micro_batch_task,
+// when the tally is complete too. On a GPU marks are set where a bucket is complete.
 static inline void scheduler_finish(void *self, size_t begin) {
     Scheduler *s = (Scheduler *)self;
     Announcements *announced = &s->announced;
@@ -162,12 +154,8 @@ static inline void last_micro_batch_task(void *context, Stream *stream) {
     watermark_raise(&s->finished, layout_padded(&s->layout)); // H6
 }
 
-// ---------------------------------------------------------------------------------------
-// Accumulating
-
-// Runs `count` micro-batches, and with an adaptive schedule as many more as fit beside
-// the job. Their gradients are added to s->gradients. Compute stream; the host waits, since it
-// must not run ahead of a late job either.
+// The gradients are added to s->gradients. Compute stream; the host waits, since it must
+// not run ahead of a late job either.
 static inline void accumulate(Scheduler *s, int count) {
     bool followed = s->job_in_flight && s->job.follows;
     buffer_change(&s->parameters, BUFFER_FREE, BUFFER_READING);
@@ -234,10 +222,8 @@ static inline void wait_for(Scheduler *s) {
     scheduler_account_job(s);
 }
 
-// The boundary: first takes the parameters of the job in flight, then gives the gradient
-// sum to the next job. The order matters: the communication buffer must be emptied before
-// it is filled. CLEAR: the accumulator starts again from zero. KEEP: it keeps what was
-// given, and the next gradients add to it.
+// First takes the parameters of the job in flight, then gives the gradient sum to the
+// next one: the communication buffer must be emptied before it is filled.
 static inline void hand_over(Scheduler *s, HandOver mode) {
     assert(s->settings.kind == RULE_OVERLAPPED);
     if (s->job_in_flight) { wait_for(s); }
@@ -262,8 +248,7 @@ static inline void scheduler_drop(Scheduler *s) {
 // ---------------------------------------------------------------------------------------
 // How overlapped rules begin
 
-// Whether a gradient sum waits for the next launch: false before the first round of an
-// overlapped rule.
+// Whether a gradient sum waits for the next launch: not before the first round.
 static inline bool is_handed_over(const Scheduler *s) { return s->comm_buffer.state == BUFFER_READY; }
 
 // --sequential: each of the first commits of a run computes a whole batch and then waits

@@ -1,6 +1,5 @@
-// scheduler_state.h: what one worker holds: settings, buffers, streams and the state of
-// the round. communication_job.h and scheduler.h say what happens to it. A
-// worker is one rank.
+// scheduler_state.h: what one worker, a rank, holds: settings, buffers, streams and the
+// round's state. communication_job.h and scheduler.h say what happens to it.
 //
 //   buffer       elements   who writes it                             who reads it            for which rules
 //   parameters   padded     hand_over; in synchronous rules the job   compute; the job, on    all
@@ -53,9 +52,8 @@ typedef struct Problem {
     void *self;
     size_t parameter_count;
     // gradients (parameter_count) += the gradient of the mean loss of this worker's
-    // micro-batch number `index` (0, 1, ...) at `parameters`. The compute stream calls
-    // it; the pointers differ from call to call. It must call pace->need before it reads
-    // parameters, and may call pace->finish.
+    // micro-batch `index` (0, 1, ...) at `parameters`. The compute stream calls it, with
+    // other pointers each time. It must call pace->need before it reads parameters.
     MicroBatchResult (*micro_batch)(void *self, Stream *stream, uint64_t index, const void *parameters,
                                     float *gradients, const Pace *pace);
     // Where each layer begins, and where the last one ends: (layer_count + 1). For
@@ -74,8 +72,7 @@ typedef struct SchedulerSettings {
     bool replicated; // every rank holds and steps the whole optimizer state
     bool overlap;    // false: the same schedule, with a full wait after every operation
     bool adaptive;   // accumulate() computes for as long as the job runs
-    // Micro-batches of this worker per commit, in local rules per inner step: exactly, or
-    // at least where adaptive.
+    // Of this worker per commit, in local rules per inner step; adaptive: at least.
     int micro_batches;
     // Rules with two rounds per commit: of these micro-batches, those beside the COMMIT job;
     // and the micro-batches of the first round of a run.
@@ -83,10 +80,9 @@ typedef struct SchedulerSettings {
     int64_t sequential;  // overlapped rules: this many commits at the start wait for their jobs
     size_t bucket_bytes; // synchronous rules: bytes of gradients that travel together; 0: all of them
     WireFormat wire, estimate_wire;
-    // All ranks compute with bf16 casts of the parameters, so casts are gathered where the
-    // wire is fp32: the same weights with half of the bytes. s->parameters hold casts then.
-    // keeps_casts: as bf16 numbers, in s->casts, and not as floats. A coarse wire needs
-    // the floats, because it carries differences to them.
+    // All ranks compute with bf16 casts, so these are gathered where the wire is fp32:
+    // the same weights with half of the bytes. keeps_casts: as bf16 in s->casts, and not
+    // as floats in s->parameters, which a coarse wire needs for differences to them.
     bool gathers_casts, keeps_casts;
     double gradient_clip; // 0: none
     SpikePolicy on_spike;
@@ -123,8 +119,7 @@ static inline bool scheduler_shards(const SchedulerSettings *settings) {
 // ---------------------------------------------------------------------------------------
 // State
 
-// FREE: no stream uses it. READY: its content waits for its reader. Others: a stream uses
-// it.
+// FREE: no stream uses it. READY: it waits for its reader. Others: a stream uses it.
 typedef enum BufferState { BUFFER_FREE, BUFFER_WRITING, BUFFER_READY, BUFFER_READING } BufferState;
 
 typedef struct Buffer {
@@ -140,11 +135,10 @@ static inline void buffer_change(Buffer *buffer, BufferState from, BufferState t
 // The record that travels with a gradient sum. The ranks exchange their records with
 // every job and add them up in the order of ranks, so that all take the same decisions.
 //
-// Losses are means over predicted tokens, gradients are means over micro-batches, each of
-// which has the gradient of its own mean loss. The two differ only where a mask leaves
-// tokens out: a token in a micro-batch with few predicted ones then weighs more in the
-// gradient than in the loss, and a micro-batch without any adds nothing to either but
-// counts in the divisor of the gradient.
+// Losses are means over predicted tokens, gradients over micro-batches, each with the
+// gradient of its own mean loss. They differ only where a mask leaves tokens out: a token
+// in a micro-batch with few predicted ones then weighs more in the gradient, and a
+// micro-batch without any adds nothing but counts in the gradient's divisor.
 typedef struct Tally {
     double micro_batches;
     double predicted;          // tokens
@@ -240,8 +234,7 @@ typedef struct SpikeReport {
     double steps; // how many steps; above 1 where a local rule reports a period
 } SpikeReport;
 
-// Local rules: segments of the flat vector (fragment_has) that travel together, packed
-// one behind the other.
+// Local rules: segments (fragment_has) that travel together, one behind the other.
 typedef struct Fragment {
     Layout layout;      // of the packed vector
     int64_t applied_at; // the inner step at which it was last applied; sparse: sent
@@ -259,7 +252,6 @@ typedef struct SparseState {
 // little enough that a deadline for it says something.
 enum { SPARSE_SLICE_BYTES = 2 << 20 };
 
-// What only local rules have.
 typedef struct LocalState {
     float *outer, *momentum; // (parameter_count); sparse: momentum is NULL
     float *start;            // (parameter_count): where this worker's period began; NULL: at `outer`.
@@ -271,9 +263,8 @@ typedef struct LocalState {
     double norm, rate;  // of the latest inner step
 } LocalState;
 
-// Compute tells the job how far the backward pass of a round's last micro-batch has come: how
-// often it has raised `finished`, and to which positions. On a GPU each announcement has a
-// mark in compute's queue, because the host is ahead of it.
+// How far the backward pass of a round's last micro-batch has come, for the job: the
+// positions to which `finished` was raised, on a GPU with a mark in compute's queue.
 typedef struct Announcements {
     bool active; // the running micro-batch is the last of a round, and a job follows it
     int count;
@@ -281,7 +272,6 @@ typedef struct Announcements {
     void *marks[LAYOUT_CELLS + 1];
 } Announcements;
 
-// What commit_report.h and the verbs know of spikes.
 typedef struct SpikeState {
     SpikeDetector norms, losses; // of commits; in local rules of this worker's inner steps
     double in_a_row;             // commits; in local rules inner steps of this worker
@@ -291,9 +281,8 @@ typedef struct SpikeState {
     bool failed; // a spike ended the run; nothing was updated with it
 } SpikeState;
 
-// What ranks tell each other with every job. The first three are of this rank, and any of
-// its threads may write them, atomically; the others say what all ranks have learned from
-// a job.
+// What ranks tell each other with every job. Any thread of this rank may write the first
+// three, atomically; the others are what all ranks have learned.
 typedef struct Wishes {
     const bool *stop_requested; // this rank was asked to stop; NULL: it cannot be asked
     bool save_requested;        // by this rank's clock it is time for a checkpoint
@@ -346,7 +335,6 @@ typedef struct Scheduler {
     SpikeState spikes;
 } Scheduler;
 
-// Whether this rank was asked to stop. Any thread may call it.
 static inline bool scheduler_is_asked_to_stop(const Scheduler *s) {
     const bool *requested = s->wishes.stop_requested;
     return requested != NULL && __atomic_load_n(requested, __ATOMIC_RELAXED);
@@ -366,9 +354,8 @@ static inline void scheduler_give_tally(Scheduler *s, HandOver mode) {
 // ---------------------------------------------------------------------------------------
 // Fragments
 
-// The flat vector is a row of segments: what lies before the first layer, the layers, and
-// what lies behind the last. Segment `segment` (0 .. layer_count + 1) begins here, and
-// the one before it ends.
+// The flat vector is a row of segments 0 .. layer_count + 1: what lies before the first
+// layer, the layers, and what lies behind the last. Where one begins.
 static inline size_t segment_begin(const Problem *problem, int segment) {
     if (segment == 0) { return 0; }
     return problem->layer_count > 0 && segment <= problem->layer_count + 1
@@ -376,8 +363,7 @@ static inline size_t segment_begin(const Problem *problem, int segment) {
                : problem->parameter_count;
 }
 
-// Every layer belongs to one fragment. What is in no layer, above all the tied embedding,
-// belongs to the first fragment.
+// What is in no layer, above all the tied embedding, belongs to the first fragment.
 static inline bool fragment_has(const Scheduler *s, int fragment, int segment) {
     int layers = s->problem.layer_count, fragments = s->settings.fragments, l = segment - 1;
     if (l < 0 || l >= layers) { return fragment == 0; }
@@ -516,9 +502,8 @@ static inline const void *scheduler_weights(const Scheduler *s) {
     return s->settings.keeps_casts ? (const void *)s->casts : s->parameters.data;
 }
 
-// Initialises the master and outer copies, and the casts, from the first parameters. Where
-// parameters are sent in bf16, or casts of them, every rank starts with parameters rounded
-// in the same way.
+// Initialises the master and outer copies, and the casts, from the first parameters.
+// Where these or casts of them are sent in bf16, all ranks start with rounded ones.
 static inline void scheduler_spread_parameters(Scheduler *s) {
     bool sharded = scheduler_shards(&s->settings);
     size_t count = s->problem.parameter_count, padded = layout_padded(&s->layout);
@@ -612,8 +597,7 @@ static inline void scheduler_settle(Scheduler *s) {
     scheduler_wait_event(s, s->communicated, "communication");
 }
 
-// Runs a task on one of the streams, behind what is queued there, and waits for it (H3,
-// H4).
+// Runs a task on a stream, behind what is queued there, and waits for it (H3, H4).
 static inline void scheduler_call(Scheduler *s, Stream *stream, StreamTask task, void *context) {
     Event *event = stream == s->compute ? s->computed : s->communicated;
     stream_run(stream, task, context);

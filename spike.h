@@ -1,11 +1,10 @@
 // spike.h: how bad steps are recognised, and where they come from.
 //
 // A spike is a loss or a gradient that is not finite; or a loss, or the norm of a
-// gradient, that lies far above what the commits before it make likely. Bad data may show
-// in either of the two alone. Every rank inspects its own gradients before it sends them,
-// so it is known which rank they came from, and which tensor the backward pass met first.
-// Whether to step is decided by all ranks alike, from the same few numbers
-// (communication_job.h).
+// gradient, that lies far above what earlier commits make likely. Bad data may show in
+// either alone. Every rank inspects its own gradients before it sends them, so it is
+// known which rank they came from, and which tensor the backward pass met first. All
+// ranks decide alike whether to step, from the same few numbers (communication_job.h).
 //
 // A detector keeps the mean and the variance of the logarithm over about the latest
 // SPIKE_MEMORY commits, because norms and losses vary by factors, not by differences. A
@@ -39,12 +38,10 @@ enum {
     SPIKE_PATIENCE = 10 // skipped steps in a row after which the run ends: then it is not the data
 };
 
-// The least standard deviation of the logarithm, so that among very even values 10 % more is
-// still no spike.
+// The least standard deviation of the logarithm: 10 % above even values is no spike.
 #define SPIKE_LEAST_DEVIATION 0.05
 
-// Where a worker met the first bad value since its last report of one. Numbers count from
-// 1; 0: none.
+// A worker's first bad value since its last report. Numbers count from 1; 0: none.
 typedef struct SpikeSite {
     double micro_batch; // of this worker: the micro-batch whose loss is not finite
     double element; // of the gradient sum: the last that is not finite, which the backward pass makes first

@@ -10,9 +10,8 @@
 //
 // The update rule (rules.h) decides what a commit is and what runs beside what; this file
 // calls one commit after another. A mistake of the user ends all ranks with one line and
-// exit code 2 before anything is allocated (program/agreement.h). Afterwards only the
-// system can fail: one line with rank, host and operation, and exit code 3 of all ranks
-// (comm/transport.h).
+// exit code 2 before anything is allocated (program/agreement.h); later only the system
+// can fail: one line with rank, host and operation, and exit code 3 (comm/transport.h).
 
 #include <signal.h>
 
@@ -73,8 +72,7 @@ static void validate_task(void *context, Stream *stream) {
     sums->predicted += predicted;
 }
 
-// All ranks learn the sums so far, and whether one of them was asked to stop.
-// Communication stream.
+// Communication stream: all ranks learn the sums, and whether one was asked to stop.
 static void validate_exchange_task(void *context, Stream *stream) {
     (void)stream;
     Validation *validation = (Validation *)context;
@@ -120,8 +118,7 @@ static bool validate(Run *run) {
 // ---------------------------------------------------------------------------------------
 // The loop
 
-// Whether a multiple of `every` lies in (before, now]: a local rule commits several at a
-// time.
+// A multiple of `every` lies in (before, now]: a local rule commits several at a time.
 static bool is_due(int64_t before, int64_t now, int64_t every) {
     return every > 0 && now / every > before / every;
 }
@@ -158,8 +155,7 @@ static void follow_commits(Run *run, bool last) {
     }
 }
 
-// Makes commits until enough tokens have been trained on, a spike halts the run, or it is
-// asked to stop.
+// Until enough tokens have been trained on, a spike halts the run, or it is to stop.
 static void train_to_target(Run *run) {
     Scheduler *s = &run->scheduler;
     const Rule *rule = run->rule;
@@ -266,17 +262,6 @@ static void write_trace(Run *run) {
     }
 }
 
-// All ranks: whether one of them has lost data, which ends a run.
-static bool has_lost_data(Run *run) {
-    const Error *lost = &run->training.lost;
-    Verdict found;
-    int rank = transport_first_failure(&run->transport, "data", error_is_set(lost), lost, &found);
-    if (rank >= 0 && run_is_main(run)) {
-        fprintf(stderr, "train_gpt: rank %d on %s: %s\n", rank, found.host, found.error.text);
-    }
-    return rank >= 0;
-}
-
 // Checks and describes the result. saved: whether it is on disk. Returns the exit code.
 static int finish_run(Run *run, bool saved) {
     Scheduler *s = &run->scheduler;
@@ -297,24 +282,27 @@ static int finish_run(Run *run, bool saved) {
         fingerprint = check_replicas(s, committed, run->table.parameter_count * sizeof(float));
         return_committed(s, committed);
     }
-    double exposed = 0, *all = (double *)transport_collect_records(
-                            transport, "means", &run->reports.exposed_seconds, sizeof exposed);
-    for (int rank = 0; rank < transport->size; rank++) { exposed += all[rank]; }
-    exposed /= transport->size;
-    free(all);
-    bool lost_data = has_lost_data(run);
+    double exposed =
+        transport_fold(transport, "means", run->reports.exposed_seconds, real_add) / transport->size;
+    const Error *lost = &run->training.lost;
+    Verdict found;
+    int rank = transport_first_failure(transport, "data", error_is_set(lost), lost, &found);
+    bool lost_data = rank >= 0;
+    if (lost_data && run_is_main(run)) {
+        fprintf(stderr, "train_gpt: rank %d on %s: %s\n", rank, found.host, found.error.text);
+    }
     if (run_is_main(run)) { print_end(run, fingerprint, exposed, saved, lost_data); }
     if (!s->wishes.stop_agreed && !run->nothing_left) { print_sample(run, true); }
     if (run_is_main(run)) {
         print_files(run);
         reports_close(&run->reports);
-        long long lost = (long long)run->reports.lost_lines;
-        if (lost > 0) {
+        long long lines = (long long)run->reports.lost_lines;
+        if (lines > 0) {
             fprintf(
                 stderr,
                 "train_gpt: %lld line%s of the log or of progress.tsv could not be written: the reason is "
                 "printed above\n",
-                lost, lost == 1 ? "" : "s");
+                lines, lines == 1 ? "" : "s");
         }
         if (!saved) {
             fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");
@@ -349,12 +337,11 @@ static void release_run(Run *run) {
 // ---------------------------------------------------------------------------------------
 // Commands
 
-// All ranks meet before one of them can leave: under mpirun, ranks that wait for each other
-// would wait for ever for one that has gone. understood: false if the command line has an error,
-// which is in `error`. Training and eval keep the transport; other commands need one process
-// only, so all ranks but 0 exit. From now on signals reach a rank that trains in order
-// (program/signals.h). Help and --version never meet: a script that starts ranks may call them
-// first, and a process of mpirun can take part in only one program that uses MPI.
+// All ranks meet before one of them can leave: under mpirun others would wait for ever
+// for it. understood: false if the command line has an error, which is in `error`.
+// Training and eval keep the transport; other commands need one process, so all ranks but
+// 0 exit. Help and --version never meet: scripts that start ranks may call them first,
+// and a process of mpirun can use MPI only once.
 static void meet_ranks(Run *run, bool understood, Error *error) {
     OptionsCommand command = run->options.command;
     bool trains = understood && command == COMMAND_TRAIN, together = trains || command == COMMAND_EVAL;
@@ -378,9 +365,8 @@ static void meet_ranks(Run *run, bool understood, Error *error) {
     // A start with a large model from a slow disk may take longer than a commit of training.
     run->transport.timeout_seconds = fmax(run->transport.timeout_seconds, run->options.timeout_s);
     if (together) { return; }
-    int rank = run->transport.rank;
     transport_close(&run->transport);
-    if (rank != 0) { exit(0); }
+    if (run->transport.rank != 0) { exit(0); }
 }
 
 static int command_train(Run *run) {
@@ -397,8 +383,7 @@ static int command_train(Run *run) {
     resume_run(run);
     Error none = {""};
     agree_or_exit(run, 0, &none); // a wish to stop that came while the checkpoint was read
-    bool saved = train(run);
-    int exit_code = finish_run(run, saved);
+    int exit_code = finish_run(run, train(run));
     release_run(run);
     return exit_code;
 }

@@ -1,5 +1,4 @@
-// training_problem.h: what the scheduler trains: a model on data. Model, data and
-// scheduler meet here and nowhere else.
+// training_problem.h: a model on data; they meet the scheduler here and nowhere else.
 //
 // Micro-batches are counted over all ranks and over all parts of a run that was resumed:
 // micro-batch `index` of this rank is number data_base + index * ranks + rank, so no
@@ -66,10 +65,9 @@ static inline void training_lose_data(TrainingProblem *training, const Error *er
     __atomic_store_n(training->stop_requested, true, __ATOMIC_RELAXED);
 }
 
-// What the scheduler calls for a micro-batch. Data that cannot be read any more count as a
-// micro-batch in which nothing is to be predicted. While a GPU computes, the host fills the
-// next batch, because data that are not in memory yet may take longer to come than a
-// launch takes. An error in them is reported only when they are needed, if they ever are.
+// Data that cannot be read any more count as a micro-batch in which nothing is to be
+// predicted. While a GPU computes, the host fills the next batch, since data that are not
+// in memory may take long. An error in them is reported when they are needed, if ever.
 static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, uint64_t index,
                                                     const void *weights, float *gradients, const Pace *pace) {
     TrainingProblem *training = (TrainingProblem *)self;
@@ -102,9 +100,8 @@ static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, 
     return result;
 }
 
-// What the optimizer needs to know of the model's tensors. decays_all: weight decay applies to
-// vectors, too. muon: it steps the matrices of the layers. Returns their number; `tensors` has room
-// for twice table->count.
+// What the optimizer needs to know of the model's tensors; returns their number, at most twice
+// table->count. decays_all: weight decay for vectors, too. muon: of the layers' matrices.
 static inline int training_tensors(const ParameterTable *table, bool decays_all, bool muon,
                                    OptimizerTensor *tensors) {
     int count = 0;

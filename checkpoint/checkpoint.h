@@ -13,10 +13,9 @@
 //                       data, what the rule remembers; and a CRC-32 of every block of
 //                       state.safetensors, and of the manifest itself
 //
-// Vectors are logical: none of them is "the bytes of rank 3". What all ranks share is
-// written once, each part by the rank that owns it. What each worker has for itself is
-// stored as worker.R.VECTOR. So a run with another number of ranks, or another rule, can
-// continue from a checkpoint; it reports what is then not exactly as before.
+// Vectors are logical: what all ranks share is written once, each part by its owner; what
+// each worker has for itself is stored as worker.R.VECTOR. So a run with another number
+// of ranks, or another rule, can continue; it reports what is not exactly as before.
 //
 //   vector        which rules save it    content
 //   master        all                    the exact parameters; local rules: the outer ones
@@ -53,8 +52,7 @@ enum {
 };
 
 // The run that a checkpoint describes, and what is known about its checkpoints. The
-// program fills in the first part before it saves or loads; what pointers point to
-// belongs to the program.
+// program fills in the first part, and owns what it points to.
 typedef struct CheckpointedRun {
     Transport *transport;
     Scheduler *scheduler; // its vectors, numbers and streams
@@ -74,8 +72,7 @@ typedef struct CheckpointedRun {
     bool data_changed;      // this rank has perhaps trained on others; the program sets it before it saves
     const char *measured;   // the measurement that chose some of the options; "": none did
     bool fresh_moments;     // a checkpoint of another inner optimizer may be loaded, without its moments
-    // Whether continuing with `now` instead of `before` (NULL: not known then) leads to
-    // other bits.
+    // Whether continuing with `now` instead of `before` (NULL: not known) changes bits.
     bool (*option_change_matters)(const void *context, const char *name, const json_t *before,
                                   const json_t *now);
     const void *option_context; // its first argument
@@ -91,7 +88,6 @@ typedef struct CheckpointedRun {
     struct Saver *saver;                 // the checkpoint that is being written; NULL: none
     int64_t saved_commit, saved_reports; // the scheduler's counters in the newest checkpoint on disk
 
-    // Changed by loading.
     int64_t *damaged; // (damaged_count): the commits of checkpoints that could not be loaded
     int damaged_count;
 } CheckpointedRun;
@@ -123,9 +119,8 @@ static inline size_t saved_bytes(const SavedVector *vector, size_t elements) {
     return elements * precision_bytes(vector->saved);
 }
 
-// The vectors of a run in its present state, in the order of the file. Returns how many
-// there are. Moments come last: behind a moment in bf16, a vector might not be aligned for
-// fp32.
+// The vectors of a run now, in the order of the file; returns how many. Moments come
+// last: behind one in bf16, a vector might not be aligned for fp32.
 static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX_VECTORS]) {
     bool local = s->settings.kind == RULE_LOCAL, sharded = scheduler_shards(&s->settings);
     SavedScope master = sharded ? SAVED_SHARD : SAVED_SHARED, own = local ? SAVED_WORKER : SAVED_SHARED;
@@ -160,9 +155,8 @@ static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX
     return count;
 }
 
-// About how many bytes a checkpoint will have on disk, including its model, in the middle
-// of a run, when it may hold an exchange that is under way. The scheduler's memory must
-// have been planned, but not allocated.
+// About how many bytes a checkpoint with its model takes on disk, when it may hold an
+// exchange under way. The scheduler's memory must have been planned.
 static inline size_t checkpoint_bytes(const Scheduler *s) {
     Scheduler at_rest = *s;
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
@@ -355,8 +349,7 @@ static inline int64_t integer_from_json(const json_t *object, const char *key) {
 // ---------------------------------------------------------------------------------------
 // The manifest
 
-// The model's whole configuration: two models may have tensors of the same shapes and yet
-// compute different things.
+// Whole, because models with tensors of the same shapes may compute different things.
 static inline json_t *model_to_json(const CheckpointedRun *run) {
     return hf_model_describe(run->config, NULL);
 }
@@ -436,18 +429,14 @@ static inline size_t area_place(const ParameterTable *table, bool without_muon, 
 // ---------------------------------------------------------------------------------------
 // Pieces: the parts of a vector that this rank writes or reads
 
-// Reads or writes elements [flat, flat + count) of a vector at `host` (count), where they are
-// in the format of the file.
-typedef bool (*PieceVisit)(void *context, size_t flat, Real *host, size_t count, Error *error);
-
 typedef struct PieceWalk {
     Scheduler *scheduler;
     // The visitor fills `host`, which then goes to the vector. Otherwise each rank visits
-    // only its part of a shared vector, so that all ranks together visit every element
-    // once.
+    // its part of a shared vector, and together they visit every element once.
     bool loads;
     float *stage; // (CHECKPOINT_STAGE) on the host; not used on the CPU
-    PieceVisit visit;
+    // Reads or writes elements [flat, flat + count) at `host`, in the file's format.
+    bool (*visit)(void *context, size_t flat, Real *host, size_t count, Error *error);
     void *context;
 } PieceWalk;
 
@@ -481,7 +470,6 @@ static inline bool walk_piece(const PieceWalk *walk, const SavedVector *vector, 
     return true;
 }
 
-// Visits all elements that this rank has.
 static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector, Error *error) {
     Scheduler *s = walk->scheduler;
     size_t count = s->problem.parameter_count, rank = (size_t)s->transport->rank,
@@ -508,11 +496,8 @@ static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector,
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// Agreement: a checkpoint is made by all ranks or by none, and loaded by all or by none
-
-// All ranks. True on all of them when all are good; otherwise false on all of them, and
-// `error` is that of the first rank that is not.
+// All ranks: a checkpoint is made and loaded by all or by none. False on all where one is
+// not good, with the error of the first of these.
 static inline bool all_ranks_good(const CheckpointedRun *run, bool good, Error *error) {
     Verdict bad;
     int rank = transport_first_failure(run->transport, "checkpoint", good ? 0 : 1, error, &bad);
@@ -545,8 +530,7 @@ static inline CheckpointPaths checkpoint_paths(const char *directory, int64_t co
     return paths;
 }
 
-// The commit of the newest finished checkpoint in a folder from before commit `before`; -1:
-// there is none.
+// The commit of the newest finished checkpoint of a folder before `before`; -1: none.
 static inline int64_t checkpoint_newest_in(const char *folder, int64_t before) {
     int64_t newest = -1;
     DIR *directory = opendir(folder);

@@ -2,9 +2,8 @@
 //
 //   checksums.json    {"config.json": CRC-32, "model.safetensors": CRC-32, ...}
 //
-// The file is copied along with the directory, and programs that do not know it ignore it.
-// A directory without it, as other programs make them, is not checked. A user who changes a
-// file on purpose removes it.
+// It is copied along with the directory; programs that do not know it ignore it, and a
+// directory without it is not checked. A user who changes a file on purpose removes it.
 //
 // The sum of the weights was computed from what was meant to be written, so it reveals a disk
 // that stores something else. A gigabyte takes less than a second.
@@ -29,8 +28,7 @@ static inline bool file_sum_compute(const char *path, uint32_t *sum, Error *erro
     return true;
 }
 
-// Writes the sums of all files in `directory` that are not empty. The sum of the file `known`
-// is `sum`.
+// Writes the sums of all files in `directory` that are not empty; of `known` it is `sum`.
 static inline bool file_sums_write(const char *directory, const char *known, uint32_t sum, Error *error) {
     char path[PATH_MAX];
     json_t *sums = json_object();

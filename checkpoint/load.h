@@ -1,10 +1,9 @@
 // checkpoint/load.h: continuing from a checkpoint.
 //
-// A checkpoint is opened and checked without trusting a byte of it, and then its vectors
-// and numbers are put where the present run has them. Everything that can be wrong is
-// found before anything of the run changes, and is an error on all ranks alike. Every
-// block of state.safetensors is read and its checksum compared; the ranks share that
-// work.
+// A checkpoint is opened and checked without trusting a byte of it. Everything that can
+// be wrong is found before anything of the run changes, and is an error on all ranks
+// alike. Every block of state.safetensors is read and its checksum compared; the ranks
+// share that work.
 //
 // A run that differs from the saved one (another rule, number of ranks, kind of device, or
 // option that changes the numbers) cannot continue bit for bit. That is no error: it becomes
@@ -141,8 +140,7 @@ static inline bool source_is_complete(const CheckpointSource *source, const Chec
         good = source_has(source, run, "error", worker);
     }
     good = good && in_flight == source_has(source, run, "exchange", -1);
-    // Only overlapped rules have gradients that wait for a job, and then every worker has
-    // them.
+    // Only overlapped rules have gradients waiting for a job; then every worker has them.
     bool waiting = source_has(source, run, "gradients", 0);
     good = good && (!waiting || rule->kind == RULE_OVERLAPPED);
     for (int worker = 1; good && worker < source->workers; worker++) {
@@ -205,9 +203,8 @@ static inline void checkpoint_close(CheckpointSource *source) {
     safetensors_close(&source->state);
 }
 
-// One rank alone: opens a checkpoint, and checks that its files are there, sound, and of
-// this run's model; the bytes of the vectors are not read. On failure there is nothing to
-// close.
+// One rank alone: opens a checkpoint, and checks that its files are there, sound and of
+// this run's model, but reads no vectors. On failure there is nothing to close.
 static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedRun *run, const char *path,
                                    Error *error) {
     char file[CHECKPOINT_PATH_SIZE + 32];
@@ -230,9 +227,8 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
 // One rank alone: the manifest of a checkpoint that a run of the same rule and number of
 // ranks has saved; the caller releases it. NULL: there is none to be read.
 static inline json_t *checkpoint_manifest(const CheckpointedRun *run, const char *path) {
-    CheckpointSource source;
+    CheckpointSource source = {.manifest = NULL};
     Error unreadable = {""};
-    memset(&source, 0, sizeof source);
     bool good = source_open_manifest(&source, run, path, &unreadable) && source.same_rule &&
                 source.workers == run->transport->size;
     json_t *manifest = good ? json_incref(source.manifest) : NULL;
@@ -240,12 +236,9 @@ static inline json_t *checkpoint_manifest(const CheckpointedRun *run, const char
     return manifest;
 }
 
-// ---------------------------------------------------------------------------------------
-// Verifying: a CRC-32 of every block of the state, block i computed by rank i mod ranks
-
-// All ranks, which have opened the checkpoint: every block of the state is what was written.
-// False with an error of this rank. The file is read, not mapped: a disk that fails is then an
-// error, and no signal.
+// All ranks, by a CRC-32 of block i on rank i mod ranks: every block of the state is
+// what was written. False with an error of this rank. The file is read, not mapped: a
+// failing disk is then an error, and no signal.
 static inline bool checkpoint_verify(const CheckpointSource *source, const CheckpointedRun *run,
                                      const char *path, Error *error) {
     const Transport *transport = run->transport;
@@ -309,9 +302,8 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
     return shared;
 }
 
-// The gradient sums that wait for the next job. If the number of ranks has changed, the old
-// workers are dealt out to the present ranks, and each rank adds up the sums of its workers.
-// The caller frees the sum (parameter_count).
+// The gradient sums that wait for the next job, of the old workers that are dealt out to
+// this rank. The caller frees the sum (parameter_count).
 static inline float *source_gradients(const CheckpointSource *source, const CheckpointedRun *run,
                                       Tally *handed_over, Tally *kept) {
     size_t count = run->table->parameter_count;
@@ -395,9 +387,6 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
     }
     free(stage);
 }
-
-// ---------------------------------------------------------------------------------------
-// Numbers
 
 // Sets the counters of the run. Every worker has its own spike detectors; if there are more
 // ranks now, some take over those of another worker. The other numbers of a worker are used
@@ -520,12 +509,8 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Loading
-
-// All ranks, after scheduler_start: puts the run into the state of a checkpoint, and
-// fills in data_base, seconds and remarks. False with an error, the same on all ranks:
-// the run is as it was.
+// All ranks, after scheduler_start: puts the run into the state of a checkpoint. False
+// with an error, the same on all ranks: the run is as it was.
 static inline bool checkpoint_load(CheckpointedRun *run, const char *path,
                                    char remarks[CHECKPOINT_REMARKS_SIZE], Error *error) {
     CheckpointSource source;

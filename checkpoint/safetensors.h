@@ -34,22 +34,17 @@
 #include "kernels/wire.h"
 #include "runtime/files.h"
 
+// Every type once: its name and the bytes of an element.
+#define SAFETENSORS_TYPES(TYPE) \
+    TYPE(BOOL, 1), TYPE(U8, 1), TYPE(I8, 1), TYPE(F8_E4M3, 1), TYPE(F8_E5M2, 1), TYPE(U16, 2), TYPE(I16, 2), \
+        TYPE(F16, 2), TYPE(BF16, 2), TYPE(U32, 4), TYPE(I32, 4), TYPE(F32, 4), TYPE(U64, 8), TYPE(I64, 8), \
+        TYPE(F64, 8)
+#define SAFETENSORS_NUMBER(name, bytes) SAFETENSORS_##name
+#define SAFETENSORS_ROW(name, bytes) \
+    { #name, bytes }
+
 typedef enum SafetensorsType {
-    SAFETENSORS_BOOL,
-    SAFETENSORS_U8,
-    SAFETENSORS_I8,
-    SAFETENSORS_F8_E4M3,
-    SAFETENSORS_F8_E5M2,
-    SAFETENSORS_U16,
-    SAFETENSORS_I16,
-    SAFETENSORS_F16,
-    SAFETENSORS_BF16,
-    SAFETENSORS_U32,
-    SAFETENSORS_I32,
-    SAFETENSORS_F32,
-    SAFETENSORS_U64,
-    SAFETENSORS_I64,
-    SAFETENSORS_F64,
+    SAFETENSORS_TYPES(SAFETENSORS_NUMBER),
     SAFETENSORS_TYPE_COUNT
 } SafetensorsType;
 
@@ -65,10 +60,7 @@ typedef struct SafetensorsTypeInfo {
 } SafetensorsTypeInfo;
 
 static inline const SafetensorsTypeInfo *safetensors_type(SafetensorsType type) {
-    static const SafetensorsTypeInfo types[SAFETENSORS_TYPE_COUNT] = {
-        {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
-        {"U16", 2},  {"I16", 2}, {"F16", 2}, {"BF16", 2},    {"U32", 4},
-        {"I32", 4},  {"F32", 4}, {"U64", 8}, {"I64", 8},     {"F64", 8}};
+    static const SafetensorsTypeInfo types[] = {SAFETENSORS_TYPES(SAFETENSORS_ROW)};
     return &types[type];
 }
 
@@ -95,7 +87,6 @@ typedef struct SafetensorsFile {
     size_t count;
 } SafetensorsFile;
 
-// Fills in the entry's shape, its elements and their bytes.
 static inline bool safetensors_read_shape(const SafetensorsFile *file, const json_t *shape,
                                           SafetensorsEntry *entry, Error *error) {
     bool good = json_is_array(shape) && json_array_size(shape) <= SAFETENSORS_MAX_DIMENSIONS;
@@ -118,8 +109,7 @@ static inline bool safetensors_read_shape(const SafetensorsFile *file, const jso
                                   file->path, entry->name);
 }
 
-// Checks the description of a tensor, and fills in the entry. data
-// (data_size): everything behind the header.
+// Checks and fills in the entry of a tensor. data (data_size): all behind the header.
 static inline bool safetensors_read_entry(const SafetensorsFile *file, const char *name, const json_t *item,
                                           const uint8_t *data, size_t data_size, SafetensorsEntry *entry,
                                           Error *error) {
@@ -225,7 +215,6 @@ static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t
                file->path, data_size - position);
 }
 
-// Reads and checks the header of file->bytes.
 static inline bool safetensors_parse(SafetensorsFile *file, Error *error) {
     static const char pointer[] = "version https://git-lfs";
     uint64_t length = 0;
@@ -312,9 +301,8 @@ static inline bool safetensors_is_real(SafetensorsType type) {
            type == SAFETENSORS_F64;
 }
 
-// out (count): elements [first, first + count) as fp32. F32, BF16 and F16 are exact, F64
-// is rounded to nearest. The caller has checked that the entry has one of these types,
-// and has these elements.
+// out (count): elements [first, first + count) as fp32, which the entry has, in one of
+// these types: F32, BF16 and F16 are exact, F64 is rounded to nearest.
 static inline void safetensors_read_floats(const SafetensorsEntry *entry, size_t first, size_t count,
                                            float *out) {
     assert(safetensors_is_real(entry->type) && first <= entry->count && count <= entry->count - first);
@@ -364,9 +352,8 @@ static inline void safetensors_plan_free(SafetensorsPlan *plan) {
     free(plan->header);
 }
 
-// Adds a tensor, whose data follow those of the tensor before. The format allows no gaps: every
-// element is aligned to its size where tensors of wide elements come first. Names are chosen
-// by the program: one that occurs twice is a bug.
+// Adds a tensor, behind the one before. The format allows no gaps: elements are aligned
+// where tensors of wide elements come first. A name that occurs twice is a bug.
 static inline void safetensors_plan_add(SafetensorsPlan *plan, const char *name, SafetensorsType type,
                                         int dimensions, const size_t *shape) {
     size_t bytes = safetensors_type(type)->bytes, begin = plan->file_bytes;
@@ -382,8 +369,7 @@ static inline void safetensors_plan_add(SafetensorsPlan *plan, const char *name,
                                   sizes, "data_offsets", (json_int_t)begin, (json_int_t)(begin + bytes)));
 }
 
-// Ends the planning: makes the header. It is padded to a multiple of 8 bytes, so that the data are
-// aligned.
+// Makes the header, padded to a multiple of 8 bytes, so that the data are aligned.
 static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
     char *text = json_dumps(plan->tensors, JSON_COMPACT);
     size_t length = strlen(text), padded = (length + 7) / 8 * 8;
@@ -396,8 +382,7 @@ static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
     free(text);
 }
 
-// Creates the file, or empties an existing one: writes the header, and leaves data of zeros for
-// others to write.
+// Creates or empties the file: writes the header, and leaves data of zeros.
 static inline bool safetensors_create(const char *path, const SafetensorsPlan *plan, Error *error) {
     if (plan->header_bytes - 8 > SAFETENSORS_MAX_HEADER) {
         return error_set(error, "%.400s would have a header of %zu bytes; the format allows %d", path,

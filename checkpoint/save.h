@@ -13,8 +13,7 @@
 //
 // All ranks write their parts of one file, in a directory that all of them see.
 //
-// A checkpoint is whole or absent, no matter when the program or the machine stops. The
-// order of the steps ensures it:
+// A checkpoint is whole or absent, whenever the program or the machine stops, by order:
 //
 //   1. every rank writes its parts of state.safetensors under the temporary name and
 //      syncs the file; rank 0 also writes and syncs model/
@@ -156,9 +155,8 @@ static inline bool saver_take(void *context, size_t flat, Real *host, size_t cou
     return true;
 }
 
-// Takes everything that this rank writes: its own vectors, its part of what all ranks
-// have, and on rank 0 also the model. The header is short, and is written at once. The
-// copies may use half of the memory that is free on the node, divided by the ranks there.
+// Takes all that this rank writes, on rank 0 also the model. The copies may use half of
+// the free memory of the node, divided by the ranks there.
 static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int count, const float *committed,
                                  bool beside, Error *error) {
     const CheckpointedRun *run = saver->run;
@@ -208,7 +206,6 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
 // ---------------------------------------------------------------------------------------
 // The writer
 
-// Brings to disk everything that this rank has to write.
 static inline void *saver_main(void *argument) {
     Saver *saver = (Saver *)argument;
     const CheckpointedRun *run = saver->run;
@@ -233,8 +230,7 @@ static inline void *saver_main(void *argument) {
     return NULL;
 }
 
-// Seconds that ranks wait for one that is still writing: it may have much to write to a slow
-// file system.
+// Seconds that ranks wait for one that still writes, perhaps to a slow file system.
 #define CHECKPOINT_PATIENCE 3600.0
 
 // All ranks, between two commits, while no other checkpoint is being made; sets
@@ -283,8 +279,7 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
 // ---------------------------------------------------------------------------------------
 // End: checksums, checkpoint.json, the final name
 
-// Rank 0, when everything else is on disk: steps 3 and 4 of the order above. shares (ranks,
-// blocks): the sums of all ranks.
+// Steps 3 and 4 of the order above, on rank 0. shares (ranks, blocks): the sums of all.
 static inline bool saver_publish(Saver *saver, const uint32_t *shares, Error *error) {
     const CheckpointPaths *paths = &saver->paths;
     json_t *manifest = saver->manifest, *sums = json_array();
@@ -305,8 +300,7 @@ static inline bool saver_publish(Saver *saver, const uint32_t *shares, Error *er
     return path_sync(paths->manifest, error) && directory_publish(paths->temporary, paths->final, error);
 }
 
-// The newest checkpoint of the run from before commit `before` that is not damaged; -1: there is
-// none.
+// The newest checkpoint before commit `before` that is not damaged; -1: there is none.
 static inline int64_t checkpoint_newest_sound(const CheckpointedRun *run, int64_t before) {
     int64_t commit = checkpoint_newest(run->directory, before);
     for (int i = 0; i < run->damaged_count; i++) {
@@ -321,8 +315,7 @@ typedef struct SavedReport {
 } SavedReport;
 
 // All ranks, between two commits: waits for the writers and ends what checkpoint_begin
-// began. False with an error, the same on all ranks: there is no new checkpoint, and the
-// others are as they were.
+// began. False with an error, the same on all ranks: nothing has changed.
 static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Error *error) {
     Saver *saver = run->saver;
     bool is_main = run->transport->rank == 0;

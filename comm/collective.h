@@ -13,10 +13,9 @@
 // fp32, from 0 and in the order of hosts; the sum of its own host is rounded like the others.
 // If every rank counts as a host, that is the sum over ranks.
 //
-// A ring would move the same number of bytes, but it would add in another order for every
-// piece, and a narrow wire would round every partial sum. Here a value is rounded once per
-// host, and the sum is that of two plain loops, bit for bit, no matter how the vector travels
-// (collectives.h).
+// A ring would move as many bytes, but add in another order for every piece, and a narrow
+// wire would round every partial sum. Here a value is rounded once per host, and the sum
+// is that of two plain loops, bit for bit, however the vector travels (collectives.h).
 //
 // After an all-gather all ranks have the same bits: the owner, too, keeps its values as
 // the wire has rounded them. Formats that are too coarse for parameters themselves carry
@@ -24,6 +23,8 @@
 // then part of the next difference.
 #ifndef ACCO_COMM_COLLECTIVE_H
 #define ACCO_COMM_COLLECTIVE_H
+
+#include <assert.h>
 
 #include "comm/layout.h"
 #include "kernels/wire.h"

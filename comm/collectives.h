@@ -9,8 +9,7 @@
 // Staging serves several ranks on one GPU, ranks with and without GPUs, and builds
 // without NCCL. On a slow network the copies cost little.
 //
-// All three give the same bits. The functions return when the result is there, and tasks
-// that the stream runs later see it.
+// All three give the same bits. When they return, later tasks of the stream see them.
 #ifndef ACCO_COMM_COLLECTIVES_H
 #define ACCO_COMM_COLLECTIVES_H
 
@@ -18,7 +17,6 @@
 #include "comm/collectives_nccl.h"
 #include "kernels/kernels.h"
 
-// How the vectors of this process travel.
 typedef struct CommBackend {
     Transport *transport;
     bool on_gpu;                    // the vectors are in GPU memory
@@ -48,10 +46,9 @@ static inline void comm_reserve(CommBackend *comm, Arena *arena, const Layout *l
 // ---------------------------------------------------------------------------------------
 // Staged: through pinned host memory
 
-// Elements of a copy. A GPU makes one copy in each direction at a time, and the compute
-// stream's own copy, a batch of tokens, would wait for a whole vector: 16 MiB take less than
-// a millisecond. The host notices the end of a copy up to 0.1 ms late, so copies must not be
-// much smaller.
+// Elements of a copy. A GPU makes one copy in each direction at a time, and a batch of
+// tokens would wait for a whole vector: 16 MiB take less than a millisecond. The host
+// notices an end up to 0.1 ms late, so copies must not be much smaller.
 enum { STAGED_PIECE = 1 << 22 };
 
 // Copies flat elements [begin, end) between a vector in GPU memory and its copy on the
@@ -64,7 +61,6 @@ static inline void staged_copy(Stream *stream, float *to, const float *from, siz
     }
 }
 
-// A vector on the host stands for the one in GPU memory.
 static inline void staged_exchange(CommBackend *comm, Stream *stream, const Collective *collective,
                                    CollectiveKind kind) {
     const Layout *layout = collective->layout;
@@ -97,9 +93,6 @@ static inline void staged_exchange(CommBackend *comm, Stream *stream, const Coll
     stream_settle(stream);
 }
 
-// ---------------------------------------------------------------------------------------
-// Wherever the vector is
-
 static inline void comm_exchange(CommBackend *comm, Stream *stream, const Collective *collective,
                                  CollectiveKind kind) {
     bool alone = comm->transport->size == 1;
@@ -124,8 +117,7 @@ static inline void comm_exchange(CommBackend *comm, Stream *stream, const Collec
     }
 }
 
-// GPUs: an all-gather of bf16 casts of what the collective sends, to casts (padded). Two
-// casts travel as one fp32 element.
+// GPUs: gathers bf16 casts in `casts` (padded). Two of them travel as one fp32 element.
 static inline void comm_gather_casts(CommBackend *comm, Stream *stream, const Collective *collective,
                                      Real *casts) {
     const Layout *layout = collective->layout;

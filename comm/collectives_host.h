@@ -53,8 +53,7 @@ static inline size_t host_chunk_elements(const Transport *transport) {
     return transport->messages.limit > 0 ? transport->messages.limit : chunk;
 }
 
-// Plans the message buffers for shards of at most `shard` elements. No format needs more room
-// than fp32.
+// Message buffers for shards of at most `shard` elements; no format takes more than fp32.
 static inline void host_collectives_reserve(Transport *transport, Arena *arena, size_t shard) {
     static const char *const names[MESSAGE_BUFFERS] = {"messages being sent", "messages being received",
                                                        "messages being sent inside the host",
@@ -87,7 +86,6 @@ static inline char *host_messages(const Transport *transport, MessageBuffer buff
 // ---------------------------------------------------------------------------------------
 // Chunks and ranges
 
-// A collective under way, as its stages see it.
 typedef struct HostExchange {
     Transport *transport;
     const Groups *groups;
@@ -180,8 +178,7 @@ typedef struct HostStage {
 
 enum { HOST_STAGES = 3 };
 
-// Takes all chunks through the stages (HOST_STAGES), which are given in the order of their work in
-// a turn.
+// Takes all chunks through the stages, given in the order of their work in a turn.
 static inline void host_for_chunks(const HostExchange *exchange, const HostStage *stages) {
     size_t end = exchange->length;
     Chunk none = {end, end}, chunks[HOST_STAGES] = {none, none, none}; // by age
@@ -280,8 +277,7 @@ static inline void host_reduce_between(const HostExchange *exchange, int number,
     }
 }
 
-// Waits for the sums of the other hosts. This rank's own elements become the sum over the
-// hosts, in their order.
+// Own elements become the sum over the hosts, in their order.
 static inline void host_reduce_finish(const HostExchange *exchange, int number, Chunk chunk) {
     const Groups *groups = exchange->groups;
     WireFormat wire = exchange->collective->wire;
@@ -361,9 +357,8 @@ static inline void *host_arrival(const HostExchange *exchange, int owner, Chunk 
     return as_it_is ? host_plain(exchange, owner, chunk) : NULL;
 }
 
-// This rank's own elements go to its delegates on the other hosts. What it receives as a
-// delegate lies owner behind owner; its own elements are among them if it has mates, which
-// get it all.
+// Own elements go to the delegates on the other hosts. What this rank receives as a
+// delegate lies owner behind owner, its own among them if it has mates, which get it all.
 static inline void host_gather_between(const HostExchange *exchange, int number, Chunk chunk) {
     const Groups *groups = exchange->groups;
     const Collective *collective = exchange->collective;
@@ -435,9 +430,6 @@ static inline void host_gather_finish(const HostExchange *exchange, int number, 
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Both
-//
 // After a reduce-scatter this rank's own elements of the cells hold the sum over all
 // ranks. Elsewhere in `buffer`, what this rank is a delegate for holds sums over its
 // host; the rest is as it was. A world of one rank adds nothing and rounds nothing, and
@@ -446,8 +438,7 @@ static inline void host_gather_finish(const HostExchange *exchange, int number, 
 // After an all-gather `buffer` holds every rank's own elements of the cells, rounded by
 // the wire: the same bits on all ranks. A world of one rank rounds as a larger one would.
 static inline void host_exchange(Transport *transport, const Collective *collective, CollectiveKind kind) {
-    // The all-gather begins with the oldest chunk: it frees the lanes that the newest
-    // takes.
+    // The all-gather begins with the oldest chunk: it frees the lanes of the newest.
     static const HostStage stages[][HOST_STAGES] = {
         {{host_reduce_inside, 0}, {host_reduce_between, 1}, {host_reduce_finish, 2}},
         {{host_gather_finish, 2}, {host_gather_between, 0}, {host_gather_inside, 1}}};

@@ -1,12 +1,10 @@
 // collectives_nccl.h: reduce-scatter and all-gather of vectors in GPU memory, from GPU to
 // GPU with the messages of NCCL. The contract is in collective.h.
 //
-// NCCL only moves bytes. Our own kernels encode, add and decode (kernels/cuda/wire.cuh),
-// so any wire format travels, and the sums are those of collectives_host.h bit for bit:
-// on the same two levels, or flat.
+// NCCL only moves bytes. Our own kernels encode, add and decode (kernels/cuda/wire.cuh):
+// any wire format travels, and sums are those of collectives_host.h bit for bit.
 //
-// A batch is as many cells as the message buffers hold. A message has the pieces of one owner
-// or of several:
+// A batch is as many cells as the message buffers hold. A message has pieces of owners:
 //
 //   | owner a: cell 0, cell 1, ... | owner b: cell 0, cell 1, ... | ...
 //
@@ -29,8 +27,7 @@
 #include "comm/nccl.h"
 #include "kernels/kernels.h"
 
-// Bytes of encoded messages in each direction: enough to fill a fast link, and little beside a
-// model.
+// Of encoded messages in each direction: enough for a fast link, little beside a model.
 enum { NCCL_BUFFER_BYTES = 32 << 20, NCCL_ALIGNMENT = 128 };
 
 // ---------------------------------------------------------------------------------------
@@ -40,7 +37,6 @@ static inline size_t nccl_piece_bytes(WireFormat wire, size_t piece) {
     return layout_round_up(wire_bytes(wire, piece), 16);
 }
 
-// Bytes of an owner's pieces in a message.
 static inline size_t nccl_owner_bytes(WireFormat wire, size_t piece, size_t cells) {
     return layout_round_up(cells * nccl_piece_bytes(wire, piece), NCCL_ALIGNMENT);
 }
@@ -67,9 +63,6 @@ static inline void nccl_collectives_reserve(Nccl *nccl, const Transport *transpo
 }
 
 #ifdef ACCO_HAVE_NCCL
-// ---------------------------------------------------------------------------------------
-// Batches
-
 // Cells [first, first + cells) of a collective.
 typedef struct NcclBatch {
     Nccl *nccl;
@@ -258,14 +251,12 @@ static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *c
     Transport *transport = nccl->transport;
     bool reduces = kind == REDUCE_SCATTER;
     size_t end = collective->end;
-    NcclBatch batch;
-    memset(&batch, 0, sizeof batch);
-    batch.nccl = nccl;
-    batch.groups = transport_groups(transport);
-    batch.stream = stream;
-    batch.inside = *stream;
+    NcclBatch batch = {.nccl = nccl,
+                       .groups = transport_groups(transport),
+                       .stream = stream,
+                       .inside = *stream,
+                       .collective = collective};
     batch.inside.queue = nccl->inside_queue;
-    batch.collective = collective;
     transport_begin(transport, collective_name(kind));
     gpu_mark(nccl->between_done, stream->queue);
     gpu_wait_for(nccl->inside_queue, nccl->between_done); // what the stream has done so far

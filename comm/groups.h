@@ -52,8 +52,7 @@ static inline int groups_count(const Groups *groups, int host) {
     return groups->begins[host + 1] - groups->begins[host];
 }
 
-// leader_of (size): for every rank, the lowest rank of its host. False: no memory. The
-// caller frees the groups in any case.
+// leader_of (size): each rank's lowest one of its host. False: no memory. Free it anyway.
 static inline bool groups_make(Groups *groups, int rank, int size, const int *leader_of) {
     groups->rank = rank;
     groups->size = size;
@@ -98,9 +97,8 @@ static inline int groups_delegate(const Groups *groups, int host, int owner) {
     return groups_rank(groups, host, groups->place[owner] % groups_count(groups, host));
 }
 
-// The rank of this host that is `step` places ahead. The ranks of a host take turns: in a
-// step no two of them send to the same rank, and a rank that sends `step` places ahead
-// receives from `step` places behind.
+// The rank of this host `step` places ahead. Ranks take turns: in a step no two send to
+// the same rank, and one that sends `step` ahead receives from `step` behind.
 static inline int groups_mate(const Groups *groups, int step) {
     int place = groups->place[groups->rank] + step + groups->mates;
     return groups_rank(groups, groups->host, place % groups->mates);

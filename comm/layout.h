@@ -1,32 +1,27 @@
 // layout.h: which rank owns which element of a vector that all ranks reduce and gather.
 //
-// The vector is cut into cells, every cell into at most one piece for each rank, and piece r of
-// every cell belongs to rank r. What a rank owns, its pieces one behind the other, is its
-// shard.
+// The vector is cut into cells, a cell into at most one piece for each rank, and piece r
+// belongs to rank r. What a rank owns, its pieces one behind the other, is its shard.
 //
 //            cell 0         cell 1         cell 2
 //   flat    | r0 | r1 | r2 | r0 | r1 | r2 | r0 | r1 | r2 |     3 ranks, 3 cells
 //                 ----           ----           ----
 //   own           | 0 |          | 1 |          | 2 |          the shard of rank 1
 //
-// `flat` counts elements of the whole vector, padded to whole cells; `own` counts
-// elements of one rank's shard.
+// `flat` counts elements of the vector, padded to whole cells; `own` those of a shard.
 //
-// Why cells: every range of cells is shared out evenly among the ranks. A bucket (the
-// part of a vector that travels at a time) is such a range. So rules that send the gradients
-// of the last layers while the first ones are still being computed keep all ranks busy.
+// Why cells: every range of them, such as a bucket, is shared out evenly. So rules that
+// send the last layers' gradients while others are still computed keep all ranks busy.
 //
 // Pieces are all equal (layout_make), unless an optimizer needs whole matrices
 // (layout_make_whole): then a piece is a run of matrices with the vectors between them, and
 // what is not a matrix fills up the shards, so that all are about as long.
 //
-// The cut depends on nothing but the length of the vector, the number of ranks and the
-// matrices. Neither the size of buckets nor that of messages moves an element to another owner
-// or changes the order of a sum.
+// The cut depends on nothing but the vector's length, the number of ranks and the
+// matrices: no size of buckets or messages changes an owner or the order of a sum.
 #ifndef ACCO_COMM_LAYOUT_H
 #define ACCO_COMM_LAYOUT_H
 
-#include <assert.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,31 +39,23 @@ typedef struct LayoutRange {
     size_t own, flat, count;
 } LayoutRange;
 
-// What differs from piece to piece. Pieces begin at multiples of LAYOUT_BLOCK in a shard, so
-// there are gaps between them.
-typedef struct LayoutTable {
-    size_t *cells;       // (cells + 1): where each begins in the flat vector
-    LayoutRange *pieces; // (cells + 1, size); the last row says where shards end
-} LayoutTable;
-
 typedef struct Layout {
     size_t count; // elements of the vector, without padding
     int size;     // ranks, and pieces of a cell
-    size_t piece; // elements of a piece; 0: they differ, and `table` has them
+    size_t piece; // elements of a piece; 0: they differ, and begin at multiples of LAYOUT_BLOCK in a shard
     size_t cells;
-    const LayoutTable *table; // freed by layout_free
-    bool pairs;               // the table counts elements of which two make one of this vector
+    // Where pieces differ; otherwise NULL. Freed by layout_free.
+    size_t *begins;      // (cells + 1): of each cell in the flat vector
+    LayoutRange *pieces; // (cells + 1, size); the last row says where shards end
+    bool pairs;          // these count elements of which two make one of this vector
 } Layout;
 
 static inline size_t layout_round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 static inline Layout layout_make(size_t count, int size) {
-    Layout layout;
+    Layout layout = {.count = count, .size = size};
     size_t cell_limit = (size_t)size * LAYOUT_CELLS;
     size_t piece = (count + cell_limit - 1) / cell_limit;
-    memset(&layout, 0, sizeof layout);
-    layout.count = count;
-    layout.size = size;
     layout.piece = layout_round_up(piece > 0 ? piece : 1, piece >= LAYOUT_BLOCK ? LAYOUT_BLOCK : LAYOUT_LINE);
     size_t cell = layout.piece * (size_t)size;
     layout.cells = (count + cell - 1) / cell;
@@ -77,16 +64,16 @@ static inline Layout layout_make(size_t count, int size) {
 
 // First flat element of a cell. For cell `cells`, behind the last one: the padded length.
 static inline size_t layout_cell_begin(const Layout *layout, size_t cell) {
-    return layout->table == NULL ? cell * layout->piece * (size_t)layout->size
-                                 : layout->table->cells[cell] >> layout->pairs;
+    return layout->begins == NULL ? cell * layout->piece * (size_t)layout->size
+                                  : layout->begins[cell] >> layout->pairs;
 }
 
 // The piece of `rank` in a cell; of cell `cells`: where its shard ends.
 static inline LayoutRange layout_piece(const Layout *layout, size_t cell, int rank) {
     size_t flat = layout_cell_begin(layout, cell) + (size_t)rank * layout->piece;
     LayoutRange range = {.own = cell * layout->piece, .flat = flat, .count = layout->piece};
-    if (layout->table != NULL) {
-        range = layout->table->pieces[cell * (size_t)layout->size + (size_t)rank];
+    if (layout->pieces != NULL) {
+        range = layout->pieces[cell * (size_t)layout->size + (size_t)rank];
         range.own >>= layout->pairs;
         range.flat >>= layout->pairs;
         range.count >>= layout->pairs;
@@ -94,8 +81,7 @@ static inline LayoutRange layout_piece(const Layout *layout, size_t cell, int ra
     return range;
 }
 
-// Elements of a shard in the cells [begin, end), gaps and padding included: of the longest one,
-// where they differ.
+// Elements of the longest shard in the cells [begin, end), gaps and padding included.
 static inline size_t layout_most(const Layout *layout, size_t begin, size_t end) {
     size_t most = 0;
     for (int rank = 0; rank < layout->size; rank++) {
@@ -112,7 +98,7 @@ static inline size_t layout_padded(const Layout *layout) { return layout_cell_be
 
 // The cell that holds a flat element.
 static inline size_t layout_cell_with(const Layout *layout, size_t flat) {
-    if (layout->table == NULL) { return flat / layout_cell_begin(layout, 1); }
+    if (layout->begins == NULL) { return flat / layout_cell_begin(layout, 1); }
     size_t cell = 0;
     while (layout_cell_begin(layout, cell + 1) <= flat) { cell++; }
     return cell;
@@ -120,7 +106,7 @@ static inline size_t layout_cell_with(const Layout *layout, size_t flat) {
 
 // The last cell in which the piece of `rank` begins at `own` or before it.
 static inline size_t layout_cell_of(const Layout *layout, int rank, size_t own) {
-    if (layout->table == NULL) { return own / layout->piece; }
+    if (layout->begins == NULL) { return own / layout->piece; }
     size_t first = 0, last = layout->cells;
     while (last - first > 1) {
         size_t middle = (first + last) / 2;
@@ -170,10 +156,8 @@ typedef struct LayoutMatrix {
     size_t begin, end;
 } LayoutMatrix;
 
-// A layout under way.
 typedef struct LayoutBuilder {
     Layout layout;
-    LayoutTable *table;
     size_t room;   // cells
     size_t *ends;  // (size): of the shards
     double *share; // (size): of what is no matrix
@@ -186,35 +170,28 @@ static inline void layout_open_cell(LayoutBuilder *builder, size_t flat) {
     size_t size = (size_t)layout->size;
     if (layout->cells + 2 > builder->room) {
         builder->room = 2 * builder->room + 64;
-        builder->table->cells =
-            (size_t *)realloc(builder->table->cells, builder->room * sizeof *builder->table->cells);
-        builder->table->pieces = (LayoutRange *)realloc(
-            builder->table->pieces, builder->room * size * sizeof *builder->table->pieces);
+        layout->begins = (size_t *)realloc(layout->begins, builder->room * sizeof *layout->begins);
+        layout->pieces =
+            (LayoutRange *)realloc(layout->pieces, builder->room * size * sizeof *layout->pieces);
     }
-    builder->table->cells[layout->cells] = flat;
+    layout->begins[layout->cells] = flat;
     for (size_t rank = 0; rank < size; rank++) {
         LayoutRange empty = {.own = builder->ends[rank], .flat = flat, .count = 0};
-        builder->table->pieces[layout->cells * size + rank] = empty;
+        layout->pieces[layout->cells * size + rank] = empty;
     }
 }
 
-// Gives [begin, end) to a rank: as a part of its piece in the last cell, or as its piece there, or
-// in a new cell.
+// Gives [begin, end) to a rank: in its piece of the last cell, or in a new cell.
 static inline void layout_give(LayoutBuilder *builder, int rank, size_t begin, size_t end) {
     Layout *layout = &builder->layout;
     size_t size = (size_t)layout->size;
-    LayoutRange *piece =
-        builder->open ? &builder->table->pieces[(layout->cells - 1) * size + (size_t)rank] : NULL;
-    bool grows = piece != NULL && piece->count > 0 && piece->flat + piece->count == begin;
-    bool full = piece == NULL || (piece->count > 0 && !grows);
-    if (full) {
+    LayoutRange *piece = builder->open ? &layout->pieces[(layout->cells - 1) * size + (size_t)rank] : NULL;
+    if (piece == NULL || (piece->count > 0 && piece->flat + piece->count != begin)) {
         layout_open_cell(builder, begin);
-        layout->cells++;
+        piece = &layout->pieces[layout->cells++ * size + (size_t)rank];
         builder->open = true;
-        piece = &builder->table->pieces[(layout->cells - 1) * size + (size_t)rank];
-        grows = false;
     }
-    piece->flat = grows ? piece->flat : begin;
+    if (piece->count == 0) { piece->flat = begin; }
     piece->count = end - piece->flat;
     builder->ends[rank] = layout_round_up(piece->own + piece->count, LAYOUT_BLOCK);
 }
@@ -299,12 +276,8 @@ static inline void layout_choose_owners(const LayoutMatrix *matrices, int matrix
 // Matrices (matrix_count) ascend. The vectors between two matrices go with the one before.
 static inline Layout layout_make_whole(size_t count, int size, const LayoutMatrix *matrices,
                                        int matrix_count) {
-    LayoutBuilder builder;
     if (size == 1) { return layout_make(count, 1); }
-    memset(&builder, 0, sizeof builder);
-    builder.layout.count = count;
-    builder.layout.size = size;
-    builder.table = (LayoutTable *)calloc(1, sizeof *builder.table);
+    LayoutBuilder builder = {.layout = {.count = count, .size = size}};
     builder.ends = (size_t *)calloc((size_t)size, sizeof *builder.ends);
     builder.share = (double *)calloc((size_t)size, sizeof *builder.share);
     double *loads = (double *)calloc((size_t)size, sizeof *loads), rest = 0;
@@ -326,7 +299,6 @@ static inline Layout layout_make_whole(size_t count, int size, const LayoutMatri
         if (i < matrix_count) { layout_give(&builder, owners[i], matrices[i].begin, matrices[i].end); }
     }
     layout_open_cell(&builder, layout_round_up(count, LAYOUT_LINE)); // the end
-    builder.layout.table = builder.table;
     free(builder.ends);
     free(builder.share);
     free(loads);
@@ -335,11 +307,8 @@ static inline Layout layout_make_whole(size_t count, int size, const LayoutMatri
 }
 
 static inline void layout_free(Layout *layout) {
-    if (layout->table != NULL) {
-        free(layout->table->cells);
-        free(layout->table->pieces);
-        free((void *)layout->table);
-    }
+    free(layout->begins);
+    free(layout->pieces);
     memset(layout, 0, sizeof *layout);
 }
 

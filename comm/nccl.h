@@ -1,11 +1,10 @@
 // nccl.h: messages between GPUs over NCCL, and every wait for them. The only file that
 // includes nccl.h of the library; collectives_nccl.h builds the collectives.
 //
-// One communicator of all ranks carries what travels between hosts. On two levels the ranks
-// of each host have another one. They are non-blocking, and nothing here waits inside NCCL or
-// CUDA: nccl_settle polls both, with a deadline. When it passes or NCCL reports an error,
-// transport_fail ends all ranks. ncclCommAbort is not used: it would wait for ranks that may
-// have died.
+// One communicator of all ranks carries what travels between hosts. On two levels the
+// ranks of each host have another one. They are non-blocking: nccl_settle polls them and
+// CUDA, with a deadline. When it passes or NCCL reports an error, transport_fail ends all
+// ranks. ncclCommAbort is not used: it would wait for ranks that may have died.
 //
 // NCCL needs a GPU of its own for every rank. program/placement.h decides whether it is
 // used. A build without NCCL never creates a communicator.
@@ -104,8 +103,7 @@ static inline int nccl_peer(const Nccl *nccl, Level level, int rank) {
     return level == INSIDE_HOSTS ? transport_groups(nccl->transport)->place[rank] : rank;
 }
 
-// On return the messages are in their queue: what is put into the queue later sees the data
-// received.
+// Afterwards the messages are in their queue: what follows there sees the data received.
 static inline void nccl_end(Nccl *nccl, Level level) {
     nccl_check(nccl, level, ncclGroupEnd(), nccl->transport->operation);
     nccl_settle(nccl, level, NULL, nccl->transport->operation);
@@ -146,10 +144,9 @@ static inline void nccl_collect(Nccl *nccl, void *queue, bool reduces, bool bf16
 // ---------------------------------------------------------------------------------------
 // Opening
 
-// Exchanges a byte with every rank that this one has messages for, so that NCCL connects them
-// and takes its memory now, and not in the first collective. NCCL's own collectives have
-// connections of their own, which depend on the size: they are run on a vector of the length of
-// a batch.
+// Exchanges a byte with every rank that this one has messages for, so that NCCL connects
+// them and takes its memory now. NCCL's own collectives have connections of their own,
+// which depend on the size: they are run on a vector of a batch's length.
 static inline void nccl_connect(Nccl *nccl, Level level) {
     const Groups *groups = transport_groups(nccl->transport);
     bool library = nccl->transport->library;
@@ -182,7 +179,6 @@ static inline void nccl_connect(Nccl *nccl, Level level) {
     gpu_release(vector);
 }
 
-// Lists the owners that the kernels for messages need.
 static inline void nccl_list_owners(Nccl *nccl) {
     const Groups *groups = transport_groups(nccl->transport);
     int rank = groups->rank, count = 0;
@@ -217,9 +213,8 @@ static inline void nccl_list_owners(Nccl *nccl) {
     gpu_release_host(lists);
 }
 
-// All ranks call it, after transport_open, gpu_open and the choice of the groups. ctas:
-// at most this many thread blocks of the GPU for NCCL on each level, 1 or more.
-// buffer_limit: see Nccl.
+// All ranks, after transport_open, gpu_open and the choice of the groups. ctas: the most
+// thread blocks of the GPU on each level, 1 or more. buffer_limit: see Nccl.
 static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t buffer_limit) {
     const Groups *groups = transport_groups(transport);
     memset(nccl, 0, sizeof *nccl);

@@ -1,7 +1,6 @@
 // trace.h: what the compute stream and the communication stream of a rank did, and when.
 //
-// A task calls trace_begin when it starts and trace_end when it is done, each stream in a
-// lane of its own. Two readers:
+// A task calls trace_begin and trace_end, each stream in a lane of its own. Two readers:
 //
 //   reports        trace_take: seconds of compute, of communication, and of exposed
 //                  communication since the report before. Always on.
@@ -10,8 +9,7 @@
 //
 // In the CUDA program a span is also a range of NVTX, which profilers show under its name.
 //
-// Exposed communication is the time in which communication ran and compute did not: what
-// overlapping failed to hide.
+// Exposed communication, which overlapping failed to hide, runs while compute does not.
 //
 //   compute         ####....####
 //   communication   ..######....     6 of communication, 4 of them exposed
@@ -21,9 +19,8 @@
 // under way at a take is divided there, and nothing is counted twice. The clock is read while
 // the mutex is held: otherwise the two threads could report their times in the wrong order.
 //
-// Each rank has a monotonic clock with a start of its own. Its offset to the clock of
-// rank 0 is measured at the start and at the end of a run, which also shows how fast the
-// two drift apart. Spans in between are moved along the line through both.
+// Each rank's clock has its own start. Its offset to that of rank 0 is measured at the
+// start and at the end of a run; spans in between are moved along the line through both.
 #ifndef ACCO_COMM_TRACE_H
 #define ACCO_COMM_TRACE_H
 
@@ -43,8 +40,7 @@ enum {
     TRACE_CLOCK_ROUNDS = 16    // of a measurement: with many, one of them is undisturbed
 };
 
-// The name of spans in which a micro-batch is computed. A micro-batch may take several spans,
-// because it may wait for parameters in between.
+// A micro-batch may take several such spans, because it may wait for parameters.
 #define TRACE_MICRO_BATCH "micro-batch"
 
 typedef enum TraceLane { TRACE_COMPUTE, TRACE_COMMUNICATION, TRACE_LANES } TraceLane;
@@ -59,9 +55,8 @@ typedef struct Span {
 // Seconds.
 typedef struct TraceSums {
     double compute, communication, exposed;
-    // A part of compute, only of spans that have ended. The CPU time is that of the
-    // stream's own thread: less than the span if the thread waited, for messages or for a
-    // core.
+    // A part of compute, of spans that have ended. The CPU time is less than the span if
+    // the stream's thread waited, for messages or for a core.
     double micro_batch, micro_batch_cpu;
 } TraceSums;
 
@@ -82,8 +77,7 @@ typedef struct Trace {
 // ---------------------------------------------------------------------------------------
 // Spans and sums
 
-// keep: spans are kept for trace_write. The trace must stay where it is while threads use
-// it.
+// keep: for trace_write. The trace must stay where it is while threads use it.
 static inline void trace_open(Trace *trace, bool keep) {
     memset(trace, 0, sizeof *trace);
     pthread_mutex_init(&trace->mutex, NULL);
@@ -194,8 +188,7 @@ static inline ClockOffset trace_measure_clock(Transport *transport, double (*clo
     return offset;
 }
 
-// Translates a time of this rank's clock to that of rank 0. Outside the two measurements the
-// nearer one is used.
+// A time of this rank on rank 0's clock, by the nearer of the two where outside of both.
 static inline double clock_on_rank_0(const ClockOffset *start, const ClockOffset *end, double time) {
     double between = end->time - start->time;
     double share = between > 0 ? fmin(fmax((time - start->time) / between, 0), 1) : 0;
@@ -235,8 +228,7 @@ typedef struct TraceRank {
     char host[TRANSPORT_HOST_BYTES];
 } TraceRank;
 
-// What viewers call a rank and its lanes, and where they show it. The first event of the file
-// has no comma before it.
+// What viewers call a rank and its lanes. The first event has no comma before it.
 static inline void trace_print_names(FILE *file, int rank, const TraceRank *of_rank) {
     fprintf(
         file,
@@ -309,10 +301,9 @@ static inline void trace_write_file(const Trace *trace, Transport *transport, co
     file_replace_end(file, path, reason == 0, error);
 }
 
-// Writes the spans of all ranks to `path`, which only rank 0 uses, and leaves them in the time
-// of rank 0. All ranks call it when no span is running, each with its own two measurements of
-// the clock. All get the same result and the same error. ts in the file: microseconds since
-// the earliest span of all ranks.
+// Writes the spans of all ranks to `path`, in the time of rank 0, in which it leaves
+// them. All ranks call it when no span is running, each with its two measurements of the
+// clock, and get the same result. ts in the file: microseconds since the earliest span.
 static inline bool trace_write(Trace *trace, Transport *transport, const ClockOffset *start,
                                const ClockOffset *end, const char *path, Error *error) {
     const Lane lane = {BETWEEN_HOSTS, 0};

@@ -1,5 +1,4 @@
-// transport.h: the ranks of a run, messages between them, and the end of all ranks when one
-// does not answer.
+// transport.h: the ranks, messages between them, and the end of all when one is silent.
 //
 //   collectives.h   reduce-scatter and all-gather of vectors
 //        |
@@ -9,17 +8,14 @@
 //   Link            start, is_done: MPI (transport_mpi.h), threads
 //                   (test/threads_link.h), or none for a world of one rank
 //
-// A link only needs point-to-point messages; everything else is built on top of them.
-// One thread at a time uses a transport (the communication stream, once it runs), and all
-// ranks call the same operations in the same order.
+// A link only needs point-to-point messages. One thread at a time uses a transport (the
+// communication stream, once it runs), and all ranks call the same operations in order.
 //
-// A waiting rank does not spin: between polls it sleeps for an eighth of the time it has
-// already waited, at most 1 ms, so that the compute threads keep their cores. Every wait
-// has a deadline. When it passes, transport_fail names the ranks that are late and ends all
-// ranks.
+// A waiting rank sleeps between polls for an eighth of the time it has already waited, at
+// most 1 ms, so that the compute threads keep their cores. Every wait has a deadline.
+// When it passes, transport_fail names the ranks that are late and ends all ranks.
 //
-// A slow network can be emulated: messages then leave through a token bucket, and arrive
-// late by a fixed latency.
+// An emulated slow network sends through a token bucket, and arrives late by a latency.
 #ifndef ACCO_COMM_TRANSPORT_H
 #define ACCO_COMM_TRANSPORT_H
 
@@ -47,8 +43,7 @@ typedef struct Note {
     int32_t awaited; // the rank that the sender waits for; itself: it does not know; -1: it asks
 } Note;
 
-// Point-to-point messages. Messages between two ranks arrive in the order in which they
-// were started.
+// Messages between two ranks arrive in the order in which they were started.
 typedef struct Link {
     const char *name;
     void *state;
@@ -58,14 +53,12 @@ typedef struct Link {
     // Notes travel beside messages, and may be lost. NULL: this link has no notes.
     void (*send_note)(void *state, int peer, const Note *note);
     bool (*take_note)(void *state, Note *note); // false: no note has arrived
-    // NULL: there is nothing to end. 0: all ranks end in good order. Otherwise it ends every rank
-    // and does not return.
+    // NULL: nothing to end. 0: all end in good order. Otherwise ends all, never returns.
     void (*end)(void *state, int exit_code);
 } Link;
 
 typedef enum TransferState { TRANSFER_NONE, TRANSFER_DELAYED, TRANSFER_ACTIVE } TransferState;
 
-// One message to or from one rank.
 typedef struct Transfer {
     TransferState state;
     bool is_send;
@@ -91,8 +84,7 @@ typedef struct Lane {
 #define TRANSPORT_LISTENS_SECONDS 0.1 // a rank that has waited this long answers questions
 #define TRANSPORT_ANSWER_SECONDS 1.0  // how long the asking rank waits for an answer
 
-// How long a wait polls before it sleeps: about as long as a chunk takes between two
-// ranks of one machine.
+// How long a wait polls before it sleeps: about as long as a chunk takes in a machine.
 #define TRANSPORT_SPIN_SECONDS 50e-6
 
 // The longest sleep between two polls. A message that has arrived waits for half of it on
@@ -202,8 +194,7 @@ static inline void transport_open_alone(Transport *transport, const char *reason
     transport_prepare(transport, 0, 1, 1, &none, reason);
 }
 
-// For a plan: a world of `size` ranks, every `ranks_per_host` of which share a host. It cannot
-// send anything.
+// For a plan: every `ranks_per_host` ranks share a host. It cannot send anything.
 static inline void transport_open_supposed(Transport *transport, int size, int ranks_per_host) {
     const Link none = {.name = "supposed"};
     // The last host may have fewer ranks, each of which is then the delegate of more owners.
@@ -229,8 +220,7 @@ static inline const Groups *transport_groups(const Transport *transport) {
     return transport->two_level ? &transport->hosts : &transport->flat;
 }
 
-// A text that is the same whenever sums are added in the same order. For the log and
-// checkpoints.
+// The same text whenever sums are added in the same order; for log and checkpoints.
 static inline void transport_sum_order(const Transport *transport, char *text, size_t size) {
     const Groups *groups = transport_groups(transport);
     uint64_t hash = 0;
@@ -244,7 +234,6 @@ static inline void transport_sum_order(const Transport *transport, char *text, s
     }
 }
 
-// Whether a message to this rank leaves the host.
 static inline bool transport_is_outside(const Transport *transport, int peer) {
     return transport->hosts.host_of[peer] != transport->hosts.host;
 }
@@ -263,29 +252,13 @@ static inline void transport_start_transfer(Transport *transport, Transfer *tran
     transfer->state = TRANSFER_ACTIVE;
 }
 
-// Starts the messages, of any lane, that the emulated link lets through by now, and returns
-// whether there were any. They start in the order in which they were posted, because a link
-// keeps the order of messages.
-static inline bool transport_start_due(Transport *transport) {
-    bool started = false;
-    for (Transfer *due = transport->delayed; due != NULL && due->start_at <= clock_seconds();
-         due = due->next) {
-        transport->delayed = due->next;
-        transport_start_transfer(transport, due);
-        started = true;
-    }
-    return started;
-}
-
-// Counts what this rank sends, and how much of it leaves the host.
 static inline void transport_count(Transport *transport, size_t bytes, size_t outside) {
     __atomic_fetch_add(&transport->bytes_sent, bytes, __ATOMIC_RELAXED);
     __atomic_fetch_add(&transport->bytes_sent_outside, outside, __ATOMIC_RELAXED);
 }
 
-// Starts a message in a lane; transport_wait waits for it. `data` must stay as it is
-// until then. At most one message to and one from each peer may be under way in a lane.
-// Both sides must give the same number of bytes.
+// Starts a message in a lane, at most one to and one from each peer; until transport_wait
+// `data` must stay as it is. Both sides must give the same number of bytes.
 static inline void transport_post(Transport *transport, Lane lane, bool is_send, int peer, void *data,
                                   size_t bytes) {
     Transfer *transfer = transport_transfer(transport, lane, is_send, peer);
@@ -301,8 +274,7 @@ static inline void transport_post(Transport *transport, Lane lane, bool is_send,
         transport_start_transfer(transport, transfer);
         return;
     }
-    // The emulated link: messages leave one after another at its rate, and each is late by
-    // its latency.
+    // The emulated link: messages leave at its rate, and each is late by its latency.
     transport->link_free_at =
         fmax(transport->link_free_at, clock_seconds()) + (rate > 0 ? (double)bytes / rate : 0);
     transfer->start_at = transport->link_free_at + latency;
@@ -337,8 +309,7 @@ typedef struct Overdue {
 } Overdue;
 
 static inline Overdue transport_overdue(Transport *transport, Lane lane) {
-    Overdue overdue;
-    memset(&overdue, 0, sizeof overdue);
+    Overdue overdue = {0};
     for (int is_send = 0; is_send < 2 && overdue.count == 0; is_send++) {
         overdue.senders = is_send == 0;
         for (int peer = 0; peer < transport->size; peer++) {
@@ -352,8 +323,7 @@ static inline Overdue transport_overdue(Transport *transport, Lane lane) {
     return overdue;
 }
 
-// Answers the questions of other ranks, and notes their answers. lane: where this rank waits;
-// NULL: it does not know for which rank it waits.
+// Answers questions, and notes answers. lane: where this rank waits; NULL: not known.
 static inline void transport_listen(Transport *transport, const Lane *lane) {
     Note note;
     while (transport->link.take_note != NULL && transport->link.take_note(transport->link.state, &note)) {
@@ -367,8 +337,7 @@ static inline void transport_listen(Transport *transport, const Lane *lane) {
     }
 }
 
-// Asks these ranks which rank they wait for, and waits for their answers. Returns how many did
-// not answer in time.
+// Asks which ranks these wait for. Returns how many did not answer in time.
 static inline int transport_ask(Transport *transport, Lane lane, const int *ranks, int count) {
     const Link *link = &transport->link;
     const Note question = {.from = transport->rank, .awaited = -1};
@@ -393,9 +362,8 @@ static inline void transport_name_rank(const Transport *transport, int rank, cha
     snprintf(text, size, "%d%s%s", rank, met != NULL ? " on " : "", met != NULL ? met[rank].name : "");
 }
 
-// Ends all ranks and names those that this rank waits for and that do not answer. If all answer,
-// they are waiting themselves: then it follows the chain that begins with the first of them to
-// a rank that does not answer.
+// Ends all ranks and names those that do not answer. If all answer, they are waiting,
+// too: then it follows the chain from the first of them to a rank that does not.
 static inline void transport_fail_overdue(Transport *transport, Lane lane, double waited) {
     static const char advice[] = "It may be dead, stuck, or much slower than the others: look at its "
                                  "node; --timeout-s sets how long to wait";
@@ -438,7 +406,14 @@ static inline void transport_wait(Transport *transport, Lane lane) {
     double progressed = began, looked = began;
     for (;;) {
         int open = 0;
-        bool progress = transport_start_due(transport);
+        bool progress = false;
+        // Starts what the emulated link lets through by now, of any lane, in the order in
+        // which it was posted, because a link keeps the order of messages.
+        for (Transfer *due; (due = transport->delayed) != NULL && due->start_at <= clock_seconds();) {
+            transport->delayed = due->next;
+            transport_start_transfer(transport, due);
+            progress = true;
+        }
         for (int i = 0; i < count; i++) {
             Transfer *transfer = &transfers[i];
             if (transfer->state == TRANSFER_NONE) { continue; }
@@ -496,8 +471,7 @@ static inline size_t records_before(const Groups *groups, int distance) {
                                         : groups->size - from + groups->begins[to - groups->hosts]);
 }
 
-// ring (size, bytes): the records of the hosts in their order, from this one on. On entry
-// only its own are there.
+// ring (size, bytes): the hosts' records, from this one on. First only its own are there.
 static inline void records_between_hosts(Transport *transport, char *ring, size_t bytes) {
     const Groups *groups = transport_groups(transport);
     const Lane lane = {BETWEEN_HOSTS, 0};
@@ -564,6 +538,16 @@ static inline void *transport_collect_records(Transport *transport, const char *
     return all;
 }
 
+// The numbers of all ranks, folded in the order of ranks, as by fmax: the same on all.
+static inline double transport_fold(Transport *transport, const char *operation, double mine,
+                                    double (*fold)(double, double)) {
+    double *all = (double *)transport_collect_records(transport, operation, &mine, sizeof mine);
+    double folded = all[0];
+    for (int rank = 1; rank < transport->size; rank++) { folded = fold(folded, all[rank]); }
+    free(all);
+    return folded;
+}
+
 // Overwrites `bytes` (count) on all ranks with those of rank 0.
 static inline void share_from_rank_zero(Transport *transport, const char *operation, void *bytes,
                                         size_t count) {
@@ -572,14 +556,12 @@ static inline void share_from_rank_zero(Transport *transport, const char *operat
     free(all);
 }
 
-// Returns when every rank has called it.
 static inline void transport_barrier(Transport *transport, const char *operation) {
     char mine = 0;
     free(transport_collect_records(transport, operation, &mine, 1));
 }
 
-// The same where a rank may be busy for longer than any message takes, as with writing files:
-// this rank waits for at least `seconds`.
+// The same where a rank may be busy for long, as with writing files: waits for `seconds`.
 static inline void transport_barrier_patiently(Transport *transport, const char *operation, double seconds) {
     double timeout_seconds = transport->timeout_seconds;
     transport->timeout_seconds = fmax(timeout_seconds, seconds);
@@ -587,9 +569,8 @@ static inline void transport_barrier_patiently(Transport *transport, const char 
     transport->timeout_seconds = timeout_seconds;
 }
 
-// What a rank says of something that it did. A step that only some ranks can fail at,
-// such as reading a file that is missing on one node, must end the same way on all of
-// them: otherwise the others wait for messages that never come.
+// What a rank says of something that it did. A step that only some ranks can fail at must
+// end the same way on all: otherwise the others wait for messages that never come.
 typedef struct Verdict {
     int exit_code; // 0: it worked
     char host[64];
@@ -643,20 +624,16 @@ typedef struct LinkMeasure {
 
 enum { LINK_PROBES = 16, LINK_PROBE_BYTES = 4096 };
 
-// The mean seconds of an all-gather of records of `bytes`, on the slowest rank: the same
-// number on all ranks.
+// The mean seconds of an all-gather of records of `bytes`, on the slowest rank.
 static inline double link_time_records(Transport *transport, size_t bytes, int tries) {
     static const char operation[] = "measurement of the link";
     char *mine = (char *)calloc(1, bytes), *all = (char *)calloc((size_t)transport->size, bytes);
     double began = clock_seconds();
     for (int i = 0; i < tries; i++) { transport_all_gather_records(transport, operation, mine, all, bytes); }
-    double mean = (clock_seconds() - began) / tries, slowest = 0;
-    double *means = (double *)transport_collect_records(transport, operation, &mean, sizeof mean);
-    for (int rank = 0; rank < transport->size; rank++) { slowest = fmax(slowest, means[rank]); }
+    double mean = (clock_seconds() - began) / tries;
     free(mine);
     free(all);
-    free(means);
-    return slowest;
+    return transport_fold(transport, operation, mean, fmax);
 }
 
 // All ranks call it and get the same answer. Records grow until one takes well over the

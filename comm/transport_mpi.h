@@ -1,11 +1,9 @@
-// transport_mpi.h: the link over MPI, and the choice between it and a world of one rank.
-// The only file that includes mpi.h.
+// transport_mpi.h: the link over MPI, or a world of one. The only file with mpi.h.
 //
-// Only MPI_Isend, MPI_Irecv and MPI_Test carry vectors and records. MPI's collectives are
-// not used: Open MPI 4.1 makes no progress on the non-blocking ones unless it is polled,
-// spins in the blocking ones, and chooses the order of summation by itself. All messages
-// between two ranks have the same tag, because MPI keeps their order. With CUDA, buffers
-// reach this link through pinned host memory.
+// Only MPI_Isend, MPI_Irecv and MPI_Test carry vectors and records. Open MPI 4.1 makes no
+// progress on non-blocking collectives unless it is polled, spins in the blocking ones,
+// and chooses the order of summation by itself. All messages have the same tag, because
+// MPI keeps their order. With CUDA, buffers reach this link through pinned host memory.
 //
 // A build without MPI has the same interface and is always a world of one rank.
 #ifndef ACCO_COMM_TRANSPORT_MPI_H
@@ -25,8 +23,7 @@ static inline bool transport_was_launched(void) {
 }
 
 #ifdef ACCO_HAVE_MPI
-// Leaves out the C++ bindings, which were withdrawn from the standard but which some versions
-// of MPI still have.
+// Without the C++ bindings, withdrawn from the standard, that some versions still have.
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
@@ -57,8 +54,7 @@ static inline bool transport_mpi_is_done(void *state, LinkRequest *request) {
     return done != 0;
 }
 
-// The copy is never freed: notes are sent when all ranks are about to end, and their receivers
-// may never take them.
+// The copy is never freed: all ranks are about to end, and may never take their notes.
 static inline void transport_mpi_send_note(void *state, int peer, const Note *note) {
     (void)state;
     MPI_Request request;
@@ -118,11 +114,10 @@ static inline bool transport_open(Transport *transport, Error *error) {
         transport_open_alone(transport, "not started by mpirun or srun");
         return true;
     }
-    // Parameters of Open MPI; what the user has set stays. By default its TCP sends the rest of
-    // a long message in one piece, and the go-ahead for a message in the other direction waits
-    // behind it. Then only one direction is busy at a time, and both together take a third
-    // longer (dev/results has the numbers). Our messages between hosts have about a megabyte,
-    // so they are sent without waiting for a go-ahead.
+    // Parameters of Open MPI; what the user has set stays. By default its TCP sends the
+    // rest of a long message in one piece, behind which the go-ahead for the other
+    // direction waits: both together take a third longer (dev/results). Our messages
+    // between hosts have about a megabyte, and are sent without waiting for a go-ahead.
     setenv("OMPI_MCA_btl_tcp_eager_limit", "2000000", 0);
     setenv("OMPI_MCA_btl_tcp_max_send_size", "2000000", 0);
     setenv("HWLOC_COMPONENTS", "-gl", 0); // looking for GPUs through X displays can take seconds

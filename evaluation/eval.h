@@ -20,7 +20,6 @@ typedef struct Evaluator {
     int32_t *positions, *targets, *largest;
 } Evaluator;
 
-// What the model says about one sequence.
 typedef struct EvaluateScore {
     double log_likelihood; // natural, of the tokens that count
     int64_t counted;       // tokens that count: those scored, less those that a mask leaves out
@@ -45,19 +44,14 @@ static inline void evaluator_reserve(Evaluator *evaluator, Arena *arena, const M
     arena_reserve_host(arena, MEMORY_WORKSPACE, "most probable tokens", bytes, &evaluator->largest);
 }
 
-// ---------------------------------------------------------------------------------------
-// One batch
-
-// Scores of the sequences of a batch, in its order (EVALUATE_MOST_ROWS at most; zeros before).
-// parameters: (parameter_count), where the kernels want them. False: a token beyond the
-// vocabulary.
+// Of the sequences of a batch, in its order (EVALUATE_MOST_ROWS at most; zeros before).
+// parameters: (parameter_count), for the kernels. False: a token beyond the vocabulary.
 static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const float *parameters,
                                    const EvaluateSet *set, size_t batch, EvaluateScore *scores,
                                    Error *error) {
     Model *model = &evaluator->model;
     const Tokenizer *tokenizer = set->request.tokenizer;
-    // Version 1 in every batch: the parameters do not change, so a GPU converts its
-    // weights once.
+    // The parameters never change, so a GPU converts its weights once.
     const Pace pace = {.version = 1};
     int rows = (int)(set->starts[batch + 1] - set->starts[batch]),
         T = evaluate_sequence(set, batch, 0)->length - 1; // the first is the longest
@@ -104,13 +98,9 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// All batches, by all ranks
-
-// The scores of all sequences, in the order of the data, for the caller to free; on every
-// rank the same. Rank r of N scores batches r, r + N, ... `stream` is that of the task this runs
-// in, or on the CPU the calling thread's. terminal: shows the progress; or NULL. An error ends all
-// ranks.
+// The scores of all sequences in the order of the data, to be freed, on every rank. Rank
+// r of N scores batches r, r + N, ... stream: of the task this runs in, or on the CPU the
+// calling thread's. terminal: shows the progress; or NULL. An error ends all ranks.
 static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, const float *parameters,
                                           const EvaluateSet *set, Transport *transport, Terminal *terminal) {
     size_t ranks = (size_t)transport->size, record = EVALUATE_MOST_ROWS * sizeof(EvaluateScore);
@@ -162,8 +152,7 @@ typedef struct EvaluateSummary {
     uint64_t items;   // windows or lines
     uint64_t counted; // tokens
     double nats;      // per token
-    // perplexity: exp of nats; lambada: exp of minus the mean log-likelihood of a last
-    // word
+    // perplexity: exp of nats; lambada: exp of minus a last word's mean log-likelihood
     double perplexity;
     double bits_per_byte; // NaN: the bytes are unknown
     // lambada: share of lines in which every token of the word is the most probable one;
@@ -172,8 +161,7 @@ typedef struct EvaluateSummary {
     double accuracy_norm; // hellaswag: the same for log-likelihoods divided by characters
 } EvaluateSummary;
 
-// The choice with the largest log-likelihood, or with the largest per character; the
-// first of equals.
+// The choice with the largest log-likelihood (per character); the first of equals.
 static inline int evaluate_best(const EvaluateSet *set, const EvaluateItem *item, const EvaluateScore *scores,
                                 bool by_character) {
     int best = 0;
@@ -254,7 +242,6 @@ static inline void evaluate_print(FILE *file, const EvaluateSet *set, const Eval
 // ---------------------------------------------------------------------------------------
 // The command
 
-// What the stream of an evaluation works on.
 typedef struct Evaluation {
     Transport *transport;
     Terminal *terminal; // shows the progress; NULL: not on this rank

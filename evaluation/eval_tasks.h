@@ -20,9 +20,8 @@
 // is too long loses its beginning. One difference remains: capital and small letters are
 // PCRE2's, which maps one character to one.
 //
-// The sequences are then put into batches, longest first, which depend on nothing but the
-// data and the size of a batch. Files may hold anything: every error is one line that
-// names the file and, for JSON lines, the line.
+// They are put into batches, longest first, which depend on nothing but the data and a
+// batch's size. Every error is one line that names the file and, of JSON lines, the line.
 #ifndef ACCO_EVALUATION_EVAL_TASKS_H
 #define ACCO_EVALUATION_EVAL_TASKS_H
 
@@ -82,9 +81,7 @@ static inline const char *evaluate_task_name(EvaluateTask task) {
 // Preparing text as the harness does
 
 // The characters that Python's str.strip removes.
-#define EVALUATE_SPACE \
-    "[\\x09-\\x0D\\x1C-\\x20\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}" \
-    "\\x{3000}]"
+#define EVALUATE_SPACE "[\\x1C-\\x1F" TOKENIZER_SPACE "]"
 
 // A text as printf writes it, for the caller to free; NULL: no memory.
 PRINTF_LIKE(1, 2) static inline char *evaluate_format(const char *format, ...) {
@@ -204,7 +201,6 @@ static inline bool evaluate_read_texts(EvaluateSet *set, Error *error) {
     return good && evaluate_take_text(set, error);
 }
 
-// Adds the windows of a file.
 static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) {
     const EvaluateRequest *request = &set->request;
     DataFile *data = &set->data.files[file];
@@ -219,8 +215,7 @@ static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) 
         return error_set(error, "%.300s was made with another tokenizer than the one that is given",
                          data->path);
     }
-    // The windows of a padded file are its documents, so no other length or stride makes
-    // sense.
+    // The windows of a padded file are its documents: another length makes no sense.
     int padded = data->content.padded;
     if (padded != 0 && (padded != request->T || request->stride != request->T)) {
         return error_set(error, "%.300s was padded to sequences of %d tokens: give --seq-len %d --stride %d",
@@ -242,8 +237,7 @@ static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) 
 
 static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
     const EvaluateRequest *request = &set->request;
-    // A sequence length of 1, so that no file is too short here; the windows are made
-    // above.
+    // A sequence length of 1: no file is too short here, and windows are made above.
     DataRequest files = {request->path, 1, request->vocabulary, 0, false};
     if (request->T < 2) {
         return error_set(error,
@@ -267,9 +261,8 @@ static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
 // ---------------------------------------------------------------------------------------
 // LAMBADA and HellaSwag
 
-// Adds the sequence of a text of which the first `context` bytes are given and the others
-// are to be predicted. Without a context the text follows <|endoftext|>, or a line end
-// where tokens are bytes.
+// Adds a text whose first `context` bytes are given, the others to be predicted. Without
+// a context it follows <|endoftext|>, or a line end where tokens are bytes.
 static inline bool evaluate_add_pair(EvaluateSet *set, const char *text, size_t context, int characters,
                                      Error *error) {
     TokenList *list = &set->text;
@@ -433,8 +426,7 @@ static inline void evaluate_set_close(EvaluateSet *set) {
     memset(set, 0, sizeof *set);
 }
 
-// Reads what the request names. The request's path must live as long as the set. On
-// failure there is nothing to close.
+// The request's path must live as long as the set. On failure there is nothing to close.
 static inline bool evaluate_set_open(EvaluateSet *set, const EvaluateRequest *request, Error *error) {
     assert(request->B >= 1 && request->T >= 1 && request->vocabulary >= 1);
     memset(set, 0, sizeof *set);

@@ -5,8 +5,7 @@
 //   options_check.h   options that are valid one by one and contradict each other
 //   options_help.h    help by topic, docs/options.md
 //
-// The parser, the help, the documentation, config.json, the log and checkpoints all come from
-// the table.
+// Parser, help, documentation, config.json, log and checkpoints all follow the table.
 #ifndef ACCO_OPTIONS_OPTIONS_H
 #define ACCO_OPTIONS_OPTIONS_H
 
@@ -35,30 +34,19 @@ typedef enum OptionsCommand {
     COMMAND_VERSION
 } OptionsCommand;
 
-// A choice is the index of one of the option's words in the table. The enums whose values
-// they are list them in the same order: those below, and WireFormat, SpikePolicy,
-// ScheduleKind, FragmentOrder elsewhere.
+// A choice is the index of a word in the table. The enums whose values they are have the
+// same order: those below, and WireFormat, SpikePolicy, ScheduleKind, FragmentOrder.
 typedef int OptionChoice;
 
 enum { OPTIONS_AT_MOST = 128 }; // in the table
 
-typedef enum DeviceChoice { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceChoice;
-typedef enum PrecisionChoice {
-    PRECISION_AUTO,
-    PRECISION_ASK_FP32,
-    PRECISION_ASK_BF16,
-    PRECISION_FASTEST
-} PrecisionChoice;
-typedef enum RateCounter { RATE_BY_GRADIENTS, RATE_BY_COMMITS } RateCounter;
-typedef enum DecayChoice { DECAY_MATRICES, DECAY_ALL } DecayChoice;
-typedef enum InnerChoice { INNER_ADAMW, INNER_MUON } InnerChoice;
-typedef enum ExchangeChoice {
-    EXCHANGE_AUTO,
-    EXCHANGE_FLAT,
-    EXCHANGE_TWO_LEVEL,
-    EXCHANGE_LIBRARY
-} ExchangeChoice;
-typedef enum GpuExchange { GPU_EXCHANGE_AUTO, GPU_EXCHANGE_NCCL, GPU_EXCHANGE_HOST } GpuExchange;
+enum DeviceChoice { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
+enum PrecisionChoice { PRECISION_AUTO, PRECISION_ASK_FP32, PRECISION_ASK_BF16, PRECISION_FASTEST };
+enum RateCounter { RATE_BY_GRADIENTS, RATE_BY_COMMITS };
+enum DecayChoice { DECAY_MATRICES, DECAY_ALL };
+enum InnerChoice { INNER_ADAMW, INNER_MUON };
+enum ExchangeChoice { EXCHANGE_AUTO, EXCHANGE_FLAT, EXCHANGE_TWO_LEVEL, EXCHANGE_LIBRARY };
+enum GpuExchange { GPU_EXCHANGE_AUTO, GPU_EXCHANGE_NCCL, GPU_EXCHANGE_HOST };
 
 // Fields are called as their options, with underscores; lr, lr-by and min-lr are spelled
 // out, and --optimizer is called rule.

@@ -2,8 +2,7 @@
 //
 // Every refusal says which option to change, and to what. Values that are automatic (0,
 // or -1 for some rates) are not compared here; a caller that has filled them in may check
-// again. What depends on the model or on the number of ranks is checked when it is known
-// (options_check_rule, options_check_ranks).
+// again. options_check_rule and options_check_ranks wait for the model and the ranks.
 #ifndef ACCO_OPTIONS_OPTIONS_CHECK_H
 #define ACCO_OPTIONS_OPTIONS_CHECK_H
 
@@ -12,9 +11,8 @@
 // ---------------------------------------------------------------------------------------
 // The rule and its options
 
-// What the table says of options that are not at their defaults: whose they are, what they
-// need, with what they have no effect. At its default an option is accepted with every rule,
-// because a saved configuration holds them all.
+// What the table says of options that are not at their defaults. At its default an option
+// is accepted with every rule, because a saved configuration holds them all.
 static inline bool options_check_columns(const Options *options, Error *error) {
     const Rule *rule = options_rule(options);
     char pair[128];
@@ -115,9 +113,8 @@ static inline bool options_are_adaptive(const Options *options) {
     return options->accumulate == 0 && options->rank_accumulate[0] == '\0';
 }
 
-// The micro-batches per commit of `rank`: its number of the list, or --accumulate where
-// there is no list. 0: auto. Ranks that a list is too short for have 1, until
-// options_check_rank_numbers refuses it.
+// Of `rank` per commit: its number of the list, or --accumulate where there is none. 0:
+// auto. 1 where a list is too short, until options_check_rank_numbers refuses it.
 static inline int options_rank_accumulate(const Options *options, int rank) {
     if (options->rank_accumulate[0] == '\0') { return (int)options->accumulate; }
     int number = options_rank_number(options, rank);
@@ -174,7 +171,6 @@ static inline bool options_save_times(const Options *options, SaveTimes *times, 
 // ---------------------------------------------------------------------------------------
 // Other options
 
-// Whether messages go over an emulated link.
 static inline bool options_emulate_link(const Options *options) {
     return options->link_mbit > 0 || options->link_us > 0;
 }
@@ -182,15 +178,12 @@ static inline bool options_emulate_link(const Options *options) {
 // What the rule makes of its options; a rule without any exchanges everything at every step.
 static inline SchedulerSettings options_rule_settings(const Options *options) {
     const Rule *rule = options_rule(options);
-    SchedulerSettings settings;
-    memset(&settings, 0, sizeof settings);
-    settings.steps = settings.fragments = 1;
+    SchedulerSettings settings = {.steps = 1, .fragments = 1};
     if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
     return settings;
 }
 
-// An emulated delay longer than the deadline would end the run with a message that blames
-// the network.
+// A longer emulated delay would end the run with a message that blames the network.
 static inline bool options_check_emulation(const Options *options, Error *error) {
     SchedulerSettings settings = options_rule_settings(options);
     double steps = (double)settings.steps / settings.fragments; // between two exchanges
@@ -225,8 +218,7 @@ static inline bool options_check_rule(const Options *options, int layers, Error 
     return rule->check == NULL || rule->check(options_of_rule(options), &facts, error);
 }
 
-// Options that ask for something which another one takes away, where that depends on both
-// values.
+// Where one option takes away what another asks for, depending on both values.
 static inline bool options_check_pairs(const Options *options, Error *error) {
     SaveTimes saves;
     double rate = options->learning_rate;
@@ -259,7 +251,6 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
                      "another --exchange");
 }
 
-// Refuses options that are valid one by one and not together.
 static inline bool options_check(const Options *options, Error *error) {
     return options_check_columns(options, error) && options_check_accumulate(options, error) &&
            options_check_rank_list(options, error) && options_check_rule(options, 0, error) &&

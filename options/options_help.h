@@ -1,5 +1,4 @@
-// options_help.h: what the program says of its options: help by topic, and the tables of
-// docs/options.md.
+// options_help.h: help by topic, and the tables of docs/options.md.
 #ifndef ACCO_OPTIONS_OPTIONS_HELP_H
 #define ACCO_OPTIONS_OPTIONS_HELP_H
 
@@ -20,8 +19,7 @@ static inline const char *option_metavariable(const OptionSpec *option, char tex
     return text;
 }
 
-// Prints words between the columns 12 and 80; the cursor is at `column`, and the line is
-// ended.
+// Prints words between the columns 12 and 80, from `column` on, and ends the line.
 static inline void options_print_wrapped(FILE *file, int column, const char *text) {
     enum { LEFT = 12, RIGHT = 80 };
     if (column > LEFT - 2) { column = RIGHT; } // no room on this line
@@ -62,7 +60,6 @@ static inline void option_group_print_help(FILE *file, int group) {
     }
 }
 
-// How commands are called.
 static inline void options_print_usage(FILE *file) {
     fputs("  train_gpt [train] [--name value ...]    trains, alone or under mpirun\n"
           "  train_gpt sample --from DIR             prints a text by a model\n"

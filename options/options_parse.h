@@ -8,10 +8,9 @@
 // OUT/config.json; the log and checkpoints hold the same object. null: not given.
 //
 // Nothing is changed or ignored silently. An unknown name, a bad value, an option given
-// twice, an option that the command does not use, or two of which one makes the other
-// pointless are refused in one sentence, which says what is allowed and, where there is one,
-// the nearest valid name. (In a file an option may be there for another command, since a
-// saved configuration holds them all.)
+// twice, one that the command does not use, or two of which one makes the other pointless
+// are refused in one sentence, which says what is allowed and the nearest valid name. (A
+// file may have options for another command, since a saved configuration holds them all.)
 #ifndef ACCO_OPTIONS_OPTIONS_PARSE_H
 #define ACCO_OPTIONS_OPTIONS_PARSE_H
 
@@ -69,8 +68,7 @@ static inline const char *option_allowed(const OptionSpec *option, char text[OPT
     return text;
 }
 
-// The sentence for a value that cannot be taken: what was written, what is wrong with it,
-// what is allowed.
+// The sentence for a value that cannot be taken: what was written, why not, what may be.
 static inline bool option_refuse(const OptionSpec *option, const char *written, const char *why,
                                  Error *error) {
     char allowed[OPTION_VALUE_SIZE], excerpt[64];
@@ -79,8 +77,7 @@ static inline bool option_refuse(const OptionSpec *option, const char *written, 
                      option->type == OPTION_COUNT ? "; k, M or G may follow, as in 80G" : "");
 }
 
-// A decimal number and nothing else: no blanks, no hexadecimal, no nan or inf. `end`
-// receives what follows the digits.
+// A decimal number and nothing else, no nan or inf. `end` receives what follows it.
 static inline bool option_read_real(const char *text, double *value, const char **end) {
     size_t length = strspn(text, "0123456789+-.eE");
     char *stop;
@@ -119,7 +116,6 @@ static inline bool option_read_integer(const char *text, bool is_count, int64_t 
     return true;
 }
 
-// The word first, then the number and its range.
 static inline bool option_set_number(const OptionSpec *option, Options *options, const char *text,
                                      Error *error) {
     int64_t integer = 0;
@@ -207,7 +203,6 @@ static inline void option_set_default(const OptionSpec *option, Options *options
     (void)valid;
 }
 
-// Every option at its default, the command train.
 static inline void options_defaults(Options *options) {
     memset(options, 0, sizeof *options);
     options->command = COMMAND_TRAIN;
@@ -237,8 +232,7 @@ static inline bool option_has_word_value(const OptionSpec *option, const Options
            option->word_value;
 }
 
-// Whether the option at `field` is left to the program, which then chooses its value:
-// that is noted.
+// Whether the option at `field` is left to the program, which then chooses: it is noted.
 static inline bool options_leave(Options *options, const void *field) {
     const OptionSpec *option = option_of((size_t)((const char *)field - (const char *)options));
     bool left = option_has_word_value(option, options);
@@ -246,8 +240,7 @@ static inline bool options_leave(Options *options, const void *field) {
     return left;
 }
 
-// The value of an option as option_set reads it: written into `text`, or of a text the field
-// itself.
+// The value as option_set reads it: in `text`, or of a text the field itself.
 static inline const char *option_print_value(const OptionSpec *option, const Options *options,
                                              char text[OPTION_VALUE_SIZE]) {
     const void *field = option_field_const(option, options);
@@ -272,14 +265,12 @@ static inline bool option_has_value(const OptionSpec *option, const Options *opt
     return strcmp(option_print_value(option, options, text), value) == 0;
 }
 
-// Whether two runs have the same value of the option.
 static inline bool option_is_same(const OptionSpec *option, const Options *a, const Options *b) {
     char text[OPTION_VALUE_SIZE];
     return option_has_value(option, a, option_print_value(option, b, text));
 }
 
-// Whether another option has a value with which this one has no effect: "NAME VALUE", or
-// NULL.
+// An option's "NAME VALUE" with which this one has no effect; NULL: there is none.
 static inline const char *option_excluded_by(const OptionSpec *option, const Options *options,
                                              char pair[128]) {
     char name[64], value[64];
@@ -350,25 +341,22 @@ static inline json_t *options_as_json(const Options *options) {
     return object;
 }
 
-// The name, in a saved configuration, of an object of the values that the program has
-// chosen.
+// In a saved configuration: an object of the values that the program has chosen.
 #define OPTIONS_CHOSEN "chosen"
 
 // Sets one field from a JSON value: a string is read as on the command line.
 static inline bool option_set_json(const OptionSpec *option, Options *options, const json_t *value,
                                    Error *error) {
-    char text[OPTION_VALUE_SIZE];
-    if (json_is_string(value)) { return option_set(option, options, json_string_value(value), error); }
+    char number[OPTION_VALUE_SIZE];
+    const char *text = json_is_number(value) ? number : json_string_value(value);
     if (json_is_boolean(value) && option->type == OPTION_SWITCH) {
-        return option_set(option, options, json_is_true(value) ? "on" : "off", error);
+        text = json_is_true(value) ? "on" : "off";
     }
-    if (json_is_number(value)) {
-        option_print_real(json_real_value(value), text);
-        if (json_is_integer(value)) {
-            snprintf(text, sizeof text, "%lld", (long long)json_integer_value(value));
-        }
-        return option_set(option, options, text, error);
+    if (json_is_real(value)) { option_print_real(json_real_value(value), number); }
+    if (json_is_integer(value)) {
+        snprintf(number, sizeof number, "%lld", (long long)json_integer_value(value));
     }
+    if (text != NULL) { return option_set(option, options, text, error); }
     char *written = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
     option_refuse(option, written == NULL ? "it" : written, "is no value of an option", error);
     free(written);
@@ -378,8 +366,7 @@ static inline bool option_set_json(const OptionSpec *option, Options *options, c
 // Where the value of an option is from: of two the later one wins.
 typedef enum OptionSource { FROM_DEFAULT, FROM_RUN, FROM_FILE, FROM_LINE } OptionSource;
 
-// The error for a name that no option has. `dashes`: "--" on the command line, "" in a
-// file.
+// No option has this name. `dashes`: "--" on the command line, "" in a file.
 static inline bool option_unknown(const char *written, const char *dashes, Error *error) {
     const char *names[OPTION_COUNT_OF_TABLE + 2], *name = written + strspn(written, "-"), *nearest = NULL;
     char excerpt[64];
@@ -427,10 +414,9 @@ static inline bool options_read_chosen(const json_t *chosen, Options *options, E
     return true;
 }
 
-// Sets what the file has and leaves the rest; notes in `sources` what it has. The file is
-// a configuration, or the manifest of a checkpoint, which has one as "options". With
-// `again` the options are those of the run that wrote it; otherwise what it has chosen is
-// left to be chosen once more.
+// Sets what the file has, and notes that in `sources`. The file is a configuration, or
+// the manifest of a checkpoint, which has one as "options". again: the options are those
+// of the run that wrote it; otherwise what it has chosen is to be chosen once more.
 static inline bool options_read_file(const char *path, bool again, Options *options,
                                      OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     json_error_t problem;
@@ -546,9 +532,8 @@ enum { COMMANDS_BY_NAME = COMMAND_HELP + 1 };
 static const char *const command_names[COMMANDS_BY_NAME] = {"train", "sample",   "eval",
                                                             "plan",  "tokenize", "help"};
 
-// Reads a leading command word, behind help its topic, and the options without a value; sets
-// *position to the first option. -h asks for the overview, --help for everything, and behind
-// a command for its own use.
+// Reads the command, behind help its topic, and options without a value; sets *position
+// to the first option. -h asks for the overview, --help for all or a command's use.
 static inline bool options_parse_command(int argc, char **argv, Options *options, int *position,
                                          Error *error) {
     char excerpt[64];
@@ -590,7 +575,6 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
     return true;
 }
 
-// Refuses an option of the command line that `command` does not use.
 static inline bool options_check_use(OptionsCommand command, const OptionSpec *option, Error *error) {
     static const char *const names[] = {"training", "train_gpt sample", "train_gpt eval", "train_gpt plan",
                                         "train_gpt tokenize"};
@@ -660,11 +644,10 @@ static inline void options_find_kept(const Options *options, OptionText path) {
     path[0] = '\0';
 }
 
-// What determines the result is as in the run that is resumed, unless the command line or a
-// file of --config says otherwise: a user who leaves --data out does not want to train on
-// other data. Options of another rule than the one that the run had are left out. With
-// --precision fastest the choice that the run has made is taken in any case. A plan with --like
-// takes what only changes speed, too.
+// What determines the result is as in the run that is resumed, unless the command line or
+// a file of --config says otherwise. Options of another rule than it had are left out.
+// With --precision fastest what the run has chosen is taken in any case. A plan with
+// --like takes what only changes speed, too.
 static inline bool options_keep(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     Options before;
     OptionSource saved[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
@@ -692,15 +675,13 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
         bool is_free = sources[index] == FROM_DEFAULT && !has_config && is_kept &&
                        option_is_of_rule(option, options_rule(options)) &&
                        option_excluded_by(option, options, pair) == NULL;
-        // --config names the file of the very run that is resumed: what it has chosen is
-        // not chosen again.
+        // --config names the file of the run that is resumed: it keeps its choices.
         bool is_chosen = is_own && before.chosen[index] && option_has_word_value(option, options);
         if (saved[index] == FROM_DEFAULT || now != (option->rules != NULL) ||
             !(is_free || closes || is_chosen)) {
             continue;
         }
-        // What was worked out from another option is worked out anew from that one's new
-        // value.
+        // What follows from another option is worked out anew from that one's new value.
         if (followed != NULL && before.chosen[index] && sources[followed - option_table] == FROM_LINE) {
             if (!option_set(option, options, option->word, error)) { return false; }
             continue;
@@ -714,11 +695,8 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-
-// Defaults, then the file of --config, then the command line, then what a resumed run keeps.
-// --help and --version count whatever else is on the line. options_check is the caller's next
-// step.
+// Defaults, then the file of --config, then the command line, then what a resumed run
+// keeps. --help and --version count whatever else is there. options_check is to follow.
 static inline bool options_parse(int argc, char **argv, Options *options, Error *error) {
     OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
     const char *given[OPTION_COUNT_OF_TABLE] = {NULL}, *value = NULL; // given: on the command line

@@ -1,8 +1,7 @@
 // options_table.h: every option of the program, written down once.
 //
-// A row says what an option is, who may give it and what it goes together with, so that no
-// other code has to know options by their names. To add an option, add a field to Options
-// and a row here; the compiler checks that the types agree.
+// A row says what an option is, who may give it and what it goes together with, so that
+// no other code knows options by name. A new option is a field of Options and a row here.
 //
 // Some numbers have a word that means "the program decides" or "off". It is stored as 0
 // (for --min-lr and other options where 0 is a value of its own: as -1).
@@ -20,37 +19,25 @@ typedef enum OptionType {
     OPTION_TEXT     // OptionText; minimum: its least length
 } OptionType;
 
-typedef enum OptionGroup {
-    GROUP_RULE,
-    GROUP_SHARED,
-    GROUP_LOCAL,
-    GROUP_DATA,
-    GROUP_RATE,
-    GROUP_MACHINE,
-    GROUP_REPORT,
-    GROUP_EVALUATION,
-    GROUP_SAMPLE,
-    GROUP_EMULATION,
-    GROUP_PLAN,
-    GROUP_COUNT
-} OptionGroup;
+// Every group once: what `train_gpt help` calls it, and its title.
+#define OPTION_GROUPS(GROUP) \
+    GROUP(RULE, "rules", "Update rule and exchange") \
+    GROUP(SHARED, "together", "Rules in which all ranks make one step together") \
+    GROUP(LOCAL, "local", "Rules in which each rank takes steps of its own") \
+    GROUP(DATA, "inputs", "Model and data") \
+    GROUP(RATE, "rates", "Learning rate and AdamW") \
+    GROUP(MACHINE, "machine", "This machine") \
+    GROUP(REPORT, "reports", "Reports and files") \
+    GROUP(EVALUATION, "scoring", "Evaluation") \
+    GROUP(SAMPLE, "samples", "Samples, during and after training or by themselves") \
+    GROUP(EMULATION, "trouble", "Emulated trouble") \
+    GROUP(PLAN, "planning", "Plans")
+#define OPTION_GROUP_NUMBER(group, name, title) GROUP_##group,
+#define OPTION_GROUP_ROW(group, name, title) {name, title},
 
-// name: what `train_gpt help` calls the group.
-static const struct {
-    const char *name, *title;
-} option_groups[GROUP_COUNT] = {
-    {"rules", "Update rule and exchange"},
-    {"together", "Rules in which all ranks make one step together"},
-    {"local", "Rules in which each rank takes steps of its own"},
-    {"inputs", "Model and data"},
-    {"rates", "Learning rate and AdamW"},
-    {"machine", "This machine"},
-    {"reports", "Reports and files"},
-    {"scoring", "Evaluation"},
-    {"samples", "Samples, during and after training or by themselves"},
-    {"trouble", "Emulated trouble"},
-    {"planning", "Plans"},
-};
+typedef enum OptionGroup { OPTION_GROUPS(OPTION_GROUP_NUMBER) GROUP_COUNT } OptionGroup;
+
+static const struct { const char *name, *title; } option_groups[] = {OPTION_GROUPS(OPTION_GROUP_ROW)};
 
 // Whether a run that is resumed with another value of the option trains the same bits.
 typedef enum OptionEffect {
@@ -108,8 +95,7 @@ typedef struct OptionSpec {
 #define OPTION_FIELD(type, field) \
     (offsetof(Options, field) + 0 * sizeof(1 ? (type *)0 : &((Options *)0)->field))
 
-// The first columns of a row. default_: as a user writes it. least, most: of a text the least
-// length only.
+// A row's first columns. default_: as users write it. least, most: of a text a length.
 #define OPTION(name_, group_, effect_) .name = name_, .group = GROUP_##group_, .effect = effect_
 #define NUMBER_OPTION(kind, ctype, field, default_, least, most, value) \
     .type = kind, .offset = OPTION_FIELD(ctype, field), .default_text = default_, .minimum = least, \
@@ -621,7 +607,6 @@ static inline bool option_list_names(const char *list, const char *name) {
     return false;
 }
 
-// Whether the rule takes the option.
 static inline bool option_is_of_rule(const OptionSpec *option, const Rule *rule) {
     return option->rules == NULL || option_list_names(option->rules, rule->name);
 }

@@ -24,9 +24,8 @@ static inline void exit_user_mistake(const Error *error) {
     exit(EXIT_USER_MISTAKE);
 }
 
-// Returns where every rank's exit_code is 0. Otherwise prints the error of the first rank
-// that has one, and ends all ranks with its exit code. Until training begins a rank that
-// was asked to stop does so here.
+// Returns where every rank's exit_code is 0. Otherwise prints the first error and ends
+// all ranks with its code, as it does with a rank that was asked to stop before training.
 static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
     Transport *transport = &run->transport;
     Verdict bad;
@@ -50,9 +49,8 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
 // ---------------------------------------------------------------------------------------
 // Exchanging facts
 
-// Waits until rank 0 has done something that takes longer than any message. Rank 0 itself
-// waits no longer than usual, so that the run ends if another rank dies meanwhile.
-// operation: a literal, for messages.
+// Waits until rank 0 has done something long. Rank 0 itself waits no longer than usual,
+// so that the run ends if another rank dies meanwhile. operation: a literal.
 static inline void wait_for_rank_zero(Transport *transport, const char *operation) {
     transport_barrier_patiently(transport, operation, transport->rank == 0 ? 0 : 1e6);
 }
@@ -67,8 +65,7 @@ static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count)
     return hash;
 }
 
-// error <- the first option that differs from rank 0's, if there is one; --threads may follow the
-// host. hellos (size).
+// error <- the first option that differs; --threads may follow the host. hellos (size).
 static inline void compare_options(const Options *mine, const Options *first, int rank, const Hello *hellos,
                                    Error *error) {
     json_t *here = options_as_json(mine), *there = options_as_json(first);
@@ -92,9 +89,8 @@ static inline void compare_options(const Options *mine, const Options *first, in
     json_decref(there);
 }
 
-// All ranks introduce themselves; those that were started with different options, and would
-// train nonsense in silence, are refused. Returns the hellos of all ranks (size), which live as
-// long as the process.
+// All ranks introduce themselves; those with different options would train nonsense, and
+// are refused. Returns the hellos of all ranks (size), for the life of the process.
 static inline const Hello *exchange_hellos(Run *run) {
     Transport *transport = &run->transport;
     Options *first = (Options *)malloc(sizeof *first);

@@ -1,6 +1,5 @@
-// announce.h: what the program says about itself: how it was built; what a run has chosen,
-// before it trains; and what came of it, at the end. Every choice that the program made by
-// itself is printed once, with its reason. Rank 0 only.
+// announce.h: how the program was built, what a run has chosen, and what came of it.
+// Every choice that the program made by itself is printed with its reason. Rank 0 only.
 #ifndef ACCO_PROGRAM_ANNOUNCE_H
 #define ACCO_PROGRAM_ANNOUNCE_H
 
@@ -11,11 +10,7 @@
 #include "program/machine_rates.h"
 #include "runtime/names.h"
 
-// ---------------------------------------------------------------------------------------
-// --version: enough to tell two builds apart in a report of a problem
-
-// One fact a line, the version first. gcc's __VERSION__ is a bare number; others name
-// themselves.
+// --version: gcc's __VERSION__ is a bare number; others name themselves.
 static inline void print_build_facts(FILE *file) {
     char mpi[128], cuda[64], nccl[64], products[96];
     transport_mpi_version(mpi, sizeof mpi);
@@ -35,7 +30,6 @@ static inline void print_build_facts(FILE *file) {
 // ---------------------------------------------------------------------------------------
 // The start
 
-// The batch, its cost in messages, and the rate that goes with it.
 static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
     char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE], epochs[48] = "";
@@ -80,7 +74,6 @@ static inline void print_batch(const Run *run) {
     }
 }
 
-// The rule and the numbers of its paper.
 static inline void print_rule(const Options *options, const SchedulerSettings *settings, const char *reason) {
     const Rule *rule = options_rule(options);
     printf("rule       %s: %s%s\n", rule->name, rule->summary,
@@ -176,7 +169,6 @@ static inline void print_model(const Run *run) {
     }
 }
 
-// The start-up block, once everything in it is known.
 static inline void print_start(Run *run, const Hello *hellos) {
     const Options *options = &run->options;
     const Transport *transport = &run->transport;
@@ -285,9 +277,8 @@ static inline void announce_run(Run *run, const Hello *hellos) {
 
 #define WAITING_SHARE 0.1 // of the time: more is worth a line at the end
 
-// Prints and logs how training ended. fingerprint: of the parameters, from
-// check_replicas. exposed: seconds in which a rank only waited for communication, the mean.
-// saved: whether the end is on disk. lost_data: that is why it ends.
+// Prints and logs how training ended. exposed: seconds in which a rank only waited for
+// communication, the mean. saved: the end is on disk. lost_data: that is why it ends.
 static inline void print_end(Run *run, uint64_t fingerprint, double exposed, bool saved, bool lost_data) {
     long long commits = (long long)run->scheduler.optimizer.commits;
     const Reports *reports = &run->reports;
@@ -346,7 +337,6 @@ static inline void print_end(Run *run, uint64_t fingerprint, double exposed, boo
     printf("\n");
 }
 
-// The files that the run has written.
 static inline void print_files(const Run *run) {
     char word[4 * RUN_PATH_SIZE + 3];
     const char *directory = run->directory;

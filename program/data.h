@@ -24,8 +24,7 @@ static inline void resumed_model(const Options *options, char path[TOKENIZER_PAT
     int64_t commit = newest ? checkpoint_newest(options->out, INT64_MAX) : -1;
     path[0] = '\0';
     if (newest && commit >= 0) {
-        CheckpointPaths paths = checkpoint_paths(options->out, commit);
-        snprintf(path, TOKENIZER_PATH_SIZE, "%.1900s/model", paths.final);
+        snprintf(path, TOKENIZER_PATH_SIZE, "%.1900s/model", checkpoint_paths(options->out, commit).final);
     } else if (!newest && strcmp(options->resume, "off") != 0) {
         snprintf(path, TOKENIZER_PATH_SIZE, "%.1900s/model", options->resume);
     }
@@ -166,7 +165,6 @@ static inline bool check_tokenizer(Run *run, Error *error) {
 // ---------------------------------------------------------------------------------------
 // Texts for a tokenizer
 
-// The bar that shows how far tokenizing has come.
 typedef struct Tokenizing {
     Terminal *terminal;
     double bytes; // in all
@@ -181,8 +179,7 @@ static inline void tokenizing_progress(void *context, int64_t bytes) {
     terminal_bar(tokenizing->terminal, &progress, now);
 }
 
-// Makes the token file of the texts of `loader` in `directory`, unless it is there; `path`
-// gets its path.
+// Makes the token file of the texts in `directory`, unless it is there; path <- its path.
 static inline bool make_token_file(const DataLoader *loader, const char *directory,
                                    const Tokenizer *tokenizer, ThreadPool *pool, Terminal *terminal,
                                    char path[DATA_PATH_SIZE], Error *error) {
@@ -207,10 +204,7 @@ static inline bool make_token_file(const DataLoader *loader, const char *directo
         printf("tokenizing %s: %.1f MB, with %d thread%s\n", loader->name, tokenizing.bytes / 1e6,
                pool->threads, pool->threads == 1 ? "" : "s");
         fflush(stdout);
-        TextTokens made;
-        memset(&made, 0, sizeof made);
-        made.progress = tokenizing_progress;
-        made.context = &tokenizing;
+        TextTokens made = {.progress = tokenizing_progress, .context = &tokenizing};
         good = tokenize_texts(path, texts, count, tokenizer, pool, &made, error);
         terminal_clear(terminal);
         if (good) {
@@ -302,13 +296,9 @@ static inline void tokenize_data(Run *run) {
     choose_schedule(&run->options, run->transport.size, &run->scheduler.settings);
 }
 
-// ---------------------------------------------------------------------------------------
-// Data that change
-
-// Looks whether the files are still what they were: rank 0 at every report, all ranks
-// before a checkpoint and at the end. A file that was removed or replaced is named once,
-// because the run still reads the old one. If the content of one has changed, the run
-// saves itself and ends.
+// Looks whether the files are what they were: rank 0 at every report, all ranks before a
+// checkpoint and at the end. One that was removed or replaced is named once, because the
+// run still reads it. If the content of one has changed, the run saves itself and ends.
 static inline void watch_data(Run *run) {
     static const char *const uses[2] = {"trained on it: commits", "validated on it: validations"};
     DataLoader *loaders[2] = {&run->data, &run->validation_data};
@@ -333,9 +323,6 @@ static inline void watch_data(Run *run) {
         training_lose_data(&run->training, &error);
     }
 }
-
-// ---------------------------------------------------------------------------------------
-// Validation
 
 // Micro-batches of one validation: --val-batches, or as many as visit every window once.
 static inline int64_t validation_batches(Run *run) {

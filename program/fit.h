@@ -1,8 +1,7 @@
 // fit.h: does a run fit into the memory that there is? If not, what would?
 //
-// A plan and the start of a run ask the same question and give the same answer. What
-// would fit is found by trial: the reservations are made again with other options
-// (reserve_memory), which allocates nothing.
+// A plan and the start of a run ask the same question. What would fit is found by trial:
+// the reservations are made again with other options, which allocates nothing.
 #ifndef ACCO_PROGRAM_FIT_H
 #define ACCO_PROGRAM_FIT_H
 
@@ -15,8 +14,7 @@ typedef struct MemoryRoom {
     size_t gpu, host;
 } MemoryRoom;
 
-// The ranks of a host share its memory equally. A plan for a GPU elsewhere knows nothing
-// of the memory of its host.
+// Ranks share their host's memory. A plan for a GPU elsewhere knows nothing of its host.
 static inline MemoryRoom memory_room(const Setup *setup) {
     bool elsewhere = setup->options->gpu_memory > 0;
     MemoryRoom room = {setup->placement->on_gpu ? placement_room(setup->placement) : 0,
@@ -66,7 +64,7 @@ static inline Trial *trial_reserve(const Setup *setup, const Options *options, E
     }
     Trial *trial = (Trial *)calloc(1, sizeof *trial);
     if (trial != NULL) {
-        trial->tensors = (OptimizerTensor *)calloc((size_t)setup->table->count, sizeof(OptimizerTensor));
+        trial->tensors = (OptimizerTensor *)calloc(2 * (size_t)setup->table->count, sizeof(OptimizerTensor));
     }
     if (trial == NULL || trial->tensors == NULL) {
         error_set(error, "there is no memory to try it");
@@ -117,10 +115,9 @@ static inline int64_t fit_micro_batch(const Setup *setup, const MemoryRoom *room
 // The share of the memory that --fit fills: a plan is exact within half a percent.
 #define FIT_SHARE 0.98
 
-// --fit: changes options to the least recomputation with which a micro-batch is large
-// enough for matrix products to be nearly as fast as they get, and to the largest
-// micro-batch that then fits. Where none is large enough: the largest of all. False: none
-// fits, or the memory is not known.
+// --fit: the least recomputation with which a micro-batch is large enough for matrix
+// products to be nearly as fast as they get, and the largest micro-batch that fits. If
+// none is large enough: the largest. False: none fits, or the memory is not known.
 static inline bool fit_options(const Setup *setup, Options *options) {
     const Options asked = *options;
     MemoryRoom whole = memory_room(setup),

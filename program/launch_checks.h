@@ -1,14 +1,11 @@
-// launch_checks.h: mistakes in how the program was launched, found before they cost
-// anything.
+// launch_checks.h: mistakes in launching the program, found before they cost anything.
 //
-// Three mistakes that nothing else reveals. Open MPI binds each of one or two ranks to a
-// single core, so that more threads bring nothing. A launcher of another MPI than the
-// program's starts N copies that each believe to be alone: N times the work, one result. And
-// a mistyped option would be reported once per rank.
+// Three mistakes that nothing else reveals. Open MPI binds each of one or two ranks to
+// one core, so that more threads bring nothing. A launcher of another MPI starts N copies
+// that each believe to be alone. And a mistyped option would be reported once per rank.
 //
-// The decisions are functions of numbers and of the environment, so that tests can put them
-// on any machine; thin wrappers read this machine. Each decision comes with its reason in
-// words, which the program prints. Nothing here prints, allocates or needs MPI.
+// Decisions are functions of numbers and of the environment, so that tests can put them
+// on any machine, and come with a reason that the program prints. Nothing here needs MPI.
 #ifndef ACCO_PROGRAM_LAUNCH_CHECKS_H
 #define ACCO_PROGRAM_LAUNCH_CHECKS_H
 
@@ -21,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/errors.h"
+#include "runtime/files.h"
 #include "runtime/numbers.h"
 
 // What every rank tells the others at the start.
@@ -39,8 +36,7 @@ typedef struct ThreadChoice {
     char warning[512]; // empty: nothing to warn about
 } ThreadChoice;
 
-// A whole number >= 0 from the environment; -1: the variable is not set, or holds
-// something else.
+// A whole number >= 0 from the environment; -1: there is none.
 static inline long launch_environment_number(const char *name) {
     const char *text = getenv(name);
     if (text == NULL || *text < '0' || *text > '9') { return -1; }
@@ -98,9 +94,8 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Error *erro
 //   local_ranks   ranks on this node
 //   asked         --threads; 0: choose here
 // The fair share is node_cores / local_ranks, at least 1. A narrower affinity mask is
-// obeyed, because more threads than cores only get in each other's way, with a warning
-// that names the launcher's flag to lift it. A wider mask (no binding) still gives the
-// fair share.
+// obeyed, because more threads than cores get in each other's way, with a warning that
+// names the flag to lift it. A wider mask (no binding) still gives the fair share.
 static inline void launch_choose_threads(int mask_cores, int node_cores, int local_ranks, int asked,
                                          ThreadChoice *choice) {
     int share = node_cores / local_ranks < 1 ? 1 : node_cores / local_ranks;
@@ -176,29 +171,16 @@ static inline int launch_quota_cores(const char *text) {
     return cores > 1000000 ? 0 : (int)cores;
 }
 
-// line <- what follows `prefix` in the first line of a file that begins with it.
-static inline bool launch_read_line(const char *path, const char *prefix, char *line, int size) {
-    FILE *file = fopen(path, "r");
-    bool found = false;
-    size_t skip = strlen(prefix);
-    while (!found && file != NULL && fgets(line, size, file) != NULL) {
-        found = strncmp(line, prefix, skip) == 0;
-    }
-    if (found) { memmove(line, line + skip, strlen(line + skip) + 1); }
-    if (file != NULL) { fclose(file); }
-    return found;
-}
-
 static inline bool launch_siblings(long core, char *list, int size) {
     char path[96];
     snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%ld/topology/thread_siblings_list", core);
-    return launch_read_line(path, "", list, size);
+    return file_read_line(path, "", list, size);
 }
 
 // Physical cores that this process may run on.
 static inline int launch_mask_cores(void) {
     char mask[CORE_LIST_SIZE];
-    bool known = launch_read_line("/proc/self/status", "Cpus_allowed_list:", mask, sizeof mask);
+    bool known = file_read_line("/proc/self/status", "Cpus_allowed_list:", mask, sizeof mask);
     int cores = known ? core_lists_physical(mask, mask, launch_siblings) : 0;
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     return cores > 0 ? cores : online < 1 ? 1 : (int)online;
@@ -209,19 +191,18 @@ static inline int launch_mask_cores(void) {
 // sysconf of some C libraries already counts only the affinity mask.
 static inline int launch_node_cores(void) {
     char online[CORE_LIST_SIZE], allowed[CORE_LIST_SIZE], share[64];
-    bool known = launch_read_line("/sys/devices/system/cpu/online", "", online, sizeof online);
-    bool limited = launch_read_line("/sys/fs/cgroup/cpuset.cpus.effective", "", allowed, sizeof allowed) &&
+    bool known = file_read_line("/sys/devices/system/cpu/online", "", online, sizeof online);
+    bool limited = file_read_line("/sys/fs/cgroup/cpuset.cpus.effective", "", allowed, sizeof allowed) &&
                    allowed[0] != '\n';
     int cores = known ? core_lists_physical(online, limited ? allowed : online, launch_siblings) : 0;
     if (cores < 1) { cores = (int)sysconf(_SC_NPROCESSORS_ONLN); }
-    if (launch_read_line("/sys/fs/cgroup/cpu.max", "", share, sizeof share)) {
+    if (file_read_line("/sys/fs/cgroup/cpu.max", "", share, sizeof share)) {
         int quota = launch_quota_cores(share);
         if (quota > 0 && quota < cores) { cores = quota; }
     }
     return cores < 1 ? 1 : cores;
 }
 
-// launch_choose_threads for this machine.
 static inline void launch_threads(int local_ranks, int asked, ThreadChoice *choice) {
     launch_choose_threads(launch_mask_cores(), launch_node_cores(), local_ranks, asked, choice);
 }

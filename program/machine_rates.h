@@ -20,10 +20,8 @@
 #define PEAK_SECONDS 0.2
 #define PEAK_LONG_RUN 1e14 // model operations of a rank: ten minutes of a small machine, half one of a large
 
-// Collective, where all ranks were given the same options. Measures if --precision leaves
-// something to find out, and does what `fastest` asks for. Afterwards the options name
-// the format that was chosen: checkpoints and the saved configuration do not know
-// `fastest`.
+// Collective, with the same options. Measures if --precision leaves something to find
+// out. Afterwards the options name the format: checkpoints do not know `fastest`.
 static inline void choose_precision(Run *run) {
     Options *options = &run->options;
     Placement *placement = &run->placement;
@@ -36,19 +34,15 @@ static inline void choose_precision(Run *run) {
     }
     if (run_is_main(run)) { printf("measuring  matrix products in fp32 and in bf16\n"); }
     fflush(stdout);
-    ProductRates mine = {{INFINITY, INFINITY}}, slowest = mine; // a rank on a GPU holds up no other
+    ProductRates mine = {{INFINITY, INFINITY}}, slowest; // a rank on a GPU holds up no other
     if (!placement->on_gpu) {
         placement->own_rates = mine =
             product_rates_measure(run->threads.threads, both, (int)tokens_per_micro_batch(run),
                                   run->config.channels, run->config.mlp_channels, PRODUCT_RATES_SECONDS);
     }
-    ProductRates *all = (ProductRates *)transport_collect_records(&run->transport, "rates of matrix products",
-                                                                  &mine, sizeof mine);
-    for (int rank = 0; rank < run->transport.size; rank++) {
-        slowest.gflops[0] = fmin(slowest.gflops[0], all[rank].gflops[0]);
-        slowest.gflops[1] = fmin(slowest.gflops[1], all[rank].gflops[1]);
+    for (int i = 0; i < 2; i++) {
+        slowest.gflops[i] = transport_fold(&run->transport, "rates of matrix products", mine.gflops[i], fmin);
     }
-    free(all);
     placement->product_rates = slowest;
     if (!asked) { return; }
     Precision faster = product_rates_faster(&slowest);
@@ -58,17 +52,14 @@ static inline void choose_precision(Run *run) {
                                                          : PRECISION_AUTO; // GPUs compute in bf16
 }
 
-typedef struct GpuPeak {
-    const char *part; // of the GPU's name; the first row that fits counts
-    double flops;     // of dense products of bf16, in a second
-} GpuPeak;
-
 // From NVIDIA's data sheets. GPUs that are sold with several limits of power, and those
 // that add products of bf16 at half the rate in fp32, are left out.
-static const GpuPeak GPU_PEAKS[] = {{"H100 PCIe", 756e12}, {"H800 PCIe", 756e12}, {"H100 NVL", 835e12},
-                                    {"H200 NVL", 835e12},  {"H100", 989e12},      {"H200", 989e12},
-                                    {"GH200", 989e12},     {"H800", 989e12},      {"A100", 312e12},
-                                    {"A800", 312e12}};
+static const struct {
+    const char *part; // of the GPU's name; the first row that fits counts
+    double flops;     // of dense products of bf16, in a second
+} GPU_PEAKS[] = {{"H100 PCIe", 756e12}, {"H800 PCIe", 756e12}, {"H100 NVL", 835e12}, {"H200 NVL", 835e12},
+                 {"H100", 989e12},      {"H200", 989e12},      {"GH200", 989e12},    {"H800", 989e12},
+                 {"A100", 312e12},      {"A800", 312e12}};
 
 // Whether `part` stands in `name` as whole words; spaces and hyphens separate words.
 static inline bool gpu_name_has(const char *name, const char *part) {
@@ -99,7 +90,7 @@ static inline double find_peak(Run *run) {
     Precision precision = placement->precision;
     double operations = (double)run->options.tokens * model_flops_per_token(&run->config, run->T);
     ProductRates rates = placement->own_rates; // of --precision, if it has measured
-    double mine = NAN, together = 0;
+    double mine = NAN;
     if (placement->on_gpu) {
         mine = gpu_peak(placement) / placement->sharing;
     } else if (rates.gflops[precision] > 0 || operations / run->transport.size >= PEAK_LONG_RUN) {
@@ -109,10 +100,7 @@ static inline double find_peak(Run *run) {
         }
         if (rates.gflops[precision] > 0) { mine = 1e9 * rates.gflops[precision]; }
     }
-    double *all = (double *)transport_collect_records(&run->transport, "measuring", &mine, sizeof mine);
-    for (int rank = 0; rank < run->transport.size; rank++) { together += all[rank]; }
-    free(all);
-    return together;
+    return transport_fold(&run->transport, "measuring", mine, real_add);
 }
 
 #endif

@@ -45,8 +45,7 @@ static inline const Gpu *placement_gpu(const Placement *placement) {
 // ---------------------------------------------------------------------------------------
 // Device and precision
 
-// Chooses for this rank alone. plan: --device cuda needs no GPU here, since the plan is
-// for a machine that has one.
+// plan: --device cuda needs no GPU here, as the plan is for a machine that has one.
 static inline bool placement_choose_device(Placement *placement, const Options *options, int local_rank,
                                            bool plan, Error *error) {
     Error reason = {""};
@@ -109,15 +108,11 @@ static inline bool placement_check_shapes(const Placement *placement, const Mode
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// Exchange
-
 // Before memory is planned: whether a host adds up first (comm/groups.h).
 static inline void placement_choose_exchange(Placement *placement, const Options *options,
                                              Transport *transport) {
     const Groups *hosts = &transport->hosts;
-    int size = transport->size;
-    bool helps = hosts->hosts > 1 && hosts->hosts < size;
+    bool helps = hosts->hosts > 1 && hosts->hosts < transport->size;
     transport->two_level =
         options->exchange == EXCHANGE_TWO_LEVEL || (options->exchange == EXCHANGE_AUTO && helps);
     transport->library = options->exchange == EXCHANGE_LIBRARY;
@@ -184,13 +179,12 @@ static inline GpuFleet placement_compare_gpus(Placement *placement, const Hello 
     return fleet;
 }
 
-// What NCCL may take of a GPU's multiprocessors on each level of the exchange, unless
-// --nccl-ctas says otherwise. Its own choice would be 16 to 32, of 132 on an H100. A
-// matrix product that counts on all of them then needs a second wave for the few tiles
-// that found no place, and takes up to twice as long. Eight must carry what a step
-// exchanges: 12 to 65 GB/s for models of 125M to 1.3B on 8 GPUs, if steps take as long as
-// predicted. A fast link can do more, but nothing waits for it. On a small GPU they are at
-// most an eighth of it, and a power of two, because NCCL's messages take one.
+// What NCCL may take of a GPU's multiprocessors on each level of the exchange. Its own
+// choice would be 16 to 32, of 132 on an H100. A matrix product that counts on all of
+// them then needs a second wave for the few tiles that found no place, and takes up to
+// twice as long. Eight must carry what a step exchanges: 12 to 65 GB/s for models of 125M
+// to 1.3B on 8 GPUs, if steps take as long as predicted. On a small GPU they are at most
+// an eighth of it, and a power of two, because NCCL's messages take one.
 enum { PLACEMENT_NCCL_CTAS = 8, PLACEMENT_NCCL_SHARE = 8 };
 
 // The largest power of two that is at most `limit`, and at least 1.
@@ -211,8 +205,7 @@ static inline int placement_taken_ctas(int ctas, bool library) {
     return library || ctas == 1 ? ctas : 2 * placement_power_below(ctas - 1);
 }
 
-// Opens NCCL, and plans the products that run beside it for the processors that it leaves.
-// Levels work at the same time.
+// Opens NCCL, and plans the products beside it for the processors that it leaves.
 static inline bool placement_open_nccl(Placement *placement, const Options *options, Transport *transport,
                                        size_t buffers, Error *error) {
     int processors = placement->gpu.sm_count, ctas = (int)options->nccl_ctas;
@@ -230,8 +223,7 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
                          "computation, with %d level%s of exchange: at most %d",
                          ctas, processors, levels, levels == 1 ? "" : "s", most);
     }
-    // A local rule that never has a job under way between its steps computes nothing while it
-    // communicates.
+    // A local rule with no job between its steps computes nothing while it communicates.
     const Rule *rule = options_rule(options);
     bool hides = options->overlap && (rule->kind != RULE_LOCAL || rule->job_in_flight_between_commits);
     placement->product_processors = hides ? processors - taken : 0;
@@ -308,8 +300,7 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
     return true;
 }
 
-// For a plan: what ranks with a GPU each would choose. A program that was built for CPUs
-// plans for one with CUDA and NCCL.
+// For a plan: ranks with a GPU each. A program built for CPUs plans for CUDA and NCCL.
 static inline void placement_plan_gpu_exchange(Placement *placement, const Options *options) {
     bool has_nccl = nccl_is_built_in() || !gpu_is_built_in();
     placement->uses_nccl = placement->on_gpu && has_nccl && options->gpu_exchange != GPU_EXCHANGE_HOST &&

@@ -27,9 +27,8 @@ enum { REPORT_HEADING_INTERVAL = 20 }; // reports between two headings on the te
 // ---------------------------------------------------------------------------------------
 // The report
 
-// What one report says. Means are taken over the commits since the previous report; a
-// value that is not known is NAN. All are doubles, so that one table can point at them;
-// whole numbers are exact up to 2^53.
+// Means are over the commits since the previous report; what is not known is NAN. All are
+// doubles, for one table to point at; whole numbers are exact up to 2^53.
 typedef struct Report {
     double commit, gradients, tokens; // since the start; micro-batch gradients and tokens over all ranks
     double seconds;                   // of training, since the start
@@ -47,12 +46,10 @@ typedef struct Report {
     double bytes_sent, bytes_sent_outside;
     // Over all ranks: model operations, 10^12 a second, and their share of the peak rate.
     double model_tflops, mfu;
-    // Rank 0's GPU when the report was made: MHz, watts, and NVML's bits that say why
-    // the clock is not the highest.
+    // Rank 0's GPU: MHz, watts, and NVML's bits that say why its clock is not highest.
     double gpu_clock, gpu_watts, gpu_throttle;
 } Report;
 
-// A field of the report and how it is shown.
 typedef struct ReportField {
     size_t offset;       // in Report
     bool whole;          // a whole number
@@ -113,7 +110,6 @@ static inline double report_value(const Report *report, const ReportField *field
     return *(const double *)((const char *)report + field->offset);
 }
 
-// A report whose values are all unknown.
 static inline Report report_unknown(void) {
     Report report;
     for (int i = 0; i < REPORT_FIELD_COUNT; i++) {
@@ -136,12 +132,6 @@ typedef struct ReportWindow {
     uint64_t from_micro_batches; // Scheduler::micro_batches_begun
 } ReportWindow;
 
-// How much of what the scheduler counts has been looked at.
-typedef struct SchedulerSeen {
-    int64_t commit, reports;
-    double spikes;
-} SchedulerSeen;
-
 typedef struct Reports {
     Log log, curves; // log.jsonl, progress.tsv
     Terminal *terminal;
@@ -154,7 +144,10 @@ typedef struct Reports {
     Nvml nvml;          // of rank 0's GPU
 
     ReportWindow window;
-    SchedulerSeen seen;
+    struct { // how much of what the scheduler counts has been looked at
+        int64_t commit, reports;
+        double spikes;
+    } seen;
     double exposed_seconds;                // of this part of the run: see TraceSums
     double validation, perfect_validation; // losses of the latest validation; NAN: there was none
     int lines;                             // reports that the terminal has shown
@@ -179,8 +172,7 @@ static inline bool curves_append(Log *curves, const Report *report, Error *error
     return log_append(curves, line, strlen(line), error);
 }
 
-// Opens both files in an existing directory for appending; a new progress.tsv gets its
-// heading.
+// Opens both files for appending; a new progress.tsv gets its heading.
 static inline bool reports_open(Reports *reports, const char *directory, Error *error) {
     struct stat status;
     if (!log_open(&reports->log, directory, "log.jsonl", error) ||
@@ -232,7 +224,6 @@ static inline void report_write(Reports *reports, json_t *event, const Report *r
 
 static inline void report_event(Reports *reports, json_t *event) { report_write(reports, event, NULL); }
 
-// Appends the event "report" to log.jsonl and its row to progress.tsv.
 static inline void report_log(Reports *reports, const Report *report) {
     json_t *event = json_pack("{s:s}", "event", "report");
     for (int i = 0; i < REPORT_FIELD_COUNT; i++) {
@@ -285,7 +276,6 @@ static inline void report_print(Reports *reports, const Report *report) {
 // ---------------------------------------------------------------------------------------
 // While it trains
 
-// Adds the latest commit to the window of the next report.
 static inline void window_add_commit(Reports *reports) {
     const CommitReport *commit = &reports->scheduler->report;
     CommitReport *sum = &reports->window.sum;
@@ -318,12 +308,16 @@ static inline void window_begin(Reports *reports, double seconds) {
 
 // Says why the GPU has lowered its clock, once for each reason.
 static inline void print_throttled(Reports *reports, const NvmlReading *gpu) {
-    char text[NVML_TEXT_SIZE];
     uint64_t reasons = gpu->reasons & ~reports->throttle_told;
+    const char *before = "the GPU's clock is held down by ";
     if (reasons == 0) { return; }
     reports->throttle_told |= reasons;
-    printf("%6lld the GPU's clock is held down by %s", (long long)reports->scheduler->report.commit,
-           nvml_reasons_text(reasons, text));
+    printf("%6lld ", (long long)reports->scheduler->report.commit);
+    for (int i = 0; i < NVML_REASON_COUNT; i++) {
+        if ((reasons & NVML_REASONS[i].bit) == 0) { continue; }
+        printf("%s%s", before, NVML_REASONS[i].text);
+        before = ", ";
+    }
     if (isfinite(gpu->clock)) {
         printf("; it is at %.0f MHz, of at most %.0f", gpu->clock, gpu->highest_clock);
     }

@@ -1,9 +1,7 @@
-// resume.h: saving a run, resuming it from a checkpoint, and rolling it back to one after
-// a spike.
+// resume.h: saving a run, resuming it, and rolling it back to a checkpoint after a spike.
 //
-// checkpoint/ knows how a checkpoint is written and read. This file decides when that
-// happens, and prints and logs it. After loading it sets clocks, reports and the position
-// in the data, so that they continue from the checkpoint.
+// checkpoint/ knows how a checkpoint is written and read; this file decides when, prints
+// and logs it, and lets clocks, reports and data continue from a loaded one.
 #ifndef ACCO_PROGRAM_RESUME_H
 #define ACCO_PROGRAM_RESUME_H
 
@@ -55,11 +53,7 @@ static inline void open_checkpoints(Run *run) {
     checkpointed->option_context = run;
 }
 
-// ---------------------------------------------------------------------------------------
-// Options that name a run
-
-// A run stands for its newest checkpoint, and a checkpoint for the model in it. Training
-// prints what it begins with anyway.
+// A run stands for its newest checkpoint, and a checkpoint for the model in it.
 static inline void find_models(Run *run) {
     Options *options = &run->options;
     OptionText asked;
@@ -79,8 +73,7 @@ static inline void find_models(Run *run) {
 // ---------------------------------------------------------------------------------------
 // Saving
 
-// waited: seconds that training was blocked. A checkpoint that failed is reported, and
-// training continues without it.
+// waited: seconds that training was blocked. After a failure training continues.
 static inline void report_checkpoint(Reports *reports, const SavedReport *report, double waited, bool saved,
                                      const Error *error) {
     report_begin_table(reports);
@@ -99,16 +92,14 @@ static inline void report_checkpoint(Reports *reports, const SavedReport *report
                            "beside_seconds", log_real(report->seconds), "problem", log_text(error->text)));
 }
 
-// Ends the checkpoint that is being written, if there is one. Returns whether it is on
-// disk.
+// Ends the checkpoint that is being written, if any. Returns whether it is on disk.
 static inline bool end_checkpoint(Run *run) {
     Saving *saving = &run->saving;
     SavedReport report;
     Error error = {""}, unused = {""};
     if (run->checkpointed.saver == NULL) { return false; }
     double began = clock_seconds();
-    // Before the checkpoint has its name, because a run that is resumed from it does not repeat
-    // the lines before it.
+    // Before it has its name: a run that is resumed does not repeat the lines before it.
     if (run_is_main(run)) { reports_flush(&run->reports, &unused); }
     bool saved = checkpoint_end(&run->checkpointed, &report, &error);
     double waited = clock_seconds() - began;
@@ -119,8 +110,7 @@ static inline bool end_checkpoint(Run *run) {
     return saved;
 }
 
-// Begins a checkpoint, after ending the one before. beside: training continues while it is
-// written.
+// beside: training continues while it is written.
 static inline void begin_checkpoint(Run *run, bool beside) {
     Scheduler *s = &run->scheduler;
     Saving *saving = &run->saving;
@@ -197,10 +187,9 @@ static inline int64_t load_newest(CheckpointedRun *checkpointed, char remarks[CH
     }
 }
 
-// What a run has chosen by a measurement stays when it is resumed with the same options and
-// ranks, so that it goes on with the same bits. Where it cannot do that anyway, it measures
-// again. The checkpoint says what was chosen, and why. What --epochs leave open until the data are
-// counted may differ.
+// What a run has chosen by a measurement stays when it is resumed with the same options
+// and ranks, and so the bits. Otherwise it measures again. The checkpoint says what was
+// chosen. What --epochs leave open until the data are counted may differ.
 static inline void keep_measured_choices(Run *run) {
     static const char kept[] = "kept from the checkpoint: ";
     const char *resume = run->options.resume, *out = run->options.out;
@@ -336,22 +325,14 @@ enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the 
 
 // The position in the data of the next micro-batch of the least or the most advanced
 // rank, counted in micro-batches of all ranks.
-static inline int64_t data_position(const CheckpointedRun *checkpointed, bool least) {
-    Transport *transport = checkpointed->transport;
-    uint64_t mine = checkpointed->scheduler->micro_batches_begun;
-    uint64_t *all =
-        (uint64_t *)transport_collect_records(transport, "position in the data", &mine, sizeof mine);
-    uint64_t found = all[0];
-    for (int rank = 1; rank < transport->size; rank++) {
-        if (least ? all[rank] < found : all[rank] > found) { found = all[rank]; }
-    }
-    free(all);
-    return checkpointed->data_base + (int64_t)found * transport->size;
+static inline int64_t data_position(const CheckpointedRun *checkpointed, double (*fold)(double, double)) {
+    double mine = (double)checkpointed->scheduler->micro_batches_begun,
+           found = transport_fold(checkpointed->transport, "position in the data", mine, fold);
+    return checkpointed->data_base + (int64_t)found * checkpointed->transport->size;
 }
 
-// Loads the newest sound checkpoint of this run, and continues from it with data that no
-// rank has used before. False: there is none, or going back to the same one has already
-// failed ROLLBACK_PATIENCE times; the run ends.
+// Continues from the newest sound checkpoint with data that no rank has used before.
+// False: there is none, or it has failed ROLLBACK_PATIENCE times; the run ends.
 static inline bool roll_back(Run *run) {
     Scheduler *s = &run->scheduler;
     CheckpointedRun *checkpointed = &run->checkpointed;
@@ -359,13 +340,12 @@ static inline bool roll_back(Run *run) {
     char remarks[CHECKPOINT_REMARKS_SIZE];
     double began = clock_seconds() - run->clock.paused;
     scheduler_settle(s); // the exchanges below must be the only ones
-    int64_t position = data_position(checkpointed, false), from = s->optimizer.commits;
+    int64_t position = data_position(checkpointed, fmax), from = s->optimizer.commits;
     double spikes = s->spikes.count, rollbacks = s->spikes.rollbacks + 1;
     end_checkpoint(run);
     scheduler_drop(s);
     int64_t commit = load_newest(checkpointed, remarks);
-    // Gradients that were saved while they waited for a job may be from just before the
-    // spike, and would bring it back.
+    // Gradients saved while they waited may be from just before the spike, and repeat it.
     if (run->rule->kind == RULE_OVERLAPPED) { scheduler_drop(s); }
     saving->rollback_repeats = commit == saving->rollback_commit ? saving->rollback_repeats + 1 : 1;
     saving->rollback_commit = commit;
@@ -373,7 +353,7 @@ static inline bool roll_back(Run *run) {
     s->spikes.rollbacks = rollbacks;
     s->spikes.failed = commit < 0 || saving->rollback_repeats > ROLLBACK_PATIENCE;
     if (s->spikes.failed) { return false; }
-    checkpointed->data_base += position - data_position(checkpointed, true);
+    checkpointed->data_base += position - data_position(checkpointed, fmin);
     run->clock.paused = clock_seconds() - began; // all of this, with what end_checkpoint has already counted
     continue_reports(run, training_seconds(&run->clock));
     forget_saved(run); // the checkpoint on disk does not know of the rollback

@@ -92,7 +92,6 @@ static inline double training_seconds(const TrainingClock *clock) {
 
 static inline int64_t tokens_per_micro_batch(const Run *run) { return (int64_t)run->B * run->T; }
 
-// Tokens that all ranks together have trained on so far.
 static inline int64_t tokens_done(const Run *run) {
     return (int64_t)run->scheduler.gradients_done * tokens_per_micro_batch(run);
 }

@@ -31,9 +31,8 @@ static inline bool run_directory_make(const char *path, Error *error) {
     return true;
 }
 
-// The part of --model or --from that tells models apart, as a file name: "tiny" stays
-// "tiny", my/gpt and my/gpt/config.json give "gpt", other.json gives "other", and
-// runs/a/checkpoints/commit-7/model gives "a".
+// The part of --model or --from that tells models apart, as a file name: "tiny", "gpt" of
+// my/gpt or my/gpt/config.json, "a" of runs/a/checkpoints/commit-7/model.
 static inline void run_directory_model_name(const char *model, char name[64]) {
     // The last part but for those that say where in a run or a model a file is, and not which.
     static const char last[] = "([^/]*)(/+(config\\.json|model|checkpoints|commit-[0-9]+))*/*$";
@@ -71,8 +70,7 @@ static inline bool run_directory_check_log(const char *directory, bool resumes, 
 //   out       --out; "auto": runs/MODEL-RULE-N with the first N that is free
 //   model     options_model
 //   resumes   the directory may hold the log of an earlier part of this run
-// Errors: the directory holds another run's log.jsonl, cannot be created, cannot be
-// written to, or is not a directory.
+// Errors: another run's log.jsonl is there, or the directory cannot be made or written.
 static inline bool run_directory_create(const char *out, const char *model, const char *rule, bool resumes,
                                         char path[RUN_PATH_SIZE], Error *error) {
     char name[64];
@@ -185,9 +183,8 @@ static inline void *run_lock_beat(void *argument) {
     return NULL;
 }
 
-// Takes the directory, which exists, for this process. patience: seconds for which a lock is
-// watched. False: another run holds it. If no file can be made, nothing is locked: whatever
-// the run writes next will say why.
+// Takes the directory for this process. patience: seconds for which a lock is watched.
+// False: another run holds it. If no file can be made, nothing is locked.
 static inline bool run_lock_take(RunLock *lock, const char *directory, const char *host, double patience,
                                  Error *error) {
     char text[RUN_LOCK_TEXT], *mine = lock->text;

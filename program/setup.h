@@ -49,9 +49,8 @@ static inline int64_t nominal_tokens_per_commit(const Run *run) {
     return options_total_accumulate(&run->options, run->transport.size) * tokens_per_micro_batch(run);
 }
 
-// The inner steps over which a local rule's outer momentum averages. It multiplies the outer
-// rate by up to 1 / (1 - momentum); what it has gathered by then should be small steps.
-// It gained 0.32 nats with a momentum of 0.9 (dev/results/local-rules-2026-11-25.md).
+// The inner steps over which a local rule's outer momentum averages: meanwhile steps
+// should be small. It gained 0.32 nats at 0.9 (dev/results/local-rules-2026-11-25.md).
 static inline int64_t commits_remembered(const Options *options) {
     SchedulerSettings settings = options_rule_settings(options);
     double momentum = fmax(settings.outer_nesterov.momentum, settings.outer_momentum.beta);
@@ -83,9 +82,10 @@ static inline bool choose_rates(Run *run, Error *error) {
     }
     if (options_leave(options, &options->weight_decay)) { options->weight_decay = finetunes ? 0 : 0.1; }
     if (options->epochs == 0 && options_leave(options, &options->warmup)) {
-        int64_t commits = (options->tokens + per_commit - 1) / per_commit;
+        int64_t commits = (options->tokens + per_commit - 1) / per_commit,
+                share = int64_min(commits / 20, 1000);
         int64_t remembered = int64_min(commits_remembered(options), commits / 3);
-        options->warmup = int64_max(int64_min(commits / 20, 1000), remembered);
+        options->warmup = share > remembered ? share : remembered;
     }
     if (options_leave(options, &options->sequential)) { options->sequential = options->warmup; }
     return options->minimum_learning_rate <= options->learning_rate ||
@@ -98,9 +98,8 @@ static inline double tokens_per_epoch(const DataLoader *data) {
     return (double)data->training_windows * data->sequence_length;
 }
 
-// Decides how long the run is: from now on --epochs are --tokens; and the rates, which follow
-// from that. The length of a text that is still to be tokenized is unknown: its epochs are
-// counted when this is called again with its tokens.
+// From now on --epochs are --tokens; the rates follow from that. Those of a text that is
+// to be tokenized are counted when this is called again with its tokens.
 static inline bool choose_length(Run *run, Error *error) {
     Options *options = &run->options;
     double asked = options->epochs;
@@ -192,12 +191,10 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     const Transport *transport = setup->transport;
     Placement *placement = setup->placement;
     uint64_t seed = (uint64_t)options->seed;
-    SchedulerSettings settings;
-    memset(&settings, 0, sizeof settings);
-    settings.kind = rule->kind;
-    settings.replicated = rule->replicated;
-    settings.overlap = options->overlap;
-    settings.adaptive = options_are_adaptive(options);
+    SchedulerSettings settings = {.kind = rule->kind,
+                                  .replicated = rule->replicated,
+                                  .overlap = options->overlap,
+                                  .adaptive = options_are_adaptive(options)};
     int own = options_rank_accumulate(options, transport->rank);
     settings.micro_batches = own > 0 ? own : rule->rounds_per_commit; // auto: the least possible
     settings.wire = settings.estimate_wire = (WireFormat)options->wire;
@@ -217,9 +214,8 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     settings.optimizer.tensor_count = setup->tensor_count;
     settings.optimizer.precision = placement->precision;
     settings.optimizer.moments = (Precision)options->moments;
-    // Moments are rounded at random. Ranks that step by themselves round their own
-    // moments in different ways, so the mean over the ranks is more exact than one of
-    // them.
+    // Moments are rounded at random: ranks that step by themselves do it in different
+    // ways, so the mean over the ranks is more exact.
     settings.optimizer.seed = rule->kind == RULE_LOCAL ? random_hash(seed, (uint64_t)transport->rank) : seed;
     settings.gpu = placement_gpu(placement);
     settings.precision = placement->precision;
@@ -270,12 +266,11 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
 
 #define BUCKET_SECONDS 300e-6 // dev/results/simulation-2026-11-22.md
 
-// Chooses how many bytes of gradients travel together where they are sent during the
-// backward pass. After the pass the last bucket is still to be sent, so more buckets
-// leave less to wait for; but each costs the latency of a message. With n buckets of an
-// exchange that takes C seconds, both together are C / n + n * latency, which is least at
-// n = sqrt(C / latency). supposed: the link of a plan; NULL: all ranks measure theirs together, and
-// choose the same size. reason: where the size comes from.
+// Chooses how many bytes of gradients travel together during the backward pass. After it
+// the last bucket is still to be sent, so more buckets leave less to wait for; but each
+// costs a latency. With n buckets of an exchange of C seconds both take C / n + n *
+// latency, least at n = sqrt(C / latency). supposed: the link of a plan; NULL: all ranks
+// measure theirs and choose the same. reason: where the size comes from.
 static inline void bucket_for_link(Scheduler *s, const Options *options, const Placement *placement,
                                    const LinkMeasure *supposed, char reason[160]) {
     SchedulerSettings *settings = &s->settings;

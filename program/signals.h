@@ -1,5 +1,4 @@
-// signals.h: what a rank does when it is asked to stop, or when it is killed from
-// outside.
+// signals.h: what a rank does when it is asked to stop, or killed from outside.
 //
 // SIGINT, SIGTERM, SIGHUP and SIGUSR1 all ask a rank to stop. The rank sets a flag. While
 // it trains, all ranks learn of it with the next job (Wishes::stop_agreed); while it
@@ -10,15 +9,13 @@
 //
 // A second SIGINT ends the rank at once, and says what is lost.
 //
-// SIGPIPE means that the output has no reader any more: `| head` has seen enough, or the
-// `tee` of a connection is gone. The log has everything that was printed, so the signal is
-// ignored, and the run says once on stderr that it continues (report_window in report.h).
+// SIGPIPE means that the output has no reader any more, as behind `| head`. The log has
+// all that was printed, so the run says once on stderr that it continues (report_window).
 //
-// The launcher also uses SIGTERM to end the remaining ranks when one has died. It says only
-// which rank died and where; only the others know what they were waiting for. So on SIGTERM
-// a rank prints one line that says where it was, and whether the process of a rank on this
-// host is gone; then it also says what is lost. Only ranks 0 and 1 print: two, so that one is
-// left whichever rank has died, and not a thousand lines for a thousand ranks. A rank that
+// The launcher also uses SIGTERM to end the remaining ranks when one has died, and says
+// only which and where. So on SIGTERM a rank prints one line that says where it was, and
+// whether the process of a rank on this host is gone; then also what is lost. Only ranks
+// 0 and 1 print: so one is left whichever has died, and not a thousand lines. A rank that
 // leaves in order, or that has already said why the run must end, prints nothing.
 //
 // FAILURE_SIGNAL (runtime/errors.h) comes from this process itself: something that knows no
@@ -66,7 +63,6 @@ static inline void signal_watch_mask(SignalWatch *watch) {
     signal(SIGPIPE, SIG_IGN);
 }
 
-// Whether this rank was asked to stop.
 static inline bool signal_watch_is_asked(const SignalWatch *watch) {
     return __atomic_load_n(&watch->stop_requested, __ATOMIC_RELAXED);
 }
@@ -75,8 +71,7 @@ static inline void signal_watch_note_saved(SignalWatch *watch, int64_t commit) {
     __atomic_store_n(&watch->saved_commit, commit, __ATOMIC_RELAXED);
 }
 
-// On SIGTERM: prints where this rank was, if it is one that prints, and advice. first: it was
-// not asked to stop before.
+// On SIGTERM, on the ranks that print: where it was, and advice. first: not asked before.
 static inline void signal_watch_report(const SignalWatch *watch, bool first) {
     const Transport *transport = watch->transport;
     const Hello *hellos = __atomic_load_n(&watch->hellos, __ATOMIC_ACQUIRE);

@@ -10,8 +10,7 @@
 
 enum { SPIKE_TEXT_SIZE = 600 };
 
-// The number, in the order of training, of the first sequence of the micro-batch at the site
-// of a spike.
+// The number, in the order of training, of the first sequence at the site of a spike.
 static inline int64_t spike_first_sequence(const CheckpointedRun *run, const SpikeReport *spike) {
     int64_t micro_batch = (int64_t)spike->site.micro_batch - 1;
     return (run->data_base + micro_batch * run->transport->size + spike->rank) * run->B;
@@ -72,8 +71,7 @@ static inline void describe_spike(const CheckpointedRun *run, const DataLoader *
     }
 }
 
-// Reports the spikes since the last call. fail_spike announces the end of a run, roll_back a
-// rollback.
+// The spikes since the last call; fail_spike announces an end, roll_back a rollback.
 static inline void report_spike(Run *run) {
     const Scheduler *s = &run->scheduler;
     const Options *options = &run->options;
@@ -110,8 +108,7 @@ static inline void report_spike(Run *run) {
     fflush(stdout);
 }
 
-// Rank 0: says why the run ends. All ranks know of the spike and nothing was updated with it,
-// so they end in order.
+// Says why the run ends, in order: all ranks know, and nothing was updated with it.
 static inline void fail_spike(Run *run) {
     const Scheduler *s = &run->scheduler;
     SpikePolicy policy = s->settings.on_spike;

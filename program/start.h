@@ -1,10 +1,9 @@
 // start.h: from what was chosen to a run that can train: its directory and files, memory,
 // threads, first parameters, streams.
 //
-// From here on only the system can fail, except that the start model may turn out to be
-// unreadable. The order matters: the directory exists before memory is filled, so that a
-// mistake in --out costs nothing; the emulated link and its delays begin after the clocks
-// of the ranks were compared.
+// From here on only the system can fail, except that the start model may be unreadable.
+// The order matters: the directory exists before memory is filled, so that a mistake in
+// --out costs nothing; emulated delays begin after the ranks' clocks were compared.
 #ifndef ACCO_PROGRAM_START_H
 #define ACCO_PROGRAM_START_H
 
@@ -28,19 +27,15 @@ static inline void open_run_directory(Run *run) {
         made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
                run_directory_create(run->options.out, options_model(&run->options), run->rule->name, resumes,
                                     run->directory, &error) &&
-               run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error);
-        // Another run may have had the directory since, and ended.
-        if (made && !run_directory_check_log(run->directory, resumes, &error)) {
-            run_lock_release(&run->lock);
-            made = false;
-        }
+               run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error) &&
+               // Once more: another run may have had the directory since, and ended.
+               run_directory_check_log(run->directory, resumes, &error);
     }
     agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);
     share_from_rank_zero(&run->transport, "sharing", run->directory, sizeof run->directory);
 }
 
-// Fills the scheduler's first parameters with a model on disk or with random numbers, the
-// same on all ranks.
+// The scheduler's first parameters, of a model on disk or random: the same on all ranks.
 static inline void initialize_parameters(Run *run) {
     float *target = scheduler_first_parameters(&run->scheduler);
     const char *start = options_start(&run->options);
@@ -52,8 +47,7 @@ static inline void initialize_parameters(Run *run) {
     if (start[0] != '\0') {
         HfModel model;
         Error error = {""};
-        bool opened = hf_model_open(&model, start, &error);
-        agree_or_exit(run, opened ? 0 : EXIT_USER_MISTAKE, &error);
+        agree_or_exit(run, hf_model_open(&model, start, &error) ? 0 : EXIT_USER_MISTAKE, &error);
         hf_model_read(&model, host);
         hf_model_close(&model);
     } else {

@@ -30,8 +30,7 @@ enum {
 // ---------------------------------------------------------------------------------------
 // Numbers for people
 
-// 999, 12.3k, 1.50M, 2.00G: three significant digits; the unit is chosen after rounding
-// (999950 is 1.00M).
+// 999, 12.3k, 1.50M, 2.00G: the unit is chosen after rounding (999950 is 1.00M).
 static inline const char *human_count(double value, char text[NUMBER_TEXT_SIZE]) {
     static const char *const units[] = {"", "k", "M", "G", "T", "P"};
     if (!isfinite(value)) { return strcpy(text, "-"); }
@@ -49,14 +48,10 @@ static inline const char *human_count(double value, char text[NUMBER_TEXT_SIZE])
 
 // Parts of a commit's time: 0.6ms, 22.1ms, 123ms, 1.23s, 45.6s, 123s.
 static inline const char *human_milliseconds(double value, char text[NUMBER_TEXT_SIZE]) {
-    double seconds = value / 1e3;
-    if (value < 99.95) {
-        snprintf(text, NUMBER_TEXT_SIZE, "%.1fms", value);
-    } else if (value < 999.5) {
-        snprintf(text, NUMBER_TEXT_SIZE, "%.0fms", value);
-    } else {
-        snprintf(text, NUMBER_TEXT_SIZE, "%.*fs", seconds < 9.995 ? 2 : seconds < 99.95 ? 1 : 0, seconds);
-    }
+    bool in_seconds = !(value < 999.5);
+    double shown = in_seconds ? value / 1e3 : value;
+    int decimals = in_seconds && shown < 9.995 ? 2 : shown < 99.95 ? 1 : 0;
+    snprintf(text, NUMBER_TEXT_SIZE, "%.*f%s", decimals, shown, in_seconds ? "s" : "ms");
     return text;
 }
 
@@ -87,7 +82,6 @@ typedef struct Terminal {
     double quiet_since; // not interactive: when the latest line was printed; -1: not known yet
 } Terminal;
 
-// How far something that takes long has come.
 typedef struct Progress {
     const char *what, *unit; // as "validation, " and "batches"; "" and "tokens"
     int64_t done, total;
@@ -96,9 +90,8 @@ typedef struct Progress {
 } Progress;
 
 // Whether a person sees what is written to `stream`, on a screen that can go back in a
-// line. Open MPI gives every rank a terminal of its own and forwards what the rank writes
-// there, perhaps to a file. So under mpirun, which is the parent of the ranks on its own
-// node, its own output decides.
+// line. Open MPI gives every rank a terminal of its own and forwards what it writes. So
+// under mpirun, the parent of the ranks on its node, its own output decides.
 static inline bool terminal_is_watched(FILE *stream) {
     const char *kind = getenv("TERM");
     bool redraws = kind != NULL && kind[0] != '\0' && strcmp(kind, "dumb") != 0;
@@ -123,8 +116,7 @@ static inline void terminal_open(Terminal *terminal, FILE *stream) {
     }
 }
 
-// Wipes the bar, so that an ordinary line can follow. Call it before printing anything
-// else to the same stream.
+// Wipes the bar. Call it before printing anything else to the same stream.
 static inline void terminal_clear(Terminal *terminal) {
     if (terminal->bar_shown) { fputs("\r\033[K", terminal->stream); }
     terminal->bar_shown = false;
@@ -148,8 +140,7 @@ static inline void terminal_bar(Terminal *terminal, const Progress *progress, do
                           progress->what, human_count((double)progress->done, have),
                           human_count((double)progress->total, all), progress->unit,
                           human_duration(seconds_left, left));
-    // Room for two brackets and a blank; the last column stays free, because some
-    // terminals wrap there.
+    // For brackets and a blank; the last column stays free, where some terminals wrap.
     int width = (int)int64_min(terminal->columns - length - 5, 40);
     for (int i = 0; i < width; i++) {
         bar[i] = i < (int)(share * width) ? '=' : i == (int)(share * width) ? '>' : ' ';

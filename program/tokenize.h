@@ -2,9 +2,8 @@
 //
 //     train_gpt tokenize --tokenizer DIR --out PREFIX < documents.jsonl
 //
-// Writes PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. tokenizer/documents.h says
-// what a line holds. python -m tokenizer.prepare starts this command and feeds it with the
-// documents of other formats.
+// Writes PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on of lines as documents.h
+// describes them. python -m tokenizer.prepare feeds it with other formats.
 #ifndef ACCO_PROGRAM_TOKENIZE_H
 #define ACCO_PROGRAM_TOKENIZE_H
 

@@ -4,11 +4,10 @@
 //   stream          ......| a ....... | b ..... | e |
 //   other stream    ............| c ............... | d ...
 //
-// A stream is a queue and a worker thread that runs its tasks one after another; two
-// streams run side by side. An event marks a point of a stream that the host can wait
-// for. Because a stream is a thread, computation and communication overlap on any machine.
-// On a GPU a task puts its kernels into the stream's CUDA queue, and the worker waits until
-// they have ended before it takes the next task (gpu.h).
+// A stream is a queue and a worker thread that runs its tasks one after another. An event
+// marks a point of a stream that the host can wait for. Because a stream is a thread,
+// computation and communication overlap on any machine. On a GPU a task puts its kernels
+// into the stream's CUDA queue, and the worker waits until they have ended (gpu.h).
 //
 //   stream_run                  queues a task; it starts when those before it have ended
 //   event_record                the event happens when everything before it has ended
@@ -20,8 +19,7 @@
 // they would have ended, on a clock of its own (plan/simulation.h).
 //
 // One host thread records an event and waits for it. `context` belongs to the caller and
-// must live until the task has run. A kernel is called with the stream whose task it is
-// part of, and uses that stream's pool of threads.
+// must live until the task has run. A kernel uses the threads of its task's stream.
 #ifndef ACCO_RUNTIME_DEVICE_H
 #define ACCO_RUNTIME_DEVICE_H
 
@@ -42,8 +40,7 @@ typedef struct Stream Stream;
 typedef struct Event Event;
 typedef void (*StreamTask)(void *context, Stream *stream);
 
-// How many tasks may wait in a stream. stream_run waits for room, so the host is never further
-// ahead.
+// How many tasks may wait in a stream; then stream_run waits for room.
 enum { STREAM_CAPACITY = 256 };
 
 typedef struct StreamEntry {
@@ -107,9 +104,8 @@ static inline void sleep_seconds(double seconds) {
 // ---------------------------------------------------------------------------------------
 // Streams
 
-// Waits until everything in the stream's CUDA queue has ended; on the CPU it does nothing.
-// After 50 us it sleeps between polls, for an eighth of the time waited and 100 us at most,
-// so that the host's cores stay free.
+// After 50 us it sleeps between polls, for an eighth of the time waited and 100 us at
+// most, so that the host's cores stay free.
 static inline void stream_settle(Stream *stream) {
     if (stream->queue == NULL) { return; }
     double began = clock_seconds();
@@ -119,7 +115,6 @@ static inline void stream_settle(Stream *stream) {
     }
 }
 
-// Copies between memories of any kind, in the order of the stream.
 static inline void stream_copy(Stream *stream, void *to, const void *from, size_t bytes) {
     if (stream->queue != NULL) {
         gpu_copy(stream->queue, to, from, bytes);
@@ -136,10 +131,9 @@ static inline void stream_clear(Stream *stream, void *memory, size_t bytes) {
     }
 }
 
-// Lets the calling thread run as soon as it is woken, even while other threads keep all cores
-// busy: otherwise a thread that waits for messages may be 3 to 10 ms late. It asks for the
-// shortest time slices, which Linux schedules first from version 6.12 on. Older systems ignore
-// it.
+// Lets the calling thread run as soon as it is woken, also while others keep all cores
+// busy: else it may be 3 to 10 ms late for messages. It asks for the shortest time
+// slices, which Linux schedules first from version 6.12 on; older systems ignore it.
 static inline void thread_wake_promptly(void) {
     struct {
         uint32_t size, policy;
@@ -147,16 +141,12 @@ static inline void thread_wake_promptly(void) {
         int32_t nice;
         uint32_t priority;
         uint64_t runtime, deadline, period; // nanoseconds
-    } attributes;
-    memset(&attributes, 0, sizeof attributes);
-    attributes.size = sizeof attributes;
-    attributes.flags = 0x08; // SCHED_FLAG_KEEP_POLICY; with real-time policies it then does nothing
+    } attributes = {.size = sizeof attributes, .flags = 0x08, .runtime = 100000};
+    // The flag is SCHED_FLAG_KEEP_POLICY; with real-time policies it then does nothing.
     attributes.nice = getpriority(PRIO_PROCESS, 0);
-    attributes.runtime = 100000;
     syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
-// The worker. It ends when the stream is being destroyed and its queue is empty.
 static inline void *stream_main(void *argument) {
     Stream *stream = (Stream *)argument;
     gpu_enter_thread(stream->gpu);
@@ -181,7 +171,6 @@ static inline void *stream_main(void *argument) {
     }
 }
 
-// Where the kernels of a stream run, and in which precision.
 typedef struct StreamPlace {
     const Gpu *gpu; // NULL: on the CPU
     Precision precision;
@@ -208,8 +197,7 @@ static inline Stream *stream_create(const char *name, ThreadPool *pool, const St
     return NULL;
 }
 
-// Puts a task at the end of the queue. Returns at once, unless STREAM_CAPACITY tasks are
-// waiting already.
+// Returns at once, unless STREAM_CAPACITY tasks are waiting already.
 static inline void stream_run(Stream *stream, StreamTask task, void *context) {
     if (stream->simulator != NULL) {
         stream->simulator->run(stream->simulator->self, stream, task, context);
@@ -262,7 +250,6 @@ static inline void event_destroy(Event *event) {
     free(event);
 }
 
-// What event_record puts into the stream.
 static inline void event_complete_task(void *context, Stream *stream) {
     (void)stream;
     Event *event = (Event *)context;
@@ -293,8 +280,7 @@ static inline bool event_query(Event *event) {
     return happened;
 }
 
-// The host waits until every recording so far has happened. False when `timeout_seconds`,
-// rounded up, pass first.
+// Waits for all recordings so far. False: `timeout_seconds`, rounded up, pass first.
 static inline bool event_wait(Event *event, double timeout_seconds) {
     if (event->simulator != NULL) {
         event->simulator->wait(event->simulator->self, event);

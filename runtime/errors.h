@@ -7,8 +7,7 @@
 //   our bug                assert
 //
 // Functions that read what the user gave us return bool and fill an Error. They never
-// print and never exit, so that tests can make them fail. Exit codes are named here and
-// nowhere else.
+// print or exit, so that tests can make them fail. Exit codes are named only here.
 #ifndef ACCO_RUNTIME_ERRORS_H
 #define ACCO_RUNTIME_ERRORS_H
 
@@ -34,8 +33,7 @@ typedef struct Error {
     char text[1024];
 } Error;
 
-// Fills `error`, cut at its size, and returns false, so that a caller can write
-// `return error_set(error, ...)`.
+// Fills `error`, cut at its size. False, so that callers can `return error_set(...)`.
 PRINTF_LIKE(2, 3) static inline bool error_set(Error *error, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -53,8 +51,7 @@ static inline bool error_is_set(const Error *error) { return error->text[0] != '
 // for signals (program/signals.h), which adds rank and commit and ends all ranks.
 #define FAILURE_SIGNAL (SIGRTMIN + 2)
 
-// Ends all ranks with the text; only this process, if no thread waits for FAILURE_SIGNAL. Does
-// not return.
+// Does not return. If no thread waits for FAILURE_SIGNAL it ends only this process.
 static inline void failure_report(const char *text) {
     enum { PATIENCE = 10 }; // seconds; ending all ranks takes less than one
     sigset_t blocked;

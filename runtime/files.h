@@ -1,16 +1,13 @@
-// files.h: files and directories: mapping, writing, bringing to disk, publishing,
-// removing.
+// files.h: mapping, writing, bringing to disk, publishing and removing files.
 //
-// These functions keep two promises that plain system calls do not. A write is complete: it
-// continues after a signal and after a short count. And what is reported as written survives
-// a power failure: fsync brings a file's bytes to disk, but its name is on disk only when the
-// directory that holds the name has been synced as well.
+// These functions keep two promises. A write is complete: it continues after a signal and
+// after a short count. And what is reported as written survives a power failure: fsync
+// brings a file's bytes to disk, but its name only that of the directory which holds it.
 //
 // So a directory that must be whole or absent is made in three steps: everything is
 // written and synced under a temporary name; the temporary directory is synced;
-// directory_publish renames it, which is atomic, and syncs the parent. A crash before the
-// rename leaves only the temporary name, which is never read; a crash after it leaves the
-// finished directory.
+// directory_publish renames it, which is atomic, and syncs the parent. A crash before
+// that leaves only a name that is never read; a later one the finished directory.
 #ifndef ACCO_RUNTIME_FILES_H
 #define ACCO_RUNTIME_FILES_H
 
@@ -34,8 +31,7 @@
 #include "runtime/errors.h"
 
 // Gives a process that was started without standard input, output or errors empty ones:
-// otherwise a file that is opened could get such a number, and then everything that is
-// printed.
+// otherwise a file could get such a number, and then all that is printed.
 static inline void files_open_standard(void) {
     int file = open("/dev/null", O_RDWR);
     while (file >= 0 && file <= STDERR_FILENO) { file = open("/dev/null", O_RDWR); }
@@ -48,6 +44,19 @@ static inline void files_open_standard(void) {
 static inline bool path_within(char path[PATH_MAX], const char *directory, const char *name, Error *error) {
     return snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX ||
            error_set(error, "the path of %.80s in %.200s... is too long", name, directory);
+}
+
+// line <- what follows `prefix` in the first line of a file that begins with it.
+static inline bool file_read_line(const char *path, const char *prefix, char *line, int size) {
+    FILE *file = fopen(path, "r");
+    bool found = false;
+    size_t skip = strlen(prefix);
+    while (!found && file != NULL && fgets(line, size, file) != NULL) {
+        found = strncmp(line, prefix, skip) == 0;
+    }
+    if (found) { memmove(line, line + skip, strlen(line + skip) + 1); }
+    if (file != NULL) { fclose(file); }
+    return found;
 }
 
 // Where a thread continues if the mapped file that it reads becomes shorter. A signal handler
@@ -109,15 +118,13 @@ static inline bool file_read_mapped(void (*read_file)(void *context), void *cont
     return true;
 }
 
-// Maps a regular file that is not empty, read-only. The caller calls munmap(result, *size).
-// NULL: an error. expected: what the file should be, for the message. If the file becomes shorter
-// while it is mapped, a read behind its new end ends the process with exit code 3 and the file's
-// name, unless it is inside of file_read_mapped.
+// Maps a regular file that is not empty. The caller calls munmap(result, *size). NULL: an
+// error. expected: what the file should be. If it becomes shorter, a read behind its new
+// end ends the process with exit code 3 and its name, unless inside of file_read_mapped.
 static inline void *file_map(const char *path, const char *expected, size_t *size, Error *error) {
     struct stat status;
     void *mapping = MAP_FAILED;
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
+    struct sigaction action = {0};
     action.sa_sigaction = file_bus_error;
     action.sa_flags = SA_SIGINFO | SA_NODEFER;
     sigaction(SIGBUS, &action, NULL);
@@ -144,8 +151,7 @@ static inline void *file_map(const char *path, const char *expected, size_t *siz
 
 enum { FILE_POSITION = -1 }; // as an offset: the descriptor's position, or the end for O_APPEND
 
-// Writes all `count` bytes at `offset`. False: errno says why, and a part of the bytes may have
-// been written.
+// False: errno says why, and a part of the bytes may have been written.
 static inline bool file_write_all(int descriptor, const void *bytes, size_t count, off_t offset) {
     for (size_t done = 0; done < count;) {
         const char *rest = (const char *)bytes + done;
@@ -200,19 +206,15 @@ static inline FILE *file_replace_begin(const char *path, Error *error) {
     return file;
 }
 
-// written: whether all writes succeeded; if not, errno still says why. Returns true when file
-// and name are on disk.
+// written: all writes succeeded; if not, errno says why. True: file and name are on disk.
 static inline bool file_replace_end(FILE *file, const char *path, bool written, Error *error) {
     char temporary[PATH_MAX];
     file_replacement_path(temporary, path);
     bool good = written && fflush(file) == 0 && !ferror(file) && fsync(fileno(file)) == 0;
-    int reason = errno;
-    if (fclose(file) != 0 && good) {
-        good = false;
-        reason = errno;
-    }
+    int reason = good ? 0 : errno;
+    good = fclose(file) == 0 && good;
     if (good && rename(temporary, path) == 0) { return name_sync(path, error); }
-    if (good) { reason = errno; }
+    if (reason == 0) { reason = errno; }
     unlink(temporary);
     return error_set(error, "cannot write %.400s: %s", path, strerror(reason));
 }
@@ -239,9 +241,8 @@ static inline void tree_remove(const char *path) {
 // name already is replaced at the same moment. Returns true when the new name is on disk.
 static inline bool directory_publish(const char *temporary, const char *final, Error *error) {
     if (!path_sync(temporary, error)) { return false; }
-    // An exchange of the two names leaves no moment without either directory. It fails
-    // where there is nothing to replace, which is usual, and on file systems that cannot
-    // exchange names.
+    // No moment is without either directory. It fails where there is nothing to replace,
+    // which is usual, and on file systems that cannot exchange names.
     bool exchanged = syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, final, RENAME_EXCHANGE) == 0;
     if (!exchanged) { tree_remove(final); }
     if (!exchanged && rename(temporary, final) != 0) {

@@ -48,8 +48,7 @@ static inline void gpu_range_end(void) {}
 #ifdef ACCO_HAVE_CUDA
 #include <cuda_runtime.h>
 
-// Ends all ranks with the name of the call and CUDA's reason: after a CUDA error nothing on
-// the device can be trusted.
+// Ends all ranks with CUDA's reason: after an error nothing on the device can be trusted.
 #define CUDA_CHECK(call) cuda_check((call), #call)
 
 static inline void cuda_check(cudaError_t status, const char *call) {
@@ -61,40 +60,34 @@ static inline void cuda_check(cudaError_t status, const char *call) {
 
 static inline bool gpu_is_built_in(void) { return true; }
 
-// Must be called first in main: the driver reads this variable once, MPI may start the driver,
-// and there must be only one thread. By default a kernel is loaded when it is first used. That
-// can wait for running kernels, and a kernel of NCCL may run until a kernel behind the loading
-// one sends: a deadlock. It would also be timed as a part of the first step. A value that the
-// user has set stays.
+// First in main: the driver reads this variable once, and MPI may start the driver. By
+// default a kernel is loaded when first used, which may wait for running kernels; one of
+// NCCL may run until a kernel behind the loading one sends: a deadlock. What the user has
+// set stays.
 static inline void gpu_load_eagerly(void) { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
 
-// text <- the version of CUDA that the program was built with.
 static inline void gpu_version(char *text, size_t size) {
     snprintf(text, size, "%d.%d", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
-}
-
-// The error if CUDA finds no GPU. It names both versions if the driver is older than the
-// library.
-static inline bool gpu_refuse(cudaError_t status, Error *error) {
-    int driver = 0, runtime = 0;
-    bool known =
-        cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&runtime) == cudaSuccess;
-    if (!known || driver == 0 || driver / 1000 >= runtime / 1000) {
-        return error_set(error, "no GPU can be used: %s", cudaGetErrorString(status));
-    }
-    return error_set(
-        error,
-        "no GPU can be used: the driver is for CUDA %d.%d, and this program was built with %d.%d: "
-        "install a newer driver, or build with an older CUDA (CUDA_HOME)",
-        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
 
 // Rank r of a node gets GPU r modulo the number of GPUs. Kernels need compute capability 8.0.
 static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     memset(gpu, 0, sizeof *gpu);
     gpu->number = -1;
+    int driver = 0, runtime = 0;
     cudaError_t status = cudaGetDeviceCount(&gpu->count);
-    if (status != cudaSuccess) { return gpu_refuse(status, error); }
+    bool known =
+        cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&runtime) == cudaSuccess;
+    if (status != cudaSuccess && known && driver > 0 && driver / 1000 < runtime / 1000) {
+        return error_set(
+            error,
+            "no GPU can be used: the driver is for CUDA %d.%d, and this program was built with %d.%d: "
+            "install a newer driver, or build with an older CUDA (CUDA_HOME)",
+            driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    }
+    if (status != cudaSuccess) {
+        return error_set(error, "no GPU can be used: %s", cudaGetErrorString(status));
+    }
     if (gpu->count == 0) { return error_set(error, "this node has no GPU"); }
     int number = local_rank % gpu->count;
     cudaDeviceProp properties;
@@ -116,7 +109,6 @@ static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     return true;
 }
 
-// Measures again how much memory is free.
 static inline void gpu_measure(Gpu *gpu) {
     CUDA_CHECK(cudaMemGetInfo(&gpu->memory_available, &gpu->memory_total));
 }
@@ -166,7 +158,6 @@ static inline void gpu_wait_for(void *queue, void *mark) {
     CUDA_CHECK(cudaStreamWaitEvent((cudaStream_t)queue, (cudaEvent_t)mark, 0));
 }
 
-// Whether everything in the queue has ended.
 static inline bool gpu_queue_is_idle(void *queue) {
     return gpu_has_ended(cudaStreamQuery((cudaStream_t)queue));
 }

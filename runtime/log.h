@@ -9,9 +9,8 @@
 // write, so that the last bytes of a disk do not go to such lines alone.
 //
 // JSON has no NaN: a number that is not finite becomes null, because a single `nan` makes
-// the whole file unreadable to a strict parser, just when somebody wants to know what
-// went wrong. Text that is not UTF-8 (a small model samples arbitrary bytes) is repaired
-// for the same reason.
+// the whole file unreadable to a strict parser, just when it matters. Text that is not
+// UTF-8 (a small model samples arbitrary bytes) is repaired for the same reason.
 //
 // Not thread safe: one thread of one rank owns a Log.
 #ifndef ACCO_RUNTIME_LOG_H
@@ -89,8 +88,7 @@ static inline void log_close(Log *log) {
 // A JSON number, or null where the value is NaN or infinite.
 static inline json_t *log_real(double value) { return isfinite(value) ? json_real(value) : json_null(); }
 
-// A JSON string of any zero-terminated bytes: each byte that is not part of UTF-8 becomes
-// '?'.
+// A JSON string of zero-terminated bytes: those that are not part of UTF-8 become '?'.
 static inline json_t *log_text(const char *text) {
     char *clean = strdup(text);
     size_t count = strlen(clean), length = 1;

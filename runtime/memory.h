@@ -1,8 +1,7 @@
 // memory.h: one arena for all large memory, planned before anything runs.
 //
-// Every module reserves what it will need: a class, a name, a size, and the address of
-// the pointer to fill. One table of reservations is printed by `train_gpt plan` and by every
-// run, and sets the pointers: memory that was not planned cannot be used.
+// Modules reserve what they need, with the address of a pointer. The table of these,
+// which plans and runs print, sets the pointers: what was not planned cannot be used.
 //
 //   arena_reserve ... arena_reserve    any number of them
 //   arena_commit                       maps it, zeroed, and sets the pointers
@@ -25,6 +24,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "runtime/files.h"
 #include "runtime/gpu.h"
 #include "runtime/numbers.h"
 
@@ -102,30 +102,15 @@ static inline size_t arena_class_bytes(const Arena *arena, MemoryClass memory_cl
     return bytes;
 }
 
-// The memory limit of this process's control group, as in a container; SIZE_MAX: no limit.
-static inline size_t memory_group_limit(void) {
-    static const char *const files[] = {"/sys/fs/cgroup/memory.max",
-                                        "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
-    for (int version = 0; version < 2; version++) {
-        unsigned long long limit = 0;
-        FILE *file = fopen(files[version], "r");
-        bool read = file != NULL && fscanf(file, "%llu", &limit) == 1; // "max" is no number
-        if (file != NULL) { fclose(file); }
-        if (read) { return (size_t)limit; }
-    }
-    return SIZE_MAX;
-}
-
-// Bytes that the system could give now without swapping; 0: not known.
+// Bytes to be had without swapping, within the control group's limit; 0: not known.
 static inline size_t memory_available(void) {
-    FILE *file = fopen("/proc/meminfo", "r");
-    char line[128];
-    unsigned long long kilobytes = 0;
-    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
-        if (sscanf(line, "MemAvailable: %llu kB", &kilobytes) == 1) { break; }
-    }
-    if (file != NULL) { fclose(file); }
-    return size_min((size_t)kilobytes * 1024, memory_group_limit());
+    char kilobytes[128], limit[128]; // "max": none
+    bool known = file_read_line("/proc/meminfo", "MemAvailable:", kilobytes, sizeof kilobytes);
+    bool limited =
+        (file_read_line("/sys/fs/cgroup/memory.max", "", limit, sizeof limit) && limit[0] != 'm') ||
+        file_read_line("/sys/fs/cgroup/memory/memory.limit_in_bytes", "", limit, sizeof limit);
+    size_t available = known ? (size_t)strtoull(kilobytes, NULL, 10) * 1024 : 0;
+    return limited ? size_min(available, (size_t)strtoull(limit, NULL, 10)) : available;
 }
 
 static inline bool arena_refused(const char *what, size_t bytes, Error *error) {
@@ -134,8 +119,7 @@ static inline bool arena_refused(const char *what, size_t bytes, Error *error) {
         what, (double)bytes / 1e9);
 }
 
-// Maps the planned bytes, zeroed, and sets every reserved pointer. False, with an error that
-// names the size, if the system or the GPU refuses.
+// Maps the plan, zeroed, and sets every pointer. False, with an error: it was refused.
 static inline bool arena_commit(Arena *arena, Error *error) {
     assert(arena->base == NULL);
     if (arena->on_gpu) {
@@ -162,8 +146,7 @@ static inline bool arena_commit(Arena *arena, Error *error) {
     return true;
 }
 
-// Bytes of the mapping that are in memory now: the part of the plan that was really used. On a
-// GPU that is all of it. 0: not known.
+// Bytes of the mapping that are in memory now; on a GPU all of it. 0: not known.
 static inline size_t arena_resident_bytes(const Arena *arena) {
     if (arena->on_gpu) { return arena->bytes; }
     size_t page = (size_t)sysconf(_SC_PAGESIZE);

@@ -1,5 +1,4 @@
-// names.h: for error messages: the name nearest to a misspelled one, and quoting what the
-// user wrote.
+// names.h: for error messages: the nearest name, and quoting what the user wrote.
 #ifndef ACCO_RUNTIME_NAMES_H
 #define ACCO_RUNTIME_NAMES_H
 
@@ -34,16 +33,14 @@ static inline int name_distance(const char *a, const char *b) {
     return (int)rows[n % 3][m];
 }
 
-// The name that `word` was probably meant to be; NULL: none is near. A name is near if at most
-// a third of the letters and one more differ, or if the word is its beginning. The first of
-// several equally near names wins.
+// The name that `word` was probably meant to be; NULL: none. At most a third of the
+// letters and one more differ, or the word is its beginning. The first of equals wins.
 static inline const char *nearest_name(const char *word, const char *const *names, int count) {
     size_t length = strlen(word);
     const char *nearest = NULL;
     int best = 2 * (2 + (int)(length < 63 ? length : 63) / 3);
     for (int i = 0; i < count; i++) {
-        // Distances are doubled, so that the beginning of a name, which counts as 3, is
-        // between one mistake and two.
+        // Doubled, so that the beginning of a name, as 3, is between one mistake and two.
         int distance = 2 * name_distance(word, names[i]);
         bool beginning = length >= 2 && strncmp(word, names[i], length) == 0;
         if (beginning && distance > 3) { distance = 3; }
@@ -61,9 +58,8 @@ static inline const char *text_excerpt(const char *text, char excerpt[64]) {
     return excerpt;
 }
 
-// quoted <- text as one word of a shell's command line: unchanged if none of its characters
-// is special to a shell, otherwise between single quotes. size: at least 4 bytes for each byte
-// of text and 3 more. Returns quoted.
+// quoted <- text as one word of a shell's command line, if need be between single quotes.
+// size: at least 4 bytes for each byte of text and 3 more. Returns quoted.
 static inline const char *text_for_shell(const char *text, char *quoted, size_t size) {
     size_t length = strlen(text), used = 0;
     bool plain = length > 0;

@@ -1,5 +1,4 @@
-// nvml.h: a GPU's clock frequency and power, and the reasons why its clock is reduced, from
-// NVIDIA's management library.
+// nvml.h: a GPU's clock and power, and what reduces the clock, from NVIDIA's library.
 //
 // The library comes with the driver. It is opened when a run begins and is not linked, so the
 // program also runs without it; then nothing is known. Only the few functions that are used
@@ -30,33 +29,17 @@ typedef struct NvmlReading {
     uint64_t reasons;         // those of NVML_REASONS why the clock is not the highest one
 } NvmlReading;
 
-// The reasons that slow a run down. NVML also reports idleness, and clocks that an
-// administrator has set.
-typedef struct NvmlReason {
+// The reasons that slow a run down, and not idleness or what an administrator has set.
+static const struct {
     uint64_t bit;
     const char *text;
-} NvmlReason;
+} NVML_REASONS[] = {{0x04, "the power limit"},
+                    {0x08, "slowdown by hardware"},
+                    {0x20, "heat"},
+                    {0x40, "heat, by hardware"},
+                    {0x80, "the power supply's brake"}};
 
-static const NvmlReason NVML_REASONS[] = {{0x04, "the power limit"},
-                                          {0x08, "slowdown by hardware"},
-                                          {0x20, "heat"},
-                                          {0x40, "heat, by hardware"},
-                                          {0x80, "the power supply's brake"}};
-
-enum { NVML_REASON_COUNT = sizeof NVML_REASONS / sizeof NVML_REASONS[0], NVML_TEXT_SIZE = 128 };
-
-// text <- a list of the reasons.
-static inline const char *nvml_reasons_text(uint64_t reasons, char text[NVML_TEXT_SIZE]) {
-    text[0] = '\0';
-    for (int i = 0; i < NVML_REASON_COUNT; i++) {
-        if ((reasons & NVML_REASONS[i].bit) == 0) { continue; }
-        if (text[0] != '\0') { strcat(text, ", "); }
-        strcat(text, NVML_REASONS[i].text);
-    }
-    return text;
-}
-
-enum { NVML_CLOCK_OF_MULTIPROCESSORS = 1 };
+enum { NVML_REASON_COUNT = sizeof NVML_REASONS / sizeof NVML_REASONS[0], NVML_CLOCK_OF_MULTIPROCESSORS = 1 };
 
 // Sets target, a pointer to a function, to the function `name`. False: the library has none.
 static inline bool nvml_find(void *library, const char *name, void *target) {

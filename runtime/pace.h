@@ -10,9 +10,8 @@
 //              ^ need    ^ need                           ^ finish  ^ finish
 //   exchange   ... parameters arrive             gradients are sent ...
 //
-// The model is given a Pace and knows nothing of communication; the scheduler provides
-// it. Without a Pace, or its functions (NULL), all parameters are there, and no one waits
-// for gradients.
+// The model is given a Pace and knows nothing of communication. Without a Pace, or its
+// functions (NULL), all parameters are there, and no one waits for gradients.
 #ifndef ACCO_RUNTIME_PACE_H
 #define ACCO_RUNTIME_PACE_H
 

@@ -1,13 +1,11 @@
 // precision.h: the number format of parameters and activations while a model computes.
 //
-// On the CPU it is fp32, or bf16 with --precision bf16. On a GPU it is bf16, the upper half
-// of fp32, or fp32 with --precision fp32. Sums and everything that lasts (master parameters,
-// outer parameters, gradients) are always fp32, except AdamW's moments: --moments chooses
-// their format.
+// On the CPU it is fp32, or bf16 with --precision bf16; on a GPU bf16, the upper half of
+// fp32, or fp32 with --precision fp32. Sums and everything that lasts (master and outer
+// parameters, gradients) are fp32, AdamW's moments as --moments says.
 //
-// Code that serves both formats holds such arrays as pointers to Real, a type without a
-// definition. So no element can be read and no offset added without saying how wide an
-// element is.
+// Code for both formats holds such arrays as pointers to Real, a type without a
+// definition, so that nothing is read or added without saying how wide an element is.
 #ifndef ACCO_RUNTIME_PRECISION_H
 #define ACCO_RUNTIME_PRECISION_H
 

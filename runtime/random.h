@@ -1,9 +1,8 @@
 // random.h: the one source of randomness in this program.
 //
 // A Random is a splitmix64 stream: one word of state that moves by a fixed odd step and
-// is mixed on the way out. It was chosen because its whole state is one number. So a
-// sample, a weight or a story is a pure function of a few integers, on any number of
-// ranks and in any order, and a checkpoint need not save anything but those integers.
+// is mixed on the way out. So a sample, a weight or a story is a pure function of a few
+// integers, on any number of ranks and in any order, and a checkpoint saves nothing else.
 //
 // Derive independent streams by hashing, never by adding: two seeds whose distance is a
 // multiple of the step share a stream.
@@ -22,8 +21,7 @@ typedef struct Random {
     uint64_t state;
 } Random;
 
-// A bijection of 64-bit words in which every input bit moves about half of the output
-// bits. It maps 0 to 0.
+// A bijection in which every input bit moves about half of the output bits. 0 gives 0.
 static inline uint64_t random_mix(uint64_t word) {
     word = (word ^ (word >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
     word = (word ^ (word >> 27)) * UINT64_C(0x94D049BB133111EB);
@@ -50,8 +48,7 @@ static inline double random_normal(Random *random) {
     return radius * cos(angle);
 }
 
-// One well mixed word from two; their order matters. (0, 0) does not give 0, so seed 0 is as
-// good as any other.
+// Their order matters. (0, 0) does not give 0, so seed 0 is as good as any other.
 static inline uint64_t random_hash(uint64_t a, uint64_t b) {
     return random_mix(random_mix(a + UINT64_C(0x9E3779B97F4A7C15)) ^ (b + UINT64_C(0xD1B54A32D192ED03)));
 }

@@ -1,5 +1,4 @@
-// sha256.h: SHA-256 (FIPS 180-4). A file of tokens names its tokenizer by the tokenizer's
-// hash.
+// sha256.h: SHA-256 (FIPS 180-4), by which a file of tokens names its tokenizer.
 #ifndef ACCO_RUNTIME_SHA256_H
 #define ACCO_RUNTIME_SHA256_H
 
@@ -40,8 +39,7 @@ static inline void sha256_block(Sha256 *sha) {
         0x748F82EEu, 0x78A5636Fu, 0x84C87814u, 0x8CC70208u, 0x90BEFFFAu, 0xA4506CEBu, 0xBEF9A3F7u,
         0xC67178F2u};
     uint32_t words[64], v[8];
-    // The message schedule: the sixteen words of the block, and 48 that are computed from
-    // them.
+    // The message schedule: the block's sixteen words, and 48 computed from them.
     for (int i = 0; i < 16; i++) {
         const uint8_t *bytes = sha->block + 4 * i;
         words[i] = (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
@@ -52,7 +50,6 @@ static inline void sha256_block(Sha256 *sha) {
         uint32_t s1 = sha256_rotate(b, 17) ^ sha256_rotate(b, 19) ^ b >> 10;
         words[i] = words[i - 16] + s0 + words[i - 7] + s1;
     }
-    // The compression.
     memcpy(v, sha->state, sizeof v);
     for (int i = 0; i < 64; i++) {
         uint32_t s1 = sha256_rotate(v[4], 6) ^ sha256_rotate(v[4], 11) ^ sha256_rotate(v[4], 25);

@@ -58,7 +58,6 @@ static inline void thread_pool_claim_tasks(ThreadPool *pool, int thread) {
     }
 }
 
-// A member: waits for the next loop and takes part in it, until the pool is destroyed.
 static inline void *thread_pool_member_main(void *argument) {
     PoolThread *member = (PoolThread *)argument;
     ThreadPool *pool = member->pool;
@@ -97,9 +96,8 @@ static inline void thread_pool_destroy(ThreadPool *pool) {
     free(pool);
 }
 
-// A pool of `threads` (>= 1) members; NULL: the system does not give that many threads. spin:
-// idle members look for work for a moment before they sleep; pass false if there are more
-// threads than cores.
+// A pool of `threads` (>= 1) members; NULL: the system does not give that many. spin:
+// idle members look for work for a moment; pass false if there are fewer cores.
 static inline ThreadPool *thread_pool_create(int threads, bool spin) {
     assert(threads >= 1);
     ThreadPool *pool = (ThreadPool *)calloc(1, sizeof *pool);
@@ -121,8 +119,7 @@ static inline ThreadPool *thread_pool_create(int threads, bool spin) {
     return pool;
 }
 
-// Runs task(context, i, thread) for i in [0, tasks) and returns when all are done. Not to
-// be called from inside a task.
+// task(context, i, thread) for i in [0, tasks), until all are done. Not inside a task.
 static inline void thread_pool_run(ThreadPool *pool, int tasks, ThreadPoolTask task, void *context) {
     // Hides from the compiler which task it is. Otherwise it may inline the task into the
     // loop below and fuse multiplications and additions there that it does not fuse in

@@ -1,8 +1,7 @@
 // utf8.h: reads text as UTF-8, one character at a time.
 //
-// Foreign bytes may be anything, so utf8_scan also says how to skip a sequence that is not
-// UTF-8. Valid means well formed by the Unicode standard (table 3-7): no overlong forms, no
-// surrogates, nothing above U+10FFFF.
+// utf8_scan also says how to skip what is not UTF-8. Valid means well formed by the
+// Unicode standard (table 3-7): no overlong forms, no surrogates, nothing above U+10FFFF.
 #ifndef ACCO_RUNTIME_UTF8_H
 #define ACCO_RUNTIME_UTF8_H
 
@@ -11,11 +10,9 @@
 
 typedef enum Utf8 { UTF8_VALID, UTF8_INVALID, UTF8_INCOMPLETE } Utf8;
 
-// What the `count` bytes (at least one) begin with: a character; a sequence that no
-// further byte can complete; or the beginning of a character whose other bytes are
-// missing. *length: its number of bytes. For an invalid sequence these are the bytes that
-// could still have begun a character, Unicode's "maximal subpart", which decoders replace
-// by one U+FFFD.
+// What the `count` bytes (at least one) begin with: a character; a sequence that no byte
+// can complete; or the beginning of a character. *length: its bytes. Of an invalid
+// sequence these are Unicode's "maximal subpart", which decoders replace by one U+FFFD.
 static inline Utf8 utf8_scan(const uint8_t *bytes, size_t count, size_t *length) {
     uint8_t first = bytes[0], low = 0x80, high = 0xBF; // the range of the second byte
     *length = 1;
@@ -34,13 +31,6 @@ static inline Utf8 utf8_scan(const uint8_t *bytes, size_t count, size_t *length)
         high = 0xBF;
     }
     return UTF8_VALID;
-}
-
-// The code point of a valid character of `length` bytes.
-static inline uint32_t utf8_code_point(const uint8_t *bytes, size_t length) {
-    uint32_t code_point = length == 1 ? bytes[0] : bytes[0] & (0x7Fu >> length);
-    for (size_t i = 1; i < length; i++) { code_point = code_point << 6 | (bytes[i] & 0x3Fu); }
-    return code_point;
 }
 
 #endif

@@ -1,12 +1,10 @@
 // watermark.h: the progress of one stream, for another that follows it piece by piece.
 //
-// A watermark is a position that only grows between two resets. One thread raises it, and
-// others wait until it has reached a position. After the wait they see everything that
-// the first thread wrote before it raised the watermark.
+// A watermark is a position that grows between resets. One thread raises it; others wait
+// for a position, and then see everything that the first wrote before.
 //
-// Events (device.h) mark points between the tasks of a stream, where the host puts them. A
-// watermark marks progress inside one task, because only the task knows the order of its
-// work.
+// Events (device.h) mark points between the tasks of a stream. A watermark marks progress
+// inside one task, because only the task knows the order of its work.
 #ifndef ACCO_RUNTIME_WATERMARK_H
 #define ACCO_RUNTIME_WATERMARK_H
 

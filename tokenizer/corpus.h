@@ -8,10 +8,9 @@
 // takes looking back up to 200 bytes. A loss above the entropy is what the model has not
 // yet learned about such long-range references.
 //
-// Window i of a seed is a pure function of (seed, i): the separator '\n', a fresh story,
-// '\n', the next story and so on, cut at T + 1 bytes. A window never begins inside a
-// story, so all that a byte depends on is in the window, and its conditional probability
-// is exact.
+// Window i of a seed is a pure function of (seed, i): '\n', a fresh story, '\n', the next
+// story and so on, cut at T + 1 bytes. A window never begins inside a story, so all that
+// a byte depends on is in it, and its conditional probability is exact.
 //
 // The grammar is one table of strings. Rule 0 holds the plots, the other rules hold
 // words. In a plot
@@ -212,13 +211,9 @@ static inline int corpus_choose(CorpusWriter *writer, int rule) {
 // corpus_fill for any valid grammar.
 static inline double corpus_fill_from(const CorpusRule *rules, int count, uint64_t seed, uint64_t index,
                                       int T, uint8_t *bytes, double *nats) {
-    CorpusWriter writer;
-    memset(&writer, 0, sizeof writer);
+    CorpusWriter writer = {.bytes = bytes, .nats = nats, .capacity = T + 1};
     corpus_read(rules, count, &writer.grammar);
     writer.random.state = random_hash(seed, index);
-    writer.bytes = bytes;
-    writer.nats = nats;
-    writer.capacity = T + 1;
     const CorpusChoice *plots = &writer.grammar.rules[0];
     while (writer.length < writer.capacity) { // the separator and one story
         int plot = corpus_choose(&writer, 0), position = 0;
@@ -244,10 +239,9 @@ static inline double corpus_fill_from(const CorpusRule *rules, int count, uint64
     return writer.total;
 }
 
-// Window `index` of the stream that `seed` names: fills bytes (T + 1) and, unless it is
-// NULL, nats (T + 1): -ln of the probability of each byte given all bytes before it in
-// the window. The first byte is always '\n' and costs 0. Returns the sum of the nats,
-// which is T times the loss of a perfect model on the T predicted bytes.
+// Window `index` of the stream `seed`: fills bytes (T + 1) and, unless it is NULL, nats
+// (T + 1): -ln of the probability of each byte given those before it. The first byte is
+// always '\n' and costs 0. Returns the sum: T times the loss of a perfect model.
 static inline double corpus_fill(uint64_t seed, uint64_t index, int T, uint8_t *bytes, double *nats) {
     return corpus_fill_from(corpus_rules, CORPUS_RULES, seed, index, T, bytes, nats);
 }
@@ -257,9 +251,8 @@ static inline double corpus_fill(uint64_t seed, uint64_t index, int T, uint8_t *
 //
 // The place of a choice in a story depends on the lengths of the words before it, and a
 // long name may be repeated. But choices are independent. So the distribution of an
-// offset is a convolution over the rules chosen so far, each with the bytes that it has
-// put so far for each of its alternatives. That is exact, and no list of the millions of
-// stories is needed.
+// offset is a convolution over the rules chosen so far, each with the bytes that its
+// alternatives have put. That is exact, and no list of the millions of stories is needed.
 
 typedef struct CorpusMeasure {
     CorpusGrammar grammar;
@@ -272,8 +265,7 @@ typedef struct CorpusMeasure {
     double length[CORPUS_MAX_STORY]; // probability that separator and story are this long
 } CorpusMeasure;
 
-// Fills probability (CORPUS_MAX_STORY): of each offset, that the next byte of the plot
-// stands there.
+// probability (CORPUS_MAX_STORY) <- of each offset, that the plot's next byte is there.
 static inline void corpus_offsets(const CorpusMeasure *measure, double *probability) {
     double previous[CORPUS_MAX_STORY];
     memset(probability, 0, CORPUS_MAX_STORY * sizeof *probability);
@@ -292,8 +284,7 @@ static inline void corpus_offsets(const CorpusMeasure *measure, double *probabil
     }
 }
 
-// Adds weight * nats, what the byte at `distance` from the next one costs, at every
-// offset where it may stand.
+// Adds what the byte at `distance` from the next one costs, wherever it may stand.
 static inline void corpus_spread(CorpusMeasure *measure, const double *probability, int distance, double nats,
                                  double weight) {
     for (int i = 0; i + distance < CORPUS_MAX_STORY; i++) {
@@ -368,9 +359,8 @@ static inline double corpus_entropy_from(const CorpusRule *rules, int count, int
 }
 
 // The loss of a perfect model: expected nats per predicted byte over windows of T + 1
-// bytes (T >= 1). Computed exactly, not sampled. It falls slowly with T, towards the
-// entropy of the endless stream, because a story that is cut has made its choices but not
-// yet repeated them. NaN: no memory.
+// bytes (T >= 1), exactly. It falls slowly with T, towards the entropy of the endless
+// stream, because a story that is cut has not repeated its choices yet. NaN: no memory.
 static inline double corpus_entropy(int T) { return corpus_entropy_from(corpus_rules, CORPUS_RULES, T); }
 
 #endif

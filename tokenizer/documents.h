@@ -113,10 +113,8 @@ static inline bool text_next_part(void *source, DocumentPart *part) {
             cursor->empty += separator > 0;
             continue;
         }
-        memset(part, 0, sizeof *part);
-        part->bytes = bytes;
-        part->count = count;
-        part->ends = ends;
+        const DocumentPart found = {.bytes = bytes, .count = count, .ends = ends};
+        *part = found;
         return true;
     }
     return false;
@@ -135,8 +133,7 @@ typedef struct JsonLines {
     bool ended; // the stream
 } JsonLines;
 
-// Reads whole lines, about `wanted` bytes of them. What it read before is gone. At the end
-// of the stream lines->whole is 0.
+// Reads about `wanted` bytes of whole lines; those before are gone. whole 0: the end.
 static inline bool json_lines_read(JsonLines *lines, size_t wanted, Error *error) {
     lines->count -= lines->whole;
     if (lines->count > 0) { memmove(lines->bytes, lines->bytes + lines->whole, lines->count); }
@@ -176,10 +173,8 @@ static inline bool json_lines_next(void *source, DocumentPart *part) {
         lines->at += count + (end != NULL);
         lines->line++;
         if (count == 0 || (count == 1 && bytes[0] == '\r')) { continue; }
-        memset(part, 0, sizeof *part);
-        part->bytes = bytes;
-        part->count = count;
-        part->line = lines->line;
+        const DocumentPart found = {.bytes = bytes, .count = count, .line = lines->line};
+        *part = found;
         return true;
     }
     return false;

@@ -24,9 +24,8 @@ static inline void text_codec_close(TextCodec *codec) {
     if (codec->kind == TEXT_CODEC_TOKENIZER) { tokenizer_close(&codec->tokenizer); }
 }
 
-// path: a tokenizer.json or a directory with one; empty: none. bytes: whether tokens are
-// bytes where there is no tokenizer. vocabulary: of the model. On failure there is
-// nothing to close.
+// path: a tokenizer.json or a directory with one; empty: none. bytes: tokens are bytes
+// without one. vocabulary: of the model. On failure there is nothing to close.
 static inline bool text_codec_open(TextCodec *codec, const char *path, bool bytes, int vocabulary,
                                    Error *error) {
     memset(codec, 0, sizeof *codec);
@@ -49,10 +48,9 @@ static inline int32_t text_codec_end(const TextCodec *codec) {
                                                : -1;
 }
 
-// Appends the ids of the prompt to out. Without a prompt it is the token that precedes a
-// text: a line end where tokens are bytes, as in the built-in corpus; otherwise the end
-// of the text before, which is <|endoftext|>, or the last id where that is not known, as
-// in GPT-2's vocabulary.
+// Appends the ids of the prompt to out. Without one: the token before a text, which is a
+// line end where tokens are bytes, otherwise <|endoftext|>, or the last id where that is
+// not known, as in GPT-2's vocabulary.
 static inline bool text_codec_encode(const TextCodec *codec, const char *prompt, TokenList *out,
                                      Error *error) {
     if (codec->kind == TEXT_CODEC_TOKENIZER && prompt[0] != '\0') {

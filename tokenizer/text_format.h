@@ -23,10 +23,8 @@ static inline bool text_format_has_ending(const char *name, const char *ending) 
     return length >= end && strcmp(name + length - end, ending) == 0;
 }
 
-// Whether the beginning of a file is text: no other format, hardly any zero bytes, and
-// hardly any that are not UTF-8. JSON is text, too, but its braces are not what a model
-// should learn.
-// name: of the file.
+// Whether the beginning of a file is text: no other format, hardly any bytes that are
+// zero or not UTF-8. JSON is, too, but its braces are not what a model should learn.
 static inline bool text_format_check(const char *name, const void *text, size_t size, Error *error) {
     static const char unpack[] = "unpack it first",
                       prepare[] = "make token files of it with python -m tokenizer.prepare",
@@ -64,9 +62,8 @@ static inline bool text_format_check(const char *name, const void *text, size_t 
             name);
     }
     for (size_t i = 0; i < looked; i += length) {
-        bool valid = utf8_scan(bytes + i, size - i, &length) == UTF8_VALID;
         zeros += bytes[i] == 0;
-        invalid += valid ? 0 : length;
+        invalid += utf8_scan(bytes + i, size - i, &length) == UTF8_VALID ? 0 : length;
     }
     if (zeros > TEXT_FEW_BYTES + looked / TEXT_MOST_ZEROS) {
         return error_set(error,

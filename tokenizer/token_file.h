@@ -24,8 +24,7 @@
 //                     0: it is only read, as the prompt is in fine-tuning
 //
 // The header determines the size of the file. Every field is checked at open, because the
-// bytes may come from anywhere; test/fuzz/fuzz_token_file.h feeds random ones to
-// token_file_open.
+// bytes may be anything; test/fuzz/fuzz_token_file.h feeds random ones.
 #ifndef ACCO_TOKENIZER_TOKEN_FILE_H
 #define ACCO_TOKENIZER_TOKEN_FILE_H
 
@@ -75,9 +74,8 @@ typedef struct TokenFile {
     const uint8_t *tokenizer_hash; // (TOKEN_FILE_HASH_BYTES)
 } TokenFile;
 
-// Whether the bytes are meant as a token file: five of the eight bytes of the magic
-// suffice, so that a damaged token file is not taken for a file of another format. A
-// nanoGPT file, which has no magic, matches by chance once in 10^10.
+// Five of the eight bytes of the magic suffice, so that a damaged token file is not taken
+// for another format. A nanoGPT file matches by chance once in 10^10.
 static inline bool token_file_recognise(const void *bytes, size_t size) {
     const uint8_t *byte = (const uint8_t *)bytes;
     int equal = 0;
@@ -93,8 +91,7 @@ static inline bool token_hash_is_known(const uint8_t *hash) {
     return hash != NULL && memcmp(hash, unknown, TOKEN_FILE_HASH_BYTES) != 0;
 }
 
-// Whether two files, or a file and a tokenizer, may belong together: their hashes are equal,
-// or one of them is unknown.
+// Whether two may belong together: their hashes are equal, or one is unknown.
 static inline bool token_hashes_agree(const uint8_t *a, const uint8_t *b) {
     return !token_hash_is_known(a) || !token_hash_is_known(b) || memcmp(a, b, TOKEN_FILE_HASH_BYTES) == 0;
 }
@@ -170,9 +167,8 @@ static inline bool token_file_read_header(TokenFileHeader *header, const char *n
            error_set(error, "%s holds no tokens: a token file has at least one", name);
 }
 
-// Fills *file with a view of the `size` bytes of a token file, which must stay where they
-// are as long as it is used. name: of the file, for messages. On failure *file is all
-// zeros.
+// A view of the `size` bytes of a token file, which must stay where they are. name: of
+// the file, for messages. On failure *file is all zeros.
 static inline bool token_file_open(TokenFile *file, const char *name, const void *bytes, size_t size,
                                    TokenFileCheck check, Error *error) {
     TokenFileHeader header;

@@ -1,8 +1,7 @@
 // token_writer.h: writes token files, whose layout is in token_file.h.
 //
-// A file appears under its name when it is whole and on disk; until then it has a
-// temporary name (file_replace_begin). It gets a mask if one of its tokens is not to be
-// predicted. The mask stays in memory until the end: one byte for 8 tokens.
+// A file has a temporary name until it is whole and on disk (file_replace_begin). It gets
+// a mask, in memory until the end, if one of its tokens is not to be predicted.
 #ifndef ACCO_TOKENIZER_TOKEN_WRITER_H
 #define ACCO_TOKENIZER_TOKEN_WRITER_H
 
@@ -47,8 +46,7 @@ static inline bool token_writer_write(TokenWriter *writer, const uint8_t *bytes,
            error_set(error, "cannot write %.400s: %s", writer->path, strerror(errno));
 }
 
-// Appends ids (count). predicted: whether the model is to predict them; otherwise it only
-// reads them.
+// predicted: whether the model is to predict these ids (count), or only reads them.
 static inline bool token_writer_add(TokenWriter *writer, const int32_t *ids, size_t count, bool predicted,
                                     Error *error) {
     enum { BLOCK = 4096 };

@@ -36,7 +36,6 @@ typedef struct EncodeTask {
     Error error;
 } EncodeTask;
 
-// Encodes on all threads, one round of parts after another.
 typedef struct Encoder {
     const Tokenizer *tokenizer;
     int32_t end_of_text;
@@ -47,8 +46,7 @@ typedef struct Encoder {
     int task_count, most_tasks;
 } Encoder;
 
-// Takes the tokens ids (part->tokens) of one part, on the calling thread and in the order of
-// the parts.
+// Takes the tokens ids (part->tokens) of one part, in the order of the parts.
 typedef bool (*TakePart)(void *sink, const DocumentPart *part, const int32_t *ids, Error *error);
 
 static inline void encoder_close(Encoder *encoder) {
@@ -148,7 +146,6 @@ static inline bool encoder_fill(Encoder *encoder, NextPart next, void *source, E
     }
 }
 
-// Encodes all parts of a source and gives them to the sink.
 static inline bool encoder_run(Encoder *encoder, NextPart next, void *source, TakePart take, void *sink,
                                Error *error) {
     for (;;) {
@@ -188,10 +185,9 @@ static inline void text_hash_task(void *context, int task, int thread) {
     sha256_end(&sha, hashes->digests[task]);
 }
 
-// The name of the token file of these texts. It differs where a byte of a text or the
-// tokenizer differs, so a file that has the name already can be used again. Sizes and times
-// would be quicker to compare than bytes, but copying tools preserve both, and a changed
-// text would go unnoticed.
+// The name of the token file of these texts: another one if a byte of a text or of the
+// tokenizer differs, so such a file can be used again. Copying tools preserve sizes and
+// times, and a changed text would go unnoticed.
 static inline bool texts_name(const Text *texts, int count, const Tokenizer *tokenizer, ThreadPool *pool,
                               char name[TEXTS_NAME_SIZE], Error *error) {
     static const char version[] = "acco text shard 1\n";
@@ -236,9 +232,8 @@ static inline bool text_tokens_take(void *sink, const DocumentPart *part, const 
     return token_writer_add(&made->writer, ids, part->tokens, true, error);
 }
 
-// Writes the token file of the texts (count) to `path`, whole or not at all. made: all zeros
-// but the progress. Errors: the disk is full, memory is short, or the texts hold nothing but
-// separators and line ends.
+// The token file of the texts (count), whole or not at all. made: all zeros but the
+// progress. Errors: a full disk, no memory, or nothing but separators and line ends.
 static inline bool tokenize_texts(const char *path, const Text *texts, int count, const Tokenizer *tokenizer,
                                   ThreadPool *pool, TextTokens *made, Error *error) {
     TextCursor cursor = {texts, count, 0, 0, false, 0};
@@ -260,11 +255,9 @@ static inline bool tokenize_texts(const char *path, const Text *texts, int count
 enum { SHARDS_TRAIN, SHARDS_VALIDATION, SHARDS_SIDES };
 
 // The shards PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. Without padding,
-// documents follow each other, so a sequence of training may begin in one document and end
-// in another. With padding, each document is one sequence, cut or filled up to `pad` tokens.
-// Window w of training is tokens [w*T, w*T + T], of which the last is only a target. So with
-// T = pad, window w is document w and the first token of the next one, which the mask keeps
-// from being predicted.
+// documents follow each other. With padding each is one sequence of `pad` tokens. Window
+// w of training is tokens [w*T, w*T + T], of which the last is only a target: with T =
+// pad that is document w and the first token of the next, which the mask excludes.
 typedef struct TokenShards {
     const char *prefix;
     const Tokenizer *tokenizer;
@@ -339,10 +332,8 @@ static inline bool token_shards_take(void *sink, const DocumentPart *part, const
 // most_tokens are set, and the rest is zeros. On failure the shards that are whole stay.
 static inline bool tokenize_lines(int descriptor, TokenShards *shards, const Tokenizer *tokenizer,
                                   ThreadPool *pool, Error *error) {
-    JsonLines lines;
+    JsonLines lines = {.descriptor = descriptor};
     Encoder encoder;
-    memset(&lines, 0, sizeof lines);
-    lines.descriptor = descriptor;
     bool good = encoder_open(&encoder, tokenizer, pool, error);
     shards->tokenizer = tokenizer;
     shards->end_of_text = encoder.end_of_text;

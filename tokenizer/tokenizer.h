@@ -1,5 +1,4 @@
-// tokenizer.h: text to tokens and back, for prompts, samples and evaluations: the
-// byte-level BPE of GPT-2 and GPT-Neo.
+// tokenizer.h: text to tokens and back: the byte-level BPE of GPT-2 and GPT-Neo.
 //
 // Reads the tokenizer.json of Hugging Face's `tokenizers` and gives the same ids as that
 // library. Encoding has three stages:
@@ -16,10 +15,9 @@
 // that can never become a character turn into U+FFFD, as in the library.
 //
 // The library takes only valid UTF-8. Here, bytes that are not valid become one token
-// each, so every text can be encoded and the tokens' bytes are the text again. One
-// difference remains: PCRE2 and the library may know different versions of Unicode, and
-// then may cut differently around a character that only one of them takes for a letter or
-// a digit.
+// each, so every text can be encoded, and the tokens' bytes are the text. One difference
+// remains: PCRE2 and the library may know different versions of Unicode, and cut
+// differently around a character that only one of them takes for a letter or a digit.
 //
 // A tokenizer.json that asks for more (a normalizer, another pattern, dropout, bytes
 // without a token) is refused in one line. Its post-processor is ignored: no tokens are
@@ -54,8 +52,7 @@ enum {
 
 typedef enum TokenKind { TOKEN_MISSING, TOKEN_PLAIN, TOKEN_ADDED, TOKEN_SPECIAL } TokenKind;
 
-// The tokens (left, right) become the token `id`. rank: its place in the order in which
-// merges were learned.
+// (left, right) become `id`. rank: its place in the order in which merges were learned.
 typedef struct TokenMerge {
     uint64_t pair; // left << 32 | right; UINT64_MAX: an empty slot
     uint32_t rank;
@@ -100,8 +97,7 @@ typedef struct TokenDecoder {
     int held_count;
 } TokenDecoder;
 
-// Makes room in a list of `count` elements of `size` bytes for `more` of them. False: no
-// memory.
+// Makes room for `more` elements of `size` bytes behind `count`. False: no memory.
 static inline bool list_reserve(void **list, size_t count, size_t *capacity, size_t more, size_t size) {
     if (*capacity - count >= more) { return true; }
     size_t wanted = *capacity < 16 ? 16 : *capacity;
@@ -146,9 +142,8 @@ static inline void text_list_free(TextList *list) {
 
 enum { BYTE_LETTERS = 256 + 68 };
 
-// GPT-2 writes each byte as a character: bytes that print as themselves, the other 68 as
-// the characters from U+0100 on. letters[c]: the byte that the character c stands for, or
-// -1.
+// GPT-2 writes bytes that print as themselves, the other 68 as the characters from U+0100
+// on. letters[c]: the byte that the character c stands for, or -1.
 static inline void tokenizer_byte_letters(int letters[BYTE_LETTERS]) {
     int next = 256;
     for (int i = 0; i < BYTE_LETTERS; i++) { letters[i] = -1; }
@@ -158,17 +153,17 @@ static inline void tokenizer_byte_letters(int letters[BYTE_LETTERS]) {
     }
 }
 
-// The bytes of a token whose text in tokenizer.json is `text`. Returns how many, at most
-// as many as the text has. A text with a character that stands for no byte is taken
-// literally, as added tokens are.
+// Returns how many bytes the token of this text has, at most as many as the text. One
+// with a character that stands for no byte is taken literally, as added tokens are.
 static inline size_t tokenizer_token_bytes(const int letters[BYTE_LETTERS], const char *text,
                                            uint8_t *bytes) {
     const uint8_t *in = (const uint8_t *)text;
     size_t total = strlen(text), count = 0, length = 0;
     for (size_t i = 0; i < total; i += length) {
-        bool valid = utf8_scan(in + i, total - i, &length) == UTF8_VALID;
-        uint32_t character = valid ? utf8_code_point(in + i, length) : 0; // 0 stands for no byte
-        if (character >= (uint32_t)BYTE_LETTERS || letters[character] < 0) {
+        // Letters, which lie below U+0144, have at most two bytes; 0 stands for no byte.
+        bool valid = utf8_scan(in + i, total - i, &length) == UTF8_VALID && length <= 2;
+        int character = !valid ? 0 : length == 1 ? in[i] : (in[i] & 0x1F) << 6 | (in[i + 1] & 0x3F);
+        if (character >= BYTE_LETTERS || letters[character] < 0) {
             memcpy(bytes, text, total);
             return total;
         }
@@ -180,7 +175,6 @@ static inline size_t tokenizer_token_bytes(const int letters[BYTE_LETTERS], cons
 // ---------------------------------------------------------------------------------------
 // Loading
 
-// A tokenizer.json while it is read.
 typedef struct TokenizerFile {
     const char *name;
     const json_t *vocabulary, *merges, *added;
@@ -246,8 +240,7 @@ static inline bool tokenizer_find_parts(TokenizerFile *file, const json_t *root,
            error_set(error, "%s: 'added_tokens' is not a list", file->name);
 }
 
-// Enters a token with the id that the file gives it. Errors: that is no id, or it has another text
-// already.
+// Enters a token with its id. Errors: that is no id, or it has another text already.
 static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, const char *text,
                                    const json_t *value, TokenKind kind, Error *error) {
     json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
@@ -265,7 +258,6 @@ static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, co
     return true;
 }
 
-// Enters one of added_tokens.
 static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *file, size_t index,
                                         Error *error) {
     static const char *const flags[] = {"single_word", "lstrip", "rstrip"};
@@ -297,7 +289,6 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
     return true;
 }
 
-// Enters all tokens: fills file->texts, kinds and added.
 static inline bool tokenizer_read_tokens(Tokenizer *tokenizer, TokenizerFile *file, Error *error) {
     size_t added = json_array_size(file->added);
     const char *text;
@@ -366,9 +357,8 @@ static inline uint64_t tokenizer_pair(int32_t left, int32_t right) {
     return (uint64_t)left << 32 | (uint32_t)right;
 }
 
-// A merge is "left right" in older files and ["left", "right"] in newer ones. Copies
-// both, joined and terminated, to `text`. Returns the length of the left one; 0 where it
-// is not a merge.
+// A merge is "left right" in older files and ["left", "right"] in newer ones. text <-
+// both, joined and terminated. Returns the length of the left one; 0: it is no merge.
 static inline size_t tokenizer_split_merge(const json_t *merge, TextList *text) {
     const char *left = json_string_value(json_is_array(merge) ? json_array_get(merge, 0) : merge);
     const char *right = json_is_array(merge) ? json_string_value(json_array_get(merge, 1)) : NULL;
@@ -409,7 +399,6 @@ static inline void tokenizer_hash_tokens(const Tokenizer *tokenizer, const Token
     }
 }
 
-// Fills the table of merges and completes the hash.
 static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
     size_t count = json_array_size(file->merges);
     if (count > TOKENIZER_MOST_TOKENS) {
@@ -460,8 +449,7 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
     return good;
 }
 
-// GPT-2's pattern. The spaces are listed because PCRE2's \s has U+180E, which is no space
-// in Unicode and for the library.
+// GPT-2's pattern. PCRE2's \s has U+180E, no space in Unicode and for the library.
 #define TOKENIZER_SPACE \
     "\\x09-\\x0D\\x20\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{" \
     "3000}"
@@ -485,11 +473,9 @@ static inline void tokenizer_close(Tokenizer *tokenizer) {
 // nothing of the bytes. On failure there is nothing to close.
 static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name, const void *bytes,
                                          size_t size, Error *error) {
-    TokenizerFile file;
+    TokenizerFile file = {.name = name};
     json_error_t trouble;
     memset(tokenizer, 0, sizeof *tokenizer);
-    memset(&file, 0, sizeof file);
-    file.name = name;
     json_t *root = json_loadb((const char *)bytes, size, JSON_REJECT_DUPLICATES, &trouble);
     if (root == NULL) {
         return error_set(error, "%s is no tokenizer, which is JSON: line %d: %s", name, trouble.line,
@@ -545,15 +531,13 @@ static inline int32_t tokenizer_find_added(const Tokenizer *tokenizer, const cha
 // ---------------------------------------------------------------------------------------
 // Encoding
 
-// A token of the piece that is being merged; the tokens are a linked list from left to
-// right.
+// A token of the piece that is being merged: a linked list from left to right.
 typedef struct PieceToken {
     int32_t id;             // -1: it was merged into the token before it
     int32_t previous, next; // -1: none
 } PieceToken;
 
-// A merge that was possible when it was pushed to the heap. On top is the lowest rank,
-// and among equal ranks the leftmost.
+// A merge as it was pushed. On top is the lowest rank, and among equals the leftmost.
 typedef struct PieceMerge {
     uint32_t rank;
     int32_t position; // of the left token
@@ -575,8 +559,7 @@ static inline bool piece_before(const PieceMerge *a, const PieceMerge *b) {
     return a->rank != b->rank ? a->rank < b->rank : a->position < b->position;
 }
 
-// Pushes the merge of the tokens at `left` and `right`, if there is one. False: no
-// memory.
+// Pushes the merge of the tokens at `left` and `right`, if any. False: no memory.
 static inline bool piece_push(TokenizerWork *work, int32_t left, int32_t right) {
     if (left < 0 || right < 0) { return true; }
     const TokenMerge *merge =
@@ -606,8 +589,7 @@ static inline PieceMerge piece_pop(TokenizerWork *work) {
     return top;
 }
 
-// Encodes one piece of `count` bytes (at least one) in O(count log count). False: no
-// memory.
+// One piece of `count` bytes (at least one) in O(count log count). False: no memory.
 static inline bool tokenizer_encode_piece(TokenizerWork *work, const uint8_t *bytes, size_t count) {
     const Tokenizer *tokenizer = work->tokenizer;
     if (count == 1) { return token_list_add(work->out, tokenizer->byte_ids[bytes[0]]); }
@@ -704,20 +686,15 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
 }
 
 // Appends the tokens of `count` bytes of text to `out`. special: the text of a special
-// token, such as <|endoftext|>, becomes that token, as it should in a prompt; otherwise
-// it is encoded as text, as it should be in data of unknown origin. May be called by
-// several threads at once. On failure `out` has some of the tokens.
+// token becomes that token, as in a prompt; otherwise it is encoded as text, as in data
+// of unknown origin. Any thread may call it. On failure `out` has some of the tokens.
 static inline bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t count, bool special,
                                     TokenList *out, Error *error) {
     if (count > TOKENIZER_MOST_TEXT_BYTES) {
         return error_set(error, "a text of %zu bytes is too long to encode at once: at most %d", count,
                          TOKENIZER_MOST_TEXT_BYTES);
     }
-    TokenizerWork work;
-    memset(&work, 0, sizeof work);
-    work.tokenizer = tokenizer;
-    work.special = special;
-    work.out = out;
+    TokenizerWork work = {.tokenizer = tokenizer, .special = special, .out = out};
     work.match = pcre2_match_data_create_from_pattern(tokenizer->pattern, NULL);
     bool good = work.match != NULL || error_set(error, "no memory for the tokens of a text");
     good = good && tokenizer_encode_added(&work, (const uint8_t *)text, count, false, error);
@@ -730,17 +707,15 @@ static inline bool tokenizer_encode(const Tokenizer *tokenizer, const char *text
 // ---------------------------------------------------------------------------------------
 // Decoding
 
-// The bytes of a token, *count of them: 0 for an id without a token, as there are in a
-// vocabulary that was rounded up.
+// *count bytes of a token: 0 for an id without one, as in a rounded vocabulary.
 static inline const uint8_t *tokenizer_bytes(const Tokenizer *tokenizer, int32_t id, size_t *count) {
     bool known = id >= 0 && id < tokenizer->vocabulary;
     *count = known ? tokenizer->offsets[id + 1] - tokenizer->offsets[id] : 0;
     return tokenizer->bytes + (known ? tokenizer->offsets[id] : 0);
 }
 
-// Moves complete characters from what is held back to `out`, and U+FFFD for bytes that
-// cannot become one. end: nothing follows, so an incomplete character cannot either.
-// False: no memory.
+// Moves complete characters to `out`, and U+FFFD for bytes that cannot become one. end:
+// nothing follows, so an incomplete character cannot either. False: no memory.
 static inline bool token_decoder_release(TokenDecoder *decoder, bool end, TextList *out) {
     size_t length = 0;
     while (decoder->held_count > 0) {

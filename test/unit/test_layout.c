@@ -180,7 +180,7 @@ static void expect_whole(const Layout *layout, const LayoutMatrix *matrices, int
         size_t own = 0, flat = 0;
         for (LayoutRange range = {0}; layout_next(layout, rank, SIZE_MAX, &range);) {
             assert_true(range.own >= own && range.flat >= flat && range.count > 0);
-            assert_true(layout->table == NULL || range.own % LAYOUT_BLOCK == 0);
+            assert_true(layout->pieces == NULL || range.own % LAYOUT_BLOCK == 0);
             for (size_t i = 0; i < range.count; i++) {
                 assert_int_equal(owners[range.flat + i], -1);
                 owners[range.flat + i] = (int16_t)rank;

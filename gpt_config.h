@@ -110,10 +110,10 @@ static inline bool gpt_config_read(const json_t *root, const char *path, const G
     const json_t *activation = json_object_get(root, "activation_function");
     for (int i = 0; i < 3; i++) {
         const json_t *item = json_object_get(root, keys->dropouts[i]);
-        if (item != NULL && !json_is_number(item)) {
-            return error_set(error, "%s: \"%s\" must be a number", path, keys->dropouts[i]);
+        if (item != NULL && !(json_number_value(item) >= 0.0 && json_is_number(item))) {
+            return error_set(error, "%s: \"%s\" must be a number, at least 0", path, keys->dropouts[i]);
         }
-        config->dropout = fmaxf(config->dropout, (float)json_number_value(item));
+        config->dropout = fmax(config->dropout, json_number_value(item));
     }
     if (activation != NULL &&
         (!json_is_string(activation) || strcmp(json_string_value(activation), "gelu_new") != 0)) {
@@ -147,7 +147,7 @@ static inline bool gpt_neo_config_read(const json_t *root, const char *path, Mod
     return gpt_config_read(root, path, &gpt_neo_keys, config, error) &&
            gpt_config_integer(root, path, "window_size", 256, 1 << 20, &config->window, error) &&
            gpt_neo_config_attention(root, path, config, error) &&
-           (config->dropout == 0.0f ||
+           (config->dropout == 0.0 ||
             error_set(error, "%s: its dropouts must be 0: dropout is not supported", path));
 }
 
@@ -172,10 +172,10 @@ static inline json_t *gpt_config_write(const ModelConfig *config, const GptKeys 
     return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:f, s:f, s:f, s:f, s:f, s:b, s:b}", "vocab_size",
                      config->vocabulary, keys->positions, config->positions, keys->channels, config->channels,
                      keys->layers, config->layers, keys->heads, config->heads, keys->mlp_channels,
-                     config->mlp_channels, "activation_function", "gelu_new", keys->dropouts[0], 0.0,
-                     keys->dropouts[1], 0.0, keys->dropouts[2], 0.0, "layer_norm_epsilon",
-                     strtod(epsilon, NULL), "initializer_range", 0.02, "tie_word_embeddings", 1, "use_cache",
-                     1);
+                     config->mlp_channels, "activation_function", "gelu_new", keys->dropouts[0],
+                     config->dropout, keys->dropouts[1], config->dropout, keys->dropouts[2], config->dropout,
+                     "layer_norm_epsilon", strtod(epsilon, NULL), "initializer_range", 0.02,
+                     "tie_word_embeddings", 1, "use_cache", 1);
 }
 
 static inline json_t *gpt_neo_config_write(const ModelConfig *config) {

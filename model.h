@@ -48,7 +48,7 @@ typedef struct ModelConfig {
     bool qkv_biases;              // queries, keys and values have biases
     bool scaled_scores;           // attention's scores are divided by sqrt(C / H); needs qkv_biases
     float epsilon;                // of LayerNorm
-    float dropout;                // the largest of its config.json, which training ignores
+    double dropout;               // the largest of its config.json, which training ignores
 } ModelConfig;
 
 // The mean number of keys that a query sees in `layer` for sequences of T: (T+1)/2, or

@@ -165,7 +165,7 @@ static inline void print_model(const Run *run) {
            config->name, (double)run->table.parameter_count / 1e6, config->layers, config->channels,
            config->heads, window, config->positions, config->vocabulary);
     if (config->dropout > 0) {
-        printf("           no dropout: that of its config.json, %g, is ignored\n", (double)config->dropout);
+        printf("           no dropout: that of its config.json, %g, is ignored\n", config->dropout);
     }
 }
 

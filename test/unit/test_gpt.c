@@ -780,7 +780,7 @@ static void test_config_of_gpt2(void **state) {
         }
         assert_true(!good || (config.family == &gpt2_family && config.qkv_biases && config.scaled_scores));
         assert_true(!good || (config.mlp_channels == 48 && config.positions == 20 && !config.local[1] &&
-                              config.window == 0 && config.dropout == 0.2f));
+                              config.window == 0 && config.dropout == 0.2));
     }
 }
 

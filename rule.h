@@ -24,8 +24,9 @@ typedef struct RuleFacts {
 } RuleFacts;
 
 // Tokens to a loss, over those of steps with the mean gradient of each batch: the least and
-// the most that was measured. Runs ended after twice the tokens; TOKENS_UNKNOWN stands for
-// one that was not there then.
+// the most that was measured with two workers. For a local rule what is above 1 grows with
+// their number, as each has a smaller share of the batch (measured up to 8). Runs ended after
+// twice the tokens; TOKENS_UNKNOWN stands for one that was not there then.
 #define TOKENS_UNKNOWN 3.0
 
 typedef struct TokensNeeded {

@@ -21,7 +21,7 @@
 #include "program/fit.h"
 #include "program/machine_rates.h"
 
-#define FORECAST_MOST 3e7 // micro-batches to be simulated for one rule: half a second
+#define FORECAST_MOST 2e7 // micro-batches to be simulated for one rule: a third of a second
 #define FORECAST_TOLERANCE 0.02
 
 // ---------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ static inline void recipe_apply(const Recipe *recipe, Options *options) {
 }
 
 // Over plain training with the inner optimizer of the row: what the recipe needs that the row
-// follows, else that of the rule's defaults.
+// follows, else that of the rule's defaults, with as many workers.
 static inline TokensNeeded row_needs(const ForecastRow *row) {
     const Recipe *recipes = options_rule(&row->options)->recipes, *followed = recipes;
     for (int i = 1; i < RULE_RECIPES && recipes[i].options != NULL; i++) {
@@ -316,7 +316,11 @@ static inline TokensNeeded row_needs(const ForecastRow *row) {
         recipe_apply(&recipes[i], &options);
         if (memcmp(&options, &row->options, sizeof options) == 0) { followed = &recipes[i]; }
     }
-    return row->options.inner == INNER_MUON ? followed->with_muon : followed->with_adamw;
+    TokensNeeded needs = row->options.inner == INNER_MUON ? followed->with_muon : followed->with_adamw;
+    double pairs = options_rule(&row->options)->kind == RULE_LOCAL ? (double)row->options.ranks / 2 : 1;
+    needs.least = 1 + pairs * (needs.least - 1);
+    needs.most = 1 + pairs * (needs.most - 1);
+    return needs;
 }
 
 // The middle of what was measured: a factor, so the geometric mean.

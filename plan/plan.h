@@ -176,14 +176,11 @@ static inline void print_speed(const ForecastRow *row) {
 static inline void print_needs(const ForecastRow *row, OptionChoice asked_inner) {
     TokensNeeded needs = row_needs(row);
     const char *rule = options_rule(&row->options)->name;
-    bool known = needs.most < TOKENS_UNKNOWN;
     if (needs.least == 1 && needs.most == 1) {
         printf("loss             the steps of %s are those of plain data-parallel training\n", rule);
     } else {
-        char least[NUMBER_TEXT_SIZE] = "";
-        if (needs.least < 2) { snprintf(least, sizeof least, "%.3g to ", needs.least); }
-        printf("loss             %s needs %s%s%.3g times the tokens of plain data-parallel training\n", rule,
-               least, known ? "" : "more than ", known ? needs.most : 2.0);
+        printf("loss             %s needs %.3g to %.3g times the tokens of plain data-parallel training\n",
+               rule, needs.least, needs.most);
     }
     if ((OptionChoice)row->options.inner != asked_inner) {
         printf("                 which with Muon needs %.3g to %.3g of the tokens that it needs with AdamW\n",

@@ -171,6 +171,20 @@ static void a_plan_recommends_the_first_rule_at_a_loss(void **state) {
     }
 }
 
+// Workers with local steps share a batch, so more of them need more tokens; others do not.
+static void more_workers_need_more_tokens_for_local_steps(void **state) {
+    static const char *const rules[] = {"acco", "diloco"};
+    double needed[2][2];
+    for (int i = 0; i < 2; i++) {
+        Outcome outcome;
+        json_t *plan = plan_json(stage_of(state), i == 0 ? "--ranks 2" : "--ranks 8", &outcome);
+        for (int j = 0; j < 2; j++) { needed[j][i] = log_number(rule_of(plan, rules[j]), "tokens_needed"); }
+        json_decref(plan);
+    }
+    assert_true(needed[0][0] == needed[0][1]);
+    assert_true(fabs((needed[1][1] - 1) / (needed[1][0] - 1) - 4) < 0.1);
+}
+
 // Where nothing can be recommended the reason is the true one: here it is not the memory.
 static void a_plan_says_why_nothing_is_recommended(void **state) {
     static const char arguments[] = "plan --ranks 2 --compute-ms 5 --accumulate 1000000";
@@ -512,6 +526,7 @@ int main(int argc, char **argv) {
         STAGE_TEST(stage_of_all, a_plan_ends_with_a_verdict),
         STAGE_TEST(stage_of_all, a_plan_says_what_would_fit),
         STAGE_TEST(stage_of_all, fit_takes_the_largest_micro_batch),
+        STAGE_TEST(stage_of_all, more_workers_need_more_tokens_for_local_steps),
         STAGE_TEST(stage_of_all, a_plan_says_why_nothing_is_recommended),
         STAGE_TEST(stage_of_all, fit_is_for_every_rule),
         STAGE_TEST(stage_of_all, the_time_of_a_gpu_is_guessed_from_its_peak),

@@ -21,7 +21,7 @@
 #include "program/fit.h"
 #include "program/machine_rates.h"
 
-#define FORECAST_MOST 2e7 // micro-batches to be simulated for one rule: a third of a second
+#define FORECAST_MOST 1e7 // micro-batches to be simulated for one rule: a sixth of a second
 #define FORECAST_TOLERANCE 0.02
 
 // ---------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@
 #include "program/fit.h"
 #include "program/machine_rates.h"
 
-#define FORECAST_MOST 1e7 // micro-batches to be simulated for one rule: a sixth of a second
+#define FORECAST_MOST 3e7 // micro-batches to be simulated for one rule: half a second
 #define FORECAST_TOLERANCE 0.02
 
 // ---------------------------------------------------------------------------------------
@@ -380,7 +380,8 @@ static inline void forecast_add_recipes(const Setup *setup, OptionChoice recompu
     for (int i = 0; i < RULE_COUNT * RULE_RECIPES; i++) {
         const ForecastRow *asked = &forecast->rows[i / RULE_RECIPES];
         const Recipe *recipe = &options_rule(&asked->options)->recipes[i % RULE_RECIPES];
-        for (int muon = 0; muon <= with_muon && recipe->options != NULL; muon++) {
+        if (asked->refused[0] != '\0' || recipe->options == NULL) { continue; }
+        for (int muon = 0; muon <= with_muon; muon++) {
             Options other = asked->options;
             if (muon) { other.inner = INNER_MUON; }
             if (options_are_adaptive(&other)) {

@@ -50,7 +50,8 @@ static void launch_layers(Stream *stream, const ModelConfig *config) {
     call_embedding_forward(stream, reals, reals, reals, numbers, 1, T, C);
     layernorm_forward(stream, &forward);
     layernorm_backward(stream, &backward);
-    for (int window = 0; window <= config->window; window += config->window) {
+    for (int local = 0; local <= (config->window > 0); local++) {
+        int window = local * config->window;
         call_attention_forward(stream, reals, floats, floats, reals, 1, T, C, config->heads, window);
         call_attention_backward(stream, reals, 3 * C, floats, reals, reals, reals, floats, 1, T, C,
                                 config->heads, window);

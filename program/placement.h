@@ -233,12 +233,12 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
     return true;
 }
 
-// Why NCCL cannot carry what this run sends; NULL: it can. Its kernels want equal pieces.
+// Why the gradients of this run cannot be sent by NCCL, whose kernels want equal pieces; NULL: they
+// can.
 static inline const char *placement_uneven(const Options *options) {
     bool whole = options->inner == INNER_MUON && options_rule(options)->kind != RULE_LOCAL;
-    return options_rule_settings(options).sparse ? "the largest elements go through the host"
-           : whole ? "with --inner muon ranks own whole matrices, and NCCL is used for equal pieces only"
-                   : NULL;
+    return whole ? "with --inner muon ranks own whole matrices, and NCCL is used for equal pieces only"
+                 : NULL;
 }
 
 // Collective; all ranks choose the same, and refuse options for GPUs or for NCCL if neither is

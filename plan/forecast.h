@@ -183,6 +183,7 @@ static inline Machine machine_of_setup(const Setup *setup, double micro_batch) {
 
 typedef struct ForecastRow {
     Options options;             // of the run
+    TokensNeeded needs;          // over plain training with its inner optimizer
     char refused[sizeof(Error)]; // why it cannot be run or simulated so; empty: it can
     SimulatedCommit commit;
     double tokens_per_second;
@@ -252,6 +253,32 @@ static inline bool forecast_simulate(Trial *trial, const Machine *machine, Forec
     return good;
 }
 
+static inline void recipe_apply(const Recipe *recipe, Options *options) {
+    char name[32], value[32];
+    int length = 0;
+    Error never;
+    const char *at = recipe->options;
+    for (; sscanf(at, " --%31s %31s%n", name, value, &length) == 2; at += length) {
+        option_set(option_find(name), options, value, &never);
+    }
+}
+
+// What a run with these options and as many workers needs, over plain training with its inner
+// optimizer: that of the recipe that it follows, else that of the rule's defaults.
+static inline TokensNeeded options_needs(const Options *options) {
+    const Recipe *recipes = options_rule(options)->recipes, *followed = recipes;
+    for (int i = 1; i < RULE_RECIPES && recipes[i].options != NULL; i++) {
+        Options other = *options;
+        recipe_apply(&recipes[i], &other);
+        if (memcmp(&other, options, sizeof other) == 0) { followed = &recipes[i]; }
+    }
+    TokensNeeded needs = options->inner == INNER_MUON ? followed->with_muon : followed->with_adamw;
+    double pairs = options_rule(options)->kind == RULE_LOCAL ? (double)options->ranks / 2 : 1;
+    needs.least = 1 + pairs * (needs.least - 1);
+    needs.most = 1 + pairs * (needs.most - 1);
+    return needs;
+}
+
 // What `run` would do with these options. A micro-batch of another size takes as long for
 // a token.
 static inline void forecast_row(const Setup *setup, const Machine *machine, const Options *options,
@@ -259,6 +286,7 @@ static inline void forecast_row(const Setup *setup, const Machine *machine, cons
     Error error = {""};
     memset(row, 0, sizeof *row);
     row->options = *options;
+    row->needs = options_needs(options);
     bool valid = options_check(options, &error) && options_check_rule(options, setup->config->layers, &error);
     Trial *trial = valid ? trial_reserve(setup, options, &error) : NULL;
     Machine scaled = *machine;
@@ -297,38 +325,12 @@ static inline void forecast_fit(const Setup *setup, Machine *machine, double tok
 // 16 k tokens a commit (claim M1).
 static const TokensNeeded MUON_NEEDS = {0.23, 0.6};
 
-static inline void recipe_apply(const Recipe *recipe, Options *options) {
-    char name[32], value[32];
-    int length = 0;
-    Error never;
-    const char *at = recipe->options;
-    for (; sscanf(at, " --%31s %31s%n", name, value, &length) == 2; at += length) {
-        option_set(option_find(name), options, value, &never);
-    }
-}
-
-// Over plain training with the inner optimizer of the row: what the recipe needs that the row
-// follows, else that of the rule's defaults, with as many workers.
-static inline TokensNeeded row_needs(const ForecastRow *row) {
-    const Recipe *recipes = options_rule(&row->options)->recipes, *followed = recipes;
-    for (int i = 1; i < RULE_RECIPES && recipes[i].options != NULL; i++) {
-        Options options = row->options;
-        recipe_apply(&recipes[i], &options);
-        if (memcmp(&options, &row->options, sizeof options) == 0) { followed = &recipes[i]; }
-    }
-    TokensNeeded needs = row->options.inner == INNER_MUON ? followed->with_muon : followed->with_adamw;
-    double pairs = options_rule(&row->options)->kind == RULE_LOCAL ? (double)row->options.ranks / 2 : 1;
-    needs.least = 1 + pairs * (needs.least - 1);
-    needs.most = 1 + pairs * (needs.most - 1);
-    return needs;
-}
-
 // The middle of what was measured: a factor, so the geometric mean.
 static inline double tokens_needed(TokensNeeded needs) { return sqrt(needs.least * needs.most); }
 
 // Over plain training with AdamW.
 static inline double row_tokens_needed(const ForecastRow *row) {
-    return tokens_needed(row_needs(row)) * (row->options.inner == INNER_MUON ? tokens_needed(MUON_NEEDS) : 1);
+    return tokens_needed(row->needs) * (row->options.inner == INNER_MUON ? tokens_needed(MUON_NEEDS) : 1);
 }
 
 // How fast a run approaches a loss: tokens of plain training a second.

@@ -121,6 +121,17 @@ static inline void print_options(FILE *file, const Options *options, const Optio
     }
 }
 
+// What print_options prints, for the caller to free. NULL: there is no memory.
+static inline char *options_as_text(const Options *options, const Options *reference) {
+    char *text = NULL;
+    size_t length = 0;
+    FILE *memory = open_memstream(&text, &length);
+    if (memory == NULL) { return NULL; }
+    print_options(memory, options, reference);
+    fclose(memory);
+    return text;
+}
+
 // A command that trains as the plan of this row. The options of plans, and the names of
 // one run's files, are not in it.
 static inline void print_command(const Setup *setup, const ForecastRow *row) {
@@ -152,7 +163,7 @@ static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
     }
     printf("%c %-17s %8s %8s %6.2f %9.0f %% %9s %10s %10s%s%s", is_own ? '*' : ' ', rule->name,
            human_milliseconds(1e3 * commit->seconds, time), human_count(row->tokens_per_second, rate),
-           tokens_needed(row_needs(row)), 100 * commit->computing / commit->seconds,
+           tokens_needed(row->needs), 100 * commit->computing / commit->seconds,
            human_milliseconds(1e3 * commit->waiting, waiting), size_text((size_t)commit->bytes_outside, sent),
            size_text(row->bytes, size), rule->kind == RULE_LOCAL ? "  per inner step" : "",
            row->fits ? "" : "  does not fit");
@@ -174,7 +185,7 @@ static inline void print_speed(const ForecastRow *row) {
 
 // How sure it is that the row is the first at a loss.
 static inline void print_needs(const ForecastRow *row, OptionChoice asked_inner) {
-    TokensNeeded needs = row_needs(row);
+    TokensNeeded needs = row->needs;
     const char *rule = options_rule(&row->options)->name;
     if (needs.least == 1 && needs.most == 1) {
         printf("loss             the steps of %s are those of plain data-parallel training\n", rule);
@@ -240,12 +251,8 @@ static inline json_t *print_faster(const Forecast *forecast) {
         if (!(gain > FASTER_LEAST)) { break; }
         bool local = options_rule(&best->options)->kind == RULE_LOCAL;
         told[best->options.rule] = true;
-        char *options = NULL, factor[NUMBER_TEXT_SIZE + 8];
-        size_t length = 0;
-        FILE *memory = open_memstream(&options, &length);
-        if (memory == NULL) { break; }
-        print_options(memory, &best->options, &own->options);
-        fclose(memory);
+        char *options = options_as_text(&best->options, &own->options), factor[NUMBER_TEXT_SIZE + 8];
+        if (options == NULL) { break; }
         snprintf(factor, sizeof factor, "%.2g times ", updates);
         printf("                 %3.0f %% of the time with%s, %sas many updates%s\n", 100 / gain, options,
                fabs(updates - 1) < 0.01 ? "" : factor, local ? ", which each rank makes by itself" : "");
@@ -260,12 +267,8 @@ static inline json_t *print_faster(const Forecast *forecast) {
 // options: what is not as in the run of that rule that was asked for; "" for that run.
 static inline json_t *forecast_row_as_json(const Forecast *forecast, const ForecastRow *row) {
     const SimulatedCommit *commit = &row->commit;
-    char *options = NULL;
-    size_t length = 0;
-    FILE *memory = open_memstream(&options, &length);
-    if (memory == NULL) { return json_null(); }
-    print_options(memory, &row->options, &forecast->rows[row->options.rule].options);
-    fclose(memory);
+    char *options = options_as_text(&row->options, &forecast->rows[row->options.rule].options);
+    if (options == NULL) { return json_null(); }
     json_t *object = json_pack(
         "{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:I, s:b}", "rule",
         options_rule(&row->options)->name, "options", options[0] == ' ' ? options + 1 : options,

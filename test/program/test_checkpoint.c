@@ -1656,7 +1656,8 @@ static void write_model(const Stage *stage, const char *name, int channels, int 
     stage_write(stage, name, text);
 }
 
-static void write_stage(const Stage *stage) {
+static void open_stage(Stage *stage) {
+    stage_open(stage);
     char path[STAGE_PATH_SIZE], base[2 * STAGE_PATH_SIZE];
     write_model(stage, "model.json", 16, 2);
     write_model(stage, "wide.json", 24, 2);
@@ -1738,8 +1739,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(hostile_manifests_are_refused),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }
-    stage_open(&stage);
-    write_stage(&stage);
+    open_stage(&stage);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     stage_close(&stage);
     return failed;

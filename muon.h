@@ -17,24 +17,33 @@
 //
 // The whole matrix must be here (layout_make_whole). Its momentum is the only state. The
 // products take 5 (4 m m n + 2 m m m) operations for m <= n, and nearly all of the time.
+//
+// A GPU takes equal matrices together: the products of a small one do not fill it, and a layer
+// has four (C, C) of them, with as many elements as the (4C, C) that the workspace must hold
+// anyway. The library chooses for a full batch, however many there are, so a matrix has the same
+// bits in any company. A product on the CPU fills its threads: one matrix at a time.
 #ifndef ACCO_MUON_H
 #define ACCO_MUON_H
 
 #include "kernels/kernels.h"
 #include "runtime/memory.h"
 
+enum { MUON_TOGETHER = 4 }; // matrices in a batch, at most
+
 // Workspace for matrices of at most `count` elements whose shorter side is at most `side`.
 typedef struct MuonWorkspace {
     size_t count, side;
+    int together;              // matrices in a batch, at most
     Real *x, *next;            // (count) each, in the stream's precision
-    Real *square, *polynomial; // (side, side) each, the same
+    Real *square, *polynomial; // (together, side, side) each, the same
     double *partials;          // (buffer_blocks(count))
     void *gemm;                // GEMM_WORKSPACE_BYTES, for a GPU's stream that has no products of its own
 } MuonWorkspace;
 
 static inline void muon_reserve(MuonWorkspace *workspace, Arena *arena, Precision precision) {
     size_t element = precision_bytes(precision), whole = workspace->count * element;
-    size_t square = workspace->side * workspace->side * element;
+    workspace->together = arena->on_gpu ? MUON_TOGETHER : 1;
+    size_t square = (size_t)workspace->together * workspace->side * workspace->side * element;
     arena_reserve(arena, MEMORY_WORKSPACE, "Muon: direction", whole, &workspace->x);
     arena_reserve(arena, MEMORY_WORKSPACE, "Muon: next direction", whole, &workspace->next);
     arena_reserve(arena, MEMORY_WORKSPACE, "Muon: square", square, &workspace->square);
@@ -51,34 +60,67 @@ static inline double muon_flops(int rows, int columns, int iterations) {
     return iterations * (4 * m * m * n + 2 * m * m * m);
 }
 
-// Steps a matrix. range: all but what only Muon has.
-static inline void muon_step(Stream *stream, const MuonWorkspace *workspace, StepRange range, int rows,
-                             int columns, int iterations) {
+// Matrices of one shape that are stepped together.
+typedef struct MuonBatch {
+    int rows, columns, count;
+    StepRange ranges[MUON_TOGETHER]; // (count): all but what only Muon has
+} MuonBatch;
+
+// How many matrices of so many elements a full batch has.
+static inline int muon_most(const MuonWorkspace *workspace, size_t elements) {
+    return (int)size_min((size_t)workspace->together, workspace->count / elements);
+}
+
+// Steps the matrices of the batch, and empties it.
+static inline void muon_step(Stream *stream, const MuonWorkspace *workspace, MuonBatch *batch,
+                             int iterations) {
+    int rows = batch->rows, columns = batch->columns, count = batch->count;
     bool tall = rows > columns;
     int side = tall ? columns : rows, longer = tall ? rows : columns;
+    size_t elements = (size_t)rows * (size_t)columns;
+    int most = muon_most(workspace, elements);
     Real *x = workspace->x, *next = workspace->next;
     Real *square = workspace->square, *polynomial = workspace->polynomial;
-    range.step.learning_rate *= 0.2f * sqrtf((float)longer);
-    range.partials = workspace->partials;
-    range.direction = x;
-    range.precision = stream->precision;
-    muon_norm(stream, &range);
-    muon_direction(stream, &range);
+    for (int i = 0; i < count; i++) {
+        StepRange *range = &batch->ranges[i];
+        range->step.learning_rate *= 0.2f * sqrtf((float)longer);
+        range->partials = workspace->partials;
+        range->direction = real_at(x, (size_t)i * elements, stream->precision);
+        range->precision = stream->precision;
+        muon_norm(stream, range);
+        muon_direction(stream, range);
+    }
     for (int i = 0; i < iterations; i++) {
-        matmul_product(stream, square, x, tall, x, !tall, side, side, longer);
-        matmul_product(stream, polynomial, square, false, square, false, side, side, side);
-        muon_polynomial(stream, polynomial, square, side);
+        matmul_products(stream, square, x, tall, x, !tall, side, side, longer, count, most);
+        matmul_products(stream, polynomial, square, false, square, false, side, side, side, count, most);
+        muon_polynomial(stream, polynomial, square, side, count);
         if (tall) {
-            matmul_product(stream, next, x, false, polynomial, false, rows, columns, columns);
+            matmul_products(stream, next, x, false, polynomial, false, rows, columns, columns, count, most);
         } else {
-            matmul_product(stream, next, polynomial, false, x, false, rows, columns, rows);
+            matmul_products(stream, next, polynomial, false, x, false, rows, columns, rows, count, most);
         }
         Real *taken = x;
         x = next;
         next = taken;
     }
-    range.direction = x;
-    muon_apply(stream, &range);
+    for (int i = 0; i < count; i++) {
+        batch->ranges[i].direction = real_at(x, (size_t)i * elements, stream->precision);
+        muon_apply(stream, &batch->ranges[i]);
+    }
+    batch->count = 0;
+}
+
+// Adds a matrix to the batch. It is stepped with the next of another shape, when the batch is
+// full, or by muon_step.
+static inline void muon_add(Stream *stream, const MuonWorkspace *workspace, MuonBatch *batch, StepRange range,
+                            int rows, int columns, int iterations) {
+    bool is_full = batch->count == muon_most(workspace, (size_t)rows * (size_t)columns);
+    if (batch->count > 0 && (is_full || batch->rows != rows || batch->columns != columns)) {
+        muon_step(stream, workspace, batch, iterations);
+    }
+    batch->rows = rows;
+    batch->columns = columns;
+    batch->ranges[batch->count++] = range;
 }
 
 #endif

@@ -223,6 +223,7 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const Op
     const OptimizerSettings *settings = &optimizer->settings;
     assert((settings->elementwise_step == NULL || stream->queue == NULL) &&
            "a step other than AdamW's works on memory of the host, not on that of a GPU");
+    MuonBatch batch = {0};
     for (OptimizerRange range = {0}; optimizer_next(optimizer, &range);) {
         const OptimizerTensor *tensor = range.tensor;
         bool is_muons = optimizer_range_is_muons(&range), decays = tensor != NULL && tensor->decays;
@@ -245,12 +246,13 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const Op
         work.step.scale = (float)step->scale;
         if (is_muons) {
             assert(range.count == tensor->end - tensor->begin && "a rank owns the whole matrix");
-            muon_step(stream, &optimizer->muon, work, tensor->rows, tensor->columns,
-                      settings->muon_iterations);
+            muon_add(stream, &optimizer->muon, &batch, work, tensor->rows, tensor->columns,
+                     settings->muon_iterations);
         } else {
             (settings->elementwise_step != NULL ? settings->elementwise_step : adamw)(stream, &work);
         }
     }
+    if (batch.count > 0) { muon_step(stream, &optimizer->muon, &batch, settings->muon_iterations); }
     if (step->commit) { optimizer->commits++; }
 }
 

@@ -152,12 +152,16 @@ static inline void matmul_backward_weight(Stream *stream, float *d_weight, const
     matmul(stream, &work);
 }
 
-// result (M, N) = a (M, K) b (K, N), each dense; a transposed operand is stored as (K, M) or
-// (N, K).
-static inline void matmul_product(Stream *stream, Real *result, const Real *a, bool a_transposed,
-                                  const Real *b, bool b_transposed, int M, int N, int K) {
+// `count` products result (M, N) = a (M, K) b (K, N), each dense, one behind the other; a
+// transposed operand is stored as (K, M) or (N, K). On a GPU they are one call, and their bits
+// depend on `most`, the largest count, but not on count. On the CPU count is 1.
+static inline void matmul_products(Stream *stream, Real *result, const Real *a, bool a_transposed,
+                                   const Real *b, bool b_transposed, int M, int N, int K, int count,
+                                   int most) {
     Matmul work = matmul_describe(stream->precision, result, N, a, a_transposed ? M : K, a_transposed, b,
                                   b_transposed ? K : N, b_transposed, M, N, K, false);
+    work.count = count;
+    work.most = most;
     matmul(stream, &work);
 }
 
@@ -220,8 +224,9 @@ static inline void muon_direction(Stream *stream, const StepRange *range) {
 }
 
 // polynomial (side, side) = a I + b square + c polynomial.
-static inline void muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side) {
-    KERNEL(muon_polynomial, stream->precision, stream, polynomial, square, side);
+static inline void muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side,
+                                   int count) {
+    KERNEL(muon_polynomial, stream->precision, stream, polynomial, square, side, count);
 }
 
 static inline void muon_apply(Stream *stream, const StepRange *range) {

@@ -60,6 +60,7 @@ typedef struct Matmul {
     Real *result;
     int result_stride;
     bool accumulate; // += instead of =; for fp32
+    int count, most; // products of matrices that lie one behind the other, and their largest count
 } Matmul;
 
 enum {
@@ -254,6 +255,7 @@ static inline void matmul_tile_task(void *context, int task, int thread) {
 
 // One product on the stream's pool, one tile per task.
 static inline void cpu_matmul(Stream *stream, const Matmul *work) {
+    assert(work->count == 1);
     MatmulTiles tiles;
     tiles.whole = work;
     matmul_choose_tile(work->M, work->N, &tiles.tile_M, &tiles.tile_N);
@@ -280,7 +282,9 @@ static inline Matmul matmul_describe(Precision precision, Real *result, int resu
                    .result_precision = accumulate ? PRECISION_FP32 : precision,
                    .result = result,
                    .result_stride = result_stride,
-                   .accumulate = accumulate};
+                   .accumulate = accumulate,
+                   .count = 1,
+                   .most = 1};
     return work;
 }
 

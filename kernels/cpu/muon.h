@@ -80,8 +80,8 @@ static inline void cpu_muon_direction(Stream *stream, const StepRange *range) {
 }
 
 typedef struct MuonPolynomial {
-    Real *polynomial;   // (side, side): A A, then P
-    const Real *square; // (side, side): A
+    Real *polynomial;   // (count, side, side): A A, then P
+    const Real *square; // (count, side, side): A
     int side;
     Precision precision;
 } MuonPolynomial;
@@ -91,16 +91,18 @@ REAL_LOOP void muon_polynomial_row(const MuonPolynomial *work, int row, Precisio
     for (size_t i = begin; i < begin + (size_t)work->side; i++) {
         float value = MUON_B * real_load(work->square, i, precision) +
                       MUON_C * real_load(work->polynomial, i, precision);
-        real_store(work->polynomial, i, i - begin == (size_t)row ? MUON_A + value : value, precision);
+        bool diagonal = i - begin == (size_t)(row % work->side);
+        real_store(work->polynomial, i, diagonal ? MUON_A + value : value, precision);
     }
 }
 
 REAL_TASK(MuonPolynomial, precision, muon_polynomial_row);
 
-static inline void cpu_muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side) {
+static inline void cpu_muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side,
+                                       int count) {
     MuonPolynomial work = {
         .polynomial = polynomial, .square = square, .side = side, .precision = stream->precision};
-    thread_pool_run(stream->pool, side, muon_polynomial_row_task, &work);
+    thread_pool_run(stream->pool, count * side, muon_polynomial_row_task, &work);
 }
 
 REAL_LOOP void muon_apply_block(const StepRange *range, int block, Precision precision) {

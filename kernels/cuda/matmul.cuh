@@ -43,6 +43,7 @@ typedef struct CudaGemm {
     Precision precision;                                 // of a and b
     Precision result_precision;                          // of the result
     bool accumulate;                                     // += instead of =
+    int most;                                            // products at once, see below
     uint32_t a_alignment, b_alignment, result_alignment; // bytes; filled in by cuda_gemm_align
     bool operator==(const CudaGemm &) const = default;
 } CudaGemm;
@@ -55,6 +56,9 @@ typedef struct CudaGemmPlan {
     cublasLtMatrixLayout_t a, b, result;
     cublasLtMatmulAlgo_t algorithm;
 } CudaGemmPlan;
+
+// Some products are several at once, of matrices that lie one behind the other. The algorithm is
+// chosen for the largest number of them, so that bits do not depend on how many there are.
 
 // What a stream keeps for its products.
 typedef struct CudaGemmLibrary {
@@ -78,11 +82,22 @@ static inline void cublas_check(cublasStatus_t status, const char *call) {
 // ---------------------------------------------------------------------------------------
 // Plans
 
-static inline void cuda_gemm_layout(cublasLtMatrixLayout_t *layout, Precision precision, bool transposed,
-                                    int rows, int columns, int stride) {
+static inline void cuda_gemm_set_count(cublasLtMatrixLayout_t layout, int32_t count) {
+    CUBLAS_CHECK(
+        cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+}
+
+static inline void cuda_gemm_layout(cublasLtMatrixLayout_t *layout, const CudaGemm *gemm, Precision precision,
+                                    bool transposed, int rows, int columns, int stride) {
+    int64_t stored_columns = transposed ? rows : columns, offset = stride * stored_columns;
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(layout, precision == PRECISION_FP32 ? CUDA_R_32F : CUDA_R_16BF,
-                                            (uint64_t)(transposed ? columns : rows),
-                                            (uint64_t)(transposed ? rows : columns), stride));
+                                            (uint64_t)(transposed ? columns : rows), (uint64_t)stored_columns,
+                                            stride));
+    if (gemm->most > 1) {
+        cuda_gemm_set_count(*layout, gemm->most);
+        CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                                      &offset, sizeof offset));
+    }
 }
 
 static inline void cuda_gemm_describe(const CudaGemmLibrary *library, CudaGemmPlan *plan) {
@@ -99,9 +114,10 @@ static inline void cuda_gemm_describe(const CudaGemmLibrary *library, CudaGemmPl
         CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
                                                     &sm_count, sizeof sm_count));
     }
-    cuda_gemm_layout(&plan->a, gemm->precision, gemm->a_transposed, gemm->m, gemm->k, gemm->a_stride);
-    cuda_gemm_layout(&plan->b, gemm->precision, gemm->b_transposed, gemm->k, gemm->n, gemm->b_stride);
-    cuda_gemm_layout(&plan->result, gemm->result_precision, false, gemm->m, gemm->n, gemm->result_stride);
+    cuda_gemm_layout(&plan->a, gemm, gemm->precision, gemm->a_transposed, gemm->m, gemm->k, gemm->a_stride);
+    cuda_gemm_layout(&plan->b, gemm, gemm->precision, gemm->b_transposed, gemm->k, gemm->n, gemm->b_stride);
+    cuda_gemm_layout(&plan->result, gemm, gemm->result_precision, false, gemm->m, gemm->n,
+                     gemm->result_stride);
 }
 
 // The alignment in bytes that the library may rely on: the largest power of two, 16 at
@@ -246,9 +262,12 @@ static inline void cuda_matmul(Stream *stream, const Matmul *work) {
                      .result_stride = work->result_stride,
                      .precision = work->precision,
                      .result_precision = work->result_precision,
-                     .accumulate = work->accumulate};
+                     .accumulate = work->accumulate,
+                     .most = work->most};
     cuda_gemm_align(&gemm, work->b, work->a, work->result);
     const CudaGemmPlan *plan = cuda_gemm_plan((CudaGemmLibrary *)stream->gemm, &gemm);
+    cublasLtMatrixLayout_t layouts[3] = {plan->a, plan->b, plan->result};
+    for (int i = 0; i < 3 && work->most > 1; i++) { cuda_gemm_set_count(layouts[i], work->count); }
     CUBLAS_CHECK(cuda_gemm_run(stream, plan, &plan->algorithm, work->b, work->a, work->result));
 }
 

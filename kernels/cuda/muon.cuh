@@ -66,7 +66,7 @@ static __global__ void muon_polynomial_kernel(R *polynomial, const R *square, in
     for (int i = 0; i < 4; i++) {
         size_t element = quad.first + i * quad.step;
         values[i] = MUON_B * squares[i] + MUON_C * values[i];
-        if (element / (size_t)side == element % (size_t)side) { values[i] += MUON_A; }
+        if (element / (size_t)side % (size_t)side == element % (size_t)side) { values[i] += MUON_A; }
     }
     quad_store(polynomial, values, quad);
 }
@@ -102,10 +102,11 @@ template <typename R> static inline void cuda_muon_direction(Stream *stream, con
 }
 
 template <typename R>
-static inline void cuda_muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side) {
-    size_t count = (size_t)side * (size_t)side;
-    quad_launch(stream, muon_polynomial_kernel<R>, count, reals<R>(polynomial), reals<R>(square), side, count,
-                quad_fits(reals<R>(polynomial), reals<R>(square)));
+static inline void cuda_muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side,
+                                        int count) {
+    size_t elements = (size_t)count * (size_t)side * (size_t)side;
+    quad_launch(stream, muon_polynomial_kernel<R>, elements, reals<R>(polynomial), reals<R>(square), side,
+                elements, quad_fits(reals<R>(polynomial), reals<R>(square)));
 }
 
 template <typename R> static inline void cuda_muon_apply(Stream *stream, const StepRange *range) {

@@ -1,42 +1,59 @@
 // test_cuda_muon.cu: a step of Muon on a GPU against the same step on the CPU, at odd shapes, tall and
-// wide, and in every order of threads the same bits.
+// wide, and in every order of threads the same bits; several matrices, of which equal ones are taken
+// together.
 #include "test/cuda/cuda_kernels.h"
 
 #include "optimizer.h"
 
-enum { ORDERS = 2 };
+enum { ORDERS = 2, MATRICES = 10 };
 
-static const int SHAPES[][2] = {{1, 1},   {1, 9},   {9, 1},    {8, 8},  {24, 40},
-                                {40, 24}, {33, 65}, {130, 48}, {65, 70}};
+typedef struct Shape {
+    int rows, columns;
+} Shape;
 
-// Elements before the matrix, which are not its: some matrices begin where 16 bytes do not.
-static size_t matrix_begin(int rows) { return (size_t)(rows % 2); }
+static const Shape SHAPES[] = {{1, 1},   {1, 9},   {9, 1},    {8, 8},  {24, 40},
+                               {40, 24}, {33, 65}, {130, 48}, {65, 70}};
 
-// One matrix, its optimizer and the stream that steps it.
+// The largest has four times the elements of most others: four of these are a full batch. Once
+// there are five of them, and once two.
+static const Shape SEVERAL[] = {{24, 40}, {24, 40}, {24, 40}, {24, 40}, {24, 40},
+                                {48, 80}, {40, 24}, {40, 24}, {24, 40}, {7, 5}};
+
+// Matrices, their optimizer and the stream that steps them.
 typedef struct Bench {
-    OptimizerTensor tensor;
+    OptimizerTensor tensors[MATRICES];
+    size_t count; // of elements. The first are not a matrix's: some matrices begin where 16 bytes do not
     Optimizer optimizer;
     Arena arena;
     Stream stream;
     float *gradient, *out; // where the kernels run
 } Bench;
 
-static void bench_open(Bench *bench, int rows, int columns, Precision precision, Precision moments,
-                       bool on_gpu) {
+static size_t elements_of(const Shape *shapes, int matrices) {
+    size_t count = (size_t)(shapes->rows % 2);
+    for (int i = 0; i < matrices; i++) { count += (size_t)shapes[i].rows * (size_t)shapes[i].columns; }
+    return count;
+}
+
+static void bench_open(Bench *bench, const Shape *shapes, int matrices, Precision precision,
+                       Precision moments, bool on_gpu) {
     memset(bench, 0, sizeof *bench);
-    size_t begin = matrix_begin(rows), count = begin + (size_t)rows * (size_t)columns,
-           bytes = count * sizeof(float);
-    OptimizerTensor tensor = {begin, count, true, rows, columns};
-    bench->tensor = tensor;
+    for (int i = 0; i < matrices; i++) {
+        OptimizerTensor tensor = {elements_of(shapes, i), elements_of(shapes, i + 1), true, shapes[i].rows,
+                                  shapes[i].columns};
+        bench->tensors[i] = tensor;
+    }
+    bench->count = elements_of(shapes, matrices);
+    size_t bytes = bench->count * sizeof(float);
     OptimizerSettings settings = {.weight_decay = 0.1,
                                   .muon_momentum = 0.9,
                                   .muon_iterations = 3,
-                                  .tensors = &bench->tensor,
-                                  .tensor_count = 1,
+                                  .tensors = bench->tensors,
+                                  .tensor_count = matrices,
                                   .moments = moments,
                                   .seed = 3,
                                   .precision = precision};
-    Layout whole = optimizer_whole(count);
+    Layout whole = optimizer_whole(bench->count);
     Error error;
     bench->arena.on_gpu = on_gpu;
     optimizer_reserve(&bench->optimizer, &bench->arena, &settings, &whole, 0, false);
@@ -63,7 +80,7 @@ static void bench_close(Bench *bench) {
 
 // An estimate and two commits. moved (3, count): how far each is from the start.
 static void bench_run(Bench *bench, const float *master, const float *gradient, float *moved) {
-    size_t count = bench->tensor.end, bytes = count * sizeof(float);
+    size_t count = bench->count, bytes = count * sizeof(float);
     stream_copy(&bench->stream, bench->optimizer.master, master, bytes);
     stream_copy(&bench->stream, bench->gradient, gradient, bytes);
     for (int i = 0; i < 3; i++) {
@@ -80,27 +97,28 @@ static void bench_run(Bench *bench, const float *master, const float *gradient, 
     }
 }
 
-static void check_shape(int rows, int columns, Precision precision, Precision moments) {
-    size_t count = matrix_begin(rows) + (size_t)rows * (size_t)columns;
-    Random random = {(uint64_t)(rows * 1000 + columns)};
+static void check_shapes(const Shape *shapes, int matrices, Precision precision, Precision moments) {
+    size_t count = elements_of(shapes, matrices);
+    Random random = {count};
     float *master = host_normals(&random, count, 0.5), *gradient = host_normals(&random, count, 1e-3);
     float *expected = (float *)malloc(3 * count * sizeof(float)),
           *first = (float *)malloc(3 * count * sizeof(float)),
           *moved = (float *)malloc(3 * count * sizeof(float));
     Bench cpu;
-    bench_open(&cpu, rows, columns, precision, moments, false);
+    bench_open(&cpu, shapes, matrices, precision, moments, false);
     bench_run(&cpu, master, gradient, expected);
     bench_close(&cpu);
     for (int order = 0; order < ORDERS; order++) {
         Bench device;
         cuda_use_order(order);
-        bench_open(&device, rows, columns, precision, moments, true);
+        bench_open(&device, shapes, matrices, precision, moments, true);
         bench_run(&device, master, gradient, moved);
         bench_close(&device);
         double error = relative_error(moved, expected, 3 * count);
         double most = precision == PRECISION_BF16 ? 3e-2 : 1e-4;
         if (!(error <= most)) {
-            fail_msg("%d x %d in %s: relative error %g", rows, columns, precision_name(precision), error);
+            fail_msg("%d matrices from %d x %d on in %s: relative error %g", matrices, shapes->rows,
+                     shapes->columns, precision_name(precision), error);
         }
         assert_memory_equal(moved, moved + count, count * sizeof(float)); // the estimate is the commit
         if (order == 0) { memcpy(first, moved, 3 * count * sizeof(float)); }
@@ -114,17 +132,53 @@ static void check_shape(int rows, int columns, Precision precision, Precision mo
     free(moved);
 }
 
+static void check_formats(const Shape *shapes, int matrices) {
+    check_shapes(shapes, matrices, PRECISION_FP32, PRECISION_FP32);
+    check_shapes(shapes, matrices, PRECISION_FP32, PRECISION_BF16);
+    check_shapes(shapes, matrices, PRECISION_BF16, PRECISION_FP32);
+    check_shapes(shapes, matrices, PRECISION_BF16, PRECISION_BF16);
+}
+
 static void a_step_equals_the_cpus(void **state) {
     (void)state;
-    for (size_t i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++) {
-        check_shape(SHAPES[i][0], SHAPES[i][1], PRECISION_FP32, PRECISION_FP32);
-        check_shape(SHAPES[i][0], SHAPES[i][1], PRECISION_FP32, PRECISION_BF16);
-        check_shape(SHAPES[i][0], SHAPES[i][1], PRECISION_BF16, PRECISION_FP32);
-        check_shape(SHAPES[i][0], SHAPES[i][1], PRECISION_BF16, PRECISION_BF16);
-    }
+    for (size_t i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++) { check_formats(&SHAPES[i], 1); }
+}
+
+static void steps_of_equal_matrices_equal_the_cpus(void **state) {
+    (void)state;
+    check_formats(SEVERAL, MATRICES);
+}
+
+// out (count): the first matrix of `shapes` after three steps, by the same numbers in every company.
+static void step_first(const Shape *shapes, int matrices, float *out) {
+    size_t count = elements_of(shapes, matrices), first = elements_of(shapes, 1);
+    Random random = {5};
+    float *gradient = host_normals(&random, count, 1e-3), *master = host_normals(&random, count, 0.5),
+          *moved = (float *)malloc(3 * count * sizeof(float));
+    for (size_t i = 0; i < count; i++) { master[i] = 0.25f; }
+    Bench device;
+    bench_open(&device, shapes, matrices, PRECISION_BF16, PRECISION_FP32, true);
+    assert_int_equal(muon_most(&device.optimizer.muon, first), 4);
+    bench_run(&device, master, gradient, moved);
+    bench_close(&device);
+    memcpy(out, moved + 2 * count, first * sizeof(float));
+    free(gradient);
+    free(master);
+    free(moved);
+}
+
+static void a_matrix_has_the_same_bits_in_any_company(void **state) {
+    (void)state;
+    static const Shape FEWER[] = {{24, 40}, {48, 80}};
+    float with_many[24 * 40], with_one[24 * 40];
+    step_first(SEVERAL, MATRICES, with_many);
+    step_first(FEWER, 2, with_one);
+    assert_memory_equal(with_many, with_one, sizeof with_one);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_step_equals_the_cpus)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_step_equals_the_cpus),
+                                       cmocka_unit_test(steps_of_equal_matrices_equal_the_cpus),
+                                       cmocka_unit_test(a_matrix_has_the_same_bits_in_any_company)};
     return cmocka_run_group_tests(tests, NULL, NULL) == 0 ? 0 : 1;
 }

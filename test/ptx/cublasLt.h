@@ -36,7 +36,10 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
                                             size_t bytes, cudaStream_t stream) {
     size_t size = d_layout->type == CUDA_R_32F ? 4 : 2, rows = d_layout->rows, columns = d_layout->columns;
     for (size_t column = 0; column < columns; column++) {
-        machine_mark_written((char *)d + column * (size_t)d_layout->stride * size, rows * size);
+        for (int32_t i = 0; i < d_layout->count; i++) {
+            size_t place = (size_t)i * (size_t)d_layout->offset + column * (size_t)d_layout->stride;
+            machine_mark_written((char *)d + place * size, rows * size);
+        }
         if (operation->aux != nullptr) {
             machine_mark_written((char *)operation->aux + column * (size_t)operation->aux_stride * 2,
                                  rows * 2);

@@ -316,7 +316,8 @@ static inline void replay_optimize(Replay *replay, ReplayState *state, const flo
     for (int i = 0; i < settings->tensor_count; i++) {
         const OptimizerTensor *tensor = &settings->tensors[i];
         if (tensor->rows == 0) { continue; }
-        StepRange range = {
+        MuonBatch batch = {.rows = tensor->rows, .columns = tensor->columns, .count = 1};
+        batch.ranges[0] = (StepRange){
             .out = out + tensor->begin,
             .master = state->master + tensor->begin,
             .first_moment = as_reals(state->first_moment + tensor->begin),
@@ -329,8 +330,7 @@ static inline void replay_optimize(Replay *replay, ReplayState *state, const flo
                      .divisor = (float)divisor,
                      .scale = (float)scale},
             .commit = commit};
-        muon_step(&replay->stream, &replay->muon, range, tensor->rows, tensor->columns,
-                  settings->muon_iterations);
+        muon_step(&replay->stream, &replay->muon, &batch, settings->muon_iterations);
     }
     if (commit) { state->steps++; }
 }

@@ -63,6 +63,11 @@ enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
 };
 
+enum cublasLtMatrixLayoutAttribute_t {
+    CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5,
+    CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6
+};
+
 struct SimtMatmulDesc {
     cublasOperation_t a, b;
     int processors; // that the product may count on; 0: all
@@ -75,6 +80,8 @@ struct SimtMatrixLayout {
     cudaDataType_t type;
     uint64_t rows, columns;
     int64_t stride;
+    int32_t count = 1;  // of matrices
+    int64_t offset = 0; // elements from one to the next
 };
 typedef struct SimtProducts *cublasLtHandle_t;
 typedef SimtMatmulDesc *cublasLtMatmulDesc_t;
@@ -140,6 +147,15 @@ inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout,
     if (stride < (int64_t)rows) { return CUBLAS_STATUS_INVALID_VALUE; }
     *layout = new SimtMatrixLayout{type, rows, columns, stride};
     simt_library_objects()++;
+    return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                       cublasLtMatrixLayoutAttribute_t attribute,
+                                                       const void *value, size_t) {
+    if (attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT) { layout->count = *(const int32_t *)value; }
+    if (attribute == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET) {
+        layout->offset = *(const int64_t *)value;
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
@@ -246,31 +262,17 @@ inline float simt_end(const SimtMatmulDesc *operation, bool round_first, float v
     return value;
 }
 
-// d = epilogue(alpha op(a) op(b) + beta c). c has the layout of d, and is read only if d
-// is float.
-inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void *alpha,
-                                     const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
-                                     cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
-                                     cublasLtMatrixLayout_t, void *d, cublasLtMatrixLayout_t d_layout,
-                                     const cublasLtMatmulAlgo_t *algorithm, void *, size_t,
-                                     cudaStream_t stream) {
-    simt_check_processors(operation);
-    if (simt_product_fails()) { return CUBLAS_STATUS_EXECUTION_FAILED; }
-    if (!simt_knows(algorithm) || !simt_can_end_so(operation, d_layout)) {
-        return CUBLAS_STATUS_NOT_SUPPORTED;
-    }
-    if (simt_is_captured(stream)) { return CUBLAS_STATUS_SUCCESS; }
+// One of the products.
+inline void simt_product(cublasLtMatmulDesc_t operation, float scale, const void *a,
+                         cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
+                         float keep, const void *c, void *d, cublasLtMatrixLayout_t d_layout,
+                         const cublasLtMatmulAlgo_t *algorithm) {
     bool a_transposed = operation->a == CUBLAS_OP_T, b_transposed = operation->b == CUBLAS_OP_T;
     uint64_t m = d_layout->rows, n = d_layout->columns, k = a_transposed ? a_layout->rows : a_layout->columns;
-    uint64_t a_rows = a_transposed ? a_layout->columns : a_layout->rows,
-             b_columns = b_transposed ? b_layout->rows : b_layout->columns;
-    uint64_t b_rows = b_transposed ? b_layout->columns : b_layout->rows;
-    if (a_rows != m || b_columns != n || b_rows != k) { return CUBLAS_STATUS_INVALID_VALUE; }
     std::vector<float> left = simt_operand(b, b_layout, !b_transposed, n, k),
                        right = simt_operand(a, a_layout, !a_transposed, k, m);
     std::vector<float> sum(m), bias_sums(m);
     bool reversed = algorithm->data[0] == 1;
-    float scale = *(const float *)alpha, keep = *(const float *)beta;
     for (uint64_t column = 0; column < n; column++) {
         std::fill(sum.begin(), sum.end(), 0.0f);
         for (uint64_t step = 0; step < k; step++) {
@@ -298,6 +300,40 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t oper
     }
     for (uint64_t row = 0; operation->epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD && row < m; row++) {
         ((__nv_bfloat16 *)operation->bias)[row] = __float2bfloat16_rn(bias_sums[row]);
+    }
+}
+
+// d = epilogue(alpha op(a) op(b) + beta c). c has the layout of d, and is read only if d
+// is float.
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void *alpha,
+                                     const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                                     cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                                     cublasLtMatrixLayout_t, void *d, cublasLtMatrixLayout_t d_layout,
+                                     const cublasLtMatmulAlgo_t *algorithm, void *, size_t,
+                                     cudaStream_t stream) {
+    simt_check_processors(operation);
+    if (simt_product_fails()) { return CUBLAS_STATUS_EXECUTION_FAILED; }
+    if (!simt_knows(algorithm) || !simt_can_end_so(operation, d_layout)) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    if (simt_is_captured(stream)) { return CUBLAS_STATUS_SUCCESS; }
+    bool a_transposed = operation->a == CUBLAS_OP_T, b_transposed = operation->b == CUBLAS_OP_T;
+    uint64_t k = a_transposed ? a_layout->rows : a_layout->columns;
+    uint64_t a_rows = a_transposed ? a_layout->columns : a_layout->rows,
+             b_columns = b_transposed ? b_layout->rows : b_layout->columns;
+    uint64_t b_rows = b_transposed ? b_layout->columns : b_layout->rows;
+    int32_t count = d_layout->count;
+    if (a_rows != d_layout->rows || b_columns != d_layout->columns || b_rows != k ||
+        a_layout->count != count || b_layout->count != count) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    auto at = [](const void *data, cublasLtMatrixLayout_t layout, int32_t i) {
+        return (const char *)data + i * layout->offset * (layout->type == CUDA_R_32F ? 4 : 2);
+    };
+    for (int32_t i = 0; i < count; i++) {
+        simt_product(operation, *(const float *)alpha, at(a, a_layout, i), a_layout, at(b, b_layout, i),
+                     b_layout, *(const float *)beta, at(c, d_layout, i), (void *)at(d, d_layout, i), d_layout,
+                     algorithm);
     }
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -28,7 +28,12 @@
 // commit that it anticipates, because progress moves at commits only.
 
 // The choices of --schedule, in their order.
-typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT } ScheduleKind;
+typedef enum ScheduleKind {
+    SCHEDULE_COSINE,
+    SCHEDULE_LINEAR,
+    SCHEDULE_WSD, // warm-up, stable, decay (arXiv 2404.06395), which falls as 1 - sqrt (2405.18392)
+    SCHEDULE_CONSTANT
+} ScheduleKind;
 
 typedef struct LearningRate {
     ScheduleKind kind; // of the decay from peak to minimum
@@ -36,6 +41,7 @@ typedef struct LearningRate {
     double step;   // progress that a commit of nominal size makes
     double warmup; // progress at which the peak is reached
     double total;  // progress at which the minimum is reached
+    double decay;  // progress that the decay lasts, at most all after the warm-up
 } LearningRate;
 
 // The rate of the commit that starts when `progress` has been made. The warm-up is
@@ -45,10 +51,11 @@ static inline double learning_rate_at(const LearningRate *schedule, double progr
         return schedule->peak * (progress + schedule->step) / schedule->warmup;
     }
     if (schedule->kind == SCHEDULE_CONSTANT) { return schedule->peak; }
-    double span = schedule->total - schedule->warmup;
-    double fraction = span > 0 ? (progress - schedule->warmup) / span : 1.0;
+    double begin = fmax(schedule->warmup, schedule->total - schedule->decay), span = schedule->total - begin;
+    double fraction = span > 0 ? (progress - begin) / span : 1.0;
     fraction = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction;
     double factor = schedule->kind == SCHEDULE_LINEAR ? 1.0 - fraction
+                    : schedule->kind == SCHEDULE_WSD  ? 1.0 - sqrt(fraction)
                                                       : 0.5 * (1.0 + cos(3.14159265358979323846 * fraction));
     return schedule->minimum + (schedule->peak - schedule->minimum) * factor;
 }

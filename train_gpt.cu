@@ -123,6 +123,21 @@ static bool is_due(int64_t before, int64_t now, int64_t every) {
     return every > 0 && now / every > before / every;
 }
 
+// All ranks: counts a validation, whose loss is the same on all; the best one so far is saved.
+static void note_validation(Run *run) {
+    CheckpointedRun *checkpointed = &run->checkpointed;
+    int64_t now = run->scheduler.optimizer.commits;
+    checkpointed->validated_commit = now;
+    checkpointed->worse++;
+    double loss = run->reports.validation;
+    if (isfinite(loss) && (checkpointed->best_commit == 0 || loss < checkpointed->best_loss)) {
+        checkpointed->best_commit = now;
+        checkpointed->best_loss = loss;
+        checkpointed->worse = 0;
+        if (run->options.keep_best) { run->scheduler.wishes.save_agreed = true; }
+    }
+}
+
 // Looks at the commits since the last call: reports, validates, samples and redraws the
 // bar where that is due. last: training ends here, so everything is due.
 static void follow_commits(Run *run, bool last) {
@@ -142,7 +157,7 @@ static void follow_commits(Run *run, bool last) {
     }
     if (options->val_batches > 0 && (last || is_due(before, now, options->val_every))) {
         bool whole = validate(run);
-        if (whole) { run->checkpointed.validated_commit = now; }
+        if (whole) { note_validation(run); }
         if (whole && reports_here) { report_validation(reports, tokens, training_seconds(&run->clock)); }
     }
     if (!last && !s->wishes.stop_agreed && is_due(before, now, options->sample_every)) {
@@ -161,8 +176,10 @@ static void train_to_target(Run *run) {
     const Rule *rule = run->rule;
     Saving *saving = &run->saving;
     double target = s->settings.target;
-    bool was_done = s->gradients_done >= target; // a resumed run may have come this far before
-    while (s->gradients_done < target && !scheduler_is_halted(s) && !s->wishes.stop_agreed) {
+    // A resumed run may have come this far before.
+    bool was_done = s->gradients_done >= target || has_stopped_improving(run);
+    while (s->gradients_done < target && !has_stopped_improving(run) && !scheduler_is_halted(s) &&
+           !s->wishes.stop_agreed) {
         int64_t before = s->optimizer.commits;
         rule->commit(s);
         bool last = s->gradients_done >= target && rule->finish == NULL;
@@ -179,7 +196,8 @@ static void train_to_target(Run *run) {
             __atomic_store_n(&s->wishes.save_requested, true, __ATOMIC_RELAXED);
         }
     }
-    if (s->wishes.stop_agreed && run_is_main(run) && run->reports.window.has_commits) {
+    bool early = s->wishes.stop_agreed || has_stopped_improving(run);
+    if (early && run_is_main(run) && run->reports.window.has_commits) {
         report_window(&run->reports, training_seconds(&run->clock));
     }
     if (s->wishes.stop_agreed || (rule->finish == NULL && !was_done)) { return; }
@@ -217,6 +235,7 @@ static void choose_alone(Run *run) {
     Transport *transport = &run->transport;
     Error error = {""};
     launch_threads(transport->local_size, (int)options->threads, &run->threads);
+    decay_from_checkpoint(options);
     bool good = placement_choose_device(placement, options, transport->local_rank, false, &error) &&
                 placement_choose_precision(placement, options, &error) &&
                 launch_check_copies(transport->size, transport_has_mpi(), &error) &&

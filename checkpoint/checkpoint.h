@@ -44,7 +44,7 @@
 #include "runtime/log.h"
 
 enum {
-    CHECKPOINT_VERSION = 3,
+    CHECKPOINT_VERSION = 4,
     CHECKPOINT_MAX_VECTORS = 8,
     CHECKPOINT_BLOCK = 4 << 20, // bytes under one checksum
     CHECKPOINT_STAGE = 1 << 20, // elements that are copied from or to a GPU at a time
@@ -65,6 +65,7 @@ typedef struct CheckpointedRun {
     const char *version;    // of the program
     int64_t keep;           // how many of the latest checkpoints stay
     int64_t keep_every;     // the first one at or beyond each multiple of this stays too; 0: none
+    bool keep_best;         // that of best_commit stays too
     json_t *options;        // the effective options, name: value
     json_t *chosen;         // those that the program chose, alike
     int product_processors; // GPU multiprocessors that matrix products may use; 0: all
@@ -83,6 +84,9 @@ typedef struct CheckpointedRun {
     double seconds;            // of training so far; the program sets it before it saves
     double next_learning_rate; // by the schedule of the run that saved it
     int64_t validated_commit;  // the commit of the latest validation
+    int64_t best_commit;       // the commit of that with the lowest loss; 0: there was none
+    double best_loss;
+    int64_t worse; // validations since then
 
     // Changed by saving.
     struct Saver *saver;                 // the checkpoint that is being written; NULL: none
@@ -278,6 +282,9 @@ static const StateNumber RUN_NUMBERS[] = {
     {"seconds", NUMBER_AMOUNT, offsetof(CheckpointedRun, seconds)},
     {"next_learning_rate", NUMBER_AMOUNT, offsetof(CheckpointedRun, next_learning_rate)},
     {"validated_commit", NUMBER_COUNT, offsetof(CheckpointedRun, validated_commit)},
+    {"best_commit", NUMBER_COUNT, offsetof(CheckpointedRun, best_commit)},
+    {"best_loss", NUMBER_AMOUNT, offsetof(CheckpointedRun, best_loss)},
+    {"worse_validations", NUMBER_COUNT, offsetof(CheckpointedRun, worse)},
     {NULL, NUMBER_INT, 0},
 };
 

@@ -224,6 +224,18 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
     return good;
 }
 
+// Tokens that were trained on until the checkpoint at `path`; 0 where it cannot be read.
+static inline double checkpoint_tokens(const char *path) {
+    char file[CHECKPOINT_PATH_SIZE + 32];
+    CheckpointedRun run;
+    Scheduler s;
+    snprintf(file, sizeof file, "%.*s/checkpoint.json", CHECKPOINT_PATH_SIZE, path);
+    json_t *manifest = json_load_file(file, JSON_REJECT_DUPLICATES, NULL);
+    bool good = numbers_read(manifest, SCHEDULER_NUMBERS, &s) && numbers_read(manifest, RUN_NUMBERS, &run);
+    json_decref(manifest);
+    return good ? s.gradients_done * run.B * run.T : 0;
+}
+
 // One rank alone: the manifest of a checkpoint that a run of the same rule and number of
 // ranks has saved; the caller releases it. NULL: there is none to be read.
 static inline json_t *checkpoint_manifest(const CheckpointedRun *run, const char *path) {
@@ -429,6 +441,9 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     run->seconds = before.seconds;
     run->next_learning_rate = before.next_learning_rate;
     run->validated_commit = before.validated_commit;
+    run->best_commit = before.best_commit;
+    run->best_loss = before.best_loss;
+    run->worse = before.worse;
     if (source->workers != run->transport->size || scale != 1) {
         // The data continue where the furthest worker was, so that none are used twice.
         double begun = (double)furthest_worker(manifest) * source->workers;

@@ -339,15 +339,18 @@ static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Err
         for (int i = 0; i < run->damaged_count; i++) { // a damaged one of this commit is replaced
             if (run->damaged[i] == saver->commit) { run->damaged[i] = -1; }
         }
-        // Removes old checkpoints. The latest run->keep stay, and the first one at or
-        // beyond each multiple of run->keep_every (0: none). Checkpoints beyond the new
+        // Removes old checkpoints. The latest run->keep stay, the first one at or beyond each
+        // multiple of run->keep_every (0: none), and the best one. Checkpoints beyond the new
         // one, which this run passed over when it was resumed, stay and do not count; nor
         // do damaged ones, because somebody may want to look at them.
         int64_t every = run->keep_every, kept = 0;
         for (int64_t commit = saver->commit, older; is_main && commit >= 0; commit = older) {
             older = checkpoint_newest_sound(run, commit);
             bool first = every > 0 && commit / every > (older < 0 ? 0 : older) / every;
-            if (++kept > run->keep && !first) { tree_remove(checkpoint_paths(run->directory, commit).final); }
+            bool best = run->keep_best && commit == run->best_commit;
+            if (++kept > run->keep && !first && !best) {
+                tree_remove(checkpoint_paths(run->directory, commit).final);
+            }
         }
         run->saved_commit = saver->commit;
         run->saved_reports = saver->reports;

@@ -82,6 +82,8 @@ typedef struct Options {
     OptionChoice schedule;         // ScheduleKind
     OptionChoice decay;            // DecayChoice
     int64_t warmup;                // commits; -1: auto
+    int64_t decay_tokens;          // 0: auto
+    int64_t decay_now;             // 0: off, or done: then tokens and decay_tokens hold the result
     double weight_decay;           // -1: auto
     double beta1, beta2, eps;
     OptionChoice moments; // Precision
@@ -114,6 +116,8 @@ typedef struct Options {
     OptionText save_every; // options_save_times reads it
     int64_t keep;
     int64_t keep_every; // 0: none
+    bool keep_best;
+    int64_t stop_after; // validations; 0: off
     OptionText resume;  // "off", "auto", or a checkpoint
     OptionText trace;   // empty: none
 

@@ -320,10 +320,21 @@ static const OptionSpec option_table[] = {
     {OPTION("lr-by", RATE, OTHER_BITS), CHOICE_OPTION(learning_rate_by, "grads", "grads", "commits"), .help =
      "What the schedule counts. grads: micro-batches trained on, so that rules with other or varying "
      "batches have the same rate after the same tokens; commits: updates."},
-    {OPTION("schedule", RATE, OTHER_BITS), CHOICE_OPTION(schedule, "cosine", "cosine", "linear", "constant"),
-     .help =
-     "Shape of the decrease from --lr to --min-lr after the warm-up. constant stays at --lr, which suits "
-     "runs without a fixed end."},
+    {OPTION("schedule", RATE, OTHER_BITS),
+     CHOICE_OPTION(schedule, "cosine", "cosine", "linear", "wsd", "constant"), .help =
+     "Shape of the decrease from --lr to --min-lr. cosine and linear begin it after the warm-up. wsd "
+     "(warm-up, stable, decay) stays at --lr and falls at the end, as 1 - sqrt does. constant stays at --lr, "
+     "which suits runs whose end is not known: --decay-now ends them."},
+    {OPTION("decay-tokens", RATE, FROM_TOKENS), COUNT_OPTION(decay_tokens, "auto", 1, OPTION_NO_LIMIT, "N"),
+     .word = "auto", .excludes = "schedule constant", .follows = "tokens", .help =
+     "The last tokens of the run, over which the learning rate falls; before them it stays at --lr. k, M and "
+     "G may follow. auto: a fifth of the run for wsd, all after the warm-up for cosine and linear."},
+    {OPTION("decay-now", RATE, SAME_BITS), COUNT_OPTION(decay_now, "off", 1, OPTION_NO_LIMIT, "N"),
+     .word = "off", .needs = "resume", .excludes = "resume auto", .of_one_run = true,
+     .instead_of = "tokens, epochs, decay-tokens", .help =
+     "Lets the learning rate fall from --resume's checkpoint on, and ends the run N tokens later: a branch "
+     "that can be tried or published while the stable run goes on. It is --tokens and --decay-tokens worked "
+     "out from the checkpoint; a --schedule constant becomes wsd."},
     {OPTION("warmup", RATE, FROM_TOKENS), INTEGER_OPTION(warmup, "auto", 0, OPTION_NO_LIMIT, "COMMITS"),
      .word = "auto", .word_value = -1, .help =
      "The learning rate rises linearly over the first COMMITS updates. Longer is safer at a high rate and "
@@ -441,6 +452,13 @@ static const OptionSpec option_table[] = {
     {OPTION("keep-every", REPORT, SAME_BITS),
      INTEGER_OPTION(keep_every, "off", 1, OPTION_NO_LIMIT, "COMMITS"), .word = "off", .help =
      "The first checkpoint at or behind each multiple of this number of commits is kept as well."},
+    {OPTION("keep-best", REPORT, SAME_BITS), SWITCH_OPTION(keep_best, "off"),
+     .excludes = "val-batches none, save-every never", .help =
+     "Writes a checkpoint after every validation with a lower loss than all before it, and keeps the latest "
+     "of these beside --keep."},
+    {OPTION("stop-after", REPORT, SAME_BITS), INTEGER_OPTION(stop_after, "off", 1, 1e6, "N"), .word = "off",
+     .excludes = "val-batches none", .help =
+     "Ends the training after N validations in a row whose loss is not below the lowest before them."},
     {OPTION("resume", REPORT, SAME_BITS), TEXT_OPTION(resume, "off", 1, "off|auto|PATH"),
      .of_one_run = true, .help =
      "Continues from a checkpoint. auto: from the newest sound one in --out, where the log continues, too; "

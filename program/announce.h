@@ -56,10 +56,16 @@ static inline void print_batch(const Run *run) {
                run->bucket_reason);
     }
     bool constant = options->schedule == SCHEDULE_CONSTANT;
-    printf("rate       peak %g%s, %s to %g, warm-up %lld %ss, moved by %s\n", options->learning_rate,
+    char decay[NUMBER_TEXT_SIZE + 32] = "";
+    if (!constant && options->decay_tokens < options->tokens) {
+        snprintf(decay, sizeof decay, " in the last %s tokens",
+                 human_count((double)options->decay_tokens, text));
+    }
+    printf("rate       peak %g%s, %s to %g%s, warm-up %lld %ss, moved by %s\n", options->learning_rate,
            run->rate_reason, options_choice_name(options, &options->schedule),
-           constant ? options->learning_rate : options->minimum_learning_rate, (long long)options->warmup,
-           commit, options->learning_rate_by == RATE_BY_COMMITS ? "commits" : "micro-batch gradients");
+           constant ? options->learning_rate : options->minimum_learning_rate, decay,
+           (long long)options->warmup, commit,
+           options->learning_rate_by == RATE_BY_COMMITS ? "commits" : "micro-batch gradients");
     int matrices = 0;
     size_t elements = 0;
     for (int i = 0; i < run->tensor_count; i++) {
@@ -282,7 +288,8 @@ static inline void announce_run(Run *run, const Hello *hellos) {
 static inline void print_end(Run *run, uint64_t fingerprint, double exposed, bool saved, bool lost_data) {
     long long commits = (long long)run->scheduler.optimizer.commits;
     const Reports *reports = &run->reports;
-    bool stopped = run->scheduler.wishes.stop_agreed;
+    bool stopped = run->scheduler.wishes.stop_agreed, early = has_stopped_improving(run);
+    const CheckpointedRun *checkpointed = &run->checkpointed;
     double seconds = training_seconds(&run->clock),
            tokens = run->scheduler.gradients_done * reports->micro_batch_tokens;
     double waiting = exposed / (seconds - run->clock.before); // share of this part of the run
@@ -293,9 +300,9 @@ static inline void print_end(Run *run, uint64_t fingerprint, double exposed, boo
     text_for_shell(run->directory, word, sizeof word);
     terminal_clear(&run->terminal);
     if (run->nothing_left) {
-        printf("finished   nothing is left to do: this run had its %.0f tokens; a larger --tokens "
-               "continues it\n",
-               tokens);
+        printf(
+            "finished   nothing is left to do: this run had its %.0f tokens%s; a larger --%s continues it\n",
+            tokens, early ? ", the last without a lower loss" : "", early ? "stop-after" : "tokens");
     } else {
         if (reports->peak_flops > 0) {
             snprintf(share, sizeof share, ", %.1f %% of the peak", 100 * flops / reports->peak_flops);
@@ -316,6 +323,12 @@ static inline void print_end(Run *run, uint64_t fingerprint, double exposed, boo
         }
         printf("\n");
     }
+    if (checkpointed->worse > 0) {
+        printf("best       %.4f at %s %lld%s%s\n", checkpointed->best_loss, step_name(run->rule),
+               (long long)checkpointed->best_commit,
+               run->options.keep_best ? ", whose checkpoint is kept" : " (--keep-best on keeps such)",
+               early ? "; training ends, because no validation since then was better" : "");
+    }
     printf("memory     planned %.1f MB, used %.1f MB (%+.2f %%)\n", planned / 1e6, used / 1e6,
            100 * (used - planned) / planned);
     printf("parameters fingerprint %s, the same on every rank\n", print);
@@ -323,6 +336,7 @@ static inline void print_end(Run *run, uint64_t fingerprint, double exposed, boo
                  json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s}", "event", "end", "reason",
                            lost_data ? "data changed"
                            : stopped ? "asked to stop"
+                           : early   ? "no lower loss"
                                      : "done",
                            "commit", (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds",
                            log_real(seconds), "tokens_per_second", log_real(tokens / seconds),

@@ -47,6 +47,7 @@ static inline void open_checkpoints(Run *run) {
     options_save_times(options, &run->saving.times, &error); // cannot fail: it has been checked
     checkpointed->keep = options->keep;
     checkpointed->keep_every = options->keep_every;
+    checkpointed->keep_best = options->keep_best;
     checkpointed->fresh_moments = options->fresh_moments;
     checkpointed->product_processors = run->placement.product_processors;
     checkpointed->option_change_matters = option_change_matters;
@@ -254,6 +255,17 @@ static inline void check_resume(Run *run) {
     }
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
     keep_measured_choices(run);
+}
+
+// --decay-now: from the checkpoint on the rate falls, and so many tokens later the run ends. A
+// checkpoint that cannot be read is refused by check_resume.
+static inline void decay_from_checkpoint(Options *options) {
+    if (options->decay_now == 0) { return; }
+    options->tokens = (int64_t)ceil(checkpoint_tokens(options->resume)) + options->decay_now;
+    options->decay_tokens = options->decay_now;
+    options->epochs = 0;
+    options->decay_now = 0;
+    if (options->schedule == SCHEDULE_CONSTANT) { options->schedule = SCHEDULE_WSD; }
 }
 
 // All ranks, after scheduler_start: does what --resume asks for.

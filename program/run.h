@@ -90,6 +90,11 @@ static inline double training_seconds(const TrainingClock *clock) {
     return clock->before + clock_seconds() - clock->started - clock->paused;
 }
 
+// --stop-after: so many validations in a row were no better than one before.
+static inline bool has_stopped_improving(const Run *run) {
+    return run->options.stop_after > 0 && run->checkpointed.worse >= run->options.stop_after;
+}
+
 static inline int64_t tokens_per_micro_batch(const Run *run) { return (int64_t)run->B * run->T; }
 
 static inline int64_t tokens_done(const Run *run) {

@@ -80,6 +80,10 @@ static inline bool choose_rates(Run *run, Error *error) {
     if (options->schedule != SCHEDULE_CONSTANT && options_leave(options, &options->minimum_learning_rate)) {
         options->minimum_learning_rate = options->learning_rate / 10;
     }
+    if (options->epochs == 0 && options->schedule != SCHEDULE_CONSTANT &&
+        options_leave(options, &options->decay_tokens)) {
+        options->decay_tokens = options->schedule == SCHEDULE_WSD ? options->tokens / 5 : options->tokens;
+    }
     if (options_leave(options, &options->weight_decay)) { options->weight_decay = finetunes ? 0 : 0.1; }
     if (options->epochs == 0 && options_leave(options, &options->warmup)) {
         int64_t commits = (options->tokens + per_commit - 1) / per_commit,
@@ -174,6 +178,7 @@ static inline void choose_schedule(const Options *options, int ranks, SchedulerS
     bool by_commits = options->learning_rate_by == RATE_BY_COMMITS;
     double per_commit = (double)options_total_accumulate(options, ranks);
     double total = (double)options->tokens / (double)(options->micro_batch * options->seq_len);
+    double decay = (double)options->decay_tokens / (double)(options->micro_batch * options->seq_len);
     settings->target = ceil(total);
     settings->sequential = options->sequential;
     settings->rate_by_commits = by_commits;
@@ -183,6 +188,7 @@ static inline void choose_schedule(const Options *options, int ranks, SchedulerS
     settings->rate.step = by_commits ? 1 : per_commit;
     settings->rate.warmup = (double)options->warmup * settings->rate.step;
     settings->rate.total = by_commits ? total / per_commit : total;
+    settings->rate.decay = by_commits ? decay / per_commit : decay;
 }
 
 static inline SchedulerSettings choose_settings(const Setup *setup) {

@@ -1174,6 +1174,12 @@ static void one_rank_without_room_is_named(void **state) {
     assert_true(saved.count == 1 && saved.strangers == 0);
 }
 
+static Outcome run_well(Stage *stage, const char *arguments) {
+    Outcome outcome = program_run(stage, 0, arguments);
+    outcome_check(&outcome, 0, arguments);
+    return outcome;
+}
+
 // ---------------------------------------------------------------------------------------
 // Which checkpoints are kept, and models as a start
 
@@ -1191,6 +1197,40 @@ static void some_checkpoints_are_kept(void **state) {
     check_saved(stage, fleet->trainings[1].out, "24");
     check_saved(stage, fleet->trainings[2].out, "24");
     check_saved(stage, fleet->trainings[3].out, "12 18 24"); // the first ones beyond 8 and 16
+}
+
+// The log tells which validation was the best, and which the last that was waited for. A run that
+// is resumed has not forgotten either.
+static void the_best_is_kept_and_the_end_is_seen(void **state) {
+    Stage *stage = stage_of(state);
+    static const char options[] = "--optimizer %s --lr 0.1 --schedule constant --warmup 0 --val-every 4 "
+                                  "--stop-after 3 --keep-best on --keep 1 --tokens 100k";
+    static const char *const rules[] = {"ddp", "acco", "diloco --diloco-H 4"};
+    Fleet *fleet = fleet_new(stage);
+    for (int i = 0; i < 3; i++) { fleet_start(fleet, 2, options, rules[i]); }
+    fleet_finish(fleet);
+    for (int i = 0; i < 3; i++) {
+        double best = INFINITY, best_commit = 0, last = 0;
+        for (int n = 0; log_event_of(fleet->events[i], "validation", n) != NULL; n++) {
+            double loss = fleet_number(fleet, i, "validation", n, "loss");
+            last = fleet_number(fleet, i, "validation", n, "commit");
+            if (loss < best) { best_commit = last; }
+            best = fmin(best, loss);
+        }
+        char expected[64], again[512];
+        snprintf(expected, sizeof expected, "%g %g", best_commit, last);
+        check_saved(stage, fleet->trainings[i].out, expected);
+        if (last != best_commit + 12) { fail_msg("%s: ends at %g, best at %g", rules[i], last, best_commit); }
+        json_t *end = log_event_of(fleet->events[i], "end", -1);
+        assert_string_equal(json_string_value(json_object_get(end, "reason")), "no lower loss");
+        int used = snprintf(again, sizeof again, "--config base.json --resume auto --out %s ",
+                            fleet->trainings[i].out);
+        snprintf(again + used, sizeof again - (size_t)used, options, rules[i]);
+        Outcome outcome = program_run(stage, 2, again);
+        outcome_check(&outcome, 0, again);
+        text_check(outcome.output, "a larger --stop-after continues it", rules[i]);
+        check_saved(stage, fleet->trainings[i].out, expected);
+    }
 }
 
 // Somebody has moved a checkpoint away and left a link: only the link is removed.
@@ -1348,12 +1388,6 @@ static void a_text_goes_on_line_by_line(void **state) {
 }
 
 // On one rank.
-static Outcome run_well(Stage *stage, const char *arguments) {
-    Outcome outcome = program_run(stage, 0, arguments);
-    outcome_check(&outcome, 0, arguments);
-    return outcome;
-}
-
 // The rate in the last report of a run.
 static double last_rate(Stage *stage, const char *out) {
     json_t *events = log_read(stage, out), *report = NULL, *next;
@@ -1411,6 +1445,35 @@ static void a_longer_run_says_what_becomes_of_the_rate(void **state) {
 }
 
 // Batches that follow the time do not repeat, so no checkpoint of them goes on exactly.
+// A stable run whose end is not known, and a branch of it in which the rate falls: the bits are
+// those of a run whose end was known from the beginning.
+static void a_decay_branches_off_a_stable_run(void **state) {
+    Stage *stage = stage_of(state);
+    static const char *const rules[] = {"--optimizer ddp --inner muon", "--optimizer acco --accumulate 2",
+                                        "--optimizer diloco --diloco-H 4 --lr-by commits"};
+    Fleet *fleet = fleet_new(stage);
+    Fingerprint planned[3];
+    Training stable[3];
+    for (int i = 0; i < 3; i++) {
+        fleet_start(fleet, 2, "%s --warmup 3 --min-lr auto --schedule wsd --decay-tokens 512 --tokens 1536",
+                    rules[i]);
+        fleet_start(fleet, 2, "%s --warmup 3 --schedule constant --save-every 4 --keep 100 --tokens 2k",
+                    rules[i]);
+    }
+    fleet_finish(fleet);
+    for (int i = 0; i < 3; i++) {
+        planned[i] = fleet->prints[2 * i];
+        stable[i] = fleet->trainings[2 * i + 1];
+    }
+    fleet = fleet_new(stage);
+    for (int i = 0; i < 3; i++) {
+        fleet_start(fleet, 2, "%s --schedule constant --warmup 3 --resume %s --decay-now 512", rules[i],
+                    step_path(&stable[i], 16));
+    }
+    fleet_finish(fleet);
+    for (int i = 0; i < 3; i++) { check_print(&fleet->prints[i], &planned[i], rules[i]); }
+}
+
 static void adaptive_batches_are_not_exact(void **state) {
     Stage *stage = stage_of(state);
     run_well(stage, "--config base.json --optimizer acco --accumulate auto --out adaptive");
@@ -1724,6 +1787,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_folder_that_cannot_be_made_costs_only_checkpoints),
         CHECKPOINT_TEST(one_rank_without_room_is_named),
         CHECKPOINT_TEST(some_checkpoints_are_kept),
+        CHECKPOINT_TEST(the_best_is_kept_and_the_end_is_seen),
         CHECKPOINT_TEST(links_are_not_followed),
         CHECKPOINT_TEST(a_saved_model_begins_another_run),
         CHECKPOINT_TEST(a_model_of_others_begins_a_run),
@@ -1732,6 +1796,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_text_longer_than_the_model_is_said),
         CHECKPOINT_TEST(a_text_goes_on_line_by_line),
         CHECKPOINT_TEST(a_longer_run_says_what_becomes_of_the_rate),
+        CHECKPOINT_TEST(a_decay_branches_off_a_stable_run),
         CHECKPOINT_TEST(adaptive_batches_are_not_exact),
         CHECKPOINT_TEST(what_is_left_out_is_as_in_the_run),
         CHECKPOINT_TEST(the_fastest_format_is_chosen_once),

@@ -613,12 +613,15 @@ static void read_rate(const LoggedOptions *logged, ReplaySettings *settings, dou
     settings->rate_by_commits = logged_is(logged, "lr-by", "commits");
     rate->kind = logged_is(logged, "schedule", "cosine")   ? SCHEDULE_COSINE
                  : logged_is(logged, "schedule", "linear") ? SCHEDULE_LINEAR
+                 : logged_is(logged, "schedule", "wsd")    ? SCHEDULE_WSD
                                                            : SCHEDULE_CONSTANT;
     rate->peak = logged_number(logged, "lr", NAN);
     rate->minimum = logged_number(logged, "min-lr", NAN);
     rate->step = settings->rate_by_commits ? 1 : per_commit;
     rate->warmup = logged_number(logged, "warmup", NAN) * rate->step;
     rate->total = logged_number(logged, "tokens", 0) / tokens_per_micro_batch /
+                  (settings->rate_by_commits ? per_commit : 1);
+    rate->decay = logged_number(logged, "decay-tokens", 0) / tokens_per_micro_batch /
                   (settings->rate_by_commits ? per_commit : 1);
 }
 

@@ -365,7 +365,13 @@ static void tensors_of_adamw_join_where_they_touch(void **state) {
 // The learning rate
 
 static LearningRate schedule_of(ScheduleKind kind) {
-    LearningRate schedule = {kind, 2.0, 0.2, 4.0, 20.0, 100.0};
+    LearningRate schedule = {.kind = kind,
+                             .peak = 2.0,
+                             .minimum = 0.2,
+                             .step = 4.0,
+                             .warmup = 20.0,
+                             .total = 100.0,
+                             .decay = 100.0};
     return schedule;
 }
 
@@ -384,7 +390,7 @@ static void expect_rates(const LearningRate *schedule, const RateAt *expected, i
 static void the_rate_warms_up_linearly(void **state) {
     (void)state;
     static const RateAt warmup[] = {{0, 0.4}, {4, 0.8}, {8, 1.2}, {12, 1.6}, {16, 2.0}, {20, 2.0}};
-    for (int kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind <= SCHEDULE_CONSTANT; kind++) {
         LearningRate schedule = schedule_of((ScheduleKind)kind);
         expect_rates(&schedule, warmup, 6);
     }
@@ -403,6 +409,16 @@ static void the_rate_decays_as_it_says(void **state) {
     expect_rates(&schedule, linear, 6);
     schedule = schedule_of(SCHEDULE_COSINE);
     expect_rates(&schedule, cosine, 6);
+    // The last 40 alone: 0.2 + 1.8 * (1 - sqrt(1 / 4)), and of the others the halves of theirs.
+    static const RateAt wsd[] = {{40, 2}, {60, 2}, {70, 1.1}, {82.5, 0.65}, {100, 0.2}, {1e6, 0.2}};
+    static const RateAt late[] = {{40, 2}, {60, 2}, {80, 1.1}, {100, 0.2}};
+    schedule = schedule_of(SCHEDULE_WSD);
+    schedule.decay = 40;
+    expect_rates(&schedule, wsd, 6);
+    schedule.kind = SCHEDULE_COSINE;
+    expect_rates(&schedule, late, 4);
+    schedule.kind = SCHEDULE_LINEAR;
+    expect_rates(&schedule, late, 4);
 }
 
 static void the_rate_starts_at_the_peak_without_warmup(void **state) {
@@ -425,7 +441,7 @@ static void the_rate_starts_at_the_peak_without_warmup(void **state) {
 static void a_run_shorter_than_its_warmup_has_rates(void **state) {
     (void)state;
     static const RateAt ramp[] = {{0, 0.4}, {8, 1.2}, {12, 1.6}};
-    for (int kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind <= SCHEDULE_CONSTANT; kind++) {
         for (int total = 0; total <= 20; total += 10) {
             LearningRate schedule = schedule_of((ScheduleKind)kind);
             schedule.total = total;

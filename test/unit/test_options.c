@@ -162,7 +162,7 @@ static void test_columns_name_options_that_exist(void **state) {
             if (option_find(name) != NULL) { fail_msg("--%s is also --%s", option->name, name); }
         }
     }
-    assert_int_equal(named, 19);
+    assert_int_equal(named, 27);
 }
 
 // An option that is only for some rules names rules that can be chosen. Otherwise nobody

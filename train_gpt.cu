@@ -235,8 +235,8 @@ static void choose_alone(Run *run) {
     Transport *transport = &run->transport;
     Error error = {""};
     launch_threads(transport->local_size, (int)options->threads, &run->threads);
-    decay_from_checkpoint(options);
-    bool good = placement_choose_device(placement, options, transport->local_rank, false, &error) &&
+    bool good = decay_from_checkpoint(options, &error) &&
+                placement_choose_device(placement, options, transport->local_rank, false, &error) &&
                 placement_choose_precision(placement, options, &error) &&
                 launch_check_copies(transport->size, transport_has_mpi(), &error) &&
                 choose_model(run, &error) && open_data(run, &error) && choose_length(run, &error) &&

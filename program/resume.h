@@ -259,13 +259,22 @@ static inline void check_resume(Run *run) {
 
 // --decay-now: from the checkpoint on the rate falls, and so many tokens later the run ends. A
 // checkpoint that cannot be read is refused by check_resume.
-static inline void decay_from_checkpoint(Options *options) {
-    if (options->decay_now == 0) { return; }
-    options->tokens = (int64_t)ceil(checkpoint_tokens(options->resume)) + options->decay_now;
+static inline bool decay_from_checkpoint(Options *options, Error *error) {
+    int64_t commit;
+    if (options->decay_now == 0) { return true; }
+    options->tokens = (int64_t)ceil(checkpoint_tokens(options->resume, &commit)) + options->decay_now;
+    if (commit > 0 && commit < options->warmup) {
+        return error_set(
+            error,
+            "--decay-now: at commit %lld of %.300s the rate still rises, for %lld commits: take a "
+            "later checkpoint, or give a --warmup of at most %lld",
+            (long long)commit, options->resume, (long long)options->warmup, (long long)commit);
+    }
     options->decay_tokens = options->decay_now;
     options->epochs = 0;
     options->decay_now = 0;
     if (options->schedule == SCHEDULE_CONSTANT) { options->schedule = SCHEDULE_WSD; }
+    return true;
 }
 
 // All ranks, after scheduler_start: does what --resume asks for.

@@ -1472,6 +1472,10 @@ static void a_decay_branches_off_a_stable_run(void **state) {
     }
     fleet_finish(fleet);
     for (int i = 0; i < 3; i++) { check_print(&fleet->prints[i], &planned[i], rules[i]); }
+    char early[256];
+    snprintf(early, sizeof early, "--optimizer ddp --warmup 5 --resume %s --decay-now 512",
+             step_path(&stable[0], 4));
+    check_refused(stage, 2, "early", early, "the rate still rises, for 5 commits");
 }
 
 static void adaptive_batches_are_not_exact(void **state) {

@@ -29,6 +29,7 @@ typedef enum OptionsCommand {
     COMMAND_EVAL,
     COMMAND_PLAN,
     COMMAND_TOKENIZE,
+    COMMAND_AVERAGE,
     COMMAND_HELP,
     COMMAND_HELP_MARKDOWN,
     COMMAND_VERSION
@@ -118,6 +119,7 @@ typedef struct Options {
     int64_t keep_every; // 0: none
     bool keep_best;
     int64_t stop_after; // validations; 0: off
+    int64_t last;       // checkpoints, of average
     OptionText resume;  // "off", "auto", or a checkpoint
     OptionText trace;   // empty: none
 

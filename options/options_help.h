@@ -66,6 +66,7 @@ static inline void options_print_usage(FILE *file) {
           "  train_gpt eval --from DIR --data FILE   perplexity, LAMBADA, HellaSwag\n"
           "  train_gpt plan [--name value ...]       how much memory and time it would take\n"
           "  train_gpt tokenize --out PREFIX         makes token files of JSON lines\n"
+          "  train_gpt average --from RUN --out DIR  the mean of its last checkpoints\n"
           "  train_gpt help TOPIC                    explains a topic; help all: everything\n"
           "  train_gpt --version                     how the program was built\n",
           file);
@@ -73,7 +74,7 @@ static inline void options_print_usage(FILE *file) {
 
 // What fits a screen: 24 lines of 80 columns.
 static inline void options_print_overview(FILE *file) {
-    fputs("train_gpt trains GPT-2 and GPT-Neo models on CPUs and GPUs.\n\n", file);
+    fputs("train_gpt trains GPT-2 and GPT-Neo models on CPUs and GPUs.\n", file);
     options_print_usage(file);
     fputs("\n  mpirun --bind-to none -np 2 ./train_gpt --tokens 2M\n\n"
           "A topic is a command, an option, a rule of --optimizer, or a group of options:\n",
@@ -105,7 +106,10 @@ static inline void command_print_help(FILE *file, OptionsCommand command) {
               file);
     } else {
         fprintf(file, "train_gpt %s --from DIR%s\n\n", command_names[command],
-                command == COMMAND_EVAL ? " --data FILE" : "");
+                command == COMMAND_EVAL      ? " --data FILE"
+                : command == COMMAND_AVERAGE ? " --last N --out DIR\n\nThe mean of a run's last checkpoints' "
+                                               "weights becomes a model in DIR."
+                                             : "");
     }
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const OptionSpec *option = &option_table[i];

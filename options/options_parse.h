@@ -529,8 +529,8 @@ static inline bool options_next(int argc, char **argv, int *position, const Opti
 }
 
 enum { COMMANDS_BY_NAME = COMMAND_HELP + 1 };
-static const char *const command_names[COMMANDS_BY_NAME] = {"train", "sample",   "eval",
-                                                            "plan",  "tokenize", "help"};
+static const char *const command_names[COMMANDS_BY_NAME] = {"train",    "sample",  "eval", "plan",
+                                                            "tokenize", "average", "help"};
 
 // Reads the command, behind help its topic, and options without a value; sets *position
 // to the first option. -h asks for the overview, --help for all or a command's use.
@@ -576,9 +576,9 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
 }
 
 static inline bool options_check_use(OptionsCommand command, const OptionSpec *option, Error *error) {
-    static const char *const names[] = {"training", "train_gpt sample", "train_gpt eval", "train_gpt plan",
-                                        "train_gpt tokenize"};
-    char users[128] = "";
+    static const char *const names[] = {"training",       "train_gpt sample",   "train_gpt eval",
+                                        "train_gpt plan", "train_gpt tokenize", "train_gpt average"};
+    char users[160] = "";
     if (option_is_of_command(option, command)) { return true; }
     for (int user = COMMAND_TRAIN, used = 0; user < COMMAND_HELP; user++) {
         if (!option_is_of_command(option, (OptionsCommand)user)) { continue; }

@@ -58,7 +58,8 @@ enum {
     FOR_TRAINING = 1 << COMMAND_TRAIN | FOR_PLANS,
     FOR_SAMPLES = 1 << COMMAND_SAMPLE,
     FOR_EVALUATION = 1 << COMMAND_EVAL,
-    FOR_TOKENS = 1 << COMMAND_TOKENIZE
+    FOR_TOKENS = 1 << COMMAND_TOKENIZE,
+    FOR_AVERAGES = 1 << COMMAND_AVERAGE
 };
 
 enum { OPTION_CHOICES_MAX = 12, OPTION_VALUE_SIZE = 512 };
@@ -269,7 +270,8 @@ static const OptionSpec option_table[] = {
      "A preset (of GPT-Neo: tiny, 36M, 125M, 1.3B, 2.7B; of GPT-2: gpt2, gpt2-medium, gpt2-large, "
      "gpt2-xl) or the path of a Hugging Face config.json with model_type gpt_neo or gpt2."},
     {OPTION("from", DATA, COMPARED_APART), TEXT_OPTION(from, "", 0, "DIR"),
-     .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION, .instead_of = "model, finetune", .help =
+     .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_AVERAGES,
+     .instead_of = "model, finetune", .help =
      "A Hugging Face directory of a GPT-2 or GPT-Neo to start from (config.json and model.safetensors), or a "
      "checkpoint, which contains one, or a run, for its newest checkpoint. It takes the place of --model."},
     {OPTION("finetune", DATA, COMPARED_APART), TEXT_OPTION(finetune, "", 0, "DIR"), .instead_of = "model",
@@ -459,6 +461,9 @@ static const OptionSpec option_table[] = {
     {OPTION("stop-after", REPORT, SAME_BITS), INTEGER_OPTION(stop_after, "off", 1, 1e6, "N"), .word = "off",
      .excludes = "val-batches none", .help =
      "Ends the training after N validations in a row whose loss is not below the lowest before them."},
+    {OPTION("last", REPORT, SAME_BITS), INTEGER_OPTION(last, "3", 1, 1e6, "N"), .commands = FOR_AVERAGES,
+     .help =
+     "How many of the newest checkpoints of --from are averaged."},
     {OPTION("resume", REPORT, SAME_BITS), TEXT_OPTION(resume, "off", 1, "off|auto|PATH"),
      .of_one_run = true, .help =
      "Continues from a checkpoint. auto: from the newest sound one in --out, where the log continues, too; "
@@ -468,7 +473,7 @@ static const OptionSpec option_table[] = {
      .of_one_run = true, .help =
      "With --resume: on loads a checkpoint whose --inner was another one, and its moments start from zero."},
     {OPTION("out", REPORT, SAME_BITS), TEXT_OPTION(out, "auto", 1, "DIR|auto"),
-     .commands = FOR_TRAINING | FOR_TOKENS, .of_one_run = true, .also = "output-dir", .help =
+     .commands = FOR_TRAINING | FOR_TOKENS | FOR_AVERAGES, .of_one_run = true, .also = "output-dir", .help =
      "The run's directory, created with its parents; a directory that already holds a run is refused. auto: "
      "runs/MODEL-OPTIMIZER-N with the first free N."},
     {OPTION("trace", REPORT, SAME_BITS), TEXT_OPTION(trace, "", 0, "FILE"), .of_one_run = true, .help =

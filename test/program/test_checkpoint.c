@@ -6,7 +6,7 @@
 // The model is so small that a checkpoint takes a millisecond. These tests mostly wait
 // for ranks to start, so they start many at once.
 #define _GNU_SOURCE // prlimit
-#include "checkpoint/safetensors.h"
+#include "checkpoint/hf_model.h"
 #include "test/program/fleet.h"
 
 #include <dirent.h>
@@ -1233,6 +1233,48 @@ static void the_best_is_kept_and_the_end_is_seen(void **state) {
     }
 }
 
+static float *read_model(const Stage *stage, const char *name, size_t *count) {
+    char path[STAGE_PATH_SIZE];
+    HfModel model;
+    Error error;
+    assert_true(hf_model_open(&model, stage_path(stage, name, path), &error));
+    *count = model.table.parameter_count;
+    float *values = (float *)malloc(*count * sizeof(float));
+    hf_model_read(&model, values);
+    hf_model_close(&model);
+    return values;
+}
+
+static void the_last_checkpoints_are_averaged(void **state) {
+    Stage *stage = stage_of(state);
+    run_well(stage, "--config base.json --optimizer ddp --save-every 6 --keep 9 --out swinging");
+    run_well(stage, "average --from swinging --last 3 --out mean");
+    static const char *const names[] = {"mean", "swinging/checkpoints/commit-12/model",
+                                        "swinging/checkpoints/commit-18/model",
+                                        "swinging/checkpoints/commit-24/model"};
+    float *values[4];
+    size_t count = 0;
+    for (int i = 0; i < 4; i++) { values[i] = read_model(stage, names[i], &count); }
+    for (size_t i = 0; i < count; i++) {
+        double mean = ((double)values[1][i] + (double)values[2][i] + (double)values[3][i]) / 3;
+        if (!(fabs((double)values[0][i] - mean) <= 1e-6 * fmax(1, fabs(mean)))) {
+            fail_msg("parameter %zu: %.9g, expected %.9g", i, (double)values[0][i], mean);
+        }
+    }
+    for (int i = 0; i < 4; i++) { free(values[i]); }
+    static const char *const refused[][2] = {
+        {"average --from swinging --last 9 --out more", "has 4 checkpoints"},
+        {"average --from swinging --out mean", "cannot create the directory"},
+        {"average --from mean --out other", "average needs --from RUN"},
+        {"average --from swinging", "average needs --from RUN"},
+        {"average --from swinging --out other --lr 1", "--lr has no effect on train_gpt average"}};
+    for (int i = 0; i < 5; i++) {
+        Outcome outcome = program_run(stage, 0, refused[i][0]);
+        outcome_check(&outcome, 2, refused[i][0]);
+        text_check(outcome.errors, refused[i][1], refused[i][0]);
+    }
+}
+
 // Somebody has moved a checkpoint away and left a link: only the link is removed.
 static void links_are_not_followed(void **state) {
     Stage *stage = stage_of(state);
@@ -1792,6 +1834,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(one_rank_without_room_is_named),
         CHECKPOINT_TEST(some_checkpoints_are_kept),
         CHECKPOINT_TEST(the_best_is_kept_and_the_end_is_seen),
+        CHECKPOINT_TEST(the_last_checkpoints_are_averaged),
         CHECKPOINT_TEST(links_are_not_followed),
         CHECKPOINT_TEST(a_saved_model_begins_another_run),
         CHECKPOINT_TEST(a_model_of_others_begins_a_run),

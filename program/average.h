@@ -1,0 +1,69 @@
+// average.h: train_gpt average, the mean of the last checkpoints' weights as a model.
+//
+//     train_gpt average --from RUN --last 5 --out DIR
+//
+// With a constant or a slowly falling rate weights swing around a mean that is often better than
+// any of them (stochastic weight averaging, arXiv 1803.05407). One process, on the host.
+#ifndef ACCO_PROGRAM_AVERAGE_H
+#define ACCO_PROGRAM_AVERAGE_H
+
+#include "program/agreement.h"
+
+// mean (table.parameter_count) <- the mean of itself, which is that of `count` models, and the model
+// of checkpoint `commit`. The first one allocates it, and opens *first. False with an error.
+static inline bool average_add(HfModel *first, float **mean, int64_t count, const char *model, Error *error) {
+    HfModel other;
+    HfModel *opened = count == 0 ? first : &other;
+    if (!hf_model_open(opened, model, error)) { return false; }
+    size_t parameters = opened->table.parameter_count;
+    bool same = parameters == first->table.parameter_count;
+    float *values = (float *)malloc(parameters * sizeof(float));
+    if (count == 0) { *mean = (float *)calloc(parameters, sizeof(float)); }
+    bool good = same ? (values != NULL && *mean != NULL) || error_set(error, "no memory for two models")
+                     : error_set(error, "%.300s is another model than the others", model);
+    if (good) {
+        hf_model_read(opened, values);
+        for (size_t i = 0; i < parameters; i++) {
+            (*mean)[i] += (values[i] - (*mean)[i]) / (float)(count + 1);
+        }
+    }
+    free(values);
+    if (count > 0) { hf_model_close(&other); }
+    return good;
+}
+
+// options->from: the model in a run's newest checkpoint (find_models).
+static inline int command_average(const Options *options) {
+    Error error = {""};
+    HfModel first = {.files = NULL};
+    float *mean = NULL;
+    char folder[PATH_MAX], model[PATH_MAX + 64];
+    const char *name = strstr(options->from, "/commit-"); // RUN/checkpoints/commit-N/model
+    for (const char *next = name; next != NULL; next = strstr(next + 1, "/commit-")) { name = next; }
+    if (name == NULL || strcmp(options->out, "auto") == 0) {
+        error_set(&error, "average needs --from RUN, a run with checkpoints, and --out DIR for the model");
+        exit_user_mistake(&error);
+    }
+    snprintf(folder, sizeof folder, "%.*s", (int)(name - options->from), options->from);
+    int64_t count = 0, commit = INT64_MAX;
+    bool good = true;
+    for (; count < options->last && good; count += good) {
+        commit = checkpoint_newest_in(folder, commit);
+        if (commit < 0) { break; }
+        snprintf(model, sizeof model, "%s/commit-%lld/model", folder, (long long)commit);
+        good = average_add(&first, &mean, count, model, &error);
+        if (good) { printf("averaged   %s\n", model); }
+    }
+    if (good && count < options->last) {
+        good = error_set(&error, "--last %lld: %.300s has %lld checkpoint%s (--keep says how many stay)",
+                         (long long)options->last, folder, (long long)count, count == 1 ? "" : "s");
+    }
+    good = good && hf_model_save(options->out, &first.config, &first.table, mean, options->from, &error);
+    if (!good) { exit_user_mistake(&error); }
+    printf("model      %s; eval, sample and --from take it\n", options->out);
+    free(mean);
+    hf_model_close(&first);
+    return 0;
+}
+
+#endif

@@ -2,7 +2,8 @@
 //
 //   micro-batch         mean time of rank 0 over its reports, and how much that varies
 //   crowding            wall time divided by CPU time of a micro-batch. Above 1, ranks compete for
-//                       cores; with more ranks computing at the same time it grows
+//                       cores; with more ranks computing at the same time it grows. Ranks that take
+//                       turns for whole rounds do not show it: then their threads over the cores
 //   tokens per second   of all ranks, communication included
 #ifndef ACCO_PLAN_LIKE_H
 #define ACCO_PLAN_LIKE_H
@@ -13,6 +14,7 @@
 typedef struct LikeRun {
     int ranks, ranks_of_host; // the latter: of the host of rank 0
     bool on_gpu;              // rank 0
+    double threads, cores;    // of rank 0, and of its host
     double parameters;
     double tokens;                       // of a micro-batch
     double micro_batch, micro_batch_cpu; // seconds
@@ -35,6 +37,8 @@ static inline void like_take_start(const json_t *event, LikeRun *like) {
     const json_t *first = json_array_get(ranks, 0), *host = json_object_get(first, "host");
     const char *device = json_string_value(json_object_get(first, "device"));
     like->on_gpu = device != NULL && strcmp(device, "CPU") != 0;
+    like->threads = like_number(first, "threads");
+    like->cores = like_number(first, "cores");
     like->ranks = (int)json_array_size(ranks);
     like->ranks_of_host = 0;
     for (int rank = 0; rank < like->ranks; rank++) {
@@ -109,9 +113,15 @@ static inline bool like_read(const char *name, LikeRun *like, Error *error) {
     return true;
 }
 
-// Sets what the run tells of its machines, for micro-batches of so many tokens. again:
-// the plan is for that very run, which had as many ranks.
-static inline void like_set_machine(const LikeRun *like, double tokens, bool again, Machine *machine) {
+// Threads for each core of the host where so many ranks share it, at least 1.
+static inline double like_crowd(const LikeRun *like, int ranks) {
+    return like->cores > 0 ? fmax(ranks * like->threads / like->cores, 1) : 1;
+}
+
+// Sets what the run tells of its machines, for micro-batches of so many tokens. again: the plan
+// is for that very run, which had as many ranks. together: ranks of the plan that share a host.
+static inline void like_set_machine(const LikeRun *like, double tokens, bool again, int together,
+                                    Machine *machine) {
     machine->micro_batch = like->micro_batch * tokens / like->tokens;
     machine->variation = fmin(like->variation, 1);
     if (like->on_gpu || !(like->micro_batch_cpu > 0)) { return; } // threads of the host tell nothing of a GPU
@@ -119,7 +129,8 @@ static inline void like_set_machine(const LikeRun *like, double tokens, bool aga
     // Others had the cores only while they computed. In another plan they may always
     // compute.
     double share = !again && like->computing > 0.2 && like->computing < 1 ? like->computing : 1;
-    double full = 1 + (crowding - 1) / share;
+    double crowd = like_crowd(like, together), was = like_crowd(like, like->ranks_of_host);
+    double full = fmax(crowd, crowd < was ? 1 : 1 + (crowding - 1) / share);
     machine->micro_batch *= full / crowding;
     machine->exchange_bytes_per_second /= full;
     machine->memory_bytes_per_second /= full;

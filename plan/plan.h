@@ -318,7 +318,10 @@ static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again
     char reason[RULE_TEXT], text[NUMBER_TEXT_SIZE];
     Machine machine = machine_of_setup(setup, like == NULL ? micro_batch_seconds(setup, reason) : 0);
     if (like != NULL) {
-        like_set_machine(like, tokens, again, &machine);
+        const Transport *transport = setup->transport;
+        bool emulated = options_emulate_link(options); // between ranks of one host
+        int together = emulated ? transport->size : transport->size / transport->hosts.hosts;
+        like_set_machine(like, tokens, again, together, &machine);
         snprintf(reason, sizeof reason, "as in %.200s%s", options->like,
                  tokens != like->tokens ? ", in proportion to its tokens" : "");
     }

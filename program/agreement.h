@@ -99,6 +99,7 @@ static inline const Hello *exchange_hellos(Run *run) {
     memset(&mine, 0, sizeof mine);
     mine.pid = (int)getpid();
     mine.threads = run->threads.threads;
+    mine.cores = run->threads.cores;
     const Gpu *gpu = placement_gpu(&run->placement);
     snprintf(mine.device, sizeof mine.device, "%.60s", gpu != NULL ? gpu->name : "CPU");
     if (gpu != NULL) {

@@ -250,9 +250,10 @@ static inline void announce_run(Run *run, const Hello *hellos) {
     // The event "start" has all that is needed to repeat the run.
     json_t *ranks = json_array(), *memory = json_object();
     for (int rank = 0; rank < run->transport.size; rank++) {
-        json_array_append_new(ranks, json_pack("{s:o, s:i, s:i, s:o}", "host", log_text(hellos[rank].host),
-                                               "pid", hellos[rank].pid, "threads", hellos[rank].threads,
-                                               "device", log_text(hellos[rank].device)));
+        json_array_append_new(ranks,
+                              json_pack("{s:o, s:i, s:i, s:i, s:o}", "host", log_text(hellos[rank].host),
+                                        "pid", hellos[rank].pid, "threads", hellos[rank].threads, "cores",
+                                        hellos[rank].cores, "device", log_text(hellos[rank].device)));
     }
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
         json_object_set_new(memory, memory_class_name((MemoryClass)i),

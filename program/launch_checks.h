@@ -24,6 +24,7 @@
 // What every rank tells the others at the start.
 typedef struct Hello {
     int pid, threads;
+    int cores;         // of its host, that ranks may use
     int capability;    // of its GPU; 0: it computes on the CPU
     size_t gpu_memory; // bytes
     char host[64], device[64], bus[32];
@@ -31,7 +32,7 @@ typedef struct Hello {
 } Hello;
 
 typedef struct ThreadChoice {
-    int threads;
+    int threads, cores;
     char reason[256];  // why this many
     char warning[512]; // empty: nothing to warn about
 } ThreadChoice;
@@ -101,6 +102,7 @@ static inline void launch_choose_threads(int mask_cores, int node_cores, int loc
     int share = node_cores / local_ranks < 1 ? 1 : node_cores / local_ranks;
     int threads = asked > 0 ? asked : mask_cores < share ? mask_cores : share;
     choice->threads = threads;
+    choice->cores = node_cores;
     choice->warning[0] = '\0';
     if (asked > 0) {
         snprintf(choice->reason, sizeof choice->reason, "asked for with --threads");

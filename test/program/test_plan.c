@@ -415,6 +415,42 @@ static void a_plan_takes_the_times_of_a_run(void **state) {
     json_decref(events);
 }
 
+// Four ranks of a thread each on two cores take turns for whole rounds, so no micro-batch shows it.
+// A plan for the same four knows that they have half a core each, and one for four homes that they
+// have one, though the run was as crowded.
+static void a_plan_like_a_crowded_run_knows_its_cores(void **state) {
+    Stage *stage = *state;
+    static const char rank[] = "{\"host\": \"a\", \"threads\": 1, \"cores\": 2, \"device\": \"CPU\"}";
+    char log[2048];
+    int used = snprintf(log, sizeof log,
+                        "{\"event\": \"start\", \"parameters\": 857344, \"options\": {\"micro-batch\": 1, "
+                        "\"seq-len\": 64}, \"ranks\": [%s, %s, %s, %s]}\n",
+                        rank, rank, rank, rank);
+    for (int i = 1; i <= 3; i++) {
+        used += snprintf(log + used, sizeof log - (size_t)used,
+                         "{\"event\": \"report\", \"seconds\": %d, \"tokens\": %d, \"steps\": 10, "
+                         "\"micro_batch_ms\": 3.0, \"micro_batch_cpu_ms\": 2.5, \"grads_per_commit\": 16, "
+                         "\"compute_ms\": 12, \"tokens_per_second\": 10240}\n",
+                         i, 10240 * i);
+    }
+    shell(stage, "mkdir -p crowded");
+    stage_write(stage, "crowded/log.jsonl", log);
+    static const struct {
+        const char *options;
+        double milliseconds;
+    } cases[] = {{"--link-mbit 100", 5.0}, {"--host-mbit 100 --ranks-per-host 1", 2.5}};
+    for (int i = 0; i < 2; i++) {
+        char arguments[256];
+        Outcome outcome;
+        snprintf(arguments, sizeof arguments, "--like crowded --ranks 4 --seq-len 64 --micro-batch 1 %s",
+                 cases[i].options);
+        json_t *plan = plan_json(stage, arguments, &outcome);
+        double found = log_number(plan, "micro_batch_ms");
+        if (!(fabs(found - cases[i].milliseconds) < 1e-6)) { fail_msg("%s: %g ms", arguments, found); }
+        json_decref(plan);
+    }
+}
+
 // A plan like a run that waited for its network, with no other option: it has the ranks and the
 // options of that run, finds how fast its network was, and says what would take less time, the best
 // first.
@@ -536,6 +572,7 @@ int main(int argc, char **argv) {
         STAGE_TEST(stage_of_all, a_recommended_command_trains),
         STAGE_TEST(stage_of_all, a_plan_for_a_slower_link_is_slower),
         STAGE_TEST(stage_of_all, a_plan_takes_the_times_of_a_run),
+        STAGE_TEST(stage_of_all, a_plan_like_a_crowded_run_knows_its_cores),
         STAGE_TEST(stage_of_all, a_plan_like_a_run_says_what_would_be_faster),
         STAGE_TEST(stage_of_all, what_a_plan_cannot_use_is_refused),
     };

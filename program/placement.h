@@ -139,16 +139,18 @@ typedef struct GpuFleet {
     size_t buffers; // bytes of NCCL's messages, the same on all ranks
 } GpuFleet;
 
-// Bytes of NCCL's messages on a GPU: small beside the model.
-static inline size_t placement_nccl_bytes(size_t gpu_memory) {
-    return size_min(NCCL_BUFFER_BYTES, gpu_memory / 1000);
+// Bytes of NCCL's messages on a GPU: small beside the model. From 512 ranks on they grow with
+// these, whose shares of the model shrink: a message to each would become so short that its
+// own cost counts (dev/results/scale-2026-11-25.md).
+static inline size_t placement_nccl_bytes(size_t gpu_memory, int ranks) {
+    return size_min(NCCL_BUFFER_BYTES, gpu_memory / 500) * size_max(1, (size_t)ranks / 256);
 }
 
 // Compares the GPUs of all ranks. Sets how many ranks share this one's GPU, and names the first
 // rank that does not compute on what most ranks compute on. hellos (ranks).
 static inline GpuFleet placement_compare_gpus(Placement *placement, const Hello *hellos, int ranks,
                                               int own_rank) {
-    GpuFleet fleet = {false, false, NCCL_BUFFER_BYTES};
+    GpuFleet fleet = {false, false, SIZE_MAX};
     const Hello *usual = hellos, *odd = hellos;
     int most = 0;
     for (int rank = 0; rank < ranks; rank++) {
@@ -167,7 +169,7 @@ static inline GpuFleet placement_compare_gpus(Placement *placement, const Hello 
         if (rank == own_rank && placement->on_gpu) { placement->sharing = sharing; }
         fleet.shared = fleet.shared || sharing > 1;
         fleet.mixed = fleet.mixed || hello->capability != hellos[0].capability;
-        fleet.buffers = size_min(fleet.buffers, placement_nccl_bytes(hello->gpu_memory));
+        fleet.buffers = size_min(fleet.buffers, placement_nccl_bytes(hello->gpu_memory, ranks));
     }
     while (odd < hellos + ranks && strcmp(odd->device, usual->device) == 0) { odd++; }
     if (odd < hellos + ranks) {
@@ -305,7 +307,7 @@ static inline void placement_plan_gpu_exchange(Placement *placement, const Optio
     bool has_nccl = nccl_is_built_in() || !gpu_is_built_in();
     placement->uses_nccl = placement->on_gpu && has_nccl && options->gpu_exchange != GPU_EXCHANGE_HOST &&
                            options->ranks > 1 && placement_uneven(options) == NULL;
-    placement->nccl.buffer_limit = placement_nccl_bytes(placement->gpu.memory_total);
+    placement->nccl.buffer_limit = placement_nccl_bytes(placement->gpu.memory_total, (int)options->ranks);
     placement->all_cast = placement->on_gpu && placement->precision == PRECISION_BF16 && options->ranks > 1;
 }
 

@@ -29,7 +29,7 @@ typedef struct Placement {
     ProductRates product_rates; // of the slowest one
     Nccl nccl;
     bool uses_nccl;
-    int product_processors; // of the GPU, that matrix products may count on; 0: all
+    int product_processors; // of the GPU, that products beside an exchange may count on; 0: all
     int sharing;            // how many ranks compute on this rank's GPU, itself included
     int ranks_on_gpus;      // how many of all ranks compute on GPUs
     bool all_cast;          // there are several ranks, and all compute with bf16 casts of the parameters
@@ -207,7 +207,7 @@ static inline int placement_taken_ctas(int ctas, bool library) {
     return library || ctas == 1 ? ctas : 2 * placement_power_below(ctas - 1);
 }
 
-// Opens NCCL, and plans the products beside it for the processors that it leaves.
+// Opens NCCL; products beside it are planned for the processors that it leaves.
 static inline bool placement_open_nccl(Placement *placement, const Options *options, Transport *transport,
                                        size_t buffers, Error *error) {
     int processors = placement->gpu.sm_count, ctas = (int)options->nccl_ctas;
@@ -225,13 +225,11 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
                          "computation, with %d level%s of exchange: at most %d",
                          ctas, processors, levels, levels == 1 ? "" : "s", most);
     }
-    // A local rule with no job between its steps computes nothing while it communicates.
-    const Rule *rule = options_rule(options);
-    bool hides = options->overlap && (rule->kind != RULE_LOCAL || rule->job_in_flight_between_commits);
-    placement->product_processors = hides ? processors - taken : 0;
+    placement->product_processors = processors - taken; // also without --overlap: bits are the same
     snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason,
-             "from GPU to GPU by NCCL, which takes at most %d of %d processors; products %s", taken,
-             processors, hides ? "count on the others" : "never run beside it");
+             "from GPU to GPU by NCCL, which takes at most %d of %d processors; products "
+             "beside it count on the others",
+             taken, processors);
     return true;
 }
 

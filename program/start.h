@@ -65,7 +65,7 @@ static inline void initialize_parameters(Run *run) {
 static inline void prepare_model_task(void *context, Stream *stream) {
     Run *run = (Run *)context;
     model_start(&run->model, stream, scheduler_weights(&run->scheduler), run->scheduler.gradients.data,
-                run->table.parameter_count, run->placement.product_processors);
+                run->table.parameter_count);
 }
 
 // Begins the effective configuration, the log and the curves, then everything that computes.

@@ -170,7 +170,7 @@ static void machine_open(Machine *machine, const Inputs *inputs, ModelSettings s
     machine->stream.precision = settings.precision;
     if (settings.on_gpu) {
         machine->stream.queue = gpu_queue_create(false);
-        gemm_open(&machine->stream, machine->model.gemm_workspace, 0);
+        gemm_open(&machine->stream, machine->model.gemm_workspace);
         machine_poison(machine);
     } else {
         machine->stream.pool = thread_pool_create(cpu_threads(), true);
@@ -448,7 +448,7 @@ static void check_start(const Inputs *inputs, Precision precision) {
     gemm_close(&started->stream);
     gpu_fill(started->stream.queue, started->gradients, 0xff, machine_bytes(started));
     size_t count = started->neo->parameter_count;
-    model_start(&started->model, &started->stream, started->parameters, started->gradients, count, 0);
+    model_start(&started->model, &started->stream, started->parameters, started->gradients, count);
     stream_copy(&started->stream, started->results, started->gradients, machine_bytes(started));
     stream_settle(&started->stream);
     for (size_t i = 0; i < count; i++) { assert_true(started->results[i] == 0.0f); }

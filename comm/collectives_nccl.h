@@ -29,8 +29,8 @@
 #include "comm/nccl.h"
 #include "kernels/kernels.h"
 
-// Of encoded messages in each direction: the host takes about 0.1 ms for a batch, in which a fast
-// link moves 30 MB.
+// Of encoded messages in each direction: the host takes about 0.1 ms for a batch, in which
+// a fast link moves 30 MB.
 enum { NCCL_BUFFER_BYTES = 128 << 20, NCCL_ALIGNMENT = 128 };
 
 // ---------------------------------------------------------------------------------------
@@ -192,9 +192,9 @@ static inline void nccl_gather(NcclBatch *batch) {
 }
 
 // ---------------------------------------------------------------------------------------
-// The library's own reduce-scatter (--exchange library): it may be faster at scale, but its
-// bits depend on more than the ranks. A cell is one call, and the calls of a batch are a
-// group. In bf16 the library also adds in bf16.
+// The library's own reduce-scatter (--exchange library): it may be faster at scale, but
+// its bits depend on more than the ranks. A cell is one call, and the calls of a batch are
+// a group. In bf16 the library also adds in bf16.
 
 static inline void nccl_reduce_by_library(NcclBatch *batch) {
     Nccl *nccl = batch->nccl;

@@ -139,9 +139,9 @@ typedef struct GpuFleet {
     size_t buffers; // bytes of NCCL's messages, the same on all ranks
 } GpuFleet;
 
-// Bytes of NCCL's messages on a GPU: small beside the model. From 512 ranks on they grow with
-// these, whose shares of the model shrink: a message to each would become so short that its
-// own cost counts (dev/results/scale-2026-11-25.md).
+// Bytes of NCCL's messages on a GPU: small beside the model. From 512 ranks on they grow
+// with these, whose shares of the model shrink: a message to each would become so short
+// that its own cost counts (dev/results/scale-2026-11-25.md).
 static inline size_t placement_nccl_bytes(size_t gpu_memory, int ranks) {
     return size_min(NCCL_BUFFER_BYTES, gpu_memory / 500) * size_max(1, (size_t)ranks / 256);
 }

@@ -60,10 +60,8 @@ static inline void measure_exchange_task(void *context, Stream *stream) {
 static inline void measure_micro_batch_task(void *context, Stream *stream) {
     MeasureWork *work = (MeasureWork *)context;
     Scheduler *s = work->scheduler;
-    Pace pace = scheduler_pace(s);
     double began = clock_seconds();
-    s->problem.micro_batch(s->problem.self, stream, s->micro_batches_begun, scheduler_weights(s),
-                           s->gradients.data, &pace);
+    scheduler_micro_batch(s, stream, s->micro_batches_begun, s->settings.product_processors > 0);
     stream_settle(stream);
     work->compute_seconds += clock_seconds() - began;
     work->micro_batches++;

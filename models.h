@@ -166,15 +166,14 @@ static inline void model_random_tokens(const ModelConfig *config, size_t count, 
 
 // Prepares a GPU before the first pass, on the stream that will compute: one pass over
 // random tokens loads all kernels and plans all matrix products. `gradients` is
-// overwritten and left at 0. sm_count: multiprocessors that matrix products may count on;
-// 0: all.
+// overwritten and left at 0.
 static inline void model_start(Model *model, Stream *stream, const void *parameters, float *gradients,
-                               size_t parameter_count, int sm_count) {
+                               size_t parameter_count) {
     if (!model->settings.on_gpu) { return; }
     size_t rows = (size_t)model->settings.B * (size_t)model->settings.T;
     int32_t *tokens = (int32_t *)malloc(rows * sizeof(int32_t));
     model_random_tokens(&model->config, rows, tokens);
-    gemm_open(stream, model->gemm_workspace, sm_count);
+    gemm_open(stream, model->gemm_workspace);
     model->family->gradients(&model->state, stream, parameters, gradients, tokens, tokens, NULL);
     stream_clear(stream, gradients, parameter_count * sizeof(float));
     stream_settle(stream);

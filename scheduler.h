@@ -124,13 +124,35 @@ static inline Pace scheduler_pace(Scheduler *s) {
     return pace;
 }
 
-static inline void micro_batch_task(void *context, Stream *stream) {
-    Scheduler *s = (Scheduler *)context;
+// Whether something may travel while this micro-batch of accumulate() runs. The schedule
+// decides it, or a measurement that the checkpoint keeps, so bits repeat. A job that
+// follows the backward pass runs beside the last one, and spreads its result beside the
+// first of the next round.
+static inline bool scheduler_is_beside(const Scheduler *s, int index) {
+    const Job *job = &s->job;
+    int measured = s->settings.beside[job->kind == ESTIMATE];
+    if (!s->job_in_flight || s->settings.product_processors == 0) { return false; }
+    if (!job->follows) { return measured == 0 || index < measured; }
+    return index + 1 == s->round_count || (index == 0 && scheduler_shards(&s->settings));
+}
+
+// Products of a micro-batch beside an exchange leave NCCL its processors.
+static inline MicroBatchResult scheduler_micro_batch(Scheduler *s, Stream *stream, uint64_t index,
+                                                     bool beside) {
     Pace pace = scheduler_pace(s);
-    trace_begin(&s->trace, TRACE_COMPUTE, TRACE_MICRO_BATCH);
-    uint64_t index = __atomic_fetch_add(&s->micro_batches_begun, 1, __ATOMIC_RELAXED);
+    if (beside) { gemm_limit(stream, s->settings.product_processors); }
     MicroBatchResult result = s->problem.micro_batch(s->problem.self, stream, index, scheduler_weights(s),
                                                      s->gradients.data, &pace);
+    if (beside) { gemm_limit(stream, 0); }
+    return result;
+}
+
+static inline void micro_batch_task(void *context, Stream *stream) {
+    Scheduler *s = (Scheduler *)context;
+    trace_begin(&s->trace, TRACE_COMPUTE, TRACE_MICRO_BATCH);
+    uint64_t index = __atomic_fetch_add(&s->micro_batches_begun, 1, __ATOMIC_RELAXED);
+    MicroBatchResult result =
+        scheduler_micro_batch(s, stream, index, scheduler_is_beside(s, s->round_begun++));
     s->tally.micro_batches += 1;
     s->tally.predicted += result.predicted;
     s->tally.loss += result.loss * result.predicted;
@@ -160,6 +182,8 @@ static inline void accumulate(Scheduler *s, int count) {
     bool followed = s->job_in_flight && s->job.follows;
     buffer_change(&s->parameters, BUFFER_FREE, BUFFER_READING);
     buffer_change(&s->gradients, BUFFER_FREE, BUFFER_WRITING);
+    s->round_begun = 0;
+    s->round_count = count;
     do {
         for (int i = 0; i < count; i++) { // H4
             bool last = followed && i == count - 1;

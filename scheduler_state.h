@@ -106,9 +106,12 @@ typedef struct SchedulerSettings {
     float sparse_beta;      // what is left of an error after a period
     SparseStep sparse_step; // scheduler_reserve fills in ranks
     // The device.
-    const Gpu *gpu;      // NULL: on the CPU
-    Precision precision; // in which a problem on a GPU computes
-    Nccl *nccl;          // NULL: data of GPUs travel through the host
+    const Gpu *gpu;         // NULL: on the CPU
+    Precision precision;    // in which a problem on a GPU computes
+    Nccl *nccl;             // NULL: data of GPUs travel through the host
+    int product_processors; // of the GPU, that products beside an exchange may count on; 0: all
+    int beside[2]; // micro-batches that a measured exchange runs beside: of a COMMIT, of an ESTIMATE.
+                   // 0: not measured, so all beside a job
 } SchedulerSettings;
 
 // Whether each rank steps a shard, which it then sends to the others.
@@ -319,6 +322,7 @@ typedef struct Scheduler {
     Tally tally;                  // what `gradients` holds; in local rules since the latest exchange
     uint64_t micro_batches_begun; // by this worker, since the start of the run
     uint64_t parameters_version;  // changes whenever what compute reads changes; Pace::version
+    int round_begun, round_count; // micro-batches of accumulate()
     Announcements announced;
     LocalState local;
 
@@ -547,7 +551,7 @@ static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_tra
     }
     s->parameters_version = 1;
     s->multiplies = s->optimizer.muon.gemm != NULL && s->settings.kind != RULE_LOCAL;
-    if (s->multiplies) { gemm_open(s->communication, s->optimizer.muon.gemm, 0); }
+    if (s->multiplies) { gemm_open(s->communication, s->optimizer.muon.gemm); }
     for (int i = 0; s->compute->queue != NULL && i <= LAYOUT_CELLS; i++) {
         s->announced.marks[i] = gpu_mark_create();
     }

@@ -68,7 +68,7 @@ typedef struct CheckpointedRun {
     bool keep_best;         // that of best_commit stays too
     json_t *options;        // the effective options, name: value
     json_t *chosen;         // those that the program chose, alike
-    int product_processors; // GPU multiprocessors that matrix products may use; 0: all
+    int product_processors; // GPU multiprocessors that products beside an exchange may use; 0: all
     const char *data;       // what the training data are (data_loader_identify)
     bool data_changed;      // this rank has perhaps trained on others; the program sets it before it saves
     const char *measured;   // the measurement that chose some of the options; "": none did
@@ -268,6 +268,8 @@ static const StateNumber SCHEDULER_NUMBERS[] = {
     {"gradients_done", NUMBER_AMOUNT, offsetof(Scheduler, gradients_done)},
     {"spikes", NUMBER_AMOUNT, offsetof(Scheduler, spikes.count)},
     {"rollbacks", NUMBER_AMOUNT, offsetof(Scheduler, spikes.rollbacks)},
+    {"beside_commit", NUMBER_INT, offsetof(Scheduler, settings.beside[0])},
+    {"beside_estimate", NUMBER_INT, offsetof(Scheduler, settings.beside[1])},
     {"reports", NUMBER_COUNT, offsetof(Scheduler, reports)},
     {"reported_commit", NUMBER_COUNT, offsetof(Scheduler, report.commit)},
     {"reported_gradients", NUMBER_AMOUNT, offsetof(Scheduler, report.gradients_done)},

@@ -255,21 +255,26 @@ static inline bool hf_model_open(HfModel *model, const char *directory, Error *e
     return good;
 }
 
+// Fills the tensor `out`, of table.entries[i].
+static inline void hf_model_read_tensor(const HfModel *model, int i, float *out) {
+    const ParameterInfo *info = &model->table.entries[i];
+    float part[HF_MODEL_PART];
+    if (!info->is_transposed) {
+        safetensors_read_floats(model->sources[i], 0, info->count, out);
+        return;
+    }
+    size_t rows = (size_t)info->rows, columns = (size_t)info->columns;
+    for (size_t place = 0, count; place < info->count; place += count) {
+        count = size_min(HF_MODEL_PART, rows - place % rows);
+        safetensors_read_floats(model->sources[i], place, count, part);
+        for (size_t j = 0; j < count; j++) { out[(place % rows + j) * columns + place / rows] = part[j]; }
+    }
+}
+
 // Fills parameters (table.parameter_count), on the host.
 static inline void hf_model_read(const HfModel *model, float *parameters) {
     for (int i = 0; i < model->table.count; i++) {
-        const ParameterInfo *info = &model->table.entries[i];
-        float *out = parameters + info->offset, part[HF_MODEL_PART];
-        if (!info->is_transposed) {
-            safetensors_read_floats(model->sources[i], 0, info->count, out);
-            continue;
-        }
-        size_t rows = (size_t)info->rows, columns = (size_t)info->columns;
-        for (size_t place = 0, count; place < info->count; place += count) {
-            count = size_min(HF_MODEL_PART, rows - place % rows);
-            safetensors_read_floats(model->sources[i], place, count, part);
-            for (size_t j = 0; j < count; j++) { out[(place % rows + j) * columns + place / rows] = part[j]; }
-        }
+        hf_model_read_tensor(model, i, parameters + model->table.entries[i].offset);
     }
 }
 

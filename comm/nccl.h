@@ -11,6 +11,7 @@
 #ifndef ACCO_COMM_NCCL_H
 #define ACCO_COMM_NCCL_H
 
+#include "comm/collective.h"
 #include "comm/transport.h"
 
 #ifdef ACCO_HAVE_NCCL
@@ -21,21 +22,19 @@ typedef struct Nccl {
     void *communicators[TRANSPORT_LEVELS]; // ncclComm_t, by Level; NULL: nothing travels there
     Transport *transport;
     int mine_count;  // how many owners this rank is the delegate of
-    int mine_index;  // its own place among these
     int other_count; // how many owners its mates are the delegates of
     // Lists of owners in GPU memory.
-    int *owners;          // (mine_count): those whose delegate this rank is
-    int *remote_owners;   // (mine_count - 1): without itself, in the order in which it sends to them
-    int *sent_owners;     // (other_count): those of its mates, in the order in which it sends to its mates
-    int *received_owners; // (other_count): in the order in which it receives from its mates
-    void *inside_queue;   // for messages inside the host
-    void *between_done, *inside_done[2]; // marks in the queues; batches take turns on the latter two
-    size_t buffer_limit;                 // bytes of the messages of all ranks that are under way; 0: chosen
+    int *owners;        // (mine_count): those whose delegate this rank is
+    int *remote_owners; // (mine_count - 1): without itself, in the order in which it sends to them
+    int *sent_owners;   // (other_count): those of its mates, in the order in which it sends to its mates
+    void *inside_queue; // for messages inside the host
+    void *between_done, *inside_done; // marks in the queues
+    size_t buffer_limit;              // bytes of the messages of all ranks that are under way; 0: chosen
     // collectives_nccl.h reserves these.
     size_t cells;          // at most this many travel at a time
-    size_t received_bytes; // of each of two buffers
-    char *received, *sent; // (2, received_bytes): between hosts
+    char *received, *sent; // between hosts
     char *inside_received, *inside_sent;
+    char **gathered; // the one of them that holds the messages of all ranks
 } Nccl;
 
 #ifdef ACCO_HAVE_NCCL
@@ -124,20 +123,26 @@ static inline void nccl_post(Nccl *nccl, Level level, void *queue, bool is_send,
                is_send ? "send" : "receive");
 }
 
-// A reduce-scatter or an all-gather of one cell by the library: `count` fp32 or bf16 numbers
-// of each rank. Between nccl_begin and nccl_end, as messages are.
-static inline void nccl_collect(Nccl *nccl, void *queue, bool reduces, bool bf16, const void *in, void *out,
-                                size_t count) {
-    ncclComm_t communicator = nccl_communicator(nccl, BETWEEN_HOSTS);
-    ncclDataType_t type = bf16 ? ncclBfloat16 : ncclFloat;
+// The level whose communicator has all ranks.
+static inline Level nccl_level_of_all(const Nccl *nccl) {
+    return transport_groups(nccl->transport)->hosts > 1 ? BETWEEN_HOSTS : INSIDE_HOSTS;
+}
+
+// A reduce-scatter or an all-gather by the library: `count` elements of each rank. Between
+// nccl_begin and nccl_end, as messages are.
+static inline void nccl_collect(Nccl *nccl, void *queue, CollectiveKind kind, ncclDataType_t type,
+                                const void *in, void *out, size_t count) {
+    Level level = nccl_level_of_all(nccl);
+    ncclComm_t communicator = nccl_communicator(nccl, level);
     cudaStream_t stream = (cudaStream_t)queue;
-    nccl_check(nccl, BETWEEN_HOSTS,
-               reduces ? ncclReduceScatter(in, out, count, type, ncclSum, communicator, stream)
-                       : ncclAllGather(in, out, count, type, communicator, stream),
+    nccl_check(nccl, level,
+               kind == REDUCE_SCATTER ? ncclReduceScatter(in, out, count, type, ncclSum, communicator, stream)
+                                      : ncclAllGather(in, out, count, type, communicator, stream),
                nccl->transport->operation);
     // Counted as in a ring: what a rank passes on, of which one rank per host sends to another host.
     const Groups *hosts = &nccl->transport->hosts;
-    size_t bytes = count * (bf16 ? 2 : 4) * (size_t)(nccl->transport->size - 1);
+    size_t element = type == ncclChar ? 1 : type == ncclBfloat16 ? 2 : 4;
+    size_t bytes = count * element * (size_t)(nccl->transport->size - 1);
     transport_count(nccl->transport, bytes, hosts->hosts > 1 ? bytes / (size_t)hosts->mates : 0);
 }
 
@@ -149,29 +154,26 @@ static inline void nccl_collect(Nccl *nccl, void *queue, bool reduces, bool bf16
 // which depend on the size: they are run on a vector of a batch's length.
 static inline void nccl_connect(Nccl *nccl, Level level) {
     const Groups *groups = transport_groups(nccl->transport);
-    bool library = nccl->transport->library;
+    bool library = nccl->transport->library, all = level == nccl_level_of_all(nccl);
     if (level == INSIDE_HOSTS && groups->mates == 1) { return; }
-    size_t size = (size_t)groups->size, count = library ? nccl->buffer_limit / sizeof(float) / size : 1;
+    size_t size = (size_t)groups->size, count = all ? nccl->buffer_limit / sizeof(float) / size : 1;
     float *vector = (float *)gpu_allocate(size * count * sizeof(float));
     void *queue = gpu_queue_create(false);
     if (vector == NULL) { nccl_fail(nccl, level, "start", "the GPU has no memory left"); }
     nccl_begin(nccl);
-    if (library) {
-        float *own = vector + (size_t)groups->rank * count;
-        nccl_collect(nccl, queue, true, false, vector, own, count);
-        nccl_collect(nccl, queue, false, false, own, vector, count);
-    }
+    float *own = vector + (size_t)groups->rank * count;
+    if (library) { nccl_collect(nccl, queue, REDUCE_SCATTER, ncclFloat, vector, own, count); }
+    if (all) { nccl_collect(nccl, queue, ALL_GATHER, ncclFloat, own, vector, count); }
     for (int peer = 0; !library && peer < groups->size; peer++) {
         int host = groups->host_of[peer];
         bool inside = host == groups->host && peer != groups->rank;
         bool sends = host != groups->host && groups_delegate(groups, groups->host, peer) == groups->rank;
         bool receives = host != groups->host && groups_delegate(groups, host, groups->rank) == peer;
-        // An all-gather goes the other way.
-        bool meets = level == INSIDE_HOSTS ? inside : sends || receives;
-        if (!meets) { continue; }
         char *bytes = (char *)vector; // one to send, and one for each peer
-        nccl_post(nccl, level, queue, true, peer, bytes, 1);
-        nccl_post(nccl, level, queue, false, peer, bytes + 1 + peer, 1);
+        if (level == INSIDE_HOSTS ? inside : sends) { nccl_post(nccl, level, queue, true, peer, bytes, 1); }
+        if (level == INSIDE_HOSTS ? inside : receives) {
+            nccl_post(nccl, level, queue, false, peer, bytes + 1 + peer, 1);
+        }
     }
     nccl_end(nccl, level);
     nccl_settle(nccl, level, queue, "start");
@@ -182,16 +184,13 @@ static inline void nccl_connect(Nccl *nccl, Level level) {
 static inline void nccl_list_owners(Nccl *nccl) {
     const Groups *groups = transport_groups(nccl->transport);
     int rank = groups->rank, count = 0;
-    size_t bytes = 4 * (size_t)groups->size * sizeof(int);
+    size_t bytes = 3 * (size_t)groups->size * sizeof(int);
     int *lists = (int *)gpu_allocate_host(bytes);
     nccl->owners = (int *)gpu_allocate(bytes);
     if (lists == NULL || nccl->owners == NULL) {
         nccl_fail(nccl, BETWEEN_HOSTS, "start", "there is no memory left");
     }
-    for (int owner = -1; groups_next_owner(groups, rank, &owner); count++) {
-        if (owner == rank) { nccl->mine_index = count; }
-        lists[count] = owner;
-    }
+    for (int owner = -1; groups_next_owner(groups, rank, &owner);) { lists[count++] = owner; }
     nccl->mine_count = count;
     nccl->remote_owners = nccl->owners + count;
     for (int step = 1; step < groups->hosts; step++) {
@@ -200,12 +199,10 @@ static inline void nccl_list_owners(Nccl *nccl) {
             lists[count++] = groups_rank(groups, host, place);
         }
     }
-    for (int direction = 1; direction >= -1; direction -= 2) {
-        *(direction == 1 ? &nccl->sent_owners : &nccl->received_owners) = nccl->owners + count;
-        for (int step = 1; step < groups->mates; step++) {
-            int mate = groups_mate(groups, direction * step);
-            for (int owner = -1; groups_next_owner(groups, mate, &owner);) { lists[count++] = owner; }
-        }
+    nccl->sent_owners = nccl->owners + count;
+    for (int step = 1; step < groups->mates; step++) {
+        int mate = groups_mate(groups, step);
+        for (int owner = -1; groups_next_owner(groups, mate, &owner);) { lists[count++] = owner; }
     }
     nccl->other_count = groups->size - nccl->mine_count;
     gpu_copy(nccl->inside_queue, nccl->owners, lists, (size_t)count * sizeof(int));
@@ -222,8 +219,7 @@ static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t 
     nccl->buffer_limit = buffer_limit;
     nccl->inside_queue = gpu_queue_create(true);
     nccl->between_done = gpu_mark_create();
-    nccl->inside_done[0] = gpu_mark_create();
-    nccl->inside_done[1] = gpu_mark_create();
+    nccl->inside_done = gpu_mark_create();
     nccl_list_owners(nccl);
     for (int i = 0; i < TRANSPORT_LEVELS; i++) {
         Level level = (Level)i;
@@ -261,8 +257,7 @@ static inline void nccl_close(Nccl *nccl) {
     }
     gpu_queue_destroy(nccl->inside_queue);
     gpu_mark_destroy(nccl->between_done);
-    gpu_mark_destroy(nccl->inside_done[0]);
-    gpu_mark_destroy(nccl->inside_done[1]);
+    gpu_mark_destroy(nccl->inside_done);
     gpu_release(nccl->owners);
 }
 

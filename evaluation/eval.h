@@ -304,7 +304,7 @@ static inline void evaluation_task(void *context, Stream *stream) {
         stream_copy(stream, evaluation->parameters, host, bytes);
         stream_settle(stream);
         free(host);
-        gemm_open(stream, model->gemm_workspace, 0);
+        gemm_open(stream, model->gemm_workspace);
     }
     evaluation->scores = evaluate_run(&evaluation->evaluator, stream, evaluation->parameters,
                                       &evaluation->set, transport, evaluation->terminal);

@@ -109,11 +109,16 @@ static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int C, 
 // Matrix products
 
 // Must be called before the first product of a GPU's stream. workspace
-// (GEMM_WORKSPACE_BYTES): device memory. sm_count: GPU multiprocessors that products may
-// use; 0: all.
-static inline void gemm_open(Stream *stream, void *workspace, int sm_count) {
-    (void)workspace, (void)sm_count;
-    KERNEL_ON_GPU(stream, cuda_gemm_open(stream, workspace, sm_count))
+// (GEMM_WORKSPACE_BYTES): device memory.
+static inline void gemm_open(Stream *stream, void *workspace) {
+    (void)workspace;
+    KERNEL_ON_GPU(stream, cuda_gemm_open(stream, workspace))
+}
+
+// From now on products of this stream count on so many GPU multiprocessors; 0: on all.
+static inline void gemm_limit(Stream *stream, int sm_count) {
+    (void)sm_count;
+    KERNEL_ON_GPU(stream, cuda_gemm_limit(stream, sm_count))
 }
 
 static inline void gemm_close(Stream *stream) { KERNEL_ON_GPU(stream, cuda_gemm_close(stream)) }

@@ -411,9 +411,9 @@ static const OptionSpec option_table[] = {
     {OPTION("nccl-ctas", MACHINE, SAME_BITS), INTEGER_OPTION(nccl_ctas, "auto", 1, 1024, "N"), .word = "auto",
      .help =
      "Multiprocessors of the GPU that NCCL may occupy beside the computation, on each level of the "
-     "exchange. Matrix products are planned for the others. Fewer leave more for these but may not fill a "
-     "fast link. auto: 8, and at most an eighth of the GPU. Messages of NCCL take a power of two, rounded "
-     "up."},
+     "exchange. Matrix products beside an exchange are planned for the others. Fewer leave more for these "
+     "but may not fill a fast link. auto: 8, and at most an eighth of the GPU. Messages of NCCL take a power "
+     "of two, rounded up."},
     {OPTION("threads", MACHINE, SAME_BITS), INTEGER_OPTION(threads, "auto", 1, 4096, "N"), .word = "auto",
      .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_TOKENS, .help =
      "Compute threads per rank. auto: the physical cores of the node divided by its ranks, or those that "

@@ -139,6 +139,11 @@ static inline Choice choose_split(const Measurements *measured, const RuleOption
     return choices[chosen];
 }
 
+// How many micro-batches of rank 0 an exchange in this format runs beside.
+static inline int measured_beside(const Measurements *measured, WireFormat wire) {
+    return (int)fmin(ceil(CHOOSE_MARGIN * measured->exchange[wire] / measured->ranks[0].seconds), INT_MAX);
+}
+
 // Whether no coarser format can make commits shorter.
 static inline bool choice_hides_everything(const Measurements *measured, const Choice *choice) {
     return choice->late <= (1 + CHOOSE_TOLERANCE) * measured_computing(measured);
@@ -200,9 +205,12 @@ static inline void measure_and_choose(Run *run) {
                  measured.exchange[settings.wire], a, wire_name(settings.estimate_wire),
                  measured.exchange[settings.estimate_wire], b);
         run->options.rules = chosen->options;
+        s->settings.beside[0] = measured_beside(&measured, settings.wire);
+        s->settings.beside[1] = measured_beside(&measured, settings.estimate_wire);
     }
     share_from_rank_zero(&run->transport, "sharing", run->rule_reason, sizeof run->rule_reason);
     share_from_rank_zero(&run->transport, "sharing", &run->options.rules, sizeof run->options.rules);
+    share_from_rank_zero(&run->transport, "sharing", s->settings.beside, sizeof s->settings.beside);
     free(ranks);
 }
 

@@ -130,8 +130,8 @@ static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TE
 // again.
 #define CPU_TAKEN 2.0
 
-#define NCCL_CHUNK 8e6 // elements: NCCL is given what fits into its message buffers
-#define GPU_TAKEN 0.06 // what an exchange by NCCL may take from the computation beside it
+#define NCCL_MESSAGE 6e-6 // seconds of a thread of NCCL for a message between hosts, sent and received
+#define GPU_TAKEN 0.06    // what an exchange by NCCL may take from the computation beside it
 
 static inline bool plan_emulates(const Options *options) {
     return options->host_mbit == 0 && options->link_mbit > 0;
@@ -142,7 +142,8 @@ static inline void machine_set_exchange(Machine *machine, const Placement *place
                                         const Options *options) {
     bool nccl = placement->uses_nccl;
     machine->taken_of_time = placement->on_gpu && nccl ? GPU_TAKEN : 0;
-    machine->chunk = nccl ? NCCL_CHUNK : 0;
+    machine->chunk = nccl ? (double)placement->nccl.buffer_limit / sizeof(float) / (double)options->ranks : 0;
+    if (nccl) { machine->message_seconds = NCCL_MESSAGE; }
     machine->sleeps = !nccl && !plan_emulates(options); // an emulated link says when to look
 }
 

@@ -110,7 +110,9 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
     bool two_level = transport->two_level;
     double outside = own * (two_level ? n - 1 : N - g), inside = own * (two_level ? n : 1) * (g - 1);
     double inside_element = two_level && !gather ? sizeof(float) : element;
-    double chunk_elements = machine->chunk > 0 ? machine->chunk : (double)host_chunk_elements(transport);
+    // NCCL is given whole cells, as many as fit into its buffers, and at least one.
+    double chunk_elements = machine->chunk > 0 ? fmax(machine->chunk, own / LAYOUT_CELLS)
+                                               : (double)host_chunk_elements(transport);
     double chunks = fmax(ceil(own / chunk_elements), 1);
     double messages = chunks * (two_level ? n - 1 + g - 1 : N - 1);
     double bytes = g * outside * element;

@@ -29,7 +29,7 @@ typedef struct Placement {
     ProductRates product_rates; // of the slowest one
     Nccl nccl;
     bool uses_nccl;
-    int product_processors; // of the GPU, that matrix products may count on; 0: all
+    int product_processors; // of the GPU, that products beside an exchange may count on; 0: all
     int sharing;            // how many ranks compute on this rank's GPU, itself included
     int ranks_on_gpus;      // how many of all ranks compute on GPUs
     bool all_cast;          // there are several ranks, and all compute with bf16 casts of the parameters
@@ -139,16 +139,18 @@ typedef struct GpuFleet {
     size_t buffers; // bytes of NCCL's messages, the same on all ranks
 } GpuFleet;
 
-// Bytes of NCCL's messages on a GPU: small beside the model.
-static inline size_t placement_nccl_bytes(size_t gpu_memory) {
-    return size_min(NCCL_BUFFER_BYTES, gpu_memory / 1000);
+// Bytes of NCCL's messages on a GPU: small beside the model. From 512 ranks on they grow
+// with these, whose shares of the model shrink: a message to each would become so short
+// that its own cost counts (dev/results/scale-2026-11-25.md).
+static inline size_t placement_nccl_bytes(size_t gpu_memory, int ranks) {
+    return size_min(NCCL_BUFFER_BYTES, gpu_memory / 500) * size_max(1, (size_t)ranks / 256);
 }
 
 // Compares the GPUs of all ranks. Sets how many ranks share this one's GPU, and names the first
 // rank that does not compute on what most ranks compute on. hellos (ranks).
 static inline GpuFleet placement_compare_gpus(Placement *placement, const Hello *hellos, int ranks,
                                               int own_rank) {
-    GpuFleet fleet = {false, false, NCCL_BUFFER_BYTES};
+    GpuFleet fleet = {false, false, SIZE_MAX};
     const Hello *usual = hellos, *odd = hellos;
     int most = 0;
     for (int rank = 0; rank < ranks; rank++) {
@@ -167,7 +169,7 @@ static inline GpuFleet placement_compare_gpus(Placement *placement, const Hello 
         if (rank == own_rank && placement->on_gpu) { placement->sharing = sharing; }
         fleet.shared = fleet.shared || sharing > 1;
         fleet.mixed = fleet.mixed || hello->capability != hellos[0].capability;
-        fleet.buffers = size_min(fleet.buffers, placement_nccl_bytes(hello->gpu_memory));
+        fleet.buffers = size_min(fleet.buffers, placement_nccl_bytes(hello->gpu_memory, ranks));
     }
     while (odd < hellos + ranks && strcmp(odd->device, usual->device) == 0) { odd++; }
     if (odd < hellos + ranks) {
@@ -205,7 +207,7 @@ static inline int placement_taken_ctas(int ctas, bool library) {
     return library || ctas == 1 ? ctas : 2 * placement_power_below(ctas - 1);
 }
 
-// Opens NCCL, and plans the products beside it for the processors that it leaves.
+// Opens NCCL; products beside it are planned for the processors that it leaves.
 static inline bool placement_open_nccl(Placement *placement, const Options *options, Transport *transport,
                                        size_t buffers, Error *error) {
     int processors = placement->gpu.sm_count, ctas = (int)options->nccl_ctas;
@@ -223,13 +225,11 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
                          "computation, with %d level%s of exchange: at most %d",
                          ctas, processors, levels, levels == 1 ? "" : "s", most);
     }
-    // A local rule with no job between its steps computes nothing while it communicates.
-    const Rule *rule = options_rule(options);
-    bool hides = options->overlap && (rule->kind != RULE_LOCAL || rule->job_in_flight_between_commits);
-    placement->product_processors = hides ? processors - taken : 0;
+    placement->product_processors = processors - taken; // also without --overlap: bits are the same
     snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason,
-             "from GPU to GPU by NCCL, which takes at most %d of %d processors; products %s", taken,
-             processors, hides ? "count on the others" : "never run beside it");
+             "from GPU to GPU by NCCL, which takes at most %d of %d processors; products "
+             "beside it count on the others",
+             taken, processors);
     return true;
 }
 
@@ -305,7 +305,7 @@ static inline void placement_plan_gpu_exchange(Placement *placement, const Optio
     bool has_nccl = nccl_is_built_in() || !gpu_is_built_in();
     placement->uses_nccl = placement->on_gpu && has_nccl && options->gpu_exchange != GPU_EXCHANGE_HOST &&
                            options->ranks > 1 && placement_uneven(options) == NULL;
-    placement->nccl.buffer_limit = placement_nccl_bytes(placement->gpu.memory_total);
+    placement->nccl.buffer_limit = placement_nccl_bytes(placement->gpu.memory_total, (int)options->ranks);
     placement->all_cast = placement->on_gpu && placement->precision == PRECISION_BF16 && options->ranks > 1;
 }
 

@@ -226,6 +226,7 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     settings.gpu = placement_gpu(placement);
     settings.precision = placement->precision;
     settings.nccl = placement->uses_nccl ? &placement->nccl : NULL;
+    settings.product_processors = placement->product_processors;
     // Casts travel in twos, which must not belong to two ranks.
     bool in_twos = options->inner == INNER_ADAMW ||
                    (setup->config->channels % 2 == 0 && setup->config->mlp_channels % 2 == 0);

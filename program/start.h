@@ -35,27 +35,59 @@ static inline void open_run_directory(Run *run) {
     share_from_rank_zero(&run->transport, "sharing", run->directory, sizeof run->directory);
 }
 
-// The scheduler's first parameters, of a model on disk or random: the same on all ranks.
+enum { STARTING_PIECE = 4 << 20 }; // elements of a message inside a host
+
+// A tensor, which the first rank of a host has read, to the others of it.
+static inline void share_inside_host(Transport *transport, float *values, size_t count) {
+    const Groups *hosts = &transport->hosts;
+    const Lane lane = {INSIDE_HOSTS, 0};
+    int first = groups_rank(hosts, hosts->host, 0), mates = hosts->mates;
+    transport_begin(transport, "reading the model");
+    for (size_t begin = 0; begin < count && mates > 1; begin += STARTING_PIECE) {
+        size_t bytes = size_min(count - begin, STARTING_PIECE) * sizeof(float);
+        bool reads = transport->rank == first;
+        for (int place = 1; place < (reads ? mates : 2); place++) {
+            int peer = reads ? groups_rank(hosts, hosts->host, place) : first;
+            transport_post(transport, lane, reads, peer, values + begin, bytes);
+        }
+        transport_wait(transport, lane);
+    }
+}
+
+// The scheduler's first parameters, of a model on disk or random: the same on all ranks. A
+// model is read once on a host, and tensor by tensor.
 static inline void initialize_parameters(Run *run) {
     float *target = scheduler_first_parameters(&run->scheduler);
     const char *start = options_start(&run->options);
-    size_t bytes = run->table.parameter_count * sizeof(float);
-    float *host = run->placement.on_gpu ? (float *)malloc(bytes) : target;
+    const ParameterTable *table = &run->table;
+    size_t most = start[0] == '\0' ? table->parameter_count : 0;
+    for (int i = 0; i < table->count; i++) { most = size_max(most, table->entries[i].count); }
+    void *queue = run->placement.on_gpu ? gpu_queue_create(false) : NULL;
+    float *host = queue != NULL ? (float *)malloc(most * sizeof(float)) : target;
     if (host == NULL) {
-        transport_fail(&run->transport, "no memory for the first parameters: %zu bytes", bytes);
+        transport_fail(&run->transport, "no memory for the first parameters: %zu elements", most);
     }
-    if (start[0] != '\0') {
+    if (start[0] == '\0') {
+        parameters_initialize(table, (uint64_t)run->options.seed, run->pool, host);
+        if (queue != NULL) { gpu_copy(queue, target, host, most * sizeof(float)); }
+    } else {
         HfModel model;
         Error error = {""};
         agree_or_exit(run, hf_model_open(&model, start, &error) ? 0 : EXIT_USER_MISTAKE, &error);
-        hf_model_read(&model, host);
+        bool reads = groups_rank(&run->transport.hosts, run->transport.hosts.host, 0) == run->transport.rank;
+        for (int i = 0; i < table->count; i++) {
+            const ParameterInfo *info = &table->entries[i];
+            float *tensor = queue != NULL ? host : target + info->offset;
+            while (queue != NULL && !gpu_queue_is_idle(queue)) { sleep_seconds(1e-4); } // the one before
+            if (reads) { hf_model_read_tensor(&model, i, tensor); }
+            share_inside_host(&run->transport, tensor, info->count);
+            if (queue != NULL) {
+                gpu_copy(queue, target + info->offset, tensor, info->count * sizeof(float));
+            }
+        }
         hf_model_close(&model);
-    } else {
-        parameters_initialize(&run->table, (uint64_t)run->options.seed, run->pool, host);
     }
-    if (!run->placement.on_gpu) { return; }
-    void *queue = gpu_queue_create(false);
-    gpu_copy(queue, target, host, bytes);
+    if (queue == NULL) { return; }
     while (!gpu_queue_is_idle(queue)) { sleep_seconds(1e-4); }
     gpu_queue_destroy(queue);
     free(host);
@@ -65,7 +97,7 @@ static inline void initialize_parameters(Run *run) {
 static inline void prepare_model_task(void *context, Stream *stream) {
     Run *run = (Run *)context;
     model_start(&run->model, stream, scheduler_weights(&run->scheduler), run->scheduler.gradients.data,
-                run->table.parameter_count, run->placement.product_processors);
+                run->table.parameter_count);
 }
 
 // Begins the effective configuration, the log and the curves, then everything that computes.

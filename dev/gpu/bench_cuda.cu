@@ -3,7 +3,12 @@
 //
 //   bench_cuda gpu                    one line about the GPU; exit 3 if none can be used
 //   bench_cuda ceilings               only the two ceilings
-//   bench_cuda kernels MODEL B T      the ceilings and the table
+//   bench_cuda kernels MODEL B T [NAME]
+//                                     the ceilings and the table; or only kernels whose names
+//                                     begin so, and no ceilings: for a profiler
+//   bench_cuda variants MODEL B T     the ceilings; the head's products on chunks of as many rows as the
+//                                     model's, and of others; and products that leave NCCL 8 and 16
+//                                     multiprocessors, as those beside an exchange do
 //   bench_cuda gelu MODEL B T         the ceilings, and the MLP's GELU by our kernels and
 //                                     in the library's epilogues
 //   bench_cuda tokens FILE COUNT V    a token file for training runs: COUNT random ids
@@ -29,7 +34,7 @@
 #include "models.h"
 #include "test/layer_calls.h"
 
-enum { ARRAYS = 10, CASES = 64, FORMS = 5, TRIALS = 15, MOST_SETS = 64, FILL_BLOCK = 256 };
+enum { ARRAYS = 10, CASES = 64, FORMS = 5, TRIALS = 15, TUNING_RUNS = 10, MOST_SETS = 64, FILL_BLOCK = 256 };
 
 typedef enum Fill { FILL_NONE, FILL_REALS, FILL_FLOATS, FILL_SQUARES, FILL_TOKENS, FILL_ORDER } Fill;
 
@@ -44,7 +49,8 @@ typedef struct Case {
     double traffic, operations; // of one launch; one of them is 0
     bool product;               // measured with the library's first offer and with the quickest
     int rows, inputs, outputs, window;
-    int form; // of those that take turns
+    int form;  // of those that take turns
+    int fewer; // multiprocessors that a product does not count on
     WireFormat format;
     Precision moments; // of AdamW
     bool in_place;     // AdamW: no second copy of the parameters is written
@@ -54,7 +60,7 @@ typedef struct Case {
 
 struct Bench {
     ModelConfig config;
-    int B, T, rows, wide, logits_stride, chunk;
+    int B, T, rows, wide, logits_stride, chunk, processors;
     size_t elements; // of what is done to whole vectors
     bool small;      // for trying this program out in the emulator
     Stream stream;
@@ -171,9 +177,9 @@ static void fill_sets(Bench *bench, const Case *work, int sets, uint32_t seed) {
     }
 }
 
-// Seconds of one launch, the mean over all sets. The GPU has something to do while the
-// host puts the first of them into the queue.
-static double time_sets(Bench *bench, const Case *work, int sets) {
+// Seconds of one launch, the mean over so many runs, which take the sets in turn. The GPU has
+// something to do while the host puts the first of them into the queue.
+static double time_runs(Bench *bench, const Case *work, int sets, int runs) {
     cudaEvent_t began, ended;
     float milliseconds = 0;
     CUDA_CHECK(cudaEventCreate(&began));
@@ -181,9 +187,9 @@ static double time_sets(Bench *bench, const Case *work, int sets) {
     stream_settle(&bench->stream);
     gpu_fill(bench->stream.queue, bench->spare, 1, bench->spare_bytes);
     CUDA_CHECK(cudaEventRecord(began, queue_of(bench)));
-    for (int set = 0; set < sets; set++) {
+    for (int run = 0; run < runs; run++) {
         void *arrays[ARRAYS];
-        place_set(bench, work, set, arrays);
+        place_set(bench, work, run % sets, arrays);
         work->run(bench, work, arrays);
     }
     CUDA_CHECK(cudaEventRecord(ended, queue_of(bench)));
@@ -192,7 +198,7 @@ static double time_sets(Bench *bench, const Case *work, int sets) {
     CUDA_CHECK(cudaEventElapsedTime(&milliseconds, began, ended));
     CUDA_CHECK(cudaEventDestroy(began));
     CUDA_CHECK(cudaEventDestroy(ended));
-    return 1e-3 * milliseconds / sets;
+    return 1e-3 * milliseconds / runs;
 }
 
 // Times `count` cases in turns. The first trial warms up and is not counted.
@@ -204,7 +210,7 @@ static void time_cases(Bench *bench, const Case *const *works, int count, Times 
         for (int i = 0; i < count; i++) {
             int sets = set_count(bench, works[i]);
             fill_sets(bench, works[i], sets, (uint32_t)trial);
-            seconds[i][trial] = time_sets(bench, works[i], sets);
+            seconds[i][trial] = time_runs(bench, works[i], sets, sets);
         }
     }
     for (int i = 0; i < count; i++) {
@@ -760,7 +766,7 @@ static void open_stream(Stream *stream) {
     stream->queue = gpu_queue_create(false);
     stream->precision = PRECISION_BF16;
     if (workspace == NULL) { cuda_check(cudaErrorMemoryAllocation, "work space of products"); }
-    gemm_open(stream, workspace, 0);
+    gemm_open(stream, workspace);
 }
 
 static void grow_pool(Bench *bench, const Case *work) {
@@ -775,27 +781,33 @@ static void grow_pool(Bench *bench, const Case *work) {
 static Times measure(Bench *bench, const Case *work) {
     Times times;
     grow_pool(bench, work);
+    gemm_limit(&bench->stream, work->fewer > 0 ? bench->processors - work->fewer : 0);
     time_cases(bench, &work, 1, &times);
     return times;
 }
 
-// The quickest of the library's algorithms for a case that is one product. first: the times
-// of its first offer, which the program takes, from a measurement just before.
+// The quickest of the library's algorithms for a case that is one product. Each runs ten times
+// back to back: alone, a product runs at a higher clock than in training, where others rank
+// first. first: the times of the first offer, which the program takes, just measured.
 static Times measure_tuned(Bench *bench, const Case *work, Times first) {
     CudaGemmLibrary *library = (CudaGemmLibrary *)bench->stream.gemm;
     cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS];
     CudaGemmPlan *plan = library->plans;
-    Times best = first;
-    int count;
+    double least = INFINITY;
+    int count, best = 0, sets = set_count(bench, work);
     while (plan->used != library->products) { plan++; }
     CUBLAS_CHECK(cuda_gemm_offers(library, plan, offers, &count));
-    for (int i = 1; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         plan->algorithm = offers[i].algo;
-        Times times = measure(bench, work);
-        if (times.median < best.median) { best = times; }
+        time_runs(bench, work, sets, 1); // loads it
+        double seconds = time_runs(bench, work, sets, bench->small ? 2 : TUNING_RUNS);
+        if (seconds < least) { best = i; }
+        least = fmin(seconds, least);
     }
+    plan->algorithm = offers[best].algo;
+    Times times = best > 0 ? measure(bench, work) : first;
     plan->algorithm = offers[0].algo;
-    return best;
+    return times.median < first.median ? times : first;
 }
 
 // How many kernels and other operations one launch of the case puts into the stream. They
@@ -845,19 +857,52 @@ static void print_case(const Bench *bench, const Case *work, Times times, const 
     double ceiling = work->operations > 0 ? bench->product_rate : bench->copy_rate;
     printf("%-34s %10.1f us %9.1f %-7s %5.1f %%  (%.1f .. %.1f us)%s\n", work->name, 1e6 * times.median,
            rate * (work->operations > 0 ? 1e-12 : 1e-9), work->operations > 0 ? "TFLOP/s" : "GB/s",
-           100 * rate / ceiling, 1e6 * times.least, 1e6 * times.most, note);
+           ceiling > 0 ? 100 * rate / ceiling : 0, 1e6 * times.least, 1e6 * times.most, note);
     fflush(stdout);
 }
 
-static void measure_kernels(Bench *bench) {
+// only: what names must begin with.
+static void measure_kernels(Bench *bench, const char *only) {
     printf("\nkernels at %s, B %d, T %d, bf16; logits in chunks of %d rows; vectors of %zu elements\n",
            bench->config.name, bench->B, bench->T, bench->chunk, bench->elements);
     add_cases(bench);
     for (int i = 0; i < bench->count; i++) {
         const Case *work = &bench->cases[i];
+        if (strncmp(work->name, only, strlen(only)) != 0) { continue; }
         Times times = measure(bench, work);
         print_case(bench, work, times, "");
-        if (work->product) { print_case(bench, work, measure_tuned(bench, work, times), " tuned"); }
+        if (work->product && only[0] == '\0') {
+            print_case(bench, work, measure_tuned(bench, work, times), " tuned");
+        }
+    }
+}
+
+static void measure_variants(Bench *bench) {
+    const ModelConfig *config = &bench->config;
+    int C = config->channels, F = config->mlp_channels, rows[] = {bench->chunk, 8192, 11008, 16384};
+    printf("\nvariants at %s, B %d, T %d, bf16\n", config->name, bench->B, bench->T);
+    for (int i = 0; i < 4; i++) {
+        char name[32];
+        int chunk = rows[i] < bench->rows ? rows[i] : bench->rows;
+        snprintf(name, sizeof name, "head, %d rows", chunk);
+        add_linear(bench, name, chunk, C, bench->logits_stride);
+    }
+    for (int fewer = 0; fewer <= 16; fewer += 8) {
+        const struct {
+            const char *name;
+            int inputs, outputs;
+        } layers[] = {{"qkv", C, 3 * C}, {"fc", C, F}, {"proj", F, C}};
+        for (int i = 0; i < 3; i++) {
+            char name[32];
+            int first = bench->count;
+            snprintf(name, sizeof name, "%s, %d fewer", layers[i].name, fewer);
+            add_linear(bench, name, bench->rows, layers[i].inputs, layers[i].outputs);
+            for (int k = first; k < bench->count; k++) { bench->cases[k].fewer = fewer; }
+        }
+    }
+    for (int i = 0; i < bench->count; i++) {
+        const Case *work = &bench->cases[i];
+        if (work->fewer < bench->processors) { print_case(bench, work, measure(bench, work), ""); }
     }
 }
 
@@ -976,11 +1021,14 @@ int main(int count, char **arguments) {
     if (strcmp(command, "tokens") == 0 && count == 5) {
         return write_tokens(arguments[2], atoll(arguments[3]), atoll(arguments[4]));
     }
-    bool shaped = count == 5 && atoi(arguments[3]) > 0 && atoi(arguments[4]) > 0,
-         kernels = strcmp(command, "kernels") == 0 && shaped, gelu = strcmp(command, "gelu") == 0 && shaped;
-    if (!kernels && !gelu && strcmp(command, "ceilings") != 0 && strcmp(command, "gpu") != 0) {
+    bool shaped = count >= 5 && atoi(arguments[3]) > 0 && atoi(arguments[4]) > 0,
+         kernels = strcmp(command, "kernels") == 0 && shaped && count <= 6,
+         gelu = strcmp(command, "gelu") == 0 && shaped && count == 5,
+         variants = strcmp(command, "variants") == 0 && shaped && count == 5;
+    if (!kernels && !gelu && !variants && strcmp(command, "ceilings") != 0 && strcmp(command, "gpu") != 0) {
         fprintf(stderr,
-                "usage: bench_cuda gpu | ceilings | kernels|gelu MODEL B T | tokens FILE COUNT VOCABULARY\n");
+                "usage: bench_cuda gpu | ceilings | kernels MODEL B T [NAME] | gelu|variants MODEL B T "
+                "| tokens FILE COUNT VOCABULARY\n");
         return EXIT_USER_MISTAKE;
     }
     Error error;
@@ -995,17 +1043,19 @@ int main(int count, char **arguments) {
     if (strcmp(command, "gpu") == 0) { return 0; }
     Bench *bench = (Bench *)calloc(1, sizeof *bench);
     bench->small = getenv("ACCO_SMALL") != NULL;
+    bench->processors = gpu.sm_count;
     bench->cache_bytes = bench->small ? 1 : (size_t)512 << 20;
     open_stream(&bench->stream);
     bench->spare_bytes = bench->small ? 4096 : (size_t)256 << 20;
     bench->spare = gpu_allocate(bench->spare_bytes);
     if (bench->spare == NULL) { cuda_check(cudaErrorMemoryAllocation, "spare memory"); }
-    measure_ceilings(bench);
-    if (kernels || gelu) { choose_shapes(bench, arguments[2], atoi(arguments[3]), atoi(arguments[4])); }
+    if (count <= 5) { measure_ceilings(bench); }
+    if (shaped) { choose_shapes(bench, arguments[2], atoi(arguments[3]), atoi(arguments[4])); }
     if (kernels) {
         choose_order(bench);
-        measure_kernels(bench);
+        measure_kernels(bench, count > 5 ? arguments[5] : "");
     }
+    if (variants) { measure_variants(bench); }
     if (gelu) { measure_gelu(bench); }
     bench_close(bench);
     free(bench);

@@ -56,7 +56,7 @@ static inline void epilogue_plan(Stream *stream, EpilogueProduct *product, const
     int64_t stride = gemm->m;
     plan->gemm = *gemm;
     cuda_gemm_align(&plan->gemm, arrays->a, arrays->b, arrays->result);
-    cuda_gemm_describe(library, plan);
+    cuda_gemm_describe(plan);
     epilogue_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
     if (arrays->saved != NULL) {
         epilogue_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &stride, sizeof stride);

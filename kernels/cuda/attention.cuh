@@ -744,13 +744,6 @@ template <int D> static inline void cuda_attention_forward_tiles(Stream *stream,
                 dim3(CUDA_ATTENTION_THREADS), shared, work);
 }
 
-template <typename R> static inline void cuda_attention_forward_rows(Stream *stream, const Attention &work) {
-    bool narrow = work.channels / work.heads <= 2 * WARP;
-    cuda_launch(stream,
-                narrow ? cuda_attention_forward_rows_kernel<R, 2> : cuda_attention_forward_rows_kernel<R, 8>,
-                cuda_attention_grid(work, CUDA_ATTENTION_WARPS), dim3(CUDA_ATTENTION_THREADS), 0, work);
-}
-
 template <typename R, int GROUP, int WIDTH>
 static inline void cuda_attention_deltas(Stream *stream, const Attention &work) {
     cuda_launch(stream, cuda_attention_delta_kernel<R, GROUP, WIDTH>,
@@ -777,17 +770,16 @@ static inline void cuda_attention_backward_tiles(Stream *stream, const Attention
                 block, cuda_attention_d_keys_bytes(D, KEYS), work);
 }
 
-template <typename R> static inline void cuda_attention_backward_rows(Stream *stream, const Attention &work) {
-    bool narrow = work.channels / work.heads <= 2 * WARP;
+template <typename R, int PARTS>
+static inline void cuda_attention_rows(Stream *stream, const Attention &work) {
     dim3 grid = cuda_attention_grid(work, CUDA_ATTENTION_WARPS), block(CUDA_ATTENTION_THREADS);
+    if (work.d_qkv == NULL) {
+        cuda_launch(stream, cuda_attention_forward_rows_kernel<R, PARTS>, grid, block, 0, work);
+        return;
+    }
     cuda_attention_deltas<R, WARP, 1>(stream, work);
-    cuda_launch(stream,
-                narrow ? cuda_attention_d_queries_rows_kernel<R, 2>
-                       : cuda_attention_d_queries_rows_kernel<R, 8>,
-                grid, block, 0, work);
-    cuda_launch(stream,
-                narrow ? cuda_attention_d_keys_rows_kernel<R, 2> : cuda_attention_d_keys_rows_kernel<R, 8>,
-                grid, block, 0, work);
+    cuda_launch(stream, cuda_attention_d_queries_rows_kernel<R, PARTS>, grid, block, 0, work);
+    cuda_launch(stream, cuda_attention_d_keys_rows_kernel<R, PARTS>, grid, block, 0, work);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -810,18 +802,16 @@ template <int D> static inline void cuda_attention_tiles(Stream *stream, const A
     (work.d_qkv == NULL ? cuda_attention_forward_tiles<D> : cuda_attention_backward_tiles<D>)(stream, work);
 }
 
+// Whether the heads have one of these sizes; then it is done by tiles.
+template <int... SIZES> static inline bool cuda_attention_by_tiles(Stream *stream, const Attention *work) {
+    int D = cuda_attention_tiled_head(work);
+    return ((D == SIZES && (cuda_attention_tiles<SIZES>(stream, *work), true)) || ...);
+}
+
 template <typename R> static inline void cuda_attention(Stream *stream, const Attention *work) {
-    switch (cuda_attention_tiled_head(work)) {
-    case 16: cuda_attention_tiles<16>(stream, *work); return;
-    case 32: cuda_attention_tiles<32>(stream, *work); return;
-    case 48: cuda_attention_tiles<48>(stream, *work); return;
-    case 64: cuda_attention_tiles<64>(stream, *work); return;
-    case 80: cuda_attention_tiles<80>(stream, *work); return;
-    case 96: cuda_attention_tiles<96>(stream, *work); return;
-    case 128: cuda_attention_tiles<128>(stream, *work); return;
-    default: break;
-    }
-    (work->d_qkv == NULL ? cuda_attention_forward_rows<R> : cuda_attention_backward_rows<R>)(stream, *work);
+    if (cuda_attention_by_tiles<16, 32, 48, 64, 80, 96, 128>(stream, work)) { return; }
+    bool narrow = work->channels / work->heads <= 2 * WARP;
+    (narrow ? cuda_attention_rows<R, 2> : cuda_attention_rows<R, 8>)(stream, *work);
 }
 
 #endif

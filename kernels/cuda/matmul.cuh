@@ -19,8 +19,9 @@
 // For every shape the library offers several algorithms. Its first offer is taken, so that
 // runs repeat bit for bit. What the quickest would save, dev/gpu/bench measures. The
 // algorithm is kept in a plan, for the shapes used last: training has about twenty, but every
-// batch of an evaluation may have rows of its own. The library's workspace is the one buffer
-// that the memory plan lists.
+// batch of an evaluation may have rows of its own. Where an exchange may be under way
+// (scheduler.h), a shape has a second plan, which counts on fewer multiprocessors. The
+// library's workspace is the one buffer that the memory plan lists.
 #ifndef ACCO_KERNELS_CUDA_MATMUL_CUH
 #define ACCO_KERNELS_CUDA_MATMUL_CUH
 
@@ -30,8 +31,8 @@
 #include "kernels/cuda/language.cuh"
 
 enum {
-    CUDA_GEMM_SHAPES = 64, // whose plans a stream keeps: three times those of training
-    CUDA_GEMM_OFFERS = 8   // algorithms asked for, for each shape
+    CUDA_GEMM_SHAPES = 96, // whose plans a stream keeps: twice those of training
+    CUDA_GEMM_OFFERS = 32  // algorithms asked for, for each shape
 };
 
 // result (n, m), rows result_stride apart, = or += the product of b and a. In the
@@ -44,6 +45,7 @@ typedef struct CudaGemm {
     Precision result_precision;                          // of the result
     bool accumulate;                                     // += instead of =
     int most;                                            // products at once, see below
+    int sm_count;                                        // as in CudaGemmLibrary
     uint32_t a_alignment, b_alignment, result_alignment; // bytes; filled in by cuda_gemm_align
     bool operator==(const CudaGemm &) const = default;
 } CudaGemm;
@@ -64,7 +66,7 @@ typedef struct CudaGemmPlan {
 typedef struct CudaGemmLibrary {
     cublasLtHandle_t handle;
     void *workspace;   // (GEMM_WORKSPACE_BYTES)
-    int sm_count;      // multiprocessors that algorithms may count on; 0: all
+    int sm_count;      // multiprocessors that products may count on now; 0: all
     uint64_t products; // so far
     int count;         // of plans
     CudaGemmPlan plans[CUDA_GEMM_SHAPES];
@@ -100,11 +102,11 @@ static inline void cuda_gemm_layout(cublasLtMatrixLayout_t *layout, const CudaGe
     }
 }
 
-static inline void cuda_gemm_describe(const CudaGemmLibrary *library, CudaGemmPlan *plan) {
+static inline void cuda_gemm_describe(CudaGemmPlan *plan) {
     const CudaGemm *gemm = &plan->gemm;
     cublasOperation_t a_operation = gemm->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t b_operation = gemm->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    int32_t sm_count = library->sm_count;
+    int32_t sm_count = gemm->sm_count;
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, &a_operation,
                                                 sizeof a_operation));
@@ -211,7 +213,7 @@ static inline CudaGemmPlan *cuda_gemm_plan(CudaGemmLibrary *library, const CudaG
     CudaGemmPlan *plan = cuda_gemm_room(library);
     plan->gemm = *gemm;
     plan->used = library->products;
-    cuda_gemm_describe(library, plan);
+    cuda_gemm_describe(plan);
     cublasStatus_t status = cuda_gemm_choose(library, plan);
     char text[256];
     snprintf(text, sizeof text, "no algorithm for a product of m %d, n %d, k %d%s%s, of %s, the result %s%s",
@@ -232,14 +234,16 @@ static inline void cuda_gemm_align(CudaGemm *gemm, const void *a, const void *b,
 // The operations
 
 // Opens the library for a stream. workspace (GEMM_WORKSPACE_BYTES): device memory.
-// sm_count: as in CudaGemmLibrary.
-static inline void cuda_gemm_open(Stream *stream, void *workspace, int sm_count) {
+static inline void cuda_gemm_open(Stream *stream, void *workspace) {
     CudaGemmLibrary *library = (CudaGemmLibrary *)calloc(1, sizeof *library);
     assert((uintptr_t)workspace % 256 == 0); // the library requires this
     CUBLAS_CHECK(cublasLtCreate(&library->handle));
     library->workspace = workspace;
-    library->sm_count = sm_count;
     stream->gemm = library;
+}
+
+static inline void cuda_gemm_limit(Stream *stream, int sm_count) {
+    ((CudaGemmLibrary *)stream->gemm)->sm_count = sm_count;
 }
 
 static inline void cuda_gemm_close(Stream *stream) {
@@ -252,6 +256,7 @@ static inline void cuda_gemm_close(Stream *stream) {
 
 // The library stores matrices column by column: result^T (N, M) = b^T (N, K) a^T (K, M).
 static inline void cuda_matmul(Stream *stream, const Matmul *work) {
+    CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;
     CudaGemm gemm = {.m = work->N,
                      .n = work->M,
                      .k = work->K,
@@ -263,9 +268,10 @@ static inline void cuda_matmul(Stream *stream, const Matmul *work) {
                      .precision = work->precision,
                      .result_precision = work->result_precision,
                      .accumulate = work->accumulate,
-                     .most = work->most};
+                     .most = work->most,
+                     .sm_count = library->sm_count};
     cuda_gemm_align(&gemm, work->b, work->a, work->result);
-    const CudaGemmPlan *plan = cuda_gemm_plan((CudaGemmLibrary *)stream->gemm, &gemm);
+    const CudaGemmPlan *plan = cuda_gemm_plan(library, &gemm);
     cublasLtMatrixLayout_t layouts[3] = {plan->a, plan->b, plan->result};
     for (int i = 0; i < 3 && work->most > 1; i++) { cuda_gemm_set_count(layouts[i], work->count); }
     CUBLAS_CHECK(cuda_gemm_run(stream, plan, &plan->algorithm, work->b, work->a, work->result));

@@ -13,7 +13,7 @@
 #include "kernels/kernels.h"
 #include "test/layer_calls.h"
 
-enum { INPUTS = 24, OUTPUTS = 40, SHAPES = 100 };
+enum { INPUTS = 24, OUTPUTS = 40, SHAPES = 130 };
 
 static Random test_random;
 
@@ -39,7 +39,7 @@ static Products products_open(Precision precision) {
     products.device_input = device_reals(products.input, SHAPES * INPUTS, precision);
     products.device_weight = device_reals(products.weight, OUTPUTS * INPUTS, precision);
     products.device_output = (Real *)device_new(SHAPES * OUTPUTS * precision_bytes(precision));
-    cuda_gemm_open(&products.stream, products.workspace, 0);
+    cuda_gemm_open(&products.stream, products.workspace);
     return products;
 }
 
@@ -125,6 +125,23 @@ static void what_is_used_keeps_its_plan(void **state) {
     assert_int_equal(found, 1);
 #ifdef ACCO_SIMT_H
     assert_int_equal(simt_library_products() - before, SHAPES);
+#endif
+    products_close(&products);
+}
+
+// A shape has a plan for each number of multiprocessors, which are kept while limits change.
+static void a_limit_has_plans_of_its_own(void **state) {
+    (void)state;
+    Products products = products_open(PRECISION_FP32);
+    CudaGemmLibrary *library = library_of(&products.stream);
+    for (int i = 0; i < 6; i++) {
+        gemm_limit(&products.stream, i % 2 == 0 ? 0 : 3);
+        products_check(&products, 7);
+        assert_int_equal(library->count, i == 0 ? 1 : 2);
+    }
+#ifdef ACCO_SIMT_H
+    assert_int_equal(library->plans[0].operation->processors, 0);
+    assert_int_equal(library->plans[1].operation->processors, 3);
 #endif
     products_close(&products);
 }
@@ -444,6 +461,7 @@ int main(void) {
         cmocka_unit_test(any_number_of_shapes_is_computed),
         cmocka_unit_test(what_gives_way_leaves_nothing),
         cmocka_unit_test(what_is_used_keeps_its_plan),
+        cmocka_unit_test(a_limit_has_plans_of_its_own),
         cmocka_unit_test(gelu_in_an_epilogue_agrees_with_our_kernel),
         cmocka_unit_test(the_derivative_in_an_epilogue_agrees_with_our_kernel),
         cmocka_unit_test(all_rows_of_a_gradient_are_added),

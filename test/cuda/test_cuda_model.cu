@@ -170,7 +170,7 @@ static void machine_open(Machine *machine, const Inputs *inputs, ModelSettings s
     machine->stream.precision = settings.precision;
     if (settings.on_gpu) {
         machine->stream.queue = gpu_queue_create(false);
-        gemm_open(&machine->stream, machine->model.gemm_workspace, 0);
+        gemm_open(&machine->stream, machine->model.gemm_workspace);
         machine_poison(machine);
     } else {
         machine->stream.pool = thread_pool_create(cpu_threads(), true);
@@ -448,7 +448,7 @@ static void check_start(const Inputs *inputs, Precision precision) {
     gemm_close(&started->stream);
     gpu_fill(started->stream.queue, started->gradients, 0xff, machine_bytes(started));
     size_t count = started->neo->parameter_count;
-    model_start(&started->model, &started->stream, started->parameters, started->gradients, count, 0);
+    model_start(&started->model, &started->stream, started->parameters, started->gradients, count);
     stream_copy(&started->stream, started->results, started->gradients, machine_bytes(started));
     stream_settle(&started->stream);
     for (size_t i = 0; i < count; i++) { assert_true(started->results[i] == 0.0f); }
@@ -704,21 +704,21 @@ template <typename Kernel> static int launches_of(Kernel *kernel) {
     return 0;
 }
 
-// The sum over the lines "    kernel | launches" of dev/gpu/predicted-125M.txt that begin so.
+// The sum over the lines "    kernel | launches" of what dev/gpu/predict prints that begin so.
 static int predicted_launches(const char *kernel) {
-    char path[512], line[256];
+    char command[512], line[256];
     const char *root = getenv("PROJECT_ROOT");
     int launches = 0;
-    snprintf(path, sizeof path, "%.400s/dev/gpu/predicted-125M.txt", root != NULL ? root : ".");
-    FILE *file = fopen(path, "r");
-    if (file == NULL) { fail_msg("%s cannot be read", path); }
+    snprintf(command, sizeof command, "%.400s/dev/gpu/predict 125M 32 1024", root != NULL ? root : ".");
+    FILE *file = popen(command, "r");
+    if (file == NULL) { fail_msg("%s does not run", command); }
     while (fgets(line, sizeof line, file) != NULL) {
         const char *bar = strchr(line, '|');
         if (bar != NULL && strncmp(line, "    ", 4) == 0 && strncmp(line + 4, kernel, strlen(kernel)) == 0) {
             launches += atoi(bar + 1);
         }
     }
-    fclose(file);
+    pclose(file);
     return launches;
 }
 

@@ -63,7 +63,7 @@ static void bench_open(Bench *bench, const Shape *shapes, int matrices, Precisio
     bench->stream.precision = precision;
     if (on_gpu) {
         bench->stream = *cuda_test_stream(precision);
-        gemm_open(&bench->stream, bench->optimizer.muon.gemm, 0);
+        gemm_open(&bench->stream, bench->optimizer.muon.gemm);
     } else {
         bench->stream.pool = thread_pool_create(1, false);
     }

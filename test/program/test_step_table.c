@@ -1,5 +1,5 @@
-// test_step_table.c: dev/gpu/step-table on times that this test writes, and the committed
-// predictions of a step of 125M against the step that the model's shape asks for.
+// test_step_table.c: dev/gpu/step-table on times that this test writes, and the predictions of a
+// step of 125M (dev/gpu/predict) against the step that the model's shape asks for.
 #include "models.h"
 #include "test/program/program.h"
 
@@ -7,16 +7,17 @@ static Stage stage;
 
 static const char *const predictions = "# a remark\n"
                                        "parameters | 3000\n"
-                                       "products | 6.0 | by hand\n"
-                                       "    product a, forward | 2\n"
-                                       "    product b, d input | 1\n"
-                                       "AdamW | 0.5 | 28 bytes\n"
-                                       "    adamw, commit in place | P\n"
-                                       "gaps | 1.5 | guessed\n";
+                                       "products | by hand\n"
+                                       "    product a, forward | 2 | 2000 | 1500\n"
+                                       "    product b, d input | 1 | 2000.0 | 1000\n"
+                                       "AdamW | 28 bytes\n"
+                                       "    adamw, commit in place | P | 500 | 250\n"
+                                       "gaps | 1.5 | 1.0 | guessed\n";
 
 // 2 x 1500 us + 1000 us of products, of which the quickest take 1000 us less, and 3 x 250 us
 // of AdamW, which is timed on a third of the parameters: 4.75 ms and 3.75 ms.
 static const char *const times =
+    "A GPU, 1 of them\n"
     "kernels at X, B 1, T 2, bf16; logits in chunks of 3 rows; vectors of 1000 elements\n"
     "product a, forward                     1500.0 us     1.0 TFLOP/s  10.0 %  (1.0 .. 2.0 us)\n"
     "product a, forward                     1000.0 us     1.0 TFLOP/s  10.0 %  (1.0 .. 2.0 us) tuned\n"
@@ -47,18 +48,28 @@ static void check_line(const char *text, const char *expected) {
 static void kernels_are_added_to_classes_and_to_a_step(void **state) {
     (void)state;
     const char *table = step_table(times, "predicted kernels 8", 0).output;
-    check_line(table, "products 3 4.00 6.00 0.67 84.2 % by hand\n");
-    check_line(table, "AdamW 1 0.75 0.50 1.50 15.8 % 28 bytes\n");
-    check_line(table, "gaps 1.50 guessed\n");
-    check_line(table, "all kernels 4.75 6.50 0.73\n");
+    check_line(table,
+               "products 3 4.00 6.00 4.00 0.67 84.2 % by hand\n product a, forward 2 3.00 4.00 3.00 0.75\n");
+    check_line(table, "AdamW 1 0.75 0.50 0.25 1.50 15.8 % 28 bytes\ngaps");
+    check_line(table, "gaps 1.50 1.00 guessed\n");
+    check_line(table, "all kernels 4.75 6.50 4.25 0.73\n");
     check_line(table, "with tuned products 3.75\n");
-    check_line(table, "whole step 8.00 8.00 1.00\n beyond the kernels 3.25 1.50 2.17\n");
+    check_line(table, "whole step 8.00 8.00 5.25 1.00\n beyond the kernels 3.25 1.50 1.00 2.17\n");
+}
+
+static void an_h200_has_predictions_of_its_own(void **state) {
+    (void)state;
+    char other[2048];
+    snprintf(other, sizeof other, "NVIDIA H200, 1 of them\n%s", times);
+    const char *table = step_table(other, "predicted kernels 8", 0).output;
+    check_line(table, "products 3 4.00 6.00 4.00 1.00 84.2 % by hand\n");
+    check_line(table, "whole step 8.00 8.00 5.25 1.52\n");
 }
 
 static void a_step_that_was_not_measured_is_left_out(void **state) {
     (void)state;
     const char *table = step_table(times, "predicted kernels -", 0).output;
-    check_line(table, "all kernels 4.75 6.50 0.73\n");
+    check_line(table, "all kernels 4.75 6.50 4.25 0.73\n");
     assert_null(strstr(table, "whole step"));
 }
 
@@ -68,8 +79,8 @@ static void a_kernel_without_a_time_is_named(void **state) {
     char most[1024];
     snprintf(most, sizeof most, "%.*s", (int)(end - times), times);
     const char *table = step_table(most, "predicted kernels 8", 1).output;
-    check_line(table, "products 3 4.00 6.00 0.67 by hand\n");
-    check_line(table, "AdamW 1 ? 0.50 28 bytes\n");
+    check_line(table, "products 3 4.00 6.00 4.00 0.67 by hand\n");
+    check_line(table, "AdamW 1 ? 0.50 0.25 28 bytes\n");
     check_line(table, "not measured: adamw, commit in place ");
     assert_null(strstr(table, "beyond the kernels"));
 }
@@ -80,7 +91,7 @@ static void a_mistake_is_one_line(void **state) {
     text_check(step_table(times, "predicted nowhere 8", 2).errors, "nowhere cannot be read", "no file");
 }
 
-// What a line "    kernel | launches" of the committed file says.
+// What a line "    kernel | launches" of the predictions says.
 static double launches_of(const char *text, const char *kernel) {
     char line[128];
     snprintf(line, sizeof line, "\n    %s | ", kernel);
@@ -94,10 +105,11 @@ static void the_predictions_are_of_this_model(void **state) {
     static const char *const once_a_layer[] = {"product qkv, forward", "product out, d input",
                                                "product fc, d weight", "product proj, forward",
                                                "gelu forward",         "gelu backward"};
-    char path[STAGE_PATH_SIZE];
-    snprintf(path, sizeof path, "%.400s/dev/gpu/predicted-125M.txt", stage.root);
-    const char *text = stage_read_text(&stage, path);
-    assert_non_null(text);
+    char table_path[STAGE_PATH_SIZE], *script = stage.binary;
+    memcpy(table_path, script, sizeof table_path);
+    snprintf(script, sizeof table_path, "%.400s/dev/gpu/predict", stage.root);
+    const char *text = program_run(&stage, 0, "125M 32 1024").output;
+    memcpy(script, table_path, sizeof table_path);
     ModelConfig config;
     Error error;
     assert_true(model_find("125M", &config, &error));
@@ -130,6 +142,7 @@ static int open_stage(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         STAGE_TEST(stage, kernels_are_added_to_classes_and_to_a_step),
+        STAGE_TEST(stage, an_h200_has_predictions_of_its_own),
         STAGE_TEST(stage, a_step_that_was_not_measured_is_left_out),
         STAGE_TEST(stage, a_kernel_without_a_time_is_named),
         STAGE_TEST(stage, a_mistake_is_one_line),

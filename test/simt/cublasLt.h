@@ -200,8 +200,9 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
     if (simt_algorithm_lacks() || !simt_can_end_so(operation, d)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     uint64_t rounds =
         (preference->reduction_schemes & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0;
-    offers[0] = {{{0, rounds}}, 0};
-    offers[1] = {{{1, rounds}}, 0};
+    uint64_t first = operation->processors != 0 && simt_plans_differ();
+    offers[0] = {{{first, rounds}}, 0};
+    offers[1] = {{{1 - first, rounds}}, 0};
     *count = 2;
     return CUBLAS_STATUS_SUCCESS;
 }

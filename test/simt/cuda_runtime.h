@@ -186,6 +186,9 @@ inline int simt_number_of_rank(const char *variable, int otherwise) {
 //                    counted from 1; 0: none; lists, too
 //   SIMT_NO_ALGORITHM
 //                    the shape, counted from 1, for which the library has no algorithm
+//   SIMT_PLANS_DIFFER
+//                    set: the library's first offer is another one where a product may count
+//                    on some processors only
 //   SIMT_SAY_LOADING set: the first call says on stderr when kernels would be loaded
 inline int simt_devices() { return simt_number_of_rank("SIMT_GPUS", 1); }
 inline size_t simt_memory_bytes() { return (size_t)simt_number_of_rank("SIMT_MEMORY_MB", 4096) << 20; }
@@ -203,6 +206,10 @@ inline bool simt_algorithm_lacks() {
     static const int lacking = simt_number_of_rank("SIMT_NO_ALGORITHM", 0);
     static int shapes = 0;
     return lacking > 0 && __atomic_add_fetch(&shapes, 1, __ATOMIC_RELAXED) == lacking;
+}
+inline bool simt_plans_differ() {
+    static const bool differ = getenv("SIMT_PLANS_DIFFER") != nullptr;
+    return differ;
 }
 // How many processors NCCL was allowed to take: products must be planned for the others.
 inline int &simt_processors_taken() {

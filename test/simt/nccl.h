@@ -158,7 +158,10 @@ inline ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclD
 inline void simt_run_collective(ncclComm_t communicator, const SimtCollective &work) {
     int size;
     MPI_Comm_size(communicator->world, &size);
-    size_t element = work.type == ncclFloat ? 4 : 2, mine = work.count * element, all = mine * (size_t)size;
+    size_t element = work.type == ncclFloat  ? 4
+                     : work.type == ncclChar ? 1
+                                             : 2,
+           mine = work.count * element, all = mine * (size_t)size;
     if (!work.reduces) {
         std::vector<char> sent((const char *)work.in, (const char *)work.in + mine); // may be part of `out`
         MPI_Allgather(sent.data(), (int)mine, MPI_BYTE, work.out, (int)mine, MPI_BYTE, communicator->world);

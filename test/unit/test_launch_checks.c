@@ -212,6 +212,11 @@ static void test_processors_for_nccl(void **state) {
     assert_int_equal(placement_taken_ctas(6, false), 8);
     assert_int_equal(placement_taken_ctas(33, false), 64);
     assert_int_equal(placement_taken_ctas(6, true), 6); // collectives of the library
+    // Its messages: little beside the memory, and no shorter with thousands of ranks.
+    assert_int_equal(placement_nccl_bytes((size_t)80e9, 8), 128 << 20);
+    assert_int_equal(placement_nccl_bytes((size_t)24e9, 8), 48e6);
+    assert_int_equal(placement_nccl_bytes((size_t)80e9, 511), 128 << 20);
+    assert_int_equal(placement_nccl_bytes((size_t)80e9, 1024), 512 << 20);
 }
 
 static void test_this_machine(void **state) {

@@ -242,8 +242,8 @@ static inline bool hf_model_open(HfModel *model, const char *directory, Error *e
         good = hf_model_open_shards(model, directory, error);
     } else if (pickles || pickled_shards) {
         error_set(error,
-                  "%.300s has its weights in %s, which only Python can read: convert them with python "
-                  "-m tokenizer.from_pytorch DIR OUT",
+                  "%.300s has its weights in %s, which only PyTorch reads: convert them in Python with "
+                  "transformers' AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)",
                   directory, pickles ? "pytorch_model.bin" : "pytorch_model.bin.index.json");
     } else {
         error_set(error,
@@ -308,11 +308,17 @@ static inline bool hf_model_find_tokenizer(const char *from, const char *name, c
 // Copies the files of the tokenizer `from`, its directory or its tokenizer.json, if there are
 // any, and how transformers is to generate with it.
 static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Error *error) {
-    static const char *const names[7] = {
-        "tokenizer.json",          "tokenizer_config.json", "vocab.json", "merges.txt", "added_tokens.json",
-        "special_tokens_map.json", "generation_config.json"};
+    static const char *const names[9] = {"tokenizer.json",
+                                         "tokenizer_config.json",
+                                         "vocab.json",
+                                         "merges.txt",
+                                         "added_tokens.json",
+                                         "special_tokens_map.json",
+                                         "generation_config.json",
+                                         "chat_template.jinja",
+                                         "chat.json"};
     char source[PATH_MAX], target[PATH_MAX];
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 9; i++) {
         if (!hf_model_find_tokenizer(from, names[i], source)) { continue; }
         if (!path_within(target, to, names[i], error) || !hf_model_copy_file(source, target, error)) {
             return false;

@@ -16,6 +16,7 @@
 #include "checkpoint/hf_model.h"
 #include "models.h"
 #include "program/data.h"
+#include "tokenizer/chat.h"
 
 typedef struct Sampler {
     Model model;
@@ -173,6 +174,7 @@ typedef struct Sample {
     int64_t commit;           // during training; -1: otherwise
     const SignalWatch *watch; // the text ends when a signal asks the run to stop; NULL: never
     TextCodec codec;
+    Chat chat;               // of the tokenizer: a prompt is what a user says
     const float *parameters; // (parameter_count), on the host
     Arena arena;
     Sampler sampler;
@@ -195,12 +197,33 @@ static inline void sample_show(Sample *sample) {
     sample->shown = sample->size;
 }
 
+static inline bool sample_is_end(const Sample *sample, int32_t token) {
+    return token == text_codec_end(&sample->codec) ||
+           (sample->chat.root != NULL && token == sample->chat.end);
+}
+
 static inline bool sample_on_token(void *self, int32_t token) {
     Sample *sample = (Sample *)self;
-    if (token == text_codec_end(&sample->codec)) { return false; }
+    if (sample_is_end(sample, token)) { return false; }
     text_codec_print(&sample->codec, token, false, sample->memory);
     sample_show(sample);
     return sample->watch == NULL || !signal_watch_is_asked(sample->watch);
+}
+
+// Opens the tokenizer, and what it says of chats. bytes: tokens are bytes where there is none.
+static inline bool sample_open_codec(Sample *sample, bool bytes, int vocabulary, Error *error) {
+    char path[TOKENIZER_PATH_SIZE];
+    tokenizer_path(sample->options, path);
+    if (!text_codec_open(&sample->codec, path, bytes, vocabulary, error)) { return false; }
+    bool good = sample->codec.kind != TEXT_CODEC_TOKENIZER ||
+                chat_open(&sample->chat, path, &sample->codec.tokenizer, error);
+    if (good && sample->options->system[0] != '\0' && sample->chat.system[0] == NULL) {
+        good =
+            error_set(error, "--system needs a chat.json beside the tokenizer, of a chat template that takes "
+                             "a system text");
+    }
+    if (!good) { text_codec_close(&sample->codec); }
+    return good;
 }
 
 // Prints what heads a sample. `sample` has options, codec and parameters, and must stay where it
@@ -225,13 +248,33 @@ static inline bool sample_open(Sample *sample, const ModelConfig *config, Thread
     if (options->top_p < 1) { printf(", top-p %g", options->top_p); }
     if (options->repetition_penalty > 1) { printf(", repetition penalty %g", options->repetition_penalty); }
     printf("%s%s%s\n", ids[0] != '\0' ? ": " : "", ids, ids[0] != '\0' ? ", for there is no tokenizer" : "");
+    if (sample->chat.has_template && sample->chat.root == NULL) {
+        printf(
+            "(prompts are texts; for chats: build/venv/bin/python -m tokenizer.chat DIR, the tokenizer's)\n");
+    }
     return true;
 }
 
 static inline void sample_close(Sample *sample) {
     if (sample->memory != NULL) { fclose(sample->memory); }
+    chat_close(&sample->chat);
+    text_codec_close(&sample->codec);
     free(sample->output);
     arena_release(&sample->arena);
+}
+
+// Appends the tokens of the prompt to `tokens`; in a chat, of all that stands before the answer.
+static inline bool sample_encode(const Sample *sample, const char *prompt, TokenList *tokens, Error *error) {
+    char *text = NULL;
+    size_t size = 0;
+    FILE *memory = sample->chat.root != NULL && prompt[0] != '\0' ? open_memstream(&text, &size) : NULL;
+    if (memory != NULL) {
+        chat_write(&sample->chat, sample->options->system, sample->sampler.length > 0, prompt, memory);
+        fclose(memory);
+    }
+    bool good = text_codec_encode(&sample->codec, text != NULL ? text : prompt, tokens, error);
+    free(text);
+    return good;
 }
 
 // Prints the prompt, if that is wanted, and what the model writes after it, token by token. The
@@ -247,7 +290,7 @@ static inline bool sample_text(Sample *sample, const char *prompt, bool shows, E
     bool good = sample->last < 0 || token_list_add(&tokens, sample->last) ||
                 error_set(error, "no memory for the prompt");
     if (good && (prompt[0] != '\0' || tokens.count == 0)) {
-        good = text_codec_encode(&sample->codec, prompt, &tokens, error);
+        good = sample_encode(sample, prompt, &tokens, error);
     }
     if (good && tokens.count > (size_t)(positions - before)) {
         good = error_set(error, "the prompt has %zu tokens, and the model %d positions%s: %s", tokens.count,
@@ -255,7 +298,8 @@ static inline bool sample_text(Sample *sample, const char *prompt, bool shows, E
                          before > 0 ? "/reset begins another text" : "shorten it");
     }
     if (good) {
-        if (shows) { fputs(prompt, sample->memory); }
+        bool said = sample->chat.root != NULL && prompt[0] != '\0';
+        if (shows) { fprintf(sample->memory, said ? "> %s\n" : "%s", prompt); }
         sample_show(sample);
         int written =
             sampler_generate(sampler, &sample->here, sample->parameters, tokens.ids, (int)tokens.count,
@@ -264,6 +308,8 @@ static inline bool sample_text(Sample *sample, const char *prompt, bool shows, E
         sample_show(sample);
         printf("\n");
         sample->last = written > 0 ? sample->output[written - 1] : -1;
+        // What follows in a chat begins with the end of the answer.
+        if (sample->chat.root != NULL && sample_is_end(sample, sample->last)) { sample->last = -1; }
         // The last token of a text that fills all positions stands behind them.
         if (written < count && before + (int)tokens.count + written > positions) {
             printf("\n(ends after %d of %d tokens: the model has %d positions, the prompt included)\n",
@@ -293,7 +339,8 @@ static inline bool sample_lines(Sample *sample, FILE *input, bool interactive, E
             sample->sampler.length = 0;
             sample->last = -1;
         }
-        if (resets) { continue; }
+        bool goes_on = sample->chat.root == NULL || line[0] != '\0' || sample->last >= 0;
+        if (resets || !goes_on) { continue; }
         good = sample_text(sample, line, !interactive, error);
         if (interactive && !good) { good = printf("%s\n", error->text) > 0; }
     }
@@ -315,7 +362,6 @@ static inline void print_sample(Run *run, bool last) {
     double began = clock_seconds();
     const float *committed = borrow_committed(s, run->rule);
     if (run_is_main(run)) {
-        char path[TOKENIZER_PATH_SIZE];
         Error error = {""};
         size_t bytes = run->table.parameter_count * sizeof(float);
         float *copy = run->placement.on_gpu ? (float *)malloc(bytes) : NULL;
@@ -329,14 +375,13 @@ static inline void print_sample(Run *run, bool last) {
             stream_copy(s->compute, copy, committed, bytes);
             stream_settle(s->compute);
         }
-        good = good && text_codec_open(&sample.codec, tokenizer_path(options, path),
-                                       data_loader_is_text(&run->data), run->config.vocabulary, &error);
+        good = good &&
+               sample_open_codec(&sample, data_loader_is_text(&run->data), run->config.vocabulary, &error);
         terminal_clear(&run->terminal);
         if (good) {
             good = sample_open(&sample, &run->config, run->pool, run->threads.threads, &error) &&
                    sample_text(&sample, options->prompt, true, &error);
             sample_close(&sample);
-            text_codec_close(&sample.codec);
         }
         if (good) {
             report_event(&run->reports,
@@ -363,7 +408,6 @@ static inline void print_sample(Run *run, bool last) {
 static inline int command_sample(const Options *options) {
     Error error = {""};
     HfModel model;
-    char path[TOKENIZER_PATH_SIZE];
     ThreadChoice threads;
     if (options->from[0] == '\0') {
         error_set(&error, "sample needs --from DIR, a directory with config.json and model.safetensors, such "
@@ -372,8 +416,7 @@ static inline int command_sample(const Options *options) {
     }
     Sample sample = {.options = options, .commit = -1};
     if (!hf_model_check_directory(options->from, &error) || !hf_model_open(&model, options->from, &error) ||
-        !text_codec_open(&sample.codec, tokenizer_path(options, path), model.config.vocabulary == 256,
-                         model.config.vocabulary, &error)) {
+        !sample_open_codec(&sample, model.config.vocabulary == 256, model.config.vocabulary, &error)) {
         exit_user_mistake(&error);
     }
     FILE *prompts = options->interactive          ? stdin
@@ -398,7 +441,6 @@ static inline int command_sample(const Options *options) {
     }
     if (!good) { exit_user_mistake(&error); }
     if (prompts != NULL) { fclose(prompts); }
-    text_codec_close(&sample.codec);
     thread_pool_destroy(pool);
     free(parameters);
     hf_model_close(&model);

@@ -131,7 +131,7 @@ typedef struct Options {
     int64_t sample_every;  // commits; 0: only at the end
     int64_t top_k;         // 0: off
     double temperature, top_p, repetition_penalty;
-    OptionText prompt, prompts; // empty: none
+    OptionText prompt, prompts, system; // empty: none
     bool interactive;
 
     // Plans.

@@ -525,11 +525,14 @@ static const OptionSpec option_table[] = {
     {OPTION("interactive", SAMPLE, SAME_BITS), SWITCH_OPTION(interactive, "off"), .commands = FOR_SAMPLES,
      .instead_of = "prompt, prompts", .help =
      "Asks for a prompt, writes what follows, and asks again: the text goes on. /reset begins another one; "
-     "the end of the input ends it."},
+     "the end of the input ends it. With a chat.json beside the tokenizer it is a chat."},
+    {OPTION("system", SAMPLE, SAME_BITS), TEXT_OPTION(system, "", 0, "TEXT"), .commands = FOR_SAMPLES,
+     .help =
+     "The system text of a chat: how the model is to answer."},
     {OPTION("prompt", SAMPLE, SAME_BITS), TEXT_OPTION(prompt, "", 0, "TEXT"),
      .commands = FOR_TRAINING | FOR_SAMPLES, .excludes = "sample-tokens none", .help =
      "What the sample starts with, at most 1023 bytes. Empty: the model starts by itself. Models that read "
-     "token ids need a --tokenizer."},
+     "token ids need a --tokenizer. With a chat.json beside the tokenizer it is what a user says."},
 
     {OPTION("link-mbit", EMULATION, SAME_BITS), REAL_OPTION(link_mbit, "off", 1e-3, 1e6, "MBIT"),
      .word = "off", .also = "bandwidth", .help =

@@ -6,10 +6,13 @@
 //
 // A line of JSON is one document:
 //
-//     {"text": "...", "prompt": "...", "val": true, "more": true}
+//     {"text": "...", "prompt": "...", "learn": [[5, 9]], "val": true, "more": true}
 //
 //     text     what the model learns to write
 //     prompt   what stands before it; it is encoded by itself, and only read, not predicted
+//     learn    the text is a chat, and only these parts of it are predicted: the first byte of
+//              each and the byte after its last one, in UTF-8, in order. A token that holds a
+//              byte of a part is predicted. What looks like a special token is one
 //     val      the document is for validation
 //     more     the document continues in the next line
 //
@@ -32,7 +35,8 @@ typedef struct DocumentPart {
     uint64_t line; // of JSON, from 1 on; 0: the bytes are text
     bool ends;     // the document ends here. Of JSON it is known once the line is encoded, and so are these:
     bool held_out; // for validation
-    size_t tokens, prompt_tokens; // all, and those of the prompt, which come first
+    bool is_chat;
+    size_t tokens;
 } DocumentPart;
 
 // Gives the next part. False: there is none.

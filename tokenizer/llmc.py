@@ -15,12 +15,12 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
-from tokenizer.from_pytorch import write_safetensors
-from tokenizer.pytorch_file import PytorchError
+class LlmcError(Exception):
+    """A file that is not what it should be."""
+
 
 MAGIC, KINDS = 20240326, {3: ("F32", "<f4"), 5: ("BF16", "<u2")}  # by version
 PADDING = 128
@@ -48,20 +48,18 @@ def to_directory(path: Path, out: Path) -> str:
     header = np.fromfile(path, "<i4", 256).tolist() + [0] * 8
     magic, version, positions, vocabulary, layers, heads, channels, padded = header[:8]
     if magic != MAGIC or version not in KINDS:
-        raise PytorchError(f"{path} is no model file of llm.c in version 3 or 5")
+        raise LlmcError(f"{path} is no model file of llm.c in version 3 or 5")
     kind, dtype = KINDS[version]
     data, begin = np.memmap(path, dtype, "r", 1024), 0
-    sources = {}
+    tensors = {}
     wanted = places(layers, channels, positions, padded)
     if data.size != sum(int(np.prod(shape)) for _, shape in wanted):
-        raise PytorchError(f"{path} does not have the size that its header says")
+        raise LlmcError(f"{path} does not have the size that its header says")
     for name, shape in wanted:
         end = begin + int(np.prod(shape))
         array = turned(name, data[begin:end].reshape(shape)[:vocabulary if name == "wte.weight" else None])
         begin = end
-        file = SimpleNamespace(read=lambda tensor: tensor.array.tobytes())
-        sources["transformer." + name] = file, SimpleNamespace(
-            kind=kind, shape=list(array.shape), bytes=array.nbytes, array=array)
+        tensors["transformer." + name] = array
     config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": vocabulary, "n_positions": positions,
               "n_ctx": positions, "n_embd": channels, "n_layer": layers, "n_head": heads, "activation_function": "gelu_new",
               "layer_norm_epsilon": 1e-05, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
@@ -69,9 +67,24 @@ def to_directory(path: Path, out: Path) -> str:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    write_safetensors(temporary / "model.safetensors", sources)
+    write_safetensors(temporary / "model.safetensors", kind, tensors)
     os.replace(temporary, out)
     return f"{layers} layers of {channels} channels, {kind}"
+
+
+def write_safetensors(path: Path, kind: str, tensors: dict[str, np.ndarray]) -> None:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers insists on a format
+    end = 0
+    for name, array in tensors.items():
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [end, end := end + array.nbytes]}
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % 64)  # for programs that map the file
+    with open(path, "wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for array in tensors.values():
+            out.write(array.tobytes())
+        out.flush()
+        os.fsync(out.fileno())
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
@@ -107,7 +120,7 @@ def from_directory(directory: Path, out: Path, bf16: bool) -> str:
     vocabulary, tensors = config["vocab_size"], read_safetensors(directory / "model.safetensors")
     padded = -(-vocabulary // PADDING) * PADDING
     if config.get("n_inner") not in (None, 4 * channels):
-        raise PytorchError(f"{directory}: n_inner must be 4 n_embd for llm.c")
+        raise LlmcError(f"{directory}: n_inner must be 4 n_embd for llm.c")
     header = np.zeros(256, "<i4")
     header[:8] = MAGIC, 5 if bf16 else 3, positions, vocabulary, layers, config["n_head"], channels, padded
     temporary = out.with_name(out.name + ".partial")
@@ -117,7 +130,7 @@ def from_directory(directory: Path, out: Path, bf16: bool) -> str:
             array = turned(name, tensors[name])
             array = np.concatenate([array, np.zeros((padded - vocabulary, channels), "<f4")]) if name == "wte.weight" else array
             if array.shape != shape:
-                raise PytorchError(f"{directory}: {name} has shape {array.shape}, expected {shape}")
+                raise LlmcError(f"{directory}: {name} has shape {array.shape}, expected {shape}")
             file.write((round_to_bf16(array) if bf16 else array).tobytes())
     os.replace(temporary, out)
     return f"{layers} layers of {channels} channels, {'BF16' if bf16 else 'F32'}"
@@ -132,10 +145,10 @@ def main(arguments: list[str] | None = None) -> int:
     found = parser.parse_args(arguments)
     try:
         if found.out.exists():
-            raise PytorchError(f"{found.out} exists: choose another name")
+            raise LlmcError(f"{found.out} exists: choose another name")
         text = (from_directory(found.source, found.out, found.bf16) if found.source.is_dir()
                 else to_directory(found.source, found.out))
-    except (PytorchError, OSError, KeyError, ValueError) as error:
+    except (LlmcError, OSError, KeyError, ValueError) as error:
         print(f"llmc: {error}", file=sys.stderr)
         return 2
     print(f"{found.out}: {text}")

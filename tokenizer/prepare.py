@@ -26,6 +26,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from tokenizer import vocabulary
+from tokenizer.chat import ChatError, ChatTemplate
+from tokenizer.chat import load as load_chat
 from tokenizer.sources import PACKED, SEPARATORS, Document, InputError, Options, documents, records_for
 from tokenizer.templates import TEMPLATES
 
@@ -43,8 +45,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
                         help="share of the documents, chosen by their hash (%(default)s)")
     parser.add_argument("--separator", choices=tuple(SEPARATORS), default="endoftext",
                         help="what separates the documents of a text file: a line <|endoftext|>, or blank lines (%(default)s)")
-    parser.add_argument("--template", choices=tuple(TEMPLATES), default="plain",
-                        help="alpaca: instruction, input, output, of which only the output is predicted (%(default)s)")
+    parser.add_argument("--template", choices=(*TEMPLATES, "chat"), default="plain",
+                        help="alpaca: instruction, input, output, of which only the output is predicted; chat: messages, as the "
+                        "tokenizer's chat template writes them, of which only what the assistant says is predicted (%(default)s)")
+    parser.add_argument("--chat-template", metavar="FILE", help="a chat template (Jinja) in the place of the tokenizer's")
     parser.add_argument("--pad", type=int, default=0, metavar="LENGTH",
                         help="make each document one sequence of this length, cut or filled up, for train_gpt "
                         "--seq-len LENGTH; otherwise documents follow each other")
@@ -52,6 +56,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dataset-split", default="train", help="the split of data sets by name (%(default)s)")
     parser.add_argument("--threads", type=int, help="that tokenize (all cores)")
     found = parser.parse_args(arguments)
+    if found.chat_template is not None and found.template != "chat":
+        parser.error("--chat-template is for --template chat")
     if not 0.0 <= found.val_fraction < 1.0:
         parser.error(f"--val-fraction {found.val_fraction}: allowed: 0 to less than 1")
     if found.threads is not None and found.threads < 1:
@@ -91,14 +97,15 @@ def json_lines(stream: Iterator[Document], fraction: float) -> Iterator[bytes]:
     for document in stream:
         held_out = is_held_out(document.data, fraction) if begins else held_out
         line = {"prompt": document.prompt} if document.prompt else {}
+        line |= {"learn": document.learn} if document.learn is not None else {}
         line |= {"text": document.text, "val": held_out, "more": document.more}
         yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
         begins = not document.more
 
 
-def read_all(arguments: argparse.Namespace, counts: Counter, undivided: list[str]) -> Iterator[Document]:
+def read_all(arguments: argparse.Namespace, chat: ChatTemplate | None, counts: Counter, undivided: list[str]) -> Iterator[Document]:
     """The documents of all inputs. undivided: gets the texts that are one document."""
-    options = Options(arguments.separator, arguments.template, arguments.field, arguments.dataset_split)
+    options = Options(arguments.separator, arguments.template, arguments.field, arguments.dataset_split, chat)
     plain = all(Path(name).suffix not in (*PACKED, ".parquet") for name in arguments.inputs)
     total = sum(input_facts(name)[1] for name in arguments.inputs) if plain else None
     with tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
@@ -190,6 +197,7 @@ def run(arguments: argparse.Namespace) -> str:
     if not os.access(PROGRAM, os.X_OK):
         raise InputError(f"there is no {PROGRAM}, which makes the token files: build it with make")
     tokenizer = vocabulary.load(arguments.tokenizer)
+    chat = load_chat(arguments.tokenizer, tokenizer, arguments.chat_template) if arguments.template == "chat" else None
     for name in arguments.inputs:
         records_for(name)  # a missing input is reported before any work is done
     name, parent = arguments.out.name, arguments.out.parent
@@ -198,6 +206,7 @@ def run(arguments: argparse.Namespace) -> str:
         "tokenizer": vocabulary.hash_of(tokenizer).hex(),
         "inputs": [input_facts(name) for name in arguments.inputs],
         **{key: getattr(arguments, key) for key in ("val_fraction", "separator", "template", "field", "dataset_split", "pad")},
+        "chat template": chat and hashlib.sha256(chat.source.encode()).hexdigest(),
     }
     parent.mkdir(parents=True, exist_ok=True)
     if report := made_before(arguments, record, request):
@@ -207,7 +216,7 @@ def run(arguments: argparse.Namespace) -> str:
     counts, undivided, began = Counter(), [], time.monotonic()
     with (tempfile.TemporaryDirectory(prefix=f"{name}.", suffix=".unfinished", dir=parent) as directory,
           tokenizer_file(tokenizer, arguments.tokenizer) as file):
-        report = tokenize(arguments, file, Path(directory) / name, read_all(arguments, counts, undivided))
+        report = tokenize(arguments, file, Path(directory) / name, read_all(arguments, chat, counts, undivided))
         report += "".join(line + "\n" for line in warnings(arguments, Path(directory), counts, undivided))
         publish(arguments, Path(directory), record, request, report)
     return report + f"{sum(path[1] for path in request['inputs']) / 1e6:.1f} MB in {time.monotonic() - began:.1f} s\n"
@@ -216,7 +225,7 @@ def run(arguments: argparse.Namespace) -> str:
 def main(arguments: list[str] | None = None) -> int:
     try:
         print(run(parse_arguments(arguments)), end="")
-    except (InputError, vocabulary.TokenizerError, OSError) as error:
+    except (InputError, ChatError, vocabulary.TokenizerError, OSError) as error:
         print(f"prepare: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

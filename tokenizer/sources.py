@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenizer.chat import ChatError, ChatTemplate
 from tokenizer.templates import TEMPLATES
 
 BLOCK_BYTES = 1 << 19
@@ -56,10 +57,11 @@ class Options:
     template: str = "plain"
     field: str = "text"  # of the template `plain`
     dataset_split: str = "train"
+    chat: ChatTemplate | None = None  # of the template `chat`
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (self.field,) if self.template == "plain" else ("instruction", "input", "output")
+        return {"plain": (self.field,), "chat": ("messages", "conversations")}.get(self.template, ("instruction", "input", "output"))
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Document:
     prompt: str  # stands before the text, and is not predicted
     data: bytes | bytearray  # the bytes of both, as they were read
     more: bool = False  # the document continues in the next part
+    learn: list[tuple[int, int]] | None = None  # of a chat: which bytes of the text are predicted
 
 
 @contextlib.contextmanager
@@ -217,14 +220,17 @@ def record_documents(name: str, records: Records, options: Options, counts: Coun
         try:
             if not isinstance(record, dict):
                 raise TypeError(f"a record is {type(record).__name__}, but must be an object with named fields")
-            parts = TEMPLATES[options.template](record, options.field)
+            if options.chat is not None:
+                parts, learn = options.chat.document(record)
+            else:
+                parts, learn = TEMPLATES[options.template](record, options.field), None
         except KeyError as error:
             raise InputError(f"{name}, {where}: the record has no field {error}") from None
-        except TypeError as error:
+        except (TypeError, ChatError) as error:
             raise InputError(f"{name}, {where}: {error}") from None
         prompt, text = (part.encode(errors="replace") for part in parts)  # JSON can hold half of a surrogate pair
         if prompt or text:
-            yield Document(text.decode(), prompt.decode(), prompt + text)
+            yield Document(text.decode(), prompt.decode(), prompt + text, learn=learn)
         else:
             counts["empty"] += 1
 

@@ -1,4 +1,4 @@
-"""Turns a record into a document: a prompt, which the model only reads, and a text, which it learns to predict."""
+"""Turns a record into a document: a prompt, which the model only reads, and a text, which it learns to predict. Chats are in chat.py."""
 
 from collections.abc import Callable
 

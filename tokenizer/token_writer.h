@@ -21,6 +21,10 @@ typedef struct TokenWriter {
     bool is_masked;
 } TokenWriter;
 
+static inline int32_t token_id(int32_t id_or_read_only) {
+    return id_or_read_only < 0 ? ~id_or_read_only : id_or_read_only;
+}
+
 // padded: the length of a sequence, each one document; 0: documents follow each other.
 static inline bool token_writer_begin(TokenWriter *writer, const char *path, const Tokenizer *tokenizer,
                                       int padded, Error *error) {
@@ -46,9 +50,8 @@ static inline bool token_writer_write(TokenWriter *writer, const uint8_t *bytes,
            error_set(error, "cannot write %.400s: %s", writer->path, strerror(errno));
 }
 
-// predicted: whether the model is to predict these ids (count), or only reads them.
-static inline bool token_writer_add(TokenWriter *writer, const int32_t *ids, size_t count, bool predicted,
-                                    Error *error) {
+// ids (count): a token that the model only reads, and does not predict, stands there as ~id.
+static inline bool token_writer_add(TokenWriter *writer, const int32_t *ids, size_t count, Error *error) {
     enum { BLOCK = 4096 };
     uint8_t bytes[4 * BLOCK];
     size_t width = token_writer_width(writer);
@@ -58,12 +61,15 @@ static inline bool token_writer_add(TokenWriter *writer, const int32_t *ids, siz
     }
     for (size_t i = 0; i < count; i++, writer->count++) {
         uint8_t *byte = &writer->mask[writer->count / 8], bit = (uint8_t)(1u << (writer->count % 8));
-        *byte = (uint8_t)((bit == 1 ? 0 : *byte) | (predicted ? bit : 0));
+        *byte = (uint8_t)((bit == 1 ? 0 : *byte) | (ids[i] >= 0 ? bit : 0));
+        writer->is_masked = writer->is_masked || ids[i] < 0;
     }
-    writer->is_masked = writer->is_masked || (count > 0 && !predicted);
     for (size_t done = 0; done < count; done += BLOCK) {
         size_t block = size_min(count - done, BLOCK);
-        for (size_t i = 0; i < block; i++) { memcpy(bytes + i * width, &ids[done + i], width); }
+        for (size_t i = 0; i < block; i++) {
+            int32_t id = token_id(ids[done + i]);
+            memcpy(bytes + i * width, &id, width);
+        }
         if (!token_writer_write(writer, bytes, block * width, error)) { return false; }
     }
     return true;

@@ -4,8 +4,10 @@
 //   tokenize_lines    lines of JSON -> token files for training and validation, for
 //                     train_gpt tokenize, which tokenizer/prepare.py feeds
 //
-// Each document is followed by the end-of-text token. Text that looks like a special token
-// is text. Bytes that are not UTF-8 become one token each (tokenizer.h).
+// Each document is followed by the end-of-text token, which is predicted; a chat, where it does
+// not end with that token anyway, by one that is not, for its answers have ends of their own.
+// Text that looks like a special token is text, but in chats. Bytes that are not UTF-8 become
+// one token each (tokenizer.h). A token that is only read is ~id until it is written.
 //
 // The calling thread reads and writes, all threads encode. Memory is a few MB a thread,
 // however much there is to read. The files do not depend on the number of threads.
@@ -69,12 +71,49 @@ static inline bool encoder_open(Encoder *encoder, const Tokenizer *tokenizer, Th
     return encoder->tasks != NULL || error_set(error, "no memory for the tokens of documents");
 }
 
+// Encodes a chat, of which the parts of `learn` are predicted.
+static inline bool encode_chat(const Tokenizer *tokenizer, uint64_t line, const json_t *text,
+                               const json_t *learn, TokenList *tokens, Error *error) {
+    size_t bytes = json_string_length(text), before = tokens->count, token = 0;
+    json_int_t last = 0;
+    TokenList begins = {NULL, 0, 0};
+    bool good = json_is_array(learn) ||
+                error_set(error, "line %llu: 'learn' must be a list of [begin, end], if it is there",
+                          (unsigned long long)line);
+    good = good &&
+           tokenizer_encode_places(tokenizer, json_string_value(text), bytes, true, tokens, &begins, error);
+    for (size_t i = 0; good && i < json_array_size(learn); i++) {
+        const json_t *part = json_array_get(learn, i), *from = json_array_get(part, 0),
+                     *to = json_array_get(part, 1);
+        json_int_t begin = json_integer_value(from), end = json_integer_value(to);
+        good = json_array_size(part) == 2 && json_is_integer(from) && json_is_integer(to) && begin >= last &&
+               end >= begin && (uint64_t)end <= bytes;
+        if (!good) {
+            error_set(error,
+                      "line %llu: part %zu of 'learn' is not [begin, end], behind the part before it and "
+                      "within the %zu bytes of 'text'",
+                      (unsigned long long)line, i + 1, bytes);
+        }
+        for (; good && begin < end && token < begins.count && begins.ids[token] < end; token++) {
+            bool reaches = token + 1 == begins.count || begins.ids[token + 1] > begin;
+            if (!reaches) { tokens->ids[before + token] = ~tokens->ids[before + token]; }
+        }
+        last = end;
+    }
+    for (; good && token < begins.count; token++) {
+        tokens->ids[before + token] = ~tokens->ids[before + token];
+    }
+    token_list_free(&begins);
+    return good;
+}
+
 // Encodes a line of JSON; what it holds is explained in documents.h.
 static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, TokenList *tokens,
                                Error *error) {
     json_error_t trouble;
     json_t *root = json_loadb((const char *)part->bytes, part->count, JSON_ALLOW_NUL, &trouble);
-    const json_t *text = json_object_get(root, "text"), *prompt = json_object_get(root, "prompt");
+    const json_t *text = json_object_get(root, "text"), *prompt = json_object_get(root, "prompt"),
+                 *learn = json_object_get(root, "learn");
     unsigned long long line = part->line;
     size_t before = tokens->count;
     static const char *const flags[2] = {"more", "val"};
@@ -93,9 +132,14 @@ static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, T
     }
     good = good && (prompt == NULL || tokenizer_encode(tokenizer, json_string_value(prompt),
                                                        json_string_length(prompt), false, tokens, error));
-    part->prompt_tokens = tokens->count - before;
-    good = good && tokenizer_encode(tokenizer, json_string_value(text), json_string_length(text), false,
-                                    tokens, error);
+    for (size_t i = before; i < tokens->count; i++) { tokens->ids[i] = ~tokens->ids[i]; }
+    part->is_chat = learn != NULL;
+    if (good && part->is_chat) {
+        good = encode_chat(tokenizer, line, text, learn, tokens, error);
+    } else if (good) {
+        good = tokenizer_encode(tokenizer, json_string_value(text), json_string_length(text), false, tokens,
+                                error);
+    }
     part->ends = !is_set[0];
     part->held_out = is_set[1];
     json_decref(root);
@@ -115,7 +159,10 @@ static inline void encode_task(void *context, int number, int thread) {
         task->good = part->line > 0 ? encode_line(encoder->tokenizer, part, tokens, &task->error)
                                     : tokenizer_encode(encoder->tokenizer, (const char *)part->bytes,
                                                        part->count, false, tokens, &task->error);
-        if (task->good && part->ends && !token_list_add(tokens, encoder->end_of_text)) {
+        int32_t end = encoder->end_of_text;
+        bool has_end =
+            part->is_chat && tokens->count > before && token_id(tokens->ids[tokens->count - 1]) == end;
+        if (task->good && part->ends && !has_end && !token_list_add(tokens, part->is_chat ? ~end : end)) {
             task->good = error_set(&task->error, "no memory for the tokens of a document");
         }
         part->tokens = tokens->count - before;
@@ -229,7 +276,7 @@ static inline bool text_tokens_take(void *sink, const DocumentPart *part, const 
     made->tokens += part->tokens;
     made->bytes += (int64_t)part->count;
     if (made->progress != NULL) { made->progress(made->context, made->bytes); }
-    return token_writer_add(&made->writer, ids, part->tokens, true, error);
+    return token_writer_add(&made->writer, ids, part->tokens, error);
 }
 
 // The token file of the texts (count), whole or not at all. made: all zeros but the
@@ -261,7 +308,7 @@ enum { SHARDS_TRAIN, SHARDS_VALIDATION, SHARDS_SIDES };
 typedef struct TokenShards {
     const char *prefix;
     const Tokenizer *tokenizer;
-    int32_t end_of_text;
+    int32_t padding;
     int pad;              // 0: none
     uint64_t most_tokens; // SHARD_TOKENS
     // Results.
@@ -283,7 +330,7 @@ static inline bool token_shards_finish(TokenShards *shards, Error *error) {
         TokenWriter *writer = &shards->writers[side];
         if (writer->file == NULL) { continue; }
         if (shards->pad > 0) { // the last window, too, needs one token after its last input
-            good = token_writer_add(writer, &shards->end_of_text, 1, false, error);
+            good = token_writer_add(writer, &shards->padding, 1, error);
         }
         shards->tokens[side] += writer->count;
         good = good && token_writer_end(writer, error);
@@ -297,8 +344,7 @@ static inline bool token_shards_take(void *sink, const DocumentPart *part, const
     TokenShards *shards = (TokenShards *)sink;
     TokenWriter *writer = &shards->writers[part->held_out];
     bool begins = !shards->continued, pads = shards->pad > 0;
-    size_t pad = (size_t)shards->pad, kept = pads ? size_min(part->tokens, pad) : part->tokens,
-           read = pads ? size_max(part->prompt_tokens, 1) : part->prompt_tokens; // but not predicted
+    size_t pad = (size_t)shards->pad, kept = pads ? size_min(part->tokens, pad) : part->tokens, predicted = 0;
     shards->continued = !part->ends;
     if (begins && part->ends && part->tokens == 1) { // the end-of-text token
         shards->empty++;
@@ -307,7 +353,8 @@ static inline bool token_shards_take(void *sink, const DocumentPart *part, const
     shards->documents += part->ends;
     if (pads && !begins) { return true; }
     shards->cut += part->tokens > kept;
-    if (pads && kept <= read) {
+    for (size_t i = pads; i < kept; i++) { predicted += ids[i] >= 0; } // nothing stands before the first one
+    if (predicted == 0 && (pads || (begins && part->ends))) {
         shards->left_out++;
         return true;
     }
@@ -318,10 +365,11 @@ static inline bool token_shards_take(void *sink, const DocumentPart *part, const
         if (!token_writer_begin(writer, path, shards->tokenizer, shards->pad, error)) { return false; }
     }
     shards->sequences[part->held_out] += pads;
-    bool good = token_writer_add(writer, ids, read, false, error) &&
-                token_writer_add(writer, ids + read, kept - read, true, error);
+    int32_t first = pads ? ~token_id(ids[0]) : 0;
+    bool good = (!pads || token_writer_add(writer, &first, 1, error)) &&
+                token_writer_add(writer, ids + pads, kept - pads, error);
     for (size_t i = kept; good && i < pad; i++) {
-        good = token_writer_add(writer, &shards->end_of_text, 1, false, error);
+        good = token_writer_add(writer, &shards->padding, 1, error);
     }
     shards->unwritten = !good;
     bool full = part->ends && writer->count >= shards->most_tokens;
@@ -336,7 +384,7 @@ static inline bool tokenize_lines(int descriptor, TokenShards *shards, const Tok
     Encoder encoder;
     bool good = encoder_open(&encoder, tokenizer, pool, error);
     shards->tokenizer = tokenizer;
-    shards->end_of_text = encoder.end_of_text;
+    shards->padding = ~encoder.end_of_text;
     size_t wanted = (size_t)encoder.most_tasks * ENCODE_TASK_BYTES;
     while (good && json_lines_read(&lines, wanted, error) && lines.whole > 0) {
         good = encoder_run(&encoder, json_lines_next, &lines, token_shards_take, shards, error);

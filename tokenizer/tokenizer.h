@@ -548,12 +548,18 @@ typedef struct PieceMerge {
 typedef struct TokenizerWork {
     const Tokenizer *tokenizer;
     bool special; // cut special tokens out
-    TokenList *out;
+    const uint8_t *text;
+    TokenList *out, *begins; // the ids, and where in the text each of them begins; begins: or NULL
     PieceToken *tokens;
     PieceMerge *heap;
     size_t token_capacity, heap_count, heap_capacity;
     pcre2_match_data *match;
 } TokenizerWork;
+
+static inline bool tokenizer_give(TokenizerWork *work, int32_t id, const uint8_t *begin) {
+    return token_list_add(work->out, id) &&
+           (work->begins == NULL || token_list_add(work->begins, (int32_t)(begin - work->text)));
+}
 
 static inline bool piece_before(const PieceMerge *a, const PieceMerge *b) {
     return a->rank != b->rank ? a->rank < b->rank : a->position < b->position;
@@ -592,7 +598,7 @@ static inline PieceMerge piece_pop(TokenizerWork *work) {
 // One piece of `count` bytes (at least one) in O(count log count). False: no memory.
 static inline bool tokenizer_encode_piece(TokenizerWork *work, const uint8_t *bytes, size_t count) {
     const Tokenizer *tokenizer = work->tokenizer;
-    if (count == 1) { return token_list_add(work->out, tokenizer->byte_ids[bytes[0]]); }
+    if (count == 1) { return tokenizer_give(work, tokenizer->byte_ids[bytes[0]], bytes); }
     if (!list_reserve((void **)&work->tokens, 0, &work->token_capacity, count, sizeof *work->tokens)) {
         return false;
     }
@@ -620,7 +626,7 @@ static inline bool tokenizer_encode_piece(TokenizerWork *work, const uint8_t *by
             piece_push(work, left->previous, merge.position) && piece_push(work, merge.position, left->next);
     }
     for (int32_t i = 0; good && i >= 0; i = work->tokens[i].next) {
-        good = token_list_add(work->out, work->tokens[i].id);
+        good = tokenizer_give(work, work->tokens[i].id, bytes + i);
     }
     return good;
 }
@@ -677,7 +683,7 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
                                : tokenizer_encode_added(work, text + begin, at - begin, true, error);
         if (!good) { return false; }
         if (at >= count) { break; }
-        if (!token_list_add(work->out, added->id)) {
+        if (!tokenizer_give(work, added->id, text + at)) {
             return error_set(error, "no memory for the tokens of a text");
         }
         begin = at = at + added->length;
@@ -687,14 +693,19 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
 
 // Appends the tokens of `count` bytes of text to `out`. special: the text of a special
 // token becomes that token, as in a prompt; otherwise it is encoded as text, as in data
-// of unknown origin. Any thread may call it. On failure `out` has some of the tokens.
-static inline bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t count, bool special,
-                                    TokenList *out, Error *error) {
+// of unknown origin. begins: gets where in the text each token begins, or NULL. Any thread may
+// call it. On failure `out` has some of the tokens.
+static inline bool tokenizer_encode_places(const Tokenizer *tokenizer, const char *text, size_t count,
+                                           bool special, TokenList *out, TokenList *begins, Error *error) {
     if (count > TOKENIZER_MOST_TEXT_BYTES) {
         return error_set(error, "a text of %zu bytes is too long to encode at once: at most %d", count,
                          TOKENIZER_MOST_TEXT_BYTES);
     }
-    TokenizerWork work = {.tokenizer = tokenizer, .special = special, .out = out};
+    TokenizerWork work = {.tokenizer = tokenizer,
+                          .special = special,
+                          .text = (const uint8_t *)text,
+                          .out = out,
+                          .begins = begins};
     work.match = pcre2_match_data_create_from_pattern(tokenizer->pattern, NULL);
     bool good = work.match != NULL || error_set(error, "no memory for the tokens of a text");
     good = good && tokenizer_encode_added(&work, (const uint8_t *)text, count, false, error);
@@ -702,6 +713,11 @@ static inline bool tokenizer_encode(const Tokenizer *tokenizer, const char *text
     free(work.tokens);
     free(work.heap);
     return good;
+}
+
+static inline bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t count, bool special,
+                                    TokenList *out, Error *error) {
+    return tokenizer_encode_places(tokenizer, text, count, special, out, NULL, error);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -28,9 +28,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import GPTNeoForCausalLM, logging
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "test/tokenizer")]
 
-from tokenizer.testing import read_tokens as read_token_file  # noqa: E402
+from testing import read_tokens as read_token_file  # noqa: E402
 
 
 class Bytes:

@@ -260,6 +260,69 @@ static void only_the_first_part_is_padded(void **state) {
     tokenizer_close(&tokenizer);
 }
 
+// ---------------------------------------------------------------------------------------
+// Chats
+
+// What becomes of a chat of which two parts are predicted, by the bytes that its tokens have.
+static Expected *expect_chat(const Tokenizer *tokenizer, const char *text, const size_t parts[2][2]) {
+    Expected *expected = (Expected *)calloc(1, sizeof *expected);
+    TokenList ids = {NULL, 0, 0};
+    Error error;
+    size_t at = 0;
+    assert_true(tokenizer_encode(tokenizer, text, strlen(text), true, &ids, &error));
+    for (size_t i = 0; i < ids.count; i++) {
+        size_t length = 0;
+        bool counts = false;
+        tokenizer_bytes(tokenizer, ids.ids[i], &length);
+        for (size_t end = at + length; at < end; at++) {
+            for (int k = 0; k < 2; k++) { counts = counts || (at >= parts[k][0] && at < parts[k][1]); }
+        }
+        expect_token(expected, ids.ids[i], counts);
+    }
+    if (ids.ids[ids.count - 1] != END) { expect_token(expected, END, false); }
+    token_list_free(&ids);
+    return expected;
+}
+
+// Every part of a text that begins and ends somewhere, and a second one behind it.
+static void parts_of_a_chat_are_predicted(void **state) {
+    static const char *const texts[2] = {"na\xC3\xAFve fox<|end|> the mill \xF0\x9F\x98\x80.",
+                                         "it's<|end|>!the<|endoftext|>"};
+    const Stage *stage = stage_of(state);
+    Tokenizer tokenizer = open_tokenizer();
+    char path[STAGE_PATH_SIZE], prefix[STAGE_PATH_SIZE];
+    Error error;
+    for (int t = 0; t < 2; t++) {
+        Expected *expected = (Expected *)calloc(1, sizeof *expected);
+        FILE *file = fopen(stage_path(stage, "chats.jsonl", path), "w");
+        uint64_t left_out = 0;
+        size_t length = strlen(texts[t]);
+        for (size_t begin = 0; begin <= length; begin++) {
+            for (size_t end = begin; end <= length; end++) {
+                const size_t parts[2][2] = {{begin, end},
+                                            {(end + length) / 2, end + 5 < length ? length : 0}};
+                bool two = parts[1][1] > 0;
+                fprintf(file, "{\"text\": \"%s\", \"learn\": [[%zu, %zu]", texts[t], begin, end);
+                if (two) { fprintf(file, ", [%zu, %zu]", parts[1][0], parts[1][1]); }
+                fprintf(file, "]}\n");
+                Expected *chat = expect_chat(&tokenizer, texts[t], parts);
+                left_out += begin == end && !two;
+                for (size_t i = 0; i < chat->count && (begin < end || two); i++) {
+                    expect_token(expected, chat->ids[i], chat->counts[i]);
+                }
+                free(chat);
+            }
+        }
+        assert_int_equal(fclose(file), 0);
+        TokenShards made = {.prefix = stage_path(stage, "chats", prefix), .most_tokens = MOST * 10};
+        if (!run_lines(stage, "chats.jsonl", 2, &made, &error)) { fail_msg("%s", error.text); }
+        expect_same_file(stage, "chats_train_00000.bin", expected, 0);
+        assert_int_equal(made.left_out, left_out);
+        free(expected);
+    }
+    tokenizer_close(&tokenizer);
+}
+
 // However the stream is cut into blocks, its lines are the same.
 static void lines_are_whole_in_every_block(void **state) {
     enum { LINES = 30000, LONG = 1000000 };
@@ -308,6 +371,15 @@ static void what_is_no_document_is_refused(void **state) {
         {"[\"text\"]\n", "line 1 must be an object whose 'text'"},
         {"{\"text\": \"\xFF\"}\n", "line 1 is not JSON"},
         {"{\"text\": \"a\"}\n{\"text\": \"a\", \"more\": true}\n", "ends within a document"},
+        {"{\"text\": \"ab\", \"learn\": 3}\n", "line 1: 'learn' must be a list of [begin, end]"},
+        {"{\"text\": \"ab\", \"learn\": [[0, 1], 3]}\n", "line 1: part 2 of 'learn' is not [begin, end]"},
+        {"{\"text\": \"ab\", \"learn\": [[0]]}\n", "line 1: part 1 of 'learn'"},
+        {"{\"text\": \"ab\", \"learn\": [[0, 3]]}\n", "within the 2 bytes of 'text'"},
+        {"{\"text\": \"ab\", \"learn\": [[2, 1]]}\n", "line 1: part 1 of 'learn'"},
+        {"{\"text\": \"ab\", \"learn\": [[0, 2], [1, 2]]}\n", "line 1: part 2 of 'learn'"},
+        {"{\"text\": \"ab\", \"learn\": [[-1, 1]]}\n", "line 1: part 1 of 'learn'"},
+        {"{\"text\": \"ab\", \"learn\": [[0, 9223372036854775807]]}\n", "line 1: part 1 of 'learn'"},
+        {"{\"text\": \"ab\", \"learn\": [[0, 1.5]]}\n", "line 1: part 1 of 'learn'"},
     };
     const Stage *stage = stage_of(state);
     char prefix[STAGE_PATH_SIZE], command[2 * STAGE_PATH_SIZE];
@@ -367,10 +439,15 @@ static void options_are_checked(void **state) {
 int main(void) {
     static Stage stage;
     const struct CMUnitTest tests[] = {
-        TOKENIZE_TEST(documents_become_shards),       TOKENIZE_TEST(padded_documents_are_sequences),
-        TOKENIZE_TEST(only_the_first_part_is_padded), TOKENIZE_TEST(lines_are_whole_in_every_block),
-        TOKENIZE_TEST(parts_are_one_document),        TOKENIZE_TEST(what_is_no_document_is_refused),
-        TOKENIZE_TEST(a_full_disk_leaves_no_shards),  TOKENIZE_TEST(options_are_checked),
+        TOKENIZE_TEST(documents_become_shards),
+        TOKENIZE_TEST(padded_documents_are_sequences),
+        TOKENIZE_TEST(only_the_first_part_is_padded),
+        TOKENIZE_TEST(lines_are_whole_in_every_block),
+        TOKENIZE_TEST(parts_of_a_chat_are_predicted),
+        TOKENIZE_TEST(parts_are_one_document),
+        TOKENIZE_TEST(what_is_no_document_is_refused),
+        TOKENIZE_TEST(a_full_disk_leaves_no_shards),
+        TOKENIZE_TEST(options_are_checked),
     };
     stage_open(&stage);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -312,8 +312,10 @@ static void the_tokenizer_goes_with_the_model(void **state) {
     write_text(scratch("tokenizer/vocab.json"), "{\"<begin>\":52,\"<end>\":1}");
     write_text(scratch("tokenizer/merges.txt"), "#version: 0.2\na b\n");
     write_text(scratch("tokenizer/unrelated.txt"), "x");
+    write_text(scratch("tokenizer/chat_template.jinja"), "x");
+    write_text(scratch("tokenizer/chat.json"), "{}");
     save_or_fail(scratch("with_tokenizer"), &loaded, scratch("tokenizer"));
-    assert_int_equal(entries_in(scratch("with_tokenizer")), 7);
+    assert_int_equal(entries_in(scratch("with_tokenizer")), 9);
     read_text(scratch("with_tokenizer/merges.txt"), text);
     assert_string_equal(text, "#version: 0.2\na b\n");
     read_text(scratch("with_tokenizer/config.json"), text);
@@ -715,10 +717,10 @@ static void without_weights_it_says_what_to_do(void **state) {
     fresh_directory();
     expect_refusal("has no weights");
     write_text(scratch("model/pytorch_model.bin"), "PK");
-    expect_refusal("convert them with python -m tokenizer.from_pytorch DIR OUT");
+    expect_refusal("AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)");
     remove(scratch("model/pytorch_model.bin"));
     write_text(scratch("model/pytorch_model.bin.index.json"), "{}");
-    expect_refusal("convert them with python -m tokenizer.from_pytorch DIR OUT");
+    expect_refusal("AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)");
     write_text(scratch("model/model.safetensors"), "version https://git-lfs.github.com/spec/v1\n");
     expect_refusal("git lfs pull");
     write_text(scratch("model/config.json"), "{\"model_type\":\"gptj\"}");

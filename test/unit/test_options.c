@@ -1227,7 +1227,7 @@ static void test_help_by_topic(void **state) {
     expect_help("rates", 12, 20, "Learning rate and AdamW");
     expect_help("acco", 4, 12, "--estimate-wire");
     expect_help("diloco", 4, 12, "--diloco-H");
-    expect_help("sample", 13, 13, "--temperature");
+    expect_help("sample", 14, 14, "--temperature");
     expect_help("eval", 13, 13, "--stride");
     expect_help("plan", 12, 12, "--host-mbit");
     expect_help("train", 0, 0, "help TOPIC");

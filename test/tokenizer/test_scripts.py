@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tokenizer.test_documents import END, stories
-from tokenizer.testing import ROOT, TOKENIZER, DirectoryTest
+from test_documents import END, stories
+from testing import ROOT, TOKENIZER, DirectoryTest
 
 TRAIN_GPT = """#!/bin/sh
 echo "$@" >> calls

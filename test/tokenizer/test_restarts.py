@@ -6,8 +6,8 @@ import subprocess
 from unittest import mock
 
 from tokenizer import prepare
-from tokenizer.test_documents import END, stories
-from tokenizer.testing import DirectoryTest
+from test_documents import END, stories
+from testing import DirectoryTest
 
 OPTIONS = ("--val-fraction", 0.3)
 

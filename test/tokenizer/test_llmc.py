@@ -3,12 +3,11 @@
 import contextlib
 import io
 import json
-from types import SimpleNamespace
 
 import numpy as np
 
-from tokenizer import from_pytorch, llmc
-from tokenizer.testing import DirectoryTest
+from tokenizer import llmc
+from testing import DirectoryTest
 
 L, C, V, T = 2, 6, 131, 9  # a vocabulary that is padded to 256
 
@@ -28,10 +27,8 @@ class LlmcTest(DirectoryTest):
                 "mlp.c_fc.weight": (C, 4 * C), "mlp.c_fc.bias": (4 * C,), "mlp.c_proj.weight": (4 * C, C),
                 "mlp.c_proj.bias": (C,)}.items()}
         self.tensors = {name: random.normal(size=shape).astype("<f4") for name, shape in shapes.items()}
-        file = SimpleNamespace(read=lambda tensor: tensor.array.tobytes())
-        from_pytorch.write_safetensors(self.directory / "model/model.safetensors", {
-            "transformer." + name: (file, SimpleNamespace(kind="F32", shape=array.shape, bytes=array.nbytes, array=array))
-            for name, array in self.tensors.items()})
+        llmc.write_safetensors(self.directory / "model/model.safetensors", "F32", {
+            "transformer." + name: array for name, array in self.tensors.items()})
 
     def convert(self, *arguments) -> tuple[int, str]:
         """Exit code and errors; the first two arguments are names in the directory."""

@@ -15,7 +15,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # tests fork
 
 from tokenizer import prepare, sources, vocabulary  # noqa: E402
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = ROOT / "test/reference"
 
 

@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 
 from tokenizer import sources
-from tokenizer.testing import TOKENIZER, DirectoryTest, reference_tokenizer, small_blocks
+from testing import TOKENIZER, DirectoryTest, reference_tokenizer, small_blocks
 
 END = "<|endoftext|>"
 WORDS = "the cat saw a ship upon the sea, and naïve children sang — 12 songs.\n".split(" ")

@@ -1,0 +1,158 @@
+// test_chat.c: a model learns a chat from raw lines, and then answers. What `train_gpt sample`
+// says with a chat.json is what it says, byte for byte, when its constant texts are typed by hand.
+#include "test/program/fleet.h"
+
+#define CHAT \
+    "{\"first\": [\"Q \", \" A\"], \"system\": [\"S \", \"<|end|>Q \", \" A\"], " \
+    "\"next\": [\"<|end|>Q \", \" A\"], \"end\": \"<|end|>\"}"
+
+// chat/ has the pieces above, raw/ the same model without them.
+static void write_stage(const Stage *stage) {
+    char path[STAGE_PATH_SIZE];
+    FILE *file = fopen(stage_path(stage, "chats.jsonl", path), "w");
+    for (int i = 0; i < 300; i++) {
+        char text[256] = "";
+        json_t *learn = json_array();
+        for (int turn = 0; turn < 3; turn++) {
+            bool asks = (i * 7 + turn * 3 + i / 5) % 2 == 0;
+            const char *answer = asks ? " yes<|end|>" : " no<|end|>";
+            sprintf(text + strlen(text), "Q %s A", asks ? "fox" : "mill");
+            size_t begin = strlen(text), end = begin + strlen(answer);
+            strcat(text, answer);
+            json_array_append_new(learn, json_pack("[i, i]", (int)begin, (int)end));
+        }
+        json_t *line = json_pack("{s:s, s:o}", "text", text, "learn", learn);
+        assert_int_equal(json_dumpf(line, file, 0), 0);
+        fputc('\n', file);
+        json_decref(line);
+    }
+    assert_int_equal(fclose(file), 0);
+    stage_write(stage, "model.json",
+                "{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_embd\": 32, \"n_head\": 2, "
+                "\"n_positions\": 48, \"vocab_size\": 406}");
+    shell(stage,
+          "mkdir bpe && cp '%s/test/reference/tokenizer.json' bpe && echo '{{ messages }}' > "
+          "bpe/chat_template.jinja && printf '%%s' '" CHAT "' > bpe/chat.json &&"
+          "\"$TRAIN_GPT\" tokenize --tokenizer bpe --out chats --seq-len 48 < chats.jsonl > out.txt",
+          stage->root);
+    shell(
+        stage,
+        "\"$TRAIN_GPT\" --model model.json --tokenizer bpe --data chats_train_00000.bin --seq-len 48 "
+        "--micro-batch 4 --accumulate 1 --optimizer ddp --lr 0.01 --epochs 4 --val-batches none --threads 1 "
+        "--device cpu --prompt fox --temperature 0 --out run > train.txt && "
+        "cp -r run/checkpoints/commit-*/model chat && rm chat/checksums.json && cp -r chat raw && rm "
+        "raw/chat*");
+}
+
+static Outcome run_well(Stage *stage, const char *arguments) {
+    Outcome outcome = program_run(stage, 0, arguments);
+    outcome_check(&outcome, 0, arguments);
+    return outcome;
+}
+
+static void an_answer_ends_with_its_token(void **state) {
+    Stage *stage = stage_of(state);
+    shell(stage, "grep -A 1 '^> fox' train.txt | grep -qx ' yes'"); // at the end of the training
+    shell(stage, "cmp bpe/chat.json chat/chat.json && cmp bpe/chat_template.jinja chat/chat_template.jinja");
+    Outcome outcome = run_well(stage, "sample --from chat --threads 1 --temperature 0 --prompt fox");
+    text_check(outcome.output, "> fox\n yes\n", "--prompt");
+    assert_null(strstr(outcome.output, "yes\n "));
+    shell(
+        stage,
+        "printf 'fox\\nmill\\n' > asked.txt && \"$TRAIN_GPT\" sample --from chat --threads 1 --temperature 0 "
+        "--prompts asked.txt > out.txt && tail -n 4 out.txt > last.txt && "
+        "printf '> fox\\n yes\\n> mill\\n no\\n' | cmp - last.txt");
+    shell(stage,
+          "printf 'mill\\n\\nfox\\n/reset\\nfox\\nmill' | \"$TRAIN_GPT\" sample --from chat --threads 1 "
+          "--temperature 0 --interactive on | grep '^> ' > out.txt; "
+          "printf '>  no\\n> >  yes\\n> >  yes\\n>  no\\n> \\n' | cmp - out.txt");
+}
+
+// The end of these answers is a token that the model never writes: typed texts know no end.
+static void pieces_are_those_that_are_typed(void **state) {
+    static const char *const cases[][3] = {
+        {"hello fox\\nthe mill\\n/reset\\nagain", "Q hello fox A\\n<|end|>Q the mill A\\n/reset\\nQ again A",
+         ""},
+        {"the\\n\\nfox", "Q the A\\n\\n<|end|>Q fox A", ""},
+        {"fox\\nmill\\n/reset\\nfox",
+         "S be kind<|end|>Q fox A\\n<|end|>Q mill A\\n/reset\\nS be kind<|end|>Q fox A",
+         "--system 'be kind'"},
+    };
+    static const char sample[] = "\"$TRAIN_GPT\" sample --threads 1 --interactive on --temperature";
+    Stage *stage = stage_of(state);
+    shell(stage, "cp -r chat endless && sed -i 's/end|>\"}/end|>!\"}/' endless/chat.json && ! cmp -s "
+                 "chat/chat.json endless/chat.json");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        shell(
+            stage,
+            "printf '%s' | %s 9 --sample-tokens 4 --from endless %s | tail -n +2 > chat.txt && "
+            "printf '%s' | %s 9 --sample-tokens 4 --from raw | tail -n +2 > raw.txt && cmp chat.txt raw.txt",
+            cases[i][0], sample, cases[i][2], cases[i][1], sample);
+    }
+}
+
+static void what_is_no_chat_is_refused(void **state) {
+    static const char *const files[] = {
+        "",
+        "{",
+        "[]",
+        "3",
+        "{}",
+        "{\"first\": [\"a\", \"b\"], \"next\": [\"a\", \"b\"]}",
+        "{\"first\": [\"a\", \"b\"], \"next\": [\"a\", \"b\"], \"end\": \"the\"}",
+        "{\"first\": [\"a\", \"b\"], \"next\": [\"a\", \"b\"], \"end\": 3}",
+        "{\"first\": [\"a\"], \"next\": [\"a\", \"b\"], \"end\": \"<|end|>\"}",
+        "{\"first\": [\"a\", 3], \"next\": [\"a\", \"b\"], \"end\": \"<|end|>\"}",
+        "{\"first\": \"ab\", \"next\": [\"a\", \"b\"], \"end\": \"<|end|>\"}",
+        "{\"first\": [\"a\", \"b\"], \"next\": null, \"end\": \"<|end|>\"}",
+        "{\"first\": [\"a\", \"b\"], \"next\": [\"a\", \"b\"], \"end\": \"<|end|>\", \"system\": []}",
+        "{\"first\": [\"a\", \"b\"], \"next\": [\"a\", \"b\"], \"end\": \"<|end|>\", \"system\": [\"a\", "
+        "\"b\"]}",
+        "{\"first\": [\"a\", \"b\\u0000\"], \"next\": [\"a\", \"b\"], \"end\": \"<|end|>\"}",
+    };
+    Stage *stage = stage_of(state);
+    shell(stage, "cp -r raw broken");
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        stage_write(stage, "broken/chat.json", files[i]);
+        Outcome outcome = program_run(stage, 0, "sample --from broken --prompt fox --threads 1");
+        outcome_check(&outcome, 2, files[i]);
+        text_check(outcome.errors, "broken/chat.json does not say how to speak with this model", files[i]);
+        assert_int_equal(text_lines(outcome.errors), 1);
+    }
+}
+
+// A model with a template, and one with neither.
+static void what_is_missing_is_told(void **state) {
+    static const char *const hint = "python -m tokenizer.chat DIR",
+                             arguments[] = "sample --from hint --sample-tokens 2";
+    Stage *stage = stage_of(state);
+    assert_null(strstr(run_well(stage, "sample --from raw --sample-tokens 2").output, hint));
+    assert_null(strstr(run_well(stage, "sample --from chat --sample-tokens 2").output, hint));
+    shell(stage, "cp -r raw hint && echo x > hint/chat_template.jinja");
+    text_check(run_well(stage, arguments).output, hint, "a template");
+    shell(stage,
+          "rm hint/chat_template.jinja && echo '{\"chat_template\": \"x\"}' > hint/tokenizer_config.json");
+    text_check(run_well(stage, arguments).output, hint, "tokenizer_config.json");
+    shell(stage, "echo '{\"chat_template\": null}' > hint/tokenizer_config.json");
+    assert_null(strstr(run_well(stage, arguments).output, hint));
+    Outcome outcome = program_run(stage, 0, "sample --from raw --system kind --prompt fox");
+    outcome_check(&outcome, 2, "--system");
+    text_check(outcome.errors, "--system needs a chat.json", "--system");
+}
+
+#define CHAT_TEST(function) cmocka_unit_test_prestate_setup_teardown(function, NULL, stage_end_test, &stage)
+
+int main(void) {
+    static Stage stage;
+    const struct CMUnitTest tests[] = {
+        CHAT_TEST(an_answer_ends_with_its_token),
+        CHAT_TEST(pieces_are_those_that_are_typed),
+        CHAT_TEST(what_is_no_chat_is_refused),
+        CHAT_TEST(what_is_missing_is_told),
+    };
+    stage_open(&stage);
+    write_stage(&stage);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    stage_close(&stage);
+    return failed;
+}

@@ -1,0 +1,237 @@
+"""Chats: tokens and masks of transformers, what is refused, and the constant texts that `train_gpt sample` speaks with."""
+
+import contextlib
+import io
+import json
+import re
+import zlib
+
+import pyarrow
+import pyarrow.parquet
+
+from chats import COUNT, TEMPLATES, chats, digest, write_tokenizer
+from testing import ROOT, TOKENIZER, DirectoryTest
+from tokenizer import chat, vocabulary
+
+END = 0
+REFERENCE = json.loads((ROOT / "test/reference/chats.json").read_text())
+LONG = 1024  # tokens that no chat has
+
+
+def unmarked(template: str) -> str:
+    return re.sub(r"{% (end)?generation %}\n?", "", template)
+
+
+def without_padding(ids: list[int], mask: list[int]) -> tuple[list[int], list[int]]:
+    end = len(ids)
+    while ids[end - 1] == END and not mask[end - 1]:
+        end -= 1
+    return ids[:end], mask[:end]
+
+
+class ChatTest(DirectoryTest):
+    def setUp(self):
+        super().setUp()
+        (self.directory / "bpe").mkdir()
+
+    def prepare_chats(self, prefix: str, template: str, path, *options) -> str:
+        write_tokenizer(self.directory / "bpe", template)
+        return self.prepare(prefix, "--tokenizer", self.directory / "bpe", "--template", "chat", "--val-fraction", 0, *options, path)
+
+    def padded(self, prefix: str, length: int) -> list[tuple[list[int], list[int]]]:
+        """Tokens and mask of each sequence, without the padding."""
+        ids, mask = self.tokens(prefix, "train")
+        return [without_padding(ids[begin:begin + length], mask[begin:begin + length]) for begin in range(0, len(ids) - 1, length)]
+
+    def write_chats(self, name: str, made: list[list[dict]]):
+        return self.write(name, "\n".join(json.dumps({"messages": messages}) for messages in made))
+
+
+class Reference(ChatTest):
+    def test_tokens_and_masks_are_those_of_transformers(self):
+        path = self.write_chats("chats.jsonl", chats())
+        for name, template in TEMPLATES.items():
+            for kind, source in (("marked", template), ("unmarked", unmarked(template))):
+                out = self.prepare_chats(f"{name}-{kind}", source, path, "--pad", LONG)
+                self.assertIn(f"{COUNT} sequences of {LONG} tokens to train on", out)
+                found, expected = self.padded(f"{name}-{kind}", LONG), REFERENCE[name]
+                ids, mask = found[expected["chat"]]
+                self.assertEqual((ids, "".join(map(str, mask))), (expected["ids"], expected["mask"]), (name, kind))
+                self.assertEqual(sum(sum(mask) for _, mask in found), expected["learned"], (name, kind))
+                self.assertEqual(digest(found), expected["sha256"], (name, kind))
+
+    def test_formats_and_spellings_agree(self):
+        made = chats(50)
+        share = [[{"from": {"user": "human", "assistant": "gpt"}.get(one["role"], one["role"]), "value": one["content"]} for one in messages]
+                 for messages in made]
+        self.write_chats("a.jsonl", made)
+        self.write("a.json", json.dumps([{"messages": messages, "id": 3} for messages in made]))
+        self.write("b.json", json.dumps([{"conversations": messages} for messages in share]))
+        pyarrow.parquet.write_table(pyarrow.table({"messages": made, "id": list(range(50))}), self.directory / "a.parquet")
+        pyarrow.parquet.write_table(pyarrow.table({"conversations": share}), self.directory / "b.parquet")
+        names = ("a.jsonl", "a.json", "b.json", "a.parquet", "b.parquet")
+        for name in names:
+            self.prepare_chats(name, TEMPLATES["chatml"], self.directory / name)
+        for name in names[1:]:
+            self.assertEqual(self.files(name), self.files("a.jsonl"), name)
+
+    def test_an_end_of_text_follows_each_chat_and_is_not_doubled(self):
+        path = self.write_chats("a.jsonl", chats(30))
+        for source, ends in ((TEMPLATES["chatml"], 1), ((ROOT / "tokenizer/chat.jinja").read_text(), 0)):
+            self.prepare_chats(f"pad{ends}", source, path, "--pad", LONG)
+            self.prepare_chats(f"row{ends}", source, path)
+            ids, mask = [], []
+            for more, learned in self.padded(f"pad{ends}", LONG):
+                if more[-1] != END:  # those of ours end with it, unless a chat ends with what the user says
+                    more, learned = [*more, END], [*learned, 0]
+                ids += more
+                mask += learned
+            self.assertEqual(self.tokens(f"row{ends}", "train"), (ids, mask))
+
+    def test_what_is_longer_is_cut_and_counted(self):
+        path = self.write_chats("a.jsonl", chats(200))
+        self.prepare_chats("whole", TEMPLATES["chatml"], path, "--pad", LONG)
+        whole = self.padded("whole", LONG)
+        out = self.prepare_chats("cut", TEMPLATES["chatml"], path, "--pad", 64)
+        kept = [without_padding(ids[:64], mask[:64]) for ids, mask in whole if any(mask[:64])]
+        self.assertEqual(self.padded("cut", 64), kept)
+        self.assertIn(f"longer than 64 tokens, which lost their end: {sum(len(ids) >= 64 for ids, _ in whole)}\n", out)
+        self.assertIn(f"{200 - len(kept)} documents were left out, because nothing of them would have been predicted", out)
+
+    def test_chats_without_an_answer_are_left_out(self):
+        path = self.write_chats("a.jsonl", [[{"role": "user", "content": "x"}], *chats(1)])
+        self.assertIn("1 documents were left out, because nothing", self.prepare_chats("one", TEMPLATES["llama"], path))
+
+
+class Refused(ChatTest):
+    def refuse(self, record: dict | str, template: str = TEMPLATES["chatml"]) -> str:
+        write_tokenizer(self.directory / "bpe", template)
+        path = self.write("a.jsonl", '{"messages": []}\n\n' + (record if isinstance(record, str) else json.dumps(record)))
+        return self.refused("--tokenizer", self.directory / "bpe", "--template", "chat", path)
+
+    def test_what_is_no_chat_is_named_with_file_and_line(self):
+        for record, words in (
+            ({"text": "x"}, "a.jsonl, line 3: the record has no field 'messages'"),
+            ({"messages": "x"}, "a.jsonl, line 3: its messages are not a list of objects"),
+            ({"messages": ["x"]}, "its messages are not a list of objects"),
+            ({"messages": None}, "its messages are not a list of objects"),
+            ({"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "x"}]}, "message 2 has the role 'tool'"),
+            ({"messages": [{"content": "x"}]}, "message 1 has the role None"),
+            ({"messages": [{"role": ["user"], "content": "x"}]}, "message 1 has the role ['user']"),
+            ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "the content of message 1 is list, not text"),
+            ({"messages": [{"role": "user"}]}, "the content of message 1 is NoneType, not text"),
+        ):
+            self.assertIn(words, self.refuse(record))
+
+    def test_what_the_template_says_is_told(self):
+        record = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
+        for template, words in (
+            ("{{ raise_exception('roles must alternate') }}", "a.jsonl, line 3: the chat template refuses it: roles must alternate"),
+            ("{{ messages[7].content + 'x' }}", "the chat template refuses it"),
+            ("{{ messages.append(3) }}", "the chat template refuses it"),
+            ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "the chat template refuses it"),
+            ("{% for i in range(999999999) %}x{% endfor %}", "the chat template refuses it"),
+            ("{{ messages", "the chat template is no Jinja: line 1"),
+            ("{% generation %}x", "the chat template is no Jinja"),
+            (unmarked(TEMPLATES["chatml"]).replace("assistant\\n", "assistant\\n<think>"), "writes message 2 in another way than it asks"),
+            ("{{ messages | length }}{% for message in messages %}{{ message.content }}{% endfor %}", "put {% generation %} and {% endgeneration %}"),
+        ):
+            self.assertIn(words, self.refuse(record, template))
+
+    def test_a_tokenizer_without_a_template_says_what_to_give(self):
+        path = self.write_chats("a.jsonl", chats(3))
+        self.assertIn("has no chat template: give one with --chat-template", self.refused("--template", "chat", path))
+        self.assertIn("no/such", self.refused("--template", "chat", "--chat-template", "no/such", path))
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+            self.run_prepare("--out", self.directory / "x", "--chat-template", "x", path)
+
+    def test_another_template_is_another_request(self):
+        path = self.write_chats("a.jsonl", chats(3))
+        for number, code in enumerate((0, 2)):
+            write_tokenizer(self.directory / "bpe", TEMPLATES[("chatml", "llama")[number]])
+            found, _, errors = self.run_prepare("--tokenizer", self.directory / "bpe", "--template", "chat", "--out", self.directory / "x", path)
+            self.assertEqual(found, code, errors)
+        self.assertIn("another chat template", errors)
+
+
+class Pieces(ChatTest):
+    def derive(self, template: str | None, *options) -> tuple[int, str, str]:
+        if template is not None:
+            write_tokenizer(self.directory / "bpe", template)
+        out, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            code = chat.main([str(self.directory / "bpe"), *map(str, options)])
+        return code, out.getvalue(), errors.getvalue()
+
+    def pieces(self) -> dict:
+        return json.loads((self.directory / "bpe/chat.json").read_text())
+
+    def test_pieces_of_three_templates(self):
+        self.assertEqual(self.derive(TEMPLATES["chatml"])[0::2], (0, ""))
+        ask = "<|im_end|>\n<|im_start|>assistant\n"
+        self.assertEqual(self.pieces(), {
+            "first": ["<|im_start|>user\n", ask], "system": ["<|im_start|>system\n", "<|im_end|>\n<|im_start|>user\n", ask],
+            "next": ["<|im_end|>\n<|im_start|>user\n", ask], "end": "<|im_end|>"})
+        self.assertEqual(self.derive(TEMPLATES["llama"])[0::2], (0, ""))
+        self.assertEqual(self.pieces()["first"][0], "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n")
+        self.assertEqual(self.derive(TEMPLATES["zephyr"])[0::2], (0, ""))
+        self.assertEqual(self.pieces()["next"][0], "<|endoftext|>\n<|user|>\n")
+
+    def test_a_default_system_text_and_one_that_is_not_taken(self):
+        default = "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}{% endif %}\n" + TEMPLATES["chatml"]
+        self.assertEqual(self.derive(default)[0::2], (0, ""))
+        self.assertIn("Be kind.", self.pieces()["first"][0])
+        self.assertNotIn("Be kind.", "".join(self.pieces()["system"]))
+        refuses = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}\n" + TEMPLATES["chatml"]
+        self.assertEqual(self.derive(refuses)[0::2], (0, ""))
+        self.assertIsNone(self.pieces()["system"])
+
+    def test_checksums_of_a_checkpoint_stay_true(self):
+        self.write("bpe/checksums.json", '{"chat.json": 5, "tokenizer.json": 7}')
+        self.assertEqual(self.derive(TEMPLATES["chatml"], "--chat-template", ROOT / "tokenizer/chat.jinja")[0::2], (0, ""))
+        sums = json.loads((self.directory / "bpe/checksums.json").read_text())
+        self.assertEqual(sums.pop("tokenizer.json"), 7)
+        self.assertEqual(sums, {name: zlib.crc32((self.directory / "bpe" / name).read_bytes()) for name in ("chat.json", "chat_template.jinja")})
+
+    def test_a_template_of_ones_own_goes_with_the_tokenizer(self):
+        write_tokenizer(self.directory / "bpe", TEMPLATES["chatml"])
+        code, out, errors = self.derive(None, "--chat-template", ROOT / "tokenizer/chat.jinja")
+        self.assertEqual((code, errors), (0, ""))
+        self.assertIn("an answer ends with <|endoftext|>; 24 conversations come out", out)
+        self.assertNotIn("other tokens", out)
+        self.assertEqual(self.pieces()["next"][0], "<|endoftext|>\n\n### User:\n")
+        self.assertEqual(self.derive(None)[0], 0)  # now the template is in the directory
+        self.assertEqual(self.pieces()["next"][0], "<|endoftext|>\n\n### User:\n")
+
+    def test_templates_that_cannot_be_taken_apart(self):
+        for template, words in (
+            ("{% for message in messages %}{{ message.content | upper }}{% endfor %}", "changes what is said"),
+            ("{% for message in messages %}{{ message.content }}\n{% endfor %}", "no special token"),
+            (TEMPLATES["chatml"].replace("'\\n' }}\n{%- endfor", "'\\n' * loop.index }}\n{%- endfor"), "taken apart"),
+            ("{{ messages | length }}" + TEMPLATES["chatml"], "another way than it asks"),
+        ):
+            code, _, errors = self.derive(template)
+            self.assertEqual((code, errors.count("\n")), (2, 1), template)
+            self.assertIn(words, errors)
+            self.assertFalse((self.directory / "bpe/chat.json").exists())
+
+    def test_an_answer_after_a_blank_is_told(self):
+        blank = TEMPLATES["chatml"].replace("message['role'] + '\\n'", "message['role'] + ' '").replace("assistant\\n", "assistant ")
+        code, out, _ = self.derive(blank)
+        self.assertEqual(code, 0)
+        self.assertIn("has other tokens after what asks for it", out)
+
+    def test_names_of_tokens_and_named_templates(self):
+        tokenizer = vocabulary.load(str(TOKENIZER))
+        directory = self.directory / "bpe"
+        for config, expected in (
+            ({"chat_template": "{{ bos_token }}{{ eos_token }}"}, "<|endoftext|><|endoftext|>"),  # as GPT-2's class has it
+            ({"chat_template": "{{ bos_token }}{{ eos_token }}", "tokenizer_class": "X", "eos_token": {"content": "<e>"}}, "<e>"),
+            ({"chat_template": [{"name": "tools", "template": "x"}, {"name": "default", "template": "y"}]}, "y"),
+        ):
+            (directory / "tokenizer_config.json").write_text(json.dumps(config))
+            self.assertEqual(chat.load(str(directory), tokenizer, None).render([])[0], expected)
+        for text in ("{", "[]", '{"chat_template": [3]}', '{"chat_template": [{"name": "tools", "template": "x"}]}'):
+            (directory / "tokenizer_config.json").write_text(text)
+            with self.assertRaises(chat.ChatError):
+                chat.load(str(directory), tokenizer, None)

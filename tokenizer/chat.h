@@ -1,0 +1,83 @@
+// chat.h: how a model is spoken to: the constant texts of its tokenizer's chat template.
+//
+// `python -m tokenizer.chat MODEL` takes them out of the template, and checks that they give
+// what it gives, so nothing here needs Jinja. They are in chat.json, beside tokenizer.json:
+//
+//     {"first": [a, b], "system": [a, b, c], "next": [a, b], "end": "<|im_end|>"}
+//
+//     first    what stands before the first thing the user says, and between it and the answer
+//     system   the same around a system text and that; null: the template takes none
+//     next     the same where an answer stands before it; begins with its end
+//     end      the token that ends an answer
+//
+// The file may hold anything; every member is checked.
+#ifndef ACCO_TOKENIZER_CHAT_H
+#define ACCO_TOKENIZER_CHAT_H
+
+#include "tokenizer/tokenizer.h"
+
+typedef struct Chat {
+    json_t *root;                               // of chat.json; NULL: there is none
+    const char *first[2], *system[3], *next[2]; // system[0] NULL: none
+    int32_t end;
+    bool has_template; // of which a chat.json can be made
+} Chat;
+
+static inline void chat_close(Chat *chat) { json_decref(chat->root); }
+
+// texts (count) <- the list `key`.
+static inline bool chat_read(const json_t *root, const char *key, size_t count, const char **texts) {
+    const json_t *list = json_object_get(root, key);
+    bool good = json_array_size(list) == count;
+    for (size_t i = 0; good && i < count; i++) {
+        texts[i] = json_string_value(json_array_get(list, i));
+        good = texts[i] != NULL;
+    }
+    return good;
+}
+
+// tokenizer: from `path`, a tokenizer.json or its directory. On failure there is nothing to close.
+static inline bool chat_open(Chat *chat, const char *path, const Tokenizer *tokenizer, Error *error) {
+    struct stat status;
+    char file[PATH_MAX];
+    json_error_t trouble;
+    const char *slash = strrchr(path, '/');
+    int length = stat(path, &status) == 0 && S_ISDIR(status.st_mode) ? (int)strlen(path)
+                 : slash != NULL                                     ? (int)(slash - path)
+                                                                     : 0;
+    memset(chat, 0, sizeof *chat);
+    for (int i = 0; i < 3; i++) {
+        static const char *const names[3] = {"tokenizer_config.json", "chat_template.jinja", "chat.json"};
+        snprintf(file, sizeof file, "%.*s%s%s", length, path, length > 0 ? "/" : "", names[i]);
+        json_t *config = i == 0 ? json_load_file(file, JSON_ALLOW_NUL, NULL) : NULL;
+        chat->has_template = chat->has_template || tokenizer_get(config, "chat_template") != NULL ||
+                             (i == 1 && stat(file, &status) == 0);
+        json_decref(config);
+    }
+    if (stat(file, &status) != 0) { return true; }
+    chat->root = json_load_file(file, JSON_REJECT_DUPLICATES, &trouble);
+    const char *end = json_string_value(json_object_get(chat->root, "end"));
+    bool has_system = tokenizer_get(chat->root, "system") != NULL;
+    chat->end = end != NULL ? tokenizer_find_added(tokenizer, end) : -1;
+    bool good = chat_read(chat->root, "first", 2, chat->first) &&
+                chat_read(chat->root, "next", 2, chat->next) && chat->end >= 0 &&
+                (!has_system || chat_read(chat->root, "system", 3, chat->system));
+    if (good) { return true; }
+    json_decref(chat->root);
+    memset(chat, 0, sizeof *chat);
+    return error_set(error,
+                     "%.300s does not say how to speak with this model: make it again with python -m "
+                     "tokenizer.chat, or remove it",
+                     file);
+}
+
+// Writes what stands from where the text is up to the answer. follows: an answer stands before it.
+static inline void chat_write(const Chat *chat, const char *system, bool follows, const char *said,
+                              FILE *file) {
+    bool instructs = !follows && system[0] != '\0';
+    const char *const *around = follows ? chat->next : instructs ? chat->system + 1 : chat->first;
+    if (instructs) { fprintf(file, "%s%s", chat->system[0], system); }
+    fprintf(file, "%s%s%s", around[0], said, around[1]);
+}
+
+#endif

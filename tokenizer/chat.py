@@ -1,0 +1,270 @@
+"""Chats, as a tokenizer's own template writes them: for prepare, and for `train_gpt sample`.
+
+    python -m tokenizer.chat MODEL
+    python -m tokenizer.chat MODEL --chat-template tokenizer/chat.jinja
+    ./train_gpt sample --from MODEL --interactive on
+
+takes the constant texts out of the template of the directory MODEL, or of FILE, checks with
+conversations of one to three turns that they give exactly what the template gives, and writes
+them to MODEL/chat.json, which tokenizer/chat.h explains. FILE becomes MODEL/chat_template.jinja.
+Both go with the tokenizer into checkpoints. A template that writes today's date keeps it.
+
+A template is Jinja, with what transformers gives it: chat_template.jinja, or else chat_template
+in tokenizer_config.json, where it may be a list of named ones, of which `default` is taken.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import re
+import sys
+import zlib
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from tokenizer import vocabulary
+
+ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
+OPENS, CLOSES = "\udc00", "\udc01"  # around what {% generation %} holds; no text can have them
+Span = tuple[int, int]
+
+
+class ChatError(Exception):
+    """A template that cannot be used, or a chat that it cannot write."""
+
+
+class Generation(jinja2.ext.Extension):
+    """{% generation %}, as transformers has it, marks what the assistant says."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("mark"), [], [], body).set_lineno(line)
+
+    def mark(self, caller) -> str:
+        return OPENS + caller() + CLOSES
+
+
+def refuse(message: str):
+    raise jinja2.TemplateError(message)
+
+
+def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class ChatTemplate:
+    """names: what the template calls bos_token and so on. special: texts of special tokens."""
+
+    def __init__(self, source: str, names: dict[str, str], special: Iterable[str]):
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
+        environment.filters["tojson"] = to_json
+        environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+        try:
+            self.template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatError(f"the chat template is no Jinja: line {error.lineno}: {error}") from None
+        self.source, self.names = source, names
+        self.marks = re.search(r"{%-?\s*generation\s*-?%}", source) is not None
+        self.special = re.compile("|".join(re.escape(text) for text in sorted(special, key=len, reverse=True)) or "(?!)")
+
+    def render(self, messages: list[dict], ask: bool = False) -> tuple[str, list[Span]]:
+        """The text, and the places of what {% generation %} marks. ask: it ends with what asks for an answer."""
+        try:
+            marked = self.template.render(messages=messages, tools=None, documents=None, add_generation_prompt=ask, **self.names)
+        except Exception as error:  # a template can do anything
+            raise ChatError(f"the chat template refuses it: {error}") from None
+        text, spans = "", []
+        for number, piece in enumerate(re.split(f"[{OPENS}{CLOSES}]", marked)):
+            if number % 2 == 1:
+                spans.append((len(text), len(text) + len(piece)))
+            text += piece
+        return text, spans
+
+    def answers(self, messages: list[dict], whole: str) -> list[Span]:
+        """Where the answers are, each with the token that ends it, of a template that does not mark them: an answer is what
+        it adds to the text that asks for it."""
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before, after = self.render(messages[:number], ask=True)[0], self.render(messages[:number + 1])[0]
+            if not after.startswith(before) or not whole.startswith(after):
+                raise ChatError(f"the chat template writes message {number + 1} in another way than it asks for it, or than where "
+                                "other messages follow, so what is to be learned must be marked: put {% generation %} and "
+                                "{% endgeneration %} around it in a copy of the template, and give it with --chat-template")
+            ends = [match.end() for match in self.special.finditer(after, len(before))]
+            has_end = ends and not after[ends[-1]:].strip()
+            spans.append((len(before), ends[-1] if has_end else len(after)))
+        return spans
+
+    def document(self, record: dict) -> tuple[tuple[str, str], list[Span]]:
+        """The chat of a record as a document: no prompt, its text, and which bytes of that are to be learned."""
+        messages = messages_of(record)
+        text, spans = self.render(messages) if messages else ("", [])
+        if not self.marks:
+            spans = self.answers(messages, text)
+        return ("", text), [(len(text[:begin].encode()), len(text[:end].encode())) for begin, end in spans]
+
+
+def messages_of(record: dict) -> list[dict]:
+    """The messages of a record, in the spelling of OpenAI, or of ShareGPT."""
+    turns, messages = record["messages" if record.get("conversations") is None else "conversations"], []
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise TypeError("its messages are not a list of objects with a role and a content")
+    for number, turn in enumerate(turns, 1):
+        role, content = (turn.get(key, turn.get(other)) for key, other in (("role", "from"), ("content", "value")))
+        if not isinstance(role, str) or role not in ROLES:
+            raise TypeError(f"message {number} has the role {role!r}; known are {', '.join(ROLES)}")
+        if not isinstance(content, str):
+            raise TypeError(f"the content of message {number} is {type(content).__name__}, not text")
+        messages.append({"role": ROLES[role], "content": content.encode(errors="replace").decode()})
+    return messages
+
+
+def load(name: str, tokenizer: Tokenizer, file: str | None) -> ChatTemplate:
+    """The chat template of a tokenizer that was loaded by `name`, or that of a file."""
+    path = Path(name).parent if Path(name).is_file() else Path(name)
+    try:
+        config, special = (json.loads((path / member).read_bytes()) if (path / member).is_file() else {}
+                           for member in ("tokenizer_config.json", "special_tokens_map.json"))
+        beside = path / "chat_template.jinja"
+        source = config.get("chat_template")
+        if isinstance(source, list):
+            source = {template["name"]: template["template"] for template in source}.get("default")
+        if file is not None or beside.is_file():
+            source = Path(file or beside).read_text("utf-8")
+        is_gpt2 = config.get("tokenizer_class", "GPT2Tokenizer").startswith("GPT2")  # to which transformers gives these
+        names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), vocabulary.END_OF_TEXT) if is_gpt2 else {}
+        for key, value in (special | config).items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(text, str):
+                names[key] = text
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ChatError(f"the chat template of {name} cannot be read: {error}") from None
+    if not isinstance(source, str):
+        raise ChatError(f"{name} has no chat template: give one with --chat-template, such as tokenizer/chat.jinja")
+    return ChatTemplate(source, names, (token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special))
+
+
+# The constant texts of a template
+
+
+def message(role: str, content: str) -> dict:
+    return {"role": role, "content": content}
+
+
+def split(text: str, *said: str) -> list[str]:
+    """What stands around the texts that were said."""
+    pieces = []
+    for one in said:
+        before, found, text = text.partition(one)
+        if not found or one in text:
+            raise ChatError("the chat template changes what is said, or writes it not once")
+        pieces.append(before)
+    return [*pieces, text]
+
+
+def derive(template: ChatTemplate) -> tuple[dict, str, str]:
+    """What goes into chat.json; what stands between an answer and its end; and what ends a chat, from there on."""
+    said = ("Said One.", "Said Answer.", "Said Two.")
+    one, answer, two = message("user", said[0]), message("assistant", said[1]), message("user", said[2])
+    first = split(template.render([one], ask=True)[0], said[0])
+    *begin, between, after = split(template.render([one, answer, two], ask=True)[0], *said)
+    tail = split(template.render([one, answer])[0], *said[:2])[-1]
+    if begin != first:
+        raise ChatError("the chat template begins an answer in another way than it asks for it, or where other messages follow")
+    try:
+        around = split(template.render([message("system", "Said System."), one], ask=True)[0], "Said System.", said[0])
+    except ChatError:
+        around = None
+    end = template.special.search(between)
+    if end is None or between[: end.start()].strip() or not tail.startswith(between[: end.end()]):
+        raise ChatError(f"the chat template ends an answer with {tail!r}, which begins with no special token of the tokenizer: "
+                        "train_gpt would not know where an answer ends; end it with {{ eos_token }} in a template of your own")
+    pieces = {"first": first, "system": around, "next": [between[end.start():], after], "end": end.group()}
+    return pieces, between[: end.start()], tail[end.start():]
+
+
+SAID = ("What is 2 + 2?", "Write two lines:\none\ntwo", "Où est la 狐? <b>&amp;</b> \"it's\" {{ x }} 🙂", "a")
+
+
+def check(template: ChatTemplate, pieces: dict, blank: str, tail: str, tokenizer: Tokenizer) -> tuple[int, int]:
+    """Compares with the template. Returns how many conversations were, and in how many an answer by itself has other tokens."""
+    count = odd = 0
+    for turns, offset, instructed in itertools.product((1, 2, 3), range(len(SAID)), (False, True)[: 1 + (pieces["system"] is not None)]):
+        said = itertools.cycle(SAID[offset:] + SAID[:offset])
+        messages = [message("system", next(said))] if instructed else []
+        start, around = ("", pieces["first"]) if not instructed else (
+            pieces["system"][0] + messages[0]["content"], pieces["system"][1:])
+        text, parts = "", [start]
+        for turn in range(turns):
+            messages.append(message("user", next(said)))
+            before, after = pieces["next"] if turn else around
+            parts[-1] += before + messages[-1]["content"] + after
+            text = "".join(parts)
+            if text != template.render(messages, ask=True)[0]:
+                raise ChatError(f"the chat template cannot be taken apart: it does not write {turn + 1} turns as it writes one")
+            messages.append(message("assistant", next(said)))
+            parts.append(messages[-1]["content"] + blank)
+        parts[-1] += tail
+        if "".join(parts) != template.render(messages)[0]:
+            raise ChatError("the chat template cannot be taken apart: it ends a chat in another way than an answer")
+        count += 1
+        ids = [tokenizer.encode(part, add_special_tokens=False).ids for part in ("".join(parts), *parts)]
+        odd += ids[0] != sum(ids[1:], [])
+    return count, odd
+
+
+def write(directory: Path, files: dict[str, str]) -> None:
+    """Each file whole or not at all. The checksums of a model that train_gpt wrote stay true."""
+    sums = directory / "checksums.json"
+    if sums.is_file():
+        crcs = {name: zlib.crc32(content.encode()) for name, content in files.items()}
+        files["checksums.json"] = json.dumps(json.loads(sums.read_bytes()) | crcs, indent=1, sort_keys=True)
+    for name, content in files.items():
+        temporary = directory / (name + ".new")
+        temporary.write_bytes(content.encode())
+        os.replace(temporary, directory / name)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tokenizer.chat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="the directory of a model, or of its tokenizer")
+    parser.add_argument("--chat-template", metavar="FILE", help="a template of your own")
+    found = parser.parse_args(arguments)
+    try:
+        if not found.model.is_dir():
+            raise ChatError(f"there is no directory {found.model}")
+        tokenizer = vocabulary.load(str(found.model))
+        template = load(str(found.model), tokenizer, found.chat_template)
+        pieces, blank, tail = derive(template)
+        count, odd = check(template, pieces, blank, tail, tokenizer)
+        own = {"chat_template.jinja": template.source} if found.chat_template is not None else {}
+        write(found.model, own | {"chat.json": json.dumps(pieces, indent=1, ensure_ascii=False) + "\n"})
+    except (ChatError, vocabulary.TokenizerError, OSError, ValueError, TypeError) as error:
+        print(f"chat: {error}", file=sys.stderr)
+        return 2
+    system = "takes a system text" if pieces["system"] is not None else "takes no system text"
+    print(f"{found.model}/chat.json: the template {system}, and an answer ends with {pieces['end']}; "
+          f"{count} conversations come out as the template writes them")
+    if odd:
+        print(f"in {odd} of them an answer has other tokens after what asks for it than within the whole text: a template that "
+              "ends what asks for an answer with a line end, not a blank, avoids that")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

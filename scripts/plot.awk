@@ -29,6 +29,8 @@ sub(/^.+\{"event":"/, "{\"event\":\"") { unreadable++ }
 
 END {
     if (validated) { losses("best", fact["most_tokens"], fact["most_time"], fact["best"]) }
+    if ("tokens" in fact) { fact["most_end"] = fact["most_tokens"] }
+    if ("tokens" in fact && fact["end"] != "done") { future() }
     for (c in count) { draw(c) }
     if (unreadable > 0) { fact["unreadable"] = unreadable }
     if (whole > 0) { fact["exposed"] = 100 * waited / whole }
@@ -52,7 +54,7 @@ function lift(    c) {
 }
 
 # A start event: a run begins, or is resumed in the same file.
-function begin(line,    options) {
+function begin(line,    options, kept, i) {
     lift()
     commit = 0
     options = substr(line, index(line, "\"options\":{"))
@@ -61,6 +63,8 @@ function begin(line,    options) {
     if (fact["model"] == "") { fact["model"] = value(options, "from") != "" ? value(options, "from") : value(options, "model") }
     fact["wire"] = value(options, "wire")
     fact["link"] = value(options, "link-mbit")
+    split("lr min-lr schedule decay-tokens tokens warmup", kept, " ")
+    for (i in kept) { asked[kept[i]] = value(options, kept[i]) }
     fact["parameters"] = value(line, "parameters")
     fact["device"] = value(line, "device")
     fact["ranks"] = gsub(/"pid":/, "", line)
@@ -102,8 +106,25 @@ function report(line,    tokens, seconds, speed, exposed, ms, now) {
         whole += ms * (now - commit)
     }
     commit = now
+    commit_tokens = tokens / value(line, "grads") * value(line, "grads_per_commit")
     reached(now, tokens, seconds)
     fact["loss"] = value(line, "loss")
+}
+
+# The learning rate from the last report to the end of the run, as learning_rate_at in
+# optimizer.h has it.
+function future(    i, t, here, there, begins, warmup, part, fall) {
+    here = fact["tokens"] + 0
+    there = asked["tokens"] + 0
+    warmup = asked["warmup"] * commit_tokens
+    begins = there - asked["decay-tokens"] > warmup ? there - asked["decay-tokens"] : warmup
+    for (i = 0; i <= 60 && there > here; i++) {
+        t = here + (there - here) * i / 60
+        part = t > begins && there > begins ? (t - begins) / (there - begins) : 0
+        fall = asked["schedule"] == "constant" ? 0 : asked["schedule"] == "linear" ? part : asked["schedule"] == "wsd" ? sqrt(part) : (1 - cos(3.14159265 * part)) / 2
+        fact["most_end"] = there
+        add("future", t, t < warmup ? asked["lr"] * t / warmup : asked["lr"] - (asked["lr"] - asked["min-lr"]) * fall)
+    }
 }
 
 # The best possible loss of training batches varies from batch to batch. That of the

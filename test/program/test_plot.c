@@ -182,6 +182,35 @@ static void the_pen_is_lifted_where_nothing_is_known_and_where_a_run_was_resumed
     assert_int_equal(pen_moves(page, "throughput", orange, 0), 9 + 2);
 }
 
+// Of a run that has not ended, at 130k of 160k tokens, of which the last 60k are the decay.
+static void the_rate_to_come_is_that_of_the_schedule(void **state) {
+    (void)state;
+    static const struct {
+        const char *schedule;
+        double rate;
+    } cases[] = {{"cosine", 1.1e-3}, {"linear", 1.1e-3}, {"wsd", 2e-4 + 1.8e-3 * 0.29289321881345254}};
+    for (int i = 0; i < 3; i++) {
+        FakeLog log = {"", 0};
+        char command[4 * STAGE_PATH_SIZE], path[STAGE_PATH_SIZE], name[32];
+        add(&log,
+            "{\"event\":\"start\",\"options\":{\"optimizer\":\"ddp\",\"lr\":0.002,\"min-lr\":0.0002,"
+            "\"schedule\":\"%s\",\"decay-tokens\":60000,\"tokens\":160000,\"warmup\":5}}\n",
+            cases[i].schedule);
+        add_reports(&log, 1, 100, 0, "null");
+        snprintf(name, sizeof name, "to-come-%d", i);
+        write_run(name, &log);
+        stage_path(&stage, name, path);
+        snprintf(command, sizeof command, "awk -v to=%s/x -f %s/scripts/plot.awk %s/log.jsonl > /dev/null",
+                 path, getenv("PROJECT_ROOT"), path);
+        assert_int_equal(system(command), 0);
+        snprintf(name, sizeof name, "to-come-%d/x.future", i);
+        const char *line = strstr(drawn(name), "130000 ");
+        assert_non_null(line);
+        double rate = strtod(line + strlen("130000 "), NULL);
+        if (!(fabs(rate - cases[i].rate) <= 1e-8)) { fail_msg("%s: %g", cases[i].schedule, rate); }
+    }
+}
+
 static void a_long_curve_is_drawn_as_means(void **state) {
     (void)state;
     need_gnuplot();
@@ -326,6 +355,7 @@ int main(void) {
         STAGE_TEST(stage, the_page_has_every_panel_and_every_run),
         STAGE_TEST(stage, the_page_needs_nothing_else),
         STAGE_TEST(stage, the_pen_is_lifted_where_nothing_is_known_and_where_a_run_was_resumed),
+        STAGE_TEST(stage, the_rate_to_come_is_that_of_the_schedule),
         STAGE_TEST(stage, a_long_curve_is_drawn_as_means),
         STAGE_TEST(stage, one_report_is_a_mark),
         STAGE_TEST(stage, a_panel_of_which_nothing_is_known_says_so),

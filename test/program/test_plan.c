@@ -182,7 +182,9 @@ static void more_workers_need_more_tokens_for_local_steps(void **state) {
         json_decref(plan);
     }
     assert_true(needed[0][0] == needed[0][1]);
-    assert_true(fabs((needed[1][1] - 1) / (needed[1][0] - 1) - 4) < 0.1);
+    // Four times what is above 1, of the least and of the most; needed is their geometric mean.
+    double times = (needed[1][1] - 1) / (needed[1][0] - 1);
+    assert_true(times > 3.5 && times < 4.01);
 }
 
 // Where nothing can be recommended the reason is the true one: here it is not the memory.

@@ -24,7 +24,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "options/options_table.h"
+#include "options/options.h"
 #include "runtime/files.h"
 
 // ---------------------------------------------------------------------------------------
@@ -188,10 +188,8 @@ static inline bool option_set(const OptionSpec *option, Options *options, const 
         *(OptionChoice *)option_field(option, options) = count;
         return true;
     }
-    const char *nearest = nearest_name(text, option->choices, count);
-    if (nearest == NULL) { return option_refuse(option, text, "is unknown", error); }
-    char why[96];
-    snprintf(why, sizeof why, "is unknown (did you mean %.32s?)", nearest);
+    char why[NAME_HINT + 16], hint[NAME_HINT];
+    snprintf(why, sizeof why, "is unknown%s", name_hint(text, option->choices, count, hint));
     return option_refuse(option, text, why, error);
 }
 
@@ -270,18 +268,28 @@ static inline bool option_is_same(const OptionSpec *option, const Options *a, co
     return option_has_value(option, a, option_print_value(option, b, text));
 }
 
-// An option's "NAME VALUE" with which this one has no effect; NULL: there is none.
+// An option's "NAME VALUE" with which this one does not go together; NULL: there is none.
 static inline const char *option_excluded_by(const OptionSpec *option, const Options *options,
-                                             char pair[128]) {
-    char name[64], value[64];
-    for (const char *at = option->excludes; at != NULL && *at != '\0'; at += strspn(at, ", ")) {
-        int length = 0;
-        sscanf(at, "%63[^ ] %63[^,]%n", name, value, &length);
-        at += length;
-        snprintf(pair, 128, "%s %s", name, value);
-        if (option_has_value(option_find(name), options, value)) { return pair; }
+                                             char pair[OPTION_VALUE_SIZE]) {
+    char words[3][64];
+    for (const char *at = option->excludes; at != NULL; at = strchr(at, ',')) {
+        at += strspn(at, ", ");
+        int count = sscanf(at, "%63[^ ,] %63[^ ,] %63[^ ,]", words[0], words[1], words[2]);
+        const char *name = words[count - 2], *value = words[count - 1];
+        if (count == 3 && !option_has_value(option, options, words[0])) { continue; }
+        if (!option_has_value(option_find(name), options, value)) { continue; }
+        snprintf(pair, OPTION_VALUE_SIZE, "%s %s", name, value);
+        return pair;
     }
     return NULL;
+}
+
+// The option that must be set where this one is as it is; NULL: none.
+static inline const OptionSpec *option_needed_by(const OptionSpec *option, const Options *options) {
+    char words[2][64];
+    int count = option->needs == NULL ? 0 : sscanf(option->needs, "%63s %63s", words[0], words[1]);
+    bool counts = count == 1 || (count == 2 && option_has_value(option, options, words[0]));
+    return counts ? option_find(words[count - 1]) : NULL;
 }
 
 // Whether a choice is left to a measurement that has not been made yet.
@@ -311,8 +319,7 @@ static inline json_t *options_as_json(const Options *options) {
     char text[OPTION_VALUE_SIZE];
     Options defaults;
     options_defaults(&defaults);
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i];
+    for (const OptionSpec *option = option_table; option < option_end; option++) {
         const void *field = option_field_const(option, options);
         json_t *value;
         if (option->type == OPTION_SWITCH) {
@@ -328,8 +335,7 @@ static inline json_t *options_as_json(const Options *options) {
         json_object_set_new(object, option->name, value);
     }
     json_object_set_new(object, option_of(offsetof(Options, config))->name, json_null());
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i];
+    for (const OptionSpec *option = option_table; option < option_end; option++) {
         if (option->instead_of == NULL || option_is_same(option, options, &defaults)) { continue; }
         for (int j = 0; j < OPTION_COUNT_OF_TABLE; j++) {
             const char *name = option_table[j].name;
@@ -542,12 +548,10 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
     if (argc > 1 && argv[1][0] != '-') {
         for (found = 0; found < COMMANDS_BY_NAME && strcmp(argv[1], command_names[found]) != 0;) { found++; }
         if (found == COMMANDS_BY_NAME) {
-            const char *nearest = nearest_name(argv[1], command_names, COMMANDS_BY_NAME);
-            return error_set(error,
-                             "unknown command %s%s%s%s commands: train, sample, eval, plan, "
-                             "tokenize, help",
-                             text_excerpt(argv[1], excerpt), nearest == NULL ? "" : ": did you mean ",
-                             nearest == NULL ? "" : nearest, nearest == NULL ? ";" : "?");
+            char hint[NAME_HINT];
+            return error_set(
+                error, "unknown command %s%s; commands: train, sample, eval, plan, tokenize, help",
+                text_excerpt(argv[1], excerpt), name_hint(argv[1], command_names, COMMANDS_BY_NAME, hint));
         }
         *position = 2;
     }
@@ -651,7 +655,7 @@ static inline void options_find_kept(const Options *options, OptionText path) {
 static inline bool options_keep(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     Options before;
     OptionSource saved[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
-    char text[OPTION_VALUE_SIZE], pair[128];
+    char text[OPTION_VALUE_SIZE], pair[OPTION_VALUE_SIZE];
     bool plans = options->command == COMMAND_PLAN && options->like[0] != '\0';
     bool resumes = plans || (options->command == COMMAND_TRAIN && strcmp(options->resume, "off") != 0);
     bool has_config = options->config[0] != '\0', is_open = options->precision == PRECISION_FASTEST;

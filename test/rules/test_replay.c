@@ -631,7 +631,7 @@ static void read_local(const LoggedOptions *logged, ReplaySettings *settings) {
         settings->co2_beta = logged_number(logged, "co2-beta", 0);
         settings->co2_alpha = logged_number(logged, "co2-alpha", 0);
         settings->co2_phi = logged_number(logged, "co2-phi", 0);
-        settings->co2_gap = atof(strchr(logged_text(logged, "co2-gap"), ':') + 1);
+        settings->co2_gap = logged_number(logged, "co2-gap", 0);
         settings->co2_eager = json_is_true(json_object_get(logged->options, "co2-eager"));
         return;
     }

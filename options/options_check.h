@@ -145,12 +145,14 @@ static inline bool options_save_times(const Options *options, SaveTimes *times, 
     if (strcmp(text, "end") == 0) { return true; }
     times->never = strcmp(text, "never") == 0;
     if (times->never) { return true; }
-    bool whole = option_read_integer(text, false, &times->commits);
-    if (whole && times->commits >= 1 && (double)times->commits <= OPTION_NO_LIMIT) { return true; }
+    bool whole = option_read_number(OPTION_INTEGER, text, &amount);
+    if (whole && amount >= 1 && amount <= OPTION_NO_LIMIT) {
+        times->commits = (int64_t)amount;
+        return true;
+    }
     bool is_time = !whole && option_read_real(text, &amount, &end) && *end != '\0' && end[1] == '\0' &&
                    strchr(units, *end) != NULL;
     if (is_time) { times->seconds = amount * unit_seconds[strchr(units, *end) - units]; }
-    times->commits = 0;
     if (is_time && times->seconds >= 1 && times->seconds <= 1e9) { return true; }
     bool means_never = strcmp(text, "none") == 0 || strcmp(text, "off") == 0;
     char excerpt[64], hint[NAME_HINT];

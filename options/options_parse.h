@@ -87,48 +87,37 @@ static inline bool option_read_real(const char *text, double *value, const char 
     return length > 0 && stop != text && stop <= text + length && errno == 0;
 }
 
-// A whole number; for counts also 1500k, 1.5M, 2G and 1e6, as long as the result is
-// whole. errno tells ERANGE from bad syntax.
-static inline bool option_read_integer(const char *text, bool is_count, int64_t *value) {
+// A number of the given type; integers are whole, counts also 1500k, 1.5M, 2G and 1e6, as long
+// as the result is whole. errno tells ERANGE from bad syntax.
+static inline bool option_read_number(OptionType type, const char *text, double *value) {
     static const char suffixes[] = "kKMG";
     static const double factors[] = {1e3, 1e3, 1e6, 1e9};
     const char *end;
-    double real;
-    if (!is_count) {
+    if (type == OPTION_INTEGER) {
         char *stop;
         errno = 0;
-        *value = (int64_t)strtoll(text, &stop, 10);
+        *value = (double)strtoll(text, &stop, 10);
         return !isspace((unsigned char)*text) && stop != text && *stop == '\0' && errno == 0;
     }
-    if (!option_read_real(text, &real, &end)) { return false; }
-    if (*end != '\0') {
-        const char *suffix = strchr(suffixes, *end);
-        if (suffix == NULL || end[1] != '\0') { return false; }
-        real *= factors[suffix - suffixes];
+    if (!option_read_real(text, value, &end)) { return false; }
+    const char *suffix = type == OPTION_COUNT && *end != '\0' ? strchr(suffixes, *end) : NULL;
+    if (suffix != NULL) {
+        *value *= factors[suffix - suffixes];
+        end++;
     }
-    double whole = nearbyint(real); // 1.001M is not exact in binary, hence the tolerance
-    if (!(fabs(real - whole) <= 1e-9 * fabs(real))) { return false; }
-    if (!(fabs(whole) <= OPTION_NO_LIMIT)) {
-        errno = ERANGE;
-        return false;
-    }
-    *value = (int64_t)whole;
-    return true;
+    if (*end != '\0' || type == OPTION_REAL) { return *end == '\0'; }
+    double real = *value; // 1.001M is not exact in binary, hence the tolerance
+    *value = nearbyint(real);
+    if (!(fabs(*value) <= OPTION_NO_LIMIT)) { errno = ERANGE; }
+    return fabs(real - *value) <= 1e-9 * fabs(real) && errno == 0;
 }
 
 static inline bool option_set_number(const OptionSpec *option, Options *options, const char *text,
                                      Error *error) {
-    int64_t integer = 0;
-    double real = 0;
-    const char *end = "";
     bool is_real = option->type == OPTION_REAL;
-    if (option->word != NULL && strcmp(text, option->word) == 0) {
-        real = option->word_value;
-        integer = (int64_t)option->word_value;
-    } else {
-        bool valid = is_real ? option_read_real(text, &real, &end) && *end == '\0'
-                             : option_read_integer(text, option->type == OPTION_COUNT, &integer);
-        double value = is_real ? real : (double)integer;
+    double value = option->word_value;
+    if (option->word == NULL || strcmp(text, option->word) != 0) {
+        bool valid = option_read_number(option->type, text, &value);
         // 0 says the same as off, none, end and other such words. A user who writes
         // --threads 0 may well mean something else than auto.
         bool zero = value == 0 && option->word != NULL && option->word_value == 0 &&
@@ -144,9 +133,9 @@ static inline bool option_set_number(const OptionSpec *option, Options *options,
         if (!valid || !in_range) { return option_refuse(option, text, "is out of range", error); }
     }
     if (is_real) {
-        *(double *)option_field(option, options) = real == 0 ? 0 : real; // no negative zero
+        *(double *)option_field(option, options) = value == 0 ? 0 : value; // no negative zero
     } else {
-        *(int64_t *)option_field(option, options) = integer;
+        *(int64_t *)option_field(option, options) = (int64_t)value;
     }
     return true;
 }

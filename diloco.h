@@ -39,17 +39,12 @@
 // ---------------------------------------------------------------------------------------
 // Options
 
-// The way in which layers are divided into fragments; in the order of --streaming-order's
-// choices.
-typedef enum FragmentOrder { FRAGMENTS_STRIDED, FRAGMENTS_SEQUENTIAL } FragmentOrder;
-
-// Only streaming-diloco has the last four.
+// Only streaming-diloco has the last three.
 typedef struct DilocoOptions {
     int64_t inner_steps;                        // H
     double outer_learning_rate, outer_momentum; // -1: what suits the rule
     int64_t fragments, delay;                   // P, tau
     double alpha;
-    int order; // FragmentOrder
 } DilocoOptions;
 
 // Fragments take turns: every H/P steps one is sent, and it arrives before the next one
@@ -100,7 +95,6 @@ static inline void streaming_diloco_configure(const void *own, SchedulerSettings
     diloco_set_outer(options, 0.7, 0.9, settings);
     settings->fragments = (int)options->fragments;
     settings->delay = (int)options->delay;
-    settings->strided = options->order == FRAGMENTS_STRIDED;
     settings->outer_nesterov.alpha = (float)options->alpha;
 }
 

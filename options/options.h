@@ -36,7 +36,7 @@ typedef enum OptionsCommand {
 } OptionsCommand;
 
 // A choice is the index of a word in the table. The enums whose values they are have the
-// same order: those below, and WireFormat, SpikePolicy, ScheduleKind, FragmentOrder.
+// same order: those below, and WireFormat, SpikePolicy, ScheduleKind.
 typedef int OptionChoice;
 
 enum { OPTIONS_AT_MOST = 128 }; // in the table

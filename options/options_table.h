@@ -133,11 +133,6 @@
      .rules = "streaming-diloco", .help =
      "Weight that a rank's own parameters keep when a fragment arrives (alpha). 0 takes the common ones and "
      "drops the steps made since the fragment was sent; 1 keeps the rank's own, and the ranks never agree.")
-    RULE_OPTION("streaming-order", LOCAL, OTHER_BITS, CHOICE, rules.diloco.order, "strided",
-     .choices = {"strided", "sequential"}, .rules = "streaming-diloco", .help =
-     "How layers are divided into fragments. strided: every P-th layer; sequential: neighbours. The traffic "
-     "is the same, the trained model is not. What is in no layer, the embeddings and the last norm, is in "
-     "the first fragment.")
     RULE_OPTION("sparse-H", LOCAL, OTHER_BITS, INTEGER, rules.sparse_loco.inner_steps, "8", 1, 1e6, "N",
      .rules = "sparse-loco", .help =
      "Inner steps of each rank between two exchanges (the paper's H). More of them send less, but the ranks "

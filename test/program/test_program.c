@@ -305,7 +305,7 @@ static const char *const varied[][FLEET] = {
      SOME_DILOCO "--diloco-mu 0.5", SOME_STREAMING,
      "--model deep.json --optimizer streaming-diloco --diloco-H 8", SOME_STREAMING "--streaming-P 3",
      SOME_STREAMING "--streaming-tau 0", SOME_STREAMING "--streaming-alpha 0",
-     SOME_STREAMING "--streaming-order sequential", SOME_STREAMING "--diloco-mu 0.5"},
+     SOME_STREAMING "--diloco-mu 0.5"},
     {SOME_SPARSE, "--optimizer sparse-loco --sparse-H 5 --sparse-tau 1", SOME_SPARSE "--sparse-beta 0.5",
      SOME_SPARSE "--sparse-alpha 0.5", "--optimizer sparse-loco --sparse-H 4 --sparse-tau 2",
      "--optimizer sparse-loco --sparse-H 4"},

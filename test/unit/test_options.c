@@ -231,7 +231,6 @@ static void test_defaults(void **state) {
     assert_string_equal(options.rank_accumulate, "");
     assert_string_equal(options.trace, "");
     assert_true(options.rules.co2.gap == 2);
-    assert_string_equal(options_choice_name(&options, &options.rules.diloco.order), "strided");
     assert_true(options.rules.acco.first_round == 0 && options.sequential == 0 && options.bucket_mb == 0 &&
                 options.link_us == 0);
     assert_true(options.rules.co2.inner_steps == 12 && options.rules.co2.beta == 0 &&
@@ -283,13 +282,11 @@ static void test_values(void **state) {
     assert_string_equal(options.trace, "t.json");
     assert_true(options.rules.acco.first_round == 3 && options.sequential == 5 && options.link_us == 2.5);
     expect_valid(&options, "--diloco-H 500 --diloco-outer-lr 1 --diloco-mu 0 --streaming-P=5 --streaming-tau "
-                           "0 --streaming-alpha 1 "
-                           "--streaming-order sequential");
+                           "0 --streaming-alpha 1");
     assert_true(options.rules.diloco.inner_steps == 500 && options.rules.diloco.outer_learning_rate == 1 &&
                 options.rules.diloco.outer_momentum == 0);
     assert_true(options.rules.diloco.fragments == 5 && options.rules.diloco.delay == 0 &&
                 options.rules.diloco.alpha == 1);
-    assert_string_equal(options_choice_name(&options, &options.rules.diloco.order), "sequential");
     expect_valid(&options, "--co2-tau 48 --co2-beta 0.6 --co2-alpha 2 --co2-phi 1 --co2-gap 3 "
                            "--bucket-mb 0.25 "
                            "--rank-accumulate 4,1");
@@ -949,8 +946,6 @@ static void test_options_of_other_rules_are_refused(void **state) {
         "--streaming-P belongs to --optimizer streaming-diloco, this run uses diloco: leave it at 2");
     expect_contradiction("--streaming-tau 0", "--streaming-tau belongs to");
     expect_contradiction("--streaming-alpha 0 --optimizer diloco", "--streaming-alpha belongs to");
-    expect_contradiction("--streaming-order sequential",
-                         "--streaming-order belongs to --optimizer streaming-diloco, this run uses acco");
     expect_contradiction(
         "--bucket-mb 1",
         "--bucket-mb belongs to --optimizer ddp or zero1, this run uses acco: leave it at auto");

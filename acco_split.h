@@ -75,37 +75,19 @@ static inline int acco_round_a(double share, int count) {
     return (int)fmin(fmax(floor(share * count + 0.5), 1), count - 1);
 }
 
-static inline bool acco_check(const void *own, const RuleFacts *facts, Error *error) {
+static inline bool acco_check(const void *own, int layers, Error *error) {
     static const char *const words[] = {"wire", "auto", "half"};
-    const AccoOptions *options = (const AccoOptions *)own;
-    const char *split = options->split;
+    const char *split = ((const AccoOptions *)own)->split;
     double share;
-    char excerpt[64];
-    bool is_wire = strcmp(split, "wire") == 0;
-    if (!is_wire && strcmp(split, "auto") != 0 && !acco_read_share(split, &share)) {
-        const char *near = nearest_name(split, words, 3);
-        return error_set(error,
-                         "--acco-split %s is no split; allowed: wire, auto, half, or the share of the "
-                         "micro-batches beside the commit, above 0 and below 1, such as 0.875%s%s%s",
-                         text_excerpt(split, excerpt), near != NULL ? "; did you mean " : "",
-                         near != NULL ? near : "", near != NULL ? "?" : "");
+    char excerpt[64], hint[NAME_HINT];
+    (void)layers;
+    if (strcmp(split, "wire") == 0 || strcmp(split, "auto") == 0 || acco_read_share(split, &share)) {
+        return true;
     }
-    if (facts->adaptive && !is_wire) {
-        return error_set(error,
-                         "--acco-split %s with --accumulate auto: both rounds last as long as what is "
-                         "sent beside them, so there is nothing to divide; leave it at wire",
-                         text_excerpt(split, excerpt));
-    }
-    if (facts->adaptive && options->estimate_wire == ESTIMATE_WIRE_AUTO) {
-        return error_set(error, "--estimate-wire auto with --accumulate auto: the batch grows until every "
-                                "exchange is hidden, so there is nothing to choose by; name a format");
-    }
-    int format = options->estimate_wire - ESTIMATE_WIRE_FORMATS; // negative: same, or auto
-    bool coarse =
-        format >= 0 ? wire_is_coarse((WireFormat)format) : options->estimate_wire == ESTIMATE_WIRE_AUTO;
-    return !facts->by_library || !coarse ||
-           error_set(error, "--exchange library carries fp32 and bf16 only: choose one of them for "
-                            "--estimate-wire, or another --exchange");
+    return error_set(error,
+                     "--acco-split %s is no split%s; allowed: wire, auto, half, or the share of the "
+                     "micro-batches beside the commit, above 0 and below 1, such as 0.875",
+                     text_excerpt(split, excerpt), name_hint(split, words, 3, hint));
 }
 
 static inline void acco_configure(const void *own, SchedulerSettings *settings) {
@@ -123,17 +105,14 @@ static inline void acco_configure(const void *own, SchedulerSettings *settings) 
     settings->first_round = options->first_round > 0 ? (int)options->first_round : settings->round_a;
 }
 
-static inline void acco_describe(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]) {
-    bool by_wires = strcmp(((const AccoOptions *)own)->split, "wire") == 0;
+static inline void acco_describe(const SchedulerSettings *settings, char text[RULE_TEXT]) {
     if (settings->adaptive) {
         snprintf(text, RULE_TEXT, "each round lasts as long as the exchange beside it");
     } else {
-        snprintf(
-            text, RULE_TEXT,
-            "rank 0 computes %d of its %d micro-batches beside the exchange of a commit, the others beside "
-            "that of an estimate%s",
-            settings->round_a, settings->micro_batches,
-            by_wires ? " (in proportion to the bytes of the two exchanges)" : "");
+        snprintf(text, RULE_TEXT,
+                 "rank 0 computes %d of its %d micro-batches beside the exchange of a commit, the others "
+                 "beside that of an estimate",
+                 settings->round_a, settings->micro_batches);
     }
 }
 

@@ -40,52 +40,21 @@
 // Options
 
 typedef struct Co2Options {
-    int64_t inner_steps;     // tau
-    double beta, alpha, phi; // phi 0: no clipping
-    OptionText gap;          // "const:VALUE"
+    int64_t inner_steps; // tau
+    double beta, alpha;
+    double phi; // 0: no clipping
+    double gap; // Lambda
     bool eager;
 } Co2Options;
 
-// The VALUE of const:VALUE, 1 .. 1e6. Returns false where `gap` is not of this form.
-static inline bool co2_read_gap(const char *gap, double *value) {
-    static const char kind[] = "const:";
-    const char *number = gap + sizeof kind - 1;
-    if (strncmp(gap, kind, sizeof kind - 1) != 0) { return false; }
-    char *end;
-    *value = strtod(number, &end);
-    bool plain = strspn(number, "0123456789+-.eE") == strlen(number); // no blanks, no "inf"
-    return plain && end != number && *end == '\0' && *value >= 1 && *value <= 1e6;
-}
-
-static inline bool co2_check(const void *own, const RuleFacts *facts, Error *error) {
-    const Co2Options *options = (const Co2Options *)own;
-    double value;
-    char excerpt[64];
-    (void)facts;
-    if (co2_read_gap(options->gap, &value)) { return true; }
-    return error_set(
-        error, "--co2-gap: %s is no gap penalty; allowed: const:VALUE with VALUE 1 .. 1000000, as const:2",
-        text_excerpt(options->gap, excerpt));
-}
-
 static inline void co2_configure(const void *own, SchedulerSettings *settings) {
     const Co2Options *options = (const Co2Options *)own;
-    double gap = 1;
-    co2_read_gap(options->gap, &gap);
     settings->steps = (int)options->inner_steps;
     settings->outer_momentum.beta = (float)options->beta;
     settings->outer_momentum.alpha = (float)options->alpha;
     settings->outer_momentum.phi = (float)options->phi;
-    settings->outer_momentum.gap = (float)gap;
+    settings->outer_momentum.gap = (float)options->gap;
     settings->outer_momentum.eager = options->eager;
-}
-
-static inline void co2_describe(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]) {
-    const Co2Options *options = (const Co2Options *)own;
-    (void)settings;
-    snprintf(text, RULE_TEXT, "tau %lld, beta %g, alpha %g, phi %g%s, gap %s%s",
-             (long long)options->inner_steps, options->beta, options->alpha, options->phi,
-             options->phi > 0 ? "" : " (no clipping)", options->gap, options->eager ? ", eager" : "");
 }
 
 // ---------------------------------------------------------------------------------------
@@ -125,9 +94,7 @@ static const Rule co2_rule = {
     .job_in_flight_between_commits = true,
     .commit = co2_commit,
     .finish = co2_finish,
-    .check = co2_check,
     .configure = co2_configure,
-    .describe = co2_describe,
 };
 
 #endif

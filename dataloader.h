@@ -191,15 +191,6 @@ static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck
         return data_file_read_llmc(file, error);
     }
     bool binary = text_format_has_ending(file->path, ".bin");
-    // llm.c's magic numbers are dates: this is another of its files. A nanoGPT file is
-    // not mistaken for it: its first id would be above 50256, the last of GPT-2.
-    bool dated = header[0] >= 20240101 && header[0] <= 20241231 && header[1] >= 0 && header[1] < 100;
-    if (binary && dated) {
-        return error_set(error,
-                         "%s has llm.c's magic number %d, which is not that of a token file: that is %d "
-                         "(uint16) or %d (uint32)",
-                         file->path, (int)header[0], (int)LLMC_MAGIC_UINT16, (int)LLMC_MAGIC_UINT32);
-    }
     if (binary && file->bytes % 2 != 0) {
         return error_set(error,
                          "%s has %llu bytes, an odd number, but .bin files hold uint16 ids: it is truncated, "
@@ -535,7 +526,7 @@ static inline void data_loader_identify(DataLoader *loader, char text[DATA_IDENT
         all = crc32(all, (const Bytef *)&file->sum, sizeof file->sum);
     }
     snprintf(text, DATA_IDENTITY_SIZE, "%d file%s, %llu bytes, samples %08lx", loader->file_count,
-             loader->file_count == 1 ? "" : "s", bytes, (unsigned long)all);
+             plural(loader->file_count), bytes, (unsigned long)all);
     if (loader->builtin) { snprintf(text, DATA_IDENTITY_SIZE, "the built-in corpus"); }
 }
 

@@ -39,22 +39,17 @@
 // ---------------------------------------------------------------------------------------
 // Options
 
-// The way in which layers are divided into fragments; in the order of --streaming-order's
-// choices.
-typedef enum FragmentOrder { FRAGMENTS_STRIDED, FRAGMENTS_SEQUENTIAL } FragmentOrder;
-
-// Only streaming-diloco has the last four.
+// Only streaming-diloco has the last three.
 typedef struct DilocoOptions {
     int64_t inner_steps;                        // H
     double outer_learning_rate, outer_momentum; // -1: what suits the rule
     int64_t fragments, delay;                   // P, tau
     double alpha;
-    int order; // FragmentOrder
 } DilocoOptions;
 
 // Fragments take turns: every H/P steps one is sent, and it arrives before the next one
 // is sent.
-static inline bool streaming_diloco_check(const void *own, const RuleFacts *facts, Error *error) {
+static inline bool streaming_diloco_check(const void *own, int layers, Error *error) {
     const DilocoOptions *options = (const DilocoOptions *)own;
     long long H = (long long)options->inner_steps, P = (long long)options->fragments,
               tau = (long long)options->delay;
@@ -76,9 +71,9 @@ static inline bool streaming_diloco_check(const void *own, const RuleFacts *fact
                          "next one is sent; use %s%lld",
                          tau, H / P, H / P == 1 ? "" : "0 .. ", H / P - 1);
     }
-    if (facts->layers > 0 && P > facts->layers) {
+    if (layers > 0 && P > layers) {
         return error_set(error, "--streaming-P %lld: the model has only %d layers to make fragments of", P,
-                         facts->layers);
+                         layers);
     }
     return true;
 }
@@ -100,24 +95,12 @@ static inline void streaming_diloco_configure(const void *own, SchedulerSettings
     diloco_set_outer(options, 0.7, 0.9, settings);
     settings->fragments = (int)options->fragments;
     settings->delay = (int)options->delay;
-    settings->strided = options->order == FRAGMENTS_STRIDED;
     settings->outer_nesterov.alpha = (float)options->alpha;
 }
 
-static inline void diloco_describe(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]) {
-    const DilocoOptions *options = (const DilocoOptions *)own;
-    snprintf(text, RULE_TEXT, "H %lld, outer rate %g, mu %g", (long long)options->inner_steps,
-             settings->outer_nesterov.learning_rate, settings->outer_nesterov.momentum);
-}
-
-static inline void streaming_diloco_describe(const void *own, const SchedulerSettings *settings,
-                                             char text[RULE_TEXT]) {
-    const DilocoOptions *options = (const DilocoOptions *)own;
-    diloco_describe(own, settings, text);
-    size_t used = strlen(text);
-    snprintf(text + used, RULE_TEXT - used, "; P %lld (%s), tau %lld, alpha %g",
-             (long long)options->fragments, options->order == FRAGMENTS_STRIDED ? "strided" : "sequential",
-             (long long)options->delay, options->alpha);
+static inline void diloco_describe(const SchedulerSettings *settings, char text[RULE_TEXT]) {
+    snprintf(text, RULE_TEXT, "outer rate %g, mu %g", settings->outer_nesterov.learning_rate,
+             settings->outer_nesterov.momentum);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -153,7 +136,8 @@ static inline bool streaming_diloco_finish(Scheduler *s) {
         apply_fragment(s, fragment, 0);
         changed = true;
     }
-    local_take_outer(s);
+    stream_copy(s->compute, s->parameters.data, s->local.outer, s->problem.parameter_count * sizeof(float));
+    stream_settle(s->compute);
     return changed;
 }
 
@@ -178,7 +162,7 @@ static const Rule streaming_diloco_rule = {
     .finish = streaming_diloco_finish,
     .check = streaming_diloco_check,
     .configure = streaming_diloco_configure,
-    .describe = streaming_diloco_describe,
+    .describe = diloco_describe,
 };
 
 #endif

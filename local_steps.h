@@ -256,14 +256,6 @@ static inline void apply_fragment(Scheduler *s, int fragment, float alpha) {
     s->local.fragments[fragment].applied_at = s->optimizer.commits;
 }
 
-static inline void local_take_outer(Scheduler *s) {
-    stream_copy(s->compute, s->parameters.data, s->local.outer, s->problem.parameter_count * sizeof(float));
-    stream_settle(s->compute);
-}
-
-// The inner step at which this worker last sent what it had.
-static inline int64_t sparse_sent_at(const Scheduler *s) { return s->local.fragments[0].applied_at; }
-
 static inline void send_sparse(Scheduler *s) {
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
     FragmentWork work = {.scheduler = s, .operation = SPARSE_ENCODE};

@@ -113,17 +113,16 @@ static inline bool model_find(const char *name_or_path, ModelConfig *config, Err
         return model_config_load(name_or_path, config, error);
     }
     const char *names[MODEL_PRESET_COUNT];
-    char excerpt[64], list[256];
+    char excerpt[64], hint[NAME_HINT], list[256];
     int used = 0;
     for (int i = 0; i < MODEL_PRESET_COUNT; i++) {
         const char *separator = i == 0 ? "" : i == MODEL_PRESET_COUNT - 1 ? " or " : ", ";
         names[i] = MODEL_PRESETS[i].name;
         used += snprintf(list + used, sizeof list - (size_t)used, "%s%s", separator, names[i]);
     }
-    const char *nearest = nearest_name(name_or_path, names, MODEL_PRESET_COUNT);
-    return error_set(error, "unknown model %s%s%s%s: choose %s, or give a Hugging Face config.json",
-                     text_excerpt(name_or_path, excerpt), nearest != NULL ? " (did you mean " : "",
-                     nearest != NULL ? nearest : "", nearest != NULL ? "?)" : "", list);
+    return error_set(error, "unknown model %s%s: choose %s, or give a Hugging Face config.json",
+                     text_excerpt(name_or_path, excerpt),
+                     name_hint(name_or_path, names, MODEL_PRESET_COUNT, hint), list);
 }
 
 // ---------------------------------------------------------------------------------------

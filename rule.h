@@ -15,14 +15,6 @@ typedef char OptionText[1024]; // the text of an option, with its zero byte
 
 enum { RULE_TEXT = sizeof(OptionText) + 256 };
 
-// What is known of the run when a rule checks its own options.
-typedef struct RuleFacts {
-    int layers;      // of the model; 0: not known yet
-    bool adaptive;   // --accumulate auto
-    bool by_library; // --exchange library, which carries fp32 and bf16 only
-    WireFormat wire;
-} RuleFacts;
-
 // Tokens to a loss, over those of steps with the mean gradient of each batch: the least and
 // the most that was measured with two workers. For a local rule what is above 1 grows with
 // their number, as each has a smaller share of the batch (measured up to 8). Runs ended after
@@ -66,17 +58,17 @@ typedef struct Rule {
     // What a user may ask of this rule alone. `own` is the rule's part of RuleOptions
     // (rules.h), a struct of its page. Each of these may be NULL.
     //
-    // check: whether the options fit together, and to what else is known of the run.
+    // check: whether the options fit together. layers: of the model; 0: not known yet.
     // configure: the options as settings of the scheduler; they have passed check.
     // choose: options that are "auto" leave a choice to a measurement (plan/choose.h). Writes
     // choice number (format, split) into `own`, as a user would have; both count from the
     // one that is preferred where several are as fast. False: there is no such choice.
     // settings: of the rank with the most micro-batches.
-    // describe: the numbers of the rule, for the start-up block.
-    bool (*check)(const void *own, const RuleFacts *facts, Error *error);
+    // describe: what follows from the options, for the start-up block.
+    bool (*check)(const void *own, int layers, Error *error);
     void (*configure)(const void *own, SchedulerSettings *settings);
     bool (*choose)(void *own, const SchedulerSettings *settings, int format, int split);
-    void (*describe)(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]);
+    void (*describe)(const SchedulerSettings *settings, char text[RULE_TEXT]);
 } Rule;
 
 #endif

@@ -66,7 +66,7 @@ static inline const char *rule_list(bool (*fits)(const Rule *rule), char text[RU
     return text;
 }
 
-// The argument `own` of Rule::check, configure, choose and describe.
+// The argument `own` of Rule::check, configure and choose.
 static inline void *rule_own_options(int rule, const RuleOptions *options) {
     return (char *)options + RULES[rule].own_options;
 }

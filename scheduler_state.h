@@ -94,10 +94,9 @@ typedef struct SchedulerSettings {
     LearningRate rate;
     OptimizerSettings optimizer;
     // Local rules.
-    int steps;     // inner steps between two exchanges of the same element
-    int fragments; // of the model, exchanged in turn
-    int delay;     // inner steps between sending a fragment and applying it
-    bool strided;  // layer l is in fragment l mod fragments; otherwise neighbours share a fragment
+    int steps;                   // inner steps between two exchanges of the same element
+    int fragments;               // of the model, exchanged in turn
+    int delay;                   // inner steps between sending a fragment and applying it
     NesterovStep outer_nesterov; // scheduler_reserve fills in inverse_ranks, here and in the next
     MomentumStep outer_momentum;
     // Only the largest elements of a pseudo-gradient travel (kernels/sparse.h), and the
@@ -367,11 +366,11 @@ static inline size_t segment_begin(const Problem *problem, int segment) {
                : problem->parameter_count;
 }
 
-// What is in no layer, above all the tied embedding, belongs to the first fragment.
+// Layers go to the fragments in turn. What is in no layer, above all the tied embedding,
+// belongs to the first one.
 static inline bool fragment_has(const Scheduler *s, int fragment, int segment) {
-    int layers = s->problem.layer_count, fragments = s->settings.fragments, l = segment - 1;
-    if (l < 0 || l >= layers) { return fragment == 0; }
-    return fragment == (s->settings.strided ? l % fragments : (int)((int64_t)l * fragments / layers));
+    int l = segment - 1;
+    return fragment == (l < 0 || l >= s->problem.layer_count ? 0 : l % s->settings.fragments);
 }
 
 // Returns the layout of the longest fragment.

@@ -42,24 +42,16 @@ typedef struct SparseLocoOptions {
     double beta, alpha;
 } SparseLocoOptions;
 
-static inline bool sparse_loco_check(const void *own, const RuleFacts *facts, Error *error) {
+static inline bool sparse_loco_check(const void *own, int layers, Error *error) {
     const SparseLocoOptions *options = (const SparseLocoOptions *)own;
     long long H = (long long)options->inner_steps, tau = (long long)options->delay;
-    if (tau >= H) {
-        return error_set(error,
-                         "--sparse-tau %lld is not below --sparse-H %lld: an exchange must end before the "
-                         "next one begins; use %s%lld",
-                         tau, H, H == 1 ? "" : "0 .. ", H - 1);
-    }
-    if (facts->wire != WIRE_FP32) {
-        return error_set(error,
-                         "--wire %s has nothing to round under sparse-loco, which sends its elements in two "
-                         "bits: leave it at fp32",
-                         wire_name(facts->wire));
-    }
-    return !facts->by_library ||
-           error_set(error, "--exchange library adds vectors up, and sparse-loco sends single elements: "
-                            "leave it at its default");
+    (void)layers;
+    return tau < H ||
+           error_set(
+               error,
+               "--sparse-tau %lld is not below --sparse-H %lld: an exchange must end before the next one "
+               "begins; use %s%lld",
+               tau, H, H == 1 ? "" : "0 .. ", H - 1);
 }
 
 static inline void sparse_loco_configure(const void *own, SchedulerSettings *settings) {
@@ -69,15 +61,6 @@ static inline void sparse_loco_configure(const void *own, SchedulerSettings *set
     settings->sparse = true;
     settings->sparse_beta = (float)options->beta;
     settings->sparse_step.alpha = (float)options->alpha;
-}
-
-static inline void sparse_loco_describe(const void *own, const SchedulerSettings *settings,
-                                        char text[RULE_TEXT]) {
-    const SparseLocoOptions *options = (const SparseLocoOptions *)own;
-    (void)settings;
-    snprintf(text, RULE_TEXT, "H %lld, tau %lld, beta %g, alpha %g, %d of %d elements in 2 bits",
-             (long long)options->inner_steps, (long long)options->delay, options->beta, options->alpha,
-             SPARSE_ENTRIES, SPARSE_BLOCK);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -97,7 +80,8 @@ static inline void sparse_loco_commit(Scheduler *s) {
 }
 
 static inline bool sparse_loco_finish(Scheduler *s) {
-    bool changes = sparse_sent_at(s) < s->optimizer.commits && !scheduler_is_halted(s);
+    int64_t sent_at = s->local.fragments[0].applied_at; // an inner step
+    bool changes = sent_at < s->optimizer.commits && !scheduler_is_halted(s);
     if (changes) {
         send_sparse(s);
         wait_for(s);
@@ -118,7 +102,6 @@ static const Rule sparse_loco_rule = {
     .finish = sparse_loco_finish,
     .check = sparse_loco_check,
     .configure = sparse_loco_configure,
-    .describe = sparse_loco_describe,
 };
 
 #endif

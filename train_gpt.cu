@@ -322,7 +322,7 @@ static int finish_run(Run *run, bool saved) {
                 stderr,
                 "train_gpt: %lld line%s of the log or of progress.tsv could not be written: the reason is "
                 "printed above\n",
-                lines, lines == 1 ? "" : "s");
+                lines, plural(lines));
         }
         if (!saved) {
             fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");

@@ -30,6 +30,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "runtime/numbers.h"
+
 typedef struct Groups {
     int size, hosts;
     int rank, host, mates; // this rank, its host, and the number of ranks there, itself included
@@ -118,8 +120,8 @@ static inline void groups_describe(const Groups *groups, char *text, size_t size
         most = count > most ? count : most;
     }
     if (least == most) {
-        snprintf(text, size, "%d host%s of %d rank%s", groups->hosts, groups->hosts == 1 ? "" : "s", most,
-                 most == 1 ? "" : "s");
+        snprintf(text, size, "%d host%s of %d rank%s", groups->hosts, plural(groups->hosts), most,
+                 plural(most));
     } else {
         snprintf(text, size, "%d hosts of %d to %d ranks", groups->hosts, least, most);
     }

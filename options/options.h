@@ -1,4 +1,4 @@
-// options.h: what a user asked for: one field for every option of the program.
+// options.h: what a user asked for, and what is known of every option of the program.
 //
 //   options_table.h   every option once: name, field, default, allowed values, help
 //   options_parse.h   values as text and as JSON, the command line, the file of --config
@@ -36,7 +36,7 @@ typedef enum OptionsCommand {
 } OptionsCommand;
 
 // A choice is the index of a word in the table. The enums whose values they are have the
-// same order: those below, and WireFormat, SpikePolicy, ScheduleKind, FragmentOrder.
+// same order: those below, and WireFormat, SpikePolicy, ScheduleKind.
 typedef int OptionChoice;
 
 enum { OPTIONS_AT_MOST = 128 }; // in the table
@@ -49,107 +49,182 @@ enum InnerChoice { INNER_ADAMW, INNER_MUON };
 enum ExchangeChoice { EXCHANGE_AUTO, EXCHANGE_FLAT, EXCHANGE_TWO_LEVEL, EXCHANGE_LIBRARY };
 enum GpuExchange { GPU_EXCHANGE_AUTO, GPU_EXCHANGE_NCCL, GPU_EXCHANGE_HOST };
 
-// Fields are called as their options, with underscores; lr, lr-by and min-lr are spelled
-// out, and --optimizer is called rule.
+typedef enum OptionType {
+    OPTION_INTEGER, // int64_t
+    OPTION_COUNT,   // int64_t, may be written as 1500k, 1.5M, 2G
+    OPTION_REAL,    // double
+    OPTION_CHOICE,  // OptionChoice: index of choices[]
+    OPTION_SWITCH,  // bool, on or off
+    OPTION_TEXT     // OptionText; minimum: its least length
+} OptionType;
+
+// Every group once: what `train_gpt help` calls it, and its title.
+#define OPTION_GROUPS(GROUP) \
+    GROUP(RULE, "rules", "Update rule and exchange") \
+    GROUP(SHARED, "together", "Rules in which all ranks make one step together") \
+    GROUP(LOCAL, "local", "Rules in which each rank takes steps of its own") \
+    GROUP(DATA, "inputs", "Model and data") \
+    GROUP(RATE, "rates", "Learning rate and AdamW") \
+    GROUP(MACHINE, "machine", "This machine") \
+    GROUP(REPORT, "reports", "Reports and files") \
+    GROUP(EVALUATION, "scoring", "Evaluation") \
+    GROUP(SAMPLE, "samples", "Samples, during and after training or by themselves") \
+    GROUP(EMULATION, "trouble", "Emulated trouble") \
+    GROUP(PLAN, "planning", "Plans")
+#define OPTION_GROUP_NUMBER(group, name, title) GROUP_##group,
+#define OPTION_GROUP_ROW(group, name, title) {name, title},
+
+typedef enum OptionGroup { OPTION_GROUPS(OPTION_GROUP_NUMBER) GROUP_COUNT } OptionGroup;
+
+static const struct { const char *name, *title; } option_groups[] = {OPTION_GROUPS(OPTION_GROUP_ROW)};
+
+// Whether a run that is resumed with another value of the option trains the same bits.
+typedef enum OptionEffect {
+    SAME_BITS,
+    OTHER_BITS,
+    MEASURED,    // other bits; "auto" stands for a choice that a run measures at its start, and keeps
+    FROM_TOKENS, // other bits; its word stands for a number that is known when the tokens are
+    HELD_OUT,    // other bits only between its word (of a text: none) and a value, which hold out other data
+    BY_CONTENT,  // a path: what counts is what the files hold (data_loader_identify)
+    COMPARED_APART, // the model and the rule, which several options may name
+    PLACEMENT       // how ranks lie on machines, which is compared by itself and may change
+} OptionEffect;
+
+// Who takes the option. A plan takes what training takes, so that one command line serves
+// both; other commands take only their own.
+enum {
+    FOR_PLANS = 1 << COMMAND_PLAN,
+    FOR_TRAINING = 1 << COMMAND_TRAIN | FOR_PLANS,
+    FOR_SAMPLES = 1 << COMMAND_SAMPLE,
+    FOR_EVALUATION = 1 << COMMAND_EVAL,
+    FOR_TOKENS = 1 << COMMAND_TOKENIZE,
+    FOR_AVERAGES = 1 << COMMAND_AVERAGE
+};
+
+enum { OPTION_CHOICES_MAX = 12, OPTION_VALUE_SIZE = 512 };
+
+// Integers stay below 2^53, so that ranges can be doubles. Printed as "or more".
+#define OPTION_NO_LIMIT 9007199254740992.0
+
+// Lists of names are written as "one, two or three". An option is "set" if it is not at its
+// default. Columns from `word` on may be left out.
+typedef struct OptionSpec {
+    const char *name;
+    OptionGroup group;
+    OptionEffect effect;
+    OptionType type;
+    size_t offset; // in Options
+    const char *default_text;
+    double minimum, maximum;
+    const char *metavariable;                // what help calls the value; NULL: made from the choices
+    const char *choices[OPTION_CHOICES_MAX]; // NULL-terminated
+    const char *word;                        // stands for word_value, which may lie outside the range
+    double word_value;
+    int commands;           // sum of FOR_...; 0: FOR_TRAINING
+    const char *rules;      // the only rules that it is for
+    const char *instead_of; // options whose place it takes where it is set
+    // Of these two an entry may begin with a VALUE of the option, and is about that one only.
+    const char *needs;    // NAME of an option that must be set, too
+    const char *excludes; // NAME VALUE of options with which it makes no sense or no difference
+    const char *follows;  // the option that its automatic value is worked out from
+    bool of_one_run;      // it names files of one run, so a command that a plan recommends lacks it
+    const char *also;     // other names that users try; errors answer with this one
+    const char *help;     // the effect, and what it costs
+} OptionSpec;
+
+// ---------------------------------------------------------------------------------------
+// The table
+
+// A row of the table as a field of Options. Fields are called as their options, with
+// underscores; lr, lr-by and min-lr are spelled out, and --optimizer is called rule.
+typedef int64_t OPTION_INTEGER_FIELD, OPTION_COUNT_FIELD;
+typedef double OPTION_REAL_FIELD;
+typedef OptionChoice OPTION_CHOICE_FIELD;
+typedef bool OPTION_SWITCH_FIELD;
+typedef OptionText OPTION_TEXT_FIELD;
+#define OPTION(name, group, effect, type, field, ...) OPTION_##type##_FIELD field;
+#define RULE_OPTION(...)
+
 typedef struct Options {
     OptionsCommand command;
     OptionText topic;  // of help; empty: the overview
-    OptionText config; // the file that was read; empty: none
     OptionText kept;   // the file from which a resumed run took what was not given; empty: none
-
-    // The update rule.
-    OptionChoice rule;          // --optimizer: index of RULES
-    int64_t accumulate;         // micro-batches per rank and commit (local rules: inner step); 0: auto
-    OptionText rank_accumulate; // empty: accumulate for every rank; ask options_rank_accumulate
-    OptionChoice wire;          // WireFormat
-    OptionChoice exchange;      // ExchangeChoice
-    bool overlap;
-    double bucket_mb;   // 0: auto
-    int64_t sequential; // commits; -1: as many as the warm-up
-    RuleOptions rules;  // options that only some rules have
-
-    // Model and data.
-    OptionText tokenizer;             // empty: that of from
-    OptionText model, from, finetune; // the latter two empty: random parameters; ask options_start
-    OptionText data, val_data;        // val_data empty: hold out a tail of data
-    int64_t micro_batch, seq_len;     // 0: auto
-    int64_t tokens, seed;
-    double epochs; // 0: not asked for, or counted: then tokens holds the result (choose_length)
-
-    // Learning rate and AdamW.
-    double learning_rate;          // 0: auto
-    double minimum_learning_rate;  // -1: auto
-    OptionChoice learning_rate_by; // RateCounter
-    OptionChoice schedule;         // ScheduleKind
-    OptionChoice decay;            // DecayChoice
-    int64_t warmup;                // commits; -1: auto
-    int64_t decay_tokens;          // 0: auto
-    int64_t decay_now;             // 0: off, or done: then tokens and decay_tokens hold the result
-    double weight_decay;           // -1: auto
-    double beta1, beta2, eps;
-    OptionChoice moments; // Precision
-    OptionChoice inner;   // InnerChoice
-    bool fresh_moments;
-    double muon_momentum;
-    int64_t muon_iterations;
-    double grad_clip;      // 0: off
-    OptionChoice on_spike; // SpikePolicy
-    double spike_limit;    // 0: off
-
-    // This machine.
-    OptionChoice device;       // DeviceChoice
-    OptionChoice precision;    // PrecisionChoice
-    bool precision_kept;       // --precision fastest: the run that is resumed had chosen already
-    OptionChoice recompute;    // 0: auto; otherwise a Recompute + 1
-    OptionChoice gpu_exchange; // GpuExchange
-    int64_t nccl_ctas;         // 0: placement.h chooses
-    int64_t threads;           // 0: auto
-    int64_t ranks;             // of a plan
-    int64_t gpu_memory;        // bytes, of a plan; 0: of the GPU here
-    int64_t ranks_per_host;    // 0: as they are
-    double timeout_s;
-
-    // Reports and files.
-    int64_t report_every;
-    int64_t val_every;     // 0: only at the end
-    int64_t val_batches;   // 0: no validation
-    OptionText out;        // "auto": runs/MODEL-OPTIMIZER-N
-    OptionText save_every; // options_save_times reads it
-    int64_t keep;
-    int64_t keep_every; // 0: none
-    bool keep_best;
-    int64_t stop_after; // validations; 0: off
-    int64_t last;       // checkpoints, of average
-    OptionText resume;  // "off", "auto", or a checkpoint
-    OptionText trace;   // empty: none
-
-    // Evaluation and samples.
-    OptionChoice task;     // EvaluateTask of eval.h
-    int64_t stride;        // 0: half a context
-    int64_t limit;         // 0: all
-    int64_t sample_tokens; // 0: none
-    int64_t sample_every;  // commits; 0: only at the end
-    int64_t top_k;         // 0: off
-    double temperature, top_p, repetition_penalty;
-    OptionText prompt, prompts, system; // empty: none
-    bool interactive;
-
-    // Plans.
-    OptionText like;                       // a run; empty: none
-    double compute_ms, host_mbit, host_us; // 0: auto
-    double gpu_tflops;                     // 0: unknown
-    double inside_mbit, inside_us;         // the rate: 0: no limit
-    bool fit;
-    OptionText json, page; // files; empty: none
-
-    // Emulated trouble.
-    double link_mbit, link_us, chaos_ms; // 0: off
-    int64_t slow_rank;                   // -1: none
-    double slow_ms;
-
+    RuleOptions rules; // options that only some rules have
+#include "options/options_table.h"
+    bool precision_kept; // --precision fastest: the run that is resumed had chosen already
     // Of each option, by its place in the table: whether the program has chosen its value.
     bool chosen[OPTIONS_AT_MOST];
 } Options;
+
+#undef OPTION
+#undef RULE_OPTION
+
+// A row as an OptionSpec. The offset does not compile where the field is not of that type.
+#define OPTION(name_, group_, effect_, type_, field, ...) \
+    {.name = name_, \
+     .group = GROUP_##group_, \
+     .effect = effect_, \
+     .type = OPTION_##type_, \
+     .offset = \
+         offsetof(Options, field) + 0 * sizeof(1 ? (OPTION_##type_##_FIELD *)0 : &((Options *)0)->field), \
+     OPTION_##type_##_COLUMNS(__VA_ARGS__)},
+#define RULE_OPTION(...) OPTION(__VA_ARGS__)
+// default_: as users write it. least, most: of a text a length.
+#define OPTION_INTEGER_COLUMNS(default_, least, most, value, ...) \
+    .default_text = default_, .minimum = least, .maximum = most, .metavariable = value, __VA_ARGS__
+#define OPTION_COUNT_COLUMNS(...) OPTION_INTEGER_COLUMNS(__VA_ARGS__)
+#define OPTION_REAL_COLUMNS(...) OPTION_INTEGER_COLUMNS(__VA_ARGS__)
+#define OPTION_CHOICE_COLUMNS(default_, ...) .default_text = default_, __VA_ARGS__
+#define OPTION_SWITCH_COLUMNS(...) OPTION_CHOICE_COLUMNS(__VA_ARGS__)
+#define OPTION_TEXT_COLUMNS(default_, least, value, ...) \
+    .default_text = default_, .minimum = least, .metavariable = value, __VA_ARGS__
+
+static const OptionSpec option_table[] = {
+#include "options/options_table.h"
+};
+
+enum { OPTION_COUNT_OF_TABLE = sizeof option_table / sizeof option_table[0] };
+static const OptionSpec *const option_end = option_table + OPTION_COUNT_OF_TABLE;
+static_assert((int)OPTION_COUNT_OF_TABLE <= (int)OPTIONS_AT_MOST, "Options::chosen is too short");
+
+// The row of an option's field: option_of(offsetof(Options, model)).
+static inline const OptionSpec *option_of(size_t offset) {
+    const OptionSpec *option = option_table;
+    while (option->offset != offset) { option++; }
+    return option;
+}
+
+// NULL: no option has this name.
+static inline const OptionSpec *option_find(const char *name) {
+    for (const OptionSpec *option = option_table; option < option_end; option++) {
+        if (strcmp(option->name, name) == 0) { return option; }
+    }
+    return NULL;
+}
+
+// Whether `name` is a word of a list such as "one, two or three"; never of NULL.
+static inline bool option_list_names(const char *list, const char *name) {
+    size_t length = strlen(name);
+    for (const char *word = list; word != NULL && *word != '\0'; word += strspn(word, ", ")) {
+        size_t letters = strcspn(word, ", ");
+        if (letters == length && strncmp(word, name, length) == 0) { return true; }
+        word += letters;
+    }
+    return false;
+}
+
+// Whether its field is one of a rule's own struct.
+static inline bool option_is_of_a_rule(const OptionSpec *option) {
+    return option->offset - offsetof(Options, rules) < sizeof(RuleOptions);
+}
+
+static inline bool option_is_of_rule(const OptionSpec *option, const Rule *rule) {
+    return option->rules == NULL || option_list_names(option->rules, rule->name);
+}
+
+static inline bool option_is_of_command(const OptionSpec *option, OptionsCommand command) {
+    return ((option->commands == 0 ? FOR_TRAINING : option->commands) >> command & 1) != 0;
+}
 
 static inline const Rule *options_rule(const Options *options) { return RULES[options->rule].rule; }
 

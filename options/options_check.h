@@ -15,12 +15,11 @@
 // is accepted with every rule, because a saved configuration holds them all.
 static inline bool options_check_columns(const Options *options, Error *error) {
     const Rule *rule = options_rule(options);
-    char pair[128];
+    char pair[OPTION_VALUE_SIZE];
     Options defaults;
     options_defaults(&defaults);
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i],
-                         *needed = option_find(option->needs == NULL ? "" : option->needs);
+        const OptionSpec *option = &option_table[i], *needed = option_needed_by(option, options);
         if (option_is_same(option, options, &defaults)) { continue; }
         if (!option_is_of_rule(option, rule)) {
             bool empty = option->default_text[0] == '\0';
@@ -34,8 +33,10 @@ static inline bool options_check_columns(const Options *options, Error *error) {
         }
         const char *excluding = option_excluded_by(option, options, pair);
         if (excluding != NULL) {
-            return error_set(error, "--%s has no effect with --%s: leave one of them away", option->name,
-                             excluding);
+            char value[OPTION_VALUE_SIZE], excerpt[64];
+            text_excerpt(option_print_value(option, options, value), excerpt);
+            return error_set(error, "--%s %s does not go together with --%s: leave one of them away",
+                             option->name, excerpt, excluding);
         }
     }
     return true;
@@ -67,13 +68,7 @@ static inline bool options_check_accumulate(const Options *options, Error *error
                              ? "its average gives every rank the same weight, so all must train on as much"
                              : "it computes no further micro-batches while it communicates");
     }
-    if (options->learning_rate_by == RATE_BY_COMMITS) {
-        return error_set(error, "--accumulate auto with --lr-by commits: the number of commits is not known "
-                                "beforehand; use --lr-by grads");
-    }
-    return options->overlap ||
-           error_set(error,
-                     "--accumulate auto needs --overlap on: it fills the time that communication takes");
+    return true;
 }
 
 // Number `rank` of --rank-accumulate. 0: it is not valid; -1: the list is shorter.
@@ -150,22 +145,22 @@ static inline bool options_save_times(const Options *options, SaveTimes *times, 
     if (strcmp(text, "end") == 0) { return true; }
     times->never = strcmp(text, "never") == 0;
     if (times->never) { return true; }
-    bool whole = option_read_integer(text, false, &times->commits);
-    if (whole && times->commits >= 1 && (double)times->commits <= OPTION_NO_LIMIT) { return true; }
+    bool whole = option_read_number(OPTION_INTEGER, text, &amount);
+    if (whole && amount >= 1 && amount <= OPTION_NO_LIMIT) {
+        times->commits = (int64_t)amount;
+        return true;
+    }
     bool is_time = !whole && option_read_real(text, &amount, &end) && *end != '\0' && end[1] == '\0' &&
                    strchr(units, *end) != NULL;
     if (is_time) { times->seconds = amount * unit_seconds[strchr(units, *end) - units]; }
-    times->commits = 0;
     if (is_time && times->seconds >= 1 && times->seconds <= 1e9) { return true; }
     bool means_never = strcmp(text, "none") == 0 || strcmp(text, "off") == 0;
-    const char *near = means_never ? "never" : nearest_name(text, words, 2);
-    char excerpt[64];
-    return error_set(
-        error,
-        "--save-every: %s %s%s%s; allowed: a number of commits, a time of 1s or more as 30s, 10m or "
-        "2h, end, or never",
-        text_excerpt(text, excerpt), whole || is_time ? "is out of range" : "is unknown",
-        near != NULL ? ": did you mean " : "", near != NULL ? near : "");
+    char excerpt[64], hint[NAME_HINT];
+    return error_set(error,
+                     "--save-every: %s %s%s; allowed: a number of commits, a time of 1s or more as 30s, 10m "
+                     "or 2h, end, or never",
+                     text_excerpt(text, excerpt), whole || is_time ? "is out of range" : "is unknown",
+                     name_hint(means_never ? words[1] : text, words, 2, hint));
 }
 
 // ---------------------------------------------------------------------------------------
@@ -175,47 +170,10 @@ static inline bool options_emulate_link(const Options *options) {
     return options->link_mbit > 0 || options->link_us > 0;
 }
 
-// What the rule makes of its options; a rule without any exchanges everything at every step.
-static inline SchedulerSettings options_rule_settings(const Options *options) {
-    const Rule *rule = options_rule(options);
-    SchedulerSettings settings = {.steps = 1, .fragments = 1};
-    if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
-    return settings;
-}
-
-// A longer emulated delay would end the run with a message that blames the network.
-static inline bool options_check_emulation(const Options *options, Error *error) {
-    SchedulerSettings settings = options_rule_settings(options);
-    double steps = (double)settings.steps / settings.fragments; // between two exchanges
-    int batches = options_rank_accumulate(options, options->slow_rank < 0 ? 0 : (int)options->slow_rank);
-    double waiting = options->slow_ms * (batches > 0 ? batches : 1) * steps / 1000;
-    double chunks = options->link_mbit > 0 ? 2 * 8.4 / options->link_mbit : 0; // two of 1 MB under way
-    double latency = options->chaos_ms / 1000 + options->link_us / 1e6;
-    char what[128];
-    if (waiting >= options->timeout_s) {
-        snprintf(what, sizeof what, "--slow-ms %g makes the others wait %g s for an exchange",
-                 options->slow_ms, waiting);
-    } else if (chunks >= options->timeout_s) {
-        snprintf(what, sizeof what, "--link-mbit %g needs %g s for two chunks of data", options->link_mbit,
-                 chunks);
-    } else if (latency >= options->timeout_s) {
-        snprintf(what, sizeof what, "--chaos-ms %g and --link-us %g delay a message by up to %g s",
-                 options->chaos_ms, options->link_us, latency);
-    } else {
-        return true;
-    }
-    return error_set(error, "%s, longer than --timeout-s %g: the run would end itself", what,
-                     options->timeout_s);
-}
-
 // What the rule says of its own options. layers: of the model; 0: not known yet.
 static inline bool options_check_rule(const Options *options, int layers, Error *error) {
     const Rule *rule = options_rule(options);
-    RuleFacts facts = {.layers = layers,
-                       .adaptive = options_are_adaptive(options),
-                       .by_library = options->exchange == EXCHANGE_LIBRARY,
-                       .wire = (WireFormat)options->wire};
-    return rule->check == NULL || rule->check(options_of_rule(options), &facts, error);
+    return rule->check == NULL || rule->check(options_of_rule(options), layers, error);
 }
 
 // Where one option takes away what another asks for, depending on both values.
@@ -237,35 +195,25 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
                          "--on-spike rollback needs --save-every with a number of commits or a time: there "
                          "must be checkpoints to go back to");
     }
-    if (strcmp(options->resume, "auto") == 0 && strcmp(options->out, "auto") == 0) {
-        return error_set(error, "--resume auto needs --out: it continues the run in that directory, and "
-                                "--out auto is a new one");
-    }
-    if (options->precision == PRECISION_FASTEST && options->command != COMMAND_TRAIN) {
-        return error_set(error,
-                         "--precision fastest is measured where training begins; here say fp32 or bf16");
-    }
-    return options->exchange != EXCHANGE_LIBRARY || !wire_is_coarse((WireFormat)options->wire) ||
-           error_set(error,
-                     "--exchange library carries fp32 and bf16 only: choose one of them for --wire, or "
-                     "another --exchange");
+    return options->precision != PRECISION_FASTEST || options->command == COMMAND_TRAIN ||
+           error_set(error, "--precision fastest is measured where training begins; here say fp32 or bf16");
 }
 
 static inline bool options_check(const Options *options, Error *error) {
     return options_check_columns(options, error) && options_check_accumulate(options, error) &&
            options_check_rank_list(options, error) && options_check_rule(options, 0, error) &&
-           options_check_emulation(options, error) && options_check_pairs(options, error);
+           options_check_pairs(options, error);
 }
 
 // The contradictions that show when the number of ranks is known.
 static inline bool options_check_rank_numbers(const Options *options, int ranks, Error *error) {
-    const char *list = options->rank_accumulate, *s = ranks == 1 ? "" : "s";
+    const char *list = options->rank_accumulate, *s = plural(ranks);
     int length = 0;
     char excerpt[64];
     while (options_rank_number(options, length) >= 0) { length++; }
     if (length > 0 && length != ranks) {
         return error_set(error, "--rank-accumulate %s has %d number%s for %d rank%s: give one for each rank",
-                         text_excerpt(list, excerpt), length, length == 1 ? "" : "s", ranks, s);
+                         text_excerpt(list, excerpt), length, plural(length), ranks, s);
     }
     if (options->slow_rank >= ranks) {
         return error_set(error, "--slow-rank %lld: there %s; allowed: none or 0 .. %d",
@@ -288,9 +236,8 @@ static inline bool options_check_ranks(const Options *options, int ranks, int64_
                "--tokens %lld is less than one commit: %lld micro-batches on %d rank%s x %lld sequences "
                "x %lld tokens = %lld; raise --tokens or lower --micro-batch, --seq-len or "
                "--%saccumulate",
-               (long long)options->tokens, batches, ranks, ranks == 1 ? "" : "s",
-               (long long)options->micro_batch, (long long)sequence_length, commit,
-               options->rank_accumulate[0] != '\0' ? "rank-" : "");
+               (long long)options->tokens, batches, ranks, plural(ranks), (long long)options->micro_batch,
+               (long long)sequence_length, commit, options->rank_accumulate[0] != '\0' ? "rank-" : "");
 }
 
 #endif

@@ -2,8 +2,6 @@
 #ifndef ACCO_OPTIONS_OPTIONS_HELP_H
 #define ACCO_OPTIONS_OPTIONS_HELP_H
 
-#include <strings.h>
-
 #include "options/options_parse.h"
 
 // "N|auto", "fp32|bf16", "on|off".
@@ -111,23 +109,10 @@ static inline void command_print_help(FILE *file, OptionsCommand command) {
                                                "weights becomes a model in DIR."
                                              : "");
     }
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i];
+    for (const OptionSpec *option = option_table; option < option_end; option++) {
         bool trains = command == COMMAND_PLAN && option_is_of_command(option, COMMAND_TRAIN);
         if (option_is_of_command(option, command) && !trains) { option_print_help(file, option); }
     }
-}
-
-// The group with a word in its title that begins as `word` does; otherwise the nearest name.
-static inline const char *options_nearest_topic(const char *word, const char *const *names, int count) {
-    size_t length = strlen(word);
-    for (int group = 0; group < GROUP_COUNT && length > 2; group++) {
-        for (const char *at = option_groups[group].title; at != NULL; at = strchr(at, ' ')) {
-            at += *at == ' ';
-            if (strncasecmp(at, word, length) == 0) { return option_groups[group].name; }
-        }
-    }
-    return nearest_name(word, names, count);
 }
 
 // Prints what `topic` is; empty: the overview. False: there is no such topic.
@@ -145,11 +130,9 @@ static inline bool options_print_topic(FILE *file, const char *topic, Error *err
     if (topic[0] == '\0') {
         options_print_overview(file);
     } else if (found == count) {
-        const char *nearest = options_nearest_topic(name, names, count);
-        char excerpt[64];
-        return error_set(error, "no help on %s%s%s%s train_gpt help lists the topics",
-                         text_excerpt(topic, excerpt), nearest == NULL ? "" : ": did you mean ",
-                         nearest == NULL ? "" : nearest, nearest == NULL ? ":" : "?");
+        char excerpt[64], hint[NAME_HINT];
+        return error_set(error, "no help on %s%s; train_gpt help lists the topics",
+                         text_excerpt(topic, excerpt), name_hint(name, names, count, hint));
     } else if (option == OPTION_COUNT_OF_TABLE) {
         options_print_usage(file);
         for (int i = 0; i < GROUP_COUNT; i++) { option_group_print_help(file, i); }
@@ -182,8 +165,7 @@ static inline void options_print_markdown(FILE *file) {
     for (int group = 0; group < GROUP_COUNT; group++) {
         fprintf(file, "%s### %s\n\n| option | default | allowed | effect |\n|---|---|---|---|\n",
                 group == 0 ? "" : "\n", option_groups[group].title);
-        for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-            const OptionSpec *option = &option_table[i];
+        for (const OptionSpec *option = option_table; option < option_end; option++) {
             if ((int)option->group != group) { continue; }
             bool is_choice = option->type == OPTION_CHOICE || option->type == OPTION_SWITCH;
             fprintf(file, "| `--%s%s", option->name, is_choice ? "" : " ");

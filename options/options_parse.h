@@ -24,7 +24,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "options/options_table.h"
+#include "options/options.h"
 #include "runtime/files.h"
 
 // ---------------------------------------------------------------------------------------
@@ -87,48 +87,37 @@ static inline bool option_read_real(const char *text, double *value, const char 
     return length > 0 && stop != text && stop <= text + length && errno == 0;
 }
 
-// A whole number; for counts also 1500k, 1.5M, 2G and 1e6, as long as the result is
-// whole. errno tells ERANGE from bad syntax.
-static inline bool option_read_integer(const char *text, bool is_count, int64_t *value) {
+// A number of the given type; integers are whole, counts also 1500k, 1.5M, 2G and 1e6, as long
+// as the result is whole. errno tells ERANGE from bad syntax.
+static inline bool option_read_number(OptionType type, const char *text, double *value) {
     static const char suffixes[] = "kKMG";
     static const double factors[] = {1e3, 1e3, 1e6, 1e9};
     const char *end;
-    double real;
-    if (!is_count) {
+    if (type == OPTION_INTEGER) {
         char *stop;
         errno = 0;
-        *value = (int64_t)strtoll(text, &stop, 10);
+        *value = (double)strtoll(text, &stop, 10);
         return !isspace((unsigned char)*text) && stop != text && *stop == '\0' && errno == 0;
     }
-    if (!option_read_real(text, &real, &end)) { return false; }
-    if (*end != '\0') {
-        const char *suffix = strchr(suffixes, *end);
-        if (suffix == NULL || end[1] != '\0') { return false; }
-        real *= factors[suffix - suffixes];
+    if (!option_read_real(text, value, &end)) { return false; }
+    const char *suffix = type == OPTION_COUNT && *end != '\0' ? strchr(suffixes, *end) : NULL;
+    if (suffix != NULL) {
+        *value *= factors[suffix - suffixes];
+        end++;
     }
-    double whole = nearbyint(real); // 1.001M is not exact in binary, hence the tolerance
-    if (!(fabs(real - whole) <= 1e-9 * fabs(real))) { return false; }
-    if (!(fabs(whole) <= OPTION_NO_LIMIT)) {
-        errno = ERANGE;
-        return false;
-    }
-    *value = (int64_t)whole;
-    return true;
+    if (*end != '\0' || type == OPTION_REAL) { return *end == '\0'; }
+    double real = *value; // 1.001M is not exact in binary, hence the tolerance
+    *value = nearbyint(real);
+    if (!(fabs(*value) <= OPTION_NO_LIMIT)) { errno = ERANGE; }
+    return fabs(real - *value) <= 1e-9 * fabs(real) && errno == 0;
 }
 
 static inline bool option_set_number(const OptionSpec *option, Options *options, const char *text,
                                      Error *error) {
-    int64_t integer = 0;
-    double real = 0;
-    const char *end = "";
     bool is_real = option->type == OPTION_REAL;
-    if (option->word != NULL && strcmp(text, option->word) == 0) {
-        real = option->word_value;
-        integer = (int64_t)option->word_value;
-    } else {
-        bool valid = is_real ? option_read_real(text, &real, &end) && *end == '\0'
-                             : option_read_integer(text, option->type == OPTION_COUNT, &integer);
-        double value = is_real ? real : (double)integer;
+    double value = option->word_value;
+    if (option->word == NULL || strcmp(text, option->word) != 0) {
+        bool valid = option_read_number(option->type, text, &value);
         // 0 says the same as off, none, end and other such words. A user who writes
         // --threads 0 may well mean something else than auto.
         bool zero = value == 0 && option->word != NULL && option->word_value == 0 &&
@@ -144,9 +133,9 @@ static inline bool option_set_number(const OptionSpec *option, Options *options,
         if (!valid || !in_range) { return option_refuse(option, text, "is out of range", error); }
     }
     if (is_real) {
-        *(double *)option_field(option, options) = real == 0 ? 0 : real; // no negative zero
+        *(double *)option_field(option, options) = value == 0 ? 0 : value; // no negative zero
     } else {
-        *(int64_t *)option_field(option, options) = integer;
+        *(int64_t *)option_field(option, options) = (int64_t)value;
     }
     return true;
 }
@@ -188,10 +177,8 @@ static inline bool option_set(const OptionSpec *option, Options *options, const 
         *(OptionChoice *)option_field(option, options) = count;
         return true;
     }
-    const char *nearest = nearest_name(text, option->choices, count);
-    if (nearest == NULL) { return option_refuse(option, text, "is unknown", error); }
-    char why[96];
-    snprintf(why, sizeof why, "is unknown (did you mean %.32s?)", nearest);
+    char why[NAME_HINT + 16], hint[NAME_HINT];
+    snprintf(why, sizeof why, "is unknown%s", name_hint(text, option->choices, count, hint));
     return option_refuse(option, text, why, error);
 }
 
@@ -270,18 +257,28 @@ static inline bool option_is_same(const OptionSpec *option, const Options *a, co
     return option_has_value(option, a, option_print_value(option, b, text));
 }
 
-// An option's "NAME VALUE" with which this one has no effect; NULL: there is none.
+// An option's "NAME VALUE" with which this one does not go together; NULL: there is none.
 static inline const char *option_excluded_by(const OptionSpec *option, const Options *options,
-                                             char pair[128]) {
-    char name[64], value[64];
-    for (const char *at = option->excludes; at != NULL && *at != '\0'; at += strspn(at, ", ")) {
-        int length = 0;
-        sscanf(at, "%63[^ ] %63[^,]%n", name, value, &length);
-        at += length;
-        snprintf(pair, 128, "%s %s", name, value);
-        if (option_has_value(option_find(name), options, value)) { return pair; }
+                                             char pair[OPTION_VALUE_SIZE]) {
+    char words[3][64];
+    for (const char *at = option->excludes; at != NULL; at = strchr(at, ',')) {
+        at += strspn(at, ", ");
+        int count = sscanf(at, "%63[^ ,] %63[^ ,] %63[^ ,]", words[0], words[1], words[2]);
+        const char *name = words[count - 2], *value = words[count - 1];
+        if (count == 3 && !option_has_value(option, options, words[0])) { continue; }
+        if (!option_has_value(option_find(name), options, value)) { continue; }
+        snprintf(pair, OPTION_VALUE_SIZE, "%s %s", name, value);
+        return pair;
     }
     return NULL;
+}
+
+// The option that must be set where this one is as it is; NULL: none.
+static inline const OptionSpec *option_needed_by(const OptionSpec *option, const Options *options) {
+    char words[2][64];
+    int count = option->needs == NULL ? 0 : sscanf(option->needs, "%63s %63s", words[0], words[1]);
+    bool counts = count == 1 || (count == 2 && option_has_value(option, options, words[0]));
+    return counts ? option_find(words[count - 1]) : NULL;
 }
 
 // Whether a choice is left to a measurement that has not been made yet.
@@ -311,8 +308,7 @@ static inline json_t *options_as_json(const Options *options) {
     char text[OPTION_VALUE_SIZE];
     Options defaults;
     options_defaults(&defaults);
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i];
+    for (const OptionSpec *option = option_table; option < option_end; option++) {
         const void *field = option_field_const(option, options);
         json_t *value;
         if (option->type == OPTION_SWITCH) {
@@ -328,8 +324,7 @@ static inline json_t *options_as_json(const Options *options) {
         json_object_set_new(object, option->name, value);
     }
     json_object_set_new(object, option_of(offsetof(Options, config))->name, json_null());
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i];
+    for (const OptionSpec *option = option_table; option < option_end; option++) {
         if (option->instead_of == NULL || option_is_same(option, options, &defaults)) { continue; }
         for (int j = 0; j < OPTION_COUNT_OF_TABLE; j++) {
             const char *name = option_table[j].name;
@@ -542,12 +537,10 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
     if (argc > 1 && argv[1][0] != '-') {
         for (found = 0; found < COMMANDS_BY_NAME && strcmp(argv[1], command_names[found]) != 0;) { found++; }
         if (found == COMMANDS_BY_NAME) {
-            const char *nearest = nearest_name(argv[1], command_names, COMMANDS_BY_NAME);
-            return error_set(error,
-                             "unknown command %s%s%s%s commands: train, sample, eval, plan, "
-                             "tokenize, help",
-                             text_excerpt(argv[1], excerpt), nearest == NULL ? "" : ": did you mean ",
-                             nearest == NULL ? "" : nearest, nearest == NULL ? ";" : "?");
+            char hint[NAME_HINT];
+            return error_set(
+                error, "unknown command %s%s; commands: train, sample, eval, plan, tokenize, help",
+                text_excerpt(argv[1], excerpt), name_hint(argv[1], command_names, COMMANDS_BY_NAME, hint));
         }
         *position = 2;
     }
@@ -651,7 +644,7 @@ static inline void options_find_kept(const Options *options, OptionText path) {
 static inline bool options_keep(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     Options before;
     OptionSource saved[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
-    char text[OPTION_VALUE_SIZE], pair[128];
+    char text[OPTION_VALUE_SIZE], pair[OPTION_VALUE_SIZE];
     bool plans = options->command == COMMAND_PLAN && options->like[0] != '\0';
     bool resumes = plans || (options->command == COMMAND_TRAIN && strcmp(options->resume, "off") != 0);
     bool has_config = options->config[0] != '\0', is_open = options->precision == PRECISION_FASTEST;

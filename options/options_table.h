@@ -1,123 +1,18 @@
 // options_table.h: every option of the program, written down once.
 //
 // A row says what an option is, who may give it and what it goes together with, so that
-// no other code knows options by name. A new option is a field of Options and a row here.
+// no other code knows options by name. Its columns are those of OptionSpec (options.h),
+// which includes this file twice: for the fields of Options, and for option_table. So a
+// new option is a row here; RULE_OPTION: the field is one of the rule's own struct.
 //
 // Some numbers have a word that means "the program decides" or "off". It is stored as 0
 // (for --min-lr and other options where 0 is a value of its own: as -1).
-#ifndef ACCO_OPTIONS_OPTIONS_TABLE_H
-#define ACCO_OPTIONS_OPTIONS_TABLE_H
-
+#ifndef OPTION
 #include "options/options.h"
-
-typedef enum OptionType {
-    OPTION_INTEGER, // int64_t
-    OPTION_COUNT,   // int64_t, may be written as 1500k, 1.5M, 2G
-    OPTION_REAL,    // double
-    OPTION_CHOICE,  // OptionChoice: index of choices[]
-    OPTION_SWITCH,  // bool, on or off
-    OPTION_TEXT     // OptionText; minimum: its least length
-} OptionType;
-
-// Every group once: what `train_gpt help` calls it, and its title.
-#define OPTION_GROUPS(GROUP) \
-    GROUP(RULE, "rules", "Update rule and exchange") \
-    GROUP(SHARED, "together", "Rules in which all ranks make one step together") \
-    GROUP(LOCAL, "local", "Rules in which each rank takes steps of its own") \
-    GROUP(DATA, "inputs", "Model and data") \
-    GROUP(RATE, "rates", "Learning rate and AdamW") \
-    GROUP(MACHINE, "machine", "This machine") \
-    GROUP(REPORT, "reports", "Reports and files") \
-    GROUP(EVALUATION, "scoring", "Evaluation") \
-    GROUP(SAMPLE, "samples", "Samples, during and after training or by themselves") \
-    GROUP(EMULATION, "trouble", "Emulated trouble") \
-    GROUP(PLAN, "planning", "Plans")
-#define OPTION_GROUP_NUMBER(group, name, title) GROUP_##group,
-#define OPTION_GROUP_ROW(group, name, title) {name, title},
-
-typedef enum OptionGroup { OPTION_GROUPS(OPTION_GROUP_NUMBER) GROUP_COUNT } OptionGroup;
-
-static const struct { const char *name, *title; } option_groups[] = {OPTION_GROUPS(OPTION_GROUP_ROW)};
-
-// Whether a run that is resumed with another value of the option trains the same bits.
-typedef enum OptionEffect {
-    SAME_BITS,
-    OTHER_BITS,
-    MEASURED,    // other bits; "auto" stands for a choice that a run measures at its start, and keeps
-    FROM_TOKENS, // other bits; its word stands for a number that is known when the tokens are
-    HELD_OUT,    // other bits only between its word (of a text: none) and a value, which hold out other data
-    BY_CONTENT,  // a path: what counts is what the files hold (data_loader_identify)
-    COMPARED_APART, // the model and the rule, which several options may name
-    PLACEMENT       // how ranks lie on machines, which is compared by itself and may change
-} OptionEffect;
-
-// Who takes the option. A plan takes what training takes, so that one command line serves
-// both; other commands take only their own.
-enum {
-    FOR_PLANS = 1 << COMMAND_PLAN,
-    FOR_TRAINING = 1 << COMMAND_TRAIN | FOR_PLANS,
-    FOR_SAMPLES = 1 << COMMAND_SAMPLE,
-    FOR_EVALUATION = 1 << COMMAND_EVAL,
-    FOR_TOKENS = 1 << COMMAND_TOKENIZE,
-    FOR_AVERAGES = 1 << COMMAND_AVERAGE
-};
-
-enum { OPTION_CHOICES_MAX = 12, OPTION_VALUE_SIZE = 512 };
-
-// Integers stay below 2^53, so that ranges can be doubles. Printed as "or more".
-#define OPTION_NO_LIMIT 9007199254740992.0
-
-// Lists of names are written as "one, two or three". An option is "set" if it is not at its
-// default. Columns from `word` on may be left out.
-typedef struct OptionSpec {
-    const char *name;
-    OptionGroup group;
-    OptionEffect effect;
-    OptionType type;
-    size_t offset; // in Options
-    const char *default_text;
-    double minimum, maximum;
-    const char *metavariable;                // what help calls the value; NULL: made from the choices
-    const char *choices[OPTION_CHOICES_MAX]; // NULL-terminated
-    const char *word;                        // stands for word_value, which may lie outside the range
-    double word_value;
-    int commands;           // sum of FOR_...; 0: FOR_TRAINING
-    const char *rules;      // the only rules that it is for
-    const char *instead_of; // options whose place it takes where it is set
-    const char *needs;      // an option that must be set, too
-    const char *excludes;   // NAME VALUE of options with which it has no effect
-    const char *follows;    // the option that its automatic value is worked out from
-    bool of_one_run;        // it names files of one run, so a command that a plan recommends lacks it
-    const char *also;       // other names that users try; errors answer with this one
-    const char *help;       // the effect, and what it costs
-} OptionSpec;
-
-// The offset of a field; does not compile where the field is not of that type.
-#define OPTION_FIELD(type, field) \
-    (offsetof(Options, field) + 0 * sizeof(1 ? (type *)0 : &((Options *)0)->field))
-
-// A row's first columns. default_: as users write it. least, most: of a text a length.
-#define OPTION(name_, group_, effect_) .name = name_, .group = GROUP_##group_, .effect = effect_
-#define NUMBER_OPTION(kind, ctype, field, default_, least, most, value) \
-    .type = kind, .offset = OPTION_FIELD(ctype, field), .default_text = default_, .minimum = least, \
-    .maximum = most, .metavariable = value
-#define INTEGER_OPTION(...) NUMBER_OPTION(OPTION_INTEGER, int64_t, __VA_ARGS__)
-#define COUNT_OPTION(...) NUMBER_OPTION(OPTION_COUNT, int64_t, __VA_ARGS__)
-#define REAL_OPTION(...) NUMBER_OPTION(OPTION_REAL, double, __VA_ARGS__)
-#define CHOICE_OPTION(field, default_, ...) \
-    .type = OPTION_CHOICE, .offset = OPTION_FIELD(OptionChoice, field), .default_text = default_, \
-    .choices = {__VA_ARGS__}
-#define SWITCH_OPTION(field, default_) \
-    .type = OPTION_SWITCH, .offset = OPTION_FIELD(bool, field), .default_text = default_
-#define TEXT_OPTION(field, default_, least, value) \
-    .type = OPTION_TEXT, .offset = OPTION_FIELD(OptionText, field), .default_text = default_, \
-    .minimum = least, .metavariable = value
-
+#else
 // clang-format off
-static const OptionSpec option_table[] = {
-    {OPTION("optimizer", RULE, COMPARED_APART),
-     CHOICE_OPTION(rule, "acco", "ddp", "zero1", "dpu", "acco-wp", "acco", "co2", "diloco",
-                   "streaming-diloco", "sparse-loco"), .also = "rule", .help =
+    OPTION("optimizer", RULE, COMPARED_APART, CHOICE, rule, "acco", .choices = {"ddp", "zero1", "dpu",
+     "acco-wp", "acco", "co2", "diloco", "streaming-diloco", "sparse-loco"}, .also = "rule", .help =
      "The update rule. ddp: every rank holds the whole optimizer state; zero1: each rank holds a shard of "
      "it; both exchange gradients and parameters beside the backward and forward passes. dpu, acco-wp and "
      "acco shard the state, too, and exchange beside the whole next batch. dpu: gradients are one commit "
@@ -126,519 +21,447 @@ static const OptionSpec option_table[] = {
      "streaming-diloco and sparse-loco hold the whole state on every rank, take local steps, and exchange "
      "seldom. co2: hides the exchange and applies it one round later; diloco: waits for it; "
      "streaming-diloco: hides it, one fragment of the model at a time; sparse-loco: sends only the largest "
-     "elements, a 140th of a vector, to every other rank."},
-    {OPTION("accumulate", RULE, OTHER_BITS), INTEGER_OPTION(accumulate, "2", 1, 1e6, "N"), .word = "auto",
-     .also = "grad-accum", .help =
+     "elements, a 140th of a vector, to every other rank.")
+    OPTION("accumulate", RULE, OTHER_BITS, INTEGER, accumulate, "2", 1, 1e6, "N", .word = "auto",
+     .excludes = "auto lr-by commits, auto overlap off", .also = "grad-accum", .help =
      "Micro-batches per rank and commit; for co2, diloco, streaming-diloco and sparse-loco per inner step. "
      "acco computes them in two rounds (--acco-split), so it needs two at least. auto (acco, acco-wp, dpu): "
      "as many as fit beside the communication, at least one in each round; the batch then varies, and runs "
-     "do not repeat bit for bit."},
-    {OPTION("rank-accumulate", RULE, OTHER_BITS), TEXT_OPTION(rank_accumulate, "", 0, "LIST"),
+     "do not repeat bit for bit.")
+    OPTION("rank-accumulate", RULE, OTHER_BITS, TEXT, rank_accumulate, "", 0, "LIST",
      .rules = "ddp, zero1, dpu, acco-wp or acco", .instead_of = "accumulate", .help =
-     "A number of micro-batches for each rank, as in 4,4,1,1, instead of --accumulate. It lets fast and "
-     "slow ranks finish together; every micro-batch still has the same weight. For acco every number must "
-     "be 2 or more."},
-    {OPTION("wire", RULE, OTHER_BITS), CHOICE_OPTION(wire, "fp32", "fp32", "bf16", "int8", "int4", "e3m0"),
-     .also = "compression", .help =
+     "A number of micro-batches for each rank, as in 4,4,1,1, instead of --accumulate. It lets fast and slow "
+     "ranks finish together; every micro-batch still has the same weight. For acco every number must be 2 or "
+     "more.")
+    OPTION("wire", RULE, OTHER_BITS, CHOICE, wire, "fp32", .choices = {"fp32", "bf16", "int8", "int4",
+     "e3m0"}, .excludes = "optimizer sparse-loco", .also = "compression", .help =
      "Number format in which ranks send vectors to each other; sums are fp32 (but see --exchange library). "
      "bf16 halves the traffic, and rounds every gradient and parameter. int8 needs about a quarter of it, "
      "int4 (rounded at random, but repeatably) and e3m0 (a sign and a power of two) about an eighth; all "
      "three are coarser. Their gradients travel in blocks of 256 with one scale, their parameters as "
-     "differences to what all ranks already hold."},
-    {OPTION("exchange", RULE, PLACEMENT),
-     CHOICE_OPTION(exchange, "auto", "auto", "flat", "two-level", "library"), .help =
+     "differences to what all ranks already hold.")
+    OPTION("exchange", RULE, PLACEMENT, CHOICE, exchange, "auto", .choices = {"auto", "flat", "two-level",
+     "library"}, .excludes = "library wire int8, library wire int4, library wire e3m0, "
+     "library optimizer sparse-loco", .help =
      "How vectors are added up and spread. flat: every rank sends straight to every other. two-level: the "
-     "ranks of a host add up among themselves in fp32 first, so that a vector crosses the link between "
-     "hosts only once per host, and is rounded by --wire only there. library: by NCCL's own collectives, "
-     "for GPUs with fp32 or bf16 on the wire: made for speed at scale, but the bits then depend on the "
-     "library and on how the GPUs are connected. auto: two-level where several hosts have several ranks, "
-     "otherwise flat."},
-    {OPTION("overlap", RULE, SAME_BITS), SWITCH_OPTION(overlap, "on"), .help =
+     "ranks of a host add up among themselves in fp32 first, so that a vector crosses the link between hosts "
+     "only once per host, and is rounded by --wire only there. library: by NCCL's own collectives, for GPUs "
+     "with fp32 or bf16 on the wire: made for speed at scale, but the bits then depend on the library and on "
+     "how the GPUs are connected. auto: two-level where several hosts have several ranks, otherwise flat.")
+    OPTION("overlap", RULE, SAME_BITS, SWITCH, overlap, "on", .help =
      "off waits for every operation before the next one starts: the same bits, but slower. It shows what "
-     "overlap brings."},
+     "overlap brings.")
 
-    {OPTION("bucket-mb", SHARED, SAME_BITS), REAL_OPTION(bucket_mb, "auto", 1e-3, 1e6, "MB"), .word = "auto",
+    OPTION("bucket-mb", SHARED, SAME_BITS, REAL, bucket_mb, "auto", 1e-3, 1e6, "MB", .word = "auto",
      .rules = "ddp or zero1", .help =
      "Size of the buckets in which gradients are sent during the backward pass. Small buckets leave earlier "
      "but cost more messages; large ones leave more to wait for at the end. auto: chosen from the measured "
-     "link, and printed."},
-    {OPTION("sequential", SHARED, FROM_TOKENS),
-     INTEGER_OPTION(sequential, "0", 0, OPTION_NO_LIMIT, "COMMITS"), .word = "warmup", .word_value = -1,
-     .rules = "dpu, acco-wp or acco", .follows = "warmup", .help =
+     "link, and printed.")
+    OPTION("sequential", SHARED, FROM_TOKENS, INTEGER, sequential, "0", 0, OPTION_NO_LIMIT, "COMMITS",
+     .word = "warmup", .word_value = -1, .rules = "dpu, acco-wp or acco", .follows = "warmup", .help =
      "The first COMMITS commits run without overlap, as under zero1: safer while the parameters change "
-     "fastest, and slower meanwhile. warmup: those in which the learning rate rises (--warmup)."},
-    {OPTION("acco-split", SHARED, MEASURED), TEXT_OPTION(rules.acco.split, "wire", 1, "wire|auto|half|SHARE"),
-     .rules = "acco", .help =
+     "fastest, and slower meanwhile. warmup: those in which the learning rate rises (--warmup).")
+    RULE_OPTION("acco-split", SHARED, MEASURED, TEXT, rules.acco.split, "wire", 1, "wire|auto|half|SHARE",
+     .rules = "acco", .excludes = "accumulate auto", .help =
      "How a rank's micro-batches are divided between round A, beside the exchange of a commit, and round B, "
      "beside that of an estimate. Each round has at least one. SHARE: the part that round A has, such as "
      "0.875. half: 0.5, as in the paper. wire: in proportion to the bytes of the two exchanges, which hides "
      "both equally well: halves where --estimate-wire is same, 4 of 5 in round A for int8 under fp32. auto: "
      "what makes commits shortest by the measured times of a micro-batch and of the exchanges, and among "
      "equals the largest round A. The bits then follow from a measurement. It is made once: log, "
-     "configuration and checkpoints hold the share, and a run that is resumed as it was keeps it."},
-    {OPTION("acco-init", SHARED, OTHER_BITS), INTEGER_OPTION(rules.acco.first_round, "round", 1, 1e6, "N"),
+     "configuration and checkpoints hold the share, and a run that is resumed as it was keeps it.")
+    RULE_OPTION("acco-init", SHARED, OTHER_BITS, INTEGER, rules.acco.first_round, "round", 1, 1e6, "N",
      .word = "round", .rules = "acco", .help =
      "Micro-batches per rank of the very first round, which has no communication beside it. round: as many "
      "as in every later round beside a commit, so that the first commit has a full batch. 1, as in the "
-     "paper's code: starts sooner, with a smaller batch."},
-    {OPTION("estimate-wire", SHARED, MEASURED),
-     CHOICE_OPTION(rules.acco.estimate_wire, "same", "same", "auto", "fp32", "bf16", "int8", "int4", "e3m0"),
-     .rules = "acco", .help =
+     "paper's code: starts sooner, with a smaller batch.")
+    RULE_OPTION("estimate-wire", SHARED, MEASURED, CHOICE, rules.acco.estimate_wire, "same",
+     .choices = {"same", "auto", "fp32", "bf16", "int8", "int4", "e3m0"}, .rules = "acco",
+     .excludes = "auto accumulate auto, auto exchange library, int8 exchange library, int4 exchange library, "
+     "e3m0 exchange library", .help =
      "Number format in which the estimate is exchanged; the commit keeps --wire. A coarser format saves up "
-     "to half of acco's traffic. It does not round the parameters, but the gradients of the round beside "
-     "the commit are computed at a coarser estimate of them. same: as --wire. auto: the finest with which "
+     "to half of acco's traffic. It does not round the parameters, but the gradients of the round beside the "
+     "commit are computed at a coarser estimate of them. same: as --wire. auto: the finest with which "
      "commits take no longer than with any other, by a measurement, as --acco-split auto; the bits then "
-     "follow from it."},
+     "follow from it.")
 
-    {OPTION("co2-tau", LOCAL, OTHER_BITS), INTEGER_OPTION(rules.co2.inner_steps, "12", 1, 1e6, "N"),
+    RULE_OPTION("co2-tau", LOCAL, OTHER_BITS, INTEGER, rules.co2.inner_steps, "12", 1, 1e6, "N",
      .rules = "co2", .help =
      "Inner steps of each rank between two exchanges (the paper's tau). More of them send less and give the "
-     "exchange more time, but ranks drift further apart and receive older information."},
-    {OPTION("co2-beta", LOCAL, OTHER_BITS), REAL_OPTION(rules.co2.beta, "0", 0, 0.999999, "X"),
-     .rules = "co2", .help =
+     "exchange more time, but ranks drift further apart and receive older information.")
+    RULE_OPTION("co2-beta", LOCAL, OTHER_BITS, REAL, rules.co2.beta, "0", 0, 0.999999, "X", .rules = "co2",
+     .help =
      "Momentum of the outer step (beta). More keeps its direction over several rounds, but overshoots more, "
-     "because what it receives is one round old: 0 for few ranks, 0.5 for 64."},
-    {OPTION("co2-alpha", LOCAL, OTHER_BITS), REAL_OPTION(rules.co2.alpha, "1", 1e-6, 100, "X"),
-     .rules = "co2", .help =
+     "because what it receives is one round old: 0 for few ranks, 0.5 for 64.")
+    RULE_OPTION("co2-alpha", LOCAL, OTHER_BITS, REAL, rules.co2.alpha, "1", 1e-6, 100, "X", .rules = "co2",
+     .help =
      "Length of the outer step (alpha). 1 moves as far as the ranks have moved on average; less is steadier "
-     "and slower."},
-    {OPTION("co2-phi", LOCAL, OTHER_BITS), REAL_OPTION(rules.co2.phi, "off", 1e-12, 1e6, "X"), .word = "off",
+     "and slower.")
+    RULE_OPTION("co2-phi", LOCAL, OTHER_BITS, REAL, rules.co2.phi, "off", 1e-12, 1e6, "X", .word = "off",
      .rules = "co2", .help =
      "Limit for every element of the outer momentum (phi); the part that --co2-eager applies at once is not "
-     "limited. Lower tames spikes and may slow learning."},
-    {OPTION("co2-gap", LOCAL, OTHER_BITS), TEXT_OPTION(rules.co2.gap, "const:2", 1, "const:VALUE"),
-     .rules = "co2", .help =
-     "Divides the mean pseudo-gradient by VALUE, 1 or more, because it is one round old (the staleness gap "
+     "limited. Lower tames spikes and may slow learning.")
+    RULE_OPTION("co2-gap", LOCAL, OTHER_BITS, REAL, rules.co2.gap, "2", 1, 1e6, "X", .rules = "co2", .help =
+     "Divides the mean pseudo-gradient by X, because it is one round old (the staleness gap "
      "penalty). Larger is steadier and slower. 1 is what the paper's code has; it is at the edge of "
-     "stability where a round covers the whole distance to a minimum."},
-    {OPTION("co2-eager", LOCAL, OTHER_BITS), SWITCH_OPTION(rules.co2.eager, "on"), .rules = "co2", .help =
-     "on applies a rank's own part of the mean at once, and only the others' parts one round later: "
-     "which ends lower. off is the paper's form, and takes one copy of the parameters less."},
-    {OPTION("diloco-H", LOCAL, OTHER_BITS), INTEGER_OPTION(rules.diloco.inner_steps, "30", 1, 1e6, "N"),
+     "stability where a round covers the whole distance to a minimum.")
+    RULE_OPTION("co2-eager", LOCAL, OTHER_BITS, SWITCH, rules.co2.eager, "on", .rules = "co2", .help =
+     "on applies a rank's own part of the mean at once, and only the others' parts one round later: which "
+     "ends lower. off is the paper's form, and takes one copy of the parameters less.")
+    RULE_OPTION("diloco-H", LOCAL, OTHER_BITS, INTEGER, rules.diloco.inner_steps, "30", 1, 1e6, "N",
      .rules = "diloco or streaming-diloco", .help =
      "Inner steps of each rank between two exchanges (the paper's H); for streaming-diloco between two "
-     "exchanges of the same fragment. More of them send less, but the ranks drift further apart."},
-    {OPTION("diloco-outer-lr", LOCAL, OTHER_BITS),
-     REAL_OPTION(rules.diloco.outer_learning_rate, "auto", 1e-6, 100, "RATE"),
-     .word = "auto", .word_value = -1, .rules = "diloco or streaming-diloco", .help =
+     "exchanges of the same fragment. More of them send less, but the ranks drift further apart.")
+    RULE_OPTION("diloco-outer-lr", LOCAL, OTHER_BITS, REAL, rules.diloco.outer_learning_rate, "auto", 1e-6,
+     100, "RATE", .word = "auto", .word_value = -1, .rules = "diloco or streaming-diloco", .help =
      "Learning rate of the outer step along the mean pseudo-gradient. Lower is steadier and slower; 1 with "
-     "--diloco-mu 0 is the plain average of the ranks. auto: 1 for diloco, 0.7 for streaming-diloco."},
-    {OPTION("diloco-mu", LOCAL, OTHER_BITS),
-     REAL_OPTION(rules.diloco.outer_momentum, "auto", 0, 0.999999, "X"),
+     "--diloco-mu 0 is the plain average of the ranks. auto: 1 for diloco, 0.7 for streaming-diloco.")
+    RULE_OPTION("diloco-mu", LOCAL, OTHER_BITS, REAL, rules.diloco.outer_momentum, "auto", 0, 0.999999, "X",
      .word = "auto", .word_value = -1, .rules = "diloco or streaming-diloco", .help =
      "Nesterov momentum of the outer step (mu). Higher gains speed where the direction stays the same, and "
      "overshoots where it turns. DiLoCo's paper has 0.9 with a rate of 0.7, and thousands of outer steps. "
-     "auto: 0.3 for diloco, 0.9 for streaming-diloco."},
-    {OPTION("streaming-P", LOCAL, OTHER_BITS), INTEGER_OPTION(rules.diloco.fragments, "2", 1, 1e6, "N"),
+     "auto: 0.3 for diloco, 0.9 for streaming-diloco.")
+    RULE_OPTION("streaming-P", LOCAL, OTHER_BITS, INTEGER, rules.diloco.fragments, "2", 1, 1e6, "N",
      .rules = "streaming-diloco", .help =
      "Fragments of the model (P), exchanged one at a time, every H/P steps; H must be a multiple of P. More "
-     "fragments make smaller bursts, which are easier to hide; the traffic in all stays the same."},
-    {OPTION("streaming-tau", LOCAL, OTHER_BITS), INTEGER_OPTION(rules.diloco.delay, "1", 0, 1e6, "N"),
+     "fragments make smaller bursts, which are easier to hide; the traffic in all stays the same.")
+    RULE_OPTION("streaming-tau", LOCAL, OTHER_BITS, INTEGER, rules.diloco.delay, "1", 0, 1e6, "N",
      .rules = "streaming-diloco", .help =
-     "Inner steps that an exchange may take while training goes on (tau), below H/P. More of them tolerate "
-     "a slower network, but what arrives is as many steps old; 0 waits."},
-    {OPTION("streaming-alpha", LOCAL, OTHER_BITS), REAL_OPTION(rules.diloco.alpha, "0.5", 0, 1, "X"),
+     "Inner steps that an exchange may take while training goes on (tau), below H/P. More of them tolerate a "
+     "slower network, but what arrives is as many steps old; 0 waits.")
+    RULE_OPTION("streaming-alpha", LOCAL, OTHER_BITS, REAL, rules.diloco.alpha, "0.5", 0, 1, "X",
      .rules = "streaming-diloco", .help =
      "Weight that a rank's own parameters keep when a fragment arrives (alpha). 0 takes the common ones and "
-     "drops the steps made since the fragment was sent; 1 keeps the rank's own, and the ranks never agree."},
-    {OPTION("streaming-order", LOCAL, OTHER_BITS),
-     CHOICE_OPTION(rules.diloco.order, "strided", "strided", "sequential"), .rules = "streaming-diloco",
-     .help =
-     "How layers are divided into fragments. strided: every P-th layer; sequential: neighbours. The traffic "
-     "is the same, the trained model is not. What is in no layer, the embeddings and the last norm, is in "
-     "the first fragment."},
-    {OPTION("sparse-H", LOCAL, OTHER_BITS), INTEGER_OPTION(rules.sparse_loco.inner_steps, "8", 1, 1e6, "N"),
+     "drops the steps made since the fragment was sent; 1 keeps the rank's own, and the ranks never agree.")
+    RULE_OPTION("sparse-H", LOCAL, OTHER_BITS, INTEGER, rules.sparse_loco.inner_steps, "8", 1, 1e6, "N",
      .rules = "sparse-loco", .help =
      "Inner steps of each rank between two exchanges (the paper's H). More of them send less, but the ranks "
      "drift further apart, and what is not sent waits longer. The paper has 15 to 250 in runs of thousands "
-     "of exchanges."},
-    {OPTION("sparse-beta", LOCAL, OTHER_BITS), REAL_OPTION(rules.sparse_loco.beta, "0.95", 0, 1, "X"),
+     "of exchanges.")
+    RULE_OPTION("sparse-beta", LOCAL, OTHER_BITS, REAL, rules.sparse_loco.beta, "0.95", 0, 1, "X",
      .rules = "sparse-loco", .help =
      "What is left after a period of the elements that a rank has not sent (beta). 1 forgets nothing, and "
-     "sends what is old, too; 0 drops what is not sent at once."},
-    {OPTION("sparse-alpha", LOCAL, OTHER_BITS), REAL_OPTION(rules.sparse_loco.alpha, "1", 1e-6, 100, "X"),
+     "sends what is old, too; 0 drops what is not sent at once.")
+    RULE_OPTION("sparse-alpha", LOCAL, OTHER_BITS, REAL, rules.sparse_loco.alpha, "1", 1e-6, 100, "X",
      .rules = "sparse-loco", .help =
      "Length of the outer step along the mean of what the ranks have sent (alpha). Less is steadier and "
-     "slower."},
-    {OPTION("sparse-tau", LOCAL, OTHER_BITS), INTEGER_OPTION(rules.sparse_loco.delay, "0", 0, 1e6, "N"),
+     "slower.")
+    RULE_OPTION("sparse-tau", LOCAL, OTHER_BITS, INTEGER, rules.sparse_loco.delay, "0", 0, 1e6, "N",
      .rules = "sparse-loco", .help =
      "Inner steps that an exchange may take while training goes on (tau), below H. More of them tolerate a "
      "slower network, but what arrives is as many steps old; 0 waits, as the paper does. Above 0 it takes "
-     "one more copy of the parameters."},
+     "one more copy of the parameters.")
 
-    {OPTION("model", DATA, COMPARED_APART), TEXT_OPTION(model, "tiny", 1, "NAME|PATH"), .help =
-     "A preset (of GPT-Neo: tiny, 36M, 125M, 1.3B, 2.7B; of GPT-2: gpt2, gpt2-medium, gpt2-large, "
-     "gpt2-xl) or the path of a Hugging Face config.json with model_type gpt_neo or gpt2."},
-    {OPTION("from", DATA, COMPARED_APART), TEXT_OPTION(from, "", 0, "DIR"),
+    OPTION("model", DATA, COMPARED_APART, TEXT, model, "tiny", 1, "NAME|PATH", .help =
+     "A preset (of GPT-Neo: tiny, 36M, 125M, 1.3B, 2.7B; of GPT-2: gpt2, gpt2-medium, gpt2-large, gpt2-xl) "
+     "or the path of a Hugging Face config.json with model_type gpt_neo or gpt2.")
+    OPTION("from", DATA, COMPARED_APART, TEXT, from, "", 0, "DIR",
      .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_AVERAGES,
      .instead_of = "model, finetune", .help =
      "A Hugging Face directory of a GPT-2 or GPT-Neo to start from (config.json and model.safetensors), or a "
-     "checkpoint, which contains one, or a run, for its newest checkpoint. It takes the place of --model."},
-    {OPTION("finetune", DATA, COMPARED_APART), TEXT_OPTION(finetune, "", 0, "DIR"), .instead_of = "model",
-     .help =
+     "checkpoint, which contains one, or a run, for its newest checkpoint. It takes the place of --model.")
+    OPTION("finetune", DATA, COMPARED_APART, TEXT, finetune, "", 0, "DIR", .instead_of = "model", .help =
      "As --from DIR, for fine-tuning: --lr auto is then a tenth of its usual value, --weight-decay auto is "
      "0. The optimizer state starts from zero. Tokens that the mask of a token file excludes are read, but "
-     "their loss does not count."},
-    {OPTION("data", DATA, BY_CONTENT), TEXT_OPTION(data, "builtin", 1, "PATH|builtin"),
+     "their loss does not count.")
+    OPTION("data", DATA, BY_CONTENT, TEXT, data, "builtin", 1, "PATH|builtin",
      .commands = FOR_TRAINING | FOR_EVALUATION, .also = "dataset", .help =
-     "Training text: builtin is an endless source of small stories whose entropy is known; otherwise text "
-     "or token files (a quoted glob names several). Text is tokenized by the model's tokenizer, once, into "
-     "OUT/tokens-*.bin; a model of 256 tokens without a tokenizer reads its bytes."},
-    {OPTION("tokenizer", DATA, BY_CONTENT), TEXT_OPTION(tokenizer, "", 0, "PATH"),
+     "Training text: builtin is an endless source of small stories whose entropy is known; otherwise text or "
+     "token files (a quoted glob names several). Text is tokenized by the model's tokenizer, once, into "
+     "OUT/tokens-*.bin; a model of 256 tokens without a tokenizer reads its bytes.")
+    OPTION("tokenizer", DATA, BY_CONTENT, TEXT, tokenizer, "", 0, "PATH",
      .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_TOKENS, .help =
      "The tokenizer.json of a byte-level BPE, or its directory. It encodes texts and prompts and decodes "
      "samples of models that read token ids, and is copied with the model into checkpoints. Not given: that "
-     "of --from, --finetune or --resume, if there is one."},
-    {OPTION("val-data", DATA, HELD_OUT), TEXT_OPTION(val_data, "", 0, "PATH"),
-     .excludes = "val-batches none", .help =
-     "Validation text. Not given: the end of --data is held out (for builtin: another random stream)."},
-    {OPTION("micro-batch", DATA, OTHER_BITS), INTEGER_OPTION(micro_batch, "auto", 1, 65536, "N"),
-     .word = "auto", .commands = FOR_TRAINING | FOR_EVALUATION, .also = "batch-size", .help =
+     "of --from, --finetune or --resume, if there is one.")
+    OPTION("val-data", DATA, HELD_OUT, TEXT, val_data, "", 0, "PATH", .excludes = "val-batches none", .help =
+     "Validation text. Not given: the end of --data is held out (for builtin: another random stream).")
+    OPTION("micro-batch", DATA, OTHER_BITS, INTEGER, micro_batch, "auto", 1, 65536, "N", .word = "auto",
+     .commands = FOR_TRAINING | FOR_EVALUATION, .also = "batch-size", .help =
      "Sequences that one rank computes at a time. More use the cores better and need more memory for "
-     "activations. auto: 8, but 1 for models below 5 M parameters, which learn most from many small "
-     "updates."},
-    {OPTION("seq-len", DATA, OTHER_BITS), INTEGER_OPTION(seq_len, "auto", 1, 1048576, "N"), .word = "auto",
+     "activations. auto: 8, but 1 for models below 5 M parameters, which learn most from many small updates.")
+    OPTION("seq-len", DATA, OTHER_BITS, INTEGER, seq_len, "auto", 1, 1048576, "N", .word = "auto",
      .commands = FOR_TRAINING | FOR_EVALUATION | FOR_TOKENS, .also = "context, block-size", .help =
-     "Tokens per sequence, at most the model's positions. auto: the model's positions, at most 1024."},
-    {OPTION("tokens", DATA, FROM_TOKENS), COUNT_OPTION(tokens, "1500k", 1, OPTION_NO_LIMIT, "N"),
+     "Tokens per sequence, at most the model's positions. auto: the model's positions, at most 1024.")
+    OPTION("tokens", DATA, FROM_TOKENS, COUNT, tokens, "1500k", 1, OPTION_NO_LIMIT, "N",
      .also = "steps, max-steps", .help =
-     "Length of the training in tokens over all ranks. k, M and G may follow the number: 1500k, 2M, 1.5G."},
-    {OPTION("epochs", DATA, SAME_BITS), REAL_OPTION(epochs, "unset", 1e-6, 1e6, "X"), .word = "unset",
+     "Length of the training in tokens over all ranks. k, M and G may follow the number: 1500k, 2M, 1.5G.")
+    OPTION("epochs", DATA, SAME_BITS, REAL, epochs, "unset", 1e-6, 1e6, "X", .word = "unset",
      .instead_of = "tokens", .needs = "data", .help =
      "Length of the training in passes over the training data, such as 3 or 0.5, instead of --tokens. What "
      "is held out for validation is no part of it. The run saves the number of tokens that it comes to as "
-     "--tokens. Not for the built-in corpus, which is endless."},
-    {OPTION("seed", DATA, OTHER_BITS), INTEGER_OPTION(seed, "1", 0, 4294967295.0, "N"),
+     "--tokens. Not for the built-in corpus, which is endless.")
+    OPTION("seed", DATA, OTHER_BITS, INTEGER, seed, "1", 0, 4294967295.0, "N",
      .commands = FOR_TRAINING | FOR_SAMPLES, .also = "random-seed", .help =
      "Determines the initial parameters, the order of the data and the sample. With the same seed and the "
-     "same ranks a run repeats bit for bit, unless an option makes it follow a measurement."},
+     "same ranks a run repeats bit for bit, unless an option makes it follow a measurement.")
 
-    {OPTION("lr", RATE, OTHER_BITS), REAL_OPTION(learning_rate, "auto", 1e-12, 100, "RATE"), .word = "auto",
+    OPTION("lr", RATE, OTHER_BITS, REAL, learning_rate, "auto", 1e-12, 100, "RATE", .word = "auto",
      .also = "lrate, learning-rate", .help =
-     "Peak learning rate. auto: chosen by the size of the model, and a tenth of that for --finetune."},
-    {OPTION("min-lr", RATE, OTHER_BITS), REAL_OPTION(minimum_learning_rate, "auto", 0, 100, "RATE"),
-     .word = "auto", .word_value = -1, .excludes = "schedule constant", .follows = "lr", .help =
-     "Learning rate at the end of the schedule. auto: a tenth of --lr."},
-    {OPTION("lr-by", RATE, OTHER_BITS), CHOICE_OPTION(learning_rate_by, "grads", "grads", "commits"), .help =
-     "What the schedule counts. grads: micro-batches trained on, so that rules with other or varying "
-     "batches have the same rate after the same tokens; commits: updates."},
-    {OPTION("schedule", RATE, OTHER_BITS),
-     CHOICE_OPTION(schedule, "cosine", "cosine", "linear", "wsd", "constant"), .help =
+     "Peak learning rate. auto: chosen by the size of the model, and a tenth of that for --finetune.")
+    OPTION("min-lr", RATE, OTHER_BITS, REAL, minimum_learning_rate, "auto", 0, 100, "RATE", .word = "auto",
+     .word_value = -1, .excludes = "schedule constant", .follows = "lr", .help =
+     "Learning rate at the end of the schedule. auto: a tenth of --lr.")
+    OPTION("lr-by", RATE, OTHER_BITS, CHOICE, learning_rate_by, "grads", .choices = {"grads", "commits"},
+     .help =
+     "What the schedule counts. grads: micro-batches trained on, so that rules with other or varying batches "
+     "have the same rate after the same tokens; commits: updates.")
+    OPTION("schedule", RATE, OTHER_BITS, CHOICE, schedule, "cosine", .choices = {"cosine", "linear",
+     "wsd", "constant"}, .help =
      "Shape of the decrease from --lr to --min-lr. cosine and linear begin it after the warm-up. wsd "
      "(warm-up, stable, decay) stays at --lr and falls at the end, as 1 - sqrt does. constant stays at --lr, "
-     "which suits runs whose end is not known: --decay-now ends them."},
-    {OPTION("decay-tokens", RATE, FROM_TOKENS), COUNT_OPTION(decay_tokens, "auto", 1, OPTION_NO_LIMIT, "N"),
+     "which suits runs whose end is not known: --decay-now ends them.")
+    OPTION("decay-tokens", RATE, FROM_TOKENS, COUNT, decay_tokens, "auto", 1, OPTION_NO_LIMIT, "N",
      .word = "auto", .excludes = "schedule constant", .follows = "tokens", .help =
      "The last tokens of the run, over which the learning rate falls; before them it stays at --lr. k, M and "
-     "G may follow. auto: a fifth of the run for wsd, all after the warm-up for cosine and linear."},
-    {OPTION("decay-now", RATE, SAME_BITS), COUNT_OPTION(decay_now, "off", 1, OPTION_NO_LIMIT, "N"),
-     .word = "off", .needs = "resume", .excludes = "resume auto", .of_one_run = true,
-     .instead_of = "tokens, epochs, decay-tokens", .help =
+     "G may follow. auto: a fifth of the run for wsd, all after the warm-up for cosine and linear.")
+    OPTION("decay-now", RATE, SAME_BITS, COUNT, decay_now, "off", 1, OPTION_NO_LIMIT, "N", .word = "off",
+     .instead_of = "tokens, epochs, decay-tokens", .needs = "resume", .excludes = "resume auto",
+     .of_one_run = true, .help =
      "Lets the learning rate fall from --resume's checkpoint on, and ends the run N tokens later: a branch "
      "that can be tried or published while the stable run goes on. It is --tokens and --decay-tokens worked "
-     "out from the checkpoint; a --schedule constant becomes wsd."},
-    {OPTION("warmup", RATE, FROM_TOKENS), INTEGER_OPTION(warmup, "auto", 0, OPTION_NO_LIMIT, "COMMITS"),
+     "out from the checkpoint; a --schedule constant becomes wsd.")
+    OPTION("warmup", RATE, FROM_TOKENS, INTEGER, warmup, "auto", 0, OPTION_NO_LIMIT, "COMMITS",
      .word = "auto", .word_value = -1, .help =
      "The learning rate rises linearly over the first COMMITS updates. Longer is safer at a high rate and "
      "slower at the start. auto: a twentieth of the run, at most 1000; with outer momentum mu at least H / "
-     "(1 - mu) updates, but at most a third of the run."},
-    {OPTION("weight-decay", RATE, OTHER_BITS), REAL_OPTION(weight_decay, "auto", 0, 100, "X"),
-     .word = "auto", .word_value = -1, .also = "wd", .help =
-     "AdamW shrinks the parameters by this times the learning rate at each commit. auto: 0.1; for "
-     "--finetune 0."},
-    {OPTION("decay", RATE, OTHER_BITS), CHOICE_OPTION(decay, "matrices", "matrices", "all"), .help =
-     "What decays: weight matrices and embeddings only, or biases and normalisation as well."},
-    {OPTION("beta1", RATE, OTHER_BITS), REAL_OPTION(beta1, "0.9", 0, 0.999999, "X"), .help =
-     "Memory of AdamW's mean gradient. Higher is smoother and slower to turn."},
-    {OPTION("beta2", RATE, OTHER_BITS), REAL_OPTION(beta2, "0.95", 0, 0.999999, "X"), .help =
-     "Memory of AdamW's mean squared gradient. Higher is steadier, lower recovers faster from a spike."},
-    {OPTION("eps", RATE, OTHER_BITS), REAL_OPTION(eps, "1e-8", 1e-30, 1, "X"), .help =
-     "Added to AdamW's divisor. Larger damps parameters whose gradients are tiny."},
-    {OPTION("inner", RATE, OTHER_BITS), CHOICE_OPTION(inner, "adamw", "adamw", "muon"), .help =
+     "(1 - mu) updates, but at most a third of the run.")
+    OPTION("weight-decay", RATE, OTHER_BITS, REAL, weight_decay, "auto", 0, 100, "X", .word = "auto",
+     .word_value = -1, .also = "wd", .help =
+     "AdamW shrinks the parameters by this times the learning rate at each commit. auto: 0.1; for --finetune "
+     "0.")
+    OPTION("decay", RATE, OTHER_BITS, CHOICE, decay, "matrices", .choices = {"matrices", "all"}, .help =
+     "What decays: weight matrices and embeddings only, or biases and normalisation as well.")
+    OPTION("beta1", RATE, OTHER_BITS, REAL, beta1, "0.9", 0, 0.999999, "X", .help =
+     "Memory of AdamW's mean gradient. Higher is smoother and slower to turn.")
+    OPTION("beta2", RATE, OTHER_BITS, REAL, beta2, "0.95", 0, 0.999999, "X", .help =
+     "Memory of AdamW's mean squared gradient. Higher is steadier, lower recovers faster from a spike.")
+    OPTION("eps", RATE, OTHER_BITS, REAL, eps, "1e-8", 1e-30, 1, "X", .help =
+     "Added to AdamW's divisor. Larger damps parameters whose gradients are tiny.")
+    OPTION("inner", RATE, OTHER_BITS, CHOICE, inner, "adamw", .choices = {"adamw", "muon"}, .help =
      "What makes the steps inside every rule. muon: Muon for the matrices of the layers and AdamW for all "
      "else, with one learning rate for both. Muon needs fewer commits than AdamW, above all with large "
      "batches, one moment less, and more computation for each commit. Its best --lr is one to four times "
-     "that of AdamW, the more the larger the batch is."},
-    {OPTION("muon-momentum", RATE, OTHER_BITS), REAL_OPTION(muon_momentum, "0.95", 0, 0.999999, "X"),
-     .needs = "inner", .help = "Memory of Muon's mean gradient."},
-    {OPTION("muon-iterations", RATE, OTHER_BITS), INTEGER_OPTION(muon_iterations, "5", 1, 100, "N"),
-     .needs = "inner", .help =
+     "that of AdamW, the more the larger the batch is.")
+    OPTION("muon-momentum", RATE, OTHER_BITS, REAL, muon_momentum, "0.95", 0, 0.999999, "X", .needs = "inner",
+     .help = "Memory of Muon's mean gradient.")
+    OPTION("muon-iterations", RATE, OTHER_BITS, INTEGER, muon_iterations, "5", 1, 100, "N", .needs = "inner",
+     .help =
      "Iterations that take the singular values of a step towards 1. Fewer cost less and leave more of what "
-     "the gradient had."},
-    {OPTION("moments", RATE, OTHER_BITS), CHOICE_OPTION(moments, "fp32", "fp32", "bf16"), .help =
+     "the gradient had.")
+    OPTION("moments", RATE, OTHER_BITS, CHOICE, moments, "fp32", .choices = {"fp32", "bf16"}, .help =
      "Number format in which AdamW keeps its two means. bf16: 4 bytes a parameter instead of 8, in memory "
      "and in checkpoints. They are rounded up or down at random, so that small changes are not lost; the "
-     "random numbers come from --seed, and runs repeat bit for bit."},
-    {OPTION("grad-clip", RATE, OTHER_BITS), REAL_OPTION(grad_clip, "1", 1e-6, 1e6, "NORM"), .word = "off",
+     "random numbers come from --seed, and runs repeat bit for bit.")
+    OPTION("grad-clip", RATE, OTHER_BITS, REAL, grad_clip, "1", 1e-6, 1e6, "NORM", .word = "off",
      .also = "max-grad-norm", .help =
-     "A gradient whose norm is larger is scaled down to it: the norm over all ranks, for local rules that "
-     "of the rank. Lower tames spikes and may slow learning. off, or 0: no gradient is scaled."},
-    {OPTION("on-spike", RATE, OTHER_BITS), CHOICE_OPTION(on_spike, "stop", "stop", "skip", "rollback"),
+     "A gradient whose norm is larger is scaled down to it: the norm over all ranks, for local rules that of "
+     "the rank. Lower tames spikes and may slow learning. off, or 0: no gradient is scaled.")
+    OPTION("on-spike", RATE, OTHER_BITS, CHOICE, on_spike, "stop", .choices = {"stop", "skip", "rollback"},
      .help =
-     "What to do when a loss or gradient is not finite or, by --spike-limit, too large. No step is ever "
-     "made with it, and the message names rank, batch and tensor (for a value that is only too large: the "
-     "rank). stop: end the run. skip: leave out the step and its data, up to ten times in a row. rollback: "
-     "return to the latest checkpoint and continue with the data that come next."},
-    {OPTION("spike-limit", RATE, OTHER_BITS), REAL_OPTION(spike_limit, "off", 1, 1000, "X"), .word = "off",
-     .help =
+     "What to do when a loss or gradient is not finite or, by --spike-limit, too large. No step is ever made "
+     "with it, and the message names rank, batch and tensor (for a value that is only too large: the rank). "
+     "stop: end the run. skip: leave out the step and its data, up to ten times in a row. rollback: return "
+     "to the latest checkpoint and continue with the data that come next.")
+    OPTION("spike-limit", RATE, OTHER_BITS, REAL, spike_limit, "off", 1, 1000, "X", .word = "off", .help =
      "A loss or gradient norm is too large when its logarithm is X standard deviations above the mean of "
-     "about the latest hundred. Lower catches more, also more that is harmless; 6 is seldom wrong. off: "
-     "only values that are not finite are spikes."},
+     "about the latest hundred. Lower catches more, also more that is harmless; 6 is seldom wrong. off: only "
+     "values that are not finite are spikes.")
 
-    {OPTION("device", MACHINE, PLACEMENT), CHOICE_OPTION(device, "auto", "auto", "cpu", "cuda"),
+    OPTION("device", MACHINE, PLACEMENT, CHOICE, device, "auto", .choices = {"auto", "cpu", "cuda"},
      .commands = FOR_TRAINING | FOR_EVALUATION, .help =
      "Where a rank computes. auto: on a GPU, where the program was built for it and the node has one (the "
-     "ranks of a node take its GPUs in turn); otherwise on the CPU. Ranks of one run may differ."},
-    {OPTION("precision", MACHINE, OTHER_BITS),
-     CHOICE_OPTION(precision, "auto", "auto", "fp32", "bf16", "fastest"),
-     .commands = FOR_TRAINING | FOR_EVALUATION, .also = "dtype", .help =
+     "ranks of a node take its GPUs in turn); otherwise on the CPU. Ranks of one run may differ.")
+    OPTION("precision", MACHINE, OTHER_BITS, CHOICE, precision, "auto", .choices = {"auto", "fp32", "bf16",
+     "fastest"}, .commands = FOR_TRAINING | FOR_EVALUATION, .also = "dtype", .help =
      "Number format of weights and activations; sums, master parameters and gradients are always fp32, "
      "moments as --moments says. auto: bf16 on a GPU, fp32 on a CPU. bf16 on a CPU is faster only where the "
      "processor multiplies bf16; the run measures that and says it. fastest: bf16 on a GPU, and on CPUs "
-     "where the slowest rank measures it to be a tenth faster; a resumed run keeps its choice."},
-    {OPTION("recompute", MACHINE, SAME_BITS),
-     CHOICE_OPTION(recompute, "auto", "auto", "none", "gelu", "layernorm", "block"), .help =
+     "where the slowest rank measures it to be a tenth faster; a resumed run keeps its choice.")
+    OPTION("recompute", MACHINE, SAME_BITS, CHOICE, recompute, "auto", .choices = {"auto", "none", "gelu",
+     "layernorm", "block"}, .help =
      "What the backward pass computes again instead of reading it from memory. gelu: the outputs of GELU; "
      "layernorm: those of the LayerNorms, too; block: whole layers, which takes a third more time and a "
      "fraction of the memory. auto: the least that fits into the GPU. On a CPU: none or block, and auto is "
-     "none."},
-    {OPTION("gpu-exchange", MACHINE, SAME_BITS), CHOICE_OPTION(gpu_exchange, "auto", "auto", "nccl", "host"),
-     .help =
+     "none.")
+    OPTION("gpu-exchange", MACHINE, SAME_BITS, CHOICE, gpu_exchange, "auto", .choices = {"auto", "nccl",
+     "host"}, .help =
      "How GPUs send each other what --wire encodes; who adds is --exchange. nccl: directly; every rank needs "
-     "a GPU of its own. "
-     "host: through host memory and MPI, which leaves the GPU's processors free. auto: nccl where possible. "
-     "Both add in the same order; the GPU's library may compute products in another way beside nccl."},
-    {OPTION("nccl-ctas", MACHINE, SAME_BITS), INTEGER_OPTION(nccl_ctas, "auto", 1, 1024, "N"), .word = "auto",
-     .help =
-     "Multiprocessors of the GPU that NCCL may occupy beside the computation, on each level of the "
-     "exchange. Matrix products beside an exchange are planned for the others. Fewer leave more for these "
-     "but may not fill a fast link. auto: 8, and at most an eighth of the GPU. Messages of NCCL take a power "
-     "of two, rounded up."},
-    {OPTION("threads", MACHINE, SAME_BITS), INTEGER_OPTION(threads, "auto", 1, 4096, "N"), .word = "auto",
+     "a GPU of its own. host: through host memory and MPI, which leaves the GPU's processors free. auto: "
+     "nccl where possible. Both add in the same order; the GPU's library may compute products in another way "
+     "beside nccl.")
+    OPTION("nccl-ctas", MACHINE, SAME_BITS, INTEGER, nccl_ctas, "auto", 1, 1024, "N", .word = "auto", .help =
+     "Multiprocessors of the GPU that NCCL may occupy beside the computation, on each level of the exchange. "
+     "Matrix products beside an exchange are planned for the others. Fewer leave more for these but may not "
+     "fill a fast link. auto: 8, and at most an eighth of the GPU. Messages of NCCL take a power of two, "
+     "rounded up.")
+    OPTION("threads", MACHINE, SAME_BITS, INTEGER, threads, "auto", 1, 4096, "N", .word = "auto",
      .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_TOKENS, .help =
-     "Compute threads per rank. auto: the physical cores of the node divided by its ranks, or those that "
-     "the launcher bound this rank to."},
-    {OPTION("ranks", MACHINE, SAME_BITS), INTEGER_OPTION(ranks, "1", 1, 1e6, "N"), .commands = FOR_PLANS,
-     .help =
-     "How many ranks `train_gpt plan` plans for. A run has as many as mpirun or srun started."},
-    {OPTION("gpu-memory", MACHINE, SAME_BITS),
-     COUNT_OPTION(gpu_memory, "auto", 1e6, OPTION_NO_LIMIT, "BYTES"), .word = "auto", .commands = FOR_PLANS,
-     .excludes = "device cpu", .help =
-     "Lets `train_gpt plan` plan for a GPU that is elsewhere, by its memory: 80G for one of 80 GB. auto: "
-     "for the GPU of this node."},
-    {OPTION("timeout-s", MACHINE, SAME_BITS), REAL_OPTION(timeout_s, "300", 1, 1e6, "SECONDS"),
+     "Compute threads per rank. auto: the physical cores of the node divided by its ranks, or those that the "
+     "launcher bound this rank to.")
+    OPTION("ranks", MACHINE, SAME_BITS, INTEGER, ranks, "1", 1, 1e6, "N", .commands = FOR_PLANS, .help =
+     "How many ranks `train_gpt plan` plans for. A run has as many as mpirun or srun started.")
+    OPTION("gpu-memory", MACHINE, SAME_BITS, COUNT, gpu_memory, "auto", 1e6, OPTION_NO_LIMIT, "BYTES",
+     .word = "auto", .commands = FOR_PLANS, .excludes = "device cpu", .help =
+     "Lets `train_gpt plan` plan for a GPU that is elsewhere, by its memory: 80G for one of 80 GB. auto: for "
+     "the GPU of this node.")
+    OPTION("timeout-s", MACHINE, SAME_BITS, REAL, timeout_s, "300", 1, 1e6, "SECONDS",
      .commands = FOR_TRAINING | FOR_EVALUATION, .help =
      "A collective operation that waits longer than this ends the whole run, on all ranks, and names the "
-     "ranks that did not arrive."},
+     "ranks that did not arrive.")
 
-    {OPTION("report-every", REPORT, SAME_BITS),
-     INTEGER_OPTION(report_every, "10", 1, OPTION_NO_LIMIT, "COMMITS"), .help =
-     "Commits between two reports on the terminal and in the log."},
-    {OPTION("val-every", REPORT, SAME_BITS), INTEGER_OPTION(val_every, "50", 1, OPTION_NO_LIMIT, "COMMITS"),
+    OPTION("report-every", REPORT, SAME_BITS, INTEGER, report_every, "10", 1, OPTION_NO_LIMIT, "COMMITS",
+     .help = "Commits between two reports on the terminal and in the log.")
+    OPTION("val-every", REPORT, SAME_BITS, INTEGER, val_every, "50", 1, OPTION_NO_LIMIT, "COMMITS",
      .word = "end", .help =
      "Commits between two validations, which cost a forward pass of --val-batches each. end: only at the "
-     "end."},
-    {OPTION("val-batches", REPORT, HELD_OUT), INTEGER_OPTION(val_batches, "16", 1, 1e6, "N"), .word = "none",
-     .help =
+     "end.")
+    OPTION("val-batches", REPORT, HELD_OUT, INTEGER, val_batches, "16", 1, 1e6, "N", .word = "none", .help =
      "Micro-batches of one validation, over all ranks, at most as many as visit every held-out window once. "
-     "More are less noisy and take longer; none: no validation."},
-    {OPTION("save-every", REPORT, SAME_BITS), TEXT_OPTION(save_every, "end", 1, "COMMITS|TIME|end|never"),
-     .help =
+     "More are less noisy and take longer; none: no validation.")
+    OPTION("save-every", REPORT, SAME_BITS, TEXT, save_every, "end", 1, "COMMITS|TIME|end|never", .help =
      "How often a checkpoint is written to OUT/checkpoints: a number of commits, or a time such as 30s, 10m "
      "or 2h. Each needs about 16 bytes a parameter, 12 with --moments bf16, and is written beside training "
      "where there is memory for a copy. end: only at the end, and when Ctrl-C or a signal asks the run to "
      "stop (exit code 75: start it again with --resume auto). never: not even then (exit code 4), for "
-     "benchmarks."},
-    {OPTION("keep", REPORT, SAME_BITS), INTEGER_OPTION(keep, "2", 1, 1e6, "N"), .help =
-     "How many of the latest checkpoints are kept."},
-    {OPTION("keep-every", REPORT, SAME_BITS),
-     INTEGER_OPTION(keep_every, "off", 1, OPTION_NO_LIMIT, "COMMITS"), .word = "off", .help =
-     "The first checkpoint at or behind each multiple of this number of commits is kept as well."},
-    {OPTION("keep-best", REPORT, SAME_BITS), SWITCH_OPTION(keep_best, "off"),
+     "benchmarks.")
+    OPTION("keep", REPORT, SAME_BITS, INTEGER, keep, "2", 1, 1e6, "N", .help =
+     "How many of the latest checkpoints are kept.")
+    OPTION("keep-every", REPORT, SAME_BITS, INTEGER, keep_every, "off", 1, OPTION_NO_LIMIT, "COMMITS",
+     .word = "off", .help =
+     "The first checkpoint at or behind each multiple of this number of commits is kept as well.")
+    OPTION("keep-best", REPORT, SAME_BITS, SWITCH, keep_best, "off",
      .excludes = "val-batches none, save-every never", .help =
      "Writes a checkpoint after every validation with a lower loss than all before it, and keeps the latest "
-     "of these beside --keep."},
-    {OPTION("stop-after", REPORT, SAME_BITS), INTEGER_OPTION(stop_after, "off", 1, 1e6, "N"), .word = "off",
+     "of these beside --keep.")
+    OPTION("stop-after", REPORT, SAME_BITS, INTEGER, stop_after, "off", 1, 1e6, "N", .word = "off",
      .excludes = "val-batches none", .help =
-     "Ends the training after N validations in a row whose loss is not below the lowest before them."},
-    {OPTION("last", REPORT, SAME_BITS), INTEGER_OPTION(last, "3", 1, 1e6, "N"), .commands = FOR_AVERAGES,
-     .help =
-     "How many of the newest checkpoints of --from are averaged."},
-    {OPTION("resume", REPORT, SAME_BITS), TEXT_OPTION(resume, "off", 1, "off|auto|PATH"),
+     "Ends the training after N validations in a row whose loss is not below the lowest before them.")
+    OPTION("last", REPORT, SAME_BITS, INTEGER, last, "3", 1, 1e6, "N", .commands = FOR_AVERAGES, .help =
+     "How many of the newest checkpoints of --from are averaged.")
+    OPTION("resume", REPORT, SAME_BITS, TEXT, resume, "off", 1, "off|auto|PATH", .needs = "auto out",
      .of_one_run = true, .help =
-     "Continues from a checkpoint. auto: from the newest sound one in --out, where the log continues, too; "
-     "a new run begins where there is none. PATH: from that one, or the newest one of that run, in a new "
-     "--out. Ranks, rule and device may differ; the run then says what is not exact."},
-    {OPTION("fresh-moments", REPORT, SAME_BITS), SWITCH_OPTION(fresh_moments, "off"), .needs = "resume",
+     "Continues from a checkpoint. auto: from the newest sound one in --out, where the log continues, too; a "
+     "new run begins where there is none. PATH: from that one, or the newest one of that run, in a new "
+     "--out. Ranks, rule and device may differ; the run then says what is not exact.")
+    OPTION("fresh-moments", REPORT, SAME_BITS, SWITCH, fresh_moments, "off", .needs = "resume",
      .of_one_run = true, .help =
-     "With --resume: on loads a checkpoint whose --inner was another one, and its moments start from zero."},
-    {OPTION("out", REPORT, SAME_BITS), TEXT_OPTION(out, "auto", 1, "DIR|auto"),
+     "With --resume: on loads a checkpoint whose --inner was another one, and its moments start from zero.")
+    OPTION("out", REPORT, SAME_BITS, TEXT, out, "auto", 1, "DIR|auto",
      .commands = FOR_TRAINING | FOR_TOKENS | FOR_AVERAGES, .of_one_run = true, .also = "output-dir", .help =
      "The run's directory, created with its parents; a directory that already holds a run is refused. auto: "
-     "runs/MODEL-OPTIMIZER-N with the first free N."},
-    {OPTION("trace", REPORT, SAME_BITS), TEXT_OPTION(trace, "", 0, "FILE"), .of_one_run = true, .help =
-     "Writes what both streams of every rank do and when, as Chrome trace JSON, which ui.perfetto.dev "
-     "shows. The file grows with every commit: meant for short runs."},
-    {OPTION("config", REPORT, SAME_BITS), TEXT_OPTION(config, "", 1, "FILE"),
+     "runs/MODEL-OPTIMIZER-N with the first free N.")
+    OPTION("trace", REPORT, SAME_BITS, TEXT, trace, "", 0, "FILE", .of_one_run = true, .help =
+     "Writes what both streams of every rank do and when, as Chrome trace JSON, which ui.perfetto.dev shows. "
+     "The file grows with every commit: meant for short runs.")
+    OPTION("config", REPORT, SAME_BITS, TEXT, config, "", 1, "FILE",
      .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION, .of_one_run = true, .help =
      "Reads options from a JSON object of names and values; every run saves its own as OUT/config.json. The "
-     "command line wins over the file."},
+     "command line wins over the file.")
 
-    {OPTION("task", EVALUATION, OTHER_BITS),
-     CHOICE_OPTION(task, "perplexity", "perplexity", "lambada", "hellaswag"), .commands = FOR_EVALUATION,
-     .help =
-     "What train_gpt eval measures on --data: the perplexity of a text or of tokens; or LAMBADA or "
-     "HellaSwag from their JSON lines, counted as lm-evaluation-harness does. --seq-len is the longest "
-     "context."},
-    {OPTION("stride", EVALUATION, OTHER_BITS), INTEGER_OPTION(stride, "half", 1, 1048576, "N"),
-     .word = "half", .commands = FOR_EVALUATION, .excludes = "task lambada, task hellaswag", .help =
+    OPTION("task", EVALUATION, OTHER_BITS, CHOICE, task, "perplexity", .choices = {"perplexity", "lambada",
+     "hellaswag"}, .commands = FOR_EVALUATION, .help =
+     "What train_gpt eval measures on --data: the perplexity of a text or of tokens; or LAMBADA or HellaSwag "
+     "from their JSON lines, counted as lm-evaluation-harness does. --seq-len is the longest context.")
+    OPTION("stride", EVALUATION, OTHER_BITS, INTEGER, stride, "half", 1, 1048576, "N", .word = "half",
+     .commands = FOR_EVALUATION, .excludes = "task lambada, task hellaswag", .help =
      "Tokens between the starts of two perplexity windows: fewer give every token more context and take "
-     "longer. half: half a window."},
-    {OPTION("limit", EVALUATION, OTHER_BITS), INTEGER_OPTION(limit, "all", 1, OPTION_NO_LIMIT, "N"),
-     .word = "all", .commands = FOR_EVALUATION, .help =
-     "Only the first N windows or lines."},
+     "longer. half: half a window.")
+    OPTION("limit", EVALUATION, OTHER_BITS, INTEGER, limit, "all", 1, OPTION_NO_LIMIT, "N", .word = "all",
+     .commands = FOR_EVALUATION, .help = "Only the first N windows or lines.")
 
-    {OPTION("sample-tokens", SAMPLE, SAME_BITS), COUNT_OPTION(sample_tokens, "256", 1, 1e6, "N"),
-     .word = "none", .commands = FOR_TRAINING | FOR_SAMPLES, .help =
-     "Tokens of text that the trained model writes at the end; fewer where the model ends the text itself."},
-    {OPTION("sample-every", SAMPLE, SAME_BITS),
-     INTEGER_OPTION(sample_every, "end", 1, OPTION_NO_LIMIT, "COMMITS"), .word = "end",
-     .excludes = "sample-tokens none", .help =
-     "Commits between two samples, which also go into the log. Rank 0 writes them on its CPU while the "
-     "other ranks wait: about a forward pass of one position for every token. end: one sample, when "
-     "training has ended."},
-    {OPTION("temperature", SAMPLE, SAME_BITS), REAL_OPTION(temperature, "0.8", 0, 100, "X"),
+    OPTION("sample-tokens", SAMPLE, SAME_BITS, COUNT, sample_tokens, "256", 1, 1e6, "N", .word = "none",
      .commands = FOR_TRAINING | FOR_SAMPLES, .help =
-     "Lower is safer and duller, higher is wilder; 0 always takes the most likely token."},
-    {OPTION("top-k", SAMPLE, SAME_BITS), INTEGER_OPTION(top_k, "40", 1, 1e6, "N"), .word = "off",
+     "Tokens of text that the trained model writes at the end; fewer where the model ends the text itself.")
+    OPTION("sample-every", SAMPLE, SAME_BITS, INTEGER, sample_every, "end", 1, OPTION_NO_LIMIT, "COMMITS",
+     .word = "end", .excludes = "sample-tokens none", .help =
+     "Commits between two samples, which also go into the log. Rank 0 writes them on its CPU while the other "
+     "ranks wait: about a forward pass of one position for every token. end: one sample, when training has "
+     "ended.")
+    OPTION("temperature", SAMPLE, SAME_BITS, REAL, temperature, "0.8", 0, 100, "X",
      .commands = FOR_TRAINING | FOR_SAMPLES, .help =
-     "Chooses only among the N most likely tokens, which keeps odd tokens out."},
-    {OPTION("top-p", SAMPLE, SAME_BITS), REAL_OPTION(top_p, "1", 1e-6, 1, "X"),
+     "Lower is safer and duller, higher is wilder; 0 always takes the most likely token.")
+    OPTION("top-k", SAMPLE, SAME_BITS, INTEGER, top_k, "40", 1, 1e6, "N", .word = "off",
      .commands = FOR_TRAINING | FOR_SAMPLES, .help =
-     "Chooses only among the most likely tokens that together have this share of the probability."},
-    {OPTION("repetition-penalty", SAMPLE, SAME_BITS), REAL_OPTION(repetition_penalty, "1", 1, 100, "X"),
+     "Chooses only among the N most likely tokens, which keeps odd tokens out.")
+    OPTION("top-p", SAMPLE, SAME_BITS, REAL, top_p, "1", 1e-6, 1, "X", .commands = FOR_TRAINING | FOR_SAMPLES,
+     .help = "Chooses only among the most likely tokens that together have this share of the probability.")
+    OPTION("repetition-penalty", SAMPLE, SAME_BITS, REAL, repetition_penalty, "1", 1, 100, "X",
      .commands = FOR_TRAINING | FOR_SAMPLES, .help =
-     "Above 1: tokens that the text has already become less likely. 1.2 is much."},
-    {OPTION("prompts", SAMPLE, SAME_BITS), TEXT_OPTION(prompts, "", 0, "FILE"), .commands = FOR_SAMPLES,
+     "Above 1: tokens that the text has already become less likely. 1.2 is much.")
+    OPTION("prompts", SAMPLE, SAME_BITS, TEXT, prompts, "", 0, "FILE", .commands = FOR_SAMPLES,
      .instead_of = "prompt", .help =
-     "A file with a prompt in each line, each of which gets a sample of its own."},
-    {OPTION("interactive", SAMPLE, SAME_BITS), SWITCH_OPTION(interactive, "off"), .commands = FOR_SAMPLES,
+     "A file with a prompt in each line, each of which gets a sample of its own.")
+    OPTION("interactive", SAMPLE, SAME_BITS, SWITCH, interactive, "off", .commands = FOR_SAMPLES,
      .instead_of = "prompt, prompts", .help =
      "Asks for a prompt, writes what follows, and asks again: the text goes on. /reset begins another one; "
-     "the end of the input ends it. With a chat.json beside the tokenizer it is a chat."},
-    {OPTION("system", SAMPLE, SAME_BITS), TEXT_OPTION(system, "", 0, "TEXT"), .commands = FOR_SAMPLES,
-     .help =
-     "The system text of a chat: how the model is to answer."},
-    {OPTION("prompt", SAMPLE, SAME_BITS), TEXT_OPTION(prompt, "", 0, "TEXT"),
-     .commands = FOR_TRAINING | FOR_SAMPLES, .excludes = "sample-tokens none", .help =
+     "the end of the input ends it. With a chat.json beside the tokenizer it is a chat.")
+    OPTION("system", SAMPLE, SAME_BITS, TEXT, system, "", 0, "TEXT", .commands = FOR_SAMPLES, .help =
+     "The system text of a chat: how the model is to answer.")
+    OPTION("prompt", SAMPLE, SAME_BITS, TEXT, prompt, "", 0, "TEXT", .commands = FOR_TRAINING | FOR_SAMPLES,
+     .excludes = "sample-tokens none", .help =
      "What the sample starts with, at most 1023 bytes. Empty: the model starts by itself. Models that read "
-     "token ids need a --tokenizer. With a chat.json beside the tokenizer it is what a user says."},
+     "token ids need a --tokenizer. With a chat.json beside the tokenizer it is what a user says.")
 
-    {OPTION("link-mbit", EMULATION, SAME_BITS), REAL_OPTION(link_mbit, "off", 1e-3, 1e6, "MBIT"),
-     .word = "off", .also = "bandwidth", .help =
-     "Emulates a slow network: no host sends more than MBIT million bits a second to others; its ranks "
-     "share that equally. Where all ranks are on one machine, each counts as a host, unless "
-     "--ranks-per-host says otherwise."},
-    {OPTION("ranks-per-host", EMULATION, PLACEMENT), INTEGER_OPTION(ranks_per_host, "auto", 1, 1e6, "N"),
+    OPTION("link-mbit", EMULATION, SAME_BITS, REAL, link_mbit, "off", 1e-3, 1e6, "MBIT", .word = "off",
+     .also = "bandwidth", .help =
+     "Emulates a slow network: no host sends more than MBIT million bits a second to others; its ranks share "
+     "that equally. Where all ranks are on one machine, each counts as a host, unless --ranks-per-host says "
+     "otherwise.")
+    OPTION("ranks-per-host", EMULATION, PLACEMENT, INTEGER, ranks_per_host, "auto", 1, 1e6, "N",
      .word = "auto", .help =
      "Lets every N consecutive ranks count as one host, whatever machine they are on: for an emulated link, "
-     "and so that a run that is resumed on other machines still adds in the same order. auto: the machines."},
-    {OPTION("link-us", EMULATION, SAME_BITS), REAL_OPTION(link_us, "off", 1e-3, 1e6, "US"), .word = "off",
-     .help =
+     "and so that a run that is resumed on other machines still adds in the same order. auto: the machines.")
+    OPTION("link-us", EMULATION, SAME_BITS, REAL, link_us, "off", 1e-3, 1e6, "US", .word = "off", .help =
      "Emulates a distant network: every message arrives US microseconds late. Many small messages suffer "
-     "most."},
-    {OPTION("chaos-ms", EMULATION, SAME_BITS), REAL_OPTION(chaos_ms, "off", 1e-3, 6e4, "MS"), .word = "off",
-     .help =
+     "most.")
+    OPTION("chaos-ms", EMULATION, SAME_BITS, REAL, chaos_ms, "off", 1e-3, 6e4, "MS", .word = "off", .help =
      "Waits for a random time of up to MS milliseconds before every communication operation. No bit of a "
-     "result may change: a test of the scheduler."},
-    {OPTION("slow-rank", EMULATION, SAME_BITS), INTEGER_OPTION(slow_rank, "none", 0, 1e6, "RANK"),
-     .word = "none", .word_value = -1, .needs = "slow-ms", .help =
-     "Emulates one slow machine: this rank sleeps for --slow-ms at every micro-batch."},
-    {OPTION("slow-ms", EMULATION, SAME_BITS), REAL_OPTION(slow_ms, "0", 0, 1e6, "MS"), .needs = "slow-rank",
-     .help =
-     "How long --slow-rank sleeps at every micro-batch, in milliseconds."},
+     "result may change: a test of the scheduler.")
+    OPTION("slow-rank", EMULATION, SAME_BITS, INTEGER, slow_rank, "none", 0, 1e6, "RANK", .word = "none",
+     .word_value = -1, .needs = "slow-ms", .help =
+     "Emulates one slow machine: this rank sleeps for --slow-ms at every micro-batch.")
+    OPTION("slow-ms", EMULATION, SAME_BITS, REAL, slow_ms, "0", 0, 1e6, "MS", .needs = "slow-rank", .help =
+     "How long --slow-rank sleeps at every micro-batch, in milliseconds.")
 
-    {OPTION("like", PLAN, SAME_BITS), TEXT_OPTION(like, "", 0, "RUN"), .commands = FOR_PLANS,
+    OPTION("like", PLAN, SAME_BITS, TEXT, like, "", 0, "RUN", .commands = FOR_PLANS,
      .instead_of = "compute-ms", .help =
-     "The directory of a run whose computing times the plan takes, from its log. Model, data, batch and "
-     "rule are as in that run, too, where they are not given. Without --ranks the plan is for that run "
-     "itself, and says what would be faster."},
-    {OPTION("compute-ms", PLAN, SAME_BITS), REAL_OPTION(compute_ms, "auto", 1e-6, 1e9, "MS"), .word = "auto",
+     "The directory of a run whose computing times the plan takes, from its log. Model, data, batch and rule "
+     "are as in that run, too, where they are not given. Without --ranks the plan is for that run itself, "
+     "and says what would be faster.")
+    OPTION("compute-ms", PLAN, SAME_BITS, REAL, compute_ms, "auto", 1e-6, 1e9, "MS", .word = "auto",
      .commands = FOR_PLANS, .help =
      "What one rank needs to compute one micro-batch, forward and backward. auto: as in --like; without it, "
-     "measured here where that takes no more than a few seconds, otherwise worked out from the measured "
-     "rate of matrix products."},
-    {OPTION("gpu-tflops", PLAN, SAME_BITS), REAL_OPTION(gpu_tflops, "unknown", 1e-3, 1e6, "TFLOPS"),
-     .word = "unknown", .commands = FOR_PLANS, .instead_of = "compute-ms, like", .needs = "gpu-memory",
-     .help =
+     "measured here where that takes no more than a few seconds, otherwise worked out from the measured rate "
+     "of matrix products.")
+    OPTION("gpu-tflops", PLAN, SAME_BITS, REAL, gpu_tflops, "unknown", 1e-3, 1e6, "TFLOPS", .word = "unknown",
+     .commands = FOR_PLANS, .instead_of = "compute-ms, like", .needs = "gpu-memory", .help =
      "The peak of the GPU of --gpu-memory in its matrix products, 10^12 operations a second, as its maker "
      "says: dense ones, in the --precision of the plan. 40 % of it is then taken for the rate at which a "
-     "micro-batch is computed: a guess, for GPUs that nobody has run yet."},
-    {OPTION("host-mbit", PLAN, SAME_BITS), REAL_OPTION(host_mbit, "auto", 1e-3, 1e8, "MBIT"), .word = "auto",
+     "micro-batch is computed: a guess, for GPUs that nobody has run yet.")
+    OPTION("host-mbit", PLAN, SAME_BITS, REAL, host_mbit, "auto", 1e-3, 1e8, "MBIT", .word = "auto",
      .commands = FOR_PLANS, .help =
      "Million bits a second that a host can send to the others, and receive at the same time; its ranks "
-     "share them. What data get of it is 95 %. auto: --link-mbit, and where that is off 10000."},
-    {OPTION("host-us", PLAN, SAME_BITS), REAL_OPTION(host_us, "auto", 1e-3, 1e8, "US"), .word = "auto",
+     "share them. What data get of it is 95 %. auto: --link-mbit, and where that is off 10000.")
+    OPTION("host-us", PLAN, SAME_BITS, REAL, host_us, "auto", 1e-3, 1e8, "US", .word = "auto",
      .commands = FOR_PLANS, .help =
      "Microseconds that a short message takes from one host to another. auto: --link-us, and where that is "
-     "off 50."},
-    {OPTION("inside-mbit", PLAN, SAME_BITS), REAL_OPTION(inside_mbit, "off", 1e-3, 1e8, "MBIT"),
-     .word = "off", .commands = FOR_PLANS, .help =
-     "Million bits a second that each rank can send to the others of its host. off: as fast as memory, "
-     "which is right for CPUs and for GPUs with a fast link among them."},
-    {OPTION("inside-us", PLAN, SAME_BITS), REAL_OPTION(inside_us, "10", 1e-3, 1e8, "US"),
+     "off 50.")
+    OPTION("inside-mbit", PLAN, SAME_BITS, REAL, inside_mbit, "off", 1e-3, 1e8, "MBIT", .word = "off",
      .commands = FOR_PLANS, .help =
-     "Microseconds that a short message takes from one rank to another of its host."},
-    {OPTION("fit", PLAN, SAME_BITS), SWITCH_OPTION(fit, "off"), .commands = FOR_PLANS,
-     .instead_of = "micro-batch", .help =
+     "Million bits a second that each rank can send to the others of its host. off: as fast as memory, which "
+     "is right for CPUs and for GPUs with a fast link among them.")
+    OPTION("inside-us", PLAN, SAME_BITS, REAL, inside_us, "10", 1e-3, 1e8, "US", .commands = FOR_PLANS,
+     .help = "Microseconds that a short message takes from one rank to another of its host.")
+    OPTION("fit", PLAN, SAME_BITS, SWITCH, fit, "off", .commands = FOR_PLANS, .instead_of = "micro-batch",
+     .help =
      "on: plans with the largest --micro-batch that fits into 98 % of the memory, and with the least "
      "--recompute that leaves room for a batch of a size at which matrix products are fast (1024 tokens on "
-     "CPUs, 8192 on GPUs). Each rule gets what fits for it. The plan prints both as options for a run."},
-    {OPTION("json", PLAN, SAME_BITS), TEXT_OPTION(json, "", 0, "FILE"), .commands = FOR_PLANS,
-     .help =
-     "Writes what the plan says about time to FILE, as JSON, with all its numbers."},
-    {OPTION("page", PLAN, SAME_BITS), TEXT_OPTION(page, "", 0, "FILE.html"), .commands = FOR_PLANS,
-     .help =
+     "CPUs, 8192 on GPUs). Each rule gets what fits for it. The plan prints both as options for a run.")
+    OPTION("json", PLAN, SAME_BITS, TEXT, json, "", 0, "FILE", .commands = FOR_PLANS, .help =
+     "Writes what the plan says about time to FILE, as JSON, with all its numbers.")
+    OPTION("page", PLAN, SAME_BITS, TEXT, page, "", 0, "FILE.html", .commands = FOR_PLANS, .help =
      "Draws the plan as a page for a browser: how fast every rule is over the link between hosts and the "
-     "micro-batches of a commit, with this plan marked. The page needs no other file."},
-};
+     "micro-batches of a commit, with this plan marked. The page needs no other file.")
 // clang-format on
-
-enum { OPTION_COUNT_OF_TABLE = sizeof option_table / sizeof option_table[0] };
-static_assert((int)OPTION_COUNT_OF_TABLE <= (int)OPTIONS_AT_MOST, "Options::chosen is too short");
-
-// The row of an option's field: option_of(offsetof(Options, model)).
-static inline const OptionSpec *option_of(size_t offset) {
-    int i = 0;
-    while (option_table[i].offset != offset) { i++; }
-    return &option_table[i];
-}
-
-// NULL: no option has this name.
-static inline const OptionSpec *option_find(const char *name) {
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        if (strcmp(option_table[i].name, name) == 0) { return &option_table[i]; }
-    }
-    return NULL;
-}
-
-// Whether `name` is a word of a list such as "one, two or three"; never of NULL.
-static inline bool option_list_names(const char *list, const char *name) {
-    size_t length = strlen(name);
-    for (const char *word = list; word != NULL && *word != '\0'; word += strspn(word, ", ")) {
-        size_t letters = strcspn(word, ", ");
-        if (letters == length && strncmp(word, name, length) == 0) { return true; }
-        word += letters;
-    }
-    return false;
-}
-
-static inline bool option_is_of_rule(const OptionSpec *option, const Rule *rule) {
-    return option->rules == NULL || option_list_names(option->rules, rule->name);
-}
-
-static inline bool option_is_of_command(const OptionSpec *option, OptionsCommand command) {
-    return ((option->commands == 0 ? FOR_TRAINING : option->commands) >> command & 1) != 0;
-}
-
 #endif

@@ -98,7 +98,7 @@ static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TE
                  made / 1e12, 100 * GPU_SHARE, peak / 1e12);
         return made / (GPU_SHARE * peak);
     }
-    snprintf(reason, RULE_TEXT, "measured here, with %d thread%s", threads, threads == 1 ? "" : "s");
+    snprintf(reason, RULE_TEXT, "measured here, with %d thread%s", threads, plural(threads));
     if (operations <= MICRO_BATCH_MOST) { return micro_batch_measure(setup, threads); }
     const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
     ProductRates rates = product_rates_measure(threads, wanted, (int)fmin(tokens, 1024),
@@ -440,11 +440,10 @@ static inline void forecast_make(const Setup *setup, const Machine *machine, Opt
         if (rule == own) { continue; }
         Options options = *setup->options;
         options.rule = rule;
-        for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-            const OptionSpec *option = &option_table[i];
+        for (const OptionSpec *option = option_table; option < option_end; option++) {
             if (!option_is_of_rule(option, RULES[rule].rule)) { option_set_default(option, &options); }
         }
-        if (!options_check_rule(&options, setup->config->layers, &unused)) { // it has a format of its own
+        if (!options_check_columns(&options, &unused)) { // it has a format of its own
             option_set_default(option_find("wire"), &options);
             option_set_default(option_find("exchange"), &options);
         }

@@ -61,9 +61,9 @@ static inline void print_memory(const Setup *setup) {
     size_t state = 0; // bytes that do not grow with the micro-batch
     int ranks = setup->transport->size, threads = setup->threads;
     printf("%s, %s, %d rank%s, micro-batch %lld x %lld, %s, %d thread%s: memory of one rank\n\n",
-           setup->config->name, options_rule(options)->name, ranks, ranks == 1 ? "" : "s",
+           setup->config->name, options_rule(options)->name, ranks, plural(ranks),
            (long long)options->micro_batch, (long long)options->seq_len,
-           setup->placement->precision == PRECISION_BF16 ? "bf16" : "fp32", threads, threads == 1 ? "" : "s");
+           setup->placement->precision == PRECISION_BF16 ? "bf16" : "fp32", threads, plural(threads));
     printf("%-34s %10s %15s\n", "", "", "bytes");
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
         print_memory_row("", memory_class_name((MemoryClass)i), arena_class_bytes(arena, (MemoryClass)i), "");
@@ -111,8 +111,7 @@ enum {
 // a shell.
 static inline void print_options(FILE *file, const Options *options, const Options *reference) {
     char value[OPTION_VALUE_SIZE], quoted[OPTION_SHELL_TEXT];
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i];
+    for (const OptionSpec *option = option_table; option < option_end; option++) {
         const char *rule = options_rule(options)->name;
         bool ours = option->rules == NULL || option_list_names(option->rules, rule);
         if (!ours || option_is_same(option, options, reference)) { continue; }
@@ -137,8 +136,7 @@ static inline char *options_as_text(const Options *options, const Options *refer
 static inline void print_command(const Setup *setup, const ForecastRow *row) {
     Options options = row->options, defaults;
     options_defaults(&defaults);
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i];
+    for (const OptionSpec *option = option_table; option < option_end; option++) {
         if (option->of_one_run || !option_is_of_command(option, COMMAND_TRAIN)) {
             option_set_default(option, &options);
         }

@@ -65,28 +65,22 @@ static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count)
     return hash;
 }
 
-// error <- the first option that differs; --threads may follow the host. hellos (size).
+// error <- the first option that differs; --threads may follow the host, and so may the place
+// of a --config. hellos (size).
 static inline void compare_options(const Options *mine, const Options *first, int rank, const Hello *hellos,
                                    Error *error) {
-    json_t *here = options_as_json(mine), *there = options_as_json(first);
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE && !error_is_set(error); i++) {
-        const OptionSpec *option = &option_table[i];
-        const json_t *my_value = json_object_get(here, option->name),
-                     *first_value = json_object_get(there, option->name);
-        char my_text[64], first_text[64];
-        bool may_differ = my_value == NULL || option == option_of(offsetof(Options, threads));
-        if (may_differ || json_equal(my_value, first_value)) { continue; }
-        char *my_json = json_dumps(my_value, JSON_ENCODE_ANY),
-             *first_json = json_dumps(first_value, JSON_ENCODE_ANY);
+    char text[OPTION_VALUE_SIZE], my_text[64], first_text[64];
+    for (const OptionSpec *option = option_table; option < option_end; option++) {
+        bool may_differ =
+            option->offset == offsetof(Options, threads) || option->offset == offsetof(Options, config);
+        if (may_differ || option_is_same(option, mine, first)) { continue; }
+        text_excerpt(option_print_value(option, mine, text), my_text);
+        text_excerpt(option_print_value(option, first, text), first_text);
         error_set(error,
                   "rank %d on %s was started with other options than rank 0 on %s: --%s is %s instead of %s",
-                  rank, hellos[rank].host, hellos[0].host, option->name, text_excerpt(my_json, my_text),
-                  text_excerpt(first_json, first_text));
-        free(my_json);
-        free(first_json);
+                  rank, hellos[rank].host, hellos[0].host, option->name, my_text, first_text);
+        return;
     }
-    json_decref(here);
-    json_decref(there);
 }
 
 // All ranks introduce themselves; those with different options would train nonsense, and

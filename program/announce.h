@@ -42,8 +42,8 @@ static inline void print_batch(const Run *run) {
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
            "%s tokens%s are %lld %ss%s\n",
-           (long long)options_total_accumulate(options, ranks), ranks, ranks == 1 ? "" : "s", run->B,
-           run->B == 1 ? "" : "s", run->T, human_count((double)per_commit, text), commit,
+           (long long)options_total_accumulate(options, ranks), ranks, plural(ranks), run->B, plural(run->B),
+           run->T, human_count((double)per_commit, text), commit,
            run->scheduler.settings.adaptive ? " or more (auto: as many as fit beside the communication)" : "",
            human_count((double)options->tokens, total), epochs,
            (long long)((options->tokens + per_commit - 1) / per_commit), commit,
@@ -84,9 +84,17 @@ static inline void print_rule(const Options *options, const SchedulerSettings *s
     const Rule *rule = options_rule(options);
     printf("rule       %s: %s%s\n", rule->name, rule->summary,
            options->overlap ? "" : "; --overlap off: no two things at a time");
+    char text[RULE_TEXT], value[OPTION_VALUE_SIZE];
+    const char *before = "          ", *after = "";
+    for (const OptionSpec *option = option_table; option < option_end; option++) {
+        if (!option_is_of_a_rule(option) || !option_is_of_rule(option, rule)) { continue; }
+        printf("%s --%s %s", before, option->name, option_print_value(option, options, value));
+        before = "";
+        after = "\n";
+    }
+    printf("%s", after);
     if (rule->describe != NULL) {
-        char text[RULE_TEXT];
-        rule->describe(options_of_rule(options), settings, text);
+        rule->describe(settings, text);
         printf("           %s\n", text);
     }
     if (reason[0] != '\0') { printf("           %s\n", reason); }
@@ -155,8 +163,8 @@ static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
         if (mates == ranks) { return; }
         if (hosts++ >= MOST) { continue; }
         fprintf(file, "%s %s: %d rank%s, the first is %d; %s, %d thread%s each; %s\n",
-                hosts == 1 ? "hosts     " : "          ", hellos[rank].host, mates, mates == 1 ? "" : "s",
-                rank, hellos[rank].device, hellos[rank].threads, hellos[rank].threads == 1 ? "" : "s",
+                hosts == 1 ? "hosts     " : "          ", hellos[rank].host, mates, plural(mates), rank,
+                hellos[rank].device, hellos[rank].threads, plural(hellos[rank].threads),
                 hellos[rank].interfaces[0] != '\0' ? hellos[rank].interfaces : "no network");
     }
     if (hosts > MOST) { fprintf(file, "           and %d more: log.jsonl has all\n", hosts - MOST); }

@@ -202,7 +202,7 @@ static inline bool make_token_file(const DataLoader *loader, const char *directo
         printf("tokens     %s, made before: text and tokenizer are the same\n", path);
     } else if (good) {
         printf("tokenizing %s: %.1f MB, with %d thread%s\n", loader->name, tokenizing.bytes / 1e6,
-               pool->threads, pool->threads == 1 ? "" : "s");
+               pool->threads, plural(pool->threads));
         fflush(stdout);
         TextTokens made = {.progress = tokenizing_progress, .context = &tokenizing};
         good = tokenize_texts(path, texts, count, tokenizer, pool, &made, error);
@@ -210,7 +210,7 @@ static inline bool make_token_file(const DataLoader *loader, const char *directo
         if (good) {
             printf("tokens     %s: %s tokens of %llu document%s, made in %.1f s%s\n", path,
                    human_count((double)made.tokens, total), (unsigned long long)made.documents,
-                   made.documents == 1 ? "" : "s", clock_seconds() - tokenizing.began,
+                   plural(made.documents), clock_seconds() - tokenizing.began,
                    made.documents == 1 ? "; no line <|endoftext|> divides the text" : "");
         }
         if (good && made.empty > 0) {

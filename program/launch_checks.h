@@ -111,23 +111,23 @@ static inline void launch_choose_threads(int mask_cores, int node_cores, int loc
                  mask_cores, node_cores);
     } else if (local_ranks > node_cores) {
         snprintf(choice->reason, sizeof choice->reason, "%d ranks share %d core%s", local_ranks, node_cores,
-                 node_cores == 1 ? "" : "s");
+                 plural(node_cores));
     } else if (local_ranks > 1) {
         snprintf(choice->reason, sizeof choice->reason, "%d cores shared by %d ranks", node_cores,
                  local_ranks);
     } else {
         snprintf(choice->reason, sizeof choice->reason, "all %d core%s of this node", node_cores,
-                 node_cores == 1 ? "" : "s");
+                 plural(node_cores));
     }
     if (mask_cores < share && (asked == 0 || asked > mask_cores)) {
         snprintf(choice->warning, sizeof choice->warning,
                  "this rank is bound to %d core%s where %d could be its share: start with mpirun --bind-to "
                  "none ... (under srun: --cpus-per-task=%d), or say --threads %d if the binding is meant",
-                 mask_cores, mask_cores == 1 ? "" : "s", share, share, mask_cores);
+                 mask_cores, plural(mask_cores), share, share, mask_cores);
     } else if (asked > share) {
         snprintf(choice->warning, sizeof choice->warning,
                  "--threads %d for each of %d rank%s is more than the %d core%s here: slower than %d", asked,
-                 local_ranks, local_ranks == 1 ? "" : "s", node_cores, node_cores == 1 ? "" : "s", share);
+                 local_ranks, plural(local_ranks), node_cores, plural(node_cores), share);
     }
 }
 

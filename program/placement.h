@@ -223,7 +223,7 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
         return error_set(error,
                          "--nccl-ctas %d leaves less than half of this GPU's %d processors to the "
                          "computation, with %d level%s of exchange: at most %d",
-                         ctas, processors, levels, levels == 1 ? "" : "s", most);
+                         ctas, processors, levels, plural(levels), most);
     }
     placement->product_processors = processors - taken; // also without --overlap: bits are the same
     snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason,

@@ -215,8 +215,7 @@ static inline void keep_measured_choices(Run *run) {
         keeps = !(differs && option_change_matters(run, option->name, old, value));
     }
     if (keeps) {
-        for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-            const OptionSpec *option = &option_table[i];
+        for (const OptionSpec *option = option_table; option < option_end; option++) {
             const json_t *value = json_object_get(before, option->name);
             Error error = {""}; // a checkpoint holds what was valid
             bool open = value != NULL && option_is_left_to_measure(option, &run->options);

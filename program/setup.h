@@ -49,14 +49,6 @@ static inline int64_t nominal_tokens_per_commit(const Run *run) {
     return options_total_accumulate(&run->options, run->transport.size) * tokens_per_micro_batch(run);
 }
 
-// The inner steps over which a local rule's outer momentum averages: meanwhile steps
-// should be small. It gained 0.32 nats at 0.9 (dev/results/local-rules-2026-11-25.md).
-static inline int64_t commits_remembered(const Options *options) {
-    SchedulerSettings settings = options_rule_settings(options);
-    double momentum = fmax(settings.outer_nesterov.momentum, settings.outer_momentum.beta);
-    return momentum > 0 ? (int64_t)ceil(settings.steps / (1 - momentum)) : 0;
-}
-
 // Fills in the rates that were left to the program. A constant rate has no minimum. While
 // --epochs are not counted yet, a warm-up that is a part of them is not either.
 static inline bool choose_rates(Run *run, Error *error) {
@@ -88,8 +80,13 @@ static inline bool choose_rates(Run *run, Error *error) {
     if (options->epochs == 0 && options_leave(options, &options->warmup)) {
         int64_t commits = (options->tokens + per_commit - 1) / per_commit,
                 share = int64_min(commits / 20, 1000);
-        int64_t remembered = int64_min(commits_remembered(options), commits / 3);
-        options->warmup = share > remembered ? share : remembered;
+        // While a local rule's outer momentum gathers what it averages over, steps should be
+        // small. It gained 0.32 nats at 0.9 (dev/results/local-rules-2026-11-25.md).
+        SchedulerSettings settings = {.steps = 1}; // of a rule that exchanges at every step
+        if (run->rule->configure != NULL) { run->rule->configure(options_of_rule(options), &settings); }
+        double momentum = fmax(settings.outer_nesterov.momentum, settings.outer_momentum.beta);
+        int64_t remembered = momentum > 0 ? (int64_t)ceil(settings.steps / (1 - momentum)) : 0;
+        options->warmup = (int64_t)fmax((double)share, (double)int64_min(remembered, commits / 3));
     }
     if (options_leave(options, &options->sequential)) { options->sequential = options->warmup; }
     return options->minimum_learning_rate <= options->learning_rate ||
@@ -119,15 +116,9 @@ static inline bool choose_length(Run *run, Error *error) {
         options->epochs = 0;
     }
     if (!choose_rates(run, error)) { return false; }
-    if (counts && options->tokens < nominal_tokens_per_commit(run)) {
-        return error_set(
-            error,
-            "--epochs %g are %lld tokens, less than one commit of %lld: raise --epochs, or lower "
-            "--micro-batch, --seq-len or --%saccumulate",
-            asked, (long long)options->tokens, (long long)nominal_tokens_per_commit(run),
-            options->rank_accumulate[0] == '\0' ? "" : "rank-");
-    }
-    return options_check_ranks(options, run->transport.size, run->T, error);
+    if (options_check_ranks(options, run->transport.size, run->T, error)) { return true; }
+    Error reason = *error;
+    return counts && error_set(error, "--epochs %g: %.900s", asked, reason.text);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -41,8 +41,7 @@ static inline void describe_spike(const CheckpointedRun *run, const DataLoader *
         snprintf(text, size,
                  "the loss of rank %d is not a finite number in its micro-batch %.0f (of %d sequence%s, the "
                  "first is number %llu in the order of training%s)",
-                 rank, spike->site.micro_batch - 1, run->B, run->B == 1 ? "" : "s", (unsigned long long)first,
-                 place);
+                 rank, spike->site.micro_batch - 1, run->B, plural(run->B), (unsigned long long)first, place);
     } else if (spike->kind == SPIKE_GRADIENT && rank < 0) {
         snprintf(text, size, "the sum of the gradients is not finite although those of every rank are");
     } else if (spike->kind == SPIKE_GRADIENT) {

@@ -22,29 +22,12 @@
 #define QUIET_TRAINING_SECONDS 60.0
 
 enum {
-    NUMBER_TEXT_SIZE = 32,    // text of one number
     PROGRESS_TEXT_SIZE = 192, // of a bar, or of the line in its place
     TERMINAL_COLUMNS = 80     // of a screen that does not say how wide it is
 };
 
 // ---------------------------------------------------------------------------------------
 // Numbers for people
-
-// 999, 12.3k, 1.50M, 2.00G: the unit is chosen after rounding (999950 is 1.00M).
-static inline const char *human_count(double value, char text[NUMBER_TEXT_SIZE]) {
-    static const char *const units[] = {"", "k", "M", "G", "T", "P"};
-    if (!isfinite(value)) { return strcpy(text, "-"); }
-    int unit = 0;
-    double scaled = value;
-    while (fabs(scaled) >= 999.5 && unit < 5) {
-        scaled /= 1000;
-        unit++;
-    }
-    double size = fabs(scaled);
-    int decimals = unit == 0 ? 0 : size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
-    snprintf(text, NUMBER_TEXT_SIZE, "%.*f%s", decimals, scaled, units[unit]);
-    return text;
-}
 
 // Parts of a commit's time: 0.6ms, 22.1ms, 123ms, 1.23s, 45.6s, 123s.
 static inline const char *human_milliseconds(double value, char text[NUMBER_TEXT_SIZE]) {

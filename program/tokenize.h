@@ -42,7 +42,7 @@ static inline int command_tokenize(const Options *options) {
     const uint64_t *amount = made.pad > 0 ? made.sequences : made.tokens;
     if (made.pad > 0) { snprintf(unit, sizeof unit, "sequences of %d tokens", made.pad); }
     printf("%llu document%s: %llu %s to train on, %llu for validation; vocabulary %d\n",
-           (unsigned long long)made.documents, made.documents == 1 ? "" : "s",
+           (unsigned long long)made.documents, plural(made.documents),
            (unsigned long long)amount[SHARDS_TRAIN], unit, (unsigned long long)amount[SHARDS_VALIDATION],
            tokenizer.vocabulary);
     if (made.cut > 0) {

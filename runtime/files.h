@@ -63,43 +63,13 @@ static inline bool file_read_line(const char *path, const char *prefix, char *li
 // is given nothing of its caller's, so this is the one variable that stands in no struct.
 static __thread sigjmp_buf *volatile file_rescue;
 
-// Writes the name of the file that is mapped at `address`, as the system lists it: "A-B rw-p ...
-// /path", with the addresses in hexadecimal. Calls only what a signal handler may call.
-static inline void file_write_name_at(const void *address) {
-    char bytes[512];
-    uintptr_t limits[2] = {0, 0};
-    int field = 0; // 0, 1: the two addresses; 2: up to the path; 3: the path
-    int maps = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
-    for (ssize_t count; maps >= 0 && (count = read(maps, bytes, sizeof bytes)) > 0;) {
-        for (ssize_t i = 0; i < count; i++) {
-            char c = bytes[i];
-            bool here = (uintptr_t)address >= limits[0] && (uintptr_t)address < limits[1];
-            if (c == '\n') {
-                if (field == 3 && here) { return; }
-                limits[0] = limits[1] = 0;
-                field = 0;
-            } else if (field < 2 && (c == '-' || c == ' ')) {
-                field++;
-            } else if (field < 2) {
-                limits[field] = limits[field] * 16 + (uintptr_t)(c <= '9' ? c - '0' : c - 'a' + 10);
-            } else if (field == 3 || c == '/') {
-                field = 3;
-                if (here && write(STDERR_FILENO, &c, 1) < 0) { return; }
-            }
-        }
-    }
-}
-
 // SIGBUS: a page that was read lies behind the end of its file.
-static inline void file_bus_error(int number, siginfo_t *signal_info, void *context) {
-    static const char before[] = "train_gpt: ",
-                      after[] = " has become shorter while it was read, or its disk has failed\n";
+static inline void file_bus_error(int number) {
+    static const char text[] =
+        "train_gpt: a file has become shorter while it was read, or its disk has failed\n";
     (void)number;
-    (void)context;
     if (file_rescue != NULL) { siglongjmp(*file_rescue, 1); }
-    ssize_t written = write(STDERR_FILENO, before, sizeof before - 1);
-    file_write_name_at(signal_info->si_addr);
-    written += write(STDERR_FILENO, after, sizeof after - 1);
+    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
     (void)written;
     _exit(EXIT_SYSTEM_FAILURE);
 }
@@ -120,13 +90,13 @@ static inline bool file_read_mapped(void (*read_file)(void *context), void *cont
 
 // Maps a regular file that is not empty. The caller calls munmap(result, *size). NULL: an
 // error. expected: what the file should be. If it becomes shorter, a read behind its new
-// end ends the process with exit code 3 and its name, unless inside of file_read_mapped.
+// end ends the process with exit code 3, unless inside of file_read_mapped.
 static inline void *file_map(const char *path, const char *expected, size_t *size, Error *error) {
     struct stat status;
     void *mapping = MAP_FAILED;
     struct sigaction action = {0};
-    action.sa_sigaction = file_bus_error;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER;
+    action.sa_handler = file_bus_error;
+    action.sa_flags = SA_NODEFER;
     sigaction(SIGBUS, &action, NULL);
     // O_NONBLOCK: opening a pipe must not wait for its writer, because it is refused below.
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);

@@ -52,6 +52,17 @@ static inline const char *nearest_name(const char *word, const char *const *name
     return nearest;
 }
 
+enum { NAME_HINT = 96 };
+
+// hint <- " (did you mean NAME?)"; empty where no name is near. Returns hint.
+static inline const char *name_hint(const char *word, const char *const *names, int count,
+                                    char hint[NAME_HINT]) {
+    const char *nearest = nearest_name(word, names, count);
+    hint[0] = '\0';
+    if (nearest != NULL) { snprintf(hint, NAME_HINT, " (did you mean %.63s?)", nearest); }
+    return hint;
+}
+
 // excerpt <- what the user wrote, cut after 60 bytes, for an Error. Returns excerpt.
 static inline const char *text_excerpt(const char *text, char excerpt[64]) {
     snprintf(excerpt, 64, "%.60s%s", text, strlen(text) > 60 ? "..." : "");

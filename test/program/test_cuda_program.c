@@ -434,7 +434,7 @@ static void what_cannot_be_had_is_refused(void **state) {
         {"1,0", "--gpu-exchange nccl --optimizer zero1", "not every rank has a GPU", 2},
         {"1", "--exchange library", "which cannot be used here: several ranks share a GPU", 2},
         {"2", "--exchange library --gpu-exchange host", "--gpu-exchange is host", 2},
-        {"2", "--exchange library --estimate-wire int8", "carries fp32 and bf16 only", 2},
+        {"2", "--exchange library --estimate-wire int8", "does not go together", 2},
     };
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         char arguments[256];

@@ -556,7 +556,6 @@ static inline RunSpec scalar_spec(const char *rule, ElementwiseStep *step, int m
     settings->optimizer = optimizer_settings;
     settings->steps = 2;
     settings->fragments = 1;
-    settings->strided = true;
     NesterovStep outer = {.learning_rate = 0.5f, .momentum = 0.5f, .alpha = 0.5f};
     MomentumStep co2 = {.beta = 0.5f, .alpha = 1, .gap = 1};
     settings->outer_nesterov = outer;

@@ -175,7 +175,6 @@ static double our_utilisation(const Model *model, int column, double rate, int m
     setting.scheduler.steps = column == 1 ? 100 : model->H;
     setting.scheduler.fragments = column < 2 ? 1 : model->fragments;
     setting.scheduler.delay = (column > 2) + more;
-    setting.scheduler.strided = true;
     if (column == 4) { setting.scheduler.wire = WIRE_E3M0; }
     SimulatedCommit commit = simulate(&setting);
     return commit.computing / commit.seconds;

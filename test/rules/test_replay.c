@@ -561,11 +561,7 @@ static void rerun_label(Rerun *rerun, ReplaySettings *settings) {
         const ParameterInfo *entry = &rerun->table.entries[i];
         memset(rerun->decays + entry->offset, all || entry->is_matrix ? 1 : 0, entry->count);
         int layer = layer_of(entry->name), fragment = 0;
-        if (layer >= 0 && settings->fragments > 1) {
-            bool strided = logged_is(&rerun->logged, "streaming-order", "strided");
-            fragment =
-                strided ? layer % settings->fragments : layer * settings->fragments / rerun->config.layers;
-        }
+        if (layer >= 0 && settings->fragments > 1) { fragment = layer % settings->fragments; }
         memset(rerun->fragment_of + entry->offset, fragment, entry->count);
     }
     settings->tensors = rerun->tensors;
@@ -631,7 +627,7 @@ static void read_local(const LoggedOptions *logged, ReplaySettings *settings) {
         settings->co2_beta = logged_number(logged, "co2-beta", 0);
         settings->co2_alpha = logged_number(logged, "co2-alpha", 0);
         settings->co2_phi = logged_number(logged, "co2-phi", 0);
-        settings->co2_gap = atof(strchr(logged_text(logged, "co2-gap"), ':') + 1);
+        settings->co2_gap = logged_number(logged, "co2-gap", 0);
         settings->co2_eager = json_is_true(json_object_get(logged->options, "co2-eager"));
         return;
     }
@@ -793,8 +789,7 @@ static int end_programs(void **state) {
     return 0;
 }
 
-// Three layers, so that two fragments differ in size, and so do the two orders of
-// --streaming-order.
+// Three layers, so that two fragments differ in size.
 static void write_stage(const Stage *stage) {
     char path[STAGE_PATH_SIZE], base[2 * STAGE_PATH_SIZE];
     json_t *model = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:[[[s, s, s], i]]}", "model_type",

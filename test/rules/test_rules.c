@@ -449,19 +449,17 @@ static void streaming_diloco_follows_the_sequences_of_torchft(void **state) {
     if (!fits) { skip(); }
 }
 
-// Which elements travel together: each fragment takes layers in turn, or neighbouring
-// layers. What is in no layer belongs to the first fragment.
-static void fragments_take_layers_in_turn_or_as_neighbours(void **state) {
+// Which elements travel together: the fragments take layers in turn. What is in no layer
+// belongs to the first fragment.
+static void fragments_take_layers_in_turn(void **state) {
     (void)state;
     // 16 elements: 0 and 1 before the layers [2, 4) [4, 6) [6, 8) [8, 10) [10, 12), 12 to
     // 15 behind them.
-    static const char *const expected[2][3] = {{"0000000000000000", "0000110011000000", "0000112200110000"},
-                                               {"0000000000000000", "0000000011110000", "0000001111220000"}};
-    for (int i = 0; i < 6; i++) {
+    static const char *const expected[3] = {"0000000000000000", "0000110011000000", "0000112200110000"};
+    for (int i = 0; i < 3; i++) {
         RunSpec spec = noisy_spec("streaming-diloco", 16);
         for (int l = 0; l <= LAYERS; l++) { spec.layer_begins[l] = (size_t)(2 + 2 * l); }
-        spec.settings.strided = i < 3;
-        spec.settings.fragments = 1 + i % 3;
+        spec.settings.fragments = 1 + i;
         Transport transport;
         transport_open_alone(&transport, "a test");
         Bench *bench = (Bench *)malloc(sizeof *bench);
@@ -478,7 +476,7 @@ static void fragments_take_layers_in_turn_or_as_neighbours(void **state) {
             }
             assert_true(length == s->local.fragments[f].layout.count);
         }
-        assert_string_equal(found, expected[i / 3][i % 3]);
+        assert_string_equal(found, expected[i]);
         bench_close(bench);
         transport_close(&transport);
         free(bench);
@@ -950,9 +948,7 @@ static void reference_labels(const RunSpec *spec, uint8_t *decays, uint8_t *frag
         fragment_of[i] = 0;
         for (int l = 0; l < spec->layer_count; l++) {
             bool inside = spec->layer_begins[l] <= i && i < spec->layer_begins[l + 1];
-            int fragment =
-                settings->strided ? l % settings->fragments : l * settings->fragments / spec->layer_count;
-            if (inside) { fragment_of[i] = (uint8_t)fragment; }
+            if (inside) { fragment_of[i] = (uint8_t)(l % settings->fragments); }
         }
     }
 }
@@ -1011,7 +1007,6 @@ static void draw_local(Random *random, RunSpec *spec) {
     int interval = draw(random, 1, 4);
     settings->steps = interval * settings->fragments;
     settings->delay = draw(random, 0, interval - 1);
-    settings->strided = draw(random, 0, 1) == 1;
     NesterovStep outer = {.learning_rate = 0.25f * (float)draw(random, 1, 4),
                           .momentum = 0.3f * (float)draw(random, 0, 3),
                           .alpha = 0.25f * (float)draw(random, 0, 4)};
@@ -1442,7 +1437,7 @@ int main(void) {
         cmocka_unit_test(streaming_diloco_follows_the_worked_example),
         cmocka_unit_test(sparse_loco_follows_the_worked_example),
         cmocka_unit_test(streaming_diloco_follows_the_sequences_of_torchft),
-        cmocka_unit_test(fragments_take_layers_in_turn_or_as_neighbours),
+        cmocka_unit_test(fragments_take_layers_in_turn),
         cmocka_unit_test(every_rule_converges_below_its_limit_and_diverges_above),
         cmocka_unit_test(acco_is_stable_where_delayed_updates_are_not),
         cmocka_unit_test(an_estimate_leaves_the_optimizer_bitwise_unchanged),

@@ -354,7 +354,8 @@ static void test_llmc_files(void **state) {
         memcpy(part, &magic[i], sizeof magic[i]);
         expect_refusal(write_file(scratch, "short.bin", part, sizeof part), 12, 25, "ends after 40");
     }
-    expect_refusal(write_llmc(scratch, "model.bin", 20240326, 3, 25, 25, 2), 12, 25, "magic number 20240326");
+    expect_refusal(write_llmc(scratch, "model.bin", 20240326, 3, 25, 25, 2), 12, 25,
+                   "beyond the model's vocabulary");
 }
 
 static void test_many_files_in_order_of_name(void **state) {

@@ -129,40 +129,47 @@ static void test_table_is_sound(void **state) {
     }
 }
 
+// An entry of a column is the name of an option and, where it has two words, a value of that;
+// before it may stand a value of this option. Returns 1.
+static int expect_entry(const char *column, const OptionSpec *option, const char *entry, int words) {
+    char word[4][64];
+    Options options;
+    Error error;
+    int count = sscanf(entry, "%63s %63s %63s %63s", word[0], word[1], word[2], word[3]);
+    options_defaults(&options);
+    const OptionSpec *other = count >= words ? option_find(word[count - words]) : NULL;
+    bool good = other != NULL && count <= words + 1 &&
+                (words == 1 || option_set(other, &options, word[count - 1], &error)) &&
+                (count == words || option_set(option, &options, word[0], &error));
+    if (!good) { fail_msg("--%s %s %s", option->name, column, entry); }
+    return 1;
+}
+
 // Columns that name options name options that exist, and values that these can have.
 static void test_columns_name_options_that_exist(void **state) {
     (void)state;
     int named = 0;
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const OptionSpec *option = &option_table[i];
-        char list[256];
+        char list[512];
         snprintf(list, sizeof list, "%s", option->instead_of == NULL ? "" : option->instead_of);
         for (char *name = strtok(list, ", "); name != NULL; name = strtok(NULL, ", "), named++) {
             if (option_find(name) == NULL) { fail_msg("--%s is instead of %s", option->name, name); }
         }
-        if (option->needs != NULL && option_find(option->needs) == NULL) {
-            fail_msg("--%s needs %s", option->name, option->needs);
-        }
+        if (option->needs != NULL) { named += expect_entry("needs", option, option->needs, 1); }
         if (option->follows != NULL && (option->word == NULL || option_find(option->follows) == NULL)) {
             fail_msg("--%s follows %s", option->name, option->follows);
         }
         snprintf(list, sizeof list, "%s", option->excludes == NULL ? "" : option->excludes);
-        for (char *name = strtok(list, " "); name != NULL; name = strtok(NULL, " "), named++) {
-            Options options;
-            Error error;
-            const OptionSpec *other = option_find(name);
-            char *value = strtok(NULL, ",");
-            options_defaults(&options);
-            if (other == NULL || !option_set(other, &options, value, &error)) {
-                fail_msg("--%s excludes %s %s", option->name, name, value);
-            }
+        for (char *entry = strtok(list, ","); entry != NULL; entry = strtok(NULL, ",")) {
+            named += expect_entry("excludes", option, entry, 2);
         }
         snprintf(list, sizeof list, "%s", option->also == NULL ? "" : option->also);
         for (char *name = strtok(list, ", "); name != NULL; name = strtok(NULL, ", ")) {
             if (option_find(name) != NULL) { fail_msg("--%s is also --%s", option->name, name); }
         }
     }
-    assert_int_equal(named, 27);
+    assert_int_equal(named, 49);
 }
 
 // An option that is only for some rules names rules that can be chosen. Otherwise nobody
@@ -186,7 +193,7 @@ static void test_options_of_rules_name_rules_that_exist(void **state) {
             }
         }
     }
-    assert_int_equal(owned, 23);
+    assert_int_equal(owned, 22);
     assert_true(option_list_names("dpu, acco-wp or acco", "dpu") &&
                 option_list_names("dpu, acco-wp or acco", "acco"));
     assert_true(option_list_names("co2", "co2"));
@@ -223,8 +230,7 @@ static void test_defaults(void **state) {
     assert_string_equal(options.rules.acco.split, "wire");
     assert_string_equal(options.rank_accumulate, "");
     assert_string_equal(options.trace, "");
-    assert_string_equal(options.rules.co2.gap, "const:2");
-    assert_string_equal(options_choice_name(&options, &options.rules.diloco.order), "strided");
+    assert_true(options.rules.co2.gap == 2);
     assert_true(options.rules.acco.first_round == 0 && options.sequential == 0 && options.bucket_mb == 0 &&
                 options.link_us == 0);
     assert_true(options.rules.co2.inner_steps == 12 && options.rules.co2.beta == 0 &&
@@ -276,19 +282,17 @@ static void test_values(void **state) {
     assert_string_equal(options.trace, "t.json");
     assert_true(options.rules.acco.first_round == 3 && options.sequential == 5 && options.link_us == 2.5);
     expect_valid(&options, "--diloco-H 500 --diloco-outer-lr 1 --diloco-mu 0 --streaming-P=5 --streaming-tau "
-                           "0 --streaming-alpha 1 "
-                           "--streaming-order sequential");
+                           "0 --streaming-alpha 1");
     assert_true(options.rules.diloco.inner_steps == 500 && options.rules.diloco.outer_learning_rate == 1 &&
                 options.rules.diloco.outer_momentum == 0);
     assert_true(options.rules.diloco.fragments == 5 && options.rules.diloco.delay == 0 &&
                 options.rules.diloco.alpha == 1);
-    assert_string_equal(options_choice_name(&options, &options.rules.diloco.order), "sequential");
-    expect_valid(&options, "--co2-tau 48 --co2-beta 0.6 --co2-alpha 2 --co2-phi 1 --co2-gap const:3 "
+    expect_valid(&options, "--co2-tau 48 --co2-beta 0.6 --co2-alpha 2 --co2-phi 1 --co2-gap 3 "
                            "--bucket-mb 0.25 "
                            "--rank-accumulate 4,1");
     assert_true(options.rules.co2.inner_steps == 48 && options.rules.co2.beta == 0.6 &&
                 options.rules.co2.alpha == 2 && options.rules.co2.phi == 1);
-    assert_string_equal(options.rules.co2.gap, "const:3");
+    assert_true(options.rules.co2.gap == 3);
     assert_string_equal(options.rank_accumulate, "4,1");
     assert_true(options.bucket_mb == 0.25);
     expect_valid(&options, "--acco-init round --co2-phi 0 --co2-eager on --link-us off --bucket-mb auto");
@@ -364,7 +368,7 @@ static void test_names_are_suggested(void **state) {
     expect_refused("--lrate 3", "unknown option --lrate: did you mean --lr?", "");
     expect_refused("--batch-size=8", "unknown option --batch-size: did you mean --micro-batch?", "");
     expect_refused("--precision fp16", "fp16 is unknown (did you mean fp32?)", "auto, fp32, bf16 or fastest");
-    expect_refused("--co2_gap const:1", "did you mean --co2-gap?", "");
+    expect_refused("--co2_gap 1", "did you mean --co2-gap?", "");
     expect_refused("--rank-acumulate 1,2", "did you mean --rank-accumulate?", "");
     char all[256] = "";
     for (int i = 0; i < RULE_COUNT; i++) {
@@ -378,7 +382,7 @@ static void test_names_are_suggested(void **state) {
     expect_refused("--wire same", "same is unknown", "fp32, bf16, int8, int4 or e3m0");
     expect_refused("--estimate-wire int5", "did you mean int8?",
                    "same, auto, fp32, bf16, int8, int4 or e3m0");
-    expect_refused("trian", "unknown command trian: did you mean train?", "");
+    expect_refused("trian", "unknown command trian (did you mean train?); commands: train", "");
     expect_refused("serve", "unknown command serve; commands: train, sample, eval, plan, tokenize, help", "");
     expect_refused("plan there", "unexpected word there", "--name value");
     const char *const names[] = {"tiny", "36M", "125M"};
@@ -464,7 +468,7 @@ static void test_missing_values_and_options_given_twice(void **state) {
     expect_refused("--model --data x", "--model needs a value", "NAME|PATH");
     expect_refused("--model=", "--model needs a value", "NAME|PATH");
     expect_refused("--optimizer", "--optimizer needs a value", "streaming-diloco or sparse-loco");
-    expect_refused("--co2-gap=", "--co2-gap needs a value: --co2-gap const:VALUE", "");
+    expect_refused("--acco-split=", "--acco-split needs a value: --acco-split wire|auto|half|SHARE", "");
     expect_refused("--lr 1 --seed 2 --lr 1", "--lr is given twice", "");
     expect_refused("--lr=1 --lr 2", "--lr is given twice", "");
 }
@@ -759,7 +763,7 @@ static void test_options_of_other_commands_are_refused(void **state) {
     expect_refused("--task lambada", "--task has no effect on training: it is for train_gpt eval", "");
     expect_refused("plan --limit 3", "--limit has no effect on train_gpt plan", "");
     expect_contradiction("eval --from C --data f --task lambada --stride 4",
-                         "--stride has no effect with --task lambada: leave one of them away");
+                         "--stride 4 does not go together with --task lambada: leave one of them away");
     expect_contradiction("eval --from C --data f --task hellaswag --stride 4", "with --task hellaswag");
     expect_valid(&options, "sample --from C --prompt x --top-k 3 --temperature 1 --seed 2 --threads 1");
     expect_valid(&options, "eval --from C --data f --task lambada --limit 3 --device cpu --seq-len 8");
@@ -844,9 +848,8 @@ static void test_unquoted_patterns(void **state) {
 static void test_acco_split(void **state) {
     (void)state;
     expect_contradiction("--acco-split haf",
-                         "--acco-split haf is no split; allowed: wire, auto, half, or the "
-                         "share of the micro-batches beside the commit, above 0 and below "
-                         "1, such as 0.875; did you mean half?");
+                         "--acco-split haf is no split (did you mean half?); allowed: wire, auto, half, or "
+                         "the share of the micro-batches beside the commit, above 0 and below 1, such as");
     static const char *const splits[] = {"0",   "1",      "-0.5", "1e3", "nan",
                                          "inf", "0x1p-1", "0.5x", "3:1", "+.5"};
     for (size_t i = 0; i < sizeof splits / sizeof splits[0]; i++) {
@@ -856,11 +859,11 @@ static void test_acco_split(void **state) {
     }
     expect_consistent("--acco-split 0.875 --accumulate 3");
     expect_consistent("--acco-split 1e-3 --estimate-wire auto");
-    expect_contradiction("--acco-split 0.875 --accumulate auto",
-                         "there is nothing to divide; leave it at wire");
-    expect_contradiction("--acco-split auto --accumulate auto",
-                         "there is nothing to divide; leave it at wire");
-    expect_contradiction("--estimate-wire auto --accumulate auto", "there is nothing to choose by");
+    expect_contradiction("--acco-split 0.875 --accumulate auto", "--acco-split 0.875 does not go together");
+    expect_contradiction("--acco-split auto --accumulate auto", "with --accumulate auto: leave one of them");
+    expect_contradiction("--estimate-wire auto --accumulate auto",
+                         "with --accumulate auto: leave one of them");
+    expect_consistent("--estimate-wire int8 --accumulate auto");
     expect_contradiction("--acco-split half --optimizer dpu", "--acco-split belongs to --optimizer acco");
 }
 
@@ -869,39 +872,45 @@ static void test_contradictions(void **state) {
     expect_contradiction("--accumulate 1", "--accumulate 1: acco computes a commit in 2 rounds, of one "
                                            "micro-batch each at least; use 2 or more");
     expect_consistent("--accumulate 3");
-    expect_contradiction("--accumulate auto --overlap off", "--overlap on");
-    expect_contradiction("--accumulate auto --lr-by commits",
-                         "the number of commits is not known beforehand; use --lr-by grads");
+    expect_contradiction("--accumulate auto --overlap off", "--overlap off: leave one of them away");
     expect_contradiction("--accumulate auto --lr-by commits --optimizer dpu",
-                         "--accumulate auto with --lr-by commits");
+                         "--accumulate auto does not go together with --lr-by commits");
+    expect_consistent("--accumulate 3 --lr-by commits --overlap off");
     expect_contradiction("plan --precision fastest", "--precision fastest is measured where training begins");
     expect_contradiction("--lr 1e-3 --min-lr 2e-3", "--min-lr 0.002 is above --lr 0.001");
     expect_contradiction("--schedule constant --min-lr 0",
-                         "--min-lr has no effect with --schedule constant: leave one of them away");
+                         "--min-lr 0 does not go together with --schedule constant: leave one of them away");
     expect_contradiction("--lr 10 --weight-decay 0.1", "would erase the parameters");
     expect_refused("--ranks 2", "--ranks has no effect on training: it is for train_gpt plan", "");
     expect_refused("--gpu-memory 80G", "--gpu-memory has no effect on training", "");
     expect_refused("plan --like x --compute-ms 3", "--like and --compute-ms: one takes the place", "");
     expect_consistent("plan --json x --like runs/a");
-    expect_contradiction("--exchange library --wire int8", "--exchange library carries fp32 and bf16 only");
-    expect_contradiction("--exchange library --estimate-wire int8", "for --estimate-wire");
-    expect_contradiction("--exchange library --estimate-wire auto", "for --estimate-wire");
+    expect_contradiction("--exchange library --wire int8", "--exchange library does not go together");
+    expect_consistent("--exchange two-level --wire int8");
+    expect_consistent("--exchange library --wire bf16");
+    expect_contradiction("--exchange library --estimate-wire int8",
+                         "--estimate-wire int8 does not go together");
+    expect_contradiction("--exchange library --estimate-wire auto",
+                         "--estimate-wire auto does not go together");
     expect_consistent("--exchange library --estimate-wire bf16");
     expect_consistent("--exchange library --optimizer ddp");
-    expect_contradiction("plan --gpu-memory 80G --device cpu",
-                         "--gpu-memory has no effect with --device cpu: leave one of them away");
+    expect_contradiction(
+        "plan --gpu-memory 80G --device cpu",
+        "--gpu-memory 80000000000 does not go together with --device cpu: leave one of them away");
     expect_contradiction("--slow-ms 3", "--slow-ms needs --slow-rank");
+    expect_contradiction("--resume auto", "--resume needs --out, whose default, auto, does not fit");
+    expect_consistent("--resume runs/a --optimizer acco");
     expect_contradiction("--slow-rank 0", "--slow-rank needs --slow-ms");
     expect_refused("plan --gpu-memory 80GB", "80GB is not a whole number", "k, M or G may follow, as in 80G");
     expect_consistent("--on-spike rollback --save-every 10m");
     expect_consistent("--on-spike rollback --save-every 100");
     expect_contradiction("--val-data x --val-batches none",
-                         "--val-data has no effect with --val-batches none");
+                         "--val-data x does not go together with --val-batches none");
     expect_contradiction("--prompt x --sample-tokens none",
-                         "--prompt has no effect with --sample-tokens none");
+                         "--prompt x does not go together with --sample-tokens none");
     expect_contradiction("--epochs 2", "--epochs needs --data, whose default, builtin, does not fit");
     expect_contradiction("--sample-every 5 --sample-tokens none",
-                         "--sample-every has no effect with --sample-tokens none");
+                         "--sample-every 5 does not go together with --sample-tokens none");
     static const char *const fine[] = {"--accumulate 3 --optimizer ddp",
                                        "--accumulate 1 --optimizer zero1",
                                        "--accumulate auto",
@@ -914,24 +923,6 @@ static void test_contradictions(void **state) {
     for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) { expect_consistent(fine[i]); }
 }
 
-// The run would end itself, and blame the network.
-static void test_delays_beyond_the_deadline(void **state) {
-    (void)state;
-    expect_contradiction("--slow-rank 0 --slow-ms 6000 --timeout-s 10", "longer than --timeout-s 10");
-    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer co2",
-                         "wait 24 s for an exchange");
-    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer diloco",
-                         "wait 60 s for an exchange");
-    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer streaming-diloco",
-                         "wait 30 s for an exchange");
-    expect_contradiction("--slow-rank 1 --slow-ms 1000 --timeout-s 20 --rank-accumulate 2,20",
-                         "wait 20 s for an exchange");
-    expect_contradiction("--chaos-ms 6000 --timeout-s 5", "longer than --timeout-s 5");
-    expect_contradiction("--chaos-ms 600 --link-us 5e5 --timeout-s 1", "longer than --timeout-s 1");
-    expect_contradiction("--link-mbit 1 --timeout-s 16",
-                         "--link-mbit 1 needs 16.8 s for two chunks of data, longer than --timeout-s 16");
-}
-
 static void test_options_of_other_rules_are_refused(void **state) {
     (void)state;
     expect_contradiction("--co2-tau 4",
@@ -942,8 +933,8 @@ static void test_options_of_other_rules_are_refused(void **state) {
                          "--co2-beta belongs to --optimizer co2, this run uses ddp");
     expect_contradiction("--co2-alpha 0.5", "--co2-alpha belongs to");
     expect_contradiction("--co2-phi 1", "this run uses acco: leave it at off");
-    expect_contradiction("--co2-gap const:1",
-                         "--co2-gap belongs to --optimizer co2, this run uses acco: leave it at const:2");
+    expect_contradiction("--co2-gap 1",
+                         "--co2-gap belongs to --optimizer co2, this run uses acco: leave it at 2");
     expect_contradiction(
         "--diloco-H 10 --optimizer co2",
         "--diloco-H belongs to --optimizer diloco or streaming-diloco, this run uses co2: leave it at 30");
@@ -955,8 +946,6 @@ static void test_options_of_other_rules_are_refused(void **state) {
         "--streaming-P belongs to --optimizer streaming-diloco, this run uses diloco: leave it at 2");
     expect_contradiction("--streaming-tau 0", "--streaming-tau belongs to");
     expect_contradiction("--streaming-alpha 0 --optimizer diloco", "--streaming-alpha belongs to");
-    expect_contradiction("--streaming-order sequential",
-                         "--streaming-order belongs to --optimizer streaming-diloco, this run uses acco");
     expect_contradiction(
         "--bucket-mb 1",
         "--bucket-mb belongs to --optimizer ddp or zero1, this run uses acco: leave it at auto");
@@ -974,7 +963,7 @@ static void test_options_of_other_rules_are_refused(void **state) {
                          "--rank-accumulate belongs to --optimizer ddp, zero1, dpu, acco-wp or acco, this "
                          "run uses co2: leave it empty");
     static const char *const fine[] = {
-        "--co2-tau 4 --co2-beta 0.2 --co2-alpha 0.5 --co2-phi 1 --co2-gap const:1 --optimizer co2",
+        "--co2-tau 4 --co2-beta 0.2 --co2-alpha 0.5 --co2-phi 1 --co2-gap 1 --optimizer co2",
         "--co2-tau 12 --diloco-H 30 --acco-init round --bucket-mb auto --optimizer ddp",
         "--diloco-H 7 --diloco-outer-lr 1 --diloco-mu 0 --optimizer diloco",
         "--diloco-H 9 --streaming-P 3 --streaming-tau 2 --streaming-alpha 0 --optimizer streaming-diloco",
@@ -1000,13 +989,12 @@ static void test_options_of_other_rules_are_refused_in_files(void **state) {
     if (!options_save_file(&options, path, &error)) { fail_msg("%s", error.text); }
     snprintf(line, sizeof line, "--config %s --optimizer streaming-diloco", path);
     expect_consistent(line);
-    expect_valid(&options, "--optimizer co2 --co2-gap const:3");
+    expect_valid(&options, "--optimizer co2 --co2-gap 3");
     if (!options_save_file(&options, path, &error)) { fail_msg("%s", error.text); }
     snprintf(line, sizeof line, "--config %s", path);
     expect_consistent(line);
     snprintf(line, sizeof line, "--config %s --optimizer ddp", path);
-    expect_contradiction(line,
-                         "--co2-gap belongs to --optimizer co2, this run uses ddp: leave it at const:2");
+    expect_contradiction(line, "--co2-gap belongs to --optimizer co2, this run uses ddp: leave it at 2");
 }
 
 // --accumulate auto is for overlapped rules only: the message says why.
@@ -1052,29 +1040,6 @@ static void test_fragments_fit_their_period(void **state) {
     expect_consistent(STREAMING "--diloco-H 1 --streaming-P 1 --streaming-tau 0");
     expect_consistent("--optimizer diloco --diloco-H 1"); // no fragments
 #undef STREAMING
-}
-
-static void test_gap_is_a_constant(void **state) {
-    (void)state;
-    static const char *const bad[] = {
-        "const:0.5", "const:0", "const:-1", "const:",  "const:nan", "const:inf",   "const:1x", "const: 1",
-        "const:1e9", "1",       "norm",     "Const:1", "const",     "const:1e999", "const=1",  "constant:1"};
-    Options options;
-    Error error;
-    double value = 0;
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        const char *words[] = {"--optimizer", "co2", "--co2-gap", bad[i], NULL};
-        if (!parse(&options, &error, words)) { fail_msg("%s: %s", bad[i], error.text); }
-        if (options_check(&options, &error)) { fail_msg("%s is accepted", bad[i]); }
-        expect_text(bad[i], error.text,
-                    "is no gap penalty; allowed: const:VALUE with VALUE 1 .. 1000000, as const:2");
-        expect_text(bad[i], error.text, bad[i]);
-    }
-    expect_valid(&options, "--optimizer co2 --co2-gap const:2.5");
-    assert_true(options_check(&options, &error) && co2_read_gap(options.rules.co2.gap, &value) &&
-                value == 2.5);
-    expect_valid(&options, "");
-    assert_true(co2_read_gap(options.rules.co2.gap, &value) && value == 2);
 }
 
 static void test_rank_lists(void **state) {
@@ -1236,13 +1201,9 @@ static void test_help_by_topic(void **state) {
         assert_null(option_find(option_groups[group].name));
     }
     assert_null(help_on("optimzer", &error));
-    expect_text("help", error.text, "no help on optimzer: did you mean optimizer?");
-    assert_null(help_on("learning", &error)); // a word of a group's title
-    expect_text("help", error.text, "no help on learning: did you mean rates?");
-    assert_null(help_on("adamw", &error));
-    expect_text("help", error.text, "did you mean rates?");
+    expect_text("help", error.text, "no help on optimzer (did you mean optimizer?); train_gpt help");
     assert_null(help_on("xyzzyplugh", &error));
-    expect_text("help", error.text, "no help on xyzzyplugh: train_gpt help lists the topics");
+    expect_text("help", error.text, "no help on xyzzyplugh; train_gpt help lists the topics");
 }
 
 // The overview fits a screen.
@@ -1324,12 +1285,10 @@ int main(void) {
         cmocka_unit_test(test_unquoted_patterns),
         cmocka_unit_test(test_acco_split),
         cmocka_unit_test(test_contradictions),
-        cmocka_unit_test(test_delays_beyond_the_deadline),
         cmocka_unit_test(test_options_of_other_rules_are_refused),
         cmocka_unit_test(test_options_of_other_rules_are_refused_in_files),
         cmocka_unit_test(test_accumulate_auto_is_for_overlapped_rules),
         cmocka_unit_test(test_fragments_fit_their_period),
-        cmocka_unit_test(test_gap_is_a_constant),
         cmocka_unit_test(test_rank_lists),
         cmocka_unit_test(test_micro_batches_of_ranks),
         cmocka_unit_test(test_contradictions_with_ranks),

@@ -466,7 +466,7 @@ static inline bool data_loader_require(const DataLoader *loader, int ranks, int 
 static inline void data_loader_describe(const DataLoader *loader, char *text, size_t size) {
     if (loader->builtin) {
         double entropy = corpus_entropy(loader->sequence_length);
-        snprintf(text, size, "built-in corpus, endless, bytes as tokens, entropy %.4f nats per byte",
+        snprintf(text, size, "built-in corpus, endless, bytes as tokens, entropy %.3f nats per byte",
                  entropy);
         return;
     }

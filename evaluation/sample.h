@@ -62,24 +62,14 @@ static inline const float *sampler_step(Sampler *sampler, Stream *stream, const 
     return sampler->logits;
 }
 
-// The k-th largest of `count` values, k from 1. Reorders them (Hoare's quickselect).
-static inline float sampler_kth_largest(float *values, int count, int k) {
-    for (int low = 0, high = count - 1; low < high;) {
-        float pivot = values[k - 1];
-        int i = low, j = high;
-        while (i <= j) {
-            while (values[i] > pivot) { i++; }
-            while (values[j] < pivot) { j--; }
-            if (i <= j) {
-                float swapped = values[i];
-                values[i++] = values[j];
-                values[j--] = swapped;
-            }
-        }
-        if (j < k - 1) { low = i; }
-        if (i > k - 1) { high = j; }
+// values (k) <- the k largest of the logits (count), the largest first.
+static inline void sampler_largest(const float *logits, int count, int k, float *values) {
+    for (int i = 0, kept = 0; i < count; i++) {
+        if (kept == k && !(logits[i] > values[k - 1])) { continue; }
+        int at = kept < k ? kept++ : k - 1;
+        for (; at > 0 && logits[i] > values[at - 1]; at--) { values[at] = values[at - 1]; }
+        values[at] = logits[i];
     }
-    return values[k - 1];
 }
 
 static inline int sampler_descending(const void *a, const void *b) {
@@ -92,8 +82,8 @@ static inline float sampler_least(Sampler *sampler, const float *logits, const S
     int V = sampler->model.config.vocabulary, kept = 0;
     float *sorted = sampler->sorted, least = -INFINITY;
     if (how->top_k > 0 && how->top_k < V) {
-        memcpy(sorted, logits, (size_t)V * sizeof(float));
-        least = sampler_kth_largest(sorted, V, how->top_k);
+        sampler_largest(logits, V, how->top_k, sorted);
+        least = sorted[how->top_k - 1];
     }
     if (!(how->top_p < 1)) { return least; }
     for (int v = 0; v < V; v++) {

@@ -199,20 +199,20 @@ static int descending(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-static void test_kth_largest(void **state) {
+static void test_largest(void **state) {
     (void)state;
     Random random;
     random.state = 9;
     for (int round = 0; round < 300; round++) {
-        float values[50], expected[50], shuffled[50];
+        float values[50], expected[50], largest[50];
         int count = 1 + (int)(random_uniform(&random) * 50);
         for (int i = 0; i < count; i++) {
             values[i] = expected[i] = (float)(int)(random_uniform(&random) * (1 + round % 60));
         }
         qsort(expected, (size_t)count, sizeof *expected, descending);
         for (int k = 1; k <= count; k++) {
-            memcpy(shuffled, values, sizeof values);
-            assert_true(sampler_kth_largest(shuffled, count, k) == expected[k - 1]);
+            sampler_largest(values, count, k, largest);
+            assert_memory_equal(largest, expected, (size_t)k * sizeof *largest);
         }
     }
 }
@@ -222,7 +222,7 @@ int main(void) {
         cmocka_unit_test(test_steps_equal_forward),
         cmocka_unit_test(test_generate),
         cmocka_unit_test(test_choose),
-        cmocka_unit_test(test_kth_largest),
+        cmocka_unit_test(test_largest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

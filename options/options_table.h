@@ -332,8 +332,8 @@ static const OptionSpec option_table[] = {
      "The last tokens of the run, over which the learning rate falls; before them it stays at --lr. k, M and "
      "G may follow. auto: a fifth of the run for wsd, all after the warm-up for cosine and linear."},
     {OPTION("decay-now", RATE, SAME_BITS), COUNT_OPTION(decay_now, "off", 1, OPTION_NO_LIMIT, "N"),
-     .word = "off", .needs = "resume", .excludes = "resume auto", .of_one_run = true,
-     .instead_of = "tokens, epochs, decay-tokens", .help =
+     .word = "off", .instead_of = "tokens, epochs, decay-tokens", .needs = "resume",
+     .excludes = "resume auto", .of_one_run = true, .help =
      "Lets the learning rate fall from --resume's checkpoint on, and ends the run N tokens later: a branch "
      "that can be tried or published while the stable run goes on. It is --tokens and --decay-tokens worked "
      "out from the checkpoint; a --schedule constant becomes wsd."},

@@ -292,13 +292,32 @@ static inline void announce_run(Run *run, const Hello *hellos) {
 
 #define WAITING_SHARE 0.1 // of the time: more is worth a line at the end
 
+// The last validation, and the best one if that was before.
+static inline void print_losses(const Run *run) {
+    const Reports *reports = &run->reports;
+    const CheckpointedRun *checkpointed = &run->checkpointed;
+    if (!isnan(reports->validation)) {
+        printf("loss       %.4f nats per token on text it has not seen", reports->validation);
+        if (isfinite(reports->perfect_validation)) { // known where the text comes from a grammar
+            printf("; the best possible, knowing the grammar, is %.4f", reports->perfect_validation);
+        }
+        printf("\n");
+    }
+    if (checkpointed->worse > 0) {
+        printf("best       %.4f at %s %lld%s%s\n", checkpointed->best_loss, step_name(run->rule),
+               (long long)checkpointed->best_commit,
+               run->options.keep_best ? ", whose checkpoint is kept" : " (--keep-best on keeps such)",
+               has_stopped_improving(run) ? "; training ends, because no validation since then was better"
+                                          : "");
+    }
+}
+
 // Prints and logs how training ended. exposed: seconds in which a rank only waited for
 // communication, the mean. saved: the end is on disk. lost_data: that is why it ends.
 static inline void print_end(Run *run, uint64_t fingerprint, double exposed, bool saved, bool lost_data) {
     long long commits = (long long)run->scheduler.optimizer.commits;
     const Reports *reports = &run->reports;
     bool stopped = run->scheduler.wishes.stop_agreed, early = has_stopped_improving(run);
-    const CheckpointedRun *checkpointed = &run->checkpointed;
     double seconds = training_seconds(&run->clock),
            tokens = run->scheduler.gradients_done * reports->micro_batch_tokens;
     double waiting = exposed / (seconds - run->clock.before); // share of this part of the run
@@ -325,19 +344,7 @@ static inline void print_end(Run *run, uint64_t fingerprint, double exposed, boo
                "says what would be faster\n",
                100 * waiting, word);
     }
-    if (!isnan(reports->validation)) {
-        printf("loss       %.4f nats per token on text it has not seen", reports->validation);
-        if (isfinite(reports->perfect_validation)) { // known where the text comes from a grammar
-            printf("; the best possible, knowing the grammar, is %.4f", reports->perfect_validation);
-        }
-        printf("\n");
-    }
-    if (checkpointed->worse > 0) {
-        printf("best       %.4f at %s %lld%s%s\n", checkpointed->best_loss, step_name(run->rule),
-               (long long)checkpointed->best_commit,
-               run->options.keep_best ? ", whose checkpoint is kept" : " (--keep-best on keeps such)",
-               early ? "; training ends, because no validation since then was better" : "");
-    }
+    print_losses(run);
     printf("memory     planned %.1f MB, used %.1f MB (%+.2f %%)\n", planned / 1e6, used / 1e6,
            100 * (used - planned) / planned);
     printf("parameters fingerprint %s, the same on every rank\n", print);

@@ -244,11 +244,19 @@ static void products_beside_an_exchange_follow_the_schedule(void **state) {
     }
 }
 
-// How many micro-batches an exchange runs beside is measured with what else is auto, and kept: a
-// resumed run ends in the same bits.
+// The number in a training's checkpoint of commit 5.
+static double saved_number(Stage *stage, const Training *training, const char *name) {
+    char path[STAGE_PATH_SIZE], file[256];
+    snprintf(file, sizeof file, "%.100s/checkpoints/commit-5/checkpoint.json", training->out);
+    return text_number(stage_read_text(stage, stage_path(stage, file, path)), name, file);
+}
+
+// How many micro-batches an exchange runs beside is measured with what else is auto, and
+// kept: a resumed run has the same numbers, and ends in the same bits.
 static void a_measured_share_of_products_is_kept(void **state) {
     static const char options[] = "--lr 0.01 --tokens 640 --optimizer acco --accumulate 4 --acco-split auto "
                                   "--precision fp32";
+    static const char *const numbers[] = {"\"beside_commit\":", "\"beside_estimate\":"};
     char resume[512];
     Fleet *fleet = fleet_new(stage_with_ranks(state));
     set_gpus("2", NULL);
@@ -260,6 +268,11 @@ static void a_measured_share_of_products_is_kept(void **state) {
     Training resumed = training_start(stage_of(state), 2, resume);
     Fingerprint print = training_fingerprint(stage_of(state), &resumed);
     assert_string_equal(print.text, fleet->prints[0].text);
+    for (int i = 0; i < 2; i++) {
+        double measured = saved_number(stage_of(state), &fleet->trainings[0], numbers[i]);
+        assert_true(measured >= 1);
+        assert_true(saved_number(stage_of(state), &resumed, numbers[i]) == measured);
+    }
 }
 
 // Ranks that begin with different models are noticed, although masters and casts would be

@@ -74,6 +74,8 @@ class ChatTemplate:
             self.template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatError(f"the chat template is no Jinja: line {error.lineno}: {error}") from None
+        except RecursionError:
+            raise ChatError("the chat template is no Jinja that can be read: it is nested too deeply") from None
         self.source, self.names = source, names
         self.marks = re.search(r"{%-?\s*generation\s*-?%}", source) is not None
         self.special = re.compile("|".join(re.escape(text) for text in sorted(special, key=len, reverse=True)) or "(?!)")
@@ -88,7 +90,7 @@ class ChatTemplate:
         for number, piece in enumerate(re.split(f"[{OPENS}{CLOSES}]", marked)):
             if number % 2 == 1:
                 spans.append((len(text), len(text) + len(piece)))
-            text += piece
+            text += piece.encode(errors="replace").decode()  # a template can write half of a surrogate pair
         return text, spans
 
     def answers(self, messages: list[dict], whole: str) -> list[Span]:
@@ -144,7 +146,7 @@ def load(name: str, tokenizer: Tokenizer, file: str | None) -> ChatTemplate:
             source = {template["name"]: template["template"] for template in source}.get("default")
         if file is not None or beside.is_file():
             source = Path(file or beside).read_text("utf-8")
-        is_gpt2 = config.get("tokenizer_class", "GPT2Tokenizer").startswith("GPT2")  # to which transformers gives these
+        is_gpt2 = (config.get("tokenizer_class") or "GPT2Tokenizer").startswith("GPT2")  # to which transformers gives these
         names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), vocabulary.END_OF_TEXT) if is_gpt2 else {}
         for key, value in (special | config).items():
             text = value.get("content") if isinstance(value, dict) else value

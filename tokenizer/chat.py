@@ -86,6 +86,9 @@ class ChatTemplate:
             marked = self.template.render(messages=messages, tools=None, documents=None, add_generation_prompt=ask, **self.names)
         except Exception as error:  # a template can do anything
             raise ChatError(f"the chat template refuses it: {error}") from None
+        marks = re.findall(f"[{OPENS}{CLOSES}]", marked)
+        if marks != [OPENS, CLOSES] * (len(marks) // 2):
+            raise ChatError("the chat template cuts what {% generation %} holds, or has one within another")
         text, spans = "", []
         for number, piece in enumerate(re.split(f"[{OPENS}{CLOSES}]", marked)):
             if number % 2 == 1:

@@ -132,6 +132,8 @@ class Refused(ChatTest):
             ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "the chat template refuses it"),
             ("{% for i in range(999999999) %}x{% endfor %}", "the chat template refuses it"),
             ("{{ messages", "the chat template is no Jinja: line 1"),
+            ("{% generation %}{% generation %}x{% endgeneration %}{% endgeneration %}", "has one within another"),
+            ("{% set x %}{% generation %}yes{% endgeneration %}{% endset %}{{ x[:2] }}", "cuts what {% generation %} holds"),
             ("{{ 1" + " + 1" * 9999 + " }}", "nested too deeply"),
             ("{% generation %}x", "the chat template is no Jinja"),
             (unmarked(TEMPLATES["chatml"]).replace("assistant\\n", "assistant\\n<think>"), "writes message 2 in another way than it asks"),

@@ -32,8 +32,8 @@ static inline bool average_add(HfModel *first, float **mean, int64_t count, cons
     return good;
 }
 
-// options->from: the model in a run's newest checkpoint (find_models), or in the one that was asked
-// for: it and those before it are averaged.
+// options->from: the model in a run's newest checkpoint (find_models), or in the one that
+// was asked for: it and those before it are averaged.
 static inline int command_average(const Options *options) {
     Error error = {""};
     HfModel first = {.files = NULL};

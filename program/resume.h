@@ -248,8 +248,8 @@ static inline bool decay_from_checkpoint(Options *options, Error *error) {
     return true;
 }
 
-// --decay-now: whether the rate has its peak at the checkpoint. With other batches or another --lr-by
-// than the run had, the same tokens may lie in the warm-up, or behind the end.
+// --decay-now: whether the rate has its peak at the checkpoint. With other batches or another
+// --lr-by than the run had, the same tokens may lie in the warm-up, or behind the end.
 static inline bool check_decay(Run *run, Error *error) {
     const LearningRate *rate = &run->scheduler.settings.rate;
     const char *resume = run->options.resume;

@@ -228,7 +228,7 @@ static inline void muon_direction(Stream *stream, const StepRange *range) {
     KERNEL(muon_direction, stream->precision, stream, range);
 }
 
-// polynomial (side, side) = a I + b square + c polynomial.
+// Each of the `count` polynomials (side, side) = a I + b square + c polynomial.
 static inline void muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side,
                                    int count) {
     KERNEL(muon_polynomial, stream->precision, stream, polynomial, square, side, count);

@@ -304,9 +304,11 @@ static inline void print_losses(const Run *run) {
         printf("\n");
     }
     if (checkpointed->worse > 0) {
+        CheckpointPaths paths = checkpoint_paths(run->directory, checkpointed->best_commit);
+        bool kept = run->options.keep_best && access(paths.final, F_OK) == 0; // it was not always asked for
         printf("best       %.4f at %s %lld%s%s\n", checkpointed->best_loss, step_name(run->rule),
                (long long)checkpointed->best_commit,
-               run->options.keep_best ? ", whose checkpoint is kept" : " (--keep-best on keeps such)",
+               kept ? ", whose checkpoint is kept" : " (--keep-best on keeps such)",
                has_stopped_improving(run) ? "; training ends, because no validation since then was better"
                                           : "");
     }

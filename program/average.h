@@ -32,7 +32,8 @@ static inline bool average_add(HfModel *first, float **mean, int64_t count, cons
     return good;
 }
 
-// options->from: the model in a run's newest checkpoint (find_models).
+// options->from: the model in a run's newest checkpoint (find_models), or in the one that
+// was asked for: it and those before it are averaged.
 static inline int command_average(const Options *options) {
     Error error = {""};
     HfModel first = {.files = NULL};
@@ -45,17 +46,19 @@ static inline int command_average(const Options *options) {
         exit_user_mistake(&error);
     }
     snprintf(folder, sizeof folder, "%.*s", (int)(name - options->from), options->from);
-    int64_t count = 0, commit = INT64_MAX;
-    bool good = true;
-    for (; count < options->last && good; count += good) {
-        commit = checkpoint_newest_in(folder, commit);
-        if (commit < 0) { break; }
+    int64_t count = 0, commit = strtoll(name + strlen("/commit-"), NULL, 10);
+    // A name that cannot be made is not noticed after minutes of reading.
+    bool good = (mkdir(options->out, 0777) == 0 && rmdir(options->out) == 0) ||
+                error_set(&error, "cannot create the directory %.300s: %s", options->out, strerror(errno));
+    for (; count < options->last && good && commit >= 0; count += good) {
         snprintf(model, sizeof model, "%s/commit-%lld/model", folder, (long long)commit);
         good = average_add(&first, &mean, count, model, &error);
         if (good) { printf("averaged   %s\n", model); }
+        commit = checkpoint_newest_in(folder, commit);
     }
     if (good && count < options->last) {
-        good = error_set(&error, "--last %lld: %.300s has %lld checkpoint%s (--keep says how many stay)",
+        good = error_set(&error,
+                         "--last %lld: %.300s has %lld checkpoint%s up to there (--keep says how many stay)",
                          (long long)options->last, folder, (long long)count, count == 1 ? "" : "s");
     }
     good = good && hf_model_save(options->out, &first.config, &first.table, mean, options->from, &error);

@@ -229,6 +229,49 @@ static inline void keep_measured_choices(Run *run) {
     share_from_rank_zero(&run->transport, "sharing", &run->options.rules, sizeof run->options.rules);
 }
 
+// --decay-now: from the checkpoint on the rate falls, and so many tokens later the run ends. A
+// checkpoint that cannot be read is refused by check_resume.
+static inline bool decay_from_checkpoint(Options *options, Error *error) {
+    int64_t commit;
+    if (options->decay_now == 0) { return true; }
+    options->tokens = (int64_t)ceil(checkpoint_tokens(options->resume, &commit)) + options->decay_now;
+    if (options->tokens > (int64_t)OPTION_NO_LIMIT) {
+        return error_set(
+            error,
+            "--decay-now %lld: with the tokens before it that is more than can be counted here: at "
+            "most %.0f",
+            (long long)options->decay_now, OPTION_NO_LIMIT);
+    }
+    options->decay_tokens = options->decay_now;
+    options->epochs = 0;
+    if (options->schedule == SCHEDULE_CONSTANT) { options->schedule = SCHEDULE_WSD; }
+    return true;
+}
+
+// --decay-now: whether the rate has its peak at the checkpoint. With other batches or another
+// --lr-by than the run had, the same tokens may lie in the warm-up, or behind the end.
+static inline bool check_decay(Run *run, Error *error) {
+    const LearningRate *rate = &run->scheduler.settings.rate;
+    const char *resume = run->options.resume;
+    int64_t commit;
+    double done = checkpoint_tokens(resume, &commit) / (double)tokens_per_micro_batch(run);
+    done = run->scheduler.settings.rate_by_commits ? (double)commit : done;
+    run->options.decay_now = 0;
+    if (done < rate->warmup) {
+        return error_set(
+            error,
+            "--decay-now: at commit %lld of %.300s the rate still rises, for %lld commits: take a "
+            "later checkpoint, or give a --warmup of at most %.0f",
+            (long long)commit, resume, (long long)run->options.warmup, floor(done / rate->step));
+    }
+    return done < rate->total ||
+           error_set(
+               error,
+               "--decay-now: by --lr-by commits the rate has fallen already at commit %lld of %.300s, whose "
+               "batches were smaller: give --lr-by grads",
+               (long long)commit, resume);
+}
+
 // Before anything is allocated or created: every rank can read the checkpoint that
 // --resume names, and it is of this model and inner optimizer.
 static inline void check_resume(Run *run) {
@@ -251,29 +294,10 @@ static inline void check_resume(Run *run) {
     } else if (strcmp(resume, "off") != 0) {
         good = checkpoint_open(&source, &run->checkpointed, resume, &error);
         if (good) { checkpoint_close(&source); }
+        good = good && (run->options.decay_now == 0 || check_decay(run, &error));
     }
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
     keep_measured_choices(run);
-}
-
-// --decay-now: from the checkpoint on the rate falls, and so many tokens later the run ends. A
-// checkpoint that cannot be read is refused by check_resume.
-static inline bool decay_from_checkpoint(Options *options, Error *error) {
-    int64_t commit;
-    if (options->decay_now == 0) { return true; }
-    options->tokens = (int64_t)ceil(checkpoint_tokens(options->resume, &commit)) + options->decay_now;
-    if (commit > 0 && commit < options->warmup) {
-        return error_set(
-            error,
-            "--decay-now: at commit %lld of %.300s the rate still rises, for %lld commits: take a "
-            "later checkpoint, or give a --warmup of at most %lld",
-            (long long)commit, options->resume, (long long)options->warmup, (long long)commit);
-    }
-    options->decay_tokens = options->decay_now;
-    options->epochs = 0;
-    options->decay_now = 0;
-    if (options->schedule == SCHEDULE_CONSTANT) { options->schedule = SCHEDULE_WSD; }
-    return true;
 }
 
 // All ranks, after scheduler_start: does what --resume asks for.
@@ -312,6 +336,8 @@ static inline void resume_run(Run *run) {
         resume = newest.final;
     } else if (!checkpoint_load(&run->checkpointed, resume, remarks, &error)) {
         agree_or_exit(run, EXIT_USER_MISTAKE, &error);
+    } else { // a branch looks for its own best: that of the other run is not in this directory
+        run->checkpointed.best_commit = run->checkpointed.worse = 0;
     }
     run->clock.before = run->checkpointed.seconds;
     continue_reports(run, run->clock.before);

@@ -30,7 +30,7 @@ sub(/^.+\{"event":"/, "{\"event\":\"") { unreadable++ }
 END {
     if (validated) { losses("best", fact["most_tokens"], fact["most_time"], fact["best"]) }
     if ("tokens" in fact) { fact["most_end"] = fact["most_tokens"] }
-    if ("tokens" in fact && fact["end"] != "done") { future() }
+    if ("tokens" in fact && fact["end"] != "done" && fact["end"] != "no lower loss") { future() }
     for (c in count) { draw(c) }
     if (unreadable > 0) { fact["unreadable"] = unreadable }
     if (whole > 0) { fact["exposed"] = 100 * waited / whole }

@@ -74,6 +74,8 @@ class ChatTemplate:
             self.template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatError(f"the chat template is no Jinja: line {error.lineno}: {error}") from None
+        except RecursionError:
+            raise ChatError("the chat template is no Jinja that can be read: it is nested too deeply") from None
         self.source, self.names = source, names
         self.marks = re.search(r"{%-?\s*generation\s*-?%}", source) is not None
         self.special = re.compile("|".join(re.escape(text) for text in sorted(special, key=len, reverse=True)) or "(?!)")
@@ -84,11 +86,14 @@ class ChatTemplate:
             marked = self.template.render(messages=messages, tools=None, documents=None, add_generation_prompt=ask, **self.names)
         except Exception as error:  # a template can do anything
             raise ChatError(f"the chat template refuses it: {error}") from None
+        marks = re.findall(f"[{OPENS}{CLOSES}]", marked)
+        if marks != [OPENS, CLOSES] * (len(marks) // 2):
+            raise ChatError("the chat template cuts what {% generation %} holds, or has one within another")
         text, spans = "", []
         for number, piece in enumerate(re.split(f"[{OPENS}{CLOSES}]", marked)):
             if number % 2 == 1:
                 spans.append((len(text), len(text) + len(piece)))
-            text += piece
+            text += piece.encode(errors="replace").decode()  # a template can write half of a surrogate pair
         return text, spans
 
     def answers(self, messages: list[dict], whole: str) -> list[Span]:
@@ -144,7 +149,7 @@ def load(name: str, tokenizer: Tokenizer, file: str | None) -> ChatTemplate:
             source = {template["name"]: template["template"] for template in source}.get("default")
         if file is not None or beside.is_file():
             source = Path(file or beside).read_text("utf-8")
-        is_gpt2 = config.get("tokenizer_class", "GPT2Tokenizer").startswith("GPT2")  # to which transformers gives these
+        is_gpt2 = (config.get("tokenizer_class") or "GPT2Tokenizer").startswith("GPT2")  # to which transformers gives these
         names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), vocabulary.END_OF_TEXT) if is_gpt2 else {}
         for key, value in (special | config).items():
             text = value.get("content") if isinstance(value, dict) else value

@@ -20,8 +20,10 @@
 // runs repeat bit for bit. What the quickest would save, dev/gpu/bench measures. The
 // algorithm is kept in a plan, for the shapes used last: training has about twenty, but every
 // batch of an evaluation may have rows of its own. Where an exchange may be under way
-// (scheduler.h), a shape has a second plan, which counts on fewer multiprocessors. The
-// library's workspace is the one buffer that the memory plan lists.
+// (scheduler.h), a shape has a second plan, which counts on fewer multiprocessors. Some
+// products are several at once, of matrices that lie one behind the other: their algorithm
+// is chosen for the largest number of them, so that bits do not depend on how many there
+// are. The library's workspace is the one buffer that the memory plan lists.
 #ifndef ACCO_KERNELS_CUDA_MATMUL_CUH
 #define ACCO_KERNELS_CUDA_MATMUL_CUH
 
@@ -44,7 +46,7 @@ typedef struct CudaGemm {
     Precision precision;                                 // of a and b
     Precision result_precision;                          // of the result
     bool accumulate;                                     // += instead of =
-    int most;                                            // products at once, see below
+    int most;                                            // products at once, see above
     int sm_count;                                        // as in CudaGemmLibrary
     uint32_t a_alignment, b_alignment, result_alignment; // bytes; filled in by cuda_gemm_align
     bool operator==(const CudaGemm &) const = default;
@@ -58,9 +60,6 @@ typedef struct CudaGemmPlan {
     cublasLtMatrixLayout_t a, b, result;
     cublasLtMatmulAlgo_t algorithm;
 } CudaGemmPlan;
-
-// Some products are several at once, of matrices that lie one behind the other. The algorithm is
-// chosen for the largest number of them, so that bits do not depend on how many there are.
 
 // What a stream keeps for its products.
 typedef struct CudaGemmLibrary {

@@ -1174,6 +1174,7 @@ static void one_rank_without_room_is_named(void **state) {
     assert_true(saved.count == 1 && saved.strangers == 0);
 }
 
+// On one rank.
 static Outcome run_well(Stage *stage, const char *arguments) {
     Outcome outcome = program_run(stage, 0, arguments);
     outcome_check(&outcome, 0, arguments);
@@ -1231,6 +1232,25 @@ static void the_best_is_kept_and_the_end_is_seen(void **state) {
         text_check(outcome.output, "a larger --stop-after continues it", rules[i]);
         check_saved(stage, fleet->trainings[i].out, expected);
     }
+    static const char decays[] = "--config base.json --optimizer ddp --lr 0.1 --schedule constant --warmup 0 "
+                                 "--val-every 4 --stop-after 3 --decay-now 256 --out branch --resume %s";
+    char branch[512];
+    snprintf(branch, sizeof branch, decays, fleet->trainings[0].out);
+    Outcome outcome = program_run(stage, 2, branch);
+    outcome_check(&outcome, 0, branch);
+    assert_null(strstr(outcome.output, "nothing is left to do"));
+}
+
+// It is not said of the best checkpoint that it is kept where there is none.
+static void a_best_that_was_not_kept_is_told(void **state) {
+    Stage *stage = stage_of(state);
+    static const char options[] =
+        "--config base.json --optimizer ddp --lr 0.1 --schedule constant --warmup 0 "
+        "--val-every 4 --stop-after 3 --keep 1 --tokens 100k --out unkept";
+    char again[512];
+    run_well(stage, options);
+    snprintf(again, sizeof again, "%s --resume auto --keep-best on", options);
+    text_check(run_well(stage, again).output, "(--keep-best on keeps such)", again);
 }
 
 static float *read_model(const Stage *stage, const char *name, size_t *count) {
@@ -1261,16 +1281,22 @@ static void the_last_checkpoints_are_averaged(void **state) {
             fail_msg("parameter %zu: %.9g, expected %.9g", i, (double)values[0][i], mean);
         }
     }
+    run_well(stage, "average --from swinging/checkpoints/commit-12 --last 1 --out twelfth");
+    float *twelfth = read_model(stage, "twelfth", &count);
+    assert_memory_equal(twelfth, values[1], count * sizeof(float));
+    free(twelfth);
     for (int i = 0; i < 4; i++) { free(values[i]); }
     static const char *const refused[][2] = {
         {"average --from swinging --last 9 --out more", "has 4 checkpoints"},
-        {"average --from swinging --out mean", "cannot create the directory"},
+        {"average --from swinging --out mean", "cannot create the directory mean: File exists"},
+        {"average --from swinging/checkpoints/commit-12 --out more", "has 2 checkpoints up to there"},
         {"average --from mean --out other", "average needs --from RUN"},
         {"average --from swinging", "average needs --from RUN"},
         {"average --from swinging --out other --lr 1", "--lr has no effect on train_gpt average"}};
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         Outcome outcome = program_run(stage, 0, refused[i][0]);
         outcome_check(&outcome, 2, refused[i][0]);
+        if (strstr(refused[i][0], "--out mean") != NULL) { assert_string_equal(outcome.output, ""); }
         text_check(outcome.errors, refused[i][1], refused[i][0]);
     }
 }
@@ -1429,7 +1455,6 @@ static void a_text_goes_on_line_by_line(void **state) {
           greedy, greedy, greedy, greedy);
 }
 
-// On one rank.
 // The rate in the last report of a run.
 static double last_rate(Stage *stage, const char *out) {
     json_t *events = log_read(stage, out), *report = NULL, *next;
@@ -1486,7 +1511,6 @@ static void a_longer_run_says_what_becomes_of_the_rate(void **state) {
     text_check(other.output, "rate       peak 0.0002, chosen for fine-tuning", "a template");
 }
 
-// Batches that follow the time do not repeat, so no checkpoint of them goes on exactly.
 // A stable run whose end is not known, and a branch of it in which the rate falls: the bits are
 // those of a run whose end was known from the beginning.
 static void a_decay_branches_off_a_stable_run(void **state) {
@@ -1515,11 +1539,24 @@ static void a_decay_branches_off_a_stable_run(void **state) {
     fleet_finish(fleet);
     for (int i = 0; i < 3; i++) { check_print(&fleet->prints[i], &planned[i], rules[i]); }
     char early[256];
-    snprintf(early, sizeof early, "--optimizer ddp --warmup 5 --resume %s --decay-now 512",
+    snprintf(early, sizeof early, "--optimizer ddp --inner muon --warmup 5 --resume %s --decay-now 512",
              step_path(&stable[0], 4));
     check_refused(stage, 2, "early", early, "the rate still rises, for 5 commits");
+    static const char *const refused[][2] = {
+        {"--warmup 9 --accumulate 64", "the rate still rises, for 9 commits"},
+        {"--warmup 0 --lr-by commits --accumulate 64", "the rate has fallen already at commit 16"}};
+    for (int i = 0; i < 2; i++) {
+        snprintf(early, sizeof early, "--optimizer ddp --inner muon %s --resume %s --decay-now 9k",
+                 refused[i][0], step_path(&stable[0], 16));
+        check_refused(stage, 2, "early", early, refused[i][1]);
+    }
+    snprintf(early, sizeof early,
+             "--optimizer ddp --inner muon --warmup 3 --resume %s --decay-now 9007199254740992",
+             step_path(&stable[0], 16));
+    check_refused(stage, 2, "early", early, "more than can be counted here");
 }
 
+// Batches that follow the time do not repeat, so no checkpoint of them goes on exactly.
 static void adaptive_batches_are_not_exact(void **state) {
     Stage *stage = stage_of(state);
     run_well(stage, "--config base.json --optimizer acco --accumulate auto --out adaptive");
@@ -1834,6 +1871,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(one_rank_without_room_is_named),
         CHECKPOINT_TEST(some_checkpoints_are_kept),
         CHECKPOINT_TEST(the_best_is_kept_and_the_end_is_seen),
+        CHECKPOINT_TEST(a_best_that_was_not_kept_is_told),
         CHECKPOINT_TEST(the_last_checkpoints_are_averaged),
         CHECKPOINT_TEST(links_are_not_followed),
         CHECKPOINT_TEST(a_saved_model_begins_another_run),

@@ -211,6 +211,20 @@ static void the_rate_to_come_is_that_of_the_schedule(void **state) {
     }
 }
 
+static void a_run_that_got_no_better_has_no_rate_to_come(void **state) {
+    (void)state;
+    FakeLog log = {"", 0};
+    char path[STAGE_PATH_SIZE];
+    add(&log, "{\"event\":\"start\",\"options\":{\"optimizer\":\"ddp\",\"lr\":0.002,\"tokens\":160000}}\n");
+    add_reports(&log, 1, 100, 0, "null");
+    add(&log, "{\"event\":\"end\",\"reason\":\"no lower loss\"}\n");
+    write_run("no-better", &log);
+    shell(&stage, "awk -v to=no-better/x -f '%s/scripts/plot.awk' no-better/log.jsonl > /dev/null",
+          stage.root);
+    assert_int_not_equal(access(stage_path(&stage, "no-better/x.rate", path), F_OK), -1);
+    assert_int_equal(access(stage_path(&stage, "no-better/x.future", path), F_OK), -1);
+}
+
 static void a_long_curve_is_drawn_as_means(void **state) {
     (void)state;
     need_gnuplot();
@@ -356,6 +370,7 @@ int main(void) {
         STAGE_TEST(stage, the_page_needs_nothing_else),
         STAGE_TEST(stage, the_pen_is_lifted_where_nothing_is_known_and_where_a_run_was_resumed),
         STAGE_TEST(stage, the_rate_to_come_is_that_of_the_schedule),
+        STAGE_TEST(stage, a_run_that_got_no_better_has_no_rate_to_come),
         STAGE_TEST(stage, a_long_curve_is_drawn_as_means),
         STAGE_TEST(stage, one_report_is_a_mark),
         STAGE_TEST(stage, a_panel_of_which_nothing_is_known_says_so),

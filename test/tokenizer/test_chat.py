@@ -132,6 +132,9 @@ class Refused(ChatTest):
             ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "the chat template refuses it"),
             ("{% for i in range(999999999) %}x{% endfor %}", "the chat template refuses it"),
             ("{{ messages", "the chat template is no Jinja: line 1"),
+            ("{% generation %}{% generation %}x{% endgeneration %}{% endgeneration %}", "has one within another"),
+            ("{% set x %}{% generation %}yes{% endgeneration %}{% endset %}{{ x[:2] }}", "cuts what {% generation %} holds"),
+            ("{{ 1" + " + 1" * 9999 + " }}", "nested too deeply"),
             ("{% generation %}x", "the chat template is no Jinja"),
             (unmarked(TEMPLATES["chatml"]).replace("assistant\\n", "assistant\\n<think>"), "writes message 2 in another way than it asks"),
             ("{{ messages | length }}{% for message in messages %}{{ message.content }}{% endfor %}", "put {% generation %} and {% endgeneration %}"),
@@ -227,6 +230,8 @@ class Pieces(ChatTest):
         for config, expected in (
             ({"chat_template": "{{ bos_token }}{{ eos_token }}"}, "<|endoftext|><|endoftext|>"),  # as GPT-2's class has it
             ({"chat_template": "{{ bos_token }}{{ eos_token }}", "tokenizer_class": "X", "eos_token": {"content": "<e>"}}, "<e>"),
+            ({"chat_template": "{{ eos_token }}", "tokenizer_class": None}, "<|endoftext|>"),
+            ({"chat_template": "{{ '\\ud800' }}"}, "?"),
             ({"chat_template": [{"name": "tools", "template": "x"}, {"name": "default", "template": "y"}]}, "y"),
         ):
             (directory / "tokenizer_config.json").write_text(json.dumps(config))

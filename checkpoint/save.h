@@ -55,6 +55,7 @@ typedef struct Saver {
     SavedPart *parts; // (count)
     size_t count;
     int64_t commit, reports; // the scheduler's counters
+    int64_t best_commit;     // of the run when this was begun: a better one may not be on disk yet
     json_t *manifest;        // rank 0: checkpoint.json without its checksums
     float *committed;        // rank 0: (parameter_count) on the host, for model/
     bool owns_committed;
@@ -71,6 +72,7 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
     Saver *saver = (Saver *)calloc(1, sizeof *saver);
     saver->run = run;
     saver->commit = run->scheduler->optimizer.commits;
+    saver->best_commit = run->best_commit;
     saver->reports = run->scheduler->reports;
     saver->paths = checkpoint_paths(run->directory, saver->commit);
     saver->state = -1;
@@ -347,7 +349,7 @@ static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Err
         for (int64_t commit = saver->commit, older; is_main && commit >= 0; commit = older) {
             older = checkpoint_newest_sound(run, commit);
             bool first = every > 0 && commit / every > (older < 0 ? 0 : older) / every;
-            bool best = run->keep_best && commit == run->best_commit;
+            bool best = run->keep_best && (commit == run->best_commit || commit == saver->best_commit);
             if (++kept > run->keep && !first && !best) {
                 tree_remove(checkpoint_paths(run->directory, commit).final);
             }

@@ -216,6 +216,7 @@
      "The last tokens of the run, over which the learning rate falls; before them it stays at --lr. k, M and "
      "G may follow. auto: a fifth of the run for wsd, all after the warm-up for cosine and linear.")
     OPTION("decay-now", RATE, SAME_BITS, COUNT, decay_now, "off", 1, OPTION_NO_LIMIT, "N", .word = "off",
+     .commands = 1 << COMMAND_TRAIN,
      .instead_of = "tokens, epochs, decay-tokens", .needs = "resume", .excludes = "resume auto",
      .of_one_run = true, .help =
      "Lets the learning rate fall from --resume's checkpoint on, and ends the run N tokens later: a branch "

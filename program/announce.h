@@ -303,7 +303,7 @@ static inline void print_losses(const Run *run) {
         }
         printf("\n");
     }
-    if (checkpointed->worse > 0) {
+    if (checkpointed->worse > 0 && checkpointed->best_commit > 0) {
         CheckpointPaths paths = checkpoint_paths(run->directory, checkpointed->best_commit);
         bool kept = run->options.keep_best && access(paths.final, F_OK) == 0; // it was not always asked for
         printf("best       %.4f at %s %lld%s%s\n", checkpointed->best_loss, step_name(run->rule),

@@ -61,7 +61,10 @@ static inline int command_average(const Options *options) {
                          "--last %lld: %.300s has %lld checkpoint%s up to there (--keep says how many stay)",
                          (long long)options->last, folder, (long long)count, count == 1 ? "" : "s");
     }
-    good = good && hf_model_save(options->out, &first.config, &first.table, mean, options->from, &error);
+    if (good && !hf_model_save(options->out, &first.config, &first.table, mean, options->from, &error)) {
+        tree_remove(options->out);
+        good = false;
+    }
     if (!good) { exit_user_mistake(&error); }
     printf("model      %s; eval, sample and --from take it\n", options->out);
     free(mean);

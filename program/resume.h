@@ -257,6 +257,7 @@ static inline bool check_decay(Run *run, Error *error) {
     double done = checkpoint_tokens(resume, &commit) / (double)tokens_per_micro_batch(run);
     done = run->scheduler.settings.rate_by_commits ? (double)commit : done;
     run->options.decay_now = 0;
+    run->is_branch = true;
     if (done < rate->warmup) {
         return error_set(
             error,
@@ -346,6 +347,11 @@ static inline void resume_run(Run *run) {
     bool exact = remarks[0] == '\0';
     printf("resumed    from %s at %s %lld; %s%s\n", resume, step_name(run->rule), commit,
            exact ? "exact" : "not exact: ", remarks);
+    if (run->is_branch) {
+        printf(
+            "           a branch: with the other options as they were its bits are those of a run that was "
+            "planned so\n");
+    }
     const char *start = options_start(&run->options);
     if (start[0] != '\0') { printf("           with its parameters; those of %s are not used\n", start); }
     double before = run->checkpointed.next_learning_rate, now = scheduler_learning_rate(&run->scheduler);

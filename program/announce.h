@@ -57,7 +57,7 @@ static inline void print_batch(const Run *run) {
     }
     bool constant = options->schedule == SCHEDULE_CONSTANT;
     char decay[NUMBER_TEXT_SIZE + 32] = "";
-    if (!constant && options->decay_tokens < options->tokens) {
+    if (!constant && options->decay_tokens > 0) {
         snprintf(decay, sizeof decay, " in the last %s tokens",
                  human_count((double)options->decay_tokens, text));
     }

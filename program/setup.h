@@ -72,9 +72,9 @@ static inline bool choose_rates(Run *run, Error *error) {
     if (options->schedule != SCHEDULE_CONSTANT && options_leave(options, &options->minimum_learning_rate)) {
         options->minimum_learning_rate = options->learning_rate / 10;
     }
-    if (options->epochs == 0 && options->schedule != SCHEDULE_CONSTANT &&
+    if (options->epochs == 0 && options->schedule == SCHEDULE_WSD &&
         options_leave(options, &options->decay_tokens)) {
-        options->decay_tokens = options->schedule == SCHEDULE_WSD ? options->tokens / 5 : options->tokens;
+        options->decay_tokens = options->tokens / 5;
     }
     if (options_leave(options, &options->weight_decay)) { options->weight_decay = finetunes ? 0 : 0.1; }
     if (options->epochs == 0 && options_leave(options, &options->warmup)) {
@@ -169,7 +169,9 @@ static inline void choose_schedule(const Options *options, int ranks, SchedulerS
     bool by_commits = options->learning_rate_by == RATE_BY_COMMITS;
     double per_commit = (double)options_total_accumulate(options, ranks);
     double total = (double)options->tokens / (double)(options->micro_batch * options->seq_len);
-    double decay = (double)options->decay_tokens / (double)(options->micro_batch * options->seq_len);
+    double decay = options->decay_tokens == 0
+                       ? total // or all that is left by the warm-up
+                       : (double)options->decay_tokens / (double)(options->micro_batch * options->seq_len);
     settings->target = ceil(total);
     settings->sequential = options->sequential;
     settings->rate_by_commits = by_commits;

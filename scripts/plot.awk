@@ -117,7 +117,7 @@ function future(    i, t, here, there, begins, warmup, part, fall) {
     here = fact["tokens"] + 0
     there = asked["tokens"] + 0
     warmup = asked["warmup"] * commit_tokens
-    begins = there - asked["decay-tokens"] > warmup ? there - asked["decay-tokens"] : warmup
+    begins = asked["decay-tokens"] + 0 > 0 && there - asked["decay-tokens"] > warmup ? there - asked["decay-tokens"] : warmup
     for (i = 0; i <= 60 && there > here; i++) {
         t = here + (there - here) * i / 60
         part = t > begins && there > begins ? (t - begins) / (there - begins) : 0

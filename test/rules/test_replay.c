@@ -617,8 +617,8 @@ static void read_rate(const LoggedOptions *logged, ReplaySettings *settings, dou
     rate->warmup = logged_number(logged, "warmup", NAN) * rate->step;
     rate->total = logged_number(logged, "tokens", 0) / tokens_per_micro_batch /
                   (settings->rate_by_commits ? per_commit : 1);
-    rate->decay = logged_number(logged, "decay-tokens", 0) / tokens_per_micro_batch /
-                  (settings->rate_by_commits ? per_commit : 1);
+    rate->decay = logged_number(logged, "decay-tokens", logged_number(logged, "tokens", 0)) /
+                  tokens_per_micro_batch / (settings->rate_by_commits ? per_commit : 1);
 }
 
 static void read_local(const LoggedOptions *logged, ReplaySettings *settings) {

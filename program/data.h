@@ -68,11 +68,11 @@ static inline bool open_side(Run *run, bool validation, const char *const *token
     bool has_tokenizer = tokenizer[0] != '\0', starts_fresh = options_start(options)[0] == '\0';
     DataRequest request = {
         .path = validation ? options->val_data : options->data,
-        .tokens = tokens,
         .sequence_length = run->T,
         .vocabulary = vocabulary,
         .seed = (uint64_t)options->seed,
         .hold_out = !validation && !has_validation_data(options) && options->val_batches > 0,
+        .tokens = tokens,
     };
     if (!data_loader_find_files(loader, &request, error)) { return false; }
     bool text = data_loader_is_text(loader), builtin = loader->builtin;

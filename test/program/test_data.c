@@ -440,7 +440,7 @@ static const struct {
     {"--model bytes.json --data documents.txt --val-data packed.txt", "packed.txt looks like a gzip archive"},
     {"--tokenizer bpe --data short.txt", "is too short"},
     {"--tokenizer bpe --data documents.txt --epochs 0.001", "raise --epochs"},
-    {"--tokenizer bpe --data documents.txt:1,held.txt:2 --epochs 1", "each has epochs of its own"},
+    {"--tokenizer bpe --data documents.txt:1,held.txt:2 --epochs 1", "has epochs of its own"},
     {"--tokenizer bpe --data documents.txt:1,documents.txt:2", "documents.txt is in two sources"},
     {"--tokenizer bpe --data documents.txt:1,documents.bin:2", "one is text, the other holds token ids"},
     {"--tokenizer bpe --data documents.bin:1,foreign.bin:2", "different tokenizers"},

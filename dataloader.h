@@ -13,13 +13,17 @@
 // Window w of a file is its tokens from w * T on, T + 1 of them: the first T are the
 // inputs, the last T the targets, so no token is predicted twice. No window crosses from
 // one file into the next. Windows are numbered through all files. With hold_out the last
-// 5 % of them (at least 1, at most 4096) are kept for validation and never trained on.
+// 5 % of each source (at least 1 window, at most 4096) are kept for validation and never
+// trained on.
 //
 // The order of training is a pure function of the seed and of one number, the index of
 // the sample, which counts on from epoch to epoch. With n training windows:
 //
 //     epoch  = sample / n
 //     window = data_permute(random_hash(seed, epoch), n, sample % n)
+//
+// Of several sources with weights, "a.bin:0.7,b.bin:0.3", data_loader_source says which one
+// has a sample, and which number that sample has there: this, too, follows from its index.
 //
 // data_permute is a keyed permutation, computed for one index at a time: every epoch
 // visits each window once, and no list is shuffled, stored or sent. So a run's position
@@ -54,11 +58,12 @@
 #include "tokenizer/token_file.h"
 
 typedef struct DataRequest {
-    const char *path;    // "builtin", a file, a directory of .bin files, or a pattern
+    const char *path;    // "builtin", a file, a directory of .bin files, a pattern; or such with weights
     int sequence_length; // T
     int vocabulary;      // of the model: every id must be below it
     uint64_t seed;
-    bool hold_out; // keep the last windows for validation
+    bool hold_out;             // keep the last windows for validation
+    const char *const *tokens; // of each source, which is a text: the token file to read instead; or NULL
 } DataRequest;
 
 typedef struct DataFile {
@@ -72,16 +77,41 @@ typedef struct DataFile {
     bool is_gone;          // the name is that of another file now, or of none; the mapping holds the old one
 } DataFile;
 
-typedef struct DataLoader {
+enum { DATA_SOURCES_MOST = 8 };
+
+typedef struct DataSource {
     char name[256]; // the path as it was asked for, for messages
-    bool builtin;   // endless, and no files
-    DataFile *files;
+    int first_file, file_count;
+    uint64_t weight; // in millionths
+    uint64_t first_window, training_windows;
+    uint64_t validation_windows; // the last ones, or, if none are held out, all
+} DataSource;
+
+typedef struct DataLoader {
+    char name[256];  // all of what was asked for, for messages
+    bool builtin;    // endless, and no files
+    DataFile *files; // of all sources, one after the other
     int file_count;
+    DataSource sources[DATA_SOURCES_MOST];
+    int source_count; // at least 1
     int sequence_length, vocabulary;
     uint64_t seed;
-    uint64_t training_windows, validation_windows; // 0 for the built-in corpus
+    uint64_t training_windows, validation_windows; // of all sources; 0 for the built-in corpus
     bool hold_out;                                 // false: validation reads all windows in order
 } DataLoader;
+
+// Of the sources from `low` on before `high`.
+static inline uint64_t data_loader_weights(const DataLoader *loader, int low, int high) {
+    uint64_t sum = 0;
+    for (int i = low; i < high; i++) { sum += loader->sources[i].weight; }
+    return sum;
+}
+
+// Of all samples, those of source `index`.
+static inline double data_loader_share(const DataLoader *loader, int index) {
+    return (double)loader->sources[index].weight /
+           (double)data_loader_weights(loader, 0, loader->source_count);
+}
 
 // The built-in corpus takes its stream of this number.
 typedef enum DataOrder { DATA_TRAINING = 0, DATA_VALIDATION = 1 } DataOrder;
@@ -95,7 +125,7 @@ enum {
     DATA_SAMPLES = 64,   // of all files together
     DATA_SAMPLES_OF = 8, // but of each at least these; a file that is no larger is read whole
     DATA_SAMPLE_BYTES = 4096,
-    DATA_IDENTITY_SIZE = 96
+    DATA_IDENTITY_SIZE = 384
 };
 
 // At open, files are checked up to this many bytes; later ids when a batch uses them.
@@ -237,13 +267,14 @@ static inline char *data_directory_pattern(const char *path) {
     return pattern;
 }
 
-// Fills loader->files with what `path` names, sorted by the bytes of their names: the
+// Adds to loader->files what `path` names, sorted by the bytes of their names: the
 // order of the files is part of the data, so it must not depend on a locale.
 static inline bool data_loader_list(DataLoader *loader, const char *path, Error *error) {
     struct stat status;
     bool exists = stat(path, &status) == 0; // first: a plain file may have brackets in its name
     bool directory = exists && S_ISDIR(status.st_mode);
     if (exists && !directory) { return data_loader_add(loader, strdup(path), error); }
+    int first = loader->file_count;
     glob_t matches = {0};
     char *pattern = directory ? data_directory_pattern(path) : strdup(path);
     int result = pattern == NULL ? GLOB_NOSPACE : glob(pattern, GLOB_ERR, NULL, &matches);
@@ -253,7 +284,8 @@ static inline bool data_loader_list(DataLoader *loader, const char *path, Error 
         good = data_loader_add(loader, strdup(matches.gl_pathv[i]), error);
     }
     globfree(&matches);
-    if (good) { qsort(loader->files, (size_t)loader->file_count, sizeof *loader->files, data_compare_files); }
+    size_t added = (size_t)(loader->file_count - first);
+    if (good) { qsort(loader->files + first, added, sizeof *loader->files, data_compare_files); }
     if (result == 0) { return good; }
     if (result != GLOB_NOMATCH) {
         return error_set(error, "cannot look for data in '%s': %s", path,
@@ -270,17 +302,57 @@ static inline bool data_loader_list(DataLoader *loader, const char *path, Error 
         what, path);
 }
 
+// Divides request->path into sources, and lists their files. What exists, or matches files,
+// is one source, whatever letters it has. Otherwise commas divide sources, and a colon stands
+// before each weight.
+static inline bool data_loader_add_sources(DataLoader *loader, const DataRequest *request, Error *error) {
+    struct stat status;
+    glob_t matches = {0};
+    const char *path = request->path;
+    bool one = strpbrk(path, ",:") == NULL || stat(path, &status) == 0 || glob(path, 0, NULL, &matches) == 0;
+    globfree(&matches);
+    char *list = strdup(path), *rest = one ? NULL : list, *item = one ? list : strsep(&rest, ",");
+    bool good = list != NULL || error_set(error, "no memory for the list of sources");
+    for (; good && item != NULL; item = strsep(&rest, ",")) {
+        int index = loader->source_count++;
+        char *colon = one ? NULL : strrchr(item, ':'), *end = item;
+        double weight = colon != NULL && colon > item ? strtod(colon + 1, &end) : one ? 1 : 0;
+        if (index == DATA_SOURCES_MOST) {
+            good = error_set(error, "'%.300s' are more than %d sources", path, DATA_SOURCES_MOST);
+        } else if (!(weight >= 1e-6 && weight <= 1e6) || (!one && *end != '\0')) {
+            good =
+                error_set(error,
+                          "'%.300s' has no weight: '%.200s' is no file but a list of sources, each of which "
+                          "needs one from 0.000001 to 1000000 behind a colon, as in 'a.bin:0.7,b.bin:0.3'",
+                          item, path);
+        } else {
+            DataSource *source = &loader->sources[index];
+            if (colon != NULL) { *colon = '\0'; }
+            snprintf(source->name, sizeof source->name, "%.255s", item);
+            source->weight = (uint64_t)llround(1e6 * weight);
+            source->first_file = loader->file_count;
+            good = strcmp(item, "builtin") != 0 ||
+                   error_set(error, "the built-in corpus cannot be mixed with files: 'builtin' stands alone");
+            good = good &&
+                   data_loader_list(loader, request->tokens == NULL ? item : request->tokens[index], error);
+            source->file_count = loader->file_count - source->first_file;
+        }
+    }
+    free(list);
+    return good;
+}
+
 static inline bool data_loader_is_text(const DataLoader *loader) {
     return loader->builtin || loader->files[0].content.token_bytes == 1;
 }
 
-// The files as texts (file_count), for the caller to free; NULL: no memory.
-static inline Text *data_loader_texts(const DataLoader *loader, Error *error) {
-    Text *texts = (Text *)calloc((size_t)loader->file_count, sizeof *texts);
+// Files as texts (count), for the caller to free; NULL: no memory.
+static inline Text *data_files_texts(const DataFile *files, int count, Error *error) {
+    Text *texts = (Text *)calloc((size_t)count, sizeof *texts);
     if (texts == NULL) { error_set(error, "no memory for the list of texts"); }
-    for (int i = 0; texts != NULL && i < loader->file_count; i++) {
-        texts[i].bytes = (const uint8_t *)loader->files[i].mapping;
-        texts[i].size = loader->files[i].bytes;
+    for (int i = 0; texts != NULL && i < count; i++) {
+        texts[i].bytes = (const uint8_t *)files[i].mapping;
+        texts[i].size = files[i].bytes;
     }
     return texts;
 }
@@ -294,14 +366,25 @@ static inline const uint8_t *data_loader_tokenizer(const DataLoader *loader) {
     return NULL;
 }
 
+static inline bool data_file_is_same(const DataFile *a, const DataFile *b) {
+    return a->opened.st_dev == b->opened.st_dev && a->opened.st_ino == b->opened.st_ino;
+}
+
 // Maps all listed files, checks their ids, and that they are of one kind and tokenizer.
 static inline bool data_loader_map(DataLoader *loader, Error *error) {
     size_t scanned = 0;
     const DataFile *signed_file = NULL; // the first that says which tokenizer made it
+    const DataSource *source = loader->sources;
     for (int i = 0; i < loader->file_count; i++) {
         DataFile *file = &loader->files[i];
         const DataFile *first = &loader->files[0];
         if (!data_file_map(file, error)) { return false; }
+        if (i == source->first_file + source->file_count) { source++; }
+        for (int j = 0; j < source->first_file; j++) {
+            if (!data_file_is_same(&loader->files[j], file)) { continue; }
+            return error_set(error, "%.400s is in two sources: name it once, with the sum of their weights",
+                             file->path);
+        }
         TokenFileCheck check =
             file->bytes <= DATA_SCAN_BYTES - scanned ? TOKEN_FILE_CHECK_ALL : TOKEN_FILE_CHECK_HEADER;
         if (!data_file_read(file, loader->vocabulary, check, error)) { return false; }
@@ -331,10 +414,10 @@ static inline bool data_loader_map(DataLoader *loader, Error *error) {
 // ---------------------------------------------------------------------------------------
 // Windows
 
-static inline uint64_t data_loader_count_windows(const DataLoader *loader, int T) {
+static inline uint64_t data_source_windows(const DataLoader *loader, const DataSource *source, int T) {
     uint64_t windows = 0;
-    for (int i = 0; i < loader->file_count; i++) {
-        windows += data_file_windows(loader->files[i].content.token_count, T);
+    for (int i = 0; i < source->file_count; i++) {
+        windows += data_file_windows(loader->files[source->first_file + i].content.token_count, T);
     }
     return windows;
 }
@@ -345,13 +428,14 @@ static inline uint64_t data_held_out(const DataLoader *loader, uint64_t windows)
     return size_min(size_max(windows / HOLD_OUT_DIVISOR, 1), HOLD_OUT_MOST);
 }
 
-// The longest T, at most the one asked for, at which there are `samples` training
+// The longest T, at most the one asked for, at which the source has `samples` training
 // windows; 0 if there is none. By bisection: the number of windows falls as T grows.
-static inline int data_loader_longest_sequence(const DataLoader *loader, uint64_t samples) {
+static inline int data_source_longest_sequence(const DataLoader *loader, const DataSource *source,
+                                               uint64_t samples) {
     int fits = 0, too_long = loader->sequence_length + 1;
     while (too_long - fits > 1) {
         int middle = fits + (too_long - fits) / 2;
-        uint64_t windows = data_loader_count_windows(loader, middle);
+        uint64_t windows = data_source_windows(loader, source, middle);
         if (windows - data_held_out(loader, windows) >= samples) {
             fits = middle;
         } else {
@@ -361,20 +445,29 @@ static inline int data_loader_longest_sequence(const DataLoader *loader, uint64_
     return fits;
 }
 
-// Divides all windows into training and validation. An error if none is to train on.
+// Divides the windows of each source into training and validation. An error if none is to
+// train on.
 static inline bool data_loader_divide(DataLoader *loader, Error *error) {
     int T = loader->sequence_length;
-    uint64_t windows = data_loader_count_windows(loader, T);
+    DataSource *source = loader->sources, *end = source + loader->source_count;
     for (int i = 1; i < loader->file_count; i++) {
         const DataFile *before = &loader->files[i - 1];
         loader->files[i].first_window =
             before->first_window + data_file_windows(before->content.token_count, T);
     }
-    loader->validation_windows = data_held_out(loader, windows);
-    loader->training_windows = windows - loader->validation_windows;
-    if (loader->training_windows > 0) { return true; }
+    for (; source < end; source++) {
+        uint64_t windows = data_source_windows(loader, source, T), held = data_held_out(loader, windows);
+        source->first_window = loader->files[source->first_file].first_window;
+        source->training_windows = windows - held;
+        source->validation_windows = loader->hold_out ? held : windows;
+        loader->validation_windows += held;
+        loader->training_windows += source->training_windows;
+        if (source->training_windows == 0) { break; }
+    }
+    if (source == end) { return true; }
     enum { WORTH_LEARNING = 16 }; // tokens; shorter sequences are proposed only to users who asked for such
-    int fits = data_loader_longest_sequence(loader, 1);
+    int fits = data_source_longest_sequence(loader, source, 1);
+    uint64_t windows = source->validation_windows;
     char remedy[64] = "even --seq-len 1 does not fit";
     if (fits > 0) {
         snprintf(remedy, sizeof remedy, "there must be %d tokens at least, for --seq-len %d",
@@ -383,7 +476,7 @@ static inline bool data_loader_divide(DataLoader *loader, Error *error) {
     if (fits > 0 && (fits >= WORTH_LEARNING || T <= WORTH_LEARNING)) {
         snprintf(remedy, sizeof remedy, "lower --seq-len to at most %d", fits);
     }
-    return error_set(error, "%s is too short: it holds %llu %s of %d tokens%s: %s", loader->name,
+    return error_set(error, "%s is too short: it holds %llu %s of %d tokens%s: %s", source->name,
                      (unsigned long long)windows, windows == 1 ? "window" : "windows", T + 1,
                      windows > 0 ? ", and validation takes it" : "", remedy);
 }
@@ -412,13 +505,14 @@ static inline bool data_loader_find_files(DataLoader *loader, const DataRequest 
     loader->hold_out = request->hold_out;
     loader->builtin = strcmp(request->path, "builtin") == 0;
     if (loader->builtin) {
+        loader->sources[loader->source_count++].weight = 1;
         if (loader->vocabulary >= 256) { return true; }
         return error_set(error,
                          "the built-in corpus is made of bytes and needs a vocabulary of at least 256, but "
                          "the model has %d",
                          loader->vocabulary);
     }
-    bool good = data_loader_list(loader, request->path, error) && data_loader_map(loader, error);
+    bool good = data_loader_add_sources(loader, request, error) && data_loader_map(loader, error);
     if (!good) { data_loader_close(loader); }
     return good;
 }
@@ -438,7 +532,7 @@ static inline bool data_loader_require(const DataLoader *loader, int ranks, int 
     uint64_t have = loader->training_windows, need = (uint64_t)ranks * (uint64_t)micro_batch;
     if (loader->builtin || have >= need) { return true; }
     uint64_t batch = have / (uint64_t)ranks;
-    int fits = data_loader_longest_sequence(loader, need);
+    int fits = loader->source_count > 1 ? 0 : data_source_longest_sequence(loader, loader->sources, need);
     char held[64] = "", remedy[160];
     if (loader->hold_out) {
         snprintf(held, sizeof held, " (and %llu for validation)",
@@ -514,8 +608,9 @@ static inline bool data_file_sum(const DataLoader *loader, const DataFile *file,
     return whole;
 }
 
-// What the data are, for a run that is resumed: "2 files, 5287668 bytes, samples 1f0c22ab". Two texts
-// differ if the data do; the names of files do not count, but their order does.
+// What the data are, for a run that is resumed: "2 files, 5287668 bytes, samples 1f0c22ab"; of
+// several sources also "; weights 1 files 0.7, 1 files 0.3". Two texts differ if the data do;
+// the names of files do not count, but their order does.
 static inline void data_loader_identify(DataLoader *loader, char text[DATA_IDENTITY_SIZE]) {
     unsigned long long bytes = 0;
     uLong all = crc32(0, NULL, 0);
@@ -527,6 +622,11 @@ static inline void data_loader_identify(DataLoader *loader, char text[DATA_IDENT
     }
     snprintf(text, DATA_IDENTITY_SIZE, "%d file%s, %llu bytes, samples %08lx", loader->file_count,
              plural(loader->file_count), bytes, (unsigned long)all);
+    for (int i = 0; i < loader->source_count && loader->source_count > 1; i++) {
+        size_t used = strlen(text);
+        snprintf(text + used, DATA_IDENTITY_SIZE - used, "%s %d files %.15g", i == 0 ? "; weights" : ",",
+                 loader->sources[i].file_count, data_loader_share(loader, i));
+    }
     if (loader->builtin) { snprintf(text, DATA_IDENTITY_SIZE, "the built-in corpus"); }
 }
 
@@ -589,17 +689,43 @@ static inline uint64_t data_permute(uint64_t key, uint64_t n, uint64_t index) {
     return index;
 }
 
+// The source that has sample *number; *number <- how many of the samples before it are of that
+// source. `index`: the source to ask for instead, or -1. Halves of the sources share the
+// samples by their weights, in exact integers, and so do halves of these. In a row of samples,
+// wherever it begins, two sources have their shares to less than one sample, up to four to
+// less than two, up to eight to less than three: a part of what is off goes on, and each
+// division adds less than one.
+static inline int data_loader_source(const DataLoader *loader, int index, uint64_t *number) {
+    int low = 0, high = loader->source_count;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        unsigned __int128 below = data_loader_weights(loader, low, middle),
+                          all = data_loader_weights(loader, low, high);
+        uint64_t before = (uint64_t)(*number * below / all), after = (uint64_t)((*number + 1) * below / all);
+        bool is_below = index < 0 ? after > before : index < middle;
+        *number = is_below ? before : *number - before;
+        *(is_below ? &high : &low) = middle;
+    }
+    return low;
+}
+
 // How many windows validation visits before it begins again; 0: endless.
 static inline uint64_t data_loader_validation_samples(const DataLoader *loader) {
     return loader->hold_out ? loader->validation_windows : loader->training_windows;
 }
 
-// The window that is visited at `sample`. Validation visits what was held out, or all of
-// its own data, in the order of the files and again from the beginning.
+// The window that is visited at `sample`. Validation visits what was held out, or all of its
+// own data, source by source in the order of the files, and again from the beginning.
 static inline uint64_t data_loader_window(const DataLoader *loader, DataOrder order, uint64_t sample) {
-    uint64_t n = loader->training_windows;
-    if (order == DATA_TRAINING) { return data_permute(random_hash(loader->seed, sample / n), n, sample % n); }
-    return (loader->hold_out ? n : 0) + sample % data_loader_validation_samples(loader);
+    const DataSource *source = loader->sources;
+    if (order == DATA_TRAINING) {
+        int index = data_loader_source(loader, -1, &sample);
+        uint64_t n = source[index].training_windows, key = loader->seed + (uint64_t)index;
+        return source[index].first_window + data_permute(random_hash(key, sample / n), n, sample % n);
+    }
+    sample %= data_loader_validation_samples(loader);
+    for (; sample >= source->validation_windows; source++) { sample -= source->validation_windows; }
+    return source->first_window + (loader->hold_out ? source->training_windows : 0) + sample;
 }
 
 // The file that window `window` lies in, and in *start its first token there.

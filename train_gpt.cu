@@ -36,19 +36,26 @@
 typedef struct Validation {
     Run *run;
     const void *parameters; // the committed ones, as the model takes them
-    int64_t batch;          // the one that this rank computes
-    Tally mine, total;      // of the batches that are done: of this rank, of all ranks
+    int64_t batch;          // the one that this rank computes, counted through all sources
+    Tally mine[DATA_SOURCES_MOST], total[DATA_SOURCES_MOST]; // of what is done: of this rank, of all ranks
 } Validation;
 
 // One held-out batch. Compute stream.
 static void validate_task(void *context, Stream *stream) {
     Validation *validation = (Validation *)context;
-    Tally *sums = &validation->mine;
     Run *run = validation->run;
     const DataLoader *data = validation_loader(run);
     const Batch *batch = &run->training.batch;
-    uint64_t first = (uint64_t)validation->batch * (uint64_t)run->B,
-             windows = data_loader_validation_samples(data);
+    int64_t number = validation->batch; // in its source
+    uint64_t begin = 0;                 // of the source's windows
+    int source = 0;
+    for (; number >= validation_batches(run, source); source++) {
+        number -= validation_batches(run, source);
+        begin += data->sources[source].validation_windows;
+    }
+    Tally *sums = &validation->mine[source];
+    uint64_t first = begin + (uint64_t)number * (uint64_t)run->B,
+             windows = data->sources[source].validation_windows;
     int count = (int)tokens_per_micro_batch(run);
     double perfect;
     Error error = {""};
@@ -57,9 +64,9 @@ static void validate_task(void *context, Stream *stream) {
         training_lose_data(&run->training, &error);
         return;
     }
-    // Behind the last window stand those of the beginning again, which do not count.
+    // Behind the source's last window stand others, which do not count.
     for (int i = 0; i < count && windows > 0; i++) {
-        if (first + (uint64_t)(i / run->T) >= windows) { batch->targets[i] = -1; }
+        if (first + (uint64_t)(i / run->T) >= begin + windows) { batch->targets[i] = -1; }
     }
     double predicted = targets_predicted(batch->targets, (size_t)count);
     if (predicted == 0) { return; }
@@ -78,21 +85,26 @@ static void validate_exchange_task(void *context, Stream *stream) {
     (void)stream;
     Validation *validation = (Validation *)context;
     Scheduler *s = &validation->run->scheduler;
-    Tally *mine = &validation->mine, *total = &validation->total;
+    Tally *mine = validation->mine, *total = validation->total;
+    int sources = validation_loader(validation->run)->source_count;
     mine->stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
-    Tally *all = (Tally *)transport_collect_records(s->transport, "validation", mine, sizeof *mine);
-    memset(total, 0, sizeof *total);
-    for (int rank = 0; rank < s->transport->size; rank++) { tally_add(total, &all[rank]); }
+    Tally *all =
+        (Tally *)transport_collect_records(s->transport, "validation", mine, (size_t)sources * sizeof *mine);
+    memset(total, 0, sizeof validation->total);
+    for (int i = 0; i < s->transport->size * sources; i++) { tally_add(&total[i % sources], &all[i]); }
     free(all);
     s->wishes.stop_agreed = s->wishes.stop_agreed || total->stops > 0;
 }
 
 // The mean loss of the committed parameters over the predicted tokens of the held-out
-// batches, and that of a perfect model, on all ranks. The batches are dealt out to the
-// ranks in turn. False: a rank was asked to stop, and all have left it unfinished.
+// batches, and that of a perfect model, on all ranks; of several sources the mean of their
+// losses by their weights. The batches are dealt out to the ranks in turn. False: a rank was
+// asked to stop, and all have left it unfinished.
 static bool validate(Run *run) {
     Scheduler *s = &run->scheduler;
-    int64_t batches = validation_batches(run);
+    const DataLoader *data = validation_loader(run);
+    int64_t batches = 0;
+    for (int i = 0; i < data->source_count; i++) { batches += validation_batches(run, i); }
     scheduler_settle(s); // waiting for communication under way still counts as training
     double began = clock_seconds();
     Validation validation = {.run = run, .parameters = borrow_committed_weights(s, run->rule)};
@@ -109,8 +121,13 @@ static bool validate(Run *run) {
     }
     return_committed(s, validation.parameters);
     if (!stopped) {
-        run->reports.validation = tally_mean_loss(&validation.total);
-        run->reports.perfect_validation = validation.total.perfect_loss / validation.total.predicted;
+        Reports *reports = &run->reports;
+        reports->validation = 0;
+        for (int i = 0; i < data->source_count; i++) {
+            reports->source_validation[i] = tally_mean_loss(&validation.total[i]);
+            reports->validation += data_loader_share(data, i) * reports->source_validation[i];
+        }
+        reports->perfect_validation = validation.total[0].perfect_loss / validation.total[0].predicted;
     }
     run->clock.paused += clock_seconds() - began;
     return !stopped;

@@ -504,7 +504,11 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
                              "way");
     }
     const char *data = json_string_value(json_object_get(source->manifest, "data"));
-    if (data == NULL || strcmp(data, run->data) != 0) { remarks_add(remarks, "other data"); }
+    if (data == NULL || strncmp(data, run->data, strcspn(run->data, ";")) != 0) {
+        remarks_add(remarks, "other data");
+    } else if (strcmp(data, run->data) != 0) {
+        remarks_add(remarks, "other sources or weights in --data");
+    }
     bool changed = false;
     for (size_t i = 0; i < (size_t)source->workers && !changed; i++) {
         const json_t *worker = json_array_get(json_object_get(source->manifest, "workers"), i);

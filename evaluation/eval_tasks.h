@@ -189,7 +189,7 @@ static inline bool evaluate_read_texts(EvaluateSet *set, Error *error) {
         return error_set(error, "the tokenizer has no token <|endoftext|>, which is put behind each document "
                                 "of a text");
     }
-    Text *texts = data_loader_texts(&set->data, error);
+    Text *texts = data_files_texts(set->data.files, set->data.file_count, error);
     if (texts == NULL) { return false; }
     TextCursor cursor = {.texts = texts, .count = set->data.file_count};
     bool good = true;
@@ -238,7 +238,7 @@ static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) 
 static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
     const EvaluateRequest *request = &set->request;
     // A sequence length of 1: no file is too short here, and windows are made above.
-    DataRequest files = {request->path, 1, request->vocabulary, 0, false};
+    DataRequest files = {request->path, 1, request->vocabulary, 0, false, NULL};
     if (request->T < 2) {
         return error_set(error,
                          "perplexity needs --seq-len of at least 2: a window's first token is not predicted");

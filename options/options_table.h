@@ -167,15 +167,17 @@
     OPTION("data", DATA, BY_CONTENT, TEXT, data, "builtin", 1, "PATH|builtin",
      .commands = FOR_TRAINING | FOR_EVALUATION, .also = "dataset", .help =
      "Training text: builtin is an endless source of small stories whose entropy is known; otherwise text or "
-     "token files (a quoted glob names several). Text is tokenized by the model's tokenizer, once, into "
-     "OUT/tokens-*.bin; a model of 256 tokens without a tokenizer reads its bytes.")
+     "token files (a quoted glob names several). 'a.bin:0.7,b.bin:0.3' mixes sources: of 10 samples 7 are of "
+     "a.bin; each is validated and reported by itself. Text is tokenized by the model's tokenizer, once, "
+     "into OUT/tokens-*.bin; a model of 256 tokens without a tokenizer reads its bytes.")
     OPTION("tokenizer", DATA, BY_CONTENT, TEXT, tokenizer, "", 0, "PATH",
      .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_TOKENS, .help =
      "The tokenizer.json of a byte-level BPE, or its directory. It encodes texts and prompts and decodes "
      "samples of models that read token ids, and is copied with the model into checkpoints. Not given: that "
      "of --from, --finetune or --resume, if there is one.")
     OPTION("val-data", DATA, HELD_OUT, TEXT, val_data, "", 0, "PATH", .excludes = "val-batches none", .help =
-     "Validation text. Not given: the end of --data is held out (for builtin: another random stream).")
+     "Validation text, or several with weights, as --data. Not given: the end of --data is held out, and of "
+     "each of its sources (for builtin: another random stream).")
     OPTION("micro-batch", DATA, OTHER_BITS, INTEGER, micro_batch, "auto", 1, 65536, "N", .word = "auto",
      .commands = FOR_TRAINING | FOR_EVALUATION, .also = "batch-size", .help =
      "Sequences that one rank computes at a time. More use the cores better and need more memory for "
@@ -190,7 +192,8 @@
      .instead_of = "tokens", .needs = "data", .help =
      "Length of the training in passes over the training data, such as 3 or 0.5, instead of --tokens. What "
      "is held out for validation is no part of it. The run saves the number of tokens that it comes to as "
-     "--tokens. Not for the built-in corpus, which is endless.")
+     "--tokens. Not for the built-in corpus, which is endless, or for several sources, each of which has "
+     "epochs of its own.")
     OPTION("seed", DATA, OTHER_BITS, INTEGER, seed, "1", 0, 4294967295.0, "N",
      .commands = FOR_TRAINING | FOR_SAMPLES, .also = "random-seed", .help =
      "Determines the initial parameters, the order of the data and the sample. With the same seed and the "

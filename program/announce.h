@@ -183,6 +183,26 @@ static inline void print_model(const Run *run) {
     }
 }
 
+// Of several sources, how much each is of the run; and of which a validation visits all.
+static inline void print_sources(Run *run) {
+    const DataLoader *data = &run->data, *held = validation_loader(run);
+    double samples = (double)run->options.tokens / run->T;
+    for (int i = 0; i < data->source_count && data->source_count > 1; i++) {
+        const DataSource *source = &data->sources[i];
+        double share = data_loader_share(data, i);
+        printf("           %s: %.4g %% of the samples; its %llu windows are visited %.4g times\n",
+               source->name, 100 * share, (unsigned long long)source->training_windows,
+               share * samples / (double)source->training_windows);
+    }
+    for (int i = 0; i < held->source_count; i++) {
+        int64_t batches = validation_batches(run, i), asked = run->options.val_batches;
+        if (batches == asked) { continue; }
+        printf("           --val-batches %lld is more than there is of %s: a validation visits every "
+               "held-out window once, in %lld micro-batch%s\n",
+               (long long)asked, held->sources[i].name, (long long)batches, batches == 1 ? "" : "es");
+    }
+}
+
 static inline void print_start(Run *run, const Hello *hellos) {
     const Options *options = &run->options;
     const Transport *transport = &run->transport;
@@ -191,12 +211,7 @@ static inline void print_start(Run *run, const Hello *hellos) {
     printf("acco.c %s\n", ACCO_VERSION);
     print_model(run);
     printf("data       %s\n", data);
-    int64_t batches = validation_batches(run), asked = options->val_batches;
-    if (batches != asked) {
-        printf("           --val-batches %lld is more than there is: a validation visits every held-out "
-               "window once, in %lld micro-batch%s\n",
-               (long long)asked, (long long)batches, batches == 1 ? "" : "es");
-    }
+    print_sources(run);
     print_rule(options, &run->scheduler.settings, run->rule_reason);
     if (transport->size == 1) {
         printf("ranks      1 (%s)\n", transport->reason);
@@ -250,6 +265,8 @@ static inline void announce_run(Run *run, const Hello *hellos) {
     reports->micro_batch_tokens = (double)tokens_per_micro_batch(run);
     reports->token_flops = model_flops_per_token(&run->config, run->T);
     reports->knows_perfect = run->data.builtin;
+    reports->data = &run->data;
+    reports->validation_data = validation_loader(run);
     reports->validation = NAN;
     reports->log.patient = reports->curves.patient = true; // until now a full disk is an error
     if (!run_is_main(run)) { return; }

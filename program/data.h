@@ -56,9 +56,10 @@ static inline DataLoader *validation_loader(Run *run) {
     return has_validation_data(&run->options) ? &run->validation_data : &run->data;
 }
 
-// Finds the files of `path`, for --data or --val-data, and divides them into windows. A text
-// that is still to be tokenized gets no windows yet. tokenizer: its path; empty if there is none.
-static inline bool open_side(Run *run, bool validation, const char *path, const char *tokenizer,
+// Finds the files of --data or --val-data, and divides them into windows. A text that is
+// still to be tokenized gets no windows yet. tokens: NULL, or the token files of its sources.
+// tokenizer: its path; empty if there is none.
+static inline bool open_side(Run *run, bool validation, const char *const *tokens, const char *tokenizer,
                              Error *error) {
     const Options *options = &run->options;
     DataLoader *loader = validation ? &run->validation_data : &run->data;
@@ -66,11 +67,12 @@ static inline bool open_side(Run *run, bool validation, const char *path, const 
     int vocabulary = run->config.vocabulary;
     bool has_tokenizer = tokenizer[0] != '\0', starts_fresh = options_start(options)[0] == '\0';
     DataRequest request = {
-        .path = path,
+        .path = validation ? options->val_data : options->data,
         .sequence_length = run->T,
         .vocabulary = vocabulary,
         .seed = (uint64_t)options->seed,
         .hold_out = !validation && !has_validation_data(options) && options->val_batches > 0,
+        .tokens = tokens,
     };
     if (!data_loader_find_files(loader, &request, error)) { return false; }
     bool text = data_loader_is_text(loader), builtin = loader->builtin;
@@ -102,7 +104,7 @@ static inline bool open_data(Run *run, Error *error) {
     const DataLoader *data = &run->data, *held = &run->validation_data;
     char path[TOKENIZER_PATH_SIZE];
     const char *tokenizer = tokenizer_path(options, path);
-    if (!open_side(run, false, options->data, tokenizer, error)) { return false; }
+    if (!open_side(run, false, NULL, tokenizer, error)) { return false; }
     bool divided = data->builtin || data->training_windows > 0, text = data_loader_is_text(data);
     if (divided && !data_loader_require(data, run->transport.size, run->B, error)) { return false; }
     if (options->prompt[0] != '\0' && !text && tokenizer[0] == '\0') {
@@ -112,11 +114,10 @@ static inline bool open_data(Run *run, Error *error) {
                          options->data);
     }
     if (!has_validation_data(options)) { return true; }
-    if (!open_side(run, true, options->val_data, tokenizer, error)) { return false; }
+    if (!open_side(run, true, NULL, tokenizer, error)) { return false; }
     for (int i = 0; i < held->file_count; i++) {
         for (int j = 0; j < data->file_count; j++) {
-            const struct stat *one = &held->files[i].opened, *other = &data->files[j].opened;
-            if (one->st_dev != other->st_dev || one->st_ino != other->st_ino) { continue; }
+            if (!data_file_is_same(&held->files[i], &data->files[j])) { continue; }
             return error_set(
                 error,
                 "--val-data has %.300s, which is among --data, too: leave --val-data away, and the "
@@ -179,14 +180,14 @@ static inline void tokenizing_progress(void *context, int64_t bytes) {
     terminal_bar(tokenizing->terminal, &progress, now);
 }
 
-// Makes the token file of the texts in `directory`, unless it is there; path <- its path.
-static inline bool make_token_file(const DataLoader *loader, const char *directory,
+// Makes the token file of a source's texts in `directory`, unless it is there; path <- that.
+static inline bool make_token_file(const DataLoader *loader, const DataSource *source, const char *directory,
                                    const Tokenizer *tokenizer, ThreadPool *pool, Terminal *terminal,
                                    char path[DATA_PATH_SIZE], Error *error) {
     char name[TEXTS_NAME_SIZE], total[NUMBER_TEXT_SIZE];
-    int count = loader->file_count;
+    int count = source->file_count;
     Tokenizing tokenizing = {terminal, 0, clock_seconds()};
-    Text *texts = data_loader_texts(loader, error);
+    Text *texts = data_files_texts(loader->files + source->first_file, count, error);
     if (texts == NULL) { return false; }
     for (int i = 0; i < count; i++) { tokenizing.bytes += (double)texts[i].size; }
     bool good = texts_name(texts, count, tokenizer, pool, name, error);
@@ -201,7 +202,7 @@ static inline bool make_token_file(const DataLoader *loader, const char *directo
     if (whole) {
         printf("tokens     %s, made before: text and tokenizer are the same\n", path);
     } else if (good) {
-        printf("tokenizing %s: %.1f MB, with %d thread%s\n", loader->name, tokenizing.bytes / 1e6,
+        printf("tokenizing %s: %.1f MB, with %d thread%s\n", source->name, tokenizing.bytes / 1e6,
                pool->threads, plural(pool->threads));
         fflush(stdout);
         TextTokens made = {.progress = tokenizing_progress, .context = &tokenizing};
@@ -223,9 +224,12 @@ static inline bool make_token_file(const DataLoader *loader, const char *directo
     return good;
 }
 
+typedef char TokenPaths[DATA_SOURCES_MOST][DATA_PATH_SIZE];
+
 // Rank 0: makes the token files of --data and --val-data, where these are texts for a
-// tokenizer. paths: of both; empty where no file is needed. False: the system failed.
-static inline bool make_token_files(Run *run, char paths[2][DATA_PATH_SIZE], Error *error) {
+// tokenizer. paths: of the sources of both; empty where no file is needed. False: the system
+// failed.
+static inline bool make_token_files(Run *run, TokenPaths paths[2], Error *error) {
     const DataLoader *loaders[2] = {&run->data, &run->validation_data};
     int sides = has_validation_data(&run->options) ? 2 : 1, threads = run->threads.threads;
     char path[TOKENIZER_PATH_SIZE], model[TOKENIZER_PATH_SIZE], from[PATH_MAX], to[PATH_MAX];
@@ -249,8 +253,11 @@ static inline bool make_token_files(Run *run, char paths[2][DATA_PATH_SIZE], Err
     bool good =
         pool != NULL || error_set(error, "the system does not give %d threads: lower --threads", threads);
     for (int i = 0; good && i < sides; i++) {
-        if (!data_loader_is_text(loaders[i])) { continue; }
-        good = make_token_file(loaders[i], run->directory, &tokenizer, pool, &run->terminal, paths[i], error);
+        int sources = data_loader_is_text(loaders[i]) ? loaders[i]->source_count : 0;
+        for (int k = 0; good && k < sources; k++) {
+            good = make_token_file(loaders[i], &loaders[i]->sources[k], run->directory, &tokenizer, pool,
+                                   &run->terminal, paths[i][k], error);
+        }
     }
     thread_pool_destroy(pool);
     tokenizer_close(&tokenizer);
@@ -261,21 +268,25 @@ static inline bool make_token_files(Run *run, char paths[2][DATA_PATH_SIZE], Err
 // can it turn out that such data are too short.
 static inline void tokenize_data(Run *run) {
     Transport *transport = &run->transport;
-    char paths[2][DATA_PATH_SIZE] = {"", ""};
+    TokenPaths paths[2] = {{""}, {""}};
     Error error = {""};
     bool good = !run_is_main(run) || make_token_files(run, paths, &error);
     wait_for_rank_zero(&run->transport, "tokenizing");
     agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
     share_from_rank_zero(&run->transport, "sharing", paths, sizeof paths);
     for (int i = 0; good && i < 2; i++) {
-        if (paths[i][0] == '\0') { continue; }
+        const char *tokens[DATA_SOURCES_MOST];
+        if (paths[i][0][0] == '\0') { continue; }
         data_loader_close(i == 0 ? &run->data : &run->validation_data);
-        good = access(paths[i], R_OK) != 0
-                   ? error_set(&error,
-                               "rank 0 has made %.400s, which is not here: let --out be in a directory that "
-                               "all hosts share, or give token files (python -m tokenizer.prepare)",
-                               paths[i])
-                   : open_side(run, i == 1, paths[i], "", &error);
+        for (int k = 0; k < DATA_SOURCES_MOST && good; k++) {
+            tokens[k] = paths[i][k];
+            good = tokens[k][0] == '\0' || access(tokens[k], R_OK) == 0 ||
+                   error_set(&error,
+                             "rank 0 has made %.400s, which is not here: let --out be in a directory that "
+                             "all hosts share, or give token files (python -m tokenizer.prepare)",
+                             tokens[k]);
+        }
+        good = good && open_side(run, i == 1, tokens, "", &error);
     }
     good = good && data_loader_require(&run->data, transport->size, run->B, &error) &&
            choose_length(run, &error);
@@ -324,9 +335,10 @@ static inline void watch_data(Run *run) {
     }
 }
 
-// Micro-batches of one validation: --val-batches, or as many as visit every window once.
-static inline int64_t validation_batches(Run *run) {
-    uint64_t windows = data_loader_validation_samples(validation_loader(run));
+// Micro-batches of a source in one validation: --val-batches, or as many as visit every window
+// once.
+static inline int64_t validation_batches(Run *run, int source) {
+    uint64_t windows = validation_loader(run)->sources[source].validation_windows;
     uint64_t B = (uint64_t)run->B, asked = (uint64_t)run->options.val_batches;
     return (int64_t)(windows == 0 ? asked : size_min(asked, (windows + B - 1) / B));
 }

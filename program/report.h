@@ -17,6 +17,7 @@
 
 #include <stddef.h>
 
+#include "dataloader.h"
 #include "program/terminal.h"
 #include "runtime/log.h"
 #include "runtime/nvml.h"
@@ -139,9 +140,10 @@ typedef struct Reports {
     const Scheduler *scheduler;
     double micro_batch_tokens; // of one rank
     double token_flops;        // model operations per token
-    double peak_flops;  // of all ranks, a second: what the rate of these is compared with; NAN: unknown
-    bool knows_perfect; // the loss of a perfect model is known and has a column
-    Nvml nvml;          // of rank 0's GPU
+    double peak_flops; // of all ranks, a second: what the rate of these is compared with; NAN: unknown
+    const DataLoader *data, *validation_data; // tokens and losses are reported of each source; NULL: of none
+    bool knows_perfect;                       // the loss of a perfect model is known and has a column
+    Nvml nvml;                                // of rank 0's GPU
 
     ReportWindow window;
     struct { // how much of what the scheduler counts has been looked at
@@ -150,10 +152,11 @@ typedef struct Reports {
     } seen;
     double exposed_seconds;                // of this part of the run: see TraceSums
     double validation, perfect_validation; // losses of the latest validation; NAN: there was none
-    int lines;                             // reports that the terminal has shown
-    bool is_unwritten;                     // stdout cannot be written any more
-    int64_t lost_lines;                    // of log and curves, which could not be written
-    uint64_t throttle_told;                // the reasons for a low clock that were printed
+    double source_validation[DATA_SOURCES_MOST];
+    int lines;              // reports that the terminal has shown
+    bool is_unwritten;      // stdout cannot be written any more
+    int64_t lost_lines;     // of log and curves, which could not be written
+    uint64_t throttle_told; // the reasons for a low clock that were printed
 } Reports;
 
 // Appends a row to progress.tsv; report NULL: the heading.
@@ -224,6 +227,16 @@ static inline void report_write(Reports *reports, json_t *event, const Report *r
 
 static inline void report_event(Reports *reports, json_t *event) { report_write(reports, event, NULL); }
 
+static inline int report_sources(const DataLoader *data) {
+    return data != NULL && data->source_count > 1 ? data->source_count : 0;
+}
+
+// Appends the number of source `index` to the event's array of those of all sources.
+static inline void report_add_source(json_t *event, const char *key, int index, json_t *value) {
+    if (index == 0) { json_object_set_new(event, key, json_array()); }
+    json_array_append_new(json_object_get(event, key), value);
+}
+
 static inline void report_log(Reports *reports, const Report *report) {
     json_t *event = json_pack("{s:s}", "event", "report");
     for (int i = 0; i < REPORT_FIELD_COUNT; i++) {
@@ -233,6 +246,12 @@ static inline void report_log(Reports *reports, const Report *report) {
         if (field->optional && isnan(value)) { continue; }
         json_object_set_new(event, field->key,
                             field->whole ? json_integer((json_int_t)value) : log_real(value));
+    }
+    const DataLoader *data = reports->data;
+    for (int i = 0; i < report_sources(data); i++) {
+        uint64_t T = (uint64_t)data->sequence_length, samples = (uint64_t)report->tokens / T;
+        data_loader_source(data, i, &samples);
+        report_add_source(event, "source_tokens", i, json_integer((json_int_t)(samples * T)));
     }
     report_write(reports, event, report);
 }
@@ -393,14 +412,18 @@ static inline void report_validation(Reports *reports, int64_t tokens, double se
     if (isfinite(reports->perfect_validation)) {
         printf(", a perfect model has %.4f", reports->perfect_validation);
     }
+    json_t *event =
+        json_pack("{s:s, s:I, s:I, s:o, s:o, s:o}", "event", "validation", "commit", (json_int_t)commit,
+                  "tokens", (json_int_t)tokens, "seconds", log_real(seconds), "loss",
+                  log_real(reports->validation), "perfect_loss", log_real(reports->perfect_validation));
+    for (int i = 0; i < report_sources(reports->validation_data); i++) {
+        double loss = reports->source_validation[i];
+        printf("%s %s %.4f", i == 0 ? ":" : ",", reports->validation_data->sources[i].name, loss);
+        report_add_source(event, "source_losses", i, log_real(loss));
+    }
     printf("\n");
     fflush(stdout);
-    report_write(reports,
-                 json_pack("{s:s, s:I, s:I, s:o, s:o, s:o}", "event", "validation", "commit",
-                           (json_int_t)commit, "tokens", (json_int_t)tokens, "seconds", log_real(seconds),
-                           "loss", log_real(reports->validation), "perfect_loss",
-                           log_real(reports->perfect_validation)),
-                 &row);
+    report_write(reports, event, &row);
 }
 
 #endif

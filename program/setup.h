@@ -94,9 +94,10 @@ static inline bool choose_rates(Run *run, Error *error) {
                      options->minimum_learning_rate, options->learning_rate);
 }
 
-// Tokens of one pass over the training data; 0: they are endless, or not known yet.
+// Tokens of one pass over the training data; 0: they are endless, not known yet, or of
+// several sources, each of which has epochs of its own.
 static inline double tokens_per_epoch(const DataLoader *data) {
-    return (double)data->training_windows * data->sequence_length;
+    return data->source_count > 1 ? 0 : (double)data->training_windows * data->sequence_length;
 }
 
 // From now on --epochs are --tokens; the rates follow from that. Those of a text that is
@@ -105,6 +106,9 @@ static inline bool choose_length(Run *run, Error *error) {
     Options *options = &run->options;
     double asked = options->epochs;
     bool counts = asked > 0 && run->data.training_windows > 0;
+    if (asked > 0 && run->data.source_count > 1) {
+        return error_set(error, "--epochs: each of several sources has epochs of its own: give --tokens");
+    }
     if (counts) {
         double tokens = ceil(asked * tokens_per_epoch(&run->data));
         if (!(tokens <= OPTION_NO_LIMIT)) {

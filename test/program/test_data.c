@@ -440,6 +440,12 @@ static const struct {
     {"--model bytes.json --data documents.txt --val-data packed.txt", "packed.txt looks like a gzip archive"},
     {"--tokenizer bpe --data short.txt", "is too short"},
     {"--tokenizer bpe --data documents.txt --epochs 0.001", "raise --epochs"},
+    {"--tokenizer bpe --data documents.txt:1,held.txt:2 --epochs 1", "has epochs of its own"},
+    {"--tokenizer bpe --data documents.txt:1,documents.txt:2", "documents.txt is in two sources"},
+    {"--tokenizer bpe --data documents.txt:1,documents.bin:2", "one is text, the other holds token ids"},
+    {"--tokenizer bpe --data documents.bin:1,foreign.bin:2", "different tokenizers"},
+    {"--tokenizer bpe --data documents.txt --val-data held.txt:1,documents.txt:2", "among --data, too"},
+    {"--tokenizer bpe --data documents.txt:1,held.txt", "'held.txt' has no weight"},
     {"--tokenizer bpe --data documents.bin --epochs 1 --slow-rank 7 --slow-ms 1", "train_gpt: --slow-rank 7"},
 };
 
@@ -818,6 +824,109 @@ static void a_resumed_run_knows_whether_its_data_are_the_same(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
+// Several sources
+
+#define MIXED "--model bytes.json --data documents.txt:0.61,cats.txt:0.39 --micro-batch 2 --seq-len 16 "
+
+static double logged_of_source(const Fleet *fleet, int i, const char *kind, const char *field,
+                               size_t source) {
+    json_t *event = log_event_of(fleet->events[i], kind, -1);
+    json_t *value = json_array_get(json_object_get(event, field), source);
+    if (!json_is_number(value)) { fail_msg("%s of source %zu is not in the log", field, source); }
+    return json_number_value(value);
+}
+
+// Three ranks that continue what two began see the samples of a run that was not interrupted:
+// with as many micro-batches in a commit, its losses are the same but for the order in which
+// they are summed.
+static void a_mixture_goes_on_at_three_ranks(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    Fleet *fleet = fleet_new(stage);
+    const char *same =
+        MIXED "--report-every 1 --val-every 5 --lr 1e-3 --warmup 0 --schedule constant --tokens 3840";
+    fleet_start(fleet, 2, "%s --accumulate 3 --save-every 10", same);
+    fleet_finish(fleet);
+    fleet_start(fleet, 3, "%s --accumulate 2 --resume %s/checkpoints/commit-10", same,
+                fleet->trainings[0].out);
+    fleet_start(fleet, 1, "%s --accumulate 6", same);
+    fleet->events[1] = training_finish(stage, &fleet->trainings[1]);
+    fleet->events[2] = training_finish(stage, &fleet->trainings[2]);
+    text_check(fleet_output(fleet, 1), "data continue where the furthest rank was", "three ranks");
+    for (int i = 1; i < 3; i++) {
+        for (int report = -1; report >= -10; report--) {
+            double loss = fleet_number(fleet, i, "report", report, "loss");
+            assert_close(loss, fleet_number(fleet, 0, "report", report, "loss"), 1e-4, "loss");
+        }
+        for (size_t source = 0; source < 2; source++) {
+            double tokens = source == 0 ? 2336 : 1504; // floor(240 x 0.61) = 146 samples, and the other 94
+            assert_true(logged_of_source(fleet, i, "report", "source_tokens", source) == tokens);
+            double loss = logged_of_source(fleet, 0, "validation", "source_losses", source);
+            assert_close(logged_of_source(fleet, i, "validation", "source_losses", source), loss, 1e-4,
+                         "loss");
+        }
+    }
+}
+
+// The loss of each source is that of a run which validates it alone; the mean is by the weights.
+static void the_loss_of_each_source_is_reported(void **state) {
+    Fleet *fleet = fleet_new(stage_of(state));
+    const char *still = MIXED "--lr 1e-12 --tokens 640 --val-batches 5";
+    fleet_start(fleet, 0, "%s --val-data three.txt:1,held.txt:3", still);
+    fleet_start(fleet, 0, "%s --val-data three.txt", still);
+    fleet_start(fleet, 0, "%s --val-data held.txt", still);
+    if (stage_of(state)->has_mpi) { fleet_start(fleet, 2, "%s --val-data three.txt:1,held.txt:3", still); }
+    fleet_finish(fleet);
+    double three = fleet_number(fleet, 1, "validation", -1, "loss"),
+           held = fleet_number(fleet, 2, "validation", -1, "loss");
+    assert_true(fabs(three - held) > 1e-4);
+    for (int i = 0; i < fleet->count; i += 3) {
+        assert_close(logged_of_source(fleet, i, "validation", "source_losses", 0), three, 1e-6, "three.txt");
+        assert_close(logged_of_source(fleet, i, "validation", "source_losses", 1), held, 1e-6, "held.txt");
+        assert_close(fleet_number(fleet, i, "validation", -1, "loss"), (three + 3 * held) / 4, 1e-6, "mean");
+    }
+    text_check(fleet_output(fleet, 0), "more than there is of three.txt", "start");
+    text_check(fleet_output(fleet, 0), "documents.txt: 61 % of the samples; its ", "start");
+    text_check(fleet_output(fleet, 0), "three.txt ", "validation");
+}
+
+// Texts are tokenized source by source; weights are compared at a resume; one weight is none.
+static void a_mixture_of_texts_is_that_of_their_tokens(void **state) {
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    shell(stage, "head -c 1500 documents.txt > head.txt");
+    fleet_start(fleet, 0, "--tokenizer bpe --data documents.txt:2,head.txt:1 --val-every 20 --save-every 20");
+    fleet_finish(fleet);
+    shell(stage,
+          "for file in %s/tokens-*.bin; do printf '%%s %%s\\n' $(stat -c %%s $file) $file; done | sort -n | "
+          "sed 's/.* //' | { read small; read large; cp $small small.bin; cp $large large.bin; }",
+          fleet->trainings[0].out);
+    fleet_start(fleet, 0, "--tokenizer bpe --data large.bin:0.2,small.bin:0.1 --val-every 20");
+    fleet_start(fleet, 0, "--tokenizer bpe --data large.bin:4");
+    fleet_start(fleet, 0, "--tokenizer bpe --data large.bin");
+    for (int i = 1; i < 4; i++) {
+        fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
+        fleet->prints[i] = log_fingerprint(fleet->events[i]);
+    }
+    check_same(fleet, 0, 1);
+    check_same(fleet, 2, 3);
+    static const char *const resumed[][2] = {
+        {"2,small.bin:1", "; exact\n"},
+        {"2,small.bin:2", "not exact: other sources or weights in --data\n"},
+        {"2,three.bin:1", "not exact: other data\n"}};
+    shell(stage, "cp large.bin three.bin");
+    for (size_t i = 0; i < sizeof resumed / sizeof resumed[0]; i++) {
+        char arguments[512];
+        snprintf(
+            arguments, sizeof arguments,
+            "--tokenizer bpe --data large.bin:%s --val-every 20 --resume %.60s/checkpoints/commit-20 --out "
+            "again-%zu",
+            resumed[i][0], fleet->trainings[0].out, i);
+        Outcome outcome = run_base(stage, 0, 0, arguments);
+        text_check(outcome.output, resumed[i][1], arguments);
+    }
+}
+
+// ---------------------------------------------------------------------------------------
 // The list of tests
 
 static void write_model(const Stage *stage, const char *name, int vocabulary) {
@@ -873,6 +982,7 @@ static void write_stage(const Stage *stage) {
     static uint16_t ids[200];
     file_write(stage_path(stage, "ids.bin", path), ids, sizeof ids);
     stage_write(stage, "short.txt", "the cat the cat the");
+    shell(stage, "for i in 1 2 3 4 5 6 7 8 9; do echo the cat has a hat and that is that; done > cats.txt");
     stage_write(stage, "three.txt", "the wind was kind to the small ship and to the sea");
 }
 
@@ -911,6 +1021,9 @@ int main(int argc, char **argv) {
         DATA_TEST(a_resumed_run_keeps_its_data),
         DATA_TEST(ranks_with_other_data_are_refused),
         DATA_TEST(one_of_many_small_files_is_told),
+        DATA_TEST(a_mixture_goes_on_at_three_ranks),
+        DATA_TEST(the_loss_of_each_source_is_reported),
+        DATA_TEST(a_mixture_of_texts_is_that_of_their_tokens),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }
     stage_open(&stage);

@@ -523,8 +523,12 @@ static void rerun_open_model(Rerun *rerun) {
     gpt_parameter_table(&rerun->config, &rerun->table);
     rerun->B = (int)logged_number(logged, "micro-batch", 0);
     rerun->T = (int)logged_number(logged, "seq-len", 0);
-    DataRequest request = {logged_text(logged, "data"), rerun->T, rerun->config.vocabulary,
-                           (uint64_t)logged_number(logged, "seed", 0), true};
+    DataRequest request = {logged_text(logged, "data"),
+                           rerun->T,
+                           rerun->config.vocabulary,
+                           (uint64_t)logged_number(logged, "seed", 0),
+                           true,
+                           NULL};
     assert_true(data_loader_open(&rerun->data, &request, &error));
     size_t bytes = (size_t)(rerun->B * rerun->T) * sizeof(int32_t), count = rerun->table.parameter_count;
     rerun->stream.pool = thread_pool_create(1, false);

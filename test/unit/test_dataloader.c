@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "dataloader.h"
+#include "training_problem.h"
 
 typedef struct Scratch {
     char directory[64];
@@ -62,7 +63,7 @@ static const char *write_llmc(Scratch *scratch, const char *name, int32_t magic,
 
 static bool try_open(DataLoader *loader, const char *path, int T, int vocabulary, bool hold_out,
                      Error *error) {
-    DataRequest request = {path, T, vocabulary, 42, hold_out};
+    DataRequest request = {path, T, vocabulary, 42, hold_out, NULL};
     error->text[0] = '\0';
     return data_loader_open(loader, &request, error);
 }
@@ -187,7 +188,7 @@ static void test_every_epoch_visits_every_window_once(void **state) {
             order[epoch][i] = tokens[0] / T;
         }
     }
-    DataRequest request = {scratch->path, T, 1000, 43, false};
+    DataRequest request = {scratch->path, T, 1000, 43, false, NULL};
     Error error = {""};
     assert_true(data_loader_open(&other, &request, &error));
     int same_seed = 0;
@@ -562,22 +563,40 @@ static void test_random_bytes_never_crash(void **state) {
     assert_true(opened > 300); // the valid ones among them were read
 }
 
+// Weights of sources, in millionths, up to a zero.
+static const uint64_t MIXTURES[][DATA_SOURCES_MOST + 1] = {
+    {1}, {700000, 300000}, {1, 999999, 1000000}, {999999, 1, 3}, {333333, 142857, 7, 523810, 1000000000000}};
+
+static DataLoader mixture(const uint64_t *weights) {
+    DataLoader loader;
+    memset(&loader, 0, sizeof loader);
+    while (weights[loader.source_count] > 0) {
+        loader.sources[loader.source_count].weight = weights[loader.source_count];
+        loader.source_count++;
+    }
+    return loader;
+}
+
 // The code of docs/data.md, run by Python where there is one, names the window of every
 // sample.
 static void test_the_page_names_the_windows(void **state) {
     Scratch *scratch = (Scratch *)*state;
     static const uint64_t counts[] = {1, 2, 3, 4, 5, 17, 64, 100};
-    char command[1024], script[256];
+    char command[1400], script[256];
     if (system("command -v python3 > /dev/null 2>&1") != 0) {
         print_message("there is no python3 here: skipped\n");
         skip();
     }
     snprintf(script, sizeof script, "%s", scratch_path(scratch, "page.py"));
-    snprintf(command, sizeof command,
-             "sed -n '/^```python$/,/^```$/p' docs/data.md | sed '/^```/d' > '%s' && printf '%%s\\n' "
-             "'for n in (1, 2, 3, 4, 5, 17, 64, 100):' '    for seed in (0, 42, 2**63 + 5):' "
-             "'        for sample in range(3 * n): print(window(sample, n, seed))' >> '%s' && python3 '%s'",
-             script, script, script);
+    snprintf(
+        command, sizeof command,
+        "sed -n '/^```python$/,/^```$/p' docs/data.md | sed '/^```/d' > '%s' && printf '%%s\\n' "
+        "'for n in (1, 2, 3, 4, 5, 17, 64, 100):' '    for seed in (0, 42, 2**63 + 5):' "
+        "'        for sample in range(3 * n): print(window(sample, n, seed))' "
+        "'for weights in ((1,), (700000, 300000), (1, 999999, 1000000), (999999, 1, 3), "
+        "(333333, 142857, 7, 523810, 1000000000000)):' "
+        "'    for k in range(100): print(*source(k + (k >= 50) * 2**40, weights))' >> '%s' && python3 '%s'",
+        script, script, script);
     FILE *page = popen(command, "r");
     assert_non_null(page);
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
@@ -586,7 +605,8 @@ static void test_the_page_names_the_windows(void **state) {
             DataLoader loader;
             memset(&loader, 0, sizeof loader);
             loader.seed = seeds[k];
-            loader.training_windows = counts[i];
+            loader.source_count = 1;
+            loader.sources[0].training_windows = counts[i];
             for (uint64_t sample = 0; sample < 3 * counts[i]; sample++) {
                 unsigned long long window;
                 assert_int_equal(fscanf(page, "%llu", &window), 1);
@@ -594,7 +614,204 @@ static void test_the_page_names_the_windows(void **state) {
             }
         }
     }
+    for (size_t i = 0; i < sizeof MIXTURES / sizeof MIXTURES[0]; i++) {
+        DataLoader loader = mixture(MIXTURES[i]);
+        for (int k = 0; k < 100; k++) {
+            uint64_t sample = (uint64_t)k + (k < 50 ? 0 : UINT64_C(1) << 40);
+            int source, expected;
+            unsigned long long number;
+            assert_int_equal(fscanf(page, "%d %llu", &expected, &number), 2);
+            source = data_loader_source(&loader, -1, &sample);
+            assert_true(source == expected && sample == number);
+        }
+    }
     assert_int_equal(pclose(page), 0);
+}
+
+// ---------------------------------------------------------------------------------------
+// Several sources
+
+// In a row of `count` samples: that every source has its share to less than `off` samples, and
+// that each source numbers its samples one by one. In integers: no rounding hides an error.
+static void check_row(const DataLoader *loader, uint64_t first, uint64_t count, uint64_t off) {
+    uint64_t got[DATA_SOURCES_MOST] = {0}, all = data_loader_weights(loader, 0, loader->source_count);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t number = first + i, before = first;
+        int source = data_loader_source(loader, -1, &number);
+        data_loader_source(loader, source, &before);
+        assert_true(number == before + got[source]++);
+    }
+    for (int i = 0; i < loader->source_count; i++) {
+        unsigned __int128 have = (unsigned __int128)got[i] * all,
+                          share = (unsigned __int128)count * loader->sources[i].weight;
+        if (!((have > share ? have - share : share - have) < (unsigned __int128)off * all)) {
+            fail_msg("source %d of %d has %llu of %llu samples from %llu on", i, loader->source_count,
+                     (unsigned long long)got[i], (unsigned long long)count, (unsigned long long)first);
+        }
+    }
+}
+
+// Micro-batches, commits and longer rows have the shares, also where a double is not exact.
+static void test_shares_follow_the_weights(void **state) {
+    (void)state;
+    static const uint64_t firsts[] = {0, 1, 17, 12345, (UINT64_C(1) << 40) + 7, (UINT64_C(1) << 61) + 3},
+                          counts[] = {1, 2, 3, 8, 13, 64, 1000};
+    static const uint64_t more[][DATA_SOURCES_MOST + 1] = {
+        {1, 2},          {1, 1000000},    {618034, 381966},         {1, 1, 1},
+        {1, 1, 1, 1, 1}, {5, 4, 3, 2, 1}, {1, 1, 1, 1, 1, 1, 1, 1}, {8, 1, 700, 33, 2, 900, 1, 5}};
+    size_t known = sizeof MIXTURES / sizeof MIXTURES[0], all = known + sizeof more / sizeof more[0];
+    for (size_t m = 0; m < all; m++) {
+        DataLoader loader = mixture(m < known ? MIXTURES[m] : more[m - known]);
+        uint64_t off = loader.source_count > 4 ? 3 : loader.source_count > 2 ? 2 : 1;
+        for (size_t f = 0; f < sizeof firsts / sizeof firsts[0]; f++) {
+            for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+                for (uint64_t i = 0; i < 20; i++) {
+                    check_row(&loader, firsts[f] + i * counts[c], counts[c], off);
+                }
+            }
+        }
+    }
+}
+
+// The definition for two: a sample is of the first source where floor(s w) grows.
+static void test_two_sources_take_turns_as_defined(void **state) {
+    (void)state;
+    DataLoader loader = mixture((const uint64_t[]){700000, 300000, 0});
+    static const char order[] = "BAABAABAAABAABAABAAA"; // by hand: floor(0.7 s) is 0 0 1 2 2 3 4 4 5 6 7
+    for (uint64_t s = 0; s < sizeof order - 1; s++) {
+        uint64_t number = s;
+        assert_int_equal(data_loader_source(&loader, -1, &number), order[s] - 'A');
+    }
+}
+
+// Each source is read as it would be alone, with a seed of its own, and its last windows are
+// held out; validation visits them source by source.
+static void test_a_source_is_read_as_if_alone(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    enum { T = 4, FIRST = 150 };
+    static const int windows[3] = {40, 7, 100}, weights[3] = {3, 2, 7};
+    DataLoader loader, alone[3];
+    Error error = {""};
+    char path[3][160], list[600];
+    int32_t tokens[T], expected[T], targets[T];
+    double perfect;
+    uint64_t held = 0, seen[3] = {0};
+    for (int i = 0; i < 3; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d,%d.bin", i, i);
+        strcpy(path[i], write_ids(scratch, name, windows[i] * T + 1, 1000 * i, 4000));
+        DataRequest request = {path[i], T, 4000, 42 + (uint64_t)i, true, NULL};
+        assert_true(data_loader_open(&alone[i], &request, &error)); // a comma in a name
+        char renamed[160];
+        snprintf(renamed, sizeof renamed, "%s", scratch_path(scratch, name + 2));
+        assert_int_equal(rename(path[i], renamed), 0);
+        strcpy(path[i], renamed);
+    }
+    snprintf(list, sizeof list, "%s:%d,%s:%d,%s:%d", path[0], weights[0], path[1], weights[1], path[2],
+             weights[2]);
+    open_or_fail(&loader, list, T, 4000, true);
+    assert_int_equal(loader.source_count, 3);
+    for (uint64_t s = 0; s < 12 * FIRST; s++) {
+        uint64_t number = s;
+        int source = data_loader_source(&loader, -1, &number);
+        fill(&loader, false, s, 1, tokens, targets, &perfect);
+        fill(&alone[source], false, seen[source]++, 1, expected, targets, &perfect);
+        assert_memory_equal(tokens, expected, sizeof tokens);
+    }
+    for (int i = 0; i < 3; i++) { assert_int_equal(seen[i], weights[i] * FIRST); }
+    for (int i = 0; i < 3; i++) {
+        for (uint64_t s = 0; s < alone[i].validation_windows; s++) {
+            fill(&loader, true, held++, 1, tokens, targets, &perfect);
+            fill(&alone[i], true, s, 1, expected, targets, &perfect);
+            assert_memory_equal(tokens, expected, sizeof tokens);
+        }
+        data_loader_close(&alone[i]);
+    }
+    assert_int_equal(held, data_loader_validation_samples(&loader));
+    data_loader_close(&loader);
+}
+
+// Two ranks, then three: each sample is visited once, and is the one that a single rank visits.
+static void test_three_ranks_go_on_where_two_were(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    enum { T = 4, B = 5, SAMPLES = 2 * 6 * B + 3 * 4 * B };
+    char list[512], first[160];
+    strcpy(first, write_ids(scratch, "three-a.bin", 50 * T + 1, 0, 4000));
+    snprintf(list, sizeof list, "%s:0.61,%s:0.39", first,
+             write_ids(scratch, "three-b.bin", 9 * T + 1, 1000, 4000));
+    DataLoader loader;
+    open_or_fail(&loader, list, T, 4000, false);
+    int32_t tokens[B * T], targets[B * T], one[T];
+    double perfect;
+    int visits[SAMPLES] = {0};
+    int64_t base = 0;
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        uint64_t each = ranks == 2 ? 6 : 4; // micro-batches
+        for (int rank = 0; rank < ranks; rank++) {
+            Transport transport;
+            transport.size = ranks;
+            transport.rank = rank;
+            TrainingProblem training = {.transport = &transport, .B = B, .data_base = &base};
+            for (uint64_t i = 0; i < each; i++) {
+                uint64_t sample = training_first_sample(&training, i);
+                fill(&loader, false, sample, B, tokens, targets, &perfect);
+                for (int b = 0; b < B; b++) {
+                    fill(&loader, false, sample + (uint64_t)b, 1, one, targets, &perfect);
+                    assert_memory_equal(tokens + b * T, one, sizeof one);
+                    assert_true(sample + (uint64_t)b < SAMPLES);
+                    visits[sample + (uint64_t)b]++;
+                }
+            }
+        }
+        base += (int64_t)each * ranks; // as checkpoint/load.h counts on
+    }
+    for (int i = 0; i < SAMPLES; i++) { assert_int_equal(visits[i], 1); }
+    data_loader_close(&loader);
+}
+
+static void test_bad_lists_of_sources(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    static const struct {
+        const char *list, *words;
+    } cases[] = {{"%a:0.5,%b", "b.bin' has no weight"},
+                 {"%a,%b:1", "a.bin' has no weight"},
+                 {"%a,%b", "a.bin' has no weight"},
+                 {"%a:0,%b:1", "a.bin:0' has no weight"},
+                 {"%a:-1,%b:1", "a.bin:-1' has no weight"},
+                 {"%a:nan,%b:1", "has no weight"},
+                 {"%a:1e9,%b:1", "has no weight"},
+                 {"%a:1x,%b:1", "has no weight"},
+                 {"%a:1,", "'' has no weight"},
+                 {"%a:1,:1", "':1' has no weight"},
+                 {"%a:1,%b*x:1", "no file matches the pattern"},
+                 {"%a:1,%bx:1", "there is no file"},
+                 {"%a:1,%a:2", "a.bin is in two sources"},
+                 {"%a:1,%c:2", "is in two sources"},
+                 {"%a:1,builtin:1", "cannot be mixed"},
+                 {"%a:1,%a:1,%a:1,%a:1,%a:1,%a:1,%a:1,%a:1,%a:1", "are more than 8 sources"},
+                 {"%a:1,%d:1", "d.bin is too short"}};
+    for (const char *name = "a.bin"; name != NULL; name = name[0] == 'a' ? "b.bin" : NULL) {
+        write_ids(scratch, name, 100, 0, 200);
+    }
+    write_ids(scratch, "d.bin", 5, 0, 200);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char list[2048] = "";
+        for (const char *c = cases[i].list; *c != '\0'; c++) {
+            size_t used = strlen(list);
+            if (*c == '%' && c[1] == 'c') {
+                snprintf(list + used, sizeof list - used, "%s/./a.bin", scratch->directory), c++;
+            } else if (*c == '%') {
+                snprintf(list + used, sizeof list - used, "%s/%c.bin", scratch->directory, *++c);
+            } else {
+                snprintf(list + used, sizeof list - used, "%c", *c);
+            }
+        }
+        DataLoader loader;
+        Error error;
+        assert_false(try_open(&loader, list, 8, 256, true, &error));
+        if (strstr(error.text, cases[i].words) == NULL) { fail_msg("%s: %s", list, error.text); }
+        assert_int_equal(loader.file_count, 0);
+    }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -705,6 +922,27 @@ static void test_the_identity_is_that_of_the_content(void **state) {
     }
 }
 
+// Of several sources their weights count, but not the scale of these, and where one ends.
+static void test_weights_are_part_of_the_identity(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    static const char *const lists[][2] = {{"0.7", "0.3"}, {"7", "3"}, {"0.3", "0.7"}, {"0.70001", "0.3"}};
+    char one[160], other[160], list[400], first[DATA_IDENTITY_SIZE], text[DATA_IDENTITY_SIZE];
+    strcpy(one, write_letters(scratch, "i-1.txt", 20000, 7));
+    strcpy(other, write_letters(scratch, "i-2.txt", 20000, 9));
+    for (size_t i = 0; i < 5; i++) {
+        DataLoader loader;
+        bool mixed = i < 4;
+        if (mixed) { snprintf(list, sizeof list, "%s:%s,%s:%s", one, lists[i][0], other, lists[i][1]); }
+        open_or_fail(&loader, mixed ? list : scratch_path(scratch, "i-*.txt"), 64, 256, false);
+        data_loader_identify(&loader, i == 0 ? first : text);
+        data_loader_close(&loader);
+        if (i == 0) { continue; }
+        size_t same = strcspn(first, ";");
+        assert_int_equal(strncmp(first, text, same + 1) == 0, mixed); // as checkpoint/load.h compares
+        assert_int_equal(strcmp(first, text) == 0, i == 1);
+    }
+}
+
 // ---------------------------------------------------------------------------------------
 // Setup and the list of tests
 
@@ -752,6 +990,12 @@ int main(void) {
         cmocka_unit_test(test_random_bytes_never_crash),
         cmocka_unit_test(test_changes_of_files_are_seen),
         cmocka_unit_test(test_the_identity_is_that_of_the_content),
+        cmocka_unit_test(test_weights_are_part_of_the_identity),
+        cmocka_unit_test(test_shares_follow_the_weights),
+        cmocka_unit_test(test_two_sources_take_turns_as_defined),
+        cmocka_unit_test(test_a_source_is_read_as_if_alone),
+        cmocka_unit_test(test_three_ranks_go_on_where_two_were),
+        cmocka_unit_test(test_bad_lists_of_sources),
     };
     return cmocka_run_group_tests_name("dataloader", tests, make_scratch, remove_scratch);
 }

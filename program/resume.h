@@ -301,6 +301,35 @@ static inline void check_resume(Run *run) {
     keep_measured_choices(run);
 }
 
+// Prints and logs from where the run goes on. remarks: what is not exact.
+static inline void report_resumed(Run *run, const char *resume, const char *remarks) {
+    long long commit = (long long)run->scheduler.optimizer.commits;
+    bool exact = remarks[0] == '\0';
+    printf("resumed    from %s at %s %lld; %s%s\n", resume, step_name(run->rule), commit,
+           exact ? "exact" : "not exact: ", remarks);
+    if (run->is_branch) {
+        printf(
+            "           a branch: with the other options as they were its bits are those of a run that was "
+            "planned so\n");
+    }
+    const char *start = options_start(&run->options);
+    if (start[0] != '\0') { printf("           with its parameters; those of %s are not used\n", start); }
+    double before = run->checkpointed.next_learning_rate, now = scheduler_learning_rate(&run->scheduler);
+    bool goes_on = run->scheduler.gradients_done < run->scheduler.settings.target;
+    if (goes_on && !(fabs(now - before) <= 1e-4 * before)) {
+        printf("           the schedule is another one: the learning rate goes from %.5g to %.5g here\n",
+               before, now);
+        if (run->options.schedule != SCHEDULE_CONSTANT && before > 1e-12) {
+            printf("           (--schedule constant --lr %.5g --warmup 0 leaves it where it was)\n", before);
+        }
+    }
+    printf("\n");
+    fflush(stdout);
+    report_event(&run->reports, json_pack("{s:s, s:I, s:o, s:b, s:o}", "event", "resume", "commit",
+                                          (json_int_t)commit, "checkpoint", log_text(resume), "exact",
+                                          exact ? 1 : 0, "remarks", log_text(remarks)));
+}
+
 // All ranks, after scheduler_start: does what --resume asks for.
 static inline void resume_run(Run *run) {
     const char *resume = run->options.resume;
@@ -342,32 +371,7 @@ static inline void resume_run(Run *run) {
     }
     run->clock.before = run->checkpointed.seconds;
     continue_reports(run, run->clock.before);
-    if (!run_is_main(run)) { return; }
-    long long commit = (long long)run->scheduler.optimizer.commits;
-    bool exact = remarks[0] == '\0';
-    printf("resumed    from %s at %s %lld; %s%s\n", resume, step_name(run->rule), commit,
-           exact ? "exact" : "not exact: ", remarks);
-    if (run->is_branch) {
-        printf(
-            "           a branch: with the other options as they were its bits are those of a run that was "
-            "planned so\n");
-    }
-    const char *start = options_start(&run->options);
-    if (start[0] != '\0') { printf("           with its parameters; those of %s are not used\n", start); }
-    double before = run->checkpointed.next_learning_rate, now = scheduler_learning_rate(&run->scheduler);
-    bool goes_on = run->scheduler.gradients_done < run->scheduler.settings.target;
-    if (goes_on && !(fabs(now - before) <= 1e-4 * before)) {
-        printf("           the schedule is another one: the learning rate goes from %.5g to %.5g here\n",
-               before, now);
-        if (run->options.schedule != SCHEDULE_CONSTANT && before > 1e-12) {
-            printf("           (--schedule constant --lr %.5g --warmup 0 leaves it where it was)\n", before);
-        }
-    }
-    printf("\n");
-    fflush(stdout);
-    report_event(&run->reports, json_pack("{s:s, s:I, s:o, s:b, s:o}", "event", "resume", "commit",
-                                          (json_int_t)commit, "checkpoint", log_text(resume), "exact",
-                                          exact ? 1 : 0, "remarks", log_text(remarks)));
+    if (run_is_main(run)) { report_resumed(run, resume, remarks); }
 }
 
 // ---------------------------------------------------------------------------------------

@@ -275,9 +275,9 @@ static void a_measured_share_of_products_is_kept(void **state) {
     }
 }
 
-// Ranks that begin with different models are noticed, although masters and casts would be
-// the same everywhere after the first exchange.
-static void ranks_with_other_models_are_refused(void **state) {
+// Hosts that begin with different models are noticed, although masters and casts would be
+// the same everywhere after the first exchange. (A host reads its model once.)
+static void hosts_with_other_models_are_refused(void **state) {
     Stage *stage = stage_with_ranks(state);
     char path[STAGE_PATH_SIZE], program[STAGE_PATH_SIZE], text[2 * STAGE_PATH_SIZE];
     set_gpus("2", NULL);
@@ -298,8 +298,8 @@ static void ranks_with_other_models_are_refused(void **state) {
     assert_int_equal(chmod(stage_path(stage, "script", path), 0777), 0);
     memcpy(program, stage->binary, sizeof program);
     memcpy(stage->binary, path, sizeof path);
-    Outcome outcome =
-        program_run(stage, 2, "--config ../base.json --from model --optimizer zero1 --out ../others");
+    Outcome outcome = program_run(
+        stage, 2, "--config ../base.json --from model --optimizer zero1 --ranks-per-host 1 --out ../others");
     memcpy(stage->binary, program, sizeof program);
     outcome_check(&outcome, 3, "two models");
     text_check(outcome.errors, "the parameters of rank 1 differ from those of rank 0", "two models");
@@ -834,7 +834,7 @@ int main(int argc, char **argv) {
         GPU_TEST(looking_at_exact_parameters_changes_no_bit),
         GPU_TEST(products_beside_an_exchange_follow_the_schedule),
         GPU_TEST(a_measured_share_of_products_is_kept),
-        GPU_TEST(ranks_with_other_models_are_refused),
+        GPU_TEST(hosts_with_other_models_are_refused),
         GPU_TEST(two_levels_give_the_same_bits_in_any_order),
         GPU_TEST(the_library_is_within_rounding_of_ours),
         GPU_TEST(ranks_with_and_without_a_gpu_train_together),

@@ -234,7 +234,7 @@ static inline bool options_check_ranks(const Options *options, int ranks, int64_
            error_set(
                error,
                "--tokens %lld is less than one commit: %lld micro-batches on %d rank%s x %lld sequences "
-               "x %lld tokens = %lld; raise --tokens or lower --micro-batch, --seq-len or "
+               "x %lld tokens = %lld; raise --tokens or --epochs, or lower --micro-batch, --seq-len or "
                "--%saccumulate",
                (long long)options->tokens, batches, ranks, plural(ranks), (long long)options->micro_batch,
                (long long)sequence_length, commit, options->rank_accumulate[0] != '\0' ? "rank-" : "");

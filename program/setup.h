@@ -120,9 +120,11 @@ static inline bool choose_length(Run *run, Error *error) {
         options->epochs = 0;
     }
     if (!choose_rates(run, error)) { return false; }
-    if (options_check_ranks(options, run->transport.size, run->T, error)) { return true; }
+    int ranks = run->transport.size;
+    if (options_check_ranks(options, ranks, run->T, error)) { return true; }
     Error reason = *error;
-    return counts && error_set(error, "--epochs %g: %.900s", asked, reason.text);
+    bool is_length = options_check_rank_numbers(options, ranks, error);
+    return counts && is_length && error_set(error, "--epochs %g: %.900s", asked, reason.text);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -697,7 +697,7 @@ static void test_a_source_is_read_as_if_alone(void **state) {
     double perfect;
     uint64_t held = 0, seen[3] = {0};
     for (int i = 0; i < 3; i++) {
-        char name[16];
+        char name[32];
         snprintf(name, sizeof name, "%d,%d.bin", i, i);
         strcpy(path[i], write_ids(scratch, name, windows[i] * T + 1, 1000 * i, 4000));
         DataRequest request = {path[i], T, 4000, 42 + (uint64_t)i, true, NULL};

@@ -9,8 +9,8 @@
 
 #include "program/agreement.h"
 
-// mean (table.parameter_count) <- the mean of itself, which is that of `count` models, and the model
-// of checkpoint `commit`. The first one allocates it, and opens *first. False with an error.
+// mean (table.parameter_count) <- the mean of itself, which is that of `count` models, and the one in
+// the directory `model`. The first one allocates it, and opens *first. False with an error.
 static inline bool average_add(HfModel *first, float **mean, int64_t count, const char *model, Error *error) {
     HfModel other;
     HfModel *opened = count == 0 ? first : &other;
@@ -59,7 +59,7 @@ static inline int command_average(const Options *options) {
     if (good && count < options->last) {
         good = error_set(&error,
                          "--last %lld: %.300s has %lld checkpoint%s up to there (--keep says how many stay)",
-                         (long long)options->last, folder, (long long)count, count == 1 ? "" : "s");
+                         (long long)options->last, folder, (long long)count, plural(count));
     }
     if (good && !hf_model_save(options->out, &first.config, &first.table, mean, options->from, &error)) {
         tree_remove(options->out);

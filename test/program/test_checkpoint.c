@@ -1825,72 +1825,74 @@ static void open_stage(Stage *stage) {
     stage_write(stage, "text.txt", text);
 }
 
+static Stage stage_of_all;
+
 #define CHECKPOINT_TEST(function) \
-    cmocka_unit_test_prestate_setup_teardown(function, NULL, stage_end_test, &stage)
+    cmocka_unit_test_prestate_setup_teardown(function, NULL, stage_end_test, &stage_of_all)
+
+static const struct CMUnitTest tests[] = {
+    CHECKPOINT_TEST(one_rank_goes_on_with_the_same_bits),
+    CHECKPOINT_TEST(two_ranks_go_on_with_the_same_bits),
+    CHECKPOINT_TEST(three_ranks_go_on_with_the_same_bits),
+    CHECKPOINT_TEST(every_checkpoint_will_do),
+    CHECKPOINT_TEST(co2_is_saved_with_its_exchange_under_way),
+    CHECKPOINT_TEST(other_numbers_of_ranks_go_on),
+    CHECKPOINT_TEST(a_finished_run_is_the_same_on_other_ranks),
+    CHECKPOINT_TEST(the_same_batches_on_fewer_ranks_make_the_same_commits),
+    CHECKPOINT_TEST(a_sum_under_way_belongs_to_those_who_sent_it),
+    CHECKPOINT_TEST(another_inner_optimizer_starts_anew),
+    CHECKPOINT_TEST(other_rules_go_on),
+    CHECKPOINT_TEST(other_hosts_are_named),
+    CHECKPOINT_TEST(other_options_are_named),
+    CHECKPOINT_TEST(moments_change_their_format),
+    CHECKPOINT_TEST(tokens_are_counted_on_with_another_batch),
+    CHECKPOINT_TEST(auto_goes_on_where_the_log_is),
+    CHECKPOINT_TEST(what_was_measured_is_kept),
+    CHECKPOINT_TEST(a_measured_split_is_kept_only_where_that_is_exact),
+    CHECKPOINT_TEST(damaged_checkpoints_are_named_and_passed_over),
+    CHECKPOINT_TEST(new_checkpoints_are_not_given_up_for_damaged_ones),
+    CHECKPOINT_TEST(a_run_of_damaged_checkpoints_is_not_begun_anew),
+    CHECKPOINT_TEST(damaged_checkpoints_do_not_count_as_kept),
+    CHECKPOINT_TEST(a_directory_has_one_run_at_a_time),
+    CHECKPOINT_TEST(nothing_is_saved_where_nobody_wants_it),
+    CHECKPOINT_TEST(checkpoints_can_follow_the_clock),
+    CHECKPOINT_TEST(a_finished_run_stays_finished),
+    CHECKPOINT_TEST(the_end_is_saved_with_its_last_exchange),
+    CHECKPOINT_TEST(who_is_asked_to_stop_saves),
+    CHECKPOINT_TEST(one_rank_that_is_asked_stops_all),
+    CHECKPOINT_TEST(a_stop_in_either_round_goes_on),
+    CHECKPOINT_TEST(a_killed_run_goes_on),
+    CHECKPOINT_TEST(a_run_that_lost_a_rank_goes_on),
+    CHECKPOINT_TEST(a_full_disk_costs_the_new_checkpoint_only),
+    CHECKPOINT_TEST(a_disk_that_is_full_for_a_while_costs_no_line_of_the_log),
+    CHECKPOINT_TEST(a_folder_that_cannot_be_made_costs_only_checkpoints),
+    CHECKPOINT_TEST(one_rank_without_room_is_named),
+    CHECKPOINT_TEST(some_checkpoints_are_kept),
+    CHECKPOINT_TEST(the_best_is_kept_and_the_end_is_seen),
+    CHECKPOINT_TEST(a_best_that_was_not_kept_is_told),
+    CHECKPOINT_TEST(the_last_checkpoints_are_averaged),
+    CHECKPOINT_TEST(links_are_not_followed),
+    CHECKPOINT_TEST(a_saved_model_begins_another_run),
+    CHECKPOINT_TEST(a_model_of_others_begins_a_run),
+    CHECKPOINT_TEST(a_run_stands_for_its_newest_checkpoint),
+    CHECKPOINT_TEST(a_start_beside_a_checkpoint_is_said_to_be_unused),
+    CHECKPOINT_TEST(a_text_longer_than_the_model_is_said),
+    CHECKPOINT_TEST(a_text_goes_on_line_by_line),
+    CHECKPOINT_TEST(a_longer_run_says_what_becomes_of_the_rate),
+    CHECKPOINT_TEST(a_decay_branches_off_a_stable_run),
+    CHECKPOINT_TEST(adaptive_batches_are_not_exact),
+    CHECKPOINT_TEST(what_is_left_out_is_as_in_the_run),
+    CHECKPOINT_TEST(the_fastest_format_is_chosen_once),
+    CHECKPOINT_TEST(mistakes_are_refused),
+    CHECKPOINT_TEST(hostile_manifests_are_refused),
+};
 
 // test_checkpoint PATTERN runs only the tests whose names match PATTERN, such as
 // '*rank*'.
 int main(int argc, char **argv) {
-    static Stage stage;
-    const struct CMUnitTest tests[] = {
-        CHECKPOINT_TEST(one_rank_goes_on_with_the_same_bits),
-        CHECKPOINT_TEST(two_ranks_go_on_with_the_same_bits),
-        CHECKPOINT_TEST(three_ranks_go_on_with_the_same_bits),
-        CHECKPOINT_TEST(every_checkpoint_will_do),
-        CHECKPOINT_TEST(co2_is_saved_with_its_exchange_under_way),
-        CHECKPOINT_TEST(other_numbers_of_ranks_go_on),
-        CHECKPOINT_TEST(a_finished_run_is_the_same_on_other_ranks),
-        CHECKPOINT_TEST(the_same_batches_on_fewer_ranks_make_the_same_commits),
-        CHECKPOINT_TEST(a_sum_under_way_belongs_to_those_who_sent_it),
-        CHECKPOINT_TEST(another_inner_optimizer_starts_anew),
-        CHECKPOINT_TEST(other_rules_go_on),
-        CHECKPOINT_TEST(other_hosts_are_named),
-        CHECKPOINT_TEST(other_options_are_named),
-        CHECKPOINT_TEST(moments_change_their_format),
-        CHECKPOINT_TEST(tokens_are_counted_on_with_another_batch),
-        CHECKPOINT_TEST(auto_goes_on_where_the_log_is),
-        CHECKPOINT_TEST(what_was_measured_is_kept),
-        CHECKPOINT_TEST(a_measured_split_is_kept_only_where_that_is_exact),
-        CHECKPOINT_TEST(damaged_checkpoints_are_named_and_passed_over),
-        CHECKPOINT_TEST(new_checkpoints_are_not_given_up_for_damaged_ones),
-        CHECKPOINT_TEST(a_run_of_damaged_checkpoints_is_not_begun_anew),
-        CHECKPOINT_TEST(damaged_checkpoints_do_not_count_as_kept),
-        CHECKPOINT_TEST(a_directory_has_one_run_at_a_time),
-        CHECKPOINT_TEST(nothing_is_saved_where_nobody_wants_it),
-        CHECKPOINT_TEST(checkpoints_can_follow_the_clock),
-        CHECKPOINT_TEST(a_finished_run_stays_finished),
-        CHECKPOINT_TEST(the_end_is_saved_with_its_last_exchange),
-        CHECKPOINT_TEST(who_is_asked_to_stop_saves),
-        CHECKPOINT_TEST(one_rank_that_is_asked_stops_all),
-        CHECKPOINT_TEST(a_stop_in_either_round_goes_on),
-        CHECKPOINT_TEST(a_killed_run_goes_on),
-        CHECKPOINT_TEST(a_run_that_lost_a_rank_goes_on),
-        CHECKPOINT_TEST(a_full_disk_costs_the_new_checkpoint_only),
-        CHECKPOINT_TEST(a_disk_that_is_full_for_a_while_costs_no_line_of_the_log),
-        CHECKPOINT_TEST(a_folder_that_cannot_be_made_costs_only_checkpoints),
-        CHECKPOINT_TEST(one_rank_without_room_is_named),
-        CHECKPOINT_TEST(some_checkpoints_are_kept),
-        CHECKPOINT_TEST(the_best_is_kept_and_the_end_is_seen),
-        CHECKPOINT_TEST(a_best_that_was_not_kept_is_told),
-        CHECKPOINT_TEST(the_last_checkpoints_are_averaged),
-        CHECKPOINT_TEST(links_are_not_followed),
-        CHECKPOINT_TEST(a_saved_model_begins_another_run),
-        CHECKPOINT_TEST(a_model_of_others_begins_a_run),
-        CHECKPOINT_TEST(a_run_stands_for_its_newest_checkpoint),
-        CHECKPOINT_TEST(a_start_beside_a_checkpoint_is_said_to_be_unused),
-        CHECKPOINT_TEST(a_text_longer_than_the_model_is_said),
-        CHECKPOINT_TEST(a_text_goes_on_line_by_line),
-        CHECKPOINT_TEST(a_longer_run_says_what_becomes_of_the_rate),
-        CHECKPOINT_TEST(a_decay_branches_off_a_stable_run),
-        CHECKPOINT_TEST(adaptive_batches_are_not_exact),
-        CHECKPOINT_TEST(what_is_left_out_is_as_in_the_run),
-        CHECKPOINT_TEST(the_fastest_format_is_chosen_once),
-        CHECKPOINT_TEST(mistakes_are_refused),
-        CHECKPOINT_TEST(hostile_manifests_are_refused),
-    };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }
-    open_stage(&stage);
+    open_stage(&stage_of_all);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    stage_close(&stage);
+    stage_close(&stage_of_all);
     return failed;
 }

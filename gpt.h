@@ -10,9 +10,9 @@
 // The last section is what others see of it (ModelFamily in model.h); all before it are
 // the parts of one pass.
 //
-// The model owns no parameters. It keeps the offset of every tensor in a flat array (the
-// table is in gpt_config.h), because the buffer that the scheduler passes may change
-// with every call. If it computes in bf16 and is given floats, it keeps a copy of the
+// The model owns no parameters. It keeps the place of every tensor in a flat array (the
+// table is in gpt_config.h; trained.h has what is frozen), because the buffer that the
+// scheduler passes may change with every call. If it computes in bf16 and is given floats, it keeps a copy of the
 // parameters in that format: its weights. It reserves activations and workspace in an
 // arena and never allocates. Tokens and targets come from the host, and losses go there.
 //
@@ -25,6 +25,7 @@
 
 #include "gpt_config.h"
 #include "kernels/kernels.h"
+#include "trained.h"
 
 enum {
     GPT_LOGITS_BYTES = 256 << 20, // of a chunk of logits on the CPU, at most
@@ -44,8 +45,12 @@ typedef struct Gpt {
     ModelSettings settings;
     int B, T;     // of the latest pass
     int position; // of the first token; above 0 only in decode()
-    size_t parameter_count;
-    size_t offsets[GPT_MAX_TENSORS]; // of each tensor of the table
+    size_t parameter_count;               // of what is trained
+    TensorPlace places[GPT_MAX_TENSORS];  // of each tensor of the table
+    int lowest;                           // the first layer that the backward pass must reach
+    float *discarded; // (TENSORS_PER_LAYER, widest): the gradients of frozen vectors, which nobody reads
+    int widest;       // max(3C, F)
+    Real *inner;                          // (B, T, r): what is between the two products of an adapter
 
     // The parameters in the model's precision: the caller's own, or weight_copy, of which
     // the first `prepared` elements are up to date.
@@ -157,10 +162,11 @@ static inline int gpt_chunk_rows(int rows, int logits_stride, Precision precisio
 // of wte's gradient is NaN anyway; if a row behind wte is not, the model is broken.) A
 // model that has too little behind wte computes V columns.
 static inline int gpt_logits_columns(const Gpt *model) {
-    size_t C = (size_t)model->config.channels,
-           missing = (size_t)(model->logits_stride - model->config.vocabulary);
-    return model->offsets[GPT_WPE] + missing * C <= model->parameter_count ? model->logits_stride
-                                                                           : model->config.vocabulary;
+    const TensorPlace *place = &model->places[GPT_WTE];
+    size_t needed = (size_t)model->logits_stride * (size_t)model->config.channels,
+           there = place->kind == TRAINED_WHOLE ? model->parameter_count - place->trained
+                                                : model->settings.part->frozen_count - place->frozen;
+    return needed <= there ? model->logits_stride : model->config.vocabulary;
 }
 
 static inline void gpt_reserve_workspace(Gpt *model, Arena *arena) {
@@ -209,6 +215,18 @@ static inline bool gpt_has_weights(const Gpt *model) {
     return model->settings.given_weights || model->settings.precision == PRECISION_FP32;
 }
 
+// What a model of which only a part is trained needs, and how far back it goes.
+static inline void gpt_reserve_for_frozen(Gpt *model, Arena *arena, const TrainedPart *part) {
+    int L = model->config.layers;
+    size_t elements = gpt_rows(model) * (size_t)part->rank;
+    model->widest = (int)size_max(3 * (size_t)model->config.channels, (size_t)model->config.mlp_channels);
+    while (model->lowest < L && part->table.layer_begins[model->lowest + 1] == 0) { model->lowest++; }
+    arena_reserve(arena, MEMORY_WORKSPACE, "gradients that are not used",
+                  TENSORS_PER_LAYER * (size_t)model->widest * sizeof(float), &model->discarded);
+    arena_reserve(arena, MEMORY_WORKSPACE, "between the products of adapters",
+                  elements * precision_bytes(model->settings.precision), &model->inner);
+}
+
 // Plans weights, activations and workspace.
 static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *config,
                                const ModelSettings *settings) {
@@ -220,9 +238,14 @@ static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *conf
     model->T = settings->T;
     ParameterTable table;
     gpt_parameter_table(config, &table);
-    model->parameter_count = table.parameter_count;
-    for (int i = 0; i < table.count; i++) { model->offsets[table.entries[i].role] = table.entries[i].offset; }
+    const TrainedPart *part = settings->part;
+    model->parameter_count = part != NULL ? part->table.parameter_count : table.parameter_count;
+    for (int i = 0; i < table.count; i++) {
+        TensorPlace all = {.trained = table.entries[i].offset};
+        model->places[table.entries[i].role] = part != NULL ? part->places[i] : all;
+    }
     parameter_table_free(&table);
+    if (part != NULL) { gpt_reserve_for_frozen(model, arena, part); }
     if (!gpt_has_weights(model)) {
         arena_reserve(arena, MEMORY_PARAMETERS, "weights",
                       model->parameter_count * precision_bytes(settings->precision), &model->weight_copy);
@@ -263,14 +286,28 @@ static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *conf
 // ---------------------------------------------------------------------------------------
 // Where tensors are
 
-// The offset of a layer's tensor in a flat array of parameters or gradients. Layer L's
-// TENSOR_LN_1_WEIGHT is that of the last LayerNorm.
+// The offset of a layer's tensor in the flat array of what is trained, or where it would
+// be there. Layer L's TENSOR_LN_1_WEIGHT is that of the last LayerNorm.
 static inline size_t gpt_at(const Gpt *model, int layer, GptTensor tensor) {
-    return model->offsets[gpt_tensor(layer, tensor)];
+    return model->places[gpt_tensor(layer, tensor)].trained;
 }
 
-static inline const Real *gpt_weight(const Gpt *model, size_t offset) {
-    return real_at_const(model->weights, offset, model->settings.precision);
+// tensor: a role (gpt_tensor).
+static inline bool gpt_trains(const Gpt *model, int tensor) {
+    return model->places[tensor].kind == TRAINED_WHOLE;
+}
+
+static inline const Real *gpt_weight(const Gpt *model, int tensor) {
+    const TensorPlace *place = &model->places[tensor];
+    bool trained = gpt_trains(model, tensor);
+    return real_at_const(trained ? model->weights : model->settings.part->frozen,
+                         trained ? place->trained : place->frozen, model->settings.precision);
+}
+
+// Where the gradient of a vector is added, or of a matrix that is trained.
+static inline float *gpt_gradient(const Gpt *model, float *gradients, int tensor) {
+    return gpt_trains(model, tensor) ? gradients + model->places[tensor].trained
+                                     : model->discarded + tensor % TENSORS_PER_LAYER * model->widest;
 }
 
 // Part `index` of an activation array of (..., B, T, width).
@@ -309,8 +346,8 @@ static inline int gpt_window(const ModelConfig *config, int l) {
 // 2l and 2l + 1 in layer l, 2L after the last layer.
 typedef struct GptNorm {
     Layernorm work;
-    size_t weight, bias; // offsets
-    size_t branch_bias;  // where norm > 0: of the bias that is added to the residual right before
+    int weight, bias; // tensors
+    int branch_bias;  // where norm > 0: the bias that is added to the residual right before
 } GptNorm;
 
 static inline GptNorm gpt_norm(const Gpt *model, int norm) {
@@ -319,10 +356,10 @@ static inline GptNorm gpt_norm(const Gpt *model, int norm) {
     bool first = norm % 2 == 0; // of its layer
     GptNorm parts;
     memset(&parts, 0, sizeof parts);
-    parts.weight = gpt_at(model, l, first ? TENSOR_LN_1_WEIGHT : TENSOR_LN_2_WEIGHT);
-    parts.bias = gpt_at(model, l, first ? TENSOR_LN_1_BIAS : TENSOR_LN_2_BIAS);
+    parts.weight = gpt_tensor(l, first ? TENSOR_LN_1_WEIGHT : TENSOR_LN_2_WEIGHT);
+    parts.bias = gpt_tensor(l, first ? TENSOR_LN_1_BIAS : TENSOR_LN_2_BIAS);
     if (norm > 0) {
-        parts.branch_bias = gpt_at(model, (norm - 1) / 2, first ? TENSOR_PROJ_BIAS : TENSOR_OUT_BIAS);
+        parts.branch_bias = gpt_tensor((norm - 1) / 2, first ? TENSOR_PROJ_BIAS : TENSOR_OUT_BIAS);
     }
     Layernorm *work = &parts.work;
     work->residual =
@@ -380,12 +417,42 @@ static inline void gpt_layernorm(Gpt *model, Stream *stream, int norm, bool add_
     gpt_lap(model, OPERATION_LAYERNORM);
 }
 
+// The adapter beside the weight `tensor` (outputs, inputs), with gradients (NULL: none).
+static inline LowRank gpt_adapter(const Gpt *model, float *gradients, int tensor, int inputs, int outputs) {
+    const TrainedPart *part = model->settings.part;
+    size_t a = model->places[tensor].trained, b = a + (size_t)part->rank * (size_t)inputs;
+    LowRank work = {.a = real_at_const(model->weights, a, model->settings.precision),
+                    .b = real_at_const(model->weights, b, model->settings.precision),
+                    .d_a = gradients != NULL ? gradients + a : NULL,
+                    .d_b = gradients != NULL ? gradients + b : NULL,
+                    .inner = model->inner,
+                    .rank = part->rank,
+                    .rows = (int)gpt_rows(model),
+                    .inputs = inputs,
+                    .outputs = outputs,
+                    .scale = part->scale};
+    return work;
+}
+
+// How many tensors of the table the layer's weight W is: queries, keys and values of
+// GPT-Neo are three, one below the other. They are all trained, or none is.
+static inline int gpt_tensors(const Gpt *model, GptTensor weight) {
+    return weight == TENSOR_Q && !model->config.qkv_biases ? 3 : 1;
+}
+
 // output (B, T, outputs) = input (B, T, inputs) W^T for the layer's weight W (outputs,
 // inputs).
 static inline void gpt_linear(Gpt *model, Stream *stream, Real *output, const Real *input, int l,
                               GptTensor weight, int inputs, int outputs) {
-    matmul_forward(stream, output, outputs, input, gpt_weight(model, gpt_at(model, l, weight)),
-                   (int)gpt_rows(model), inputs, outputs);
+    int first = gpt_tensor(l, weight), tensors = gpt_tensors(model, weight), each = outputs / tensors;
+    matmul_forward(stream, output, outputs, input, gpt_weight(model, first), (int)gpt_rows(model), inputs,
+                   outputs);
+    for (int i = 0; i < tensors; i++) {
+        if (model->places[first + i].kind != TRAINED_ADAPTED) { continue; }
+        LowRank adapter = gpt_adapter(model, NULL, first + i, inputs, each);
+        low_rank_forward(stream, &adapter, real_at(output, (size_t)(i * each), model->settings.precision),
+                         outputs, input);
+    }
     gpt_lap(model, OPERATION_LINEAR_FORWARD);
 }
 
@@ -426,11 +493,11 @@ static inline void gpt_qkv_bias(Gpt *model, Stream *stream, int l, float *gradie
     const ModelConfig *config = &model->config;
     if (!config->qkv_biases) { return; }
     int C = config->channels, D = C / config->heads;
-    size_t bias = gpt_at(model, l, TENSOR_QKV_BIAS);
+    int bias = gpt_tensor(l, TENSOR_QKV_BIAS);
     bool backward = gradients != NULL;
     Bias work = {.values = backward ? model->d_wide : gpt_layer(model, l).qkv,
                  .bias = gpt_weight(model, bias),
-                 .d_bias = backward ? gradients + bias : NULL,
+                 .d_bias = backward ? gpt_gradient(model, gradients, bias) : NULL,
                  .partials = model->partials,
                  .rows = (int)gpt_rows(model),
                  .columns = 3 * C,
@@ -445,7 +512,7 @@ static inline void gpt_gelu_forward(Gpt *model, Stream *stream, int l) {
     GptLayer layer = gpt_layer(model, l);
     Gelu work = {.output = layer.mlp_hidden,
                  .saved = layer.gelu_saved,
-                 .bias = gpt_weight(model, gpt_at(model, l, TENSOR_FC_BIAS)),
+                 .bias = gpt_weight(model, gpt_tensor(l, TENSOR_FC_BIAS)),
                  .rows = (int)gpt_rows(model),
                  .columns = model->config.mlp_channels};
     gelu_forward(stream, &work);
@@ -495,8 +562,9 @@ static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameter
     gpt_need(model, stream, parameters, pace, gpt_at(model, 0, TENSOR_LN_1_WEIGHT));
     Embedding embedding = {
         .output = model->residuals,
-        .wte = gpt_weight(model, model->offsets[GPT_WTE]),
-        .wpe = gpt_weight(model, model->offsets[GPT_WPE] + (size_t)model->position * (size_t)C),
+        .wte = gpt_weight(model, GPT_WTE),
+        .wpe = real_at_const(gpt_weight(model, GPT_WPE), (size_t)model->position * (size_t)C,
+                             model->settings.precision),
         .tokens = batch,
         .B = model->B,
         .T = model->T,
@@ -549,7 +617,7 @@ static inline void gpt_head(Gpt *model, Stream *stream, float *gradients, const 
         return;
     }
     const int32_t *batch = gpt_upload(model, stream, model->targets, targets, (size_t)rows);
-    const Real *wte = gpt_weight(model, model->offsets[GPT_WTE]);
+    const Real *wte = gpt_weight(model, GPT_WTE);
     float scale = gradients != NULL ? 1.0f / (float)counting : 0.0f;
     for (int first = 0; first < rows; first += model->chunk) {
         int count = rows - first < model->chunk ? rows - first : model->chunk;
@@ -563,8 +631,10 @@ static inline void gpt_head(Gpt *model, Stream *stream, float *gradients, const 
         if (gradients == NULL) { continue; }
         matmul_backward_input(stream, real_at(model->branch, offset, precision), C, model->logits, stride,
                               wte, count, C, columns);
-        matmul_backward_weight(stream, gradients + model->offsets[GPT_WTE], model->logits, stride, input,
-                               count, C, columns);
+        if (gpt_trains(model, GPT_WTE)) {
+            matmul_backward_weight(stream, gpt_gradient(model, gradients, GPT_WTE), model->logits, stride,
+                                   input, count, C, columns);
+        }
         gpt_lap(model, OPERATION_HEAD_PRODUCTS);
     }
 }
@@ -580,9 +650,9 @@ static inline void gpt_layernorm_backward(Gpt *model, Stream *stream, float *gra
     Layernorm *work = &parts.work;
     work->d_residual = model->d_residual;
     work->accumulate = norm < 2 * model->config.layers;
-    work->d_weight = gradients + parts.weight;
-    work->d_bias = gradients + parts.bias;
-    work->d_branch_bias = norm > 0 ? gradients + parts.branch_bias : NULL;
+    work->d_weight = gpt_gradient(model, gradients, parts.weight);
+    work->d_bias = gpt_gradient(model, gradients, parts.bias);
+    work->d_branch_bias = norm > 0 ? gpt_gradient(model, gradients, parts.branch_bias) : NULL;
     work->partials = model->partials;
     work->d_output = model->branch;
     layernorm_backward(stream, work);
@@ -593,13 +663,22 @@ static inline void gpt_layernorm_backward(Gpt *model, Stream *stream, float *gra
 static inline void gpt_linear_backward(Gpt *model, Stream *stream, float *gradients, int l, GptTensor weight,
                                        Real *d_input, int d_input_stride, const Real *d_output,
                                        int d_output_stride, const Real *input, int inputs, int outputs) {
-    int rows = (int)gpt_rows(model);
-    size_t offset = gpt_at(model, l, weight);
-    matmul_backward_weight(stream, gradients + offset, d_output, d_output_stride, input, rows, inputs,
-                           outputs);
+    int rows = (int)gpt_rows(model), first = gpt_tensor(l, weight), tensors = gpt_tensors(model, weight),
+        each = outputs / tensors;
+    if (gpt_trains(model, first)) {
+        matmul_backward_weight(stream, gpt_gradient(model, gradients, first), d_output, d_output_stride,
+                               input, rows, inputs, outputs);
+    }
     gpt_lap(model, OPERATION_LINEAR_BACKWARD_WEIGHT);
     matmul_backward_input(stream, d_input, d_input_stride, d_output, d_output_stride,
-                          gpt_weight(model, offset), rows, inputs, outputs);
+                          gpt_weight(model, first), rows, inputs, outputs);
+    for (int i = 0; i < tensors; i++) {
+        if (model->places[first + i].kind != TRAINED_ADAPTED) { continue; }
+        LowRank adapter = gpt_adapter(model, gradients, first + i, inputs, each);
+        low_rank_backward(stream, &adapter, d_input, d_input_stride,
+                          real_at_const(d_output, (size_t)(i * each), model->settings.precision),
+                          d_output_stride, input);
+    }
     gpt_lap(model, OPERATION_LINEAR_BACKWARD_INPUT);
 }
 
@@ -620,11 +699,11 @@ static inline void gpt_layer_backward(Gpt *model, Stream *stream, float *gradien
     // x = x + W_proj gelu(W_fc LayerNorm_2(x) + b_fc) + b_proj
     gpt_linear_backward(model, stream, gradients, l, TENSOR_PROJ_WEIGHT, model->d_wide, wide,
                         model->d_residual, C, layer.mlp_hidden, F, C);
-    size_t fc_bias = gpt_at(model, l, TENSOR_FC_BIAS);
+    int fc_bias = gpt_tensor(l, TENSOR_FC_BIAS);
     Gelu gelu = {.saved = layer.gelu_saved,
                  .gradient = model->d_wide,
                  .bias = gpt_weight(model, fc_bias),
-                 .d_bias = gradients + fc_bias,
+                 .d_bias = gpt_gradient(model, gradients, fc_bias),
                  .partials = model->partials,
                  .rows = (int)gpt_rows(model),
                  .columns = F,
@@ -669,16 +748,18 @@ static inline const float *gpt_gradients(void *self, Stream *stream, const void 
     gpt_forward(model, stream, parameters, tokens, pace);
     gpt_head(model, stream, gradients, gpt_hidden(model), targets, (int)gpt_rows(model), NULL);
     gpt_layernorm_backward(model, stream, gradients, 2 * L);
-    for (int l = L - 1; l >= 0; l--) { gpt_layer_backward(model, stream, gradients, l, pace); }
+    for (int l = L - 1; l >= model->lowest; l--) { gpt_layer_backward(model, stream, gradients, l, pace); }
 
     // x = wte[token] + wpe[position]
+    bool words = gpt_trains(model, GPT_WTE), positions = gpt_trains(model, GPT_WPE);
+    if (!words && !positions) { return model->losses; }
     size_t rows = gpt_rows(model);
     bool on_gpu = model->settings.on_gpu;
     if (on_gpu) {
         embedding_order(model->host_order, model->host_counts, tokens, (int)rows, model->config.vocabulary);
     }
-    Embedding embedding = {.d_wte = gradients + model->offsets[GPT_WTE],
-                           .d_wpe = gradients + model->offsets[GPT_WPE],
+    Embedding embedding = {.d_wte = words ? gpt_gradient(model, gradients, GPT_WTE) : NULL,
+                           .d_wpe = positions ? gpt_gradient(model, gradients, GPT_WPE) : NULL,
                            .partials = model->embedding_partials,
                            .d_output = model->d_residual,
                            .tokens = on_gpu ? model->tokens : tokens,
@@ -725,7 +806,7 @@ static inline const float *gpt_decode(void *self, Stream *stream, const float *p
     assert(token >= 0 && token < V && position < model->config.positions);
     model->position = position;
     gpt_forward(model, stream, parameters, &token, NULL);
-    const Real *wte = gpt_weight(model, model->offsets[GPT_WTE]);
+    const Real *wte = gpt_weight(model, GPT_WTE);
     matmul_forward(stream, model->logits, V, gpt_hidden(model), wte, 1, C, V);
     return real_floats(model->logits);
 }

@@ -283,6 +283,7 @@ static inline void gpt_parameter_table_layer(const ModelConfig *config, Paramete
         entry->role = gpt_tensor(l, (GptTensor)t);
         entry->is_transposed = gpt2 && entry->is_matrix;
         entry->stacked = gpt2 && t == TENSOR_Q ? 3 : 1;
+        entry->joins_before = t == TENSOR_K || t == TENSOR_V;
     }
 }
 

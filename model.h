@@ -79,9 +79,11 @@ typedef struct ParameterInfo {
     bool is_matrix;       // Linear and Embedding weights: what weight decay means by "matrices"
     bool is_projection;   // a matrix of a layer, which maps activations to others: what Muon steps
     int stacked;          // matrices that it consists of, one below the other; Muon steps each by itself
+    bool joins_before;    // it is one matrix with the tensor before it, to the passes of its family
     bool is_transposed;   // files hold it as (in, out)
     int role;             // what it is to the passes of its family
     float fill;           // what a vector is initialised to; the deviation of a matrix, which is normal
+    float uniform;        // of a matrix that begins uniform within +- this; 0: it does not
 } ParameterInfo;
 
 // Tensors lie back to back in the order in which the forward pass uses them. The first is
@@ -149,7 +151,9 @@ static inline void parameters_initialize_task(void *context, int task, int threa
             random.state = random_hash(random_hash(work->seed, (uint64_t)task), j / INITIAL_BLOCK);
         }
         work->parameters[entry->offset + j] =
-            entry->is_matrix ? entry->fill * (float)random_normal(&random) : entry->fill;
+            entry->uniform > 0 ? entry->uniform * (float)(2 * random_uniform(&random) - 1)
+            : entry->is_matrix ? entry->fill * (float)random_normal(&random)
+                               : entry->fill;
     }
 }
 
@@ -185,6 +189,9 @@ typedef struct ModelSettings {
     bool given_weights;  // the caller's parameters are in `precision`; otherwise they are floats
     bool ranks_tokens;   // ModelQuery::largest may be asked for
     bool decodes;        // decode() is called; on the CPU in fp32, with B = T = 1
+    // What of it is trained (trained.h); NULL: all of it. Then `parameters` and `gradients` are
+    // vectors of that, with its parameter_count.
+    struct TrainedPart *part;
 } ModelSettings;
 
 // Settings for a model on the CPU with a pool of `threads`.

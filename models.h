@@ -8,6 +8,7 @@
 
 #include "gpt.h"
 #include "runtime/names.h"
+#include "trained.h"
 
 static const ModelFamily *const MODEL_FAMILIES[] = {&gpt_neo_family, &gpt2_family};
 
@@ -150,6 +151,11 @@ static inline void model_reserve(Model *model, Arena *arena, const ModelConfig *
     model->config = *config;
     model->settings = *settings;
     model->family->reserve(&model->state, arena, config, settings);
+    if (settings->part != NULL) {
+        arena_reserve(arena, MEMORY_PARAMETERS, "frozen parameters",
+                      settings->part->frozen_count * precision_bytes(settings->precision),
+                      &settings->part->frozen);
+    }
     if (settings->on_gpu) {
         arena_reserve(arena, MEMORY_WORKSPACE, "matrix products", GEMM_WORKSPACE_BYTES,
                       &model->gemm_workspace);

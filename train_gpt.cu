@@ -316,7 +316,7 @@ static int finish_run(Run *run, bool saved) {
     return_committed(s, weights);
     if (s->settings.gathers_casts) { // the weights are casts of what counts
         const float *committed = borrow_committed(s, run->rule);
-        fingerprint = check_replicas(s, committed, run->table.parameter_count * sizeof(float));
+        fingerprint = check_replicas(s, committed, run->part.table.parameter_count * sizeof(float));
         return_committed(s, committed);
     }
     double exposed =
@@ -360,7 +360,8 @@ static void release_run(Run *run) {
     free(run->checkpointed.damaged);
     thread_pool_destroy(run->pool);
     arena_release(&run->arena);
-    parameter_table_free(&run->table);
+    if (run->part.frozen_count > 0) { hf_model_close(&run->base); }
+    trained_part_free(&run->part);
     free(run->tensors);
     data_loader_close(&run->data);
     data_loader_close(&run->validation_data);

@@ -44,7 +44,7 @@
 #include "runtime/log.h"
 
 enum {
-    CHECKPOINT_VERSION = 4,
+    CHECKPOINT_VERSION = 5,
     CHECKPOINT_MAX_VECTORS = 8,
     CHECKPOINT_BLOCK = 4 << 20, // bytes under one checksum
     CHECKPOINT_STAGE = 1 << 20, // elements that are copied from or to a GPU at a time
@@ -58,7 +58,11 @@ typedef struct CheckpointedRun {
     Scheduler *scheduler; // its vectors, numbers and streams
     const Rule *rule;
     const ModelConfig *config;
-    const ParameterTable *table;
+    const ParameterTable *table; // of what is trained
+    const TrainedPart *part;
+    const HfModel *base;        // what is frozen, if anything is
+    const char *base_directory; // of that model
+    int64_t frozen_sum;         // CRC-32 of what is frozen; 0: nothing is
     int B, T;               // shape of a micro-batch
     const char *directory;  // OUT
     const char *tokenizer;  // where the tokenizer of the model may be; NULL: there is none
@@ -280,6 +284,7 @@ static const StateNumber RUN_NUMBERS[] = {
     {"sequences", NUMBER_INT, offsetof(CheckpointedRun, B)},
     {"length", NUMBER_INT, offsetof(CheckpointedRun, T)},
     {"product_processors", NUMBER_INT, offsetof(CheckpointedRun, product_processors)},
+    {"frozen_crc32", NUMBER_COUNT, offsetof(CheckpointedRun, frozen_sum)},
     {"data_base", NUMBER_COUNT, offsetof(CheckpointedRun, data_base)},
     {"seconds", NUMBER_AMOUNT, offsetof(CheckpointedRun, seconds)},
     {"next_learning_rate", NUMBER_AMOUNT, offsetof(CheckpointedRun, next_learning_rate)},

@@ -10,6 +10,9 @@
 // fail. The files come from others: whatever their bytes are, the worst that follows is
 // an Error.
 //
+// A directory of adapters (adapters.h) is read as the model that it names, with the adapters
+// merged into it.
+//
 // Writing makes what from_pretrained takes, and checksums of the files (file_sums.h). The
 // directory is a part of a checkpoint, which is whole or absent (save.h).
 //
@@ -20,6 +23,7 @@
 
 #include <sys/sendfile.h>
 
+#include "checkpoint/adapters.h"
 #include "checkpoint/file_sums.h"
 #include "checkpoint/safetensors.h"
 #include "models.h"
@@ -43,6 +47,7 @@ typedef struct HfModel {
     int file_count;
     const SafetensorsEntry **sources; // (table.count): the file entry of each tensor of the table
     const SafetensorsEntry *head;     // lm_head.weight, or NULL
+    Adapters adapters;
 } HfModel;
 
 static inline bool hf_model_has(const char *directory, const char *name) {
@@ -215,15 +220,13 @@ static inline void hf_model_close(HfModel *model) {
     for (int i = 0; i < model->file_count; i++) { safetensors_close(&model->files[i].file); }
     free(model->files);
     free(model->sources);
+    adapters_close(&model->adapters);
     parameter_table_free(&model->table);
     memset(model, 0, sizeof *model);
 }
 
-// Opens the model in `directory` and checks that its files are those that were written
-// (file_sums.h), and hold exactly the tensors of its configuration. Fills config and
-// table, so that the caller can allocate parameters.
-// On failure there is nothing to close.
-static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
+// A directory without adapters.
+static inline bool hf_model_open_whole(HfModel *model, const char *directory, Error *error) {
     char path[PATH_MAX];
     bool good = false, pickles = hf_model_has(directory, "pytorch_model.bin"),
          pickled_shards = hf_model_has(directory, "pytorch_model.bin.index.json");
@@ -255,26 +258,66 @@ static inline bool hf_model_open(HfModel *model, const char *directory, Error *e
     return good;
 }
 
+// Opens the model in `directory` and checks that its files are those that were written
+// (file_sums.h), and hold exactly the tensors of its configuration. Fills config and
+// table, so that the caller can allocate parameters.
+// On failure there is nothing to close.
+static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
+    if (!hf_model_has(directory, ADAPTERS_CONFIG)) { return hf_model_open_whole(model, directory, error); }
+    Adapters adapters;
+    char base[PATH_MAX];
+    memset(&adapters, 0, sizeof adapters);
+    if (!file_sums_check(directory, error) || !adapters_read_config(directory, &adapters, base, error)) {
+        return false;
+    }
+    if (!hf_model_open_whole(model, base, error)) {
+        Error reason = *error;
+        return error_set(error, "%.300s holds adapters of %.300s: %.800s", directory, base, reason.text);
+    }
+    bool good = adapters_open(&adapters, directory, &model->table, error);
+    model->adapters = adapters;
+    if (!good) { hf_model_close(model); }
+    return good;
+}
+
 // Fills the tensor `out`, of table.entries[i].
 static inline void hf_model_read_tensor(const HfModel *model, int i, float *out) {
     const ParameterInfo *info = &model->table.entries[i];
     float part[HF_MODEL_PART];
-    if (!info->is_transposed) {
-        safetensors_read_floats(model->sources[i], 0, info->count, out);
-        return;
-    }
     size_t rows = (size_t)info->rows, columns = (size_t)info->columns;
-    for (size_t place = 0, count; place < info->count; place += count) {
+    if (!info->is_transposed) { safetensors_read_floats(model->sources[i], 0, info->count, out); }
+    for (size_t place = 0, count; info->is_transposed && place < info->count; place += count) {
         count = size_min(HF_MODEL_PART, rows - place % rows);
         safetensors_read_floats(model->sources[i], place, count, part);
         for (size_t j = 0; j < count; j++) { out[(place % rows + j) * columns + place / rows] = part[j]; }
     }
+    if (model->adapters.entries != NULL) { adapters_apply(&model->adapters, info, i, out); }
 }
 
 // Fills parameters (table.parameter_count), on the host.
 static inline void hf_model_read(const HfModel *model, float *parameters) {
     for (int i = 0; i < model->table.count; i++) {
         hf_model_read_tensor(model, i, parameters + model->table.entries[i].offset);
+    }
+}
+
+// out (part->model.parameter_count), on the host, = the whole model of which `trained`
+// (part->table.parameter_count) is what was trained, beside the frozen tensors of `model`.
+static inline void hf_model_complete(const HfModel *model, const TrainedPart *part, const float *trained,
+                                     float *out) {
+    for (int i = 0; i < part->model.count; i++) {
+        const ParameterInfo *info = &part->model.entries[i];
+        const TensorPlace *place = &part->places[i];
+        const float *from = trained + place->trained;
+        float *to = out + info->offset;
+        if (place->kind == TRAINED_WHOLE) {
+            memcpy(to, from, info->count * sizeof(float));
+            continue;
+        }
+        hf_model_read_tensor(model, i, to);
+        if (place->kind != TRAINED_ADAPTED) { continue; }
+        adapters_merge(to, from, from + (size_t)part->rank * (size_t)info->columns, info->rows, info->columns,
+                       part->rank, part->scale);
     }
 }
 
@@ -409,13 +452,15 @@ static inline bool hf_model_write_tensor(int descriptor, size_t place, const Par
     return good;
 }
 
-// Writes model.safetensors into `directory`; *sum gets its CRC-32. parameters
-// (table->parameter_count), on the host: tensors lie in the file as in the table.
-static inline bool hf_model_write_weights(const char *directory, const ParameterTable *table,
-                                          const float *parameters, uint32_t *sum, Error *error) {
-    char path[PATH_MAX];
+// Writes the file `name` into `directory`; *sum gets its CRC-32. prefix: of all names of
+// tensors. parameters (table->parameter_count), on the host: tensors lie in the file as in
+// the table.
+static inline bool hf_model_write_weights(const char *directory, const char *name, const char *prefix,
+                                          const ParameterTable *table, const float *parameters, uint32_t *sum,
+                                          Error *error) {
+    char path[PATH_MAX], tensor[128];
     SafetensorsPlan plan;
-    if (!path_within(path, directory, "model.safetensors", error)) { return false; }
+    if (!path_within(path, directory, name, error)) { return false; }
     safetensors_plan_start(&plan);
     json_object_set_new(plan.tensors, "__metadata__",
                         json_pack("{s:s}", "format", "pt")); // transformers insists
@@ -423,7 +468,8 @@ static inline bool hf_model_write_weights(const char *directory, const Parameter
         size_t shape[2];
         const ParameterInfo *info = &table->entries[i];
         int dimensions = hf_model_shape(info, info->is_transposed, shape);
-        safetensors_plan_add(&plan, info->name, SAFETENSORS_F32, dimensions, shape);
+        snprintf(tensor, sizeof tensor, "%s%s", prefix, info->name);
+        safetensors_plan_add(&plan, tensor, SAFETENSORS_F32, dimensions, shape);
     }
     safetensors_plan_finish(&plan);
     int descriptor = safetensors_create(path, &plan, error) ? safetensors_join(path, &plan, error) : -1;
@@ -491,21 +537,64 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
                      excerpt, strerror(reason), found ? ": did you mean " : "", candidate, found ? "?" : "");
 }
 
-// Writes a model that transformers' from_pretrained loads. parameters
-// (table->parameter_count), on the host. tokenizer: the directory or the tokenizer.json of a
-// tokenizer, which is copied beside the weights, or NULL. `directory` must not exist. True: all of it is on disk, but
-// for the name of `directory` itself. On failure the caller removes what there is.
-static inline bool hf_model_save(const char *directory, const ModelConfig *config,
-                                 const ParameterTable *table, const float *parameters, const char *tokenizer,
-                                 Error *error) {
+// What a directory is written from. parameters: on the host.
+typedef struct HfModelContent {
+    const ModelConfig *config;
+    const ParameterTable *table;
+    const float *parameters; // (table->parameter_count)
+    const char *tokenizer;   // its directory or its tokenizer.json, which is copied, or NULL
+    const TrainedPart *adapters; // these are written, and no model; NULL: a model
+    const char *base;            // the directory of their model
+} HfModelContent;
+
+// Writes a model that transformers' from_pretrained loads, or adapters that peft's does.
+// `directory` must not exist. True: all of it is on disk, but for the name of `directory`
+// itself. On failure the caller removes what there is.
+static inline bool hf_model_write(const char *directory, const HfModelContent *content, Error *error) {
     uint32_t sum;
+    const char *tokenizer = content->tokenizer;
+    bool adapts = content->adapters != NULL;
+    const char *name = adapts ? ADAPTERS_WEIGHTS : "model.safetensors";
     if (mkdir(directory, 0777) != 0) {
         return error_set(error, "cannot create the directory %.300s: %s", directory, strerror(errno));
     }
-    return hf_model_write_config(directory, config, tokenizer, error) &&
+    return hf_model_write_config(directory, content->config, tokenizer, error) &&
            (tokenizer == NULL || hf_model_copy_tokenizer(tokenizer, directory, error)) &&
-           hf_model_write_weights(directory, table, parameters, &sum, error) &&
-           file_sums_write(directory, "model.safetensors", sum, error) && path_sync(directory, error);
+           (!adapts || adapters_write_config(directory, content->adapters, content->base, error)) &&
+           hf_model_write_weights(directory, name, adapts ? ADAPTERS_PREFIX : "", content->table,
+                                  content->parameters, &sum, error) &&
+           file_sums_write(directory, name, sum, error) && path_sync(directory, error);
+}
+
+static inline bool hf_model_save(const char *directory, const ModelConfig *config,
+                                 const ParameterTable *table, const float *parameters, const char *tokenizer,
+                                 Error *error) {
+    HfModelContent content = {.config = config, .table = table, .parameters = parameters, .tokenizer = tokenizer};
+    return hf_model_write(directory, &content, error);
+}
+
+// The same, of a model of which a part is trained; trained (part->table.parameter_count), on
+// the host. base: what is frozen, and its directory.
+static inline bool hf_model_save_trained(const char *directory, const ModelConfig *config,
+                                         const TrainedPart *part, const float *trained, const HfModel *base,
+                                         const char *base_directory, const char *tokenizer, Error *error) {
+    HfModelContent content = {.config = config,
+                              .table = &part->table,
+                              .parameters = trained,
+                              .tokenizer = tokenizer,
+                              .adapters = part->rank > 0 ? part : NULL,
+                              .base = base_directory};
+    float *whole = NULL;
+    if (part->frozen_count > 0 && part->rank == 0) {
+        whole = (float *)malloc(part->model.parameter_count * sizeof(float));
+        if (whole == NULL) { return error_set(error, "no memory for the whole model"); }
+        hf_model_complete(base, part, trained, whole);
+        content.table = &part->model;
+        content.parameters = whole;
+    }
+    bool good = hf_model_write(directory, &content, error);
+    free(whole);
+    return good;
 }
 
 #endif

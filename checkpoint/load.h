@@ -212,9 +212,14 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
     memset(source, 0, sizeof *source);
     bool good =
         source_open_manifest(source, run, path, error) && safetensors_open(&source->state, file, error);
-    if (good && (!source_is_of_model(source, run) ||
-                 integer_from_json(source->manifest, "parameters") != (int64_t)run->table->parameter_count)) {
+    if (good && !source_is_of_model(source, run)) {
         good = error_set(error, "%.400s is of another model than %s", path, run->config->name);
+    }
+    long long trained = good ? (long long)integer_from_json(source->manifest, "parameters") : 0;
+    if (good && trained != (long long)run->table->parameter_count) {
+        good = error_set(error,
+                         "%.400s has %lld trained parameters, and this run %zu: --freeze and --lora-... must "
+                         "be as they were", path, trained, run->table->parameter_count);
     }
     good = good && source_has_moments(source, run, path, error);
     if (good && !source_is_complete(source, run, rule_find(source->rule))) {
@@ -536,7 +541,10 @@ static inline bool checkpoint_load(CheckpointedRun *run, const char *path,
                                    char remarks[CHECKPOINT_REMARKS_SIZE], Error *error) {
     CheckpointSource source;
     bool opened = checkpoint_open(&source, run, path, error);
-    bool good = all_ranks_good(run, opened, error) &&
+    bool same = opened && (integer_from_json(source.manifest, "frozen_crc32") == run->frozen_sum ||
+                           error_set(error, "%.400s was trained beside other frozen parameters than those of "
+                                            "%.400s", path, run->base_directory));
+    bool good = all_ranks_good(run, same, error) &&
                 all_ranks_good(run, checkpoint_verify(&source, run, path, error), error);
     if (good) {
         load_vectors(&source, run);

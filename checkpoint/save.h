@@ -223,8 +223,8 @@ static inline void *saver_main(void *argument) {
     saver->state = -1;
     if (good && run->transport->rank == 0) {
         bool has_tokenizer = tokenizer != NULL && access(tokenizer, R_OK) == 0;
-        good = hf_model_save(saver->paths.model, run->config, run->table, saver->committed,
-                             has_tokenizer ? tokenizer : NULL, error);
+        good = hf_model_save_trained(saver->paths.model, run->config, run->part, saver->committed, run->base,
+                                     run->base_directory, has_tokenizer ? tokenizer : NULL, error);
     }
     saver->good = good;
     saver->seconds = clock_seconds() - began;

@@ -353,17 +353,24 @@ static inline void print_sample(Run *run, bool last) {
     const float *committed = borrow_committed(s, run->rule);
     if (run_is_main(run)) {
         Error error = {""};
-        size_t bytes = run->table.parameter_count * sizeof(float);
-        float *copy = run->placement.on_gpu ? (float *)malloc(bytes) : NULL;
+        const TrainedPart *part = &run->part;
+        size_t bytes = part->table.parameter_count * sizeof(float),
+               whole_bytes = part->model.parameter_count * sizeof(float);
+        float *copy = run->placement.on_gpu ? (float *)malloc(bytes) : NULL,
+              *whole = part->frozen_count > 0 ? (float *)malloc(whole_bytes) : NULL;
         Sample sample = {.options = options,
                          .commit = last ? -1 : s->optimizer.commits,
                          .watch = &run->signal_watch,
                          .parameters = copy != NULL ? copy : committed};
-        bool good = !run->placement.on_gpu || copy != NULL ||
-                    error_set(&error, "no memory for a copy of the parameters: %zu bytes", bytes);
+        bool good = ((!run->placement.on_gpu || copy != NULL) && (part->frozen_count == 0 || whole != NULL)) ||
+                    error_set(&error, "no memory for a copy of the parameters: %zu bytes", whole_bytes);
         if (copy != NULL) {
             stream_copy(s->compute, copy, committed, bytes);
             stream_settle(s->compute);
+        }
+        if (good && whole != NULL) {
+            hf_model_complete(&run->base, part, sample.parameters, whole);
+            sample.parameters = whole;
         }
         good = good &&
                sample_open_codec(&sample, data_loader_is_text(&run->data), run->config.vocabulary, &error);
@@ -384,6 +391,7 @@ static inline void print_sample(Run *run, bool last) {
         }
         fflush(stdout);
         free(copy);
+        free(whole);
         free(sample.text);
     }
     return_committed(s, committed);

@@ -157,6 +157,53 @@ static inline void matmul_backward_weight(Stream *stream, float *d_weight, const
     matmul(stream, &work);
 }
 
+// A low-rank product beside that of a frozen weight (LoRA, arXiv 2106.09685): the weight is
+// as if it were weight + scale b a, but is never made.
+typedef struct LowRank {
+    const Real *a, *b; // (rank, inputs), (outputs, rank)
+    float *d_a, *d_b;  // their gradients; NULL: forward
+    Real *inner;       // (rows, rank), workspace
+    int rank, rows, inputs, outputs;
+    float scale;
+} LowRank;
+
+// One of its products. accumulate: the result is added to, whatever its precision.
+static inline void low_rank_product(Stream *stream, Real *result, int result_stride, const Real *a,
+                                    int a_stride, const Real *b, int b_stride, bool b_transposed, int rows,
+                                    int columns, int inner, float scale, bool accumulate) {
+    Matmul work = matmul_describe(stream->precision, result, result_stride, a, a_stride, false, b, b_stride,
+                                  b_transposed, rows, columns, inner, false);
+    work.scale = scale;
+    work.accumulate = accumulate;
+    matmul(stream, &work);
+}
+
+// output (rows, outputs), rows output_stride apart, += scale (input a^T) b^T for input
+// (rows, inputs).
+static inline void low_rank_forward(Stream *stream, const LowRank *work, Real *output, int output_stride,
+                                    const Real *input) {
+    int r = work->rank, rows = work->rows;
+    low_rank_product(stream, work->inner, r, input, work->inputs, work->a, work->inputs, true, rows, r,
+                     work->inputs, work->scale, false);
+    low_rank_product(stream, output, output_stride, work->inner, r, work->b, r, true, rows, work->outputs, r,
+                     1.0f, true);
+}
+
+// d_b += scale d_output^T (input a^T), d_a += scale (d_output b)^T input, and
+// d_input (rows, inputs), rows d_input_stride apart, += scale (d_output b) a.
+static inline void low_rank_backward(Stream *stream, const LowRank *work, Real *d_input, int d_input_stride,
+                                     const Real *d_output, int d_output_stride, const Real *input) {
+    int r = work->rank, rows = work->rows, inputs = work->inputs, outputs = work->outputs;
+    low_rank_product(stream, work->inner, r, input, inputs, work->a, inputs, true, rows, r, inputs,
+                     work->scale, false);
+    matmul_backward_weight(stream, work->d_b, d_output, d_output_stride, work->inner, rows, r, outputs);
+    low_rank_product(stream, work->inner, r, d_output, d_output_stride, work->b, r, false, rows, r, outputs,
+                     work->scale, false);
+    matmul_backward_weight(stream, work->d_a, work->inner, r, input, rows, inputs, r);
+    low_rank_product(stream, d_input, d_input_stride, work->inner, r, work->a, inputs, false, rows, inputs, r,
+                     1.0f, true);
+}
+
 // `count` products result (M, N) = a (M, K) b (K, N), each dense, one behind the other; a
 // transposed operand is stored as (K, M) or (N, K). On a GPU they are one call, and their bits
 // depend on `most`, the largest count, but not on count. On the CPU count is 1.

@@ -164,6 +164,20 @@
      "As --from DIR, for fine-tuning: --lr auto is then a tenth of its usual value, --weight-decay auto is "
      "0. The optimizer state starts from zero. Tokens that the mask of a token file excludes are read, but "
      "their loss does not count.")
+    OPTION("freeze", DATA, OTHER_BITS, TEXT, freeze, "", 0, "NAMES", .help =
+     "Tensors that are not trained: patterns as of the shell, with commas between them, of names such as "
+     "wte, h.0.*, ln_* or h.[0-5].mlp.c_fc.weight. They have no gradient and no moments, and are not sent.")
+    OPTION("lora-rank", DATA, OTHER_BITS, INTEGER, lora_rank, "off", 1, 4096, "R", .word = "off",
+     .instead_of = "freeze", .also = "lora, lora-r", .help =
+     "Trains adapters of rank R, two small matrices beside each of --lora-on, and freezes the model (LoRA). "
+     "What is stepped, sent and saved is then about a hundredth of it. Checkpoints hold the adapters as "
+     "peft stores them; train_gpt average --last 1 merges them into the model.")
+    OPTION("lora-alpha", DATA, OTHER_BITS, REAL, lora_alpha, "16", 1e-6, 1e6, "X", .needs = "lora-rank",
+     .help =
+     "Adapters count X / R. Larger acts as a larger --lr on what they add to the model.")
+    OPTION("lora-on", DATA, OTHER_BITS, TEXT, lora_on, "*", 1, "NAMES", .needs = "lora-rank",
+     .also = "lora-targets, target-modules", .help =
+     "Matrices of the layers that have adapters: patterns as for --freeze, such as q_proj,v_proj.")
     OPTION("data", DATA, BY_CONTENT, TEXT, data, "builtin", 1, "PATH|builtin",
      .commands = FOR_TRAINING | FOR_EVALUATION, .also = "dataset", .help =
      "Training text: builtin is an endless source of small stories whose entropy is known; otherwise text or "

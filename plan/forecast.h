@@ -34,7 +34,7 @@ static inline double micro_batch_measure(const Setup *setup, int threads) {
     ModelSettings settings = setup->model->settings;
     Arena *arena = (Arena *)calloc(1, sizeof *arena);
     Model *model = (Model *)malloc(sizeof *model);
-    size_t parameters = setup->table->parameter_count, rows = (size_t)setup_micro_batch_tokens(setup);
+    size_t parameters = setup->part->table.parameter_count, rows = (size_t)setup_micro_batch_tokens(setup);
     float *weights, *gradients; // (parameters)
     int32_t *tokens;            // (rows)
     double seconds = INFINITY;
@@ -52,7 +52,10 @@ static inline double micro_batch_measure(const Setup *setup, int threads) {
         ready = arena_commit(arena, &unused);
     }
     if (ready) {
-        parameters_initialize(setup->table, 1, stream.pool, weights);
+        parameters_initialize(&setup->part->table, 1, stream.pool, weights);
+        for (size_t i = 0; i < setup->part->frozen_count; i++) {
+            real_store(setup->part->frozen, i, 1e-2f * (float)(i % 7), settings.precision);
+        }
         model_random_tokens(setup->config, rows, tokens);
         for (int i = -1; i < MICRO_BATCH_TRIES; i++) { // the least counts: others may use the machine, too
             double began = clock_seconds();
@@ -84,7 +87,7 @@ static inline double recomputing(const Setup *setup) {
 static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TEXT]) {
     const Options *options = setup->options;
     double tokens = setup_micro_batch_tokens(setup);
-    double operations = model_flops_per_token(setup->config, (int)options->seq_len) * tokens;
+    double operations = trained_flops_per_token(setup->part, setup->config, (int)options->seq_len) * tokens;
     Precision precision = setup->placement->precision;
     int threads = setup->threads, each = (int)options->ranks_per_host;
     // Where several ranks share a host as large as this one, they share its threads.
@@ -152,14 +155,14 @@ static inline Machine machine_of_setup(const Setup *setup, double micro_batch) {
     const Options *options = setup->options;
     bool on_gpu = setup->placement->on_gpu;
     bool emulated = plan_emulates(options);
-    bool cached = (double)setup->table->parameter_count * 4 * sizeof(float) < CPU_CACHE;
+    bool cached = (double)setup->part->table.parameter_count * 4 * sizeof(float) < CPU_CACHE;
     double mbit = options->host_mbit > 0 ? options->host_mbit : emulated ? options->link_mbit : HOST_MBIT;
     double us = options->host_us > 0   ? options->host_us
                 : options->link_us > 0 ? options->link_us
                 : emulated             ? 0
                                        : HOST_US;
     double inside = options->inside_mbit > 0 ? options->inside_mbit * 1e6 / 8 : INFINITY;
-    double flops = model_flops_per_token(setup->config, (int)options->seq_len) *
+    double flops = trained_flops_per_token(setup->part, setup->config, (int)options->seq_len) *
                    setup_micro_batch_tokens(setup) / micro_batch;
     Machine machine = {.host = {mbit * 1e6 / 8 * (emulated ? 1 : TCP_PAYLOAD), us / 1e6},
                        .inside = {inside, options->inside_us / 1e6},

@@ -57,7 +57,7 @@ static inline void print_memory_verdict(const Setup *setup) {
 static inline void print_memory(const Setup *setup) {
     const Options *options = setup->options;
     const Arena *arena = setup->arena;
-    double parameters = (double)setup->table->parameter_count;
+    double parameters = (double)setup->part->table.parameter_count;
     size_t state = 0; // bytes that do not grow with the micro-batch
     int ranks = setup->transport->size, threads = setup->threads;
     printf("%s, %s, %d rank%s, micro-batch %lld x %lld, %s, %d thread%s: memory of one rank\n\n",
@@ -373,10 +373,10 @@ static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again
 
 static inline bool plan_check_like(const Setup *setup, const LikeRun *like, Error *error) {
     const char *name = setup->options->like;
-    if (like->parameters != (double)setup->table->parameter_count) {
+    if (like->parameters != (double)setup->part->table.parameter_count) {
         return error_set(error,
                          "--like %.300s: that run trained a model of %.0f parameters, this plan is for %zu",
-                         name, like->parameters, setup->table->parameter_count);
+                         name, like->parameters, setup->part->table.parameter_count);
     }
     return like->on_gpu == setup->placement->on_gpu ||
            error_set(error, "--like %.300s: that run computed on %s, this plan is for %s", name,
@@ -434,7 +434,7 @@ static inline int command_plan(Run *run) {
     }
     scheduler_free(&run->scheduler);
     transport_close(transport);
-    parameter_table_free(&run->table);
+    trained_part_free(&run->part);
     free(run->tensors);
     return 0;
 }

@@ -76,7 +76,7 @@ static inline void print_batch(const Run *run) {
     }
     if (matrices > 0) {
         printf("muon       steps %d matrices, %.0f %% of the parameters; AdamW steps the others\n", matrices,
-               100.0 * (double)elements / (double)run->table.parameter_count);
+               100.0 * (double)elements / (double)run->part.table.parameter_count);
     }
 }
 
@@ -176,8 +176,19 @@ static inline void print_model(const Run *run) {
     if (config->window > 0) { snprintf(window, sizeof window, "window %d, ", config->window); }
     printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, %s%d positions, "
            "vocabulary %d\n",
-           config->name, (double)run->table.parameter_count / 1e6, config->layers, config->channels,
+           config->name, (double)run->part.model.parameter_count / 1e6, config->layers, config->channels,
            config->heads, window, config->positions, config->vocabulary);
+    const TrainedPart *part = &run->part;
+    if (part->frozen_count > 0) {
+        double trained = (double)part->table.parameter_count;
+        char adapters[96] = "what --freeze leaves";
+        if (part->rank > 0) {
+            snprintf(adapters, sizeof adapters, "adapters of rank %d, alpha %g, on %d matrices", part->rank,
+                     part->alpha, part->table.count / 2);
+        }
+        printf("trains     %.4g M parameters, %.3g %% of them: %s\n", trained / 1e6,
+               100 * trained / (double)part->model.parameter_count, adapters);
+    }
     if (config->dropout > 0) {
         printf("           no dropout: that of its config.json, %g, is ignored\n", config->dropout);
     }
@@ -263,7 +274,7 @@ static inline void announce_run(Run *run, const Hello *hellos) {
     reports->terminal = &run->terminal;
     reports->scheduler = &run->scheduler;
     reports->micro_batch_tokens = (double)tokens_per_micro_batch(run);
-    reports->token_flops = model_flops_per_token(&run->config, run->T);
+    reports->token_flops = trained_flops_per_token(&run->part, &run->config, run->T);
     reports->knows_perfect = run->data.builtin;
     reports->data = &run->data;
     reports->validation_data = validation_loader(run);
@@ -297,7 +308,7 @@ static inline void announce_run(Run *run, const Hello *hellos) {
                  json_pack("{s:s, s:s, s:I, s:s, s:s, s:o, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "event",
                            "start", "version", ACCO_VERSION, "time", (json_int_t)time(NULL), "transport",
                            run->transport.link.name, "exchange", exchange, "model", log_text(model),
-                           "parameters", (json_int_t)run->table.parameter_count, "epochs",
+                           "parameters", (json_int_t)run->part.table.parameter_count, "epochs",
                            log_real(epoch > 0 ? (double)run->options.tokens / epoch : (double)NAN),
                            "bucket_bytes", (json_int_t)run->scheduler.settings.bucket_bytes, "measured",
                            log_text(run->rule_reason), "ranks", ranks, "memory", memory, "options",

@@ -64,7 +64,7 @@ static inline Trial *trial_reserve(const Setup *setup, const Options *options, E
     }
     Trial *trial = (Trial *)calloc(1, sizeof *trial);
     if (trial != NULL) {
-        trial->tensors = (OptimizerTensor *)calloc(2 * (size_t)setup->table->count, sizeof(OptimizerTensor));
+        trial->tensors = (OptimizerTensor *)calloc(2 * (size_t)setup->part->table.count, sizeof(OptimizerTensor));
     }
     if (trial == NULL || trial->tensors == NULL) {
         error_set(error, "there is no memory to try it");
@@ -81,7 +81,7 @@ static inline Trial *trial_reserve(const Setup *setup, const Options *options, E
     trial->setup.model = &trial->model;
     trial->setup.training = &trial->training;
     trial->setup.tensors = trial->tensors;
-    trial->setup.tensor_count = training_tensors(setup->table, options->decay == DECAY_ALL,
+    trial->setup.tensor_count = training_tensors(&setup->part->table, options->decay == DECAY_ALL,
                                                  options->inner == INNER_MUON, trial->tensors);
     if (reserve_memory(&trial->setup, error)) { return trial; }
     trial_free(trial);

@@ -36,7 +36,10 @@ static inline void open_checkpoints(Run *run) {
     checkpointed->scheduler = &run->scheduler;
     checkpointed->rule = run->rule;
     checkpointed->config = &run->config;
-    checkpointed->table = &run->table;
+    checkpointed->table = &run->part.table;
+    checkpointed->part = &run->part;
+    checkpointed->base = &run->base;
+    checkpointed->base_directory = options_start(options);
     checkpointed->B = run->B;
     checkpointed->T = run->T;
     checkpointed->directory = run->directory;
@@ -313,7 +316,9 @@ static inline void report_resumed(Run *run, const char *resume, const char *rema
             "planned so\n");
     }
     const char *start = options_start(&run->options);
-    if (start[0] != '\0') { printf("           with its parameters; those of %s are not used\n", start); }
+    if (start[0] != '\0' && run->part.frozen_count == 0) {
+        printf("           with its parameters; those of %s are not used\n", start);
+    }
     double before = run->checkpointed.next_learning_rate, now = scheduler_learning_rate(&run->scheduler);
     bool goes_on = run->scheduler.gradients_done < run->scheduler.settings.target;
     if (goes_on && !(fabs(now - before) <= 1e-4 * before)) {

@@ -10,6 +10,26 @@
 
 #define MOST_TOKENS_OF_A_MICRO_BATCH 1e9
 
+// What is trained. Frozen tensors must come from somewhere, though a plan need not know where.
+static inline bool choose_part(const Options *options, const ModelConfig *config, TrainedPart *part,
+                               Error *error) {
+    TrainedChoice choice = {.freeze = options->freeze,
+                            .adapted = options->lora_on,
+                            .rank = (int)options->lora_rank,
+                            .alpha = options->lora_alpha};
+    const char *start = options_start(options);
+    if (!trained_part_make(part, config, &choice, error)) { return false; }
+    if (part->frozen_count == 0 || options->command == COMMAND_PLAN) { return true; }
+    if (start[0] == '\0') {
+        return error_set(error, "--%s needs a model that is trained: give --finetune DIR or --from DIR",
+                         choice.rank > 0 ? "lora-rank" : "freeze");
+    }
+    return choice.rank == 0 || !hf_model_has(start, ADAPTERS_CONFIG) ||
+           error_set(error,
+                     "%.300s has adapters already: train_gpt average --from RUN --last 1 --out DIR makes one "
+                     "model of both", start);
+}
+
 static inline bool choose_model(Run *run, Error *error) {
     Options *options = &run->options;
     const char *start = options_start(options);
@@ -22,12 +42,13 @@ static inline bool choose_model(Run *run, Error *error) {
         return error_set(error, "--seq-len %lld is longer than the %d positions of %s: use at most %d",
                          (long long)options->seq_len, positions, run->config.name, positions);
     }
-    run->config.family->table(&run->config, &run->table);
-    run->tensors = (OptimizerTensor *)calloc(2 * (size_t)run->table.count, sizeof *run->tensors);
-    run->tensor_count = training_tensors(&run->table, options->decay == DECAY_ALL,
+    TrainedPart *part = &run->part;
+    if (!choose_part(options, &run->config, part, error)) { return false; }
+    run->tensors = (OptimizerTensor *)calloc(2 * (size_t)part->table.count, sizeof *run->tensors);
+    run->tensor_count = training_tensors(&part->table, options->decay == DECAY_ALL,
                                          options->inner == INNER_MUON, run->tensors);
     if (options_leave(options, &options->micro_batch)) {
-        options->micro_batch = run->table.parameter_count < 5000000 ? 1 : 8;
+        options->micro_batch = part->model.parameter_count < 5000000 ? 1 : 8;
     }
     run->B = (int)options->micro_batch;
     if (options_leave(options, &options->seq_len)) { options->seq_len = int64_min(positions, 1024); }
@@ -53,7 +74,7 @@ static inline int64_t nominal_tokens_per_commit(const Run *run) {
 // --epochs are not counted yet, a warm-up that is a part of them is not either.
 static inline bool choose_rates(Run *run, Error *error) {
     Options *options = &run->options;
-    double parameters = (double)run->table.parameter_count;
+    double parameters = (double)run->part.table.parameter_count;
     int64_t per_commit = nominal_tokens_per_commit(run);
     bool finetunes = options->finetune[0] != '\0';
     if (options_leave(options, &options->learning_rate)) {
@@ -135,7 +156,7 @@ static inline bool choose_length(Run *run, Error *error) {
 typedef struct Setup {
     const Options *options; // with --micro-batch, --seq-len and --optimizer chosen
     const ModelConfig *config;
-    const ParameterTable *table;
+    TrainedPart *part;
     const OptimizerTensor *tensors; // (tensor_count)
     int tensor_count, threads;
     const DataLoader *data;
@@ -151,7 +172,7 @@ typedef struct Setup {
 static inline Setup setup_of_run(Run *run) {
     Setup setup = {.options = &run->options,
                    .config = &run->config,
-                   .table = &run->table,
+                   .part = &run->part,
                    .tensors = run->tensors,
                    .tensor_count = run->tensor_count,
                    .threads = run->threads.threads,
@@ -247,11 +268,12 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
                            .threads = setup->threads,
                            .on_gpu = placement->on_gpu,
                            .precision = placement->precision,
-                           .given_weights = settings.keeps_casts};
+                           .given_weights = settings.keeps_casts,
+                           .part = setup->part->frozen_count > 0 ? setup->part : NULL};
     bool slow = options->slow_rank == setup->transport->rank;
     TrainingProblem training = {.transport = setup->transport,
                                 .model = setup->model,
-                                .table = setup->table,
+                                .table = &setup->part->table,
                                 .data = setup->data,
                                 .B = model.B,
                                 .T = model.T,

@@ -88,7 +88,7 @@ static inline void report_spike(Run *run) {
         sequences = json_integer(run->B);
     }
     if (spike->site.element > 0 && spike->kind == SPIKE_GRADIENT) {
-        tensor = json_string(spike_tensor(&run->table, spike)->name);
+        tensor = json_string(spike_tensor(&run->part.table, spike)->name);
     }
     const char *action = s->spikes.failed ? "stop" : options_choice_name(options, &options->on_spike);
     report_event(&run->reports,

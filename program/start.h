@@ -54,50 +54,88 @@ static inline void share_inside_host(Transport *transport, float *values, size_t
     }
 }
 
-// The scheduler's first parameters, of a model on disk or random: the same on all ranks. A
-// model is read once on a host, and tensor by tensor.
+// Where first parameters wait on their way to a GPU, or to another precision.
+typedef struct Staging {
+    void *queue;     // of the GPU; NULL: on the CPU
+    float *host;     // (most)
+    Real *converted; // (most), bf16
+} Staging;
+
+static inline void staging_wait(const Staging *staging) {
+    while (staging->queue != NULL && !gpu_queue_is_idle(staging->queue)) { sleep_seconds(1e-4); }
+}
+
+// to (count), in `precision`, = staging->host.
+static inline void staging_copy(const Staging *staging, Real *to, size_t count, Precision precision) {
+    const Real *from = precision == PRECISION_BF16 ? staging->converted : as_reals(staging->host);
+    for (size_t i = 0; i < count && precision == PRECISION_BF16; i++) {
+        real_store(staging->converted, i, staging->host[i], precision);
+    }
+    if (staging->queue != NULL) {
+        gpu_copy(staging->queue, to, from, count * precision_bytes(precision));
+    } else {
+        memcpy(to, from, count * precision_bytes(precision));
+    }
+}
+
+// Reads the model that training begins with, once on a host and tensor by tensor: what is
+// trained goes to target, in the order of the scheduler, the rest to where it stays.
+static inline void read_start(Run *run, const Staging *staging, float *target) {
+    const TrainedPart *part = &run->part;
+    const Groups *hosts = &run->transport.hosts;
+    Error error = {""};
+    bool good = hf_model_open(&run->base, options_start(&run->options), &error),
+         reads = groups_rank(hosts, hosts->host, 0) == run->transport.rank;
+    uLong sum = 0;
+    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    for (int i = 0; i < part->model.count; i++) {
+        const TensorPlace *place = &part->places[i];
+        size_t count = part->model.entries[i].count;
+        staging_wait(staging); // for the one before
+        if (reads) { hf_model_read_tensor(&run->base, i, staging->host); }
+        share_inside_host(&run->transport, staging->host, count);
+        if (place->kind == TRAINED_WHOLE) {
+            staging_copy(staging, as_reals(target + place->trained), count, PRECISION_FP32);
+            continue;
+        }
+        Precision precision = run->placement.precision;
+        staging_copy(staging, real_at(part->frozen, place->frozen, precision), count, precision);
+        sum = crc32_z(sum, (const Bytef *)staging->host, count * sizeof(float));
+    }
+    run->checkpointed.frozen_sum = (int64_t)sum;
+    if (part->frozen_count == 0) { hf_model_close(&run->base); }
+}
+
+// The first parameters, of a model on disk or random: the same on all ranks. Adapters begin
+// at random.
 static inline void initialize_parameters(Run *run) {
+    const ParameterTable *table = &run->part.table, *model = &run->part.model;
+    bool reads = options_start(&run->options)[0] != '\0', random = !reads || run->part.rank > 0;
+    size_t most = random ? table->parameter_count : 0;
+    for (int i = 0; i < model->count; i++) { most = size_max(most, model->entries[i].count); }
     float *target = scheduler_first_parameters(&run->scheduler);
-    const char *start = options_start(&run->options);
-    const ParameterTable *table = &run->table;
-    size_t most = start[0] == '\0' ? table->parameter_count : 0;
-    for (int i = 0; i < table->count; i++) { most = size_max(most, table->entries[i].count); }
-    void *queue = run->placement.on_gpu ? gpu_queue_create(false) : NULL;
-    float *host = queue != NULL ? (float *)malloc(most * sizeof(float)) : target;
-    if (host == NULL) {
+    Staging staging = {.queue = run->placement.on_gpu ? gpu_queue_create(false) : NULL,
+                       .host = (float *)malloc(most * sizeof(float)),
+                       .converted = (Real *)malloc(most * sizeof(uint16_t))};
+    if (staging.host == NULL || staging.converted == NULL) {
         transport_fail(&run->transport, "no memory for the first parameters: %zu elements", most);
     }
-    if (start[0] == '\0') {
-        parameters_initialize(table, (uint64_t)run->options.seed, run->pool, host);
-        if (queue != NULL) { gpu_copy(queue, target, host, most * sizeof(float)); }
-    } else {
-        HfModel model;
-        Error error = {""};
-        agree_or_exit(run, hf_model_open(&model, start, &error) ? 0 : EXIT_USER_MISTAKE, &error);
-        bool reads = groups_rank(&run->transport.hosts, run->transport.hosts.host, 0) == run->transport.rank;
-        for (int i = 0; i < table->count; i++) {
-            const ParameterInfo *info = &table->entries[i];
-            float *tensor = queue != NULL ? host : target + info->offset;
-            while (queue != NULL && !gpu_queue_is_idle(queue)) { sleep_seconds(1e-4); } // the one before
-            if (reads) { hf_model_read_tensor(&model, i, tensor); }
-            share_inside_host(&run->transport, tensor, info->count);
-            if (queue != NULL) {
-                gpu_copy(queue, target + info->offset, tensor, info->count * sizeof(float));
-            }
-        }
-        hf_model_close(&model);
+    if (random) {
+        parameters_initialize(table, (uint64_t)run->options.seed, run->pool, staging.host);
+        staging_copy(&staging, as_reals(target), table->parameter_count, PRECISION_FP32);
     }
-    if (queue == NULL) { return; }
-    while (!gpu_queue_is_idle(queue)) { sleep_seconds(1e-4); }
-    gpu_queue_destroy(queue);
-    free(host);
+    if (reads) { read_start(run, &staging, target); }
+    staging_wait(&staging);
+    if (staging.queue != NULL) { gpu_queue_destroy(staging.queue); }
+    free(staging.host);
+    free(staging.converted);
 }
 
 // Prepares the model's matrix products on a GPU.
 static inline void prepare_model_task(void *context, Stream *stream) {
     Run *run = (Run *)context;
     model_start(&run->model, stream, scheduler_weights(&run->scheduler), run->scheduler.gradients.data,
-                run->table.parameter_count);
+                run->part.table.parameter_count);
 }
 
 // Begins the effective configuration, the log and the curves, then everything that computes.

@@ -24,7 +24,7 @@ enum { EMBEDDING_STRIP = 64 }; // columns of one task: four cache lines
 typedef struct Embedding {
     Real *output;          // forward (B, T, C)
     const Real *wte, *wpe; // forward (V, C), (positions, C)
-    float *d_wte, *d_wpe;  // backward
+    float *d_wte, *d_wpe;  // backward; one of them may be NULL
     float *partials;       // backward on a GPU (embedding_partials_floats)
     const Real *d_output;  // backward (B, T, C)
     const int32_t *tokens; // (B, T)
@@ -58,11 +58,15 @@ REAL_LOOP void embedding_backward_strip(const Embedding *work, int strip, Precis
     size_t C = (size_t)work->channels, begin = (size_t)strip * EMBEDDING_STRIP,
            end = size_min(begin + EMBEDDING_STRIP, C);
     for (int row = 0; row < work->B * work->T; row++) {
-        float *token = work->d_wte + (size_t)work->tokens[row] * C,
-              *position = work->d_wpe + (size_t)(row % work->T) * C;
+        float *tables[2] = {work->d_wte, work->d_wpe};
+        size_t places[2] = {(size_t)work->tokens[row] * C, (size_t)(row % work->T) * C};
         const Real *d_output = real_at_const(work->d_output, (size_t)row * C, precision);
-        for (size_t c = begin; c < end; c++) { token[c] += real_load(d_output, c, precision); }
-        for (size_t c = begin; c < end; c++) { position[c] += real_load(d_output, c, precision); }
+        for (int i = 0; i < 2; i++) {
+            float *sums = tables[i] != NULL ? tables[i] + places[i] : NULL;
+            for (size_t c = begin; c < end && sums != NULL; c++) {
+                sums[c] += real_load(d_output, c, precision);
+            }
+        }
     }
 }
 

@@ -45,8 +45,8 @@ extern void omp_set_num_threads(int threads) __attribute__((weak));
 #endif
 #endif
 
-// result (M, N) = a (M, K) b (K, N) [+ result]. A transposed operand is stored as (K, M)
-// or (N, K). Strides are between rows as stored.
+// result (M, N) = scale a (M, K) b (K, N) [+ result]. A transposed operand is stored as
+// (K, M) or (N, K). Strides are between rows as stored.
 typedef struct Matmul {
     int M, N, K;
     Precision precision; // of a and b
@@ -59,7 +59,8 @@ typedef struct Matmul {
     Precision result_precision;
     Real *result;
     int result_stride;
-    bool accumulate; // += instead of =; for fp32
+    bool accumulate; // += instead of =
+    float scale;
     int count, most; // products of matrices that lie one behind the other, and their largest count
 } Matmul;
 
@@ -96,7 +97,8 @@ REAL_LOOP void matmul_add_block(const Matmul *work, int m0, int rows, int k0, in
         for (int k = 0; k < depth; k++) {
             size_t a_row = (size_t)(work->a_transposed ? k0 + k : m0 + m),
                    a_column = (size_t)(work->a_transposed ? m0 + m : k0 + k);
-            float factor = real_load(work->a, a_row * (size_t)work->a_stride + a_column, precision);
+            float factor =
+                work->scale * real_load(work->a, a_row * (size_t)work->a_stride + a_column, precision);
             const float *line = packed + k * MATMUL_PLAIN_BLOCK;
             for (int n = 0; n < width; n++) { row[n] += factor * line[n]; }
         }
@@ -104,7 +106,7 @@ REAL_LOOP void matmul_add_block(const Matmul *work, int m0, int rows, int k0, in
 }
 
 // One product without the library, on the calling thread:
-//   for m, for n, for k: result[m][n] += a[m][k] b[k][n]
+//   for m, for n, for k: result[m][n] += scale a[m][k] b[k][n]
 // in blocks of m, k and n, with b packed. Every element is summed over k in ascending order.
 static inline void matmul_block_plain(const Matmul *work) {
     float packed[MATMUL_PLAIN_BLOCK * MATMUL_PLAIN_BLOCK], sums[MATMUL_PLAIN_ROWS * MATMUL_PLAIN_BLOCK];
@@ -159,6 +161,7 @@ static inline dnnl_primitive_t matmul_bf16_product(const Matmul *work, dnnl_engi
             dnnl_success &&
         dnnl_matmul_desc_init(&wanted, &layouts[0], &layouts[1], NULL, &layouts[2]) == dnnl_success &&
         dnnl_primitive_attr_create(&attributes) == dnnl_success &&
+        dnnl_primitive_attr_set_output_scales(attributes, 1, 0, &work->scale) == dnnl_success &&
         dnnl_post_ops_create(&afterwards) == dnnl_success &&
         (!work->accumulate || dnnl_post_ops_append_sum(afterwards, 1.0f) == dnnl_success) &&
         dnnl_primitive_attr_set_post_ops(attributes, afterwards) == dnnl_success &&
@@ -204,7 +207,7 @@ static inline void matmul_block(const Matmul *work) {
     if (work->precision == PRECISION_BF16) {
         if (matmul_block_bf16(work)) { return; }
     } else if (dnnl_sgemm(work->a_transposed ? 'T' : 'N', work->b_transposed ? 'T' : 'N', work->M, work->N,
-                          work->K, 1.0f, real_floats_const(work->a), work->a_stride,
+                          work->K, work->scale, real_floats_const(work->a), work->a_stride,
                           real_floats_const(work->b), work->b_stride, work->accumulate ? 1.0f : 0.0f,
                           real_floats(work->result), work->result_stride) == dnnl_success) {
         return;
@@ -283,6 +286,7 @@ static inline Matmul matmul_describe(Precision precision, Real *result, int resu
                    .result = result,
                    .result_stride = result_stride,
                    .accumulate = accumulate,
+                   .scale = 1.0f,
                    .count = 1,
                    .most = 1};
     return work;

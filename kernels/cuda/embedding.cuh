@@ -196,8 +196,11 @@ static inline void embedding_backward_start(Stream *stream, const Embedding *wor
     const R *d_output = reals<R>(work->d_output);
     int T = work->T, C = work->channels, rows = work->B * T;
     unsigned segments = cuda_blocks((size_t)rows, EMBEDDING_SEGMENT);
-    strips_launch(stream, embedding_positions_kernel<R, WIDTH>, (unsigned)T, C, WIDTH, 0, work->d_wpe,
-                  d_output, work->B, T, C);
+    if (work->d_wpe != NULL) {
+        strips_launch(stream, embedding_positions_kernel<R, WIDTH>, (unsigned)T, C, WIDTH, 0, work->d_wpe,
+                      d_output, work->B, T, C);
+    }
+    if (work->d_wte == NULL) { return; }
     strips_launch(stream, embedding_segments_kernel<R, WIDTH>, segments, C, WIDTH,
                   2 * EMBEDDING_SEGMENT * sizeof(int32_t), work->d_wte, work->partials, d_output,
                   work->tokens, work->order, rows, C);

@@ -37,7 +37,7 @@ enum {
     CUDA_GEMM_OFFERS = 32  // algorithms asked for, for each shape
 };
 
-// result (n, m), rows result_stride apart, = or += the product of b and a. In the
+// result (n, m), rows result_stride apart, = or += a multiple of the product of b and a. In the
 // library's order, columns first: (m, n) = (m, k) (k, n).
 typedef struct CudaGemm {
     int m, n, k;
@@ -163,11 +163,11 @@ static inline cublasStatus_t cuda_gemm_offers(const CudaGemmLibrary *library, co
 }
 
 static inline cublasStatus_t cuda_gemm_run(Stream *stream, const CudaGemmPlan *plan,
-                                           const cublasLtMatmulAlgo_t *algorithm, const void *a,
-                                           const void *b, void *result) {
+                                           const cublasLtMatmulAlgo_t *algorithm, float scale,
+                                           const void *a, const void *b, void *result) {
     const CudaGemmLibrary *library = (const CudaGemmLibrary *)stream->gemm;
-    float one = 1.0f, beta = plan->gemm.accumulate ? 1.0f : 0.0f;
-    return cublasLtMatmul(library->handle, plan->operation, &one, a, plan->a, b, plan->b, &beta, result,
+    float beta = plan->gemm.accumulate ? 1.0f : 0.0f;
+    return cublasLtMatmul(library->handle, plan->operation, &scale, a, plan->a, b, plan->b, &beta, result,
                           plan->result, result, plan->result, algorithm, library->workspace,
                           GEMM_WORKSPACE_BYTES, (cudaStream_t)stream->queue);
 }
@@ -273,7 +273,7 @@ static inline void cuda_matmul(Stream *stream, const Matmul *work) {
     const CudaGemmPlan *plan = cuda_gemm_plan(library, &gemm);
     cublasLtMatrixLayout_t layouts[3] = {plan->a, plan->b, plan->result};
     for (int i = 0; i < 3 && work->most > 1; i++) { cuda_gemm_set_count(layouts[i], work->count); }
-    CUBLAS_CHECK(cuda_gemm_run(stream, plan, &plan->algorithm, work->b, work->a, work->result));
+    CUBLAS_CHECK(cuda_gemm_run(stream, plan, &plan->algorithm, work->scale, work->b, work->a, work->result));
 }
 
 #endif

@@ -117,7 +117,7 @@ enum { BY_ONE_THREAD, BY_THREE_THREADS, BY_PLAIN, WAYS };
 
 static void check_product(int M, int N, int K, int transposed, bool accumulate, int padding) {
     Stream one = test_stream(1), three = test_stream(3);
-    Matmul work = {.count = 1, .most = 1};
+    Matmul work = {.scale = 1.0f, .count = 1, .most = 1};
     work.M = M;
     work.N = N;
     work.K = K;

@@ -1,0 +1,183 @@
+// adapters.h: low-rank adapters (trained.h) on disk, as the library peft keeps them.
+//
+//   adapter_config.json          the rank, alpha, which matrices have one, the model they belong to
+//   adapter_model.safetensors    base_model.model.MODULE.lora_A.weight (r, inputs), ...lora_B.weight
+//                                (outputs, r)
+//
+// The model is another directory, which adapter_config.json names. hf_model.h opens both as
+// one model, whose matrices are W + alpha / r B A.
+#ifndef ACCO_CHECKPOINT_ADAPTERS_H
+#define ACCO_CHECKPOINT_ADAPTERS_H
+
+#include "checkpoint/safetensors.h"
+#include "trained.h"
+
+#define ADAPTERS_CONFIG "adapter_config.json"
+#define ADAPTERS_WEIGHTS "adapter_model.safetensors"
+#define ADAPTERS_PREFIX "base_model.model." // of every name
+
+// Adapters of a model that was opened.
+typedef struct Adapters {
+    SafetensorsFile file;
+    int rank;
+    float scale;                      // alpha / r
+    const SafetensorsEntry **entries; // (tensors of the model, 2): A and B, or NULL
+} Adapters;
+
+static inline void adapters_close(Adapters *adapters) {
+    if (adapters->entries != NULL) { safetensors_close(&adapters->file); }
+    free(adapters->entries);
+    adapters->entries = NULL;
+}
+
+// matrix (rows, columns) += scale b (rows, rank) a (rank, columns)
+static inline void adapters_merge(float *matrix, const float *a, const float *b, int rows, int columns,
+                                  int rank, float scale) {
+    for (int i = 0; i < rows; i++) {
+        float *row = matrix + (size_t)i * (size_t)columns;
+        for (int k = 0; k < rank; k++) {
+            const float *other = a + (size_t)k * (size_t)columns;
+            float factor = scale * b[(size_t)i * (size_t)rank + (size_t)k];
+            for (int j = 0; j < columns; j++) { row[j] += factor * other[j]; }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// Reading
+
+// Reads adapter_config.json of `directory`: rank and scale, and the directory of the model.
+// Refuses what changes the formula above.
+static inline bool adapters_read_config(const char *directory, Adapters *adapters, char base[PATH_MAX],
+                                        Error *error) {
+    static const char *const others[4] = {"use_dora", "use_rslora", "alora_invocation_tokens", "lora_bias"};
+    char path[PATH_MAX];
+    json_error_t problem;
+    if (!path_within(path, directory, ADAPTERS_CONFIG, error)) { return false; }
+    json_t *root = json_load_file(path, 0, &problem);
+    const char *type = json_string_value(json_object_get(root, "peft_type")),
+               *bias = json_string_value(json_object_get(root, "bias")),
+               *model = json_string_value(json_object_get(root, "base_model_name_or_path"));
+    const json_t *rank = json_object_get(root, "r"), *alpha = json_object_get(root, "lora_alpha");
+    bool good = true;
+    if (root == NULL) {
+        good = error_set(error, "%.300s: %.120s", path, problem.text);
+    } else if (type == NULL || strcmp(type, "LORA") != 0 || (bias != NULL && strcmp(bias, "none") != 0) ||
+               json_array_size(json_object_get(root, "modules_to_save")) > 0 ||
+               json_object_size(json_object_get(root, "rank_pattern")) > 0 ||
+               json_object_size(json_object_get(root, "alpha_pattern")) > 0) {
+        good = error_set(error, "%.300s must have peft_type \"LORA\", bias \"none\", and no modules_to_save, "
+                                "rank_pattern or alpha_pattern", path);
+    } else if (!json_is_integer(rank) || json_integer_value(rank) < 1 || json_integer_value(rank) > 65536 ||
+               !json_is_number(alpha) || !(fabs(json_number_value(alpha)) <= 1e6)) {
+        good = error_set(error, "%.300s: \"r\" must be a whole number above 0, \"lora_alpha\" a number", path);
+    } else if (model == NULL || strlen(model) >= PATH_MAX) {
+        good = error_set(error, "%.300s: \"base_model_name_or_path\" must name the directory of the model",
+                         path);
+    }
+    for (int i = 0; i < 4 && good; i++) {
+        const json_t *value = json_object_get(root, others[i]);
+        good = value == NULL || json_is_null(value) || json_is_false(value) ||
+               error_set(error, "%.300s: \"%s\" is not supported", path, others[i]);
+    }
+    if (good) {
+        adapters->rank = (int)json_integer_value(rank);
+        adapters->scale = (float)(json_number_value(alpha) / adapters->rank);
+        snprintf(base, PATH_MAX, "%s", model);
+    }
+    json_decref(root);
+    return good;
+}
+
+// Finds the matrix of the table that `entry` belongs to, and checks type and shape.
+static inline bool adapters_place(Adapters *adapters, const SafetensorsEntry *entry,
+                                  const ParameterTable *table, Error *error) {
+    static const char *const sides[2] = {".lora_A.weight", ".lora_B.weight"};
+    const char *name = entry->name;
+    if (strncmp(name, ADAPTERS_PREFIX, strlen(ADAPTERS_PREFIX)) == 0) { name += strlen(ADAPTERS_PREFIX); }
+    for (int i = 0; i < table->count; i++) {
+        const ParameterInfo *info = &table->entries[i];
+        size_t module = (size_t)(strrchr(info->name, '.') - info->name);
+        for (int side = 0; side < 2 && info->is_projection; side++) {
+            if (strncmp(name, info->name, module) != 0 || strcmp(name + module, sides[side]) != 0) {
+                continue;
+            }
+            size_t rank = (size_t)adapters->rank,
+                   shape[2] = {side == 0 ? rank : (size_t)info->rows, side == 0 ? (size_t)info->columns : rank};
+            adapters->entries[2 * i + side] = entry;
+            return (safetensors_is_real(entry->type) && safetensors_has_shape(entry, 2, shape)) ||
+                   error_set(error, "%s: %.80s must be of numbers, and of shape (%zu, %zu)",
+                             adapters->file.path, entry->name, shape[0], shape[1]);
+        }
+    }
+    return error_set(error, "%s: %.80s belongs to no matrix of a layer of the model", adapters->file.path,
+                     entry->name);
+}
+
+// Opens the adapters in `directory` for a model with this table. On failure there is nothing
+// to close.
+static inline bool adapters_open(Adapters *adapters, const char *directory, const ParameterTable *table,
+                                 Error *error) {
+    char path[PATH_MAX];
+    if (!path_within(path, directory, ADAPTERS_WEIGHTS, error) ||
+        !safetensors_open(&adapters->file, path, error)) {
+        return false;
+    }
+    adapters->entries = (const SafetensorsEntry **)calloc(2 * (size_t)table->count, sizeof *adapters->entries);
+    assert(adapters->entries != NULL);
+    bool good = true;
+    for (size_t i = 0; i < adapters->file.count && good; i++) {
+        good = adapters_place(adapters, &adapters->file.entries[i], table, error);
+    }
+    for (int i = 0; i < table->count && good; i++) {
+        good = (adapters->entries[2 * i] == NULL) == (adapters->entries[2 * i + 1] == NULL) ||
+               error_set(error, "%s has only one of lora_A and lora_B for %s", adapters->file.path,
+                         table->entries[i].name);
+    }
+    if (!good) { adapters_close(adapters); }
+    return good;
+}
+
+// Adds the adapter of table->entries[i], if it has one, to its matrix (rows, columns).
+static inline void adapters_apply(const Adapters *adapters, const ParameterInfo *info, int i, float *matrix) {
+    const SafetensorsEntry *a = adapters->entries[2 * i], *b = adapters->entries[2 * i + 1];
+    if (a == NULL) { return; }
+    float *values = (float *)malloc((a->count + b->count) * sizeof *values);
+    assert(values != NULL);
+    safetensors_read_floats(a, 0, a->count, values);
+    safetensors_read_floats(b, 0, b->count, values + a->count);
+    adapters_merge(matrix, values, values + a->count, info->rows, info->columns, adapters->rank,
+                   adapters->scale);
+    free(values);
+}
+
+// ---------------------------------------------------------------------------------------
+// Writing
+
+// Writes adapter_config.json into `directory`. base: the directory of the model.
+static inline bool adapters_write_config(const char *directory, const TrainedPart *part, const char *base,
+                                         Error *error) {
+    char path[PATH_MAX], whole[PATH_MAX];
+    json_t *modules = json_array();
+    bool transposed = false;
+    if (!path_within(path, directory, ADAPTERS_CONFIG, error)) { return false; }
+    for (int i = 0; i < part->model.count; i++) {
+        const ParameterInfo *info = &part->model.entries[i];
+        if (part->places[i].kind != TRAINED_ADAPTED) { continue; }
+        // peft takes a module whose name ends with one of these, behind a point.
+        const char *name = strchr(info->name, '.') + 1;
+        json_array_append_new(modules, json_stringn(name, (size_t)(strrchr(name, '.') - name)));
+        transposed = info->is_transposed;
+    }
+    json_t *root = json_pack(
+        "{s:s, s:s, s:s, s:i, s:f, s:f, s:s, s:b, s:b, s:b, s:o}", "peft_type", "LORA", "task_type",
+        "CAUSAL_LM", "base_model_name_or_path", realpath(base, whole) != NULL ? whole : base, "r", part->rank,
+        "lora_alpha", part->alpha, "lora_dropout", 0.0, "bias", "none",
+        "fan_in_fan_out", transposed, "inference_mode", 1, "init_lora_weights", 1, "target_modules", modules);
+    bool good = json_dump_file(root, path, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) == 0 ||
+                error_set(error, "cannot write %.300s: %s", path, strerror(errno));
+    json_decref(root);
+    return good && path_sync(path, error);
+}
+
+#endif

@@ -1,0 +1,185 @@
+// trained.h: which part of a model is trained: all of it, all but frozen tensors, or
+// low-rank matrices beside frozen ones (LoRA, arXiv 2106.09685).
+//
+//   trained    W x
+//   frozen     W x
+//   adapted    W x + alpha / r B (A x)    W frozen, A (r, inputs) and B (outputs, r) trained
+//
+// Scheduler, optimizer, wires and checkpoints know a vector of what is trained, and no
+// other: what is frozen has no gradient, no moments and sends no byte. The frozen tensors
+// lie in a vector of their own, in the precision of the model. A TrainedPart says where
+// each tensor of the model is; the model reads both vectors.
+#ifndef ACCO_TRAINED_H
+#define ACCO_TRAINED_H
+
+#include <fnmatch.h>
+
+#include "model.h"
+#include "runtime/names.h"
+
+typedef enum TrainedKind { TRAINED_WHOLE, TRAINED_FROZEN, TRAINED_ADAPTED } TrainedKind;
+
+typedef struct TensorPlace {
+    TrainedKind kind;
+    // In the trained vector: of the tensor; of A, with B behind it; or, where nothing of
+    // it is trained, of the next one that is.
+    size_t trained;
+    size_t frozen; // in the frozen vector, unless the tensor is trained
+} TensorPlace;
+
+typedef struct TrainedPart {
+    ParameterTable model; // every tensor
+    ParameterTable table; // what is trained
+    TensorPlace *places;  // (model.count)
+    int rank;             // r; 0: there are no adapters
+    double alpha;
+    float scale; // alpha / r
+    size_t frozen_count;  // 0: all is trained
+    Real *frozen;         // (frozen_count), where kernels want them; model_reserve plans it
+} TrainedPart;
+
+// Patterns are lists with commas between them.
+typedef struct TrainedChoice {
+    const char *freeze;  // what is frozen; "": nothing
+    const char *adapted; // what has adapters
+    int rank;            // 0: no adapters; otherwise all tensors are frozen
+    double alpha;
+} TrainedChoice;
+
+// model_flops_per_token of what is computed: a frozen matrix has no gradient of its own, and
+// its adapter multiplies, too.
+static inline double trained_flops_per_token(const TrainedPart *part, const ModelConfig *config, int T) {
+    double flops = model_flops_per_token(config, T);
+    for (int i = 0; i < part->model.count; i++) {
+        const ParameterInfo *entry = &part->model.entries[i];
+        if (part->places[i].kind == TRAINED_WHOLE) { continue; }
+        if (entry->is_projection || i == PARAMETER_TOKEN_EMBEDDING) { flops -= 2.0 * (double)entry->count; }
+        if (part->places[i].kind == TRAINED_ADAPTED) {
+            flops += 6.0 * part->rank * (entry->rows + entry->columns);
+        }
+    }
+    return flops;
+}
+
+// ---------------------------------------------------------------------------------------
+// Patterns
+
+// As the shell's: * ? [...]. A pattern means a tensor by its name without the family's
+// prefix (h.0.mlp.c_fc.weight), by that of its module (h.0.mlp.c_fc), or by the module's
+// last word (c_fc).
+static inline bool trained_pattern_matches(const char *pattern, const char *name) {
+    char module[sizeof((ParameterInfo *)NULL)->name];
+    snprintf(module, sizeof module, "%s", name);
+    char *end = strrchr(module, '.');
+    if (end != NULL) { *end = '\0'; }
+    const char *word = strrchr(module, '.');
+    return fnmatch(pattern, name, 0) == 0 || fnmatch(pattern, module, 0) == 0 ||
+           (word != NULL && fnmatch(pattern, word + 1, 0) == 0);
+}
+
+// Sets the kind of each tensor that a pattern of the list matches. Each must match one;
+// projections: only matrices of layers count.
+static inline bool trained_mark(TrainedPart *part, const char *option, const char *patterns, size_t prefix,
+                                bool projections, TrainedKind kind, Error *error) {
+    char list[1024], *rest = NULL;
+    if (snprintf(list, sizeof list, "%s", patterns) >= (int)sizeof list) {
+        return error_set(error, "--%s: the list is longer than %zu characters", option, sizeof list - 1);
+    }
+    for (char *pattern = strtok_r(list, ",", &rest); pattern != NULL; pattern = strtok_r(NULL, ",", &rest)) {
+        int matched = 0, first = -1;
+        for (int i = 0; i < part->model.count; i++) {
+            const ParameterInfo *entry = &part->model.entries[i];
+            if (projections && !entry->is_projection) { continue; }
+            if (first < 0) { first = i; }
+            if (!trained_pattern_matches(pattern, entry->name + prefix)) { continue; }
+            part->places[i].kind = kind;
+            matched++;
+        }
+        if (matched > 0) { continue; }
+        return error_set(error, "--%s: no %s matches \"%.80s\"; names are such as %s", option,
+                         projections ? "matrix of a layer" : "tensor of the model", pattern,
+                         part->model.entries[first].name + prefix);
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------
+// The vectors
+
+static inline void trained_add_adapter(ParameterTable *table, const ParameterInfo *of, int rank) {
+    char module[sizeof of->name];
+    snprintf(module, sizeof module, "%.*s", (int)(strrchr(of->name, '.') - of->name), of->name);
+    // A begins as a Linear of PyTorch does, within +-1 / sqrt(inputs), and B at 0: so the
+    // model begins as it was.
+    parameter_table_add(table, module, ".lora_A.weight", rank, of->columns, 0)->uniform =
+        1.0f / sqrtf((float)of->columns);
+    parameter_table_add(table, module, ".lora_B.weight", of->rows, rank, 0);
+}
+
+// Lays out both vectors, in the order of the model, by the kinds of the places.
+static inline void trained_lay_out(TrainedPart *part) {
+    ParameterTable *table = &part->table;
+    const ParameterTable *model = &part->model;
+    table->entries = (ParameterInfo *)calloc(2 * (size_t)model->count, sizeof *table->entries);
+    assert(table->entries != NULL);
+    for (int i = 0, layer = 0; i < model->count; i++) {
+        const ParameterInfo *entry = &model->entries[i];
+        TensorPlace *place = &part->places[i];
+        if (layer < model->layers && entry->offset == model->layer_begins[layer]) {
+            table->layer_begins[layer++] = table->parameter_count;
+        } else if (layer == model->layers && entry->offset == model->layer_begins[layer]) {
+            parameter_table_end_layers(table, layer++);
+        }
+        place->trained = table->parameter_count;
+        place->frozen = part->frozen_count;
+        if (place->kind == TRAINED_WHOLE) {
+            ParameterInfo *own = &table->entries[table->count++];
+            *own = *entry;
+            own->offset = place->trained;
+            table->parameter_count += entry->count;
+            continue;
+        }
+        part->frozen_count += entry->count;
+        if (place->kind == TRAINED_ADAPTED) { trained_add_adapter(table, entry, part->rank); }
+    }
+}
+
+static inline void trained_part_free(TrainedPart *part) {
+    parameter_table_free(&part->model);
+    parameter_table_free(&part->table);
+    free(part->places);
+    part->places = NULL;
+}
+
+// False with an error, and nothing to free: a pattern matches nothing, nothing is left to
+// train, or the tensors of one matrix are not treated alike.
+static inline bool trained_part_make(TrainedPart *part, const ModelConfig *config,
+                                     const TrainedChoice *choice, Error *error) {
+    size_t prefix = strlen(config->family->prefix);
+    memset(part, 0, sizeof *part);
+    config->family->table(config, &part->model);
+    part->places = (TensorPlace *)calloc((size_t)part->model.count, sizeof *part->places);
+    assert(part->places != NULL);
+    part->rank = choice->rank;
+    part->alpha = choice->alpha;
+    part->scale = choice->rank > 0 ? (float)(choice->alpha / choice->rank) : 0;
+    for (int i = 0; choice->rank > 0 && i < part->model.count; i++) { part->places[i].kind = TRAINED_FROZEN; }
+    bool good = choice->rank > 0 ? trained_mark(part, "lora-on", choice->adapted, prefix, true,
+                                                TRAINED_ADAPTED, error)
+                                 : trained_mark(part, "freeze", choice->freeze, prefix, false,
+                                                TRAINED_FROZEN, error);
+    for (int i = 1; good && choice->rank == 0 && i < part->model.count; i++) {
+        const ParameterInfo *entry = &part->model.entries[i], *before = entry - 1;
+        if (!entry->joins_before || part->places[i].kind == part->places[i - 1].kind) { continue; }
+        good = error_set(error, "--freeze: %s and %s are one matrix here: freeze both or neither",
+                         before->name + prefix, entry->name + prefix);
+    }
+    if (good) { trained_lay_out(part); }
+    if (good && part->table.parameter_count == 0) {
+        good = error_set(error, "--freeze %.80s leaves nothing to train", choice->freeze);
+    }
+    if (!good) { trained_part_free(part); }
+    return good;
+}
+
+#endif

@@ -107,7 +107,7 @@ static inline bool trained_mark(TrainedPart *part, const char *option, const cha
 // The vectors
 
 static inline void trained_add_adapter(ParameterTable *table, const ParameterInfo *of, int rank) {
-    char module[sizeof of->name];
+    char module[sizeof of->name - sizeof ".lora_A.weight"];
     snprintf(module, sizeof module, "%.*s", (int)(strrchr(of->name, '.') - of->name), of->name);
     // A begins as a Linear of PyTorch does, within +-1 / sqrt(inputs), and B at 0: so the
     // model begins as it was.

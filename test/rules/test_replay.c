@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include "test/program/program.h"
 
+#include "checkpoint/hf_model.h"
 #include "program/agreement.h"
 #include "test/model_loss.h"
 #include "test/rule_cases.h"
@@ -484,7 +485,7 @@ static bool logged_is(const LoggedOptions *logged, const char *name, const char 
 typedef struct Rerun {
     LoggedOptions logged;
     ModelConfig config;
-    ParameterTable table;
+    TrainedPart part;
     DataLoader data;
     Arena arena;
     Gpt model;
@@ -493,7 +494,7 @@ typedef struct Rerun {
     int32_t *tokens, *targets; // (B, T)
     float *parameters;
     uint8_t *decays, *fragment_of; // (parameter_count)
-    OptimizerTensor *tensors;      // (2 table.count)
+    OptimizerTensor *tensors;      // (2 part.table.count)
     ReplayUpdate updates[RERUN_COMMITS];
     int update_count;
 } Rerun;
@@ -516,11 +517,37 @@ static void rerun_updated(void *self, const ReplayUpdate *update) {
     rerun->updates[rerun->update_count++] = *update;
 }
 
+// Fills the parameters, and what is frozen, with what the run began with.
+static void rerun_begin(Rerun *rerun) {
+    TrainedPart *part = &rerun->part;
+    const char *from = logged_text(&rerun->logged, "from");
+    HfModel model;
+    Error error = {""};
+    parameters_initialize(&part->table, (uint64_t)logged_number(&rerun->logged, "seed", 0),
+                          rerun->stream.pool, rerun->parameters);
+    if (from[0] == '\0') { return; }
+    assert_true(hf_model_open(&model, from, &error));
+    for (int i = 0; i < part->model.count; i++) {
+        const TensorPlace *place = &part->places[i];
+        hf_model_read_tensor(&model, i, place->kind == TRAINED_WHOLE
+                                            ? rerun->parameters + place->trained
+                                            : real_floats(part->frozen) + place->frozen);
+    }
+    hf_model_close(&model);
+}
+
 static void rerun_open_model(Rerun *rerun) {
     const LoggedOptions *logged = &rerun->logged;
     Error error = {""};
-    assert_true(model_find(logged_text(logged, "model"), &rerun->config, &error));
-    gpt_parameter_table(&rerun->config, &rerun->table);
+    TrainedPart *part = &rerun->part;
+    const char *freeze = json_string_value(json_object_get(logged->options, "freeze")); // or null
+    TrainedChoice choice = {.freeze = freeze != NULL ? freeze : "",
+                            .adapted = logged_text(logged, "lora-on"),
+                            .rank = (int)logged_number(logged, "lora-rank", 0),
+                            .alpha = logged_number(logged, "lora-alpha", NAN)};
+    const char *from = logged_text(logged, "from");
+    assert_true(model_find(from[0] != '\0' ? from : logged_text(logged, "model"), &rerun->config, &error));
+    assert_true(trained_part_make(part, &rerun->config, &choice, &error));
     rerun->B = (int)logged_number(logged, "micro-batch", 0);
     rerun->T = (int)logged_number(logged, "seq-len", 0);
     DataRequest request = {logged_text(logged, "data"),
@@ -530,9 +557,11 @@ static void rerun_open_model(Rerun *rerun) {
                            true,
                            NULL};
     assert_true(data_loader_open(&rerun->data, &request, &error));
-    size_t bytes = (size_t)(rerun->B * rerun->T) * sizeof(int32_t), count = rerun->table.parameter_count;
+    size_t bytes = (size_t)(rerun->B * rerun->T) * sizeof(int32_t), count = part->table.parameter_count;
     rerun->stream.pool = thread_pool_create(1, false);
     ModelSettings settings = model_on_cpu(rerun->B, rerun->T, 1);
+    settings.part = part->frozen_count > 0 ? part : NULL;
+    arena_reserve(&rerun->arena, MEMORY_PARAMETERS, "frozen", part->frozen_count * sizeof(float), &part->frozen);
     gpt_reserve(&rerun->model, &rerun->arena, &rerun->config, &settings);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "tokens", bytes, &rerun->tokens);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "targets", bytes, &rerun->targets);
@@ -540,15 +569,14 @@ static void rerun_open_model(Rerun *rerun) {
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "decays", count, &rerun->decays);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "fragments", count, &rerun->fragment_of);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "tensors",
-                  2 * (size_t)rerun->table.count * sizeof *rerun->tensors, &rerun->tensors);
+                  2 * (size_t)part->table.count * sizeof *rerun->tensors, &rerun->tensors);
     assert_true(arena_commit(&rerun->arena, &error));
-    parameters_initialize(&rerun->table, (uint64_t)logged_number(logged, "seed", 0), rerun->stream.pool,
-                          rerun->parameters);
+    rerun_begin(rerun);
 }
 
 static void rerun_close(Rerun *rerun) {
     data_loader_close(&rerun->data);
-    parameter_table_free(&rerun->table);
+    trained_part_free(&rerun->part);
     thread_pool_destroy(rerun->stream.pool);
     arena_release(&rerun->arena);
 }
@@ -561,8 +589,8 @@ static int layer_of(const char *name) {
 
 static void rerun_label(Rerun *rerun, ReplaySettings *settings) {
     bool all = logged_is(&rerun->logged, "decay", "all");
-    for (int i = 0; i < rerun->table.count; i++) {
-        const ParameterInfo *entry = &rerun->table.entries[i];
+    for (int i = 0; i < rerun->part.table.count; i++) {
+        const ParameterInfo *entry = &rerun->part.table.entries[i];
         memset(rerun->decays + entry->offset, all || entry->is_matrix ? 1 : 0, entry->count);
         int layer = layer_of(entry->name), fragment = 0;
         if (layer >= 0 && settings->fragments > 1) { fragment = layer % settings->fragments; }
@@ -570,7 +598,7 @@ static void rerun_label(Rerun *rerun, ReplaySettings *settings) {
     }
     settings->tensors = rerun->tensors;
     settings->tensor_count =
-        training_tensors(&rerun->table, all, logged_is(&rerun->logged, "inner", "muon"), rerun->tensors);
+        training_tensors(&rerun->part.table, all, logged_is(&rerun->logged, "inner", "muon"), rerun->tensors);
     settings->muon_momentum = logged_number(&rerun->logged, "muon-momentum", 0);
     settings->muon_iterations = (int)logged_number(&rerun->logged, "muon-iterations", 0);
     settings->decays = rerun->decays;
@@ -743,13 +771,13 @@ static void expect_same_bits(Stage *stage, const ReplayCase *c) {
     rerun_open_model(&rerun);
     ReplaySettings settings = read_settings(&rerun.logged, rerun.B * rerun.T);
     rerun_label(&rerun, &settings);
-    ReplayProblem problem = {&rerun, rerun.table.parameter_count, rerun_micro_batch, rerun_updated};
+    size_t count = rerun.part.table.parameter_count;
+    ReplayProblem problem = {&rerun, count, rerun_micro_batch, rerun_updated};
     double gradients = replay_run(&settings, &problem, rerun.parameters);
     if (!replay_rule_find(settings.rule)->local) { expect_commits(events, &rerun, training.what); }
     expect_logged(end, "tokens", gradients * rerun.B * rerun.T, training.what);
     char text[32];
-    uint64_t hash = hash_more(rerun.table.parameter_count * sizeof(float), rerun.parameters,
-                              rerun.table.parameter_count * sizeof(float));
+    uint64_t hash = hash_more(count * sizeof(float), rerun.parameters, count * sizeof(float));
     snprintf(text, sizeof text, "%016llx", (unsigned long long)hash);
     Fingerprint print = log_fingerprint(events);
     if (strcmp(print.text, text) != 0) {
@@ -760,7 +788,7 @@ static void expect_same_bits(Stage *stage, const ReplayCase *c) {
     json_decref(events);
 }
 
-enum { CASES = RULES_TESTED * MOST_REPLAYS }; // at most
+enum { REPLAYS = RULES_TESTED * MOST_REPLAYS, CASES = REPLAYS + 2 * RULES_TESTED }; // at most
 
 // A rule that somebody adds must not be left out here.
 static void every_rule_is_replayed(void **state) {
@@ -776,7 +804,7 @@ static void every_rule_is_replayed(void **state) {
 typedef struct Scene {
     Stage *stage;
     ReplayCase one;
-    char options[200 + STAGE_PATH_SIZE], name[250];
+    char options[250 + STAGE_PATH_SIZE], name[250];
 } Scene;
 
 static void the_program_equals_the_replay(void **state) {
@@ -791,6 +819,23 @@ static void the_program_equals_the_replay(void **state) {
 static int end_programs(void **state) {
     stage_end_all(((const Scene *)*state)->stage);
     return 0;
+}
+
+// A model to begin with.
+static void write_start(const Stage *stage, const char *config, const char *directory) {
+    char path[STAGE_PATH_SIZE], to[STAGE_PATH_SIZE];
+    ModelConfig read;
+    ParameterTable table;
+    Error error = {""};
+    assert_true(model_find(stage_path(stage, config, path), &read, &error));
+    read.family->table(&read, &table);
+    ThreadPool *pool = thread_pool_create(1, false);
+    float *parameters = (float *)malloc(table.parameter_count * sizeof(float));
+    parameters_initialize(&table, 9, pool, parameters);
+    assert_true(hf_model_save(stage_path(stage, directory, to), &read, &table, parameters, NULL, &error));
+    free(parameters);
+    thread_pool_destroy(pool);
+    parameter_table_free(&table);
 }
 
 // Three layers, so that two fragments differ in size.
@@ -813,6 +858,21 @@ static void write_stage(const Stage *stage) {
              "\"val-batches\": 5, \"sample-tokens\": \"none\", \"threads\": 1, \"timeout-s\": 100}\n",
              stage_path(stage, "model.json", path));
     stage_write(stage, "base.json", base);
+    write_start(stage, "model.json", "start");
+    write_start(stage, "gpt2.json", "start-gpt2");
+}
+
+// The rule with frozen tensors, or with adapters; every second trains a GPT-2.
+static void scene_of_a_part(Scene *scene, const Stage *stage, const RuleCase *rule, int place) {
+    bool adapts = place % 2 == 1, gpt2 = place / 2 % 2 == 1;
+    char start[STAGE_PATH_SIZE];
+    const char *part = adapts ? "--lora-rank 3 --lora-alpha 6 --lora-on '*proj,c_*' --lr 0.03"
+                              : "--freeze 'wte,h.1.*,ln_1'";
+    stage_path(stage, gpt2 ? "start-gpt2" : "start", start);
+    snprintf(scene->options, sizeof scene->options, "%s %s --from %s", rule->options, part, start);
+    snprintf(scene->name, sizeof scene->name, "3 ranks equal the replay%s: %s %s", gpt2 ? " of a GPT-2" : "",
+             rule->name, part);
+    scene->one.ranks = 3;
 }
 
 int main(void) {
@@ -844,19 +904,24 @@ int main(void) {
     char gpt2[STAGE_PATH_SIZE];
     stage_path(&stage, "gpt2.json", gpt2);
     for (int i = 0; i < CASES; i++) {
+        Scene *scene = &scenes[i];
+        scene->stage = &stage;
+        scene->one.options = scene->options;
+        struct CMUnitTest test = {scene->name, the_program_equals_the_replay, NULL, end_programs, scene};
+        if (i >= REPLAYS) {
+            scene_of_a_part(scene, &stage, &rule_cases[(i - REPLAYS) / 2], i - REPLAYS);
+            all[count++] = test;
+            continue;
+        }
         const RuleCase *rule = &rule_cases[i / MOST_REPLAYS];
         const ReplayCase *replay = &rule->replays[i % MOST_REPLAYS];
-        Scene *scene = &scenes[i];
         if (replay->ranks == 0) { continue; }
         bool odd = i % MOST_REPLAYS % 2 == 1; // every second case trains a GPT-2
         snprintf(scene->options, sizeof scene->options, "--optimizer %s %s%s%s", rule->name, replay->options,
                  odd ? " --model " : "", odd ? gpt2 : "");
         snprintf(scene->name, sizeof scene->name, "%d ranks equal the replay%s: %s %s", replay->ranks,
                  odd ? " of a GPT-2" : "", rule->name, replay->options);
-        scene->stage = &stage;
         scene->one.ranks = replay->ranks;
-        scene->one.options = scene->options;
-        struct CMUnitTest test = {scene->name, the_program_equals_the_replay, NULL, end_programs, scene};
         all[count++] = test;
     }
     int failed = _cmocka_run_group_tests("replay", all, (size_t)count, NULL, NULL);

@@ -16,7 +16,8 @@
 
 typedef struct Fixture {
     ModelConfig config;
-    ParameterTable table;
+    ParameterTable table; // of what is trained
+    TrainedPart part;     // with adapters
     Arena arena;
     Gpt model;
     Stream stream; // only its pool is used
@@ -24,17 +25,24 @@ typedef struct Fixture {
     int32_t *tokens, *targets;
 } Fixture;
 
-static void fixture_open_recompute(Fixture *fixture, const ModelConfig *config, int B, int T, int threads,
-                                   Recompute recompute) {
+// With part.rank > 0 the model has adapters; else the fixture is empty.
+static void fixture_fill(Fixture *fixture, const ModelConfig *config, int B, int T, int threads,
+                         Recompute recompute) {
     Error error;
-    memset(fixture, 0, sizeof *fixture);
+    ModelSettings settings = model_on_cpu(B, T, threads);
+    settings.recompute = recompute;
     fixture->config = *config;
-    gpt_parameter_table(config, &fixture->table);
+    if (fixture->part.rank > 0) {
+        fixture->table = fixture->part.table;
+        settings.part = &fixture->part;
+        arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "frozen", fixture->part.frozen_count * sizeof(float),
+                      &fixture->part.frozen);
+    } else {
+        gpt_parameter_table(config, &fixture->table);
+    }
     size_t bytes = fixture->table.parameter_count * sizeof(float);
     arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "parameters", bytes, &fixture->parameters);
     arena_reserve(&fixture->arena, MEMORY_GRADIENTS, "gradients", bytes, &fixture->gradients);
-    ModelSettings settings = model_on_cpu(B, T, threads);
-    settings.recompute = recompute;
     gpt_reserve(&fixture->model, &fixture->arena, config, &settings);
     assert_true(arena_commit(&fixture->arena, &error));
     fixture->stream.pool = thread_pool_create(threads, true);
@@ -52,6 +60,12 @@ static void fixture_open_recompute(Fixture *fixture, const ModelConfig *config, 
     }
 }
 
+static void fixture_open_recompute(Fixture *fixture, const ModelConfig *config, int B, int T, int threads,
+                                   Recompute recompute) {
+    memset(fixture, 0, sizeof *fixture);
+    fixture_fill(fixture, config, B, T, threads, recompute);
+}
+
 static void fixture_open(Fixture *fixture, const ModelConfig *config, int B, int T, int threads) {
     fixture_open_recompute(fixture, config, B, T, threads, RECOMPUTE_NONE);
 }
@@ -59,7 +73,11 @@ static void fixture_open(Fixture *fixture, const ModelConfig *config, int B, int
 static void fixture_close(Fixture *fixture) {
     thread_pool_destroy(fixture->stream.pool);
     arena_release(&fixture->arena);
-    parameter_table_free(&fixture->table);
+    if (fixture->part.rank > 0) {
+        trained_part_free(&fixture->part);
+    } else {
+        parameter_table_free(&fixture->table);
+    }
     free(fixture->tokens);
     free(fixture->targets);
 }
@@ -146,11 +164,12 @@ static void reference_weights(const Tensors *tensors, const ParameterInfo *entry
     free(stored);
 }
 
-static void check_logits(Fixture *fixture, const Tensors *tensors) {
+// wte: (V, C)
+static void check_logits(Fixture *fixture, const Tensors *tensors, const Real *wte) {
     int rows = (int)gpt_rows(&fixture->model), V = fixture->config.vocabulary;
     float *logits = (float *)malloc((size_t)rows * (size_t)V * sizeof(float));
     matmul_forward(&fixture->stream, as_reals(logits), V, gpt_hidden(&fixture->model),
-                   as_reals(fixture->parameters), rows, fixture->config.channels, V);
+                   wte, rows, fixture->config.channels, V);
     assert_arrays_close("logits", logits, (const float *)tensors_get(tensors, "logits"),
                         (size_t)rows * (size_t)V, 1e-5);
     free(logits);
@@ -188,7 +207,7 @@ static void check_first_pass(Fixture *fixture, const Tensors *tensors) {
     float loss = fixture_gradients(fixture);
     assert_true(forward == loss);
     assert_arrays_close("loss", &loss, &expected, 1, 1e-5);
-    check_logits(fixture, tensors);
+    check_logits(fixture, tensors, as_reals(fixture->parameters));
     check_tensors(fixture, tensors, "grad", fixture->gradients);
 }
 
@@ -339,6 +358,58 @@ static void muon_trains_as_in_torch(void **state) {
     }
     tensors_close(&trained);
     tensors_close(&tensors);
+}
+
+// The logits of peft are those of the model with its adapters merged, ours of the model
+// beside its adapters.
+static void check_adapters(const char *model, const char *adapters) {
+    Tensors tensors = tensors_open(model), trained = tensors_open(adapters);
+    TrainedChoice choice = {.freeze = "",
+                            .adapted = "*",
+                            .rank = (int)tensors_number(&trained, "rank"),
+                            .alpha = tensors_number(&trained, "alpha")};
+    ModelConfig config = reference_config(&tensors);
+    int B = (int)tensors_number(&tensors, "batch_size"), T = (int)tensors_number(&tensors, "sequence_length");
+    static ReferenceRank rank;
+    Error error = {""};
+    memset(&rank, 0, sizeof rank);
+    Fixture *fixture = &rank.fixture;
+    TrainedPart *part = &fixture->part;
+    assert_true(trained_part_make(part, &config, &choice, &error));
+    fixture_fill(fixture, &config, B, T, 2, RECOMPUTE_NONE);
+    memcpy(fixture->tokens, tensors_get(&tensors, "tokens"), (size_t)(B * T) * sizeof(int32_t));
+    memcpy(fixture->targets, tensors_get(&tensors, "targets"), (size_t)(B * T) * sizeof(int32_t));
+    for (int i = 0; i < part->model.count; i++) {
+        reference_weights(&tensors, &part->model.entries[i],
+                          real_floats(part->frozen) + part->places[i].frozen);
+    }
+    for (int i = 0; i < part->table.count; i++) {
+        const ParameterInfo *entry = &part->table.entries[i];
+        reference_stream(entry->name, (uint64_t)tensors_number(&tensors, "seed"),
+                         (float)tensors_number(&trained, "scale"), entry->count,
+                         fixture->parameters + entry->offset);
+    }
+    int count = training_tensors(&part->table, false, false, rank.tensors);
+    rank.settings = reference_settings(&tensors, rank.tensors, count);
+    rank.settings.rate.peak = tensors_number(&trained, "learning_rate");
+    rank.steps = (int)tensors_number(&tensors, "steps");
+    rank.forward_agrees = true;
+    Transport transport;
+    transport_open_alone(&transport, "a test");
+    train_rank(&rank, &transport);
+    transport_close(&transport);
+    check_training(&rank, &trained);
+    gpt_loss(&fixture->model, &fixture->stream, rank.parameters, fixture->tokens, fixture->targets);
+    check_logits(fixture, &trained, part->frozen);
+    rank_close(&rank);
+    tensors_close(&trained);
+    tensors_close(&tensors);
+}
+
+static void adapters_train_as_in_peft(void **state) {
+    (void)state;
+    check_adapters("window_below_length", "lora");
+    check_adapters("gpt2_three_heads", "lora_gpt2");
 }
 
 static void test_window_below_length(void **state) {
@@ -848,6 +919,7 @@ int main(void) {
         cmocka_unit_test(test_masked_targets),
         cmocka_unit_test(gpt2_computes_what_transformers_computes),
         cmocka_unit_test(muon_trains_as_in_torch),
+        cmocka_unit_test(adapters_train_as_in_peft),
         cmocka_unit_test(test_finite_differences),
         cmocka_unit_test(test_threads_do_not_change_bits),
         cmocka_unit_test(test_gradients_accumulate),

@@ -507,7 +507,7 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
                          directory);
     }
     if (there) {
-        return hf_model_has(directory, "config.json") ||
+        return hf_model_has(directory, "config.json") || hf_model_has(directory, ADAPTERS_CONFIG) ||
                error_set(error,
                          "%.300s has no config.json, and no checkpoint either: give a directory with "
                          "config.json and model.safetensors, a checkpoint, or a run that has one",

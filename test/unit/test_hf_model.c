@@ -712,6 +712,119 @@ static void a_long_shape_fits_into_the_line(void **state) {
     expect_refusal("wte.weight has shape (0, 9223372036854775807, ");
 }
 
+// ---------------------------------------------------------------------------------------
+// Adapters, and models of which a part was trained
+
+static TrainedPart make_part(const ModelConfig *config, const char *freeze, int rank) {
+    TrainedChoice choice = {.freeze = freeze, .adapted = "*proj,c_*", .rank = rank, .alpha = 5};
+    TrainedPart part;
+    Error error = {""};
+    if (!trained_part_make(&part, config, &choice, &error)) { fail_msg("%s", error.text); }
+    return part;
+}
+
+// What is trained, beside the model in scratch("base"), is saved as scratch("model"). It must
+// be read as what hf_model_complete makes of both.
+static void check_part(const char *freeze, int rank) {
+    HfModel base;
+    Error error = {""};
+    Loaded whole, before;
+    load_or_fail(scratch("base"), &before);
+    TrainedPart part = make_part(&before.config, freeze, rank);
+    size_t count = part.table.parameter_count;
+    float *trained = (float *)malloc(count * sizeof(float)),
+          *complete = (float *)malloc(part.model.parameter_count * sizeof(float));
+    for (size_t i = 0; i < count; i++) { trained[i] = 0.01f * (float)((int)(i * i % 13) - 6); }
+    assert_true(hf_model_open(&base, scratch("base"), &error));
+    tree_remove(scratch("model"));
+    if (!hf_model_save_trained(scratch("model"), &before.config, &part, trained, &base, scratch("base"), NULL,
+                               &error)) {
+        fail_msg("%s", error.text);
+    }
+    hf_model_complete(&base, &part, trained, complete);
+    hf_model_close(&base);
+    load_or_fail(scratch("model"), &whole);
+    assert_memory_equal(whole.parameters, complete, part.model.parameter_count * sizeof(float));
+    for (int i = 0; i < part.model.count; i++) {
+        const ParameterInfo *info = &part.model.entries[i];
+        const TensorPlace *place = &part.places[i];
+        const float *a = trained + place->trained, *b = a + (size_t)(rank * info->columns);
+        for (size_t j = 0; j < info->count; j++) {
+            double expected = (double)(place->kind == TRAINED_WHOLE ? a[j] : before.parameters[info->offset + j]);
+            for (int k = 0; k < rank && place->kind == TRAINED_ADAPTED; k++) {
+                int row = (int)j / info->columns, column = (int)j % info->columns;
+                expected += 5.0 / rank * (double)b[row * rank + k] * (double)a[k * info->columns + column];
+            }
+            assert_close((double)complete[info->offset + j], expected, 1e-6, info->name);
+        }
+    }
+    free(trained);
+    free(complete);
+    trained_part_free(&part);
+    loaded_free(&whole);
+    loaded_free(&before);
+}
+
+static void a_trained_part_is_saved_and_read_as_the_whole_model(void **state) {
+    (void)state;
+    Loaded neo, gpt2;
+    load_or_fail(REFERENCE, &neo);
+    save_or_fail(scratch("base"), &neo, NULL);
+    check_part("wte,h.1.*", 0);
+    check_part("", 0);
+    check_part("", 3);
+    tree_remove(scratch("base"));
+    loaded_free(&neo);
+    ModelConfig config = {.family = &gpt2_family, .layers = 2, .channels = 6, .heads = 2, .mlp_channels = 9};
+    config.positions = 8;
+    config.vocabulary = 11;
+    config.epsilon = 1e-5f;
+    config.qkv_biases = config.scaled_scores = true;
+    gpt2.config = config;
+    gpt_parameter_table(&config, &gpt2.table);
+    gpt2.parameters = (float *)malloc(gpt2.table.parameter_count * sizeof(float));
+    for (size_t i = 0; i < gpt2.table.parameter_count; i++) { gpt2.parameters[i] = (float)(i % 17) / 16; }
+    save_or_fail(scratch("base"), &gpt2, NULL);
+    check_part("c_attn,*.bias", 0);
+    check_part("", 2);
+    loaded_free(&gpt2);
+}
+
+static void adapters_that_cannot_be_read_are_refused(void **state) {
+    (void)state;
+    static const char *const changes[][3] = {
+        {"r", "0", "\"r\" must be a whole number above 0"},
+        {"lora_alpha", "\"a\"", "\"lora_alpha\" a number"},
+        {"peft_type", "\"IA3\"", "must have peft_type \"LORA\""},
+        {"bias", "\"all\"", "bias \"none\""},
+        {"modules_to_save", "[\"wte\"]", "no modules_to_save"},
+        {"rank_pattern", "{\"c_fc\": 1}", "rank_pattern"},
+        {"use_dora", "true", "\"use_dora\" is not supported"},
+        {"base_model_name_or_path", "null", "must name the directory of the model"},
+        {"base_model_name_or_path", "\"/no/model\"", "holds adapters of /no/model: "},
+        {"r", "2", "must be of numbers, and of shape (2, "},
+    };
+    Loaded neo;
+    Error error = {""};
+    load_or_fail(REFERENCE, &neo);
+    tree_remove(scratch("base"));
+    save_or_fail(scratch("base"), &neo, NULL);
+    loaded_free(&neo);
+    for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
+        check_part("", 3); // writes a sound one
+        assert_int_equal(unlink(scratch("model/" FILE_SUMS_NAME)), 0);
+        const char *path = scratch("model/" ADAPTERS_CONFIG);
+        json_t *root = json_load_file(path, 0, NULL);
+        json_object_set_new(root, changes[i][0], json_loads(changes[i][1], JSON_DECODE_ANY, NULL));
+        assert_int_equal(json_dump_file(root, path, 0), 0);
+        json_decref(root);
+        expect_refusal(changes[i][2]);
+    }
+    check_part("", 3);
+    assert_true(hf_model_copy_file(scratch("base/config.json"), scratch("model/" ADAPTERS_CONFIG), &error));
+    expect_refusal("it is not what checksums.json beside it says");
+}
+
 static void without_weights_it_says_what_to_do(void **state) {
     (void)state;
     fresh_directory();
@@ -864,6 +977,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(what_is_wrong_with_the_tensors_is_named),
         cmocka_unit_test(a_long_shape_fits_into_the_line),
         cmocka_unit_test(without_weights_it_says_what_to_do),
+        cmocka_unit_test(a_trained_part_is_saved_and_read_as_the_whole_model),
+        cmocka_unit_test(adapters_that_cannot_be_read_are_refused),
         cmocka_unit_test(shards_are_read),
         cmocka_unit_test(a_damaged_index_is_refused),
     };

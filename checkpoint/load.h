@@ -92,7 +92,7 @@ typedef struct SourceArea {
 } SourceArea;
 
 // worker: whose vector it is; -1: all share it. The file must have all of its tensors, in
-// one format and one behind the other; the first is the embedding of tokens.
+// one format and one behind the other. Where Muon steps everything, AdamW's vector has none.
 static inline SourceArea source_area(const CheckpointSource *source, const CheckpointedRun *run,
                                      const char *vector, int worker) {
     SourceArea area = {.without_muon = source->muon && strcmp(vector, "exp_avg_sq") == 0, .scale = 1},
@@ -105,7 +105,7 @@ static inline SourceArea source_area(const CheckpointSource *source, const Check
         area_name(name, vector, worker, info->name);
         const SafetensorsEntry *entry = safetensors_find(&source->state, name);
         if (entry == NULL) { return none; }
-        if (i == 0) {
+        if (begin == NULL) {
             begin = entry->data;
             area.format = entry->type == SAFETENSORS_BF16 ? PRECISION_BF16 : PRECISION_FP32;
         }
@@ -115,6 +115,7 @@ static inline SourceArea source_area(const CheckpointSource *source, const Check
             return none;
         }
     }
+    if (begin == NULL) { begin = source->state.bytes; }
     if ((uintptr_t)begin % precision_bytes(area.format) != 0) { return none; }
     area.data = (const Real *)(const void *)begin;
     return area;

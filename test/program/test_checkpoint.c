@@ -1353,6 +1353,102 @@ static void a_saved_model_begins_another_run(void **state) {
     text_check(outcome.output, directory, arguments);
 }
 
+// Of a model that others have trained a part goes on, frozen tensors or adapters beside it.
+static const Variant parts[] = {
+    {"--optimizer zero1 --lora-rank 2 --lr 0.05", 1},
+    {"--optimizer acco --accumulate 4 --lora-rank 3 --lora-alpha 4 --lora-on '*proj' --lr 0.05", 1},
+    {"--optimizer streaming-diloco --diloco-H 4 --freeze 'wte,h.1.*'", 2},
+    {"--optimizer sparse-loco --sparse-H 2 --inner muon --lora-rank 2 --moments bf16", 2},
+};
+
+enum { PARTS = sizeof parts / sizeof parts[0] };
+
+static void a_trained_part_goes_on_with_the_same_bits(void **state) {
+    static const char *const still = "--lr 1e-12 --tokens 64 --optimizer ddp";
+    Stage *stage = stage_with_ranks(state);
+    Fleet *fleet = fleet_new(stage);
+    Fingerprint prints[PARTS];
+    static Training whole[PARTS];
+    double losses[PARTS];
+    fleet_start(fleet, 0, "--optimizer ddp");
+    fleet_finish(fleet);
+    char start[128];
+    snprintf(start, sizeof start, "%s", step_path(&fleet->trainings[0], COMMITS));
+    fleet = fleet_new(stage);
+    for (int i = 0; i < PARTS; i++) {
+        fleet_start(fleet, 2, "--save-every 1 --keep 100 --from %s %s", start, parts[i].options);
+    }
+    fleet_finish(fleet);
+    memcpy(prints, fleet->prints, sizeof prints);
+    memcpy(whole, fleet->trainings, sizeof whole);
+    for (int i = 0; i < PARTS; i++) { losses[i] = final_loss(fleet, i); }
+    fleet = fleet_new(stage);
+    for (int i = 0; i < PARTS; i++) {
+        long middle = middle_step(stage, whole[i].out);
+        assert_true(middle % parts[i].period == 0);
+        fleet_start(fleet, 2, "--from %s %s --resume %s", start, parts[i].options, step_path(&whole[i], middle));
+    }
+    for (int i = 0; i < PARTS; i++) {
+        fleet_start(fleet, 0, "%s --from %s", still, last_step_path(stage, &whole[i]));
+    }
+    fleet_finish(fleet);
+    for (int i = 0; i < PARTS; i++) {
+        check_resumed(fleet, i, middle_step(stage, whole[i].out), true);
+        if (strcmp(fleet->prints[i].text, prints[i].text) != 0) {
+            fail_msg("%s: %s, without an interruption %s", fleet->trainings[i].what, fleet->prints[i].text,
+                     prints[i].text);
+        }
+        // The model on disk is the one with its adapters merged.
+        assert_close(final_loss(fleet, PARTS + i), losses[i], 1e-5, fleet->trainings[PARTS + i].what);
+        text_check(fleet_output(fleet, i), "\ntrains     ", fleet->trainings[i].what);
+    }
+    stage_end_all(stage);
+}
+
+static void a_part_that_does_not_fit_is_refused(void **state) {
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    fleet_start(fleet, 0, "--optimizer ddp --tokens 768 --save-every 6 --keep 9");
+    fleet_finish(fleet);
+    char start[128], other[128], adapted[128], arguments[1024];
+    snprintf(start, sizeof start, "%s", step_path(&fleet->trainings[0], 12));
+    snprintf(other, sizeof other, "%s", step_path(&fleet->trainings[0], 6));
+    fleet = fleet_new(stage);
+    fleet_start(fleet, 0, "--optimizer ddp --from %s --lora-rank 2", start);
+    fleet_finish(fleet);
+    snprintf(adapted, sizeof adapted, "%s", last_step_path(stage, &fleet->trainings[0]));
+    const struct {
+        const char *options, *from, *resume, *says;
+    } cases[] = {
+        {"--lora-rank 2 --model model.json", NULL, NULL, "--lora-rank needs a model that is trained"},
+        {"--freeze wte --model model.json", NULL, NULL, "--freeze needs a model that is trained"},
+        {"--freeze wte --lora-rank 2", start, NULL, "freeze"},
+        {"--lora-alpha 3", start, NULL, "lora-rank"},
+        {"--lora-rank 2 --lora-on wte", start, NULL, "no matrix of a layer matches \"wte\""},
+        {"--freeze '*'", start, NULL, "leaves nothing to train"},
+        {"--lora-rank 2", adapted, NULL, "has adapters already: train_gpt average"},
+        {"--lora-rank 2", other, adapted, "was trained beside other frozen parameters than those of"},
+        {"--lora-rank 3", start, adapted, "trained parameters, and this run"},
+        {"", start, adapted, "trained parameters, and this run"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        snprintf(arguments, sizeof arguments, "--optimizer ddp %s%s%s%s%s", cases[i].options,
+                 cases[i].from != NULL ? " --from " : "", cases[i].from != NULL ? cases[i].from : "",
+                 cases[i].resume != NULL ? " --resume " : "", cases[i].resume != NULL ? cases[i].resume : "");
+        check_refused(stage, 0, "refused", arguments, cases[i].says);
+    }
+    // One model of both.
+    snprintf(arguments, sizeof arguments, "average --from %.100s --last 1 --out merged", fleet->trainings[0].out);
+    Outcome outcome = program_run(stage, 0, arguments);
+    outcome_check(&outcome, 0, arguments);
+    shell(stage, "[ -s merged/model.safetensors ] && [ ! -e merged/adapter_config.json ]");
+    double loss = final_loss(fleet, 0);
+    fleet = fleet_new(stage);
+    fleet_start(fleet, 0, "--lr 1e-12 --tokens 64 --optimizer ddp --from merged");
+    fleet_finish(fleet);
+    assert_close(final_loss(fleet, 0), loss, 1e-5, "the merged model");
+}
+
 // llm.c's token file: a header of 256 words, then ids of two bytes.
 static void write_tokens(const Stage *stage, const char *name, int vocabulary) {
     enum { COUNT = 2000 };
@@ -1873,6 +1969,8 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(the_last_checkpoints_are_averaged),
     CHECKPOINT_TEST(links_are_not_followed),
     CHECKPOINT_TEST(a_saved_model_begins_another_run),
+    CHECKPOINT_TEST(a_trained_part_goes_on_with_the_same_bits),
+    CHECKPOINT_TEST(a_part_that_does_not_fit_is_refused),
     CHECKPOINT_TEST(a_model_of_others_begins_a_run),
     CHECKPOINT_TEST(a_run_stands_for_its_newest_checkpoint),
     CHECKPOINT_TEST(a_start_beside_a_checkpoint_is_said_to_be_unused),

@@ -285,12 +285,17 @@ inline void simt_product(cublasLtMatmulDesc_t operation, float scale, const void
         }
         for (uint64_t row = 0; row < m; row++) {
             size_t place = column * (size_t)d_layout->stride + row;
-            if (d_layout->type == CUDA_R_32F) {
-                ((float *)d)[place] =
-                    scale * sum[row] + (keep != 0.0f ? keep * ((const float *)c)[place] : 0.0f);
+            bool is_float = d_layout->type == CUDA_R_32F;
+            float value = scale * sum[row];
+            if (keep != 0.0f) {
+                value += keep * (is_float ? ((const float *)c)[place]
+                                          : __bfloat162float(((const __nv_bfloat16 *)c)[place]));
+            }
+            if (is_float) {
+                ((float *)d)[place] = value;
             } else {
                 ((__nv_bfloat16 *)d)[place] = __float2bfloat16_rn(
-                    simt_end(operation, reversed, scale * sum[row], row, column, bias_sums.data()));
+                    simt_end(operation, reversed, value, row, column, bias_sums.data()));
             }
         }
     }
@@ -304,8 +309,8 @@ inline void simt_product(cublasLtMatmulDesc_t operation, float scale, const void
     }
 }
 
-// d = epilogue(alpha op(a) op(b) + beta c). c has the layout of d, and is read only if d
-// is float.
+// d = epilogue(alpha op(a) op(b) + beta c). c has the layout of d, and is read unless beta
+// is 0.
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void *alpha,
                                      const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
                                      cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,

@@ -43,14 +43,14 @@ enum { GPT_MAX_TENSORS = GPT_FIRST_LAYER + TENSORS_PER_LAYER * MODEL_MAX_LAYERS 
 typedef struct Gpt {
     ModelConfig config;
     ModelSettings settings;
-    int B, T;     // of the latest pass
-    int position; // of the first token; above 0 only in decode()
-    size_t parameter_count;               // of what is trained
-    TensorPlace places[GPT_MAX_TENSORS];  // of each tensor of the table
-    int lowest;                           // the first layer that the backward pass must reach
+    int B, T;                            // of the latest pass
+    int position;                        // of the first token; above 0 only in decode()
+    size_t parameter_count;              // of what is trained
+    TensorPlace places[GPT_MAX_TENSORS]; // of each tensor of the table
+    int lowest;                          // the first layer that the backward pass must reach
     float *discarded; // (TENSORS_PER_LAYER, widest): the gradients of frozen vectors, which nobody reads
     int widest;       // max(3C, F)
-    Real *inner;                          // (B, T, r): what is between the two products of an adapter
+    Real *inner;      // (B, T, r): what is between the two products of an adapter
 
     // The parameters in the model's precision: the caller's own, or weight_copy, of which
     // the first `prepared` elements are up to date.
@@ -560,15 +560,15 @@ static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameter
     model->weights_version = version;
     const int32_t *batch = gpt_upload(model, stream, model->tokens, tokens, gpt_rows(model));
     gpt_need(model, stream, parameters, pace, gpt_at(model, 0, TENSOR_LN_1_WEIGHT));
-    Embedding embedding = {
-        .output = model->residuals,
-        .wte = gpt_weight(model, GPT_WTE),
-        .wpe = real_at_const(gpt_weight(model, GPT_WPE), (size_t)model->position * (size_t)C,
-                             model->settings.precision),
-        .tokens = batch,
-        .B = model->B,
-        .T = model->T,
-        .channels = C};
+    Embedding embedding = {.output = model->residuals,
+                           .wte = gpt_weight(model, GPT_WTE),
+                           .wpe =
+                               real_at_const(gpt_weight(model, GPT_WPE), (size_t)model->position * (size_t)C,
+                                             model->settings.precision),
+                           .tokens = batch,
+                           .B = model->B,
+                           .T = model->T,
+                           .channels = C};
     embedding_forward(stream, &embedding);
     gpt_lap(model, OPERATION_EMBEDDING);
     for (int l = 0; l < L; l++) {

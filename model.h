@@ -150,10 +150,10 @@ static inline void parameters_initialize_task(void *context, int task, int threa
         if (j % INITIAL_BLOCK == 0) {
             random.state = random_hash(random_hash(work->seed, (uint64_t)task), j / INITIAL_BLOCK);
         }
-        work->parameters[entry->offset + j] =
-            entry->uniform > 0 ? entry->uniform * (float)(2 * random_uniform(&random) - 1)
-            : entry->is_matrix ? entry->fill * (float)random_normal(&random)
-                               : entry->fill;
+        work->parameters[entry->offset + j] = entry->uniform > 0
+                                                  ? entry->uniform * (float)(2 * random_uniform(&random) - 1)
+                                              : entry->is_matrix ? entry->fill * (float)random_normal(&random)
+                                                                 : entry->fill;
     }
 }
 

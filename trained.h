@@ -33,9 +33,9 @@ typedef struct TrainedPart {
     TensorPlace *places;  // (model.count)
     int rank;             // r; 0: there are no adapters
     double alpha;
-    float scale; // alpha / r
-    size_t frozen_count;  // 0: all is trained
-    Real *frozen;         // (frozen_count), where kernels want them; model_reserve plans it
+    float scale;         // alpha / r
+    size_t frozen_count; // 0: all is trained
+    Real *frozen;        // (frozen_count), where kernels want them; model_reserve plans it
 } TrainedPart;
 
 // Patterns are lists with commas between them.
@@ -164,10 +164,9 @@ static inline bool trained_part_make(TrainedPart *part, const ModelConfig *confi
     part->alpha = choice->alpha;
     part->scale = choice->rank > 0 ? (float)(choice->alpha / choice->rank) : 0;
     for (int i = 0; choice->rank > 0 && i < part->model.count; i++) { part->places[i].kind = TRAINED_FROZEN; }
-    bool good = choice->rank > 0 ? trained_mark(part, "lora-on", choice->adapted, prefix, true,
-                                                TRAINED_ADAPTED, error)
-                                 : trained_mark(part, "freeze", choice->freeze, prefix, false,
-                                                TRAINED_FROZEN, error);
+    bool good = choice->rank > 0
+                    ? trained_mark(part, "lora-on", choice->adapted, prefix, true, TRAINED_ADAPTED, error)
+                    : trained_mark(part, "freeze", choice->freeze, prefix, false, TRAINED_FROZEN, error);
     for (int i = 1; good && choice->rank == 0 && i < part->model.count; i++) {
         const ParameterInfo *entry = &part->model.entries[i], *before = entry - 1;
         if (!entry->joins_before || part->places[i].kind == part->places[i - 1].kind) { continue; }

@@ -66,11 +66,14 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
                json_array_size(json_object_get(root, "modules_to_save")) > 0 ||
                json_object_size(json_object_get(root, "rank_pattern")) > 0 ||
                json_object_size(json_object_get(root, "alpha_pattern")) > 0) {
-        good = error_set(error, "%.300s must have peft_type \"LORA\", bias \"none\", and no modules_to_save, "
-                                "rank_pattern or alpha_pattern", path);
+        good = error_set(error,
+                         "%.300s must have peft_type \"LORA\", bias \"none\", and no modules_to_save, "
+                         "rank_pattern or alpha_pattern",
+                         path);
     } else if (!json_is_integer(rank) || json_integer_value(rank) < 1 || json_integer_value(rank) > 65536 ||
                !json_is_number(alpha) || !(fabs(json_number_value(alpha)) <= 1e6)) {
-        good = error_set(error, "%.300s: \"r\" must be a whole number above 0, \"lora_alpha\" a number", path);
+        good =
+            error_set(error, "%.300s: \"r\" must be a whole number above 0, \"lora_alpha\" a number", path);
     } else if (model == NULL || strlen(model) >= PATH_MAX) {
         good = error_set(error, "%.300s: \"base_model_name_or_path\" must name the directory of the model",
                          path);
@@ -102,8 +105,8 @@ static inline bool adapters_place(Adapters *adapters, const SafetensorsEntry *en
             if (strncmp(name, info->name, module) != 0 || strcmp(name + module, sides[side]) != 0) {
                 continue;
             }
-            size_t rank = (size_t)adapters->rank,
-                   shape[2] = {side == 0 ? rank : (size_t)info->rows, side == 0 ? (size_t)info->columns : rank};
+            size_t rank = (size_t)adapters->rank, shape[2] = {side == 0 ? rank : (size_t)info->rows,
+                                                              side == 0 ? (size_t)info->columns : rank};
             adapters->entries[2 * i + side] = entry;
             return (safetensors_is_real(entry->type) && safetensors_has_shape(entry, 2, shape)) ||
                    error_set(error, "%s: %.80s must be of numbers, and of shape (%zu, %zu)",
@@ -123,7 +126,8 @@ static inline bool adapters_open(Adapters *adapters, const char *directory, cons
         !safetensors_open(&adapters->file, path, error)) {
         return false;
     }
-    adapters->entries = (const SafetensorsEntry **)calloc(2 * (size_t)table->count, sizeof *adapters->entries);
+    adapters->entries =
+        (const SafetensorsEntry **)calloc(2 * (size_t)table->count, sizeof *adapters->entries);
     assert(adapters->entries != NULL);
     bool good = true;
     for (size_t i = 0; i < adapters->file.count && good; i++) {
@@ -169,11 +173,11 @@ static inline bool adapters_write_config(const char *directory, const TrainedPar
         json_array_append_new(modules, json_stringn(name, (size_t)(strrchr(name, '.') - name)));
         transposed = info->is_transposed;
     }
-    json_t *root = json_pack(
-        "{s:s, s:s, s:s, s:i, s:f, s:f, s:s, s:b, s:b, s:b, s:o}", "peft_type", "LORA", "task_type",
-        "CAUSAL_LM", "base_model_name_or_path", realpath(base, whole) != NULL ? whole : base, "r", part->rank,
-        "lora_alpha", part->alpha, "lora_dropout", 0.0, "bias", "none",
-        "fan_in_fan_out", transposed, "inference_mode", 1, "init_lora_weights", 1, "target_modules", modules);
+    json_t *root = json_pack("{s:s, s:s, s:s, s:i, s:f, s:f, s:s, s:b, s:b, s:b, s:o}", "peft_type", "LORA",
+                             "task_type", "CAUSAL_LM", "base_model_name_or_path",
+                             realpath(base, whole) != NULL ? whole : base, "r", part->rank, "lora_alpha",
+                             part->alpha, "lora_dropout", 0.0, "bias", "none", "fan_in_fan_out", transposed,
+                             "inference_mode", 1, "init_lora_weights", 1, "target_modules", modules);
     bool good = json_dump_file(root, path, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) == 0 ||
                 error_set(error, "cannot write %.300s: %s", path, strerror(errno));
     json_decref(root);

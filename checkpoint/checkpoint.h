@@ -63,20 +63,20 @@ typedef struct CheckpointedRun {
     const HfModel *base;        // what is frozen, if anything is
     const char *base_directory; // of that model
     int64_t frozen_sum;         // CRC-32 of what is frozen; 0: nothing is
-    int B, T;               // shape of a micro-batch
-    const char *directory;  // OUT
-    const char *tokenizer;  // where the tokenizer of the model may be; NULL: there is none
-    const char *version;    // of the program
-    int64_t keep;           // how many of the latest checkpoints stay
-    int64_t keep_every;     // the first one at or beyond each multiple of this stays too; 0: none
-    bool keep_best;         // that of best_commit stays too
-    json_t *options;        // the effective options, name: value
-    json_t *chosen;         // those that the program chose, alike
-    int product_processors; // GPU multiprocessors that products beside an exchange may use; 0: all
-    const char *data;       // what the training data are (data_loader_identify)
-    bool data_changed;      // this rank has perhaps trained on others; the program sets it before it saves
-    const char *measured;   // the measurement that chose some of the options; "": none did
-    bool fresh_moments;     // a checkpoint of another inner optimizer may be loaded, without its moments
+    int B, T;                   // shape of a micro-batch
+    const char *directory;      // OUT
+    const char *tokenizer;      // where the tokenizer of the model may be; NULL: there is none
+    const char *version;        // of the program
+    int64_t keep;               // how many of the latest checkpoints stay
+    int64_t keep_every;         // the first one at or beyond each multiple of this stays too; 0: none
+    bool keep_best;             // that of best_commit stays too
+    json_t *options;            // the effective options, name: value
+    json_t *chosen;             // those that the program chose, alike
+    int product_processors;     // GPU multiprocessors that products beside an exchange may use; 0: all
+    const char *data;           // what the training data are (data_loader_identify)
+    bool data_changed;    // this rank has perhaps trained on others; the program sets it before it saves
+    const char *measured; // the measurement that chose some of the options; "": none did
+    bool fresh_moments;   // a checkpoint of another inner optimizer may be loaded, without its moments
     // Whether continuing with `now` instead of `before` (NULL: not known) changes bits.
     bool (*option_change_matters)(const void *context, const char *name, const json_t *before,
                                   const json_t *now);

@@ -541,8 +541,8 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
 typedef struct HfModelContent {
     const ModelConfig *config;
     const ParameterTable *table;
-    const float *parameters; // (table->parameter_count)
-    const char *tokenizer;   // its directory or its tokenizer.json, which is copied, or NULL
+    const float *parameters;     // (table->parameter_count)
+    const char *tokenizer;       // its directory or its tokenizer.json, which is copied, or NULL
     const TrainedPart *adapters; // these are written, and no model; NULL: a model
     const char *base;            // the directory of their model
 } HfModelContent;
@@ -569,7 +569,8 @@ static inline bool hf_model_write(const char *directory, const HfModelContent *c
 static inline bool hf_model_save(const char *directory, const ModelConfig *config,
                                  const ParameterTable *table, const float *parameters, const char *tokenizer,
                                  Error *error) {
-    HfModelContent content = {.config = config, .table = table, .parameters = parameters, .tokenizer = tokenizer};
+    HfModelContent content = {
+        .config = config, .table = table, .parameters = parameters, .tokenizer = tokenizer};
     return hf_model_write(directory, &content, error);
 }
 

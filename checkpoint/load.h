@@ -220,7 +220,8 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
     if (good && trained != (long long)run->table->parameter_count) {
         good = error_set(error,
                          "%.400s has %lld trained parameters, and this run %zu: --freeze and --lora-... must "
-                         "be as they were", path, trained, run->table->parameter_count);
+                         "be as they were",
+                         path, trained, run->table->parameter_count);
     }
     good = good && source_has_moments(source, run, path, error);
     if (good && !source_is_complete(source, run, rule_find(source->rule))) {
@@ -258,7 +259,7 @@ static inline json_t *checkpoint_manifest(const CheckpointedRun *run, const char
 
 // All ranks, by a CRC-32 of block i on rank i mod ranks: every block of the state is
 // what was written. False with an error of this rank. The file is read, not mapped: a
-// failing disk is then an error, and no signal.
+// failing disk is then an error, and no signal. What is frozen must be as it was.
 static inline bool checkpoint_verify(const CheckpointSource *source, const CheckpointedRun *run,
                                      const char *path, Error *error) {
     const Transport *transport = run->transport;
@@ -267,6 +268,10 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
     int64_t mine = integer_from_json(source->manifest, "checksum"), first = mine;
     share_from_rank_zero(run->transport, "checkpoint", &first, sizeof first);
     if (first != mine) { return error_set(error, "%.400s is another checkpoint than on rank 0", path); }
+    if (integer_from_json(source->manifest, "frozen_crc32") != run->frozen_sum) {
+        return error_set(error, "%.400s was trained beside other frozen parameters than those of %.400s",
+                         path, run->base_directory);
+    }
     snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
     size_t bytes = source->state.size, blocks = (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
     unsigned char *block = (unsigned char *)malloc(CHECKPOINT_BLOCK);
@@ -542,10 +547,7 @@ static inline bool checkpoint_load(CheckpointedRun *run, const char *path,
                                    char remarks[CHECKPOINT_REMARKS_SIZE], Error *error) {
     CheckpointSource source;
     bool opened = checkpoint_open(&source, run, path, error);
-    bool same = opened && (integer_from_json(source.manifest, "frozen_crc32") == run->frozen_sum ||
-                           error_set(error, "%.400s was trained beside other frozen parameters than those of "
-                                            "%.400s", path, run->base_directory));
-    bool good = all_ranks_good(run, same, error) &&
+    bool good = all_ranks_good(run, opened, error) &&
                 all_ranks_good(run, checkpoint_verify(&source, run, path, error), error);
     if (good) {
         load_vectors(&source, run);

@@ -362,8 +362,9 @@ static inline void print_sample(Run *run, bool last) {
                          .commit = last ? -1 : s->optimizer.commits,
                          .watch = &run->signal_watch,
                          .parameters = copy != NULL ? copy : committed};
-        bool good = ((!run->placement.on_gpu || copy != NULL) && (part->frozen_count == 0 || whole != NULL)) ||
-                    error_set(&error, "no memory for a copy of the parameters: %zu bytes", whole_bytes);
+        bool good =
+            ((!run->placement.on_gpu || copy != NULL) && (part->frozen_count == 0 || whole != NULL)) ||
+            error_set(&error, "no memory for a copy of the parameters: %zu bytes", whole_bytes);
         if (copy != NULL) {
             stream_copy(s->compute, copy, committed, bytes);
             stream_settle(s->compute);

@@ -64,7 +64,8 @@ static inline Trial *trial_reserve(const Setup *setup, const Options *options, E
     }
     Trial *trial = (Trial *)calloc(1, sizeof *trial);
     if (trial != NULL) {
-        trial->tensors = (OptimizerTensor *)calloc(2 * (size_t)setup->part->table.count, sizeof(OptimizerTensor));
+        trial->tensors =
+            (OptimizerTensor *)calloc(2 * (size_t)setup->part->table.count, sizeof(OptimizerTensor));
     }
     if (trial == NULL || trial->tensors == NULL) {
         error_set(error, "there is no memory to try it");

@@ -52,8 +52,8 @@ typedef struct Run {
     ThreadChoice threads;
     Placement placement;
     ModelConfig config;
-    TrainedPart part; // what of the model is trained; the scheduler knows nothing else
-    HfModel base;     // the model that training begins with, while some of it is frozen
+    TrainedPart part;         // what of the model is trained; the scheduler knows nothing else
+    HfModel base;             // the model that training begins with, while some of it is frozen
     int B, T;                 // sequences in a micro-batch, tokens in a sequence
     OptimizerTensor *tensors; // (tensor_count): as the optimizer sees them
     int tensor_count;

@@ -27,7 +27,8 @@ static inline bool choose_part(const Options *options, const ModelConfig *config
     return choice.rank == 0 || !hf_model_has(start, ADAPTERS_CONFIG) ||
            error_set(error,
                      "%.300s has adapters already: train_gpt average --from RUN --last 1 --out DIR makes one "
-                     "model of both", start);
+                     "model of both",
+                     start);
 }
 
 static inline bool choose_model(Run *run, Error *error) {

@@ -130,8 +130,8 @@ static Span time_own_shapes(Bench *bench, bool by_library) {
     Linear fc = linear_of(normal, branch, d_wide, C, wide, rows, C, F, gpt_at(model, 0, TENSOR_FC_WEIGHT));
     Linear proj = linear_of(model->mlp_hidden, d_wide, model->d_residual, wide, C, rows, F, C,
                             gpt_at(model, 0, TENSOR_PROJ_WEIGHT));
-    Linear head =
-        linear_of(gpt_hidden(model), branch, model->logits, C, V, chunk, C, V, model->places[GPT_WTE].trained);
+    Linear head = linear_of(gpt_hidden(model), branch, model->logits, C, V, chunk, C, V,
+                            model->places[GPT_WTE].trained);
     time_linear(bench, by_library, qkv, L, &seconds, &flops);
     time_linear(bench, by_library, out, L, &seconds, &flops);
     time_linear(bench, by_library, fc, L, &seconds, &flops);

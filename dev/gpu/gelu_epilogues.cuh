@@ -74,8 +74,8 @@ static inline cublasStatus_t epilogue_run(Stream *stream, EpilogueProduct *produ
     if (!product->planned) { epilogue_plan(stream, product, gemm, epilogue, arrays); }
     if (product->status != CUBLAS_STATUS_SUCCESS) { return product->status; }
     epilogue_point(&product->plan, arrays);
-    product->status =
-        cuda_gemm_run(stream, &product->plan, &product->plan.algorithm, 1.0f, arrays->a, arrays->b, arrays->result);
+    product->status = cuda_gemm_run(stream, &product->plan, &product->plan.algorithm, 1.0f, arrays->a,
+                                    arrays->b, arrays->result);
     if (product->status != CUBLAS_STATUS_SUCCESS) { cuda_gemm_forget(&product->plan); }
     return product->status;
 }

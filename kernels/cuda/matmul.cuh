@@ -163,8 +163,8 @@ static inline cublasStatus_t cuda_gemm_offers(const CudaGemmLibrary *library, co
 }
 
 static inline cublasStatus_t cuda_gemm_run(Stream *stream, const CudaGemmPlan *plan,
-                                           const cublasLtMatmulAlgo_t *algorithm, float scale,
-                                           const void *a, const void *b, void *result) {
+                                           const cublasLtMatmulAlgo_t *algorithm, float scale, const void *a,
+                                           const void *b, void *result) {
     const CudaGemmLibrary *library = (const CudaGemmLibrary *)stream->gemm;
     float beta = plan->gemm.accumulate ? 1.0f : 0.0f;
     return cublasLtMatmul(library->handle, plan->operation, &scale, a, plan->a, b, plan->b, &beta, result,

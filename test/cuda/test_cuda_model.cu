@@ -840,14 +840,21 @@ static int seed_test(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loss_and_gradients),   cmocka_unit_test(test_optimizer_steps),
+        cmocka_unit_test(test_loss_and_gradients),
+        cmocka_unit_test(test_optimizer_steps),
         cmocka_unit_test(test_trained_parts),
-        cmocka_unit_test(test_sgd_is_refused),       cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_gradients_accumulate), cmocka_unit_test(test_start),
-        cmocka_unit_test(test_chunks_of_logits),     cmocka_unit_test(test_columns_of_logits),
-        cmocka_unit_test(test_few_parameters),       cmocka_unit_test(test_versions_of_weights),
-        cmocka_unit_test(test_the_passes_keep_pace), cmocka_unit_test(test_no_target_counts),
-        cmocka_unit_test(test_nan_is_seen),          cmocka_unit_test(test_launches_are_as_predicted),
+        cmocka_unit_test(test_sgd_is_refused),
+        cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_gradients_accumulate),
+        cmocka_unit_test(test_start),
+        cmocka_unit_test(test_chunks_of_logits),
+        cmocka_unit_test(test_columns_of_logits),
+        cmocka_unit_test(test_few_parameters),
+        cmocka_unit_test(test_versions_of_weights),
+        cmocka_unit_test(test_the_passes_keep_pace),
+        cmocka_unit_test(test_no_target_counts),
+        cmocka_unit_test(test_nan_is_seen),
+        cmocka_unit_test(test_launches_are_as_predicted),
     };
     return cmocka_run_group_tests_name("cuda_model", tests, seed_test, NULL);
 }

@@ -1386,7 +1386,8 @@ static void a_trained_part_goes_on_with_the_same_bits(void **state) {
     for (int i = 0; i < PARTS; i++) {
         long middle = middle_step(stage, whole[i].out);
         assert_true(middle % parts[i].period == 0);
-        fleet_start(fleet, 2, "--from %s %s --resume %s", start, parts[i].options, step_path(&whole[i], middle));
+        fleet_start(fleet, 2, "--from %s %s --resume %s", start, parts[i].options,
+                    step_path(&whole[i], middle));
     }
     for (int i = 0; i < PARTS; i++) {
         fleet_start(fleet, 0, "%s --from %s", still, last_step_path(stage, &whole[i]));
@@ -1438,7 +1439,8 @@ static void a_part_that_does_not_fit_is_refused(void **state) {
         check_refused(stage, 0, "refused", arguments, cases[i].says);
     }
     // One model of both.
-    snprintf(arguments, sizeof arguments, "average --from %.100s --last 1 --out merged", fleet->trainings[0].out);
+    snprintf(arguments, sizeof arguments, "average --from %.100s --last 1 --out merged",
+             fleet->trainings[0].out);
     Outcome outcome = program_run(stage, 0, arguments);
     outcome_check(&outcome, 0, arguments);
     shell(stage, "[ -s merged/model.safetensors ] && [ ! -e merged/adapter_config.json ]");

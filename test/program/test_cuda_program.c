@@ -122,6 +122,40 @@ static void narrow_wires_give_the_same_bits_in_any_order(void **state) {
     check_ranks(stage, 3, &rule_cases[STREAMING_DILOCO], NULL, "--wire e3m0");
 }
 
+// Of a saved model a part is trained on GPUs, frozen tensors or adapters beside it: as on CPUs
+// but for rounding; in bf16 with the same bits when it is resumed.
+static void a_part_of_a_model_is_trained_on_gpus(void **state) {
+    static const char *const parts[] = {"--lora-rank 4 --lr 0.03", "--freeze 'wte,h.0.*' --lr 0.003"};
+    Fleet *fleet = fleet_new(stage_with_ranks(state));
+    set_gpus("2", NULL);
+    fleet_start(fleet, 0, "--lr 0.01");
+    fleet_finish(fleet);
+    char start[80], options[2][200];
+    snprintf(start, sizeof start, "%.60s", fleet->trainings[0].out);
+    for (int i = 0; i < 2; i++) {
+        snprintf(options[i], sizeof options[i], "--from %.60s --optimizer zero1 --save-every 2 --keep 99 %s",
+                 start, parts[i]);
+    }
+    fleet = fleet_new(stage_of(state));
+    for (int i = 0; i < 2; i++) {
+        fleet_start(fleet, 2, "%s --precision fp32", options[i]);
+        fleet_start(fleet, 2, "%s --device cpu", options[i]);
+        fleet_start(fleet, 2, "%s", options[i]);
+    }
+    fleet_finish(fleet);
+    for (int i = 0; i < 2; i++) {
+        char resume[300];
+        Fingerprint whole = fleet->prints[3 * i + 2];
+        check_losses(fleet, 3 * i, 3 * i + 1, 2e-3);
+        check_losses(fleet, 3 * i, 3 * i + 2, 0.05);
+        snprintf(resume, sizeof resume, "%.199s --resume %.60s/checkpoints/commit-2", options[i],
+                 fleet->trainings[3 * i + 2].out);
+        Training resumed = training_start(stage_of(state), 2, resume);
+        Fingerprint print = training_fingerprint(stage_of(state), &resumed);
+        assert_string_equal(print.text, whole.text);
+    }
+}
+
 // Where all ranks compute in bf16, a sharded rule gathers casts of the parameters: the
 // weights are those of ddp, where every rank has made the same step itself, bit for bit,
 // with 6 bytes a parameter instead of 8.
@@ -828,6 +862,7 @@ int main(int argc, char **argv) {
         GPU_TEST(bf16_learns_and_repeats),
         GPU_TEST(two_gpus_give_the_same_bits_in_any_order),
         GPU_TEST(narrow_wires_give_the_same_bits_in_any_order),
+        GPU_TEST(a_part_of_a_model_is_trained_on_gpus),
         GPU_TEST(casts_travel_and_change_no_bit),
         GPU_TEST(muon_steps_whole_matrices_on_gpus),
         GPU_TEST(arriving_casts_train_as_floats_do),

@@ -529,9 +529,9 @@ static void rerun_begin(Rerun *rerun) {
     assert_true(hf_model_open(&model, from, &error));
     for (int i = 0; i < part->model.count; i++) {
         const TensorPlace *place = &part->places[i];
-        hf_model_read_tensor(&model, i, place->kind == TRAINED_WHOLE
-                                            ? rerun->parameters + place->trained
-                                            : real_floats(part->frozen) + place->frozen);
+        hf_model_read_tensor(&model, i,
+                             place->kind == TRAINED_WHOLE ? rerun->parameters + place->trained
+                                                          : real_floats(part->frozen) + place->frozen);
     }
     hf_model_close(&model);
 }
@@ -561,7 +561,8 @@ static void rerun_open_model(Rerun *rerun) {
     rerun->stream.pool = thread_pool_create(1, false);
     ModelSettings settings = model_on_cpu(rerun->B, rerun->T, 1);
     settings.part = part->frozen_count > 0 ? part : NULL;
-    arena_reserve(&rerun->arena, MEMORY_PARAMETERS, "frozen", part->frozen_count * sizeof(float), &part->frozen);
+    arena_reserve(&rerun->arena, MEMORY_PARAMETERS, "frozen", part->frozen_count * sizeof(float),
+                  &part->frozen);
     gpt_reserve(&rerun->model, &rerun->arena, &rerun->config, &settings);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "tokens", bytes, &rerun->tokens);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "targets", bytes, &rerun->targets);
@@ -866,8 +867,8 @@ static void write_stage(const Stage *stage) {
 static void scene_of_a_part(Scene *scene, const Stage *stage, const RuleCase *rule, int place) {
     bool adapts = place % 2 == 1, gpt2 = place / 2 % 2 == 1;
     char start[STAGE_PATH_SIZE];
-    const char *part = adapts ? "--lora-rank 3 --lora-alpha 6 --lora-on '*proj,c_*' --lr 0.03"
-                              : "--freeze 'wte,h.1.*,ln_1'";
+    const char *part =
+        adapts ? "--lora-rank 3 --lora-alpha 6 --lora-on '*proj,c_*' --lr 0.03" : "--freeze 'wte,h.1.*,ln_1'";
     stage_path(stage, gpt2 ? "start-gpt2" : "start", start);
     snprintf(scene->options, sizeof scene->options, "%s %s --from %s", rule->options, part, start);
     snprintf(scene->name, sizeof scene->name, "3 ranks equal the replay%s: %s %s", gpt2 ? " of a GPT-2" : "",

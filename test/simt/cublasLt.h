@@ -294,8 +294,8 @@ inline void simt_product(cublasLtMatmulDesc_t operation, float scale, const void
             if (is_float) {
                 ((float *)d)[place] = value;
             } else {
-                ((__nv_bfloat16 *)d)[place] = __float2bfloat16_rn(
-                    simt_end(operation, reversed, value, row, column, bias_sums.data()));
+                ((__nv_bfloat16 *)d)[place] =
+                    __float2bfloat16_rn(simt_end(operation, reversed, value, row, column, bias_sums.data()));
             }
         }
     }

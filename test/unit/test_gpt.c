@@ -35,8 +35,8 @@ static void fixture_fill(Fixture *fixture, const ModelConfig *config, int B, int
     if (fixture->part.rank > 0) {
         fixture->table = fixture->part.table;
         settings.part = &fixture->part;
-        arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "frozen", fixture->part.frozen_count * sizeof(float),
-                      &fixture->part.frozen);
+        arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "frozen",
+                      fixture->part.frozen_count * sizeof(float), &fixture->part.frozen);
     } else {
         gpt_parameter_table(config, &fixture->table);
     }
@@ -168,8 +168,8 @@ static void reference_weights(const Tensors *tensors, const ParameterInfo *entry
 static void check_logits(Fixture *fixture, const Tensors *tensors, const Real *wte) {
     int rows = (int)gpt_rows(&fixture->model), V = fixture->config.vocabulary;
     float *logits = (float *)malloc((size_t)rows * (size_t)V * sizeof(float));
-    matmul_forward(&fixture->stream, as_reals(logits), V, gpt_hidden(&fixture->model),
-                   wte, rows, fixture->config.channels, V);
+    matmul_forward(&fixture->stream, as_reals(logits), V, gpt_hidden(&fixture->model), wte, rows,
+                   fixture->config.channels, V);
     assert_arrays_close("logits", logits, (const float *)tensors_get(tensors, "logits"),
                         (size_t)rows * (size_t)V, 1e-5);
     free(logits);

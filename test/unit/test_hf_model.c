@@ -750,7 +750,8 @@ static void check_part(const char *freeze, int rank) {
         const TensorPlace *place = &part.places[i];
         const float *a = trained + place->trained, *b = a + (size_t)(rank * info->columns);
         for (size_t j = 0; j < info->count; j++) {
-            double expected = (double)(place->kind == TRAINED_WHOLE ? a[j] : before.parameters[info->offset + j]);
+            double expected =
+                (double)(place->kind == TRAINED_WHOLE ? a[j] : before.parameters[info->offset + j]);
             for (int k = 0; k < rank && place->kind == TRAINED_ADAPTED; k++) {
                 int row = (int)j / info->columns, column = (int)j % info->columns;
                 expected += 5.0 / rank * (double)b[row * rank + k] * (double)a[k * info->columns + column];

@@ -17,7 +17,7 @@ typedef struct Fixture {
     Arena arena;
     Gpt model;
     Stream stream;
-    float *parameters, *gradients;    // what is trained
+    float *parameters, *gradients; // what is trained
     int32_t tokens[B * T], targets[B * T];
 } Fixture;
 
@@ -82,7 +82,8 @@ static void fixture_open(Fixture *fixture, bool gpt2, const TrainedChoice *choic
     Random random = {.state = 7};
     for (int i = 0; i < B * T; i++) {
         fixture->tokens[i] = (int32_t)(random_uniform(&random) * fixture->config.vocabulary);
-        fixture->targets[i] = i % 5 == 2 ? -1 : (int32_t)(random_uniform(&random) * fixture->config.vocabulary);
+        fixture->targets[i] =
+            i % 5 == 2 ? -1 : (int32_t)(random_uniform(&random) * fixture->config.vocabulary);
     }
 }
 
@@ -113,7 +114,8 @@ static void check_frozen(bool gpt2, const char *freeze, Precision precision, Rec
         assert_true(loss == expected);
     }
     float forward = gpt_loss(&some.model, &some.stream, some.parameters, some.tokens, some.targets);
-    assert_true(forward == gpt_loss(&whole.model, &whole.stream, whole.parameters, whole.tokens, whole.targets));
+    assert_true(forward ==
+                gpt_loss(&whole.model, &whole.stream, whole.parameters, whole.tokens, whole.targets));
     int compared = 0;
     for (int i = 0; i < some.part.model.count; i++) {
         const ParameterInfo *entry = &some.part.model.entries[i];
@@ -129,8 +131,8 @@ static void check_frozen(bool gpt2, const char *freeze, Precision precision, Rec
 
 static void what_stays_trained_has_the_gradients_of_the_whole_model(void **state) {
     (void)state;
-    static const char *const patterns[] = {"wte",         "wpe",       "wte,wpe",           "h.0.*,wte,wpe",
-                                           "wte,wpe,h.*", "*.weight",  "*.bias",            "ln_*",
+    static const char *const patterns[] = {"wte",          "wpe",      "wte,wpe",         "h.0.*,wte,wpe",
+                                           "wte,wpe,h.*",  "*.weight", "*.bias",          "ln_*",
                                            "c_proj,h.1.*", "h.[01].*", "wte,wpe,h.[02].*"};
     for (size_t i = 0; i < sizeof patterns / sizeof patterns[0]; i++) {
         for (int gpt2 = 0; gpt2 < 2; gpt2++) {
@@ -187,7 +189,9 @@ static void merge_by_the_formula(const Fixture *adapted, Fixture *whole) {
         for (int row = 0; row < rows; row++) {
             for (int column = 0; column < columns; column++) {
                 double sum = 0;
-                for (int k = 0; k < r; k++) { sum += (double)b[row * r + k] * (double)a[k * columns + column]; }
+                for (int k = 0; k < r; k++) {
+                    sum += (double)b[row * r + k] * (double)a[k * columns + column];
+                }
                 whole->parameters[entry->offset + (size_t)(row * columns + column)] +=
                     (float)(part->alpha / r * sum);
             }
@@ -211,7 +215,8 @@ static void expect_adapter_gradients(const Fixture *adapted, const Fixture *whol
                 for (int row = 0; row < rows; row++) {
                     sum += (double)b[row * r + k] * (double)d_w[row * columns + column];
                 }
-                assert_close((double)d_a[k * columns + column], part->alpha / r * sum, tolerance, entry->name);
+                assert_close((double)d_a[k * columns + column], part->alpha / r * sum, tolerance,
+                             entry->name);
             }
             for (int row = 0; row < rows; row++) {
                 double sum = 0;
@@ -224,8 +229,8 @@ static void expect_adapter_gradients(const Fixture *adapted, const Fixture *whol
     }
 }
 
-static void check_adapters(bool gpt2, const char *adapted, int rank, Precision precision,
-                           Recompute recompute, double tolerance) {
+static void check_adapters(bool gpt2, const char *adapted, int rank, Precision precision, Recompute recompute,
+                           double tolerance) {
     TrainedChoice choice = {.freeze = "", .adapted = adapted, .rank = rank, .alpha = 2.5};
     Fixture some, whole;
     fixture_open(&some, gpt2, &choice, precision, recompute);
@@ -323,8 +328,8 @@ static void operations_are_those_that_are_computed(void **state) {
     assert_close(trained_flops_per_token(&part, &config, T), all - 2 * (wte + layer), 1e-6, "frozen");
     trained_part_free(&part);
     assert_true(trained_part_make(&part, &config, &adapters, &error));
-    assert_close(trained_flops_per_token(&part, &config, T), all - 2 * (wte + 3 * layer) + 3 * 6 * 2 * (12 + 20),
-                 1e-6, "adapters");
+    assert_close(trained_flops_per_token(&part, &config, T),
+                 all - 2 * (wte + 3 * layer) + 3 * 6 * 2 * (12 + 20), 1e-6, "adapters");
     trained_part_free(&part);
 }
 
@@ -335,10 +340,14 @@ static void patterns_that_cannot_be_meant_are_refused(void **state) {
         bool gpt2;
         const char *says;
     } cases[] = {
-        {{.freeze = "wte,qproj", .adapted = "*"}, false, "--freeze: no tensor of the model matches \"qproj\""},
+        {{.freeze = "wte,qproj", .adapted = "*"},
+         false,
+         "--freeze: no tensor of the model matches \"qproj\""},
         {{.freeze = "*", .adapted = "*"}, false, "leaves nothing to train"},
         {{.freeze = "h.1.*.q_proj.*", .adapted = "*"}, false, "are one matrix here"},
-        {{.freeze = "", .adapted = "wte", .rank = 2}, false, "--lora-on: no matrix of a layer matches \"wte\""},
+        {{.freeze = "", .adapted = "wte", .rank = 2},
+         false,
+         "--lora-on: no matrix of a layer matches \"wte\""},
         {{.freeze = "", .adapted = "q_proj", .rank = 2}, true, "names are such as h.0.attn.c_attn.weight"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -43,12 +43,12 @@
 enum { ATTENTION_ROWS = 64 };
 
 typedef struct Attention {
-    Real *output;         // (B, T, C): written by forward, read by backward on a GPU
-    float *logsumexp;     // (B, H, T): written by forward, read by backward
-    float *scratch;       // attention_scratch_floats
-    const Real *qkv;      // (B, T, 3C)
-    Real *d_qkv;          // backward (B, T, 3C), rows d_qkv_stride apart; NULL: forward
-    const Real *d_output; // backward (B, T, C)
+    Real *output;          // (B, T, C): written by forward, read by backward on a GPU
+    float *logsumexp;      // (B, H, T): written by forward, read by backward
+    float *scratch;        // attention_scratch_floats
+    const Real *qkv;       // (B, T, 3C)
+    Real *d_qkv;           // backward (B, T, 3C), rows d_qkv_stride apart; NULL: forward
+    const Real *d_output;  // backward (B, T, C)
     const int32_t *starts; // (B, T): the first key that each query may see, never falling within a sample;
                            // NULL: 0 for all
     int B, T, channels, heads, d_qkv_stride;

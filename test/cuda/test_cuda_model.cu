@@ -745,7 +745,7 @@ static void test_launches_are_as_predicted(void **state) {
         {"gelu forward", launches_of(gelu_forward_kernel<R, 8>)},
         {"gelu backward", launches_of(gelu_backward_kernel<R, 8>)},
         {"cross entropy, one chunk", launches_of(cross_entropy_kernel<R>)},
-        {"attention forward", launches_of(cuda_attention_forward_kernel<16, 2>)},
+        {"attention forward", launches_of(cuda_attention_forward_kernel<16, 2, false>)},
         {"attention backward", launches_of(cuda_attention_delta_kernel<R, 2, 8>)},
     };
     for (size_t i = 0; i < sizeof counted / sizeof *counted; i++) {

@@ -43,17 +43,17 @@
 enum { ATTENTION_ROWS = 64 };
 
 typedef struct Attention {
-    Real *output;          // (B, T, C): written by forward, read by backward on a GPU
-    float *logsumexp;      // (B, H, T): written by forward, read by backward
-    float *scratch;        // attention_scratch_floats
-    const Real *qkv;       // (B, T, 3C)
-    Real *d_qkv;           // backward (B, T, 3C), rows d_qkv_stride apart; NULL: forward
-    const Real *d_output;  // backward (B, T, C)
-    const int32_t *starts; // (B, T): the first key that each query may see, never falling within a sample;
-                           // NULL: 0 for all
+    Real *output;         // (B, T, C): written by forward, read by backward on a GPU
+    float *logsumexp;     // (B, H, T): written by forward, read by backward
+    float *scratch;       // attention_scratch_floats
+    const Real *qkv;      // (B, T, 3C)
+    Real *d_qkv;          // backward (B, T, 3C), rows d_qkv_stride apart; NULL: forward
+    const Real *d_output; // backward (B, T, C)
     int B, T, channels, heads, d_qkv_stride;
     int window; // keys that a query sees, its own included; 0: all up to its own
     Precision precision;
+    // (B, T): the first key that each query may see, never falling within a sample; NULL: key 0
+    const int32_t *starts;
 } Attention;
 
 // The first key that a query sees, whatever documents there are.

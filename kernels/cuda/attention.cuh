@@ -69,35 +69,23 @@ DEVICE CudaAttentionPlace cuda_attention_place(const Attention &work) {
 // The band of the (query, key) plane: query i sees the keys j with i - window < j <= i and,
 // with documents, j >= starts[i]
 
-// What the band of a sample follows from.
-template <bool DOCUMENTS> struct CudaAttentionSight {
-    const int32_t *starts; // (T), with documents
-    int window, T;
-};
-
-template <bool DOCUMENTS> DEVICE CudaAttentionSight<DOCUMENTS> cuda_attention_sight(const Attention &work) {
-    return {DOCUMENTS ? work.starts + (size_t)blockIdx.z * (size_t)work.T : NULL, work.window, work.T};
-}
-
 // The first key that a query sees. A query behind the last one, whose row is 0, sees what that does.
-template <bool DOCUMENTS>
-DEVICE int cuda_attention_first_key(const CudaAttentionSight<DOCUMENTS> &sight, int query) {
-    int key = attention_oldest_key(query, sight.window);
+template <bool DOCUMENTS> DEVICE int cuda_attention_first_key(const Attention &work, int query) {
+    int key = attention_oldest_key(query, work.window);
     if constexpr (DOCUMENTS) {
-        int start = sight.starts[query < sight.T ? query : sight.T - 1];
+        int start = work.starts[(int)blockIdx.z * work.T + (query < work.T ? query : work.T - 1)];
         key = start > key ? start : key;
     }
     return key;
 }
 
 // One more than the last query that sees the key.
-template <bool DOCUMENTS>
-DEVICE int cuda_attention_end_query(const CudaAttentionSight<DOCUMENTS> &sight, int key) {
-    int end = sight.window > 0 && key + sight.window < sight.T ? key + sight.window : sight.T;
+template <bool DOCUMENTS> DEVICE int cuda_attention_end_query(const Attention &work, int key) {
+    int end = work.window > 0 && key + work.window < work.T ? key + work.window : work.T;
     if constexpr (DOCUMENTS) {
         for (int low = key + 1; low < end;) { // starts never fall
             int middle = (low + end) / 2;
-            bool is_seen = sight.starts[middle] <= key;
+            bool is_seen = work.starts[(int)blockIdx.z * work.T + middle] <= key;
             low = is_seen ? middle + 1 : low;
             end = is_seen ? end : middle;
         }
@@ -110,13 +98,13 @@ enum CudaAttentionBand { CUDA_ATTENTION_OUTSIDE, CUDA_ATTENTION_EDGE, CUDA_ATTEN
 // Whether none, some or all pairs of a rectangle of queries and keys are in the band.
 template <bool DOCUMENTS>
 DEVICE CudaAttentionBand cuda_attention_band(int query, int queries, int key, int keys,
-                                             const CudaAttentionSight<DOCUMENTS> &sight) {
-    int last_query = query + queries - 1, last_key = key + keys - 1, window = sight.window;
+                                             const Attention &work) {
+    int last_query = query + queries - 1, last_key = key + keys - 1, window = work.window;
     if (key > last_query || (window > 0 && last_key <= query - window)) { return CUDA_ATTENTION_OUTSIDE; }
     bool inside = last_key <= query && (window == 0 || key > last_query - window);
     if constexpr (DOCUMENTS) {
-        if (last_key < cuda_attention_first_key(sight, query)) { return CUDA_ATTENTION_OUTSIDE; }
-        inside = inside && key >= cuda_attention_first_key(sight, last_query);
+        if (last_key < cuda_attention_first_key<DOCUMENTS>(work, query)) { return CUDA_ATTENTION_OUTSIDE; }
+        inside = inside && key >= cuda_attention_first_key<DOCUMENTS>(work, last_query);
     }
     return inside ? CUDA_ATTENTION_INSIDE : CUDA_ATTENTION_EDGE;
 }
@@ -125,8 +113,8 @@ DEVICE CudaAttentionBand cuda_attention_band(int query, int queries, int key, in
 // keys; TRANSPOSED: the other way round.
 template <int N, bool TRANSPOSED, bool DOCUMENTS>
 DEVICE void cuda_attention_mask(float scores[N / 8][4], int first_row, int first_column,
-                                const CudaAttentionSight<DOCUMENTS> &sight) {
-    int window = sight.window;
+                                const Attention &work) {
+    int window = work.window;
     int row = first_row + lane_index() / 4, column = first_column + lane_index() % 4 * 2;
     UNROLL
     for (int n = 0; n < N / 8; n++) {
@@ -134,9 +122,11 @@ DEVICE void cuda_attention_mask(float scores[N / 8][4], int first_row, int first
         for (int i = 0; i < 4; i++) {
             int y = row + i / 2 * 8, x = column + n * 8 + i % 2, query = TRANSPOSED ? x : y,
                 key = TRANSPOSED ? y : x;
-            bool seen = key <= query && (window == 0 || key > query - window);
-            if constexpr (DOCUMENTS) { seen = seen && key >= cuda_attention_first_key(sight, query); }
-            if (!seen) { scores[n][i] = -INFINITY; }
+            bool hidden = key > query || (window > 0 && key <= query - window);
+            if constexpr (DOCUMENTS) {
+                hidden = key > query || key < cuda_attention_first_key<DOCUMENTS>(work, query);
+            }
+            if (hidden) { scores[n][i] = -INFINITY; }
         }
     }
 }
@@ -340,9 +330,8 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *keys = queries + OVERLAY,
                   *values = keys + TILE * STRIDE;
     CudaAttentionPlace place = cuda_attention_place(work);
-    const CudaAttentionSight<DOCUMENTS> sight = cuda_attention_sight<DOCUMENTS>(work);
     int T = work.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
-    int begin = cuda_attention_first_key(sight, first) / TILE * TILE,
+    int begin = cuda_attention_first_key<DOCUMENTS>(work, first) / TILE * TILE,
         end = first + QUERIES < T ? first + QUERIES : T;
     unsigned stride = 3 * (unsigned)work.channels;
     const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column,
@@ -369,14 +358,14 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             cuda_attention_copy<D, TILE>(values - (stage ^ 1) * OVERLAY, v, stride, key + TILE, T);
             copy_async_commit();
         }
-        CudaAttentionBand band = cuda_attention_band(first + mine, 16 * M, key, TILE, sight);
+        CudaAttentionBand band = cuda_attention_band<DOCUMENTS>(first + mine, 16 * M, key, TILE, work);
         if (band == CUDA_ATTENTION_OUTSIDE) { continue; }
         float scores[M][TILE / 8][4];
         cuda_attention_scores<D, M, TILE>(scores, left, keys - stage * OVERLAY);
         UNROLL
         for (int m = 0; m < M; m++) {
             if (band == CUDA_ATTENTION_EDGE) {
-                cuda_attention_mask<TILE, false>(scores[m], first + mine + m * 16, key, sight);
+                cuda_attention_mask<TILE, false, DOCUMENTS>(scores[m], first + mine + m * 16, key, work);
             }
             cuda_attention_softmax<D>(scores[m], sums[m], rows[m]);
         }
@@ -442,10 +431,10 @@ DEVICE void cuda_attention_d_queries_tile(float d_queries[M][D / 8][4], const ui
                                           const uint32_t d_output[M][D / 16][4], const __nv_bfloat16 *keys,
                                           const __nv_bfloat16 *values, const float log2_sumexp[M][2],
                                           const float deltas[M][2], int query, int key,
-                                          const CudaAttentionSight<DOCUMENTS> &sight) {
+                                          const Attention &work) {
     enum { CHUNK = cuda_attention_chunk<D, M> };
     for (int c = 0; c < CUDA_ATTENTION_TILE; c += CHUNK) {
-        CudaAttentionBand band = cuda_attention_band(query, 16 * M, key + c, CHUNK, sight);
+        CudaAttentionBand band = cuda_attention_band<DOCUMENTS>(query, 16 * M, key + c, CHUNK, work);
         if (band == CUDA_ATTENTION_OUTSIDE) { continue; }
         float scores[M][CHUNK / 8][4], d_scores[M][CHUNK / 8][4];
         cuda_attention_scores<D, M, CHUNK>(scores, q, keys + c * cuda_attention_stride<D>);
@@ -453,7 +442,7 @@ DEVICE void cuda_attention_d_queries_tile(float d_queries[M][D / 8][4], const ui
         UNROLL
         for (int m = 0; m < M; m++) {
             if (band == CUDA_ATTENTION_EDGE) {
-                cuda_attention_mask<CHUNK, false>(scores[m], query + m * 16, key + c, sight);
+                cuda_attention_mask<CHUNK, false, DOCUMENTS>(scores[m], query + m * 16, key + c, work);
             }
             UNROLL
             for (int i = 0; i < CHUNK / 2; i++) {
@@ -478,9 +467,8 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *d_outputs = queries + QUERIES * STRIDE,
                   *keys = queries + OVERLAY, *values = keys + TILE * STRIDE;
     CudaAttentionPlace place = cuda_attention_place(work);
-    const CudaAttentionSight<DOCUMENTS> sight = cuda_attention_sight<DOCUMENTS>(work);
     int T = work.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
-    int begin = cuda_attention_first_key(sight, first) / TILE * TILE,
+    int begin = cuda_attention_first_key<DOCUMENTS>(work, first) / TILE * TILE,
         end = first + QUERIES < T ? first + QUERIES : T;
     unsigned C = (unsigned)work.channels, stride = 3 * C;
     const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column, *k = q + C,
@@ -515,9 +503,9 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             cuda_attention_copy<D, TILE>(values - (stage ^ 1) * OVERLAY, v, stride, key + TILE, T);
             copy_async_commit();
         }
-        cuda_attention_d_queries_tile<D, M>(sums, left_q, left_d, keys - stage * OVERLAY,
-                                            values - stage * OVERLAY, log2_sumexp, row_deltas, first + mine,
-                                            key, sight);
+        cuda_attention_d_queries_tile<D, M, DOCUMENTS>(sums, left_q, left_d, keys - stage * OVERLAY,
+                                                       values - stage * OVERLAY, log2_sumexp, row_deltas,
+                                                       first + mine, key, work);
     }
     __syncthreads(); // stage 1 is no longer read: there the own rows take up results
     cuda_attention_store_all<D, M>(reals<__nv_bfloat16>(work.d_qkv) + place.row * (size_t)work.d_qkv_stride +
@@ -547,19 +535,18 @@ template <int D, int M, bool DOCUMENTS>
 DEVICE void cuda_attention_d_keys_tile(float d_keys[M][D / 8][4], float d_values[M][D / 8][4],
                                        const uint32_t k[M][D / 16][4], const uint32_t v[M][D / 16][4],
                                        const __nv_bfloat16 *queries, const __nv_bfloat16 *d_outputs,
-                                       const float *numbers, int query, int key,
-                                       const CudaAttentionSight<DOCUMENTS> &sight) {
+                                       const float *numbers, int query, int key, const Attention &work) {
     enum { CHUNK = cuda_attention_chunk<D, M> };
     for (int c = 0; c < CUDA_ATTENTION_TILE; c += CHUNK) {
         const __nv_bfloat16 *q_rows = queries + c * cuda_attention_stride<D>,
                             *d_rows = d_outputs + c * cuda_attention_stride<D>;
-        CudaAttentionBand band = cuda_attention_band(query + c, CHUNK, key, 16 * M, sight);
+        CudaAttentionBand band = cuda_attention_band<DOCUMENTS>(query + c, CHUNK, key, 16 * M, work);
         if (band == CUDA_ATTENTION_OUTSIDE) { continue; }
         float scores[M][CHUNK / 8][4], d_scores[M][CHUNK / 8][4];
         cuda_attention_scores<D, M, CHUNK>(scores, k, q_rows);
         UNROLL
         for (int m = 0; m < M && band == CUDA_ATTENTION_EDGE; m++) {
-            cuda_attention_mask<CHUNK, true>(scores[m], key + m * 16, query + c, sight);
+            cuda_attention_mask<CHUNK, true, DOCUMENTS>(scores[m], key + m * 16, query + c, work);
         }
         UNROLL
         for (int n = 0; n < CHUNK / 8; n++) {
@@ -600,9 +587,8 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
                   *queries = keys + OVERLAY, *d_outputs = queries + TILE * STRIDE;
     float *numbers = (float *)(void *)(d_outputs + TILE * STRIDE);
     CudaAttentionPlace place = cuda_attention_place(work);
-    const CudaAttentionSight<DOCUMENTS> sight = cuda_attention_sight<DOCUMENTS>(work);
     int T = work.T, first = (int)blockIdx.x * KEYS, mine = warp_index() * 16 * M;
-    int end = cuda_attention_end_query(sight, first + KEYS - 1);
+    int end = cuda_attention_end_query<DOCUMENTS>(work, first + KEYS - 1);
     unsigned C = (unsigned)work.channels, stride = 3 * C;
     const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column,
                         *d_o = reals<__nv_bfloat16>(work.d_output) + place.row * C + place.column;
@@ -635,9 +621,9 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             // Stored only after the products, which hide the wait for it.
             next = cuda_attention_row_number(logsumexp, deltas, query + TILE, T);
         }
-        cuda_attention_d_keys_tile<D, M>(
+        cuda_attention_d_keys_tile<D, M, DOCUMENTS>(
             d_keys, d_values, left_k, left_v, queries - stage * OVERLAY, d_outputs - stage * OVERLAY,
-            numbers + stage * CUDA_ATTENTION_THREADS, query, first + mine, sight);
+            numbers + stage * CUDA_ATTENTION_THREADS, query, first + mine, work);
         if (more) { numbers[(stage ^ 1) * CUDA_ATTENTION_THREADS + (int)threadIdx.x] = next; }
     }
     __syncthreads(); // stage 1 is no longer read: there the own rows take up results
@@ -694,8 +680,7 @@ static __global__ void cuda_attention_forward_rows_kernel(Attention work) {
     const R *head = reals<R>(work.qkv) + place.row * stride + place.column;
     float q[PARTS], row[PARTS], sums[PARTS] = {}, maximum = -INFINITY, total = 0.0f;
     cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
-    for (int key = cuda_attention_first_key(cuda_attention_sight<DOCUMENTS>(work), query); key <= query;
-         key++) {
+    for (int key = cuda_attention_first_key<DOCUMENTS>(work, query); key <= query; key++) {
         cuda_attention_row_load<R, PARTS>(row, head + (size_t)key * stride + C, D);
         float score = cuda_attention_row_product<PARTS>(q, row), next = fmaxf(maximum, score);
         float base = next == -INFINITY ? 0.0f : next, shrink = expf(maximum - base), p = expf(score - base);
@@ -724,8 +709,7 @@ static __global__ void cuda_attention_d_queries_rows_kernel(Attention work) {
     cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
     cuda_attention_row_load<R, PARTS>(
         d_o, reals<R>(work.d_output) + (place.row + (size_t)query) * C + place.column, D);
-    for (int key = cuda_attention_first_key(cuda_attention_sight<DOCUMENTS>(work), query); key <= query;
-         key++) {
+    for (int key = cuda_attention_first_key<DOCUMENTS>(work, query); key <= query; key++) {
         cuda_attention_row_load<R, PARTS>(k, head + (size_t)key * stride + C, D);
         cuda_attention_row_load<R, PARTS>(v, head + (size_t)key * stride + 2 * C, D);
         float p = expf(cuda_attention_row_product<PARTS>(q, k) - logsumexp);
@@ -748,8 +732,7 @@ static __global__ void cuda_attention_d_keys_rows_kernel(Attention work) {
     float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], d_k[PARTS] = {}, d_v[PARTS] = {};
     cuda_attention_row_load<R, PARTS>(k, head + (size_t)key * stride + C, D);
     cuda_attention_row_load<R, PARTS>(v, head + (size_t)key * stride + 2 * C, D);
-    for (int query = key, end = cuda_attention_end_query(cuda_attention_sight<DOCUMENTS>(work), key);
-         query < end; query++) {
+    for (int query = key, end = cuda_attention_end_query<DOCUMENTS>(work, key); query < end; query++) {
         cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
         cuda_attention_row_load<R, PARTS>(
             d_o, reals<R>(work.d_output) + (place.row + (size_t)query) * C + place.column, D);

@@ -106,14 +106,14 @@ static Attention attention_of(const Problem *problem, Real *output, float *logsu
                       .logsumexp = logsumexp,
                       .scratch = workspace,
                       .qkv = qkv,
-                      .starts = starts,
                       .B = shape.B,
                       .T = shape.T,
                       .channels = problem->C,
                       .heads = shape.heads,
                       .d_qkv_stride = problem->d_stride,
                       .window = shape.window < shape.T ? shape.window : 0,
-                      .precision = problem->precision};
+                      .precision = problem->precision,
+                      .starts = starts};
     return work;
 }
 

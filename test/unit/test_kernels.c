@@ -561,13 +561,13 @@ static void check_attention(AttentionCase shape) {
                          .logsumexp = logsumexp,
                          .scratch = workspace,
                          .qkv = as_reals(qkv),
-                         .starts = shape.documents[0] > 0 ? starts : NULL,
                          .B = shape.B,
                          .T = shape.T,
                          .channels = shape.C,
                          .heads = shape.H,
                          .d_qkv_stride = 3 * shape.C,
-                         .window = shape.window < shape.T ? shape.window : 0},
+                         .window = shape.window < shape.T ? shape.window : 0,
+                         .starts = shape.documents[0] > 0 ? starts : NULL},
               backward = forward;
     backward.d_qkv = as_reals(d_qkv);
     backward.d_output = as_reals(d_output);
@@ -629,12 +629,12 @@ static void check_attention_skips(int window, const int32_t *starts) {
                       .logsumexp = logsumexp,
                       .scratch = workspace,
                       .qkv = as_reals(qkv),
-                      .starts = starts,
                       .B = 1,
                       .T = T,
                       .channels = C,
                       .heads = 1,
-                      .window = window};
+                      .window = window,
+                      .starts = starts};
     attention(&stream, &work);
     // The first block of queries that sees none of them.
     int first_block = (100 + WINDOW + ATTENTION_ROWS - 1) / ATTENTION_ROWS * ATTENTION_ROWS;

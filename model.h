@@ -185,6 +185,9 @@ typedef struct ModelSettings {
     bool given_weights;  // the caller's parameters are in `precision`; otherwise they are floats
     bool ranks_tokens;   // ModelQuery::largest may be asked for
     bool decodes;        // decode() is called; on the CPU in fp32, with B = T = 1
+    // 1 + the token that begins a document: no position sees those of an earlier document (not in
+    // decode). It may become known after the reservation. NULL: each sees all that precede it.
+    const uint32_t *separator;
 } ModelSettings;
 
 // Settings for a model on the CPU with a pool of `threads`.

@@ -248,6 +248,7 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
                            .on_gpu = placement->on_gpu,
                            .precision = placement->precision,
                            .given_weights = settings.keeps_casts};
+    if (options->attend == ATTEND_DOCUMENT) { model.separator = &setup->data->separator; }
     bool slow = options->slow_rank == setup->transport->rank;
     TrainingProblem training = {.transport = setup->transport,
                                 .model = setup->model,

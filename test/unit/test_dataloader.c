@@ -63,7 +63,7 @@ static const char *write_llmc(Scratch *scratch, const char *name, int32_t magic,
 
 static bool try_open(DataLoader *loader, const char *path, int T, int vocabulary, bool hold_out,
                      Error *error) {
-    DataRequest request = {path, T, vocabulary, 42, hold_out, NULL};
+    DataRequest request = {path, T, vocabulary, 42, hold_out, NULL, false};
     error->text[0] = '\0';
     return data_loader_open(loader, &request, error);
 }
@@ -188,7 +188,7 @@ static void test_every_epoch_visits_every_window_once(void **state) {
             order[epoch][i] = tokens[0] / T;
         }
     }
-    DataRequest request = {scratch->path, T, 1000, 43, false, NULL};
+    DataRequest request = {scratch->path, T, 1000, 43, false, NULL, false};
     Error error = {""};
     assert_true(data_loader_open(&other, &request, &error));
     int same_seed = 0;
@@ -700,7 +700,7 @@ static void test_a_source_is_read_as_if_alone(void **state) {
         char name[32];
         snprintf(name, sizeof name, "%d,%d.bin", i, i);
         strcpy(path[i], write_ids(scratch, name, windows[i] * T + 1, 1000 * i, 4000));
-        DataRequest request = {path[i], T, 4000, 42 + (uint64_t)i, true, NULL};
+        DataRequest request = {path[i], T, 4000, 42 + (uint64_t)i, true, NULL, false};
         assert_true(data_loader_open(&alone[i], &request, &error)); // a comma in a name
         char renamed[160];
         snprintf(renamed, sizeof renamed, "%s", scratch_path(scratch, name + 2));

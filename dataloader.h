@@ -99,8 +99,7 @@ typedef struct DataLoader {
     uint64_t seed;
     uint64_t training_windows, validation_windows; // of all sources; 0 for the built-in corpus
     bool hold_out;                                 // false: validation reads all windows in order
-    uint32_t
-        separator; // if asked for: 1 + the token that divides the documents of all files; 0: not known yet
+    uint32_t separator; // that of all files, if documents are to be divided and it is known; else 0
 } DataLoader;
 
 // Of the sources from `low` on before `high`.

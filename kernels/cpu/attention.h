@@ -21,10 +21,10 @@
 //
 // A task is one (sample, head). It takes queries in blocks of ATTENTION_ROWS and computes
 // scores only for the keys that a block may see; so keys outside the window or in earlier
-// documents cost nothing, and a task needs O(T) memory for each row of a block. Probabilities are never stored:
-// backward computes the scores again, block by block, and p = exp(s - logsumexp). The
-// limit is the matrix products (matmul.h), then the exponential. Every sum runs inside
-// one task, in order.
+// documents cost nothing, and a task needs O(T) memory for each row of a block.
+// Probabilities are never stored: backward computes the scores again, block by block, and
+// p = exp(s - logsumexp). The limit is the matrix products (matmul.h), then the
+// exponential. Every sum runs inside one task, in order.
 //
 // In bf16 a task copies its head to floats, computes with them, and rounds its results
 // once. So scores and probabilities are fp32, and the gradients of keys and values are summed
@@ -56,7 +56,7 @@ typedef struct Attention {
     const int32_t *starts;
 } Attention;
 
-// The first key that a query sees, whatever documents there are.
+// The first key of a query's window.
 WIRE_FUNCTION int attention_oldest_key(int query, int window) {
     return window > 0 && query - window + 1 > 0 ? query - window + 1 : 0;
 }

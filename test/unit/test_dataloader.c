@@ -328,6 +328,26 @@ static void test_text_is_bytes(void **state) {
     expect_refusal(scratch->path, 4, 255, "vocabulary of at least 256");
 }
 
+// Where documents must be divided, llm.c's ids of GPT-2 say by which token; Llama's do not, nor
+// do bare ids.
+static void test_files_that_divide_documents(void **state) {
+    static const int32_t magic[2] = {20240520, 20240801}, version[2] = {1, 7};
+    static const uint16_t ids[40];
+    Scratch *scratch = (Scratch *)*state;
+    for (int i = 0; i < 3; i++) {
+        if (i == 2) { write_file(scratch, "bare.bin", ids, sizeof ids); }
+        const char *path =
+            i < 2 ? write_llmc(scratch, "llmc.bin", magic[i], version[i], 25, 25, 2 + 2 * i) : scratch->path;
+        DataRequest request = {path, 12, 50257, 42, false, NULL, true};
+        DataLoader loader;
+        Error error = {""};
+        assert_true(data_loader_open(&loader, &request, &error) == (i == 0));
+        if (i > 0) { assert_non_null(strstr(error.text, "does not say which token divides its documents")); }
+        if (i == 0) { assert_int_equal(loader.separator, 50257); }
+        if (i == 0) { data_loader_close(&loader); }
+    }
+}
+
 static void test_llmc_files(void **state) {
     Scratch *scratch = (Scratch *)*state;
     static const int32_t magic[2] = {20240520, 20240801}, version[2] = {1, 7};
@@ -980,6 +1000,7 @@ int main(void) {
         cmocka_unit_test(test_threads_share_a_loader),
         cmocka_unit_test(test_builtin),
         cmocka_unit_test(test_text_is_bytes),
+        cmocka_unit_test(test_files_that_divide_documents),
         cmocka_unit_test(test_llmc_files),
         cmocka_unit_test(test_many_files_in_order_of_name),
         cmocka_unit_test(test_hold_out),

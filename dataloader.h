@@ -64,6 +64,7 @@ typedef struct DataRequest {
     uint64_t seed;
     bool hold_out;             // keep the last windows for validation
     const char *const *tokens; // of each source, which is a text: the token file to read instead; or NULL
+    bool divides;              // token files must say which token divides their documents
 } DataRequest;
 
 typedef struct DataFile {
@@ -98,6 +99,7 @@ typedef struct DataLoader {
     uint64_t seed;
     uint64_t training_windows, validation_windows; // of all sources; 0 for the built-in corpus
     bool hold_out;                                 // false: validation reads all windows in order
+    uint32_t separator; // that of all files, if documents are to be divided and it is known; else 0
 } DataLoader;
 
 // Of the sources from `low` on before `high`.
@@ -120,6 +122,7 @@ enum {
     LLMC_HEADER_BYTES = 1024,
     LLMC_MAGIC_UINT16 = 20240520, // version 1, GPT-2 ids
     LLMC_MAGIC_UINT32 = 20240801, // version 7, Llama 3 ids
+    LLMC_GPT2_END = 50256,        // begins each document of such GPT-2 ids
     HOLD_OUT_DIVISOR = 20,
     HOLD_OUT_MOST = 4096,
     DATA_SAMPLES = 64,   // of all files together
@@ -200,6 +203,7 @@ static inline bool data_file_read_llmc(DataFile *file, Error *error) {
     }
     content->tokens = (const uint8_t *)file->mapping + LLMC_HEADER_BYTES;
     content->token_count = (uint64_t)header[2];
+    content->separator = wide ? 0 : LLMC_GPT2_END + 1;
     return true;
 }
 
@@ -370,8 +374,20 @@ static inline bool data_file_is_same(const DataFile *a, const DataFile *b) {
     return a->opened.st_dev == b->opened.st_dev && a->opened.st_ino == b->opened.st_ino;
 }
 
-// Maps all listed files, checks their ids, and that they are of one kind and tokenizer.
-static inline bool data_loader_map(DataLoader *loader, Error *error) {
+// Whether the file's documents are divided by the token `separator` - 1.
+static inline bool data_file_check_separator(const DataFile *file, uint32_t separator, Error *error) {
+    uint32_t own = file->content.separator;
+    return (own != 0 && own == separator) ||
+           error_set(error,
+                     "%s does not say which token divides its documents%s. --attend document takes files of "
+                     "tokenizer.prepare (older ones must be made again), except chats whose turns end with "
+                     "that token, which --pad keeps apart; texts for a tokenizer; and llm.c's files of GPT-2",
+                     file->path, own == 0 ? "" : " as the file before it does");
+}
+
+// Maps all listed files, checks their ids, and that they are of one kind and tokenizer. divides: as
+// in DataRequest.
+static inline bool data_loader_map(DataLoader *loader, bool divides, Error *error) {
     size_t scanned = 0;
     const DataFile *signed_file = NULL; // the first that says which tokenizer made it
     const DataSource *source = loader->sources;
@@ -404,7 +420,10 @@ static inline bool data_loader_map(DataLoader *loader, Error *error) {
                              "the model has %d",
                              file->path, loader->vocabulary);
         }
-        if (file->content.token_bytes == 1 || check == TOKEN_FILE_CHECK_HEADER) { continue; }
+        if (file->content.token_bytes == 1) { continue; }
+        loader->separator = divides ? first->content.separator : 0;
+        if (divides && !data_file_check_separator(file, loader->separator, error)) { return false; }
+        if (check == TOKEN_FILE_CHECK_HEADER) { continue; }
         scanned += file->bytes;
         if (!data_file_scan(file, loader->vocabulary, error)) { return false; }
     }
@@ -512,7 +531,8 @@ static inline bool data_loader_find_files(DataLoader *loader, const DataRequest 
                          "the model has %d",
                          loader->vocabulary);
     }
-    bool good = data_loader_add_sources(loader, request, error) && data_loader_map(loader, error);
+    bool good =
+        data_loader_add_sources(loader, request, error) && data_loader_map(loader, request->divides, error);
     if (!good) { data_loader_close(loader); }
     return good;
 }

@@ -90,6 +90,10 @@ typedef struct Gpt {
     float *embedding_partials;         // (embedding_partials_floats)
     Real *host_logits;                 // (chunk, logits_stride), if settings.ranks_tokens
 
+    // If settings.separator is set
+    int32_t *host_starts; // (B, T): where the document of each position begins in its sequence
+    int32_t *starts;      // the same on a GPU
+
     // For decode()
     float *keys, *values; // (L, positions, C): of all positions so far
     float *key_scores;    // (H, positions)
@@ -192,8 +196,14 @@ static inline void gpt_reserve_workspace(Gpt *model, Arena *arena) {
     arena_reserve(arena, MEMORY_WORKSPACE, "logits chunk",
                   (size_t)model->chunk * (size_t)model->logits_stride * element, &model->logits);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "losses", rows * sizeof(float), &model->losses);
-    if (!settings->on_gpu) { return; }
     size_t bytes = rows * sizeof(int32_t);
+    if (settings->separator != NULL) {
+        arena_reserve_host(arena, MEMORY_WORKSPACE, "starts of documents", bytes, &model->host_starts);
+    }
+    if (!settings->on_gpu) { return; }
+    if (settings->separator != NULL) {
+        arena_reserve(arena, MEMORY_WORKSPACE, "starts of documents on the device", bytes, &model->starts);
+    }
     arena_reserve(arena, MEMORY_WORKSPACE, "tokens on the device", bytes, &model->tokens);
     arena_reserve(arena, MEMORY_WORKSPACE, "targets on the device", bytes, &model->targets);
     arena_reserve(arena, MEMORY_WORKSPACE, "order of tokens on the device", bytes, &model->order);
@@ -468,7 +478,8 @@ static inline Attention gpt_attention(const Gpt *model, int l) {
                       .T = model->T,
                       .channels = model->config.channels,
                       .heads = model->config.heads,
-                      .window = window < model->T ? window : 0};
+                      .window = window < model->T ? window : 0,
+                      .starts = model->settings.on_gpu ? model->starts : model->host_starts};
     return work;
 }
 
@@ -545,6 +556,18 @@ static inline void gpt_layer_forward(Gpt *model, Stream *stream, int l, bool add
     gpt_gelu_forward(model, stream, l);
 }
 
+// Where the document of each of the tokens (B, T) begins.
+static inline void gpt_find_documents(Gpt *model, Stream *stream, const int32_t *tokens) {
+    if (model->settings.separator == NULL) { return; }
+    int32_t separator = (int32_t)*model->settings.separator - 1, *starts = model->host_starts;
+    size_t rows = gpt_rows(model), T = (size_t)model->T;
+    for (size_t i = 0; i < rows; i++) {
+        bool begins = i % T == 0 || tokens[i] == separator;
+        starts[i] = begins ? (int32_t)(i % T) : starts[i - 1];
+    }
+    gpt_upload(model, stream, model->starts, starts, rows);
+}
+
 // Runs all layers on tokens (B, T), with parameters (parameter_count) that are floats
 // unless the model is given its weights; the result is gpt_hidden(model). Before each
 // layer it waits with `pace` for the parameters of that layer.
@@ -559,6 +582,7 @@ static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameter
     model->prepared = copied && !valid ? 0 : model->parameter_count;
     model->weights_version = version;
     const int32_t *batch = gpt_upload(model, stream, model->tokens, tokens, gpt_rows(model));
+    gpt_find_documents(model, stream, tokens);
     gpt_need(model, stream, parameters, pace, gpt_at(model, 0, TENSOR_LN_1_WEIGHT));
     Embedding embedding = {.output = model->residuals,
                            .wte = gpt_weight(model, GPT_WTE),

@@ -192,6 +192,9 @@ typedef struct ModelSettings {
     // What of it is trained (trained.h); NULL: all of it. Then `parameters` and `gradients` are
     // vectors of that, with its parameter_count.
     struct TrainedPart *part;
+    // 1 + the token that begins a document: no position sees those of an earlier document (not in
+    // decode). It may become known after the reservation. NULL: each sees all that precede it.
+    const uint32_t *separator;
 } ModelSettings;
 
 // Settings for a model on the CPU with a pool of `threads`.

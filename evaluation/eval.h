@@ -279,6 +279,7 @@ static inline bool evaluation_open(Evaluation *evaluation, const Options *option
         .T = (int)(options->seq_len > 0 ? options->seq_len : int64_min(positions, 1024)),
         .stride = (int)options->stride,
         .limit = options->limit,
+        .divides = options->attend == ATTEND_DOCUMENT,
     };
     if (request.T > positions) {
         return error_set(error, "--seq-len %d is longer than the model's %d positions", request.T, positions);
@@ -333,6 +334,7 @@ static inline int command_eval(Run *run) {
 
     ModelSettings machine = {
         .threads = threads, .on_gpu = placement->on_gpu, .precision = placement->precision};
+    if (request->divides) { machine.separator = &evaluation->set.data.separator; }
     size_t bytes = evaluation->model.table.parameter_count * sizeof(float);
     run->arena.on_gpu = placement->on_gpu;
     evaluator_reserve(&evaluation->evaluator, &run->arena, &evaluation->model.config, &machine, request);

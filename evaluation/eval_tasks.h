@@ -42,6 +42,7 @@ typedef struct EvaluateRequest {
     int B, T;                   // a batch has at most B x T positions, a sequence at most T inputs
     int stride;                 // S of perplexity, 1 to T; 0: T / 2
     int64_t limit;              // windows or lines that are read, from the first; 0: all
+    bool divides;               // perplexity: attention stays inside documents
 } EvaluateRequest;
 
 // Tokens [begin, begin + length) of a file, of which the last `scored` are predicted. The
@@ -198,6 +199,7 @@ static inline bool evaluate_read_texts(EvaluateSet *set, Error *error) {
                (!part.ends || token_list_add(&set->text, end_of_text) || evaluate_no_memory(set, error));
     }
     free(texts);
+    set->data.separator = (uint32_t)end_of_text + 1;
     return good && evaluate_take_text(set, error);
 }
 
@@ -238,7 +240,7 @@ static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) 
 static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
     const EvaluateRequest *request = &set->request;
     // A sequence length of 1: no file is too short here, and windows are made above.
-    DataRequest files = {request->path, 1, request->vocabulary, 0, false, NULL};
+    DataRequest files = {request->path, 1, request->vocabulary, 0, false, NULL, request->divides};
     if (request->T < 2) {
         return error_set(error,
                          "perplexity needs --seq-len of at least 2: a window's first token is not predicted");
@@ -250,6 +252,11 @@ static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
     // An open loader has files; gcc cannot know that and warns of a negative size.
     if (!data_loader_open(&set->data, &files, error) || set->data.file_count < 1) { return false; }
     bool encodes = request->tokenizer != NULL && data_loader_is_text(&set->data);
+    if (request->divides && !encodes && data_loader_is_text(&set->data)) {
+        return error_set(error,
+                         "--attend document: %.300s is read as bytes, and no token divides its documents",
+                         request->path);
+    }
     if (encodes && !evaluate_read_texts(set, error)) { return false; }
     for (int i = 0; i < (encodes ? 1 : set->data.file_count); i++) {
         if (!evaluate_read_file(set, i, error)) { return false; }

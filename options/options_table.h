@@ -199,6 +199,13 @@
     OPTION("seq-len", DATA, OTHER_BITS, INTEGER, seq_len, "auto", 1, 1048576, "N", .word = "auto",
      .commands = FOR_TRAINING | FOR_EVALUATION | FOR_TOKENS, .also = "context, block-size", .help =
      "Tokens per sequence, at most the model's positions. auto: the model's positions, at most 1024.")
+    OPTION("attend", DATA, OTHER_BITS, CHOICE, attend, "all", .choices = {"all", "document"},
+     .commands = FOR_TRAINING | FOR_EVALUATION,
+     .excludes = "document task lambada, document task hellaswag", .help =
+     "What a token sees of the tokens before it in its sequence. document: only those of its own document, "
+     "which begins with an end-of-text token; positions go on through the sequence. It is faster where "
+     "documents are much shorter than --seq-len. Data must be token files that say which token that is, or "
+     "text for a tokenizer.")
     OPTION("tokens", DATA, FROM_TOKENS, COUNT, tokens, "1500k", 1, OPTION_NO_LIMIT, "N",
      .also = "steps, max-steps", .help =
      "Length of the training in tokens over all ranks. k, M and G may follow the number: 1500k, 2M, 1.5G.")

@@ -73,11 +73,19 @@ static inline bool open_side(Run *run, bool validation, const char *const *token
         .seed = (uint64_t)options->seed,
         .hold_out = !validation && !has_validation_data(options) && options->val_batches > 0,
         .tokens = tokens,
+        .divides = options->attend == ATTEND_DOCUMENT,
     };
     if (!data_loader_find_files(loader, &request, error)) { return false; }
     bool text = data_loader_is_text(loader), builtin = loader->builtin;
     bool reads_bytes = !has_tokenizer && (vocabulary == BYTE_VOCABULARY || (builtin && starts_fresh));
     if (text && has_tokenizer && !builtin) { return true; }
+    if (text && request.divides) {
+        return error_set(
+            error,
+            "--attend document: %.300s is read as bytes, and no token divides its documents; give "
+            "token files, or a text and a --tokenizer",
+            loader->name);
+    }
     if (text && !reads_bytes && builtin) {
         return error_set(error,
                          "the model reads the tokens of a tokenizer, and the built-in corpus is made of "
@@ -287,6 +295,10 @@ static inline void tokenize_data(Run *run) {
                              tokens[k]);
         }
         good = good && open_side(run, i == 1, tokens, "", &error);
+    }
+    if (good && has_validation_data(&run->options) && run->data.separator != run->validation_data.separator) {
+        good = error_set(&error,
+                         "--attend document: other tokens divide the documents of --data and --val-data");
     }
     good = good && data_loader_require(&run->data, transport->size, run->B, &error) &&
            choose_length(run, &error);

@@ -271,6 +271,7 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
                            .precision = placement->precision,
                            .given_weights = settings.keeps_casts,
                            .part = setup->part->frozen_count > 0 ? setup->part : NULL};
+    if (options->attend == ATTEND_DOCUMENT) { model.separator = &setup->data->separator; }
     bool slow = options->slow_rank == setup->transport->rank;
     TrainingProblem training = {.transport = setup->transport,
                                 .model = setup->model,

@@ -36,6 +36,7 @@ typedef struct DocumentPart {
     bool ends;     // the document ends here. Of JSON it is known once the line is encoded, and so are these:
     bool held_out; // for validation
     bool is_chat;
+    bool holds_end; // a chat: the end-of-text token stands within it
     size_t tokens;
 } DocumentPart;
 

@@ -18,7 +18,9 @@
 //                     continued over the header with zeros in this field
 //         72      4   length to which each document was padded, at most 65536; 0: documents
 //                     follow each other without padding
-//         76    180   zeros
+//         76      4   1 + the token that stands between documents and nowhere within one; 0: none is
+//                     known, as in chats whose turns end with it
+//         80    176   zeros
 //        256          tokens, then the mask: (count + 7) / 8 bytes; token i is bit i % 8
 //                     of byte i / 8; unused bits are 0. 1: the token is to be predicted;
 //                     0: it is only read, as the prompt is in fine-tuning
@@ -54,8 +56,8 @@ typedef struct TokenFileHeader {
     uint64_t token_count;
     uint8_t tokenizer_hash[TOKEN_FILE_HASH_BYTES];
     uint64_t checksum;
-    uint32_t padded;
-    uint8_t zeros[180];
+    uint32_t padded, separator;
+    uint8_t zeros[176];
 } TokenFileHeader;
 
 enum { TOKEN_FILE_HEADER_BYTES = sizeof(TokenFileHeader) };
@@ -69,8 +71,9 @@ typedef struct TokenFile {
     const uint8_t *mask;   // (token_count) bits; NULL: every token is to be predicted
     uint64_t token_count;
     uint32_t vocabulary;
-    int token_bytes;               // 2 or 4; 1: a text (dataloader.h)
-    int padded;                    // length of a sequence, each one document; 0: not padded
+    int token_bytes;    // 2 or 4; 1: a text (dataloader.h)
+    int padded;         // length of a sequence, each one document; 0: not padded
+    uint32_t separator; // 1 + the token between documents, the first of the one behind it; 0: unknown
     const uint8_t *tokenizer_hash; // (TOKEN_FILE_HASH_BYTES)
 } TokenFile;
 
@@ -158,6 +161,10 @@ static inline bool token_file_read_header(TokenFileHeader *header, const char *n
         return error_set(error, "%s is damaged: it is padded to sequences of %u; allowed: at most %d", name,
                          header->padded, (int)TOKEN_FILE_MAX_PADDED);
     }
+    if (header->separator > header->vocabulary) {
+        return error_set(error, "%s is damaged: token %u cannot divide documents with a vocabulary of %u",
+                         name, header->separator - 1, header->vocabulary);
+    }
     for (size_t i = 0; i < sizeof header->zeros; i++) {
         if (header->zeros[i] == 0) { continue; }
         return error_set(error, "%s is damaged: byte %zu of its header must be 0, but is %d", name,
@@ -195,6 +202,7 @@ static inline bool token_file_open(TokenFile *file, const char *name, const void
                         .vocabulary = header.vocabulary,
                         .token_bytes = (int)width,
                         .padded = (int)header.padded,
+                        .separator = header.separator,
                         .tokenizer_hash = (const uint8_t *)bytes + offsetof(TokenFileHeader, tokenizer_hash)};
     if (check == TOKEN_FILE_CHECK_ALL) {
         uint64_t expected = header.checksum;

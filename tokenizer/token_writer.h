@@ -13,7 +13,8 @@ typedef struct TokenWriter {
     FILE *file; // NULL: no file has been begun
     char path[PATH_MAX - 8];
     const Tokenizer *tokenizer;
-    int padded; // TokenFile.padded
+    int padded;         // TokenFile.padded
+    uint32_t separator; // TokenFile.separator: <|endoftext|>; a caller that writes it elsewhere makes it 0
     uint64_t count;
     uint32_t checksum; // of what follows the header
     uint8_t *mask;     // (mask_capacity), bits as in the file
@@ -33,6 +34,7 @@ static inline bool token_writer_begin(TokenWriter *writer, const char *path, con
     snprintf(writer->path, sizeof writer->path, "%s", path);
     writer->tokenizer = tokenizer;
     writer->padded = padded;
+    writer->separator = (uint32_t)(tokenizer_find_added(tokenizer, "<|endoftext|>") + 1);
     writer->file = file_replace_begin(path, error);
     return writer->file != NULL && (fwrite(room, sizeof room, 1, writer->file) == 1 ||
                                     error_set(error, "cannot write %.400s: %s", path, strerror(errno)));
@@ -95,7 +97,8 @@ static inline bool token_writer_end(TokenWriter *writer, Error *error) {
                               .vocabulary = (uint32_t)writer->tokenizer->vocabulary,
                               .flags = masked ? (uint32_t)TOKEN_FILE_HAS_MASK : 0,
                               .token_count = writer->count,
-                              .padded = (uint32_t)writer->padded};
+                              .padded = (uint32_t)writer->padded,
+                              .separator = writer->separator};
     memcpy(header.magic, TOKEN_FILE_MAGIC, sizeof header.magic);
     memcpy(header.tokenizer_hash, writer->tokenizer->hash, sizeof header.tokenizer_hash);
     header.checksum = crc32_z(writer->checksum, (const Bytef *)&header, sizeof header);

@@ -160,6 +160,9 @@ static inline void encode_task(void *context, int number, int thread) {
                                     : tokenizer_encode(encoder->tokenizer, (const char *)part->bytes,
                                                        part->count, false, tokens, &task->error);
         int32_t end = encoder->end_of_text;
+        for (size_t k = before; part->is_chat && k + part->ends < tokens->count; k++) {
+            part->holds_end = part->holds_end || token_id(tokens->ids[k]) == end;
+        }
         bool has_end =
             part->is_chat && tokens->count > before && token_id(tokens->ids[tokens->count - 1]) == end;
         if (task->good && part->ends && !has_end && !token_list_add(tokens, part->is_chat ? ~end : end)) {
@@ -237,7 +240,7 @@ static inline void text_hash_task(void *context, int task, int thread) {
 // times, and a changed text would go unnoticed.
 static inline bool texts_name(const Text *texts, int count, const Tokenizer *tokenizer, ThreadPool *pool,
                               char name[TEXTS_NAME_SIZE], Error *error) {
-    static const char version[] = "acco text shard 1\n";
+    static const char version[] = "acco text shard 2\n";
     uint8_t digest[SHA256_BYTES];
     Sha256 sha;
     sha256_begin(&sha);
@@ -364,6 +367,7 @@ static inline bool token_shards_take(void *sink, const DocumentPart *part, const
                  shards->number);
         if (!token_writer_begin(writer, path, shards->tokenizer, shards->pad, error)) { return false; }
     }
+    if (part->holds_end) { writer->separator = 0; }
     shards->sequences[part->held_out] += pads;
     int32_t first = pads ? ~token_id(ids[0]) : 0;
     bool good = (!pads || token_writer_add(writer, &first, 1, error)) &&

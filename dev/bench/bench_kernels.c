@@ -1,9 +1,10 @@
 // bench_kernels.c: how fast the model trains on this machine, and what share of the
 // matrix library's own rate that is.
 //
-//   bench_kernels [THREADS [ROUNDS [MODEL B T]]]
+//   bench_kernels [THREADS [ROUNDS [MODEL B T [LENGTH]]]]
 //
-// Defaults: all cores, 5 rounds, 36M and 125M at T=256 and T=1024.
+// Defaults: all cores, 5 rounds, 36M and 125M at T=256 and T=1024. With LENGTH each round also has
+// a step whose attention stays inside documents, which are so many tokens long on average.
 //
 // The yardstick is measured in the same rounds as the model, because a shared machine
 // changes from minute to minute. It is oneDNN's sgemm on the model's own products
@@ -28,6 +29,8 @@ typedef struct Span {
 typedef struct Bench {
     ModelConfig config;
     int B, T, threads, rounds;
+    int length;         // of documents; 0: no such steps
+    uint32_t separator; // ModelSettings::separator; 0 in the usual steps
     Gpt model;
     Arena arena;
     Stream stream;
@@ -36,7 +39,8 @@ typedef struct Bench {
     int32_t *tokens, *targets;
     Span seconds[MAX_ROUNDS];   // of the model
     Span yardstick[MAX_ROUNDS]; // seconds per FLOP
-    double operations[OPERATION_COUNT];
+    double operations[OPERATION_COUNT], operations_inside[OPERATION_COUNT];
+    double inside[MAX_ROUNDS];   // processor time of steps by documents as a share of the usual ones, in %
     double rates[4][MAX_ROUNDS]; // own shapes and square, by the library's threads and by our tiles
 } Bench;
 
@@ -169,6 +173,7 @@ static void bench_open(Bench *bench) {
                       &bench->square[i]);
     }
     ModelSettings settings = model_on_cpu(bench->B, bench->T, bench->threads);
+    settings.separator = bench->length > 0 ? &bench->separator : NULL;
     gpt_reserve(&bench->model, &bench->arena, &bench->config, &settings);
     if (!arena_commit(&bench->arena, &error)) {
         fprintf(stderr, "%s\n", error.text);
@@ -180,6 +185,9 @@ static void bench_open(Bench *bench) {
     random.state = 1;
     for (size_t i = 0; i < rows; i++) {
         bench->tokens[i] = (int32_t)(random_uniform(&random) * bench->config.vocabulary);
+        if (random_uniform(&random) * bench->length < (bench->length > 0)) {
+            bench->tokens[i] = bench->config.vocabulary - 1;
+        }
     }
     for (size_t i = 0; i < rows; i++) {
         bench->targets[i] = (int32_t)(random_uniform(&random) * bench->config.vocabulary);
@@ -187,6 +195,17 @@ static void bench_open(Bench *bench) {
     for (size_t i = 0; i < (size_t)SQUARE * SQUARE; i++) {
         for (int k = 0; k < 3; k++) { bench->square[k][i] = (float)random_uniform(&random) - 0.5f; }
     }
+}
+
+static void bench_inside(Bench *bench, int round) {
+    bench->separator = (uint32_t)bench->config.vocabulary;
+    bench->model.operation_seconds = bench->operations_inside;
+    Span started = span_now(bench);
+    gpt_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens,
+                           bench->targets, NULL);
+    bench->inside[round] = 100.0 * span_since(bench, started).processor / bench->seconds[round].processor;
+    bench->separator = 0;
+    bench->model.operation_seconds = bench->operations;
 }
 
 static void bench_rounds(Bench *bench) {
@@ -198,6 +217,7 @@ static void bench_rounds(Bench *bench) {
         gpt_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients,
                                bench->tokens, bench->targets, NULL);
         bench->seconds[round] = span_since(bench, started);
+        if (bench->length > 0) { bench_inside(bench, round); }
         best->wall = best->processor = INFINITY;
         for (int kind = 0; kind < 4; kind++) {
             Span span = kind < 2 ? time_own_shapes(bench, kind == 0) : time_square(bench, kind == 2);
@@ -240,6 +260,12 @@ static void bench_report(Bench *bench) {
     for (int i = 0; i < 4; i++) { print_range(kinds[i], bench->rates[i], rounds, "GFLOP/s"); }
     print_range("share of the best sgemm", share, rounds, "%");
     print_range("share of the best sgemm, processor time", processor_share, rounds, "%");
+    if (bench->length > 0) { print_range("inside documents, of a usual step", bench->inside, rounds, "%"); }
+    for (int i = OPERATION_ATTENTION_FORWARD; i <= OPERATION_ATTENTION_BACKWARD && bench->length > 0; i++) {
+        printf("    %-28s %8.1f ms\n",
+               i == OPERATION_ATTENTION_FORWARD ? "inside: attention forward" : "inside: attention backward",
+               1e3 * bench->operations_inside[i] / rounds);
+    }
     for (int i = 0; i < OPERATION_COUNT; i++) {
         printf("    %-28s %8.1f ms %5.1f %%\n", operations[i], 1e3 * bench->operations[i] / rounds,
                100.0 * bench->operations[i] / total);
@@ -247,7 +273,7 @@ static void bench_report(Bench *bench) {
     fflush(stdout);
 }
 
-static void bench_run(const char *name, int B, int T, int threads, int rounds) {
+static void bench_run(const char *name, int B, int T, int threads, int rounds, int length) {
     Bench *bench = (Bench *)calloc(1, sizeof *bench);
     Error error;
     if (!model_find(name, &bench->config, &error)) {
@@ -258,6 +284,7 @@ static void bench_run(const char *name, int B, int T, int threads, int rounds) {
     bench->T = T;
     bench->threads = threads;
     bench->rounds = rounds;
+    bench->length = length;
     bench_open(bench);
     bench_rounds(bench);
     bench_report(bench);
@@ -278,12 +305,13 @@ int main(int count, char **arguments) {
     int rounds = argument(count, arguments, 2, 5, MAX_ROUNDS);
     if (count > 3) {
         bench_run(arguments[3], argument(count, arguments, 4, 4, 1024),
-                  argument(count, arguments, 5, 256, 65536), threads, rounds);
+                  argument(count, arguments, 5, 256, 65536), threads, rounds,
+                  count > 6 ? argument(count, arguments, 6, 1, 65536) : 0);
         return 0;
     }
-    bench_run("36M", 8, 256, threads, rounds);
-    bench_run("36M", 4, 1024, threads, rounds);
-    bench_run("125M", 4, 256, threads, rounds);
-    bench_run("125M", 4, 1024, threads, rounds);
+    bench_run("36M", 8, 256, threads, rounds, 0);
+    bench_run("36M", 4, 1024, threads, rounds, 0);
+    bench_run("125M", 4, 256, threads, rounds, 0);
+    bench_run("125M", 4, 1024, threads, rounds, 0);
     return 0;
 }

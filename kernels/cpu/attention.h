@@ -4,7 +4,8 @@
 // For each sample and head, with q, k, v (T, D) and D = C / H:
 //
 //   s[i][j] = q[i] . k[j]                 not scaled: GPT-2's queries come divided by sqrt(D) (bias.h)
-//   p[i] = softmax of s[i] over visible j: j <= i and, with a window, j > i - window
+//   p[i] = softmax of s[i] over visible j: j <= i, with a window j > i - window, and with
+//          documents j >= starts[i]
 //   output[i] = sum over j of p[i][j] v[j]
 //   logsumexp[i] = log(sum over j of exp(s[i][j]))
 //
@@ -19,11 +20,11 @@
 // H, T).
 //
 // A task is one (sample, head). It takes queries in blocks of ATTENTION_ROWS and computes
-// scores only for the keys that a block may see; so keys outside the window cost nothing,
-// and a task needs O(T) memory for each row of a block. Probabilities are never stored:
-// backward computes the scores again, block by block, and p = exp(s - logsumexp). The
-// limit is the matrix products (matmul.h), then the exponential. Every sum runs inside
-// one task, in order.
+// scores only for the keys that a block may see; so keys outside the window or in earlier
+// documents cost nothing, and a task needs O(T) memory for each row of a block.
+// Probabilities are never stored: backward computes the scores again, block by block, and
+// p = exp(s - logsumexp). The limit is the matrix products (matmul.h), then the
+// exponential. Every sum runs inside one task, in order.
 //
 // In bf16 a task copies its head to floats, computes with them, and rounds its results
 // once. So scores and probabilities are fp32, and the gradients of keys and values are summed
@@ -51,9 +52,11 @@ typedef struct Attention {
     int B, T, channels, heads, d_qkv_stride;
     int window; // keys that a query sees, its own included; 0: all up to its own
     Precision precision;
+    // (B, T): the first key that each query may see, never falling within a sample; NULL: key 0
+    const int32_t *starts;
 } Attention;
 
-// The first key that a query sees.
+// The first key of a query's window.
 WIRE_FUNCTION int attention_oldest_key(int query, int window) {
     return window > 0 && query - window + 1 > 0 ? query - window + 1 : 0;
 }
@@ -74,6 +77,7 @@ typedef struct AttentionHead {
     float *d_qkv;
     float *output;         // forward
     const float *d_output; // backward, rows output_stride apart
+    const int32_t *starts; // (T), or NULL
     float *logsumexp;      // (T)
     float *scores;         // (2, ATTENTION_ROWS, T)
 } AttentionHead;
@@ -112,6 +116,7 @@ static inline AttentionHead attention_head(const Attention *work, int task, int 
                           .d_qkv_stride = work->d_qkv_stride,
                           .d_qkv_part = C,
                           .output_stride = C,
+                          .starts = work->starts != NULL ? work->starts + task / work->heads * T : NULL,
                           .logsumexp = work->logsumexp + (size_t)task * (size_t)T,
                           .scores = work->scratch + (size_t)thread * floats_of_thread};
     if (work->precision == PRECISION_FP32) {
@@ -149,11 +154,17 @@ typedef struct AttentionBlock {
     const float *q, *k, *v; // the block's first query, key and value; rows are qkv_stride apart
 } AttentionBlock;
 
+// The first key that a query of the head sees.
+static inline int attention_first_key(const AttentionHead *head, int query) {
+    int oldest = attention_oldest_key(query, head->window);
+    return head->starts != NULL && head->starts[query] > oldest ? head->starts[query] : oldest;
+}
+
 static inline AttentionBlock attention_block(const AttentionHead *head, int first) {
     AttentionBlock block;
     block.first = first;
     block.rows = head->T - first < ATTENTION_ROWS ? head->T - first : ATTENTION_ROWS;
-    block.keys = attention_oldest_key(first, head->window);
+    block.keys = attention_first_key(head, first);
     block.key_count = first + block.rows - block.keys;
     block.q = head->qkv + (size_t)first * (size_t)head->qkv_stride;
     block.k = head->qkv + (size_t)block.keys * (size_t)head->qkv_stride + head->qkv_part;
@@ -165,7 +176,7 @@ static inline AttentionBlock attention_block(const AttentionHead *head, int firs
 static inline void attention_visible(const AttentionHead *head, const AttentionBlock *block, int row,
                                      int *begin, int *end) {
     int query = block->first + row;
-    *begin = attention_oldest_key(query, head->window) - block->keys;
+    *begin = attention_first_key(head, query) - block->keys;
     *end = query + 1 - block->keys;
 }
 

@@ -66,27 +66,55 @@ DEVICE CudaAttentionPlace cuda_attention_place(const Attention &work) {
 }
 
 // ---------------------------------------------------------------------------------------
-// The band of the (query, key) plane: query i sees the keys j with i - window < j <= i
+// The band of the (query, key) plane: query i sees the keys j with i - window < j <= i and,
+// with documents, j >= starts[i]
+
+// The first key that a query sees. A query behind the last one, whose row is 0, sees what that does.
+template <bool DOCUMENTS> DEVICE int cuda_attention_first_key(const Attention &work, int query) {
+    int key = attention_oldest_key(query, work.window);
+    if constexpr (DOCUMENTS) {
+        int start = work.starts[(int)blockIdx.z * work.T + (query < work.T ? query : work.T - 1)];
+        key = start > key ? start : key;
+    }
+    return key;
+}
 
 // One more than the last query that sees the key.
-DEVICE int cuda_attention_end_query(int key, int window, int T) {
-    return window > 0 && key + window < T ? key + window : T;
+template <bool DOCUMENTS> DEVICE int cuda_attention_end_query(const Attention &work, int key) {
+    int end = work.window > 0 && key + work.window < work.T ? key + work.window : work.T;
+    if constexpr (DOCUMENTS) {
+        for (int low = key + 1; low < end;) { // starts never fall
+            int middle = (low + end) / 2;
+            bool is_seen = work.starts[(int)blockIdx.z * work.T + middle] <= key;
+            low = is_seen ? middle + 1 : low;
+            end = is_seen ? end : middle;
+        }
+    }
+    return end;
 }
 
 enum CudaAttentionBand { CUDA_ATTENTION_OUTSIDE, CUDA_ATTENTION_EDGE, CUDA_ATTENTION_INSIDE };
 
 // Whether none, some or all pairs of a rectangle of queries and keys are in the band.
-DEVICE CudaAttentionBand cuda_attention_band(int query, int queries, int key, int keys, int window) {
-    int last_query = query + queries - 1, last_key = key + keys - 1;
+template <bool DOCUMENTS>
+DEVICE CudaAttentionBand cuda_attention_band(int query, int queries, int key, int keys,
+                                             const Attention &work) {
+    int last_query = query + queries - 1, last_key = key + keys - 1, window = work.window;
     if (key > last_query || (window > 0 && last_key <= query - window)) { return CUDA_ATTENTION_OUTSIDE; }
-    return last_key <= query && (window == 0 || key > last_query - window) ? CUDA_ATTENTION_INSIDE
-                                                                           : CUDA_ATTENTION_EDGE;
+    bool inside = last_key <= query && (window == 0 || key > last_query - window);
+    if constexpr (DOCUMENTS) {
+        if (last_key < cuda_attention_first_key<DOCUMENTS>(work, query)) { return CUDA_ATTENTION_OUTSIDE; }
+        inside = inside && key >= cuda_attention_first_key<DOCUMENTS>(work, last_query);
+    }
+    return inside ? CUDA_ATTENTION_INSIDE : CUDA_ATTENTION_EDGE;
 }
 
 // Sets 16 rows of scores to -infinity outside the band. Rows are queries and columns are
 // keys; TRANSPOSED: the other way round.
-template <int N, bool TRANSPOSED>
-DEVICE void cuda_attention_mask(float scores[N / 8][4], int first_row, int first_column, int window) {
+template <int N, bool TRANSPOSED, bool DOCUMENTS>
+DEVICE void cuda_attention_mask(float scores[N / 8][4], int first_row, int first_column,
+                                const Attention &work) {
+    int window = work.window;
     int row = first_row + lane_index() / 4, column = first_column + lane_index() % 4 * 2;
     UNROLL
     for (int n = 0; n < N / 8; n++) {
@@ -94,7 +122,11 @@ DEVICE void cuda_attention_mask(float scores[N / 8][4], int first_row, int first
         for (int i = 0; i < 4; i++) {
             int y = row + i / 2 * 8, x = column + n * 8 + i % 2, query = TRANSPOSED ? x : y,
                 key = TRANSPOSED ? y : x;
-            if (key > query || (window > 0 && key <= query - window)) { scores[n][i] = -INFINITY; }
+            bool hidden = key > query || (window > 0 && key <= query - window);
+            if constexpr (DOCUMENTS) {
+                hidden = key > query || key < cuda_attention_first_key<DOCUMENTS>(work, query);
+            }
+            if (hidden) { scores[n][i] = -INFINITY; }
         }
     }
 }
@@ -286,7 +318,7 @@ DEVICE void cuda_attention_finish(const Attention &work, const CudaAttentionPlac
 
 // Block (x, head, sample): 64 M queries. The last queries come first, because in a global
 // layer they see most keys.
-template <int D, int M>
+template <int D, int M, bool DOCUMENTS>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_forward_kernel(Attention work) {
     enum {
@@ -299,7 +331,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
                   *values = keys + TILE * STRIDE;
     CudaAttentionPlace place = cuda_attention_place(work);
     int T = work.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
-    int begin = attention_oldest_key(first, work.window) / TILE * TILE,
+    int begin = cuda_attention_first_key<DOCUMENTS>(work, first) / TILE * TILE,
         end = first + QUERIES < T ? first + QUERIES : T;
     unsigned stride = 3 * (unsigned)work.channels;
     const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column,
@@ -326,14 +358,14 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             cuda_attention_copy<D, TILE>(values - (stage ^ 1) * OVERLAY, v, stride, key + TILE, T);
             copy_async_commit();
         }
-        CudaAttentionBand band = cuda_attention_band(first + mine, 16 * M, key, TILE, work.window);
+        CudaAttentionBand band = cuda_attention_band<DOCUMENTS>(first + mine, 16 * M, key, TILE, work);
         if (band == CUDA_ATTENTION_OUTSIDE) { continue; }
         float scores[M][TILE / 8][4];
         cuda_attention_scores<D, M, TILE>(scores, left, keys - stage * OVERLAY);
         UNROLL
         for (int m = 0; m < M; m++) {
             if (band == CUDA_ATTENTION_EDGE) {
-                cuda_attention_mask<TILE, false>(scores[m], first + mine + m * 16, key, work.window);
+                cuda_attention_mask<TILE, false, DOCUMENTS>(scores[m], first + mine + m * 16, key, work);
             }
             cuda_attention_softmax<D>(scores[m], sums[m], rows[m]);
         }
@@ -394,14 +426,15 @@ DEVICE float cuda_attention_probability(float score, float log2_sumexp) {
 }
 
 // d_queries += ds K, for 16 M queries and 64 keys.
-template <int D, int M>
+template <int D, int M, bool DOCUMENTS>
 DEVICE void cuda_attention_d_queries_tile(float d_queries[M][D / 8][4], const uint32_t q[M][D / 16][4],
                                           const uint32_t d_output[M][D / 16][4], const __nv_bfloat16 *keys,
                                           const __nv_bfloat16 *values, const float log2_sumexp[M][2],
-                                          const float deltas[M][2], int query, int key, int window) {
+                                          const float deltas[M][2], int query, int key,
+                                          const Attention &work) {
     enum { CHUNK = cuda_attention_chunk<D, M> };
     for (int c = 0; c < CUDA_ATTENTION_TILE; c += CHUNK) {
-        CudaAttentionBand band = cuda_attention_band(query, 16 * M, key + c, CHUNK, window);
+        CudaAttentionBand band = cuda_attention_band<DOCUMENTS>(query, 16 * M, key + c, CHUNK, work);
         if (band == CUDA_ATTENTION_OUTSIDE) { continue; }
         float scores[M][CHUNK / 8][4], d_scores[M][CHUNK / 8][4];
         cuda_attention_scores<D, M, CHUNK>(scores, q, keys + c * cuda_attention_stride<D>);
@@ -409,7 +442,7 @@ DEVICE void cuda_attention_d_queries_tile(float d_queries[M][D / 8][4], const ui
         UNROLL
         for (int m = 0; m < M; m++) {
             if (band == CUDA_ATTENTION_EDGE) {
-                cuda_attention_mask<CHUNK, false>(scores[m], query + m * 16, key + c, window);
+                cuda_attention_mask<CHUNK, false, DOCUMENTS>(scores[m], query + m * 16, key + c, work);
             }
             UNROLL
             for (int i = 0; i < CHUNK / 2; i++) {
@@ -422,7 +455,7 @@ DEVICE void cuda_attention_d_queries_tile(float d_queries[M][D / 8][4], const ui
 }
 
 // Block (x, head, sample): 64 M queries, the last ones first, as in forward.
-template <int D, int M>
+template <int D, int M, bool DOCUMENTS>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_d_queries_kernel(Attention work) {
     enum {
@@ -435,7 +468,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
                   *keys = queries + OVERLAY, *values = keys + TILE * STRIDE;
     CudaAttentionPlace place = cuda_attention_place(work);
     int T = work.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
-    int begin = attention_oldest_key(first, work.window) / TILE * TILE,
+    int begin = cuda_attention_first_key<DOCUMENTS>(work, first) / TILE * TILE,
         end = first + QUERIES < T ? first + QUERIES : T;
     unsigned C = (unsigned)work.channels, stride = 3 * C;
     const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column, *k = q + C,
@@ -470,9 +503,9 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             cuda_attention_copy<D, TILE>(values - (stage ^ 1) * OVERLAY, v, stride, key + TILE, T);
             copy_async_commit();
         }
-        cuda_attention_d_queries_tile<D, M>(sums, left_q, left_d, keys - stage * OVERLAY,
-                                            values - stage * OVERLAY, log2_sumexp, row_deltas, first + mine,
-                                            key, work.window);
+        cuda_attention_d_queries_tile<D, M, DOCUMENTS>(sums, left_q, left_d, keys - stage * OVERLAY,
+                                                       values - stage * OVERLAY, log2_sumexp, row_deltas,
+                                                       first + mine, key, work);
     }
     __syncthreads(); // stage 1 is no longer read: there the own rows take up results
     cuda_attention_store_all<D, M>(reals<__nv_bfloat16>(work.d_qkv) + place.row * (size_t)work.d_qkv_stride +
@@ -498,22 +531,22 @@ DEVICE float2 cuda_attention_columns(const float *numbers, int column) {
 // d_values += p^T dO and d_keys += ds^T Q, for 16 M keys and 64 queries. numbers: 64
 // times the logsumexp divided by log(2), then 64 deltas. p is used up before dp is made,
 // because there are not enough registers for both at a time.
-template <int D, int M>
+template <int D, int M, bool DOCUMENTS>
 DEVICE void cuda_attention_d_keys_tile(float d_keys[M][D / 8][4], float d_values[M][D / 8][4],
                                        const uint32_t k[M][D / 16][4], const uint32_t v[M][D / 16][4],
                                        const __nv_bfloat16 *queries, const __nv_bfloat16 *d_outputs,
-                                       const float *numbers, int query, int key, int window) {
+                                       const float *numbers, int query, int key, const Attention &work) {
     enum { CHUNK = cuda_attention_chunk<D, M> };
     for (int c = 0; c < CUDA_ATTENTION_TILE; c += CHUNK) {
         const __nv_bfloat16 *q_rows = queries + c * cuda_attention_stride<D>,
                             *d_rows = d_outputs + c * cuda_attention_stride<D>;
-        CudaAttentionBand band = cuda_attention_band(query + c, CHUNK, key, 16 * M, window);
+        CudaAttentionBand band = cuda_attention_band<DOCUMENTS>(query + c, CHUNK, key, 16 * M, work);
         if (band == CUDA_ATTENTION_OUTSIDE) { continue; }
         float scores[M][CHUNK / 8][4], d_scores[M][CHUNK / 8][4];
         cuda_attention_scores<D, M, CHUNK>(scores, k, q_rows);
         UNROLL
         for (int m = 0; m < M && band == CUDA_ATTENTION_EDGE; m++) {
-            cuda_attention_mask<CHUNK, true>(scores[m], key + m * 16, query + c, window);
+            cuda_attention_mask<CHUNK, true, DOCUMENTS>(scores[m], key + m * 16, query + c, work);
         }
         UNROLL
         for (int n = 0; n < CHUNK / 8; n++) {
@@ -541,7 +574,7 @@ DEVICE void cuda_attention_d_keys_tile(float d_keys[M][D / 8][4], float d_values
 
 // Block (x, head, sample): 64 M keys. The first keys come first, because in a global layer
 // most queries see them.
-template <int D, int M>
+template <int D, int M, bool DOCUMENTS>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_d_keys_kernel(Attention work) {
     enum {
@@ -555,7 +588,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     float *numbers = (float *)(void *)(d_outputs + TILE * STRIDE);
     CudaAttentionPlace place = cuda_attention_place(work);
     int T = work.T, first = (int)blockIdx.x * KEYS, mine = warp_index() * 16 * M;
-    int end = cuda_attention_end_query(first + KEYS - 1, work.window, T);
+    int end = cuda_attention_end_query<DOCUMENTS>(work, first + KEYS - 1);
     unsigned C = (unsigned)work.channels, stride = 3 * C;
     const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column,
                         *d_o = reals<__nv_bfloat16>(work.d_output) + place.row * C + place.column;
@@ -588,9 +621,9 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             // Stored only after the products, which hide the wait for it.
             next = cuda_attention_row_number(logsumexp, deltas, query + TILE, T);
         }
-        cuda_attention_d_keys_tile<D, M>(
+        cuda_attention_d_keys_tile<D, M, DOCUMENTS>(
             d_keys, d_values, left_k, left_v, queries - stage * OVERLAY, d_outputs - stage * OVERLAY,
-            numbers + stage * CUDA_ATTENTION_THREADS, query, first + mine, work.window);
+            numbers + stage * CUDA_ATTENTION_THREADS, query, first + mine, work);
         if (more) { numbers[(stage ^ 1) * CUDA_ATTENTION_THREADS + (int)threadIdx.x] = next; }
     }
     __syncthreads(); // stage 1 is no longer read: there the own rows take up results
@@ -637,7 +670,8 @@ DEVICE void cuda_attention_row_add(float sums[PARTS], float factor, const float 
 }
 
 // A warp does one query.
-template <typename R, int PARTS> static __global__ void cuda_attention_forward_rows_kernel(Attention work) {
+template <typename R, int PARTS, bool DOCUMENTS>
+static __global__ void cuda_attention_forward_rows_kernel(Attention work) {
     CudaAttentionPlace place = cuda_attention_place(work);
     int T = work.T, D = work.channels / work.heads,
         query = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
@@ -646,7 +680,7 @@ template <typename R, int PARTS> static __global__ void cuda_attention_forward_r
     const R *head = reals<R>(work.qkv) + place.row * stride + place.column;
     float q[PARTS], row[PARTS], sums[PARTS] = {}, maximum = -INFINITY, total = 0.0f;
     cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
-    for (int key = attention_oldest_key(query, work.window); key <= query; key++) {
+    for (int key = cuda_attention_first_key<DOCUMENTS>(work, query); key <= query; key++) {
         cuda_attention_row_load<R, PARTS>(row, head + (size_t)key * stride + C, D);
         float score = cuda_attention_row_product<PARTS>(q, row), next = fmaxf(maximum, score);
         float base = next == -INFINITY ? 0.0f : next, shrink = expf(maximum - base), p = expf(score - base);
@@ -662,7 +696,8 @@ template <typename R, int PARTS> static __global__ void cuda_attention_forward_r
 }
 
 // A warp does dQ of one query.
-template <typename R, int PARTS> static __global__ void cuda_attention_d_queries_rows_kernel(Attention work) {
+template <typename R, int PARTS, bool DOCUMENTS>
+static __global__ void cuda_attention_d_queries_rows_kernel(Attention work) {
     CudaAttentionPlace place = cuda_attention_place(work);
     int T = work.T, D = work.channels / work.heads,
         query = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
@@ -674,7 +709,7 @@ template <typename R, int PARTS> static __global__ void cuda_attention_d_queries
     cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
     cuda_attention_row_load<R, PARTS>(
         d_o, reals<R>(work.d_output) + (place.row + (size_t)query) * C + place.column, D);
-    for (int key = attention_oldest_key(query, work.window); key <= query; key++) {
+    for (int key = cuda_attention_first_key<DOCUMENTS>(work, query); key <= query; key++) {
         cuda_attention_row_load<R, PARTS>(k, head + (size_t)key * stride + C, D);
         cuda_attention_row_load<R, PARTS>(v, head + (size_t)key * stride + 2 * C, D);
         float p = expf(cuda_attention_row_product<PARTS>(q, k) - logsumexp);
@@ -686,7 +721,8 @@ template <typename R, int PARTS> static __global__ void cuda_attention_d_queries
 }
 
 // A warp does dK and dV of one key.
-template <typename R, int PARTS> static __global__ void cuda_attention_d_keys_rows_kernel(Attention work) {
+template <typename R, int PARTS, bool DOCUMENTS>
+static __global__ void cuda_attention_d_keys_rows_kernel(Attention work) {
     CudaAttentionPlace place = cuda_attention_place(work);
     int T = work.T, D = work.channels / work.heads,
         key = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
@@ -696,7 +732,7 @@ template <typename R, int PARTS> static __global__ void cuda_attention_d_keys_ro
     float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], d_k[PARTS] = {}, d_v[PARTS] = {};
     cuda_attention_row_load<R, PARTS>(k, head + (size_t)key * stride + C, D);
     cuda_attention_row_load<R, PARTS>(v, head + (size_t)key * stride + 2 * C, D);
-    for (int query = key, end = cuda_attention_end_query(key, work.window, T); query < end; query++) {
+    for (int query = key, end = cuda_attention_end_query<DOCUMENTS>(work, key); query < end; query++) {
         cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
         cuda_attention_row_load<R, PARTS>(
             d_o, reals<R>(work.d_output) + (place.row + (size_t)query) * C + place.column, D);
@@ -736,11 +772,12 @@ static inline dim3 cuda_attention_grid(const Attention &work, int rows) {
 
 // If registers allow it, a warp has 32 rows: what it reads from shared memory then serves
 // twice.
-template <int D> static inline void cuda_attention_forward_tiles(Stream *stream, const Attention &work) {
+template <int D, bool DOCUMENTS>
+static inline void cuda_attention_forward_tiles(Stream *stream, const Attention &work) {
     enum { M = D <= 64 ? 2 : 1, QUERIES = 16 * M * CUDA_ATTENTION_WARPS };
     constexpr size_t shared = cuda_attention_bytes(D, QUERIES);
     static_assert(shared <= CUDA_ATTENTION_SHARED_BYTES, "more than a desktop GPU has");
-    cuda_launch(stream, cuda_attention_forward_kernel<D, M>, cuda_attention_grid(work, QUERIES),
+    cuda_launch(stream, cuda_attention_forward_kernel<D, M, DOCUMENTS>, cuda_attention_grid(work, QUERIES),
                 dim3(CUDA_ATTENTION_THREADS), shared, work);
 }
 
@@ -754,7 +791,7 @@ static inline void cuda_attention_deltas(Stream *stream, const Attention &work) 
 // QUERIES, KEYS: the 16-row tiles of a warp in each kernel: two if registers allow it, so that
 // what it reads from shared memory serves twice. dK and dV need twice the sums. Results do not
 // depend on these numbers.
-template <int D, int QUERIES = D <= 80 ? 2 : 1, int KEYS = D <= 64 ? 2 : 1>
+template <int D, bool DOCUMENTS, int QUERIES = D <= 80 ? 2 : 1, int KEYS = D <= 64 ? 2 : 1>
 static inline void cuda_attention_backward_tiles(Stream *stream, const Attention &work) {
     enum { GROUP = D <= 16 ? 2 : D <= 32 ? 4 : D <= 64 ? 8 : 16 }; // lanes with 8 elements each, a power of 2
     enum { WARP_ROWS = 16 * CUDA_ATTENTION_WARPS };
@@ -763,23 +800,24 @@ static inline void cuda_attention_backward_tiles(Stream *stream, const Attention
                   "more than a desktop GPU has");
     dim3 block(CUDA_ATTENTION_THREADS);
     cuda_attention_deltas<__nv_bfloat16, GROUP, 8>(stream, work);
-    cuda_launch(stream, cuda_attention_d_queries_kernel<D, QUERIES>,
+    cuda_launch(stream, cuda_attention_d_queries_kernel<D, QUERIES, DOCUMENTS>,
                 cuda_attention_grid(work, QUERIES * WARP_ROWS), block,
                 cuda_attention_d_queries_bytes(D, QUERIES), work);
-    cuda_launch(stream, cuda_attention_d_keys_kernel<D, KEYS>, cuda_attention_grid(work, KEYS * WARP_ROWS),
-                block, cuda_attention_d_keys_bytes(D, KEYS), work);
+    cuda_launch(stream, cuda_attention_d_keys_kernel<D, KEYS, DOCUMENTS>,
+                cuda_attention_grid(work, KEYS * WARP_ROWS), block, cuda_attention_d_keys_bytes(D, KEYS),
+                work);
 }
 
-template <typename R, int PARTS>
+template <typename R, int PARTS, bool DOCUMENTS>
 static inline void cuda_attention_rows(Stream *stream, const Attention &work) {
     dim3 grid = cuda_attention_grid(work, CUDA_ATTENTION_WARPS), block(CUDA_ATTENTION_THREADS);
     if (work.d_qkv == NULL) {
-        cuda_launch(stream, cuda_attention_forward_rows_kernel<R, PARTS>, grid, block, 0, work);
+        cuda_launch(stream, cuda_attention_forward_rows_kernel<R, PARTS, DOCUMENTS>, grid, block, 0, work);
         return;
     }
     cuda_attention_deltas<R, WARP, 1>(stream, work);
-    cuda_launch(stream, cuda_attention_d_queries_rows_kernel<R, PARTS>, grid, block, 0, work);
-    cuda_launch(stream, cuda_attention_d_keys_rows_kernel<R, PARTS>, grid, block, 0, work);
+    cuda_launch(stream, cuda_attention_d_queries_rows_kernel<R, PARTS, DOCUMENTS>, grid, block, 0, work);
+    cuda_launch(stream, cuda_attention_d_keys_rows_kernel<R, PARTS, DOCUMENTS>, grid, block, 0, work);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -798,20 +836,28 @@ static inline int cuda_attention_tiled_head(const Attention *work) {
     return work->precision == PRECISION_BF16 && fits ? D : 0;
 }
 
-template <int D> static inline void cuda_attention_tiles(Stream *stream, const Attention &work) {
-    (work.d_qkv == NULL ? cuda_attention_forward_tiles<D> : cuda_attention_backward_tiles<D>)(stream, work);
+template <int D, bool DOCUMENTS>
+static inline void cuda_attention_tiles(Stream *stream, const Attention &work) {
+    (work.d_qkv == NULL ? cuda_attention_forward_tiles<D, DOCUMENTS>
+                        : cuda_attention_backward_tiles<D, DOCUMENTS>)(stream, work);
 }
 
 // Whether the heads have one of these sizes; then it is done by tiles.
-template <int... SIZES> static inline bool cuda_attention_by_tiles(Stream *stream, const Attention *work) {
+template <bool DOCUMENTS, int... SIZES>
+static inline bool cuda_attention_by_tiles(Stream *stream, const Attention *work) {
     int D = cuda_attention_tiled_head(work);
-    return ((D == SIZES && (cuda_attention_tiles<SIZES>(stream, *work), true)) || ...);
+    return ((D == SIZES && (cuda_attention_tiles<SIZES, DOCUMENTS>(stream, *work), true)) || ...);
+}
+
+template <typename R, bool DOCUMENTS>
+static inline void cuda_attention_choose(Stream *stream, const Attention *work) {
+    if (cuda_attention_by_tiles<DOCUMENTS, 16, 32, 48, 64, 80, 96, 128>(stream, work)) { return; }
+    bool narrow = work->channels / work->heads <= 2 * WARP;
+    (narrow ? cuda_attention_rows<R, 2, DOCUMENTS> : cuda_attention_rows<R, 8, DOCUMENTS>)(stream, *work);
 }
 
 template <typename R> static inline void cuda_attention(Stream *stream, const Attention *work) {
-    if (cuda_attention_by_tiles<16, 32, 48, 64, 80, 96, 128>(stream, work)) { return; }
-    bool narrow = work->channels / work->heads <= 2 * WARP;
-    (narrow ? cuda_attention_rows<R, 2> : cuda_attention_rows<R, 8>)(stream, *work);
+    (work->starts == NULL ? cuda_attention_choose<R, false> : cuda_attention_choose<R, true>)(stream, work);
 }
 
 #endif

@@ -15,26 +15,55 @@
 
 typedef struct AttentionCase {
     int B, T, heads, D, window;
-    int gap; // elements between rows of d_qkv
+    int gap;                 // elements between rows of d_qkv
+    int second, third, rest; // where documents begin, those of sample b at b more; 0, 0, 0: there are none
 } AttentionCase;
 
 static const AttentionCase bf16_cases[] = {
-    {1, 70, 2, 64, 0, 0},   {2, 65, 1, 80, 16, 8},   {1, 130, 1, 128, 33, 0},
-    {1, 33, 3, 32, 7, 0},   {1, 5, 1, 64, 3, 0},     {1, 1, 2, 16, 0, 16},
-    {1, 64, 1, 48, 64, 0},  {1, 150, 1, 96, 1, 0},   {1, 193, 1, 16, 70, 0},
-    {1, 197, 1, 32, 0, 0},  {1, 128, 2, 16, 500, 0}, {2, 17, 3, 20, 5, 0},
-    {1, 21, 2, 64, 4, 1},   {1, 130, 1, 32, 95, 0},  {1, 140, 1, 80, 50, 0},
+    {1, 70, 2, 64, 0, 0},
+    {2, 65, 1, 80, 16, 8},
+    {1, 130, 1, 128, 33, 0},
+    {1, 33, 3, 32, 7, 0},
+    {1, 5, 1, 64, 3, 0},
+    {1, 1, 2, 16, 0, 16},
+    {1, 64, 1, 48, 64, 0},
+    {1, 150, 1, 96, 1, 0},
+    {1, 193, 1, 16, 70, 0},
+    {1, 197, 1, 32, 0, 0},
+    {1, 128, 2, 16, 500, 0},
+    {2, 17, 3, 20, 5, 0},
+    {1, 21, 2, 64, 4, 1},
+    {1, 130, 1, 32, 95, 0},
+    {1, 140, 1, 80, 50, 0},
     {1, 100, 1, 16, 34, 0}, // rectangles with one pair outside the band, and with one pair inside
-    {1, 40, 2, 136, 9, 2},  {1, 150, 1, 96, 0, 0},   {1, 140, 1, 48, 0, 0},
+    {1, 40, 2, 136, 9, 2},
+    {1, 150, 1, 96, 0, 0},
+    {1, 140, 1, 48, 0, 0},
+    // Documents: within a tile, on its edge, of one token, across tiles, in a window.
+    {2, 150, 1, 16, 0, 0, 1, 63, 64},
+    {1, 200, 1, 32, 0, 0, 64, 128, 129},
+    {1, 140, 1, 48, 40, 0, 20, 30, 100},
+    {2, 135, 2, 64, 0, 8, 66, 67, 130},
+    {1, 150, 1, 80, 33, 0, 10, 95, 149},
+    {1, 130, 1, 96, 0, 0, 127, 128, 129},
+    {1, 200, 1, 128, 0, 0, 31, 97, 161},
+    {2, 37, 3, 20, 5, 0, 3, 16, 17},
+    {1, 40, 1, 136, 0, 2, 7, 8, 30},
 };
 static const AttentionCase fp32_cases[] = {
-    {1, 70, 1, 64, 0, 0}, {2, 17, 3, 20, 5, 0}, {1, 40, 1, 200, 0, 2},
-    {1, 33, 3, 32, 7, 1}, {1, 1, 2, 80, 0, 0},  {1, 65, 1, 128, 16, 4},
+    {1, 70, 1, 64, 0, 0},
+    {2, 17, 3, 20, 5, 0},
+    {1, 40, 1, 200, 0, 2},
+    {1, 33, 3, 32, 7, 1},
+    {1, 1, 2, 80, 0, 0},
+    {1, 65, 1, 128, 16, 4},
+    {2, 37, 2, 20, 0, 0, 3, 16, 17},
+    {1, 40, 1, 80, 9, 1, 1, 8, 30},
 };
 static const AttentionCase gpu_cases[] = {
     {4, 1024, 12, 64, 0, 0},       {4, 1024, 12, 64, 256, 0}, {1, 1024, 20, 128, 0, 0},
     {1, 2048, 20, 128, 256, 2560}, {1, 2048, 8, 80, 256, 0},  {1, 1000, 12, 64, 100, 8},
-    {3, 777, 5, 96, 0, 0},         {1, 333, 3, 40, 50, 1},
+    {3, 777, 5, 96, 0, 0},         {1, 333, 3, 40, 50, 1},    {4, 1024, 12, 64, 0, 0, 100, 512, 900},
 };
 
 // One problem and its arrays on the device.
@@ -46,6 +75,47 @@ typedef struct Problem {
     Real *qkv, *d_output, *output, *d_qkv;
     float *logsumexp, *workspace;
 } Problem;
+
+static bool has_documents(const AttentionCase *shape) { return shape->second > 0; }
+
+// The first key that a query of a sample may see.
+static int document_start(const AttentionCase *shape, int sample, int query) {
+    const int begins[3] = {shape->second, shape->third, shape->rest};
+    int start = 0;
+    for (int i = 0; i < 3 && has_documents(shape); i++) {
+        if (begins[i] + sample <= query) { start = begins[i] + sample; }
+    }
+    return start;
+}
+
+// starts (B, T), to be freed; NULL without documents.
+static int32_t *document_starts(const AttentionCase *shape) {
+    if (!has_documents(shape)) { return NULL; }
+    int32_t *starts = (int32_t *)malloc((size_t)shape->B * (size_t)shape->T * sizeof *starts);
+    for (int b = 0; b < shape->B; b++) {
+        for (int t = 0; t < shape->T; t++) { starts[b * shape->T + t] = document_start(shape, b, t); }
+    }
+    return starts;
+}
+
+// The forward pass; the backward pass takes d_qkv and d_output besides.
+static Attention attention_of(const Problem *problem, Real *output, float *logsumexp, float *workspace,
+                              const Real *qkv, const int32_t *starts) {
+    AttentionCase shape = problem->shape;
+    Attention work = {.output = output,
+                      .logsumexp = logsumexp,
+                      .scratch = workspace,
+                      .qkv = qkv,
+                      .B = shape.B,
+                      .T = shape.T,
+                      .channels = problem->C,
+                      .heads = shape.heads,
+                      .d_qkv_stride = problem->d_stride,
+                      .window = shape.window < shape.T ? shape.window : 0,
+                      .precision = problem->precision,
+                      .starts = starts};
+    return work;
+}
 
 // The results of a run, on the host.
 typedef struct Results {
@@ -111,34 +181,24 @@ static void device_run_with(Problem *problem, Results *results, const float *qkv
          *d_qkv = (Real *)device_new(problem->d_count * bytes);
     float *logsumexp = (float *)device_new(numbers * sizeof(float));
     float *workspace = (float *)device_new(numbers * sizeof(float));
-    Stream *stream = cuda_test_stream(precision); // only now: those above set it to fp32
-    call_attention_forward(stream, output, logsumexp, NULL, device_qkv, shape.B, shape.T, problem->C,
-                           shape.heads, shape.window);
-    if (backward == NULL) {
-        call_attention_backward(stream, d_qkv, problem->d_stride, workspace, device_d, output, device_qkv,
-                                logsumexp, shape.B, shape.T, problem->C, shape.heads, shape.window);
-    } else {
-        Attention work = {.output = output,
-                          .logsumexp = logsumexp,
-                          .scratch = workspace,
-                          .qkv = device_qkv,
-                          .d_qkv = d_qkv,
-                          .d_output = device_d,
-                          .B = shape.B,
-                          .T = shape.T,
-                          .channels = problem->C,
-                          .heads = shape.heads,
-                          .d_qkv_stride = problem->d_stride,
-                          .window = shape.window < shape.T ? shape.window : 0,
-                          .precision = precision};
-        backward(stream, work);
+    int32_t *starts = document_starts(&shape), *device_starts = NULL;
+    if (starts != NULL) {
+        device_starts = (int32_t *)device_from_host(starts, problem->rows * sizeof *starts);
     }
+    Stream *stream = cuda_test_stream(precision); // only now: those above set it to fp32
+    Attention work = attention_of(problem, output, logsumexp, workspace, device_qkv, device_starts);
+    attention(stream, &work);
+    work.d_qkv = d_qkv;
+    work.d_output = device_d;
+    if (backward == NULL) { attention(stream, &work); }
+    if (backward != NULL) { backward(stream, work); }
     cuda_test_wait(stream);
     host_reals(results->output, output, problem->count, precision);
     host_reals(results->d_qkv, d_qkv, problem->d_count, precision);
     device_to_host(results->logsumexp, logsumexp, numbers * sizeof(float));
-    void *all[6] = {device_qkv, device_d, output, d_qkv, logsumexp, workspace};
-    for (int i = 0; i < 6; i++) { CUDA_CHECK(cudaFree(all[i])); }
+    void *all[7] = {device_qkv, device_d, output, d_qkv, logsumexp, workspace, device_starts};
+    for (int i = 0; i < 7; i++) { CUDA_CHECK(cudaFree(all[i])); }
+    free(starts);
 }
 
 static void device_run(Problem *problem, Results *results, const float *qkv, const float *d_output) {
@@ -149,11 +209,14 @@ static void oracle_run(const Problem *problem, Results *results, const float *qk
     AttentionCase shape = problem->shape;
     float *workspace = (float *)malloc(
         attention_workspace_floats(shape.T, problem->C / shape.heads, 1, PRECISION_FP32) * sizeof(float));
-    call_attention_forward(cpu_stream(), as_reals(results->output), results->logsumexp, workspace,
-                           as_reals_const(qkv), shape.B, shape.T, problem->C, shape.heads, shape.window);
-    call_attention_backward(cpu_stream(), as_reals(results->d_qkv), problem->d_stride, workspace,
-                            as_reals_const(d_output), as_reals(results->output), as_reals_const(qkv),
-                            results->logsumexp, shape.B, shape.T, problem->C, shape.heads, shape.window);
+    int32_t *starts = document_starts(&shape);
+    Attention work = attention_of(problem, as_reals(results->output), results->logsumexp, workspace,
+                                  as_reals_const(qkv), starts);
+    attention(cpu_stream(), &work);
+    work.d_qkv = as_reals(results->d_qkv);
+    work.d_output = as_reals_const(d_output);
+    attention(cpu_stream(), &work);
+    free(starts);
     free(workspace);
 }
 
@@ -172,9 +235,9 @@ static float *random_d_output(const Problem *problem) {
 
 static void describe(char *text, size_t size, const Problem *problem, const char *what) {
     AttentionCase shape = problem->shape;
-    snprintf(text, size, "%s, %s, B %d T %d heads %d D %d window %d gap %d, seed %llu", what,
-             precision_name(problem->precision), shape.B, shape.T, shape.heads, shape.D, shape.window,
-             shape.gap, (unsigned long long)test_seed);
+    snprintf(text, size, "%s, %s, B %d T %d heads %d D %d window %d gap %d documents %d %d %d, seed %llu",
+             what, precision_name(problem->precision), shape.B, shape.T, shape.heads, shape.D, shape.window,
+             shape.gap, shape.second, shape.third, shape.rest, (unsigned long long)test_seed);
 }
 
 // The C columns of dQ, dK or dV, without the gaps.
@@ -269,20 +332,20 @@ static void test_tiles_of_a_warp(void **state) {
         Backward *one, *two;
     } cases[] = {
         {{1, 130, 1, 16, 33, 0},
-         cuda_attention_backward_tiles<16, 1, 1>,
-         cuda_attention_backward_tiles<16, 2, 2>},
+         cuda_attention_backward_tiles<16, false, 1, 1>,
+         cuda_attention_backward_tiles<16, false, 2, 2>},
         {{1, 97, 2, 32, 0, 0},
-         cuda_attention_backward_tiles<32, 1, 1>,
-         cuda_attention_backward_tiles<32, 2, 2>},
+         cuda_attention_backward_tiles<32, false, 1, 1>,
+         cuda_attention_backward_tiles<32, false, 2, 2>},
         {{1, 70, 1, 48, 1, 8},
-         cuda_attention_backward_tiles<48, 1, 1>,
-         cuda_attention_backward_tiles<48, 2, 2>},
+         cuda_attention_backward_tiles<48, false, 1, 1>,
+         cuda_attention_backward_tiles<48, false, 2, 2>},
         {{2, 150, 1, 64, 40, 0},
-         cuda_attention_backward_tiles<64, 1, 1>,
-         cuda_attention_backward_tiles<64, 2, 2>},
+         cuda_attention_backward_tiles<64, false, 1, 1>,
+         cuda_attention_backward_tiles<64, false, 2, 2>},
         {{1, 81, 1, 80, 0, 0},
-         cuda_attention_backward_tiles<80, 1, 1>,
-         cuda_attention_backward_tiles<80, 2, 1>},
+         cuda_attention_backward_tiles<80, false, 1, 1>,
+         cuda_attention_backward_tiles<80, false, 2, 1>},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         Problem problem = problem_new(cases[i].shape, PRECISION_BF16);
@@ -302,7 +365,8 @@ static void test_tiles_of_a_warp(void **state) {
 }
 
 static bool sees(const AttentionCase *shape, int query, int key) {
-    return key <= query && (shape->window == 0 || key > query - shape->window);
+    return key <= query && (shape->window == 0 || key > query - shape->window) &&
+           key >= document_start(shape, 0, query);
 }
 
 // Whether `count` elements at `place` in two arrays have the same bits.
@@ -349,15 +413,22 @@ static void check_band(AttentionCase shape, Precision precision, int changed) {
 
 static void test_band(void **state) {
     (void)state;
-    const AttentionCase cases[] = {{1, 130, 1, 64, 33, 0}, {2, 150, 1, 32, 0, 0}, {1, 200, 1, 16, 64, 0}};
+    const AttentionCase cases[] = {{1, 130, 1, 64, 33, 0},
+                                   {2, 150, 1, 32, 0, 0},
+                                   {1, 200, 1, 16, 64, 0},
+                                   {2, 150, 1, 32, 0, 0, 30, 65, 66},
+                                   {1, 200, 1, 64, 64, 0, 63, 100, 129}};
     for (size_t i = 0; i < COUNT(cases); i++) {
         check_band(cases[i], PRECISION_BF16, 0);
         check_band(cases[i], PRECISION_BF16, 63);
         check_band(cases[i], PRECISION_BF16, 64);
     }
     const AttentionCase narrow = {2, 50, 1, 20, 9, 0};
+    const AttentionCase documents = {2, 50, 1, 20, 0, 0, 1, 28, 31};
     check_band(narrow, PRECISION_BF16, 0);
     check_band(narrow, PRECISION_FP32, 29);
+    check_band(documents, PRECISION_BF16, 0);
+    check_band(documents, PRECISION_FP32, 29);
 }
 
 // A NaN or infinity in q, k, v or d_output of one position must reach every row that sees

@@ -18,16 +18,19 @@
 
 typedef struct Shape {
     int layers, channels, heads, inner, window, vocabulary, B, T;
+    bool documents; // attention stays in them; each is a few tokens, and begins with the last one
 } Shape;
 
 // Heads of 16 columns (tiles of tensor cores), of 20, and rows that are not aligned.
 // Layers 1, 3, ... see a window; window 0: it is a GPT-2.
-static const Shape shapes[] = {{2, 32, 2, 128, 5, 61, 2, 9},
-                               {2, 40, 2, 160, 5, 61, 1, 19},
-                               {3, 60, 3, 75, 4, 61, 1, 13},
-                               {2, 32, 2, 96, 0, 61, 1, 19},
-                               {2, 30, 3, 75, 0, 61, 2, 7}};
-static const Shape small = {2, 32, 2, 50, 3, 29, 1, 5}, real = {2, 768, 12, 3072, 256, 50257, 2, 1024};
+static const Shape shapes[] = {
+    {2, 32, 2, 128, 5, 61, 2, 9, false}, {2, 40, 2, 160, 5, 61, 1, 19, false},
+    {3, 60, 3, 75, 4, 61, 1, 13, false}, {2, 32, 2, 96, 0, 61, 1, 19, false},
+    {2, 30, 3, 75, 0, 61, 2, 7, false},  {2, 32, 2, 96, 5, 61, 2, 19, true},
+    {2, 30, 3, 75, 0, 61, 2, 13, true},
+};
+static const Shape small = {2, 32, 2, 50, 3, 29, 1, 5, false},
+                   real = {2, 768, 12, 3072, 256, 50257, 2, 1024, false};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 static Random test_random;
@@ -44,6 +47,7 @@ typedef struct Inputs {
     float *parameters;
     float *frozen; // (part.frozen_count)
     int32_t *tokens, *targets;
+    uint32_t separator; // ModelSettings::separator; 0: NULL
 } Inputs;
 
 static void inputs_configure(ModelConfig *config, const Shape *shape) {
@@ -70,6 +74,7 @@ static void inputs_open(Inputs *inputs, const Shape *shape) {
     gpt_parameter_table(&inputs->config, &inputs->table);
     inputs->B = shape->B;
     inputs->T = shape->T;
+    inputs->separator = shape->documents ? (uint32_t)shape->vocabulary : 0;
     inputs->parameters = host_normals(&test_random, inputs->table.parameter_count, 0.1);
     for (int i = 0; i < inputs->table.count; i++) {
         const ParameterInfo *entry = &inputs->table.entries[i];
@@ -82,6 +87,7 @@ static void inputs_open(Inputs *inputs, const Shape *shape) {
     inputs->targets = (int32_t *)malloc((size_t)rows * sizeof(int32_t));
     for (int i = 0; i < rows; i++) {
         inputs->tokens[i] = (int32_t)(random_uniform(&test_random) * shape->vocabulary);
+        if (shape->documents && i % 7 == 5) { inputs->tokens[i] = shape->vocabulary - 1; }
         bool counts = i == rows - 1 || random_uniform(&test_random) < 0.8;
         inputs->targets[i] = counts ? (int32_t)(random_uniform(&test_random) * shape->vocabulary) : -1;
     }
@@ -141,11 +147,18 @@ typedef struct Machine {
 static int cpu_threads(void) { return cuda_small_shapes() ? 1 : 8; }
 
 static ModelSettings settings_on_cpu(const Inputs *inputs) {
-    return model_on_cpu(inputs->B, inputs->T, cpu_threads());
+    ModelSettings settings = model_on_cpu(inputs->B, inputs->T, cpu_threads());
+    settings.separator = inputs->separator > 0 ? &inputs->separator : NULL;
+    return settings;
 }
 
 static ModelSettings settings_on_device(const Inputs *inputs, Precision precision, Recompute recompute) {
-    ModelSettings settings = {inputs->B, inputs->T, 0, true, precision, recompute, false};
+    ModelSettings settings = settings_on_cpu(inputs);
+    settings.threads = 0;
+    settings.on_gpu = true;
+    settings.precision = precision;
+    settings.recompute = recompute;
+    settings.given_weights = false;
     return settings;
 }
 
@@ -815,7 +828,7 @@ static void test_launches_are_as_predicted(void **state) {
         {"gelu forward", launches_of(gelu_forward_kernel<R, 8>)},
         {"gelu backward", launches_of(gelu_backward_kernel<R, 8>)},
         {"cross entropy, one chunk", launches_of(cross_entropy_kernel<R>)},
-        {"attention forward", launches_of(cuda_attention_forward_kernel<16, 2>)},
+        {"attention forward", launches_of(cuda_attention_forward_kernel<16, 2, false>)},
         {"attention backward", launches_of(cuda_attention_delta_kernel<R, 2, 8>)},
     };
     for (size_t i = 0; i < sizeof counted / sizeof *counted; i++) {

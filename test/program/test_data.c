@@ -338,6 +338,45 @@ static void the_tokenizer_goes_from_checkpoint_to_checkpoint(void **state) {
     assert_int_not_equal(stat(stage_path(stage, "goes-on/checkpoints/commit-40", path), &status), 0);
 }
 
+// Attention inside documents: the same bits of a text and of its tokens, with any threads and
+// overlap, and after a resume; other bits than attention over all. Its validation is what
+// eval measures so.
+static void attention_stays_in_documents(void **state) {
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    const char *all =
+                   "--tokenizer bpe --data documents.bin --val-data held.bin --val-batches 1000 --seq-len 15",
+               *inside =
+                   "--tokenizer bpe --val-data held.bin --val-batches 1000 --seq-len 15 --attend document";
+    run_base(stage, 0, 0,
+             "--tokenizer bpe --data documents.bin --val-data held.bin --val-batches 1000 --seq-len 15 "
+             "--attend document --lr 0.03 --tokens 4800 --save-every 20 --keep 99 --out inside");
+    fleet_start(fleet, 0, "%s --lr 0.03 --tokens 4800", all);
+    fleet_start(fleet, 0, "%s --lr 0.03 --tokens 4800 --data documents.bin --threads 1", inside);
+    fleet_start(fleet, 0, "%s --lr 0.03 --tokens 4800 --data documents.txt --threads 3", inside);
+    fleet_start(fleet, 0, "%s --lr 0.03 --tokens 4800 --data documents.bin --overlap off", inside);
+    fleet_start(fleet, 0,
+                "%s --lr 0.03 --tokens 4800 --data documents.bin --resume inside/checkpoints/commit-20",
+                inside);
+    fleet_start(fleet, 0, "%s --lr 0.03 --tokens 4800 --resume inside/checkpoints/commit-20", all);
+    fleet_finish(fleet);
+    for (int i = 2; i < 5; i++) { check_same(fleet, 1, i); }
+    double loss = fleet_number(fleet, 1, "validation", -1, "loss");
+    assert_string_not_equal(fleet->prints[0].text, fleet->prints[1].text);
+    assert_string_not_equal(fleet->prints[5].text, fleet->prints[0].text);
+    text_check(fleet_output(fleet, 5), "--attend", "a resume with attention over all");
+    for (int i = 0; i < 3; i++) {
+        char arguments[256];
+        snprintf(arguments, sizeof arguments,
+                 "eval --from inside --seq-len 16 --stride 15 --limit 118 --attend %s --data held.%s",
+                 i < 2 ? "document" : "all", i == 0 ? "bin" : "txt");
+        Outcome outcome = program_run(stage, 0, arguments);
+        outcome_check(&outcome, 0, arguments);
+        double nats = text_number(outcome.output, "nats per token", arguments);
+        assert_true((fabs(nats - loss) < 1e-5) == (i < 2));
+    }
+}
+
 static void two_ranks_share_the_tokens_of_a_text(void **state) {
     Fleet *fleet = fleet_new(stage_with_ranks(state));
     fleet_start(fleet, 2, "--tokenizer bpe --data documents.bin");
@@ -447,6 +486,11 @@ static const struct {
     {"--tokenizer bpe --data documents.bin:1,foreign.bin:2", "different tokenizers"},
     {"--tokenizer bpe --data documents.txt --val-data held.txt:1,documents.txt:2", "among --data, too"},
     {"--tokenizer bpe --data documents.txt:1,held.txt", "'held.txt' has no weight"},
+    {"--attend document --data ids.bin", "ids.bin does not say which token divides its documents. --attend"},
+    {"--attend document --model bytes.json", "builtin is read as bytes, and no token divides"},
+    {"--attend document --model bytes.json --data documents.txt", "documents.txt is read as bytes"},
+    {"--attend document --tokenizer bpe --data documents.txt --val-data ids.bin",
+     "ids.bin does not say which"},
     {"--tokenizer bpe --data documents.bin --epochs 1 --slow-rank 7 --slow-ms 1", "train_gpt: --slow-rank 7"},
 };
 
@@ -1002,6 +1046,7 @@ int main(int argc, char **argv) {
         DATA_TEST(prepare_reads_packed_texts_and_refuses_the_rest),
         DATA_TEST(a_text_trains_as_its_tokens_do),
         DATA_TEST(the_tokenizer_goes_from_checkpoint_to_checkpoint),
+        DATA_TEST(attention_stays_in_documents),
         DATA_TEST(two_ranks_share_the_tokens_of_a_text),
         DATA_TEST(what_was_measured_is_kept_before_epochs_are_counted),
         DATA_TEST(tokens_are_made_again_where_they_must),

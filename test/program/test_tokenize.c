@@ -323,6 +323,34 @@ static void parts_of_a_chat_are_predicted(void **state) {
     tokenizer_close(&tokenizer);
 }
 
+// A file says which token divides its documents, unless one of its chats has the token within.
+static void a_file_says_what_divides_its_documents(void **state) {
+    static const struct {
+        const char *stream;
+        uint32_t separator;
+    } cases[] = {
+        {"{\"text\": \"a<|endoftext|>b\"}\n", END + 1}, // not a chat: letters
+        {"{\"text\": \"ab<|endoftext|>\", \"learn\": [[1, 15]]}\n{\"text\": \"c\"}\n", END + 1},
+        {"{\"text\": \"ab\", \"learn\": [[1, 2]]}\n", END + 1},
+        {"{\"text\": \"c\"}\n{\"text\": \"a<|endoftext|>b\", \"learn\": [[0, 2]]}\n{\"text\": \"c\"}\n", 0},
+        {"{\"text\": \"a<|endoftext|>\", \"learn\": [[0, 2]], \"more\": true}\n{\"text\": \"c\"}\n", 0},
+    };
+    const Stage *stage = stage_of(state);
+    char prefix[STAGE_PATH_SIZE], path[STAGE_PATH_SIZE];
+    Error error;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        TokenShards made = {.prefix = stage_path(stage, "divided", prefix), .most_tokens = MOST};
+        TokenFile file;
+        size_t size = 0;
+        stage_write(stage, "divided.jsonl", cases[i].stream);
+        assert_true(run_lines(stage, "divided.jsonl", 2, &made, &error));
+        void *bytes = file_map(stage_path(stage, "divided_train_00000.bin", path), "a file", &size, &error);
+        assert_true(bytes != NULL && token_file_open(&file, path, bytes, size, TOKEN_FILE_CHECK_ALL, &error));
+        if (file.separator != cases[i].separator) { fail_msg("%u: %s", file.separator, cases[i].stream); }
+        munmap(bytes, size);
+    }
+}
+
 // However the stream is cut into blocks, its lines are the same.
 static void lines_are_whole_in_every_block(void **state) {
     enum { LINES = 30000, LONG = 1000000 };
@@ -439,15 +467,11 @@ static void options_are_checked(void **state) {
 int main(void) {
     static Stage stage;
     const struct CMUnitTest tests[] = {
-        TOKENIZE_TEST(documents_become_shards),
-        TOKENIZE_TEST(padded_documents_are_sequences),
-        TOKENIZE_TEST(only_the_first_part_is_padded),
-        TOKENIZE_TEST(lines_are_whole_in_every_block),
-        TOKENIZE_TEST(parts_of_a_chat_are_predicted),
-        TOKENIZE_TEST(parts_are_one_document),
-        TOKENIZE_TEST(what_is_no_document_is_refused),
-        TOKENIZE_TEST(a_full_disk_leaves_no_shards),
-        TOKENIZE_TEST(options_are_checked),
+        TOKENIZE_TEST(documents_become_shards),       TOKENIZE_TEST(padded_documents_are_sequences),
+        TOKENIZE_TEST(only_the_first_part_is_padded), TOKENIZE_TEST(lines_are_whole_in_every_block),
+        TOKENIZE_TEST(parts_of_a_chat_are_predicted), TOKENIZE_TEST(a_file_says_what_divides_its_documents),
+        TOKENIZE_TEST(parts_are_one_document),        TOKENIZE_TEST(what_is_no_document_is_refused),
+        TOKENIZE_TEST(a_full_disk_leaves_no_shards),  TOKENIZE_TEST(options_are_checked),
     };
     stage_open(&stage);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

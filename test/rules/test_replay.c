@@ -555,7 +555,8 @@ static void rerun_open_model(Rerun *rerun) {
                            rerun->config.vocabulary,
                            (uint64_t)logged_number(logged, "seed", 0),
                            true,
-                           NULL};
+                           NULL,
+                           false};
     assert_true(data_loader_open(&rerun->data, &request, &error));
     size_t bytes = (size_t)(rerun->B * rerun->T) * sizeof(int32_t), count = part->table.parameter_count;
     rerun->stream.pool = thread_pool_create(1, false);

@@ -63,7 +63,7 @@ static const char *write_llmc(Scratch *scratch, const char *name, int32_t magic,
 
 static bool try_open(DataLoader *loader, const char *path, int T, int vocabulary, bool hold_out,
                      Error *error) {
-    DataRequest request = {path, T, vocabulary, 42, hold_out, NULL};
+    DataRequest request = {path, T, vocabulary, 42, hold_out, NULL, false};
     error->text[0] = '\0';
     return data_loader_open(loader, &request, error);
 }
@@ -188,7 +188,7 @@ static void test_every_epoch_visits_every_window_once(void **state) {
             order[epoch][i] = tokens[0] / T;
         }
     }
-    DataRequest request = {scratch->path, T, 1000, 43, false, NULL};
+    DataRequest request = {scratch->path, T, 1000, 43, false, NULL, false};
     Error error = {""};
     assert_true(data_loader_open(&other, &request, &error));
     int same_seed = 0;
@@ -326,6 +326,26 @@ static void test_text_is_bytes(void **state) {
     assert_memory_equal(targets, expected + 1, sizeof targets);
     data_loader_close(&loader);
     expect_refusal(scratch->path, 4, 255, "vocabulary of at least 256");
+}
+
+// Where documents must be divided, llm.c's ids of GPT-2 say by which token; Llama's do not, nor
+// do bare ids.
+static void test_files_that_divide_documents(void **state) {
+    static const int32_t magic[2] = {20240520, 20240801}, version[2] = {1, 7};
+    static const uint16_t ids[40];
+    Scratch *scratch = (Scratch *)*state;
+    for (int i = 0; i < 3; i++) {
+        if (i == 2) { write_file(scratch, "bare.bin", ids, sizeof ids); }
+        const char *path =
+            i < 2 ? write_llmc(scratch, "llmc.bin", magic[i], version[i], 25, 25, 2 + 2 * i) : scratch->path;
+        DataRequest request = {path, 12, 50257, 42, false, NULL, true};
+        DataLoader loader;
+        Error error = {""};
+        assert_true(data_loader_open(&loader, &request, &error) == (i == 0));
+        if (i > 0) { assert_non_null(strstr(error.text, "does not say which token divides its documents")); }
+        if (i == 0) { assert_int_equal(loader.separator, 50257); }
+        if (i == 0) { data_loader_close(&loader); }
+    }
 }
 
 static void test_llmc_files(void **state) {
@@ -700,7 +720,7 @@ static void test_a_source_is_read_as_if_alone(void **state) {
         char name[32];
         snprintf(name, sizeof name, "%d,%d.bin", i, i);
         strcpy(path[i], write_ids(scratch, name, windows[i] * T + 1, 1000 * i, 4000));
-        DataRequest request = {path[i], T, 4000, 42 + (uint64_t)i, true, NULL};
+        DataRequest request = {path[i], T, 4000, 42 + (uint64_t)i, true, NULL, false};
         assert_true(data_loader_open(&alone[i], &request, &error)); // a comma in a name
         char renamed[160];
         snprintf(renamed, sizeof renamed, "%s", scratch_path(scratch, name + 2));
@@ -980,6 +1000,7 @@ int main(void) {
         cmocka_unit_test(test_threads_share_a_loader),
         cmocka_unit_test(test_builtin),
         cmocka_unit_test(test_text_is_bytes),
+        cmocka_unit_test(test_files_that_divide_documents),
         cmocka_unit_test(test_llmc_files),
         cmocka_unit_test(test_many_files_in_order_of_name),
         cmocka_unit_test(test_hold_out),

@@ -108,7 +108,7 @@ static double plain_bytes(Fixture *fixture, const char *context, const char *con
 
 static EvaluateRequest make_request(const Fixture *fixture, EvaluateTask task, const char *path,
                                     const Tokenizer *tokenizer) {
-    EvaluateRequest request = {task, path, tokenizer, fixture->config.vocabulary, 3, POSITIONS, 0, 0};
+    EvaluateRequest request = {task, path, tokenizer, fixture->config.vocabulary, 3, POSITIONS, 0, 0, false};
     return request;
 }
 

@@ -26,11 +26,9 @@ typedef struct Fixture {
 } Fixture;
 
 // With part.rank > 0 the model has adapters; else the fixture is empty.
-static void fixture_fill(Fixture *fixture, const ModelConfig *config, int B, int T, int threads,
-                         Recompute recompute) {
+static void fixture_fill(Fixture *fixture, const ModelConfig *config, ModelSettings settings) {
     Error error;
-    ModelSettings settings = model_on_cpu(B, T, threads);
-    settings.recompute = recompute;
+    int B = settings.B, T = settings.T;
     fixture->config = *config;
     if (fixture->part.rank > 0) {
         fixture->table = fixture->part.table;
@@ -45,7 +43,7 @@ static void fixture_fill(Fixture *fixture, const ModelConfig *config, int B, int
     arena_reserve(&fixture->arena, MEMORY_GRADIENTS, "gradients", bytes, &fixture->gradients);
     gpt_reserve(&fixture->model, &fixture->arena, config, &settings);
     assert_true(arena_commit(&fixture->arena, &error));
-    fixture->stream.pool = thread_pool_create(threads, true);
+    fixture->stream.pool = thread_pool_create(settings.threads, true);
     fixture->tokens = (int32_t *)malloc((size_t)(B * T) * sizeof(int32_t));
     fixture->targets = (int32_t *)malloc((size_t)(B * T) * sizeof(int32_t));
     Random random;
@@ -60,10 +58,17 @@ static void fixture_fill(Fixture *fixture, const ModelConfig *config, int B, int
     }
 }
 
+static void fixture_open_settings(Fixture *fixture, const ModelConfig *config,
+                                  const ModelSettings *settings) {
+    memset(fixture, 0, sizeof *fixture);
+    fixture_fill(fixture, config, *settings);
+}
+
 static void fixture_open_recompute(Fixture *fixture, const ModelConfig *config, int B, int T, int threads,
                                    Recompute recompute) {
-    memset(fixture, 0, sizeof *fixture);
-    fixture_fill(fixture, config, B, T, threads, recompute);
+    ModelSettings settings = model_on_cpu(B, T, threads);
+    settings.recompute = recompute;
+    fixture_open_settings(fixture, config, &settings);
 }
 
 static void fixture_open(Fixture *fixture, const ModelConfig *config, int B, int T, int threads) {
@@ -376,7 +381,7 @@ static void check_adapters(const char *model, const char *adapters) {
     Fixture *fixture = &rank.fixture;
     TrainedPart *part = &fixture->part;
     assert_true(trained_part_make(part, &config, &choice, &error));
-    fixture_fill(fixture, &config, B, T, 2, RECOMPUTE_NONE);
+    fixture_fill(fixture, &config, model_on_cpu(B, T, 2));
     memcpy(fixture->tokens, tensors_get(&tensors, "tokens"), (size_t)(B * T) * sizeof(int32_t));
     memcpy(fixture->targets, tensors_get(&tensors, "targets"), (size_t)(B * T) * sizeof(int32_t));
     for (int i = 0; i < part->model.count; i++) {
@@ -563,6 +568,94 @@ static void test_recompute(void **state) {
     check_recompute(&deep, 2, 33, 2);
     check_recompute(&gpt2, 2, 33, 2);
     check_recompute(&one, 1, 7, 1);
+}
+
+// ---------------------------------------------------------------------------------------
+// Documents
+
+// Where documents begin in sample b, but for the first: at these, b later.
+static const int document_begins[5] = {1, 2, 40, 64, 131};
+
+// A fixture whose attention stays inside documents, which begin with the last token.
+static void fixture_open_documents(Fixture *fixture, const ModelConfig *config, int B, int T, int threads,
+                                   Recompute recompute, const uint32_t *separator) {
+    ModelSettings settings = model_on_cpu(B, T, threads);
+    settings.recompute = recompute;
+    settings.separator = separator;
+    fixture_open_settings(fixture, config, &settings);
+    for (int i = 0; i < B * T; i++) {
+        fixture->tokens[i] %= config->vocabulary - 1;
+        for (int k = 0; k < 5; k++) {
+            if (i % T == document_begins[k] + i / T) { fixture->tokens[i] = config->vocabulary - 1; }
+        }
+    }
+}
+
+// Tokens [begin, begin + length) of the fixture by themselves, at the same positions, in a
+// model that knows no documents. Its losses must be those of the fixture; its gradients are
+// added to `expected` by its share of the targets.
+static void check_document_alone(const Fixture *packed, int begin, int length, double *expected) {
+    Fixture alone;
+    const ModelConfig *config = &packed->config;
+    size_t count = packed->table.parameter_count, wpe = packed->model.offsets[GPT_WPE],
+           end = gpt_at(&packed->model, 0, TENSOR_LN_1_WEIGHT), C = (size_t)config->channels;
+    int position = begin % packed->model.T;
+    fixture_open(&alone, config, 1, length, 1);
+    memcpy(alone.parameters, packed->parameters, count * sizeof(float));
+    memcpy(alone.tokens, packed->tokens + begin, (size_t)length * sizeof(int32_t));
+    memcpy(alone.targets, packed->targets + begin, (size_t)length * sizeof(int32_t));
+    alone.model.position = position;
+    fixture_gradients(&alone);
+    double share = (double)targets_predicted(alone.targets, (size_t)length) /
+                   targets_predicted(packed->targets, gpt_rows(&packed->model));
+    for (int t = 0; t < length; t++) {
+        if (alone.targets[t] < 0) { continue; }
+        assert_arrays_close("loss", packed->model.losses + begin + t, alone.model.losses + t, 1, 1e-5);
+    }
+    for (size_t i = 0; i < count; i++) { // gradients of positions lie at the first ones here
+        bool lies = i >= wpe && i < end;
+        if (lies && i - wpe >= (size_t)length * C) { continue; }
+        expected[i + (lies ? (size_t)position * C : 0)] += share * (double)alone.gradients[i];
+    }
+    fixture_close(&alone);
+}
+
+static void check_documents(const ModelConfig *config, int B, int T) {
+    uint32_t separator = (uint32_t)config->vocabulary, none = 0;
+    Fixture packed, again, plain;
+    fixture_open_documents(&packed, config, B, T, 1, RECOMPUTE_NONE, &separator);
+    fixture_open_documents(&again, config, B, T, 3, RECOMPUTE_BLOCK, &separator);
+    size_t count = packed.table.parameter_count;
+    double *expected = (double *)calloc(count, sizeof *expected);
+    float loss = fixture_gradients(&packed), *close = (float *)malloc(count * sizeof *close);
+    for (int i = 0, begin = 0; i < B * T; i++) {
+        if (i + 1 < B * T && (i + 1) % T != 0 && packed.tokens[i + 1] != config->vocabulary - 1) { continue; }
+        check_document_alone(&packed, begin, i + 1 - begin, expected);
+        begin = i + 1;
+    }
+    for (size_t i = 0; i < count; i++) { close[i] = (float)expected[i]; }
+    assert_arrays_close("gradients of documents", packed.gradients, close, count, 2e-5);
+    assert_true(fixture_gradients(&again) == loss);
+    assert_memory_equal(again.gradients, packed.gradients, count * sizeof(float));
+    assert_true(gpt_loss(&again.model, &again.stream, again.parameters, again.tokens, again.targets) == loss);
+    fixture_open(&plain, config, B, T, 2); // one document: the bits of attention over all
+    fixture_copy_inputs(&plain, &packed);
+    again.model.settings.separator = &none;
+    assert_true(fixture_gradients(&plain) != loss);
+    assert_true(fixture_gradients(&plain) == fixture_gradients(&again));
+    free(expected);
+    free(close);
+    fixture_close(&packed);
+    fixture_close(&again);
+    fixture_close(&plain);
+}
+
+static void test_documents(void **state) {
+    (void)state;
+    ModelConfig neo = small_config(3, 24, 3, 40, 9, 150, 31), gpt2 = as_gpt2(neo);
+    check_documents(&neo, 2, 150);
+    check_documents(&gpt2, 2, 150);
+    check_documents(&neo, 3, 7);
 }
 
 static void test_no_target_counts(void **state) {
@@ -924,6 +1017,7 @@ int main(void) {
         cmocka_unit_test(test_threads_do_not_change_bits),
         cmocka_unit_test(test_gradients_accumulate),
         cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_documents),
         cmocka_unit_test(test_no_target_counts),
         cmocka_unit_test(test_nan_is_seen),
         cmocka_unit_test(test_chunks_of_logits),

@@ -473,18 +473,35 @@ static void test_cross_entropy(void **state) {
 
 typedef struct AttentionCase {
     int B, T, C, H, window, threads;
+    int32_t documents[4]; // where documents begin in sample 0; in sample b these b later. Zeros: nowhere
 } AttentionCase;
+
+// starts (B, T) of the case's documents.
+static void attention_starts(const AttentionCase *shape, int32_t *starts) {
+    for (int b = 0; b < shape->B; b++) {
+        for (int t = 0, first = 0; t < shape->T; t++) {
+            for (int i = 0; i < 4; i++) {
+                if (shape->documents[i] > 0 && shape->documents[i] + b == t) { first = t; }
+            }
+            starts[b * shape->T + t] = first;
+        }
+    }
+}
 
 // Softmax probabilities of one query in double; what is not visible stays 0.
 static void attention_probabilities(const AttentionCase *shape, const float *qkv, int sample, int head, int i,
                                     double *p) {
-    int C = shape->C, D = C / shape->H;
+    int C = shape->C, D = C / shape->H, start = 0;
+    for (int k = 0; k < 4; k++) {
+        int begin = shape->documents[k] > 0 ? shape->documents[k] + sample : 0;
+        if (begin <= i && begin > start) { start = begin; }
+    }
     const float *base = qkv + (size_t)sample * (size_t)shape->T * 3 * (size_t)C + (size_t)head * (size_t)D;
     double sum = 0.0, maximum = -INFINITY;
     for (int pass = 0; pass < 2; pass++) {
         for (int j = 0; j < shape->T; j++) {
             double score = 0.0;
-            bool visible = j <= i && (shape->window == 0 || j > i - shape->window);
+            bool visible = j >= start && j <= i && (shape->window == 0 || j > i - shape->window);
             for (int d = 0; d < D; d++) {
                 score += (double)base[i * 3 * C + d] * (double)base[j * 3 * C + C + d];
             }
@@ -537,12 +554,25 @@ static void check_attention(AttentionCase shape) {
     double *expected = (double *)calloc(count, sizeof(double)),
            *d_expected = (double *)calloc(3 * count, sizeof(double));
     double *p = (double *)calloc((size_t)shape.T, sizeof(double));
+    int32_t *starts = (int32_t *)malloc(rows * sizeof *starts);
+    attention_starts(&shape, starts);
     for (size_t i = 0; i < 3 * count; i++) { qkv[i] *= 0.5f; } // scores of a few units
-    call_attention_forward(&stream, as_reals(output), logsumexp, workspace, as_reals(qkv), shape.B, shape.T,
-                           shape.C, shape.H, shape.window);
-    call_attention_backward(&stream, as_reals(d_qkv), 3 * shape.C, workspace, as_reals(d_output),
-                            as_reals(output), as_reals(qkv), logsumexp, shape.B, shape.T, shape.C, shape.H,
-                            shape.window);
+    Attention forward = {.output = as_reals(output),
+                         .logsumexp = logsumexp,
+                         .scratch = workspace,
+                         .qkv = as_reals(qkv),
+                         .B = shape.B,
+                         .T = shape.T,
+                         .channels = shape.C,
+                         .heads = shape.H,
+                         .d_qkv_stride = 3 * shape.C,
+                         .window = shape.window < shape.T ? shape.window : 0,
+                         .starts = shape.documents[0] > 0 ? starts : NULL},
+              backward = forward;
+    backward.d_qkv = as_reals(d_qkv);
+    backward.d_output = as_reals(d_output);
+    attention(&stream, &forward);
+    attention(&stream, &backward);
     for (int b = 0; b < shape.B; b++) {
         for (int h = 0; h < shape.H; h++) {
             for (int i = 0; i < shape.T; i++) {
@@ -553,12 +583,12 @@ static void check_attention(AttentionCase shape) {
     assert_arrays_close("attention", output, expected, count, 2e-5);
     assert_arrays_close("d_qkv", d_qkv, d_expected, 3 * count, 1e-4);
     qkv[(size_t)(shape.T - 1) * 3 * (size_t)shape.C] = NAN; // last query of the first sample, head 0
-    call_attention_forward(&stream, as_reals(output), logsumexp, workspace, as_reals(qkv), shape.B, shape.T,
-                           shape.C, shape.H, shape.window);
+    attention(&stream, &forward);
     assert_true(isnan(output[(size_t)(shape.T - 1) * (size_t)shape.C]) &&
                 (shape.T == 1 || !isnan(output[0])));
     float *all[6] = {qkv, output, d_output, d_qkv, logsumexp, workspace};
     for (int i = 0; i < 6; i++) { free(all[i]); }
+    free(starts);
     free(expected);
     free(d_expected);
     free(p);
@@ -567,29 +597,60 @@ static void check_attention(AttentionCase shape) {
 
 static void test_attention(void **state) {
     (void)state;
-    const AttentionCase cases[] = {{1, 1, 8, 1, 0, 1},      {1, 1, 8, 1, 4, 1},     {2, 5, 24, 3, 2, 3},
-                                   {2, 63, 32, 4, 0, 2},    {1, 64, 64, 1, 64, 1},  {2, 65, 64, 1, 1, 2},
-                                   {1, 130, 96, 3, 17, 3},  {2, 131, 128, 2, 0, 2}, {1, 200, 128, 1, 70, 2},
-                                   {1, 150, 40, 5, 500, 2}, {1, 193, 48, 1, 128, 2}};
+    const AttentionCase cases[] = {{1, 1, 8, 1, 0, 1, {0}},
+                                   {1, 1, 8, 1, 4, 1, {0}},
+                                   {2, 5, 24, 3, 2, 3, {0}},
+                                   {2, 63, 32, 4, 0, 2, {0}},
+                                   {1, 64, 64, 1, 64, 1, {0}},
+                                   {2, 65, 64, 1, 1, 2, {0}},
+                                   {1, 130, 96, 3, 17, 3, {0}},
+                                   {2, 131, 128, 2, 0, 2, {0}},
+                                   {1, 200, 128, 1, 70, 2, {0}},
+                                   {1, 150, 40, 5, 500, 2, {0}},
+                                   {1, 193, 48, 1, 128, 2, {0}},
+                                   // Documents: of one token, of whole blocks, across blocks, in a window.
+                                   {3, 5, 24, 3, 0, 2, {1, 2}},
+                                   {1, 192, 16, 1, 0, 1, {64, 128}},
+                                   {2, 131, 64, 2, 0, 2, {1, 63, 66}},
+                                   {2, 200, 48, 3, 20, 3, {10, 64, 65, 130}},
+                                   {1, 150, 40, 5, 70, 2, {149}},
+                                   {1, 190, 32, 4, 500, 2, {65, 127}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) { check_attention(cases[i]); }
 }
 
-// Keys outside the window are not even read.
-static void test_attention_skips(void **state) {
-    (void)state;
+// Keys outside the window or the document are not even read.
+static void check_attention_skips(int window, const int32_t *starts) {
     enum { T = 300, C = 16, WINDOW = 40 };
     Stream stream = test_stream(2);
     float *qkv = random_array(T * 3 * C), *output = random_array(T * C), *logsumexp = random_array(T);
     float *workspace = random_array(attention_workspace_floats(T, C, 2, PRECISION_FP32));
     for (int i = 0; i < 100 * 3 * C; i++) { qkv[i] = NAN; }
-    call_attention_forward(&stream, as_reals(output), logsumexp, workspace, as_reals(qkv), 1, T, C, 1,
-                           WINDOW);
+    Attention work = {.output = as_reals(output),
+                      .logsumexp = logsumexp,
+                      .scratch = workspace,
+                      .qkv = as_reals(qkv),
+                      .B = 1,
+                      .T = T,
+                      .channels = C,
+                      .heads = 1,
+                      .window = window,
+                      .starts = starts};
+    attention(&stream, &work);
     // The first block of queries that sees none of them.
     int first_block = (100 + WINDOW + ATTENTION_ROWS - 1) / ATTENTION_ROWS * ATTENTION_ROWS;
     for (int i = first_block * C; i < T * C; i++) { assert_false(isnan(output[i])); }
     float *all[4] = {qkv, output, logsumexp, workspace};
     for (int i = 0; i < 4; i++) { free(all[i]); }
     thread_pool_destroy(stream.pool);
+}
+
+static void test_attention_skips(void **state) {
+    (void)state;
+    int32_t starts[300] = {0};
+    for (int t = 140; t < 300; t++) { starts[t] = 100 + (t - 140) / 8; }
+    check_attention_skips(40, NULL);
+    check_attention_skips(0, starts);
+    check_attention_skips(300, starts);
 }
 
 int main(void) {

@@ -16,6 +16,11 @@
 // parameters in that format: its weights. It reserves activations and workspace in an
 // arena and never allocates. Tokens and targets come from the host, and losses go there.
 //
+// With products in FP8 (ModelSettings::fp8) it also keeps the layers' matrices in that format,
+// as they are for the forward pass and turned for the gradients of inputs, and casts them when
+// the parameters have changed. What they multiply is cast before each product. Gradients of
+// weights and the head stay in bf16.
+//
 // What the backward pass needs is either kept or computed again (Recompute). The logits
 // of a whole batch never exist. They are computed in chunks (gpt_chunk_rows); each
 // chunk becomes its own gradient in place, and that gradient is used at once for the
@@ -53,6 +58,12 @@ typedef struct Gpt {
     Real *weight_copy;
     size_t prepared;
     uint64_t weights_version; // the caller's, of the parameters that were copied; 0: unknown
+
+    // With settings.fp8, on a GPU
+    uint8_t *fp8_weights;  // of all layers, back to back as in `weights`; then the same, matrices turned
+    float *fp8_scales;     // (GPT_MAX_TENSORS): of each matrix by its role; the first: of fp8_operand
+    uint8_t *fp8_operand;  // (B, T, max(3C, F)): what a matrix multiplies
+    uint32_t *fp8_largest; // (CUDA_ROW_BLOCKS)
 
     // Activations. Those that are computed again have room for one layer, which all
     // layers share: there L is 1 and 2L + 1 is 2.
@@ -204,6 +215,25 @@ static inline void gpt_reserve_workspace(Gpt *model, Arena *arena) {
     }
 }
 
+// The elements of all layers: of the first, and how many.
+static inline size_t gpt_layers_begin(const Gpt *model) {
+    return model->offsets[gpt_tensor(0, TENSOR_LN_1_WEIGHT)];
+}
+static inline size_t gpt_layers_size(const Gpt *model) {
+    return model->offsets[gpt_tensor(model->config.layers, TENSOR_LN_1_WEIGHT)] - gpt_layers_begin(model);
+}
+
+static inline void gpt_reserve_fp8(Gpt *model, Arena *arena) {
+    size_t wide = size_max(3 * (size_t)model->config.channels, (size_t)model->config.mlp_channels);
+    arena_reserve(arena, MEMORY_PARAMETERS, "weights in FP8", 2 * gpt_layers_size(model),
+                  &model->fp8_weights);
+    arena_reserve(arena, MEMORY_PARAMETERS, "scales of FP8", GPT_MAX_TENSORS * sizeof(float),
+                  &model->fp8_scales);
+    arena_reserve(arena, MEMORY_WORKSPACE, "operand in FP8", gpt_rows(model) * wide, &model->fp8_operand);
+    arena_reserve(arena, MEMORY_WORKSPACE, "maxima for FP8", CUDA_ROW_BLOCKS * sizeof(uint32_t),
+                  &model->fp8_largest);
+}
+
 // Whether the caller's parameters can be used as they are.
 static inline bool gpt_has_weights(const Gpt *model) {
     return model->settings.given_weights || model->settings.precision == PRECISION_FP32;
@@ -227,6 +257,7 @@ static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *conf
         arena_reserve(arena, MEMORY_PARAMETERS, "weights",
                       model->parameter_count * precision_bytes(settings->precision), &model->weight_copy);
     }
+    if (settings->fp8) { gpt_reserve_fp8(model, arena); }
     size_t rows = gpt_rows(model), L = (size_t)config->layers, C = (size_t)config->channels,
            F = (size_t)config->mlp_channels;
     size_t row = rows * precision_bytes(settings->precision), float_row = rows * sizeof(float);
@@ -364,6 +395,45 @@ static inline void gpt_need(Gpt *model, Stream *stream, const void *parameters, 
     model->prepared = end;
 }
 
+// A weight W (outputs, inputs) of layer l in FP8; turned: (inputs, outputs).
+static inline Fp8 gpt_fp8_weight(const Gpt *model, int l, GptTensor weight, bool turned) {
+    size_t place = gpt_at(model, l, weight) - gpt_layers_begin(model);
+    Fp8 matrix = {.codes = model->fp8_weights + place + (turned ? gpt_layers_size(model) : 0),
+                  .scale = model->fp8_scales + gpt_tensor(l, weight),
+                  .format = PRECISION_E4M3};
+    return matrix;
+}
+
+// Casts the weights of layer l.
+static inline void gpt_fp8_layer(Gpt *model, Stream *stream, int l) {
+    int C = model->config.channels, F = model->config.mlp_channels;
+    const struct {
+        GptTensor weight;
+        int outputs, inputs;
+    } matrices[] = {{TENSOR_Q, 3 * C, C},
+                    {TENSOR_OUT_WEIGHT, C, C},
+                    {TENSOR_FC_WEIGHT, F, C},
+                    {TENSOR_PROJ_WEIGHT, C, F}};
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
+        GptTensor weight = matrices[i].weight;
+        Fp8 matrix = gpt_fp8_weight(model, l, weight, false);
+        fp8_cast(stream, &matrix, gpt_fp8_weight(model, l, weight, true).codes, model->fp8_largest,
+                 gpt_weight(model, gpt_at(model, l, weight)), matrices[i].outputs, matrices[i].inputs,
+                 matrices[i].inputs);
+    }
+}
+
+// result (B, T, outputs), rows result_stride apart, = input (B, T, inputs) times the transposed
+// matrix (outputs, inputs), in FP8. input is cast to `format` first.
+static inline void gpt_fp8_product(Gpt *model, Stream *stream, Real *result, int result_stride,
+                                   const Real *input, int input_stride, Precision format, Fp8 matrix,
+                                   int inputs, int outputs) {
+    int rows = (int)gpt_rows(model);
+    Fp8 operand = {.codes = model->fp8_operand, .scale = model->fp8_scales, .format = format};
+    fp8_cast(stream, &operand, NULL, model->fp8_largest, input, rows, inputs, input_stride);
+    matmul_fp8(stream, result, result_stride, &operand, &matrix, rows, inputs, outputs);
+}
+
 // ---------------------------------------------------------------------------------------
 // Forward
 
@@ -384,8 +454,13 @@ static inline void gpt_layernorm(Gpt *model, Stream *stream, int norm, bool add_
 // inputs).
 static inline void gpt_linear(Gpt *model, Stream *stream, Real *output, const Real *input, int l,
                               GptTensor weight, int inputs, int outputs) {
-    matmul_forward(stream, output, outputs, input, gpt_weight(model, gpt_at(model, l, weight)),
-                   (int)gpt_rows(model), inputs, outputs);
+    if (model->settings.fp8) {
+        gpt_fp8_product(model, stream, output, outputs, input, inputs, PRECISION_E4M3,
+                        gpt_fp8_weight(model, l, weight, false), inputs, outputs);
+    } else {
+        matmul_forward(stream, output, outputs, input, gpt_weight(model, gpt_at(model, l, weight)),
+                       (int)gpt_rows(model), inputs, outputs);
+    }
     gpt_lap(model, OPERATION_LINEAR_FORWARD);
 }
 
@@ -485,7 +560,7 @@ static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameter
                                const Pace *pace) {
     int L = model->config.layers, C = model->config.channels, F = model->config.mlp_channels;
     if (model->operation_seconds != NULL) { model->lap_started = clock_seconds(); }
-    // A weight copy of the same version stays valid.
+    // Copies of weights of the same version stay valid.
     uint64_t version = pace != NULL ? pace->version : 0;
     bool copied = !gpt_has_weights(model), valid = version != 0 && version == model->weights_version;
     model->weights = copied ? model->weight_copy : (const Real *)parameters;
@@ -505,6 +580,7 @@ static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameter
     gpt_lap(model, OPERATION_EMBEDDING);
     for (int l = 0; l < L; l++) {
         gpt_need(model, stream, parameters, pace, gpt_at(model, l + 1, TENSOR_LN_1_WEIGHT));
+        if (model->settings.fp8 && !valid) { gpt_fp8_layer(model, stream, l); }
         gpt_layer_forward(model, stream, l, l > 0);
         // The next LayerNorm adds this product and b_proj to the residual.
         gpt_linear(model, stream, model->branch, gpt_layer(model, l).mlp_hidden, l, TENSOR_PROJ_WEIGHT, F, C);
@@ -598,8 +674,13 @@ static inline void gpt_linear_backward(Gpt *model, Stream *stream, float *gradie
     matmul_backward_weight(stream, gradients + offset, d_output, d_output_stride, input, rows, inputs,
                            outputs);
     gpt_lap(model, OPERATION_LINEAR_BACKWARD_WEIGHT);
-    matmul_backward_input(stream, d_input, d_input_stride, d_output, d_output_stride,
-                          gpt_weight(model, offset), rows, inputs, outputs);
+    if (model->settings.fp8) {
+        gpt_fp8_product(model, stream, d_input, d_input_stride, d_output, d_output_stride, PRECISION_E5M2,
+                        gpt_fp8_weight(model, l, weight, true), outputs, inputs);
+    } else {
+        matmul_backward_input(stream, d_input, d_input_stride, d_output, d_output_stride,
+                              gpt_weight(model, offset), rows, inputs, outputs);
+    }
     gpt_lap(model, OPERATION_LINEAR_BACKWARD_INPUT);
 }
 

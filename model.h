@@ -185,6 +185,7 @@ typedef struct ModelSettings {
     bool given_weights;  // the caller's parameters are in `precision`; otherwise they are floats
     bool ranks_tokens;   // ModelQuery::largest may be asked for
     bool decodes;        // decode() is called; on the CPU in fp32, with B = T = 1
+    bool fp8;            // products of the layers' matrices, but for their gradients, are in FP8
 } ModelSettings;
 
 // Settings for a model on the CPU with a pool of `threads`.

@@ -29,6 +29,7 @@
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/sparse.h"
 #include "kernels/cuda/sizes.h"
+#include "kernels/fp8.h"
 #include "kernels/wire.h"
 
 #ifdef ACCO_HAVE_CUDA
@@ -38,6 +39,7 @@
 #include "kernels/cuda/buffers.cuh"
 #include "kernels/cuda/cross_entropy.cuh"
 #include "kernels/cuda/embedding.cuh"
+#include "kernels/cuda/fp8.cuh"
 #include "kernels/cuda/gelu.cuh"
 #include "kernels/cuda/layernorm.cuh"
 #include "kernels/cuda/matmul.cuh"
@@ -168,6 +170,23 @@ static inline void matmul_products(Stream *stream, Real *result, const Real *a, 
     work.count = count;
     work.most = most;
     matmul(stream, &work);
+}
+
+// In FP8 (kernels/fp8.h), on a GPU in bf16; never called on the CPU.
+
+// out = in (rows, columns), rows `stride` apart. turned, if not NULL, becomes the codes of the
+// transposed matrix (columns, rows), with the same scale. largest (CUDA_ROW_BLOCKS): workspace.
+static inline void fp8_cast(Stream *stream, const Fp8 *out, uint8_t *turned, uint32_t *largest,
+                            const Real *in, int rows, int columns, int stride) {
+    (void)out, (void)turned, (void)largest, (void)in, (void)rows, (void)columns, (void)stride;
+    KERNEL_ON_GPU(stream, cuda_fp8_cast(stream, out, turned, largest, in, rows, columns, stride))
+}
+
+// result (rows, outputs), rows result_stride apart, = a (rows, inputs) b^T for b (outputs, inputs).
+static inline void matmul_fp8(Stream *stream, Real *result, int result_stride, const Fp8 *a, const Fp8 *b,
+                              int rows, int inputs, int outputs) {
+    (void)result, (void)result_stride, (void)a, (void)b, (void)rows, (void)inputs, (void)outputs;
+    KERNEL_ON_GPU(stream, cuda_matmul_fp8(stream, result, result_stride, a, b, rows, inputs, outputs))
 }
 
 // ---------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ typedef struct Placement {
     Gpu gpu;
     bool on_gpu;
     Precision precision;
+    bool fp8;                   // --products fp8
     ProductRates own_rates;     // of this rank on a CPU; 0: not measured
     ProductRates product_rates; // of the slowest one
     Nccl nccl;
@@ -85,6 +86,18 @@ static inline bool placement_choose_precision(Placement *placement, const Option
                          matmul_library(library));
     }
     placement->precision = bf16 || (placement->on_gpu && !fp32) ? PRECISION_BF16 : PRECISION_FP32;
+    placement->fp8 = options->products == PRODUCTS_FP8;
+    if (placement->fp8 && !placement->on_gpu) {
+        return error_set(error, "--products fp8 is for GPUs, and this rank computes on a CPU: %s",
+                         placement->device_reason);
+    }
+    // A plan may be for a GPU elsewhere, of unknown kind.
+    const Gpu *gpu = &placement->gpu;
+    if (placement->fp8 && gpu->capability > 0 && gpu->capability < 89) {
+        return error_set(error,
+                         "--products fp8: GPU %d, %s, has compute capability %d.%d; at least 8.9 is needed",
+                         gpu->number, gpu->name, gpu->capability / 10, gpu->capability % 10);
+    }
     return true;
 }
 
@@ -98,6 +111,15 @@ static inline bool placement_check_shapes(const Placement *placement, const Mode
                          "on a GPU hidden_size is at most 8192 and a head at most 256 wide; %s has %d and "
                          "%d: use --device cpu",
                          config->name, C, C / config->heads);
+    }
+    int F = config->mlp_channels;
+    int64_t tokens = (int64_t)B * T;
+    if (placement->fp8 && (C % FP8_UNIT != 0 || F % FP8_UNIT != 0 || tokens % FP8_UNIT != 0)) {
+        return error_set(
+            error,
+            "--products fp8: hidden_size, intermediate_size and the tokens of a micro-batch must "
+            "be multiples of %d; they are %d, %d and %lld",
+            FP8_UNIT, C, F, (long long)tokens);
     }
     if (B > 65535 || (double)T * 3 * C > 4294967295.0) {
         return error_set(error,

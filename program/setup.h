@@ -247,7 +247,8 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
                            .threads = setup->threads,
                            .on_gpu = placement->on_gpu,
                            .precision = placement->precision,
-                           .given_weights = settings.keeps_casts};
+                           .given_weights = settings.keeps_casts,
+                           .fp8 = placement->fp8};
     bool slow = options->slow_rank == setup->transport->rank;
     TrainingProblem training = {.transport = setup->transport,
                                 .model = setup->model,

@@ -2,7 +2,8 @@
 //
 // On the CPU it is fp32, or bf16 with --precision bf16; on a GPU bf16, the upper half of
 // fp32, or fp32 with --precision fp32. Sums and everything that lasts (master and outer
-// parameters, gradients) are fp32, AdamW's moments as --moments says.
+// parameters, gradients) are fp32, AdamW's moments as --moments says. The formats of FP8 are
+// for operands of matrix products only (kernels/fp8.h).
 //
 // Code for both formats holds such arrays as pointers to Real, a type without a
 // definition, so that nothing is read or added without saying how wide an element is.
@@ -11,14 +12,17 @@
 
 #include <stddef.h>
 
-typedef enum Precision { PRECISION_FP32, PRECISION_BF16 } Precision;
+typedef enum Precision { PRECISION_FP32, PRECISION_BF16, PRECISION_E4M3, PRECISION_E5M2 } Precision;
 
 typedef struct Real Real;
 
-static inline size_t precision_bytes(Precision precision) { return precision == PRECISION_FP32 ? 4 : 2; }
+static inline size_t precision_bytes(Precision precision) {
+    return precision == PRECISION_FP32 ? 4 : precision == PRECISION_BF16 ? 2 : 1;
+}
 
 static inline const char *precision_name(Precision precision) {
-    return precision == PRECISION_FP32 ? "fp32" : "bf16";
+    static const char *const names[] = {"fp32", "bf16", "e4m3", "e5m2"};
+    return names[precision];
 }
 
 // base + elements. A NULL base stays NULL only with 0 elements.

@@ -56,6 +56,13 @@ static void launch_layers(Stream *stream, const ModelConfig *config) {
         call_attention_backward(stream, reals, 3 * C, floats, reals, reals, reals, floats, 1, T, C,
                                 config->heads, window);
     }
+    for (int format = PRECISION_E4M3; stream->precision == PRECISION_BF16 && format <= PRECISION_E5M2;
+         format++) {
+        uint8_t *codes = (uint8_t *)(void *)reals;
+        Fp8 matrix = {codes, floats, (Precision)format};
+        fp8_cast(stream, &matrix, format == PRECISION_E4M3 ? codes : (uint8_t *)NULL,
+                 (uint32_t *)(void *)floats, reals, T, C, C);
+    }
     Bias bias = {reals, reals, NULL, floats, T, 3 * C, 3 * C, C, 0.125f};
     bias_add(stream, &bias);
     bias.d_bias = floats;

@@ -16,10 +16,9 @@
 // parameters in that format: its weights. It reserves activations and workspace in an
 // arena and never allocates. Tokens and targets come from the host, and losses go there.
 //
-// With products in FP8 (ModelSettings::fp8) it also keeps the layers' matrices in that format,
-// as they are for the forward pass and turned for the gradients of inputs, and casts them when
-// the parameters have changed. What they multiply is cast before each product. Gradients of
-// weights and the head stay in bf16.
+// With ModelSettings::fp8 it also keeps the layers' matrices in FP8, cast whenever the parameters
+// have changed: as they are for the forward pass, turned for the gradients of inputs. What they
+// multiply is cast before each product. Gradients of weights and the head stay in bf16.
 //
 // What the backward pass needs is either kept or computed again (Recompute). The logits
 // of a whole batch never exist. They are computed in chunks (gpt_chunk_rows); each
@@ -59,11 +58,11 @@ typedef struct Gpt {
     size_t prepared;
     uint64_t weights_version; // the caller's, of the parameters that were copied; 0: unknown
 
-    // With settings.fp8, on a GPU
-    uint8_t *fp8_weights;  // of all layers, back to back as in `weights`; then the same, matrices turned
-    float *fp8_scales;     // (GPT_MAX_TENSORS): of each matrix by its role; the first: of fp8_operand
-    uint8_t *fp8_operand;  // (B, T, max(3C, F)): what a matrix multiplies
-    uint32_t *fp8_largest; // (CUDA_ROW_BLOCKS)
+    // With settings.fp8
+    uint8_t *fp8_weights; // of all layers, each matrix followed by itself turned
+    uint8_t *fp8_operand; // (B, T, max(3C, F)): what a matrix multiplies
+    float *fp8_scales;    // (1 + L TENSORS_PER_LAYER): of fp8_operand, then of the matrices
+    bool fp8_changed;     // this pass casts the weights
 
     // Activations. Those that are computed again have room for one layer, which all
     // layers share: there L is 1 and 2L + 1 is 2.
@@ -215,23 +214,15 @@ static inline void gpt_reserve_workspace(Gpt *model, Arena *arena) {
     }
 }
 
-// The elements of all layers: of the first, and how many.
-static inline size_t gpt_layers_begin(const Gpt *model) {
-    return model->offsets[gpt_tensor(0, TENSOR_LN_1_WEIGHT)];
-}
-static inline size_t gpt_layers_size(const Gpt *model) {
-    return model->offsets[gpt_tensor(model->config.layers, TENSOR_LN_1_WEIGHT)] - gpt_layers_begin(model);
-}
-
 static inline void gpt_reserve_fp8(Gpt *model, Arena *arena) {
-    size_t wide = size_max(3 * (size_t)model->config.channels, (size_t)model->config.mlp_channels);
-    arena_reserve(arena, MEMORY_PARAMETERS, "weights in FP8", 2 * gpt_layers_size(model),
+    size_t L = (size_t)model->config.layers, C = (size_t)model->config.channels,
+           F = (size_t)model->config.mlp_channels;
+    arena_reserve(arena, MEMORY_PARAMETERS, "weights in FP8", 2 * L * (4 * C * C + 2 * C * F),
                   &model->fp8_weights);
-    arena_reserve(arena, MEMORY_PARAMETERS, "scales of FP8", GPT_MAX_TENSORS * sizeof(float),
+    arena_reserve(arena, MEMORY_PARAMETERS, "scales of FP8", (1 + L * TENSORS_PER_LAYER) * sizeof(float),
                   &model->fp8_scales);
-    arena_reserve(arena, MEMORY_WORKSPACE, "operand in FP8", gpt_rows(model) * wide, &model->fp8_operand);
-    arena_reserve(arena, MEMORY_WORKSPACE, "maxima for FP8", CUDA_ROW_BLOCKS * sizeof(uint32_t),
-                  &model->fp8_largest);
+    arena_reserve(arena, MEMORY_WORKSPACE, "operand in FP8", gpt_rows(model) * size_max(3 * C, F),
+                  &model->fp8_operand);
 }
 
 // Whether the caller's parameters can be used as they are.
@@ -395,45 +386,6 @@ static inline void gpt_need(Gpt *model, Stream *stream, const void *parameters, 
     model->prepared = end;
 }
 
-// A weight W (outputs, inputs) of layer l in FP8; turned: (inputs, outputs).
-static inline Fp8 gpt_fp8_weight(const Gpt *model, int l, GptTensor weight, bool turned) {
-    size_t place = gpt_at(model, l, weight) - gpt_layers_begin(model);
-    Fp8 matrix = {.codes = model->fp8_weights + place + (turned ? gpt_layers_size(model) : 0),
-                  .scale = model->fp8_scales + gpt_tensor(l, weight),
-                  .format = PRECISION_E4M3};
-    return matrix;
-}
-
-// Casts the weights of layer l.
-static inline void gpt_fp8_layer(Gpt *model, Stream *stream, int l) {
-    int C = model->config.channels, F = model->config.mlp_channels;
-    const struct {
-        GptTensor weight;
-        int outputs, inputs;
-    } matrices[] = {{TENSOR_Q, 3 * C, C},
-                    {TENSOR_OUT_WEIGHT, C, C},
-                    {TENSOR_FC_WEIGHT, F, C},
-                    {TENSOR_PROJ_WEIGHT, C, F}};
-    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
-        GptTensor weight = matrices[i].weight;
-        Fp8 matrix = gpt_fp8_weight(model, l, weight, false);
-        fp8_cast(stream, &matrix, gpt_fp8_weight(model, l, weight, true).codes, model->fp8_largest,
-                 gpt_weight(model, gpt_at(model, l, weight)), matrices[i].outputs, matrices[i].inputs,
-                 matrices[i].inputs);
-    }
-}
-
-// result (B, T, outputs), rows result_stride apart, = input (B, T, inputs) times the transposed
-// matrix (outputs, inputs), in FP8. input is cast to `format` first.
-static inline void gpt_fp8_product(Gpt *model, Stream *stream, Real *result, int result_stride,
-                                   const Real *input, int input_stride, Precision format, Fp8 matrix,
-                                   int inputs, int outputs) {
-    int rows = (int)gpt_rows(model);
-    Fp8 operand = {.codes = model->fp8_operand, .scale = model->fp8_scales, .format = format};
-    fp8_cast(stream, &operand, NULL, model->fp8_largest, input, rows, inputs, input_stride);
-    matmul_fp8(stream, result, result_stride, &operand, &matrix, rows, inputs, outputs);
-}
-
 // ---------------------------------------------------------------------------------------
 // Forward
 
@@ -450,13 +402,36 @@ static inline void gpt_layernorm(Gpt *model, Stream *stream, int norm, bool add_
     gpt_lap(model, OPERATION_LAYERNORM);
 }
 
+// In FP8, for the layer's weight W (outputs, inputs): result (B, T, outputs) = factor (B, T, inputs)
+// W^T or, backward, result (B, T, inputs) = factor (B, T, outputs) W; rows are their strides apart.
+static inline void gpt_fp8_product(Gpt *model, Stream *stream, bool backward, Real *result, int result_stride,
+                                   const Real *factor, int factor_stride, int l, GptTensor weight, int inputs,
+                                   int outputs) {
+    size_t C = (size_t)model->config.channels, F = (size_t)model->config.mlp_channels,
+           place = (size_t)l * (4 * C * C + 2 * C * F) + (weight == TENSOR_Q            ? 0
+                                                          : weight == TENSOR_OUT_WEIGHT ? 3 * C * C
+                                                          : weight == TENSOR_FC_WEIGHT  ? 4 * C * C
+                                                                                        : 4 * C * C + C * F);
+    int rows = (int)gpt_rows(model), sums = backward ? outputs : inputs,
+        results = backward ? inputs : outputs;
+    Fp8 operand = {model->fp8_operand, model->fp8_scales, backward ? PRECISION_E5M2 : PRECISION_E4M3};
+    Fp8 matrix = {model->fp8_weights + 2 * place, model->fp8_scales + 1 + l * TENSORS_PER_LAYER + (int)weight,
+                  PRECISION_E4M3};
+    if (model->fp8_changed) {
+        fp8_cast(stream, &matrix, true, model->partials, gpt_weight(model, gpt_at(model, l, weight)), outputs,
+                 inputs, inputs);
+    }
+    if (backward) { matrix.codes += (size_t)inputs * (size_t)outputs; }
+    fp8_cast(stream, &operand, false, model->partials, factor, rows, sums, factor_stride);
+    matmul_fp8(stream, result, result_stride, &operand, &matrix, rows, sums, results);
+}
+
 // output (B, T, outputs) = input (B, T, inputs) W^T for the layer's weight W (outputs,
 // inputs).
 static inline void gpt_linear(Gpt *model, Stream *stream, Real *output, const Real *input, int l,
                               GptTensor weight, int inputs, int outputs) {
     if (model->settings.fp8) {
-        gpt_fp8_product(model, stream, output, outputs, input, inputs, PRECISION_E4M3,
-                        gpt_fp8_weight(model, l, weight, false), inputs, outputs);
+        gpt_fp8_product(model, stream, false, output, outputs, input, inputs, l, weight, inputs, outputs);
     } else {
         matmul_forward(stream, output, outputs, input, gpt_weight(model, gpt_at(model, l, weight)),
                        (int)gpt_rows(model), inputs, outputs);
@@ -566,6 +541,7 @@ static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameter
     model->weights = copied ? model->weight_copy : (const Real *)parameters;
     model->prepared = copied && !valid ? 0 : model->parameter_count;
     model->weights_version = version;
+    model->fp8_changed = !valid;
     const int32_t *batch = gpt_upload(model, stream, model->tokens, tokens, gpt_rows(model));
     gpt_need(model, stream, parameters, pace, gpt_at(model, 0, TENSOR_LN_1_WEIGHT));
     Embedding embedding = {
@@ -580,11 +556,11 @@ static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameter
     gpt_lap(model, OPERATION_EMBEDDING);
     for (int l = 0; l < L; l++) {
         gpt_need(model, stream, parameters, pace, gpt_at(model, l + 1, TENSOR_LN_1_WEIGHT));
-        if (model->settings.fp8 && !valid) { gpt_fp8_layer(model, stream, l); }
         gpt_layer_forward(model, stream, l, l > 0);
         // The next LayerNorm adds this product and b_proj to the residual.
         gpt_linear(model, stream, model->branch, gpt_layer(model, l).mlp_hidden, l, TENSOR_PROJ_WEIGHT, F, C);
     }
+    model->fp8_changed = false;
     gpt_need(model, stream, parameters, pace, model->parameter_count);
     gpt_layernorm(model, stream, 2 * L, true);
 }
@@ -675,8 +651,8 @@ static inline void gpt_linear_backward(Gpt *model, Stream *stream, float *gradie
                            outputs);
     gpt_lap(model, OPERATION_LINEAR_BACKWARD_WEIGHT);
     if (model->settings.fp8) {
-        gpt_fp8_product(model, stream, d_input, d_input_stride, d_output, d_output_stride, PRECISION_E5M2,
-                        gpt_fp8_weight(model, l, weight, true), outputs, inputs);
+        gpt_fp8_product(model, stream, true, d_input, d_input_stride, d_output, d_output_stride, l, weight,
+                        inputs, outputs);
     } else {
         matmul_backward_input(stream, d_input, d_input_stride, d_output, d_output_stride,
                               gpt_weight(model, offset), rows, inputs, outputs);

@@ -29,7 +29,6 @@
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/sparse.h"
 #include "kernels/cuda/sizes.h"
-#include "kernels/fp8.h"
 #include "kernels/wire.h"
 
 #ifdef ACCO_HAVE_CUDA
@@ -172,14 +171,12 @@ static inline void matmul_products(Stream *stream, Real *result, const Real *a, 
     matmul(stream, &work);
 }
 
-// In FP8 (kernels/fp8.h), on a GPU in bf16; never called on the CPU.
-
-// out = in (rows, columns), rows `stride` apart. turned, if not NULL, becomes the codes of the
-// transposed matrix (columns, rows), with the same scale. largest (CUDA_ROW_BLOCKS): workspace.
-static inline void fp8_cast(Stream *stream, const Fp8 *out, uint8_t *turned, uint32_t *largest,
-                            const Real *in, int rows, int columns, int stride) {
-    (void)out, (void)turned, (void)largest, (void)in, (void)rows, (void)columns, (void)stride;
-    KERNEL_ON_GPU(stream, cuda_fp8_cast(stream, out, turned, largest, in, rows, columns, stride))
+// FP8 on a GPU, from bf16 and to bf16: out = in (rows, columns), rows `stride` apart. turns: the
+// codes of the transposed matrix follow. largest (CUDA_ROW_BLOCKS): workspace.
+static inline void fp8_cast(Stream *stream, const Fp8 *out, bool turns, float *largest, const Real *in,
+                            int rows, int columns, int stride) {
+    (void)out, (void)turns, (void)largest, (void)in, (void)rows, (void)columns, (void)stride;
+    KERNEL_ON_GPU(stream, cuda_fp8_cast(stream, out, turns, largest, in, rows, columns, stride))
 }
 
 // result (rows, outputs), rows result_stride apart, = a (rows, inputs) b^T for b (outputs, inputs).

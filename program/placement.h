@@ -87,18 +87,11 @@ static inline bool placement_choose_precision(Placement *placement, const Option
     }
     placement->precision = bf16 || (placement->on_gpu && !fp32) ? PRECISION_BF16 : PRECISION_FP32;
     placement->fp8 = options->products == PRODUCTS_FP8;
-    if (placement->fp8 && !placement->on_gpu) {
-        return error_set(error, "--products fp8 is for GPUs, and this rank computes on a CPU: %s",
-                         placement->device_reason);
-    }
-    // A plan may be for a GPU elsewhere, of unknown kind.
-    const Gpu *gpu = &placement->gpu;
-    if (placement->fp8 && gpu->capability > 0 && gpu->capability < 89) {
-        return error_set(error,
-                         "--products fp8: GPU %d, %s, has compute capability %d.%d; at least 8.9 is needed",
-                         gpu->number, gpu->name, gpu->capability / 10, gpu->capability % 10);
-    }
-    return true;
+    // A plan may be for a GPU elsewhere, of which the capability is not known.
+    int capability = placement->gpu.capability;
+    return !placement->fp8 || (placement->on_gpu && (capability == 0 || capability >= 89)) ||
+           error_set(error, "--products fp8 needs a GPU of compute capability 8.9 or more; this rank has: %s",
+                     placement->device_reason);
 }
 
 // Refuses shapes that the kernels for GPUs cannot compute.
@@ -112,14 +105,12 @@ static inline bool placement_check_shapes(const Placement *placement, const Mode
                          "%d: use --device cpu",
                          config->name, C, C / config->heads);
     }
-    int F = config->mlp_channels;
-    int64_t tokens = (int64_t)B * T;
-    if (placement->fp8 && (C % FP8_UNIT != 0 || F % FP8_UNIT != 0 || tokens % FP8_UNIT != 0)) {
+    if (placement->fp8 && ((int64_t)B * T | C | config->mlp_channels) % FP8_UNIT != 0) {
         return error_set(
             error,
-            "--products fp8: hidden_size, intermediate_size and the tokens of a micro-batch must "
-            "be multiples of %d; they are %d, %d and %lld",
-            FP8_UNIT, C, F, (long long)tokens);
+            "--products fp8: the tokens of a micro-batch, hidden_size and intermediate_size must "
+            "be multiples of %d; %s has %d and %d",
+            FP8_UNIT, config->name, C, config->mlp_channels);
     }
     if (B > 65535 || (double)T * 3 * C > 4294967295.0) {
         return error_set(error,

@@ -2,8 +2,7 @@
 //
 // On the CPU it is fp32, or bf16 with --precision bf16; on a GPU bf16, the upper half of
 // fp32, or fp32 with --precision fp32. Sums and everything that lasts (master and outer
-// parameters, gradients) are fp32, AdamW's moments as --moments says. The formats of FP8 are
-// for operands of matrix products only (kernels/fp8.h).
+// parameters, gradients) are fp32, AdamW's moments as --moments says.
 //
 // Code for both formats holds such arrays as pointers to Real, a type without a
 // definition, so that nothing is read or added without saying how wide an element is.
@@ -11,10 +10,24 @@
 #define ACCO_RUNTIME_PRECISION_H
 
 #include <stddef.h>
+#include <stdint.h>
 
+// The last two are for operands of matrix products on a GPU: Fp8.
 typedef enum Precision { PRECISION_FP32, PRECISION_BF16, PRECISION_E4M3, PRECISION_E5M2 } Precision;
 
 typedef struct Real Real;
+
+// A matrix (rows, columns) in 8 bits, dense: the numbers of `codes` times *scale, by which its
+// largest magnitude is the largest number of the format. E4M3, 4 bits of exponent and 3 of
+// mantissa, goes up to 448; E5M2 up to 57344, for gradients, which are spread wider. columns is
+// a multiple of FP8_UNIT, and what a product sums over.
+typedef struct Fp8 {
+    uint8_t *codes;
+    float *scale;
+    Precision format;
+} Fp8;
+
+enum { FP8_UNIT = 16 };
 
 static inline size_t precision_bytes(Precision precision) {
     return precision == PRECISION_FP32 ? 4 : precision == PRECISION_BF16 ? 2 : 1;

@@ -354,13 +354,13 @@ static Fp8 fp8_of(void **arrays, int codes, Precision format) {
 
 static void prepare_product_fp8(Bench *bench, const Case *work, void **arrays) {
     Fp8 weight = fp8_of(arrays, 3, PRECISION_E4M3);
-    fp8_cast(&bench->stream, &weight, NULL, (uint32_t *)arrays[7], reals(arrays[2]), work->outputs,
+    fp8_cast(&bench->stream, &weight, false, (float *)arrays[7], reals(arrays[2]), work->outputs,
              work->inputs, work->inputs);
 }
 
 static void run_cast_fp8(Bench *bench, const Case *work, void **arrays) {
     Fp8 input = fp8_of(arrays, 5, PRECISION_E4M3);
-    fp8_cast(&bench->stream, &input, NULL, (uint32_t *)arrays[7], reals(arrays[1]), work->rows, work->inputs,
+    fp8_cast(&bench->stream, &input, false, (float *)arrays[7], reals(arrays[1]), work->rows, work->inputs,
              work->inputs);
 }
 

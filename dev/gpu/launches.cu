@@ -58,10 +58,8 @@ static void launch_layers(Stream *stream, const ModelConfig *config) {
     }
     for (int format = PRECISION_E4M3; stream->precision == PRECISION_BF16 && format <= PRECISION_E5M2;
          format++) {
-        uint8_t *codes = (uint8_t *)(void *)reals;
-        Fp8 matrix = {codes, floats, (Precision)format};
-        fp8_cast(stream, &matrix, format == PRECISION_E4M3 ? codes : (uint8_t *)NULL,
-                 (uint32_t *)(void *)floats, reals, T, C, C);
+        Fp8 matrix = {(uint8_t *)(void *)reals, floats, (Precision)format};
+        fp8_cast(stream, &matrix, format == PRECISION_E4M3, floats, reals, C, C, C);
     }
     Bias bias = {reals, reals, NULL, floats, T, 3 * C, 3 * C, C, 0.125f};
     bias_add(stream, &bias);

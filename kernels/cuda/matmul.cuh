@@ -25,9 +25,8 @@
 // is chosen for the largest number of them, so that bits do not depend on how many there
 // are. The library's workspace is the one buffer that the memory plan lists.
 //
-// Products of FP8 (cuda_matmul_fp8) sum over what lies side by side in both operands: GPUs
-// before 10.0 offer no other form. Their sums are fp32 as long as nobody asks the library for
-// its fast accumulation, and their scales are multiplied to the finished sums.
+// Products of FP8 sum over what lies side by side in both operands, because GPUs before 10.0 have no
+// others. Their sums are fp32, as long as nobody asks the library for its fast accumulation.
 #ifndef ACCO_KERNELS_CUDA_MATMUL_CUH
 #define ACCO_KERNELS_CUDA_MATMUL_CUH
 
@@ -35,7 +34,6 @@
 
 #include "kernels/cpu/matmul.h"
 #include "kernels/cuda/language.cuh"
-#include "kernels/fp8.h"
 
 enum {
     CUDA_GEMM_SHAPES = 96, // whose plans a stream keeps: twice those of training
@@ -92,17 +90,12 @@ static inline void cuda_gemm_set_count(cublasLtMatrixLayout_t layout, int32_t co
         cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
 }
 
-static inline cudaDataType_t cuda_gemm_type(Precision precision) {
-    static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
-    return types[precision];
-}
-
 static inline void cuda_gemm_layout(cublasLtMatrixLayout_t *layout, const CudaGemm *gemm, Precision precision,
                                     bool transposed, int rows, int columns, int stride) {
+    static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
     int64_t stored_columns = transposed ? rows : columns, offset = stride * stored_columns;
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(layout, cuda_gemm_type(precision),
-                                            (uint64_t)(transposed ? columns : rows), (uint64_t)stored_columns,
-                                            stride));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(layout, types[precision], (uint64_t)(transposed ? columns : rows),
+                                            (uint64_t)stored_columns, stride));
     if (gemm->most > 1) {
         cuda_gemm_set_count(*layout, gemm->most);
         CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
@@ -132,9 +125,9 @@ static inline void cuda_gemm_describe(CudaGemmPlan *plan) {
         CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
                                                     &sm_count, sizeof sm_count));
     }
-    // The library is told that there are scales, which every product has of its own.
-    const float *some = (const float *)(const void *)plan;
-    if (gemm->a_precision > PRECISION_BF16) { cuda_gemm_set_scales(plan->operation, some, some); }
+    if (gemm->a_precision > PRECISION_BF16) { // the library sees that there will be scales
+        cuda_gemm_set_scales(plan->operation, (const float *)(void *)plan, (const float *)(void *)plan);
+    }
     cuda_gemm_layout(&plan->a, gemm, gemm->a_precision, gemm->a_transposed, gemm->m, gemm->k, gemm->a_stride);
     cuda_gemm_layout(&plan->b, gemm, gemm->b_precision, gemm->b_transposed, gemm->k, gemm->n, gemm->b_stride);
     cuda_gemm_layout(&plan->result, gemm, gemm->result_precision, false, gemm->m, gemm->n,
@@ -297,8 +290,6 @@ static inline void cuda_matmul(Stream *stream, const Matmul *work) {
     CUBLAS_CHECK(cuda_gemm_run(stream, plan, &plan->algorithm, work->b, work->a, work->result));
 }
 
-// result (rows, outputs), in bf16, rows result_stride apart, = a (rows, inputs) b^T for b (outputs,
-// inputs).
 static inline void cuda_matmul_fp8(Stream *stream, Real *result, int result_stride, const Fp8 *a,
                                    const Fp8 *b, int rows, int inputs, int outputs) {
     CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;

@@ -733,6 +733,7 @@ static void check_fp8(const Inputs *inputs, Precision precision) {
 
 static void test_fp8(void **state) {
     (void)state;
+    if (!cuda_has_fp8()) { skip(); }
     for_fp8("FP8", check_fp8);
     for_fp8("FP8, recompute", check_recompute);
     for_fp8("FP8, accumulation", check_accumulation);

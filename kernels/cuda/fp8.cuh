@@ -9,6 +9,7 @@
 #define ACCO_KERNELS_CUDA_FP8_CUH
 
 #include "kernels/cuda/language.cuh"
+#include "runtime/numbers.h"
 
 enum { FP8_THREADS = 512 };
 

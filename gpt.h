@@ -16,6 +16,10 @@
 // parameters in that format: its weights. It reserves activations and workspace in an
 // arena and never allocates. Tokens and targets come from the host, and losses go there.
 //
+// With ModelSettings::fp8 it also keeps the layers' matrices in FP8, cast whenever the parameters
+// have changed: as they are for the forward pass, turned for the gradients of inputs. What they
+// multiply is cast before each product. Gradients of weights and the head stay in bf16.
+//
 // What the backward pass needs is either kept or computed again (Recompute). The logits
 // of a whole batch never exist. They are computed in chunks (gpt_chunk_rows); each
 // chunk becomes its own gradient in place, and that gradient is used at once for the
@@ -58,6 +62,12 @@ typedef struct Gpt {
     Real *weight_copy;
     size_t prepared;
     uint64_t weights_version; // the caller's, of the parameters that were copied; 0: unknown
+
+    // With settings.fp8
+    uint8_t *fp8_weights; // of all layers, each matrix followed by itself turned
+    uint8_t *fp8_operand; // (B, T, max(3C, F)): what a matrix multiplies
+    float *fp8_scales;    // (1 + L TENSORS_PER_LAYER): of fp8_operand, then of the matrices
+    bool fp8_changed;     // this pass casts the weights
 
     // Activations. Those that are computed again have room for one layer, which all
     // layers share: there L is 1 and 2L + 1 is 2.
@@ -220,6 +230,17 @@ static inline void gpt_reserve_workspace(Gpt *model, Arena *arena) {
     }
 }
 
+static inline void gpt_reserve_fp8(Gpt *model, Arena *arena) {
+    size_t L = (size_t)model->config.layers, C = (size_t)model->config.channels,
+           F = (size_t)model->config.mlp_channels;
+    arena_reserve(arena, MEMORY_PARAMETERS, "weights in FP8", 2 * L * (4 * C * C + 2 * C * F),
+                  &model->fp8_weights);
+    arena_reserve(arena, MEMORY_PARAMETERS, "scales of FP8", (1 + L * TENSORS_PER_LAYER) * sizeof(float),
+                  &model->fp8_scales);
+    arena_reserve(arena, MEMORY_WORKSPACE, "operand in FP8", gpt_rows(model) * size_max(3 * C, F),
+                  &model->fp8_operand);
+}
+
 // Whether the caller's parameters can be used as they are.
 static inline bool gpt_has_weights(const Gpt *model) {
     return model->settings.given_weights || model->settings.precision == PRECISION_FP32;
@@ -260,6 +281,7 @@ static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *conf
         arena_reserve(arena, MEMORY_PARAMETERS, "weights",
                       model->parameter_count * precision_bytes(settings->precision), &model->weight_copy);
     }
+    if (settings->fp8) { gpt_reserve_fp8(model, arena); }
     size_t rows = gpt_rows(model), L = (size_t)config->layers, C = (size_t)config->channels,
            F = (size_t)config->mlp_channels;
     size_t row = rows * precision_bytes(settings->precision), float_row = rows * sizeof(float);
@@ -450,13 +472,41 @@ static inline int gpt_tensors(const Gpt *model, GptTensor weight) {
     return weight == TENSOR_Q && !model->config.qkv_biases ? 3 : 1;
 }
 
+// In FP8, for the layer's weight W (outputs, inputs): result (B, T, outputs) = factor (B, T, inputs)
+// W^T or, backward, result (B, T, inputs) = factor (B, T, outputs) W; rows are their strides apart.
+static inline void gpt_fp8_product(Gpt *model, Stream *stream, bool backward, Real *result, int result_stride,
+                                   const Real *factor, int factor_stride, int l, GptTensor weight, int inputs,
+                                   int outputs) {
+    size_t C = (size_t)model->config.channels, F = (size_t)model->config.mlp_channels,
+           place = (size_t)l * (4 * C * C + 2 * C * F) + (weight == TENSOR_Q            ? 0
+                                                          : weight == TENSOR_OUT_WEIGHT ? 3 * C * C
+                                                          : weight == TENSOR_FC_WEIGHT  ? 4 * C * C
+                                                                                        : 4 * C * C + C * F);
+    int rows = (int)gpt_rows(model), sums = backward ? outputs : inputs,
+        results = backward ? inputs : outputs;
+    Fp8 operand = {model->fp8_operand, model->fp8_scales, backward ? PRECISION_E5M2 : PRECISION_E4M3};
+    Fp8 matrix = {model->fp8_weights + 2 * place, model->fp8_scales + 1 + l * TENSORS_PER_LAYER + (int)weight,
+                  PRECISION_E4M3};
+    if (model->fp8_changed) {
+        fp8_cast(stream, &matrix, true, model->partials, gpt_weight(model, gpt_tensor(l, weight)), outputs,
+                 inputs, inputs);
+    }
+    if (backward) { matrix.codes += (size_t)inputs * (size_t)outputs; }
+    fp8_cast(stream, &operand, false, model->partials, factor, rows, sums, factor_stride);
+    matmul_fp8(stream, result, result_stride, &operand, &matrix, rows, sums, results);
+}
+
 // output (B, T, outputs) = input (B, T, inputs) W^T for the layer's weight W (outputs,
 // inputs).
 static inline void gpt_linear(Gpt *model, Stream *stream, Real *output, const Real *input, int l,
                               GptTensor weight, int inputs, int outputs) {
     int first = gpt_tensor(l, weight), tensors = gpt_tensors(model, weight), each = outputs / tensors;
-    matmul_forward(stream, output, outputs, input, gpt_weight(model, first), (int)gpt_rows(model), inputs,
-                   outputs);
+    if (model->settings.fp8) {
+        gpt_fp8_product(model, stream, false, output, outputs, input, inputs, l, weight, inputs, outputs);
+    } else {
+        matmul_forward(stream, output, outputs, input, gpt_weight(model, first), (int)gpt_rows(model), inputs,
+                       outputs);
+    }
     for (int i = 0; i < tensors; i++) {
         if (model->places[first + i].kind != TRAINED_ADAPTED) { continue; }
         LowRank adapter = gpt_adapter(model, NULL, first + i, inputs, each);
@@ -575,12 +625,13 @@ static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameter
                                const Pace *pace) {
     int L = model->config.layers, C = model->config.channels, F = model->config.mlp_channels;
     if (model->operation_seconds != NULL) { model->lap_started = clock_seconds(); }
-    // A weight copy of the same version stays valid.
+    // Copies of weights of the same version stay valid.
     uint64_t version = pace != NULL ? pace->version : 0;
     bool copied = !gpt_has_weights(model), valid = version != 0 && version == model->weights_version;
     model->weights = copied ? model->weight_copy : (const Real *)parameters;
     model->prepared = copied && !valid ? 0 : model->parameter_count;
     model->weights_version = version;
+    model->fp8_changed = !valid;
     const int32_t *batch = gpt_upload(model, stream, model->tokens, tokens, gpt_rows(model));
     gpt_find_documents(model, stream, tokens);
     gpt_need(model, stream, parameters, pace, gpt_at(model, 0, TENSOR_LN_1_WEIGHT));
@@ -601,6 +652,7 @@ static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameter
         // The next LayerNorm adds this product and b_proj to the residual.
         gpt_linear(model, stream, model->branch, gpt_layer(model, l).mlp_hidden, l, TENSOR_PROJ_WEIGHT, F, C);
     }
+    model->fp8_changed = false;
     gpt_need(model, stream, parameters, pace, model->parameter_count);
     gpt_layernorm(model, stream, 2 * L, true);
 }
@@ -694,8 +746,13 @@ static inline void gpt_linear_backward(Gpt *model, Stream *stream, float *gradie
                                input, rows, inputs, outputs);
     }
     gpt_lap(model, OPERATION_LINEAR_BACKWARD_WEIGHT);
-    matmul_backward_input(stream, d_input, d_input_stride, d_output, d_output_stride,
-                          gpt_weight(model, first), rows, inputs, outputs);
+    if (model->settings.fp8) {
+        gpt_fp8_product(model, stream, true, d_input, d_input_stride, d_output, d_output_stride, l, weight,
+                        inputs, outputs);
+    } else {
+        matmul_backward_input(stream, d_input, d_input_stride, d_output, d_output_stride,
+                              gpt_weight(model, first), rows, inputs, outputs);
+    }
     for (int i = 0; i < tensors; i++) {
         if (model->places[first + i].kind != TRAINED_ADAPTED) { continue; }
         LowRank adapter = gpt_adapter(model, gradients, first + i, inputs, each);

@@ -38,6 +38,7 @@
 #include "kernels/cuda/buffers.cuh"
 #include "kernels/cuda/cross_entropy.cuh"
 #include "kernels/cuda/embedding.cuh"
+#include "kernels/cuda/fp8.cuh"
 #include "kernels/cuda/gelu.cuh"
 #include "kernels/cuda/layernorm.cuh"
 #include "kernels/cuda/matmul.cuh"
@@ -215,6 +216,21 @@ static inline void matmul_products(Stream *stream, Real *result, const Real *a, 
     work.count = count;
     work.most = most;
     matmul(stream, &work);
+}
+
+// FP8 on a GPU, from bf16 and to bf16: out = in (rows, columns), rows `stride` apart. turns: the
+// codes of the transposed matrix follow. largest (CUDA_ROW_BLOCKS): workspace.
+static inline void fp8_cast(Stream *stream, const Fp8 *out, bool turns, float *largest, const Real *in,
+                            int rows, int columns, int stride) {
+    (void)out, (void)turns, (void)largest, (void)in, (void)rows, (void)columns, (void)stride;
+    KERNEL_ON_GPU(stream, cuda_fp8_cast(stream, out, turns, largest, in, rows, columns, stride))
+}
+
+// result (rows, outputs), rows result_stride apart, = a (rows, inputs) b^T for b (outputs, inputs).
+static inline void matmul_fp8(Stream *stream, Real *result, int result_stride, const Fp8 *a, const Fp8 *b,
+                              int rows, int inputs, int outputs) {
+    (void)result, (void)result_stride, (void)a, (void)b, (void)rows, (void)inputs, (void)outputs;
+    KERNEL_ON_GPU(stream, cuda_matmul_fp8(stream, result, result_stride, a, b, rows, inputs, outputs))
 }
 
 // ---------------------------------------------------------------------------------------

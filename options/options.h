@@ -43,6 +43,7 @@ enum { OPTIONS_AT_MOST = 128 }; // in the table
 
 enum DeviceChoice { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum PrecisionChoice { PRECISION_AUTO, PRECISION_ASK_FP32, PRECISION_ASK_BF16, PRECISION_FASTEST };
+enum ProductsChoice { PRODUCTS_PLAIN, PRODUCTS_FP8 };
 enum RateCounter { RATE_BY_GRADIENTS, RATE_BY_COMMITS };
 enum DecayChoice { DECAY_MATRICES, DECAY_ALL };
 enum InnerChoice { INNER_ADAMW, INNER_MUON };

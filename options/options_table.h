@@ -303,6 +303,12 @@
      "moments as --moments says. auto: bf16 on a GPU, fp32 on a CPU. bf16 on a CPU is faster only where the "
      "processor multiplies bf16; the run measures that and says it. fastest: bf16 on a GPU, and on CPUs "
      "where the slowest rank measures it to be a tenth faster; a resumed run keeps its choice.")
+    OPTION("products", MACHINE, OTHER_BITS, CHOICE, products, "plain", .choices = {"plain", "fp8"},
+     .excludes = "fp8 device cpu, fp8 precision fp32", .help =
+     "Number format of the layers' matrix products. plain: as --precision says. fp8, for GPUs of compute "
+     "capability 8.9 or more: activations and weights are e4m3 in the forward pass, gradients of outputs "
+     "e5m2 in those of inputs; each matrix has one scale, sums are fp32. Gradients of weights and the head "
+     "stay in bf16. Needs two bytes more for each parameter of the layers.")
     OPTION("recompute", MACHINE, SAME_BITS, CHOICE, recompute, "auto", .choices = {"auto", "none", "gelu",
      "layernorm", "block"}, .help =
      "What the backward pass computes again instead of reading it from memory. gelu: the outputs of GELU; "

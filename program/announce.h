@@ -116,7 +116,8 @@ static inline void print_device(const Run *run) {
     const Placement *placement = &run->placement;
     int threads = run->threads.threads;
     char products[96];
-    printf("device     %s; %s\n", placement->device_reason, precision_name(placement->precision));
+    printf("device     %s; %s%s\n", placement->device_reason, precision_name(placement->precision),
+           placement->fp8 ? ", products of the layers in FP8" : "");
     if (placement->ranks_on_gpus > 0 && placement->ranks_on_gpus < run->transport.size) {
         printf("           %d of %d ranks compute on GPUs, the others on CPUs: the log says which\n",
                placement->ranks_on_gpus, run->transport.size);

@@ -25,6 +25,7 @@ typedef struct Placement {
     Gpu gpu;
     bool on_gpu;
     Precision precision;
+    bool fp8;                   // --products fp8
     ProductRates own_rates;     // of this rank on a CPU; 0: not measured
     ProductRates product_rates; // of the slowest one
     Nccl nccl;
@@ -85,7 +86,12 @@ static inline bool placement_choose_precision(Placement *placement, const Option
                          matmul_library(library));
     }
     placement->precision = bf16 || (placement->on_gpu && !fp32) ? PRECISION_BF16 : PRECISION_FP32;
-    return true;
+    placement->fp8 = options->products == PRODUCTS_FP8;
+    // A plan may be for a GPU elsewhere, of which the capability is not known.
+    int capability = placement->gpu.capability;
+    return !placement->fp8 || (placement->on_gpu && (capability == 0 || capability >= 89)) ||
+           error_set(error, "--products fp8 needs a GPU of compute capability 8.9 or more; this rank has: %s",
+                     placement->device_reason);
 }
 
 // Refuses shapes that the kernels for GPUs cannot compute.
@@ -98,6 +104,13 @@ static inline bool placement_check_shapes(const Placement *placement, const Mode
                          "on a GPU hidden_size is at most 8192 and a head at most 256 wide; %s has %d and "
                          "%d: use --device cpu",
                          config->name, C, C / config->heads);
+    }
+    if (placement->fp8 && ((int64_t)B * T | C | config->mlp_channels) % FP8_UNIT != 0) {
+        return error_set(
+            error,
+            "--products fp8: the tokens of a micro-batch, hidden_size and intermediate_size must "
+            "be multiples of %d; %s has %d and %d",
+            FP8_UNIT, config->name, C, config->mlp_channels);
     }
     if (B > 65535 || (double)T * 3 * C > 4294967295.0) {
         return error_set(error,

@@ -270,7 +270,8 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
                            .on_gpu = placement->on_gpu,
                            .precision = placement->precision,
                            .given_weights = settings.keeps_casts,
-                           .part = setup->part->frozen_count > 0 ? setup->part : NULL};
+                           .part = setup->part->frozen_count > 0 ? setup->part : NULL,
+                           .fp8 = placement->fp8};
     if (options->attend == ATTEND_DOCUMENT) { model.separator = &setup->data->separator; }
     bool slow = options->slow_rank == setup->transport->rank;
     TrainingProblem training = {.transport = setup->transport,

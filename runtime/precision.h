@@ -10,15 +10,32 @@
 #define ACCO_RUNTIME_PRECISION_H
 
 #include <stddef.h>
+#include <stdint.h>
 
-typedef enum Precision { PRECISION_FP32, PRECISION_BF16 } Precision;
+// The last two are for operands of matrix products on a GPU: Fp8.
+typedef enum Precision { PRECISION_FP32, PRECISION_BF16, PRECISION_E4M3, PRECISION_E5M2 } Precision;
 
 typedef struct Real Real;
 
-static inline size_t precision_bytes(Precision precision) { return precision == PRECISION_FP32 ? 4 : 2; }
+// A matrix (rows, columns) in 8 bits, dense: the numbers of `codes` times *scale, by which its
+// largest magnitude is the largest number of the format. E4M3, 4 bits of exponent and 3 of
+// mantissa, goes up to 448; E5M2 up to 57344, for gradients, which are spread wider. columns is
+// a multiple of FP8_UNIT, and what a product sums over.
+typedef struct Fp8 {
+    uint8_t *codes;
+    float *scale;
+    Precision format;
+} Fp8;
+
+enum { FP8_UNIT = 16 };
+
+static inline size_t precision_bytes(Precision precision) {
+    return precision == PRECISION_FP32 ? 4 : precision == PRECISION_BF16 ? 2 : 1;
+}
 
 static inline const char *precision_name(Precision precision) {
-    return precision == PRECISION_FP32 ? "fp32" : "bf16";
+    static const char *const names[] = {"fp32", "bf16", "e4m3", "e5m2"};
+    return names[precision];
 }
 
 // base + elements. A NULL base stays NULL only with 0 elements.

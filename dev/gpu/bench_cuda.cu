@@ -7,8 +7,9 @@
 //                                     the ceilings and the table; or only kernels whose names
 //                                     begin so, and no ceilings: for a profiler
 //   bench_cuda variants MODEL B T     the ceilings; the head's products on chunks of as many rows as the
-//                                     model's, and of others; and products that leave NCCL 8 and 16
-//                                     multiprocessors, as those beside an exchange do
+//                                     model's, and of others; products in FP8 with their casts; and
+//                                     products that leave NCCL 8 and 16 multiprocessors, as those
+//                                     beside an exchange do
 //   bench_cuda gelu MODEL B T         the ceilings, and the MLP's GELU by our kernels and
 //                                     in the library's epilogues
 //   bench_cuda tokens FILE COUNT V    a token file for training runs: COUNT random ids
@@ -60,7 +61,7 @@ typedef struct Case {
 
 struct Bench {
     ModelConfig config;
-    int B, T, rows, wide, logits_stride, chunk, processors;
+    int B, T, rows, wide, logits_stride, chunk, processors, capability;
     size_t elements; // of what is done to whole vectors
     bool small;      // for trying this program out in the emulator
     Stream stream;
@@ -342,6 +343,32 @@ static void run_product_input(Bench *bench, const Case *work, void **arrays) {
 static void run_product_weight(Bench *bench, const Case *work, void **arrays) {
     matmul_backward_weight(&bench->stream, (float *)arrays[2], reals(arrays[0]), gradient_stride(bench, work),
                            reals(arrays[1]), work->rows, work->inputs, work->outputs);
+}
+
+// A product in FP8, its first operand cast before, as --products fp8 does it. Arrays: output,
+// input, weight; what prepare makes of the weight, and its scale; the same of the input.
+static Fp8 fp8_of(void **arrays, int codes, Precision format) {
+    Fp8 matrix = {(uint8_t *)arrays[codes], (float *)arrays[codes + 1], format};
+    return matrix;
+}
+
+static void prepare_product_fp8(Bench *bench, const Case *work, void **arrays) {
+    Fp8 weight = fp8_of(arrays, 3, PRECISION_E4M3);
+    fp8_cast(&bench->stream, &weight, false, (float *)arrays[7], reals(arrays[2]), work->outputs,
+             work->inputs, work->inputs);
+}
+
+static void run_cast_fp8(Bench *bench, const Case *work, void **arrays) {
+    Fp8 input = fp8_of(arrays, 5, PRECISION_E4M3);
+    fp8_cast(&bench->stream, &input, false, (float *)arrays[7], reals(arrays[1]), work->rows, work->inputs,
+             work->inputs);
+}
+
+static void run_product_fp8(Bench *bench, const Case *work, void **arrays) {
+    Fp8 input = fp8_of(arrays, 5, PRECISION_E4M3), weight = fp8_of(arrays, 3, PRECISION_E4M3);
+    run_cast_fp8(bench, work, arrays);
+    matmul_fp8(&bench->stream, reals(arrays[0]), work->outputs, &input, &weight, work->rows, work->inputs,
+               work->outputs);
 }
 
 // The first product of the MLP, then bias and GELU; in the program's form, or with an
@@ -630,6 +657,30 @@ static void add_linear(Bench *bench, const char *name, int rows, int inputs, int
     }
 }
 
+// Casts of a layer's input alone, and with its product.
+static void add_fp8(Bench *bench, const char *name, int inputs, int outputs) {
+    size_t rows = (size_t)bench->rows, columns = (size_t)inputs, results = (size_t)outputs;
+    for (int product = 0; product < 2; product++) {
+        char full[48];
+        snprintf(full, sizeof full, "FP8 %s, %s", name, product == 1 ? "cast and forward" : "cast");
+        Case *work = add_case(bench, full, product == 1 ? run_product_fp8 : run_cast_fp8,
+                              product == 1 ? 0 : 5.0 * (double)(rows * columns),
+                              product == 1 ? 2.0 * (double)(rows * columns * results) : 0);
+        work->rows = bench->rows;
+        work->inputs = inputs;
+        work->outputs = outputs;
+        work->prepare = prepare_product_fp8;
+        add_array(work, FILL_NONE, rows * results * 2);
+        add_array(work, FILL_REALS, rows * columns * 2);
+        add_array(work, FILL_REALS, results * columns * 2);
+        add_array(work, FILL_NONE, results * columns);
+        add_array(work, FILL_NONE, 4);
+        add_array(work, FILL_NONE, rows * columns);
+        add_array(work, FILL_NONE, 4);
+        add_array(work, FILL_NONE, CUDA_ROW_BLOCKS * 4);
+    }
+}
+
 // The products of the MLP that can end with an epilogue for GELU.
 typedef enum MlpProduct { MLP_FORWARD, MLP_BACKWARD, MLP_WEIGHT, MLP_PRODUCTS } MlpProduct;
 
@@ -887,11 +938,14 @@ static void measure_variants(Bench *bench) {
         snprintf(name, sizeof name, "head, %d rows", chunk);
         add_linear(bench, name, chunk, C, bench->logits_stride);
     }
+    const struct {
+        const char *name;
+        int inputs, outputs;
+    } layers[] = {{"qkv", C, 3 * C}, {"fc", C, F}, {"proj", F, C}};
+    for (int i = 0; i < 3 && bench->capability >= 89; i++) {
+        add_fp8(bench, layers[i].name, layers[i].inputs, layers[i].outputs);
+    }
     for (int fewer = 0; fewer <= 16; fewer += 8) {
-        const struct {
-            const char *name;
-            int inputs, outputs;
-        } layers[] = {{"qkv", C, 3 * C}, {"fc", C, F}, {"proj", F, C}};
         for (int i = 0; i < 3; i++) {
             char name[32];
             int first = bench->count;
@@ -1044,6 +1098,7 @@ int main(int count, char **arguments) {
     Bench *bench = (Bench *)calloc(1, sizeof *bench);
     bench->small = getenv("ACCO_SMALL") != NULL;
     bench->processors = gpu.sm_count;
+    bench->capability = gpu.capability;
     bench->cache_bytes = bench->small ? 1 : (size_t)512 << 20;
     open_stream(&bench->stream);
     bench->spare_bytes = bench->small ? 4096 : (size_t)256 << 20;

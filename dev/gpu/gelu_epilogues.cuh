@@ -99,7 +99,8 @@ static inline CudaGemm epilogue_gemm(const Stream *stream, int m, int n, int k, 
             .a_stride = a_stride,
             .b_stride = b_stride,
             .result_stride = result_stride,
-            .precision = stream->precision,
+            .a_precision = stream->precision,
+            .b_precision = stream->precision,
             .result_precision = stream->precision};
 }
 

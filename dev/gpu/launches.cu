@@ -56,6 +56,11 @@ static void launch_layers(Stream *stream, const ModelConfig *config) {
         call_attention_backward(stream, reals, 3 * C, floats, reals, reals, reals, floats, 1, T, C,
                                 config->heads, window);
     }
+    for (int format = PRECISION_E4M3; stream->precision == PRECISION_BF16 && format <= PRECISION_E5M2;
+         format++) {
+        Fp8 matrix = {(uint8_t *)(void *)reals, floats, (Precision)format};
+        fp8_cast(stream, &matrix, format == PRECISION_E4M3, floats, reals, C, C, C);
+    }
     Bias bias = {reals, reals, NULL, floats, T, 3 * C, 3 * C, C, 0.125f};
     bias_add(stream, &bias);
     bias.d_bias = floats;

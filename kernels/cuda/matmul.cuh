@@ -24,6 +24,9 @@
 // products are several at once, of matrices that lie one behind the other: their algorithm
 // is chosen for the largest number of them, so that bits do not depend on how many there
 // are. The library's workspace is the one buffer that the memory plan lists.
+//
+// Products of FP8 sum over what lies side by side in both operands, because GPUs before 10.0 have no
+// others. Their sums are fp32, as long as nobody asks the library for its fast accumulation.
 #ifndef ACCO_KERNELS_CUDA_MATMUL_CUH
 #define ACCO_KERNELS_CUDA_MATMUL_CUH
 
@@ -43,8 +46,7 @@ typedef struct CudaGemm {
     int m, n, k;
     bool a_transposed, b_transposed;
     int a_stride, b_stride, result_stride;
-    Precision precision;                                 // of a and b
-    Precision result_precision;                          // of the result
+    Precision a_precision, b_precision, result_precision;
     bool accumulate;                                     // += instead of =
     int most;                                            // products at once, see above
     int sm_count;                                        // as in CudaGemmLibrary
@@ -90,15 +92,23 @@ static inline void cuda_gemm_set_count(cublasLtMatrixLayout_t layout, int32_t co
 
 static inline void cuda_gemm_layout(cublasLtMatrixLayout_t *layout, const CudaGemm *gemm, Precision precision,
                                     bool transposed, int rows, int columns, int stride) {
+    static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
     int64_t stored_columns = transposed ? rows : columns, offset = stride * stored_columns;
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(layout, precision == PRECISION_FP32 ? CUDA_R_32F : CUDA_R_16BF,
-                                            (uint64_t)(transposed ? columns : rows), (uint64_t)stored_columns,
-                                            stride));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(layout, types[precision], (uint64_t)(transposed ? columns : rows),
+                                            (uint64_t)stored_columns, stride));
     if (gemm->most > 1) {
         cuda_gemm_set_count(*layout, gemm->most);
         CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
                                                       &offset, sizeof offset));
     }
+}
+
+// Of operands in FP8, in device memory.
+static inline void cuda_gemm_set_scales(cublasLtMatmulDesc_t operation, const float *a, const float *b) {
+    CUBLAS_CHECK(
+        cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a, sizeof a));
+    CUBLAS_CHECK(
+        cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &b, sizeof b));
 }
 
 static inline void cuda_gemm_describe(CudaGemmPlan *plan) {
@@ -115,8 +125,11 @@ static inline void cuda_gemm_describe(CudaGemmPlan *plan) {
         CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
                                                     &sm_count, sizeof sm_count));
     }
-    cuda_gemm_layout(&plan->a, gemm, gemm->precision, gemm->a_transposed, gemm->m, gemm->k, gemm->a_stride);
-    cuda_gemm_layout(&plan->b, gemm, gemm->precision, gemm->b_transposed, gemm->k, gemm->n, gemm->b_stride);
+    if (gemm->a_precision > PRECISION_BF16) { // the library sees that there will be scales
+        cuda_gemm_set_scales(plan->operation, (const float *)(void *)plan, (const float *)(void *)plan);
+    }
+    cuda_gemm_layout(&plan->a, gemm, gemm->a_precision, gemm->a_transposed, gemm->m, gemm->k, gemm->a_stride);
+    cuda_gemm_layout(&plan->b, gemm, gemm->b_precision, gemm->b_transposed, gemm->k, gemm->n, gemm->b_stride);
     cuda_gemm_layout(&plan->result, gemm, gemm->result_precision, false, gemm->m, gemm->n,
                      gemm->result_stride);
 }
@@ -217,15 +230,15 @@ static inline CudaGemmPlan *cuda_gemm_plan(CudaGemmLibrary *library, const CudaG
     char text[256];
     snprintf(text, sizeof text, "no algorithm for a product of m %d, n %d, k %d%s%s, of %s, the result %s%s",
              gemm->m, gemm->n, gemm->k, gemm->a_transposed ? ", a transposed" : "",
-             gemm->b_transposed ? ", b transposed" : "", precision_name(gemm->precision),
+             gemm->b_transposed ? ", b transposed" : "", precision_name(gemm->b_precision),
              precision_name(gemm->result_precision), gemm->accumulate ? " and added to" : "");
     cublas_check(status, text);
     return plan;
 }
 
 static inline void cuda_gemm_align(CudaGemm *gemm, const void *a, const void *b, const void *result) {
-    gemm->a_alignment = cuda_gemm_alignment(a, gemm->a_stride, gemm->precision);
-    gemm->b_alignment = cuda_gemm_alignment(b, gemm->b_stride, gemm->precision);
+    gemm->a_alignment = cuda_gemm_alignment(a, gemm->a_stride, gemm->a_precision);
+    gemm->b_alignment = cuda_gemm_alignment(b, gemm->b_stride, gemm->b_precision);
     gemm->result_alignment = cuda_gemm_alignment(result, gemm->result_stride, gemm->result_precision);
 }
 
@@ -264,7 +277,8 @@ static inline void cuda_matmul(Stream *stream, const Matmul *work) {
                      .a_stride = work->b_stride,
                      .b_stride = work->a_stride,
                      .result_stride = work->result_stride,
-                     .precision = work->precision,
+                     .a_precision = work->precision,
+                     .b_precision = work->precision,
                      .result_precision = work->result_precision,
                      .accumulate = work->accumulate,
                      .most = work->most,
@@ -274,6 +288,27 @@ static inline void cuda_matmul(Stream *stream, const Matmul *work) {
     cublasLtMatrixLayout_t layouts[3] = {plan->a, plan->b, plan->result};
     for (int i = 0; i < 3 && work->most > 1; i++) { cuda_gemm_set_count(layouts[i], work->count); }
     CUBLAS_CHECK(cuda_gemm_run(stream, plan, &plan->algorithm, work->scale, work->b, work->a, work->result));
+}
+
+static inline void cuda_matmul_fp8(Stream *stream, Real *result, int result_stride, const Fp8 *a,
+                                   const Fp8 *b, int rows, int inputs, int outputs) {
+    CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;
+    CudaGemm gemm = {.m = outputs,
+                     .n = rows,
+                     .k = inputs,
+                     .a_transposed = true,
+                     .a_stride = inputs,
+                     .b_stride = inputs,
+                     .result_stride = result_stride,
+                     .a_precision = b->format,
+                     .b_precision = a->format,
+                     .result_precision = PRECISION_BF16,
+                     .most = 1,
+                     .sm_count = library->sm_count};
+    cuda_gemm_align(&gemm, b->codes, a->codes, result);
+    const CudaGemmPlan *plan = cuda_gemm_plan(library, &gemm);
+    cuda_gemm_set_scales(plan->operation, b->scale, a->scale);
+    CUBLAS_CHECK(cuda_gemm_run(stream, plan, &plan->algorithm, 1.0f, b->codes, a->codes, result));
 }
 
 #endif

@@ -68,6 +68,14 @@ static inline void cuda_count_launches(CudaLaunchCounter *count) {
 static inline void cuda_count_launches(CudaLaunchCounter *) {}
 #endif
 
+// Whether the library has products of FP8 here.
+static inline bool cuda_has_fp8(void) {
+    cudaDeviceProp properties = {};
+    if (CUDA_EMULATED || CUDA_AS_PTX) { return true; }
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    return 10 * properties.major + properties.minor >= 89;
+}
+
 static inline Stream *cuda_test_stream(Precision precision) {
     static Stream stream;
     if (stream.queue == NULL) {

@@ -1,5 +1,6 @@
 // test_cuda_layers.cu: LayerNorm, GELU, the embedding and the sums over rows on the
-// device, against the CPU's kernels.
+// device, against the CPU's kernels; casts to FP8 and products of it, against a table of
+// its numbers.
 //
 // Device and CPU start from the same rounded inputs. Results must be close, and have the
 // same bits in every order of threads and blocks. Shapes are odd on purpose: rows that no
@@ -652,6 +653,221 @@ static void test_embedding(void **state) {
     }
 }
 
+// ---------------------------------------------------------------------------------------
+// FP8. The CPU has none: the oracle is a table of the format's numbers, which is counted up.
+
+typedef struct Fp8Table {
+    float numbers[128]; // of the codes without a sign
+    int largest;        // the code of the largest number
+} Fp8Table;
+
+// From 0 on in equal steps, which double behind every 2^places numbers, but not behind the first
+// ones.
+static Fp8Table fp8_table(Precision format) {
+    Fp8Table table;
+    int block = format == PRECISION_E4M3 ? 8 : 4;
+    float number = 0, step = format == PRECISION_E4M3 ? 0x1p-9f : 0x1p-16f;
+    for (int code = 0; code < 128; code++) {
+        table.numbers[code] = number;
+        number += step;
+        if (code >= block && (code + 1) % block == 0) { step *= 2; }
+    }
+    table.largest = format == PRECISION_E4M3 ? 126 : 123;
+    return table;
+}
+
+static float fp8_number(const Fp8Table *table, uint8_t code) {
+    float number = (code & 127) <= table->largest ? table->numbers[code & 127] : NAN;
+    return code & 128 ? -number : number;
+}
+
+// The nearest number, of two equally near the even code; beyond the largest that one.
+static uint8_t fp8_nearest(const Fp8Table *table, float value) {
+    int best = 0;
+    if (isnan(value)) { return 0x7f; }
+    for (int code = 1; code <= table->largest; code++) {
+        double before = fabs(fabs((double)value) - (double)table->numbers[best]),
+               now = fabs(fabs((double)value) - (double)table->numbers[code]);
+        if (now < before || (now == before && code % 2 == 0)) { best = code; }
+    }
+    if (fabsf(value) >= table->numbers[table->largest]) { best = table->largest; }
+    return (uint8_t)(best | (signbit(value) ? 128 : 0));
+}
+
+static void check_code(const char *what, size_t i, const Fp8Table *table, float value, uint8_t got) {
+    uint8_t expected = fp8_nearest(table, value);
+    if (isnan(value) ? (got & 127) != 127 : got != expected) {
+        fail_msg("%s, element %zu: %.9g became code %02x, %g; expected %02x, %g", what, i, (double)value, got,
+                 (double)fp8_number(table, got), expected, (double)fp8_number(table, expected));
+    }
+}
+
+// What a cast makes of a matrix on the device.
+typedef struct Fp8Cast {
+    Fp8 device;
+    float scale;
+    uint8_t *codes; // on the host; where it turns, those of the transposed matrix follow
+} Fp8Cast;
+
+// values (rows, columns), rows `stride` apart.
+static Fp8Cast fp8_cast_of(const float *values, int rows, int columns, int stride, Precision format,
+                           bool turns) {
+    size_t count = (size_t)rows * (size_t)columns, bytes = turns ? 2 * count : count;
+    Stream *stream = cuda_test_stream(PRECISION_BF16);
+    Fp8Cast cast = {{keep_device((uint8_t *)device_new(bytes)), poisoned_floats(1), format}, 0, NULL};
+    const Real *in = on_device(values, (size_t)(rows - 1) * (size_t)stride + (size_t)columns, PRECISION_BF16);
+    fp8_cast(stream, &cast.device, turns, poisoned_floats(CUDA_ROW_BLOCKS), in, rows, columns, stride);
+    cuda_test_wait(stream);
+    cast.codes = (uint8_t *)room(bytes / sizeof(float));
+    device_to_host(&cast.scale, cast.device.scale, sizeof cast.scale);
+    device_to_host(cast.codes, cast.device.codes, bytes);
+    return cast;
+}
+
+static float fp8_limit(Precision format) { return format == PRECISION_E4M3 ? 448.0f : 57344.0f; }
+
+// Every bf16 up to the largest number of the format, which makes the scale 1.
+static void test_fp8_of_every_number(void **state) {
+    (void)state;
+    for (int format = PRECISION_E4M3; format <= PRECISION_E5M2; format++) {
+        Fp8Table table = fp8_table((Precision)format);
+        float *values = room(1 << 16), limit = fp8_limit((Precision)format);
+        int count = 0;
+        for (unsigned bits = 0; bits < 1 << 16; bits++) {
+            float value = host_from_bf16((uint16_t)bits);
+            if (fabsf(value) <= limit) { values[count++] = value; }
+        }
+        while (count % 16 != 0) { values[count++] = 0; }
+        assert_true(table.numbers[table.largest] == limit && count > 30000);
+        for (int order = 0; order < SIMT_ORDERS; order++) {
+            cuda_use_order(order);
+            Fp8Cast cast = fp8_cast_of(values, count / 16, 16, 16, (Precision)format, false);
+            assert_true(cast.scale == 1.0f);
+            for (int i = 0; i < count; i++) {
+                check_code("every number", (size_t)i, &table, values[i], cast.codes[i]);
+            }
+        }
+        keep_nothing();
+    }
+}
+
+// Numbers that no bf16 is, and some that are larger than all of the format.
+static void test_fp8_codes(void **state) {
+    (void)state;
+#ifdef ACCO_SIMT_H
+    for (int format = PRECISION_E4M3; format <= PRECISION_E5M2; format++) {
+        Fp8Table table = fp8_table((Precision)format);
+        float limit = fp8_limit((Precision)format),
+              far[] = {limit * 1.0001f, -1.07f * limit, 1.2f * limit, 1e30f, -INFINITY, NAN};
+        for (int i = 0; i < 100000; i++) {
+            float value =
+                ldexpf((float)random_normal(&test_random), (int)(random_bits(&test_random) % 50) - 30);
+            if (i < 127) { value = nextafterf((table.numbers[i] + table.numbers[i + 1]) / 2, i % 2 * limit); }
+            if (i >= 127 && i < 133) { value = far[i - 127]; }
+            uint32_t code =
+                format == PRECISION_E4M3 ? fp8_code<PRECISION_E4M3>(value) : fp8_code<PRECISION_E5M2>(value);
+            check_code("a number", (size_t)i, &table, value, (uint8_t)code);
+        }
+    }
+#endif
+}
+
+// Rows with gaps of NaN, and the transposed matrix.
+static void check_fp8_matrix(int rows, int columns, int stride, Precision format, float size) {
+    Fp8Table table = fp8_table(format);
+    bool turns = format == PRECISION_E4M3 && rows % 16 == 0;
+    size_t count = (size_t)rows * (size_t)stride;
+    float *values = numbers(count, (double)size, PRECISION_BF16), most = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (i % (size_t)stride >= (size_t)columns) { values[i] = NAN; }
+        most = fmaxf(most, fabsf(values[i]));
+    }
+    most = fmaxf(most, 1e-30f);
+    float limit = fp8_limit(format), inverse = limit / most;
+    for (int order = 0; order < SIMT_ORDERS; order++) {
+        cuda_use_order(order);
+        Fp8Cast cast = fp8_cast_of(values, rows, columns, stride, format, turns);
+        assert_true(cast.scale == most / limit);
+        for (int row = 0; row < rows; row++) {
+            for (int column = 0; column < columns; column++) {
+                size_t place = (size_t)row * (size_t)columns + (size_t)column;
+                float value = values[(size_t)row * (size_t)stride + (size_t)column] * inverse;
+                check_code("a matrix", place, &table, value, cast.codes[place]);
+                if (!turns) { continue; }
+                assert_int_equal(cast.codes[(size_t)(rows * columns + column * rows + row)],
+                                 cast.codes[place]);
+            }
+        }
+    }
+    keep_nothing();
+}
+
+static void test_fp8_matrices(void **state) {
+    (void)state;
+    const int shapes[][3] = {{1, 16, 16}, {16, 48, 48}, {48, 16, 24}, {37, 80, 96}, {160, 112, 112}};
+    const float sizes[] = {1, 1e-3f, 1e4f, 1e-33f, 0};
+    for (int i = 0; i < 5; i++) {
+        for (int format = PRECISION_E4M3; format <= PRECISION_E5M2; format++) {
+            const int *shape = shapes[i];
+            check_fp8_matrix(shape[0], shape[1], shape[2], (Precision)format, sizes[i]);
+            check_fp8_matrix(shape[0], shape[1], shape[2], (Precision)format, 1);
+        }
+    }
+    if (!cuda_small_shapes()) { check_fp8_matrix(32768, 3072, 3072, PRECISION_E4M3, 1); }
+}
+
+// input (rows, inputs) times weight^T (outputs, inputs) by their codes; the result has gaps.
+static void check_fp8_product(int rows, int inputs, int outputs, Precision format, const float *special) {
+    Fp8Table a_table = fp8_table(format), b_table = fp8_table(PRECISION_E4M3);
+    int stride = outputs + 8;
+    // Tensor cores of an H100 add products of FP8 with fewer bits than fp32 has.
+    double sums = CUDA_EMULATED || CUDA_AS_PTX ? 1e-6 : 1e-3;
+    float *values = numbers((size_t)(rows * inputs), 3e-4, PRECISION_BF16),
+          *weights = numbers((size_t)(outputs * inputs), 70, PRECISION_BF16);
+    if (special != NULL) { values[rows / 2 * inputs + 3] = *special; }
+    Fp8Cast a = fp8_cast_of(values, rows, inputs, inputs, format, false),
+            b = fp8_cast_of(weights, outputs, inputs, inputs, PRECISION_E4M3, false);
+    Stream stream = *cuda_test_stream(PRECISION_BF16);
+    cuda_gemm_open(&stream, keep_device((void *)device_new(GEMM_WORKSPACE_BYTES)));
+    Real *result = poisoned((size_t)(rows * stride), PRECISION_BF16);
+    matmul_fp8(&stream, result, stride, &a.device, &b.device, rows, inputs, outputs);
+    cuda_test_wait(&stream);
+    float *got = from_device(result, (size_t)(rows * stride), PRECISION_BF16);
+    for (int i = 0; i < rows * stride; i++) {
+        double sum = 0, size = 0;
+        for (int k = 0; i % stride < outputs && k < inputs; k++) {
+            double product = (double)fp8_number(&a_table, a.codes[i / stride * inputs + k]) *
+                             (double)fp8_number(&b_table, b.codes[i % stride * inputs + k]);
+            sum += product;
+            size += fabs(product);
+        }
+        double expected = sum * (double)a.scale * (double)b.scale,
+               bound = 0x1p-8 * fabs(expected) + sums * size * (double)a.scale * (double)b.scale;
+        // A NaN breaks its row, an infinity everything.
+        bool broken =
+            i % stride >= outputs || (special != NULL && (isinf(*special) || i / stride == rows / 2));
+        if (broken ? !isnan(got[i]) : !(fabs((double)got[i] - expected) <= bound)) {
+            fail_msg("%d x %d x %d, element %d: %g, expected %g", rows, inputs, outputs, i, (double)got[i],
+                     expected);
+        }
+    }
+    cuda_gemm_close(&stream);
+    keep_nothing();
+}
+
+// What is not finite reaches the product.
+static void test_fp8_products(void **state) {
+    (void)state;
+    const float specials[] = {NAN, INFINITY};
+    if (!cuda_has_fp8()) { skip(); }
+    cuda_use_order(0);
+    for (int format = PRECISION_E4M3; format <= PRECISION_E5M2; format++) {
+        check_fp8_product(5, 48, 32, (Precision)format, NULL);
+        check_fp8_product(32, 16, 80, (Precision)format, NULL);
+        for (int i = 0; i < 2; i++) { check_fp8_product(3, 32, 16, (Precision)format, &specials[i]); }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_column_sums),
@@ -661,6 +877,10 @@ int main(void) {
         cmocka_unit_test(test_gelu_far_out),
         cmocka_unit_test(test_bias),
         cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_fp8_of_every_number),
+        cmocka_unit_test(test_fp8_codes),
+        cmocka_unit_test(test_fp8_matrices),
+        cmocka_unit_test(test_fp8_products),
     };
     return cmocka_run_group_tests_name("cuda_layers", tests, seed_test, NULL);
 }

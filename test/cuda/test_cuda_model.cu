@@ -44,6 +44,7 @@ typedef struct Inputs {
     ParameterTable table; // of what is trained
     TrainedPart part;     // frozen_count 0: all of it
     int B, T;
+    bool fp8; // models on the device have products in FP8
     float *parameters;
     float *frozen; // (part.frozen_count)
     int32_t *tokens, *targets;
@@ -159,6 +160,7 @@ static ModelSettings settings_on_device(const Inputs *inputs, Precision precisio
     settings.precision = precision;
     settings.recompute = recompute;
     settings.given_weights = false;
+    settings.fp8 = inputs->fp8;
     return settings;
 }
 
@@ -349,6 +351,19 @@ static void for_both_precisions(const char *what, const Shape *shape,
         name_case(what, shape, (Precision)precision);
         inputs_open(&inputs, shape);
         check(&inputs, (Precision)precision);
+        inputs_close(&inputs);
+    }
+}
+
+// In bf16 with products of FP8, which want multiples of 16. A GPT-Neo and a GPT-2.
+static void for_fp8(const char *what, void (*check)(const Inputs *inputs, Precision precision)) {
+    static const Shape fp8_shapes[] = {{2, 32, 2, 128, 5, 61, 2, 24}, {2, 48, 3, 96, 0, 61, 1, 32}};
+    for (int i = 0; i < 2; i++) {
+        Inputs inputs;
+        name_case(what, &fp8_shapes[i], PRECISION_E4M3);
+        inputs_open(&inputs, &fp8_shapes[i]);
+        inputs.fp8 = true;
+        check(&inputs, PRECISION_BF16);
         inputs_close(&inputs);
     }
 }
@@ -758,6 +773,60 @@ static void test_nan_is_seen(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
+// FP8, against bf16
+
+// How many plans there are for products with so many results and terms, whose activations or
+// gradients are in that format.
+static int plans_of(const Machine *machine, int m, int k, Precision format) {
+    const CudaGemmLibrary *library = (const CudaGemmLibrary *)machine->stream.gemm;
+    int count = 0;
+    for (int i = 0; i < library->count; i++) {
+        const CudaGemm *gemm = &library->plans[i].gemm;
+        count += gemm->m == m && gemm->k == k && gemm->b_precision == format;
+    }
+    return count;
+}
+
+// Activations are e4m3 and gradients e5m2: seen at the products of queries, keys and values, whose
+// shapes no others have.
+static void check_fp8(const Inputs *inputs, Precision precision) {
+    Inputs plain_inputs = *inputs;
+    plain_inputs.fp8 = false;
+    int C = inputs->config.channels;
+    Machine *plain = machine_of_device(&plain_inputs, precision, RECOMPUTE_NONE),
+            *fp8 = machine_of_device(inputs, precision, RECOMPUTE_NONE);
+    machine_pass(plain, NULL);
+    machine_pass(fp8, NULL);
+    check_loss(fp8->loss, plain->loss, 0.05);
+    check_tensors(inputs, fp8->results, plain->results, 0.3);
+    for (int format = PRECISION_E4M3; format <= PRECISION_E5M2; format++) {
+        assert_int_equal(plans_of(fp8, 3 * C, C, (Precision)format), format == PRECISION_E4M3);
+        assert_int_equal(plans_of(fp8, C, 3 * C, (Precision)format), format == PRECISION_E5M2);
+    }
+    float *moved = copy_of_results(plain), *expected = copy_of_results(plain);
+    machine_train(plain, 4, expected);
+    machine_train(fp8, 4, moved);
+    check_tensors(inputs, moved, expected, 0.3);
+    check_loss(machine_loss(fp8), machine_loss(plain), 0.05);
+    free(moved);
+    free(expected);
+    machine_free(plain);
+    machine_free(fp8);
+}
+
+static void test_fp8(void **state) {
+    (void)state;
+    if (!cuda_has_fp8()) { skip(); }
+    for_fp8("FP8", check_fp8);
+    for_fp8("FP8, recompute", check_recompute);
+    for_fp8("FP8, accumulation", check_accumulation);
+    for_fp8("FP8, start", check_start);
+    for_fp8("FP8, versions", check_versions);
+    for_fp8("FP8, pace", check_pace);
+    for_fp8("FP8, NaN", check_nan);
+}
+
+// ---------------------------------------------------------------------------------------
 // How often a pass launches a kernel
 
 enum { MOST_KERNELS = 64 };
@@ -868,6 +937,7 @@ int main(void) {
         cmocka_unit_test(test_no_target_counts),
         cmocka_unit_test(test_nan_is_seen),
         cmocka_unit_test(test_launches_are_as_predicted),
+        cmocka_unit_test(test_fp8),
     };
     return cmocka_run_group_tests_name("cuda_model", tests, seed_test, NULL);
 }

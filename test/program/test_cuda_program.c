@@ -39,6 +39,7 @@ static void set_gpus(const char *gpus, const char *megabytes) {
     unsetenv("SIMT_PLANS_DIFFER");
     unsetenv("CUDA_MODULE_LOADING");
     unsetenv("SIMT_DRIVER");
+    unsetenv("SIMT_CAPABILITY");
     unsetenv("SIMT_NO_CODE");
     unsetenv("SIMT_KIND");
     unsetenv("SIMT_NAME");
@@ -203,6 +204,36 @@ static void muon_steps_whole_matrices_on_gpus(void **state) {
     check_losses(fleet, 4, 5, 5e-3);
     check_losses(fleet, 1, 5, 0.05);
     text_check(fleet_output(fleet, 1), "ranks own whole matrices", ways[1]);
+}
+
+// With products in FP8 matrices are cast again after every commit: weights are those of ddp
+// whether casts or floats arrive, in any order of events, and after a run was resumed. They train
+// as bf16 does, but for rounding.
+static void products_in_fp8_train_as_those_of_bf16_do(void **state) {
+    static const char *const ways[] = {"ddp --products fp8",
+                                       "zero1 --products fp8",
+                                       "acco --accumulate 4 --products fp8 --save-every 2",
+                                       "acco --accumulate 4 --products fp8 --chaos-ms 5 --recompute block",
+                                       "ddp",
+                                       "acco --accumulate 4"};
+    char resume[512];
+    Fleet *fleet = fleet_new(stage_with_ranks(state));
+    set_gpus("2", NULL);
+    for (int i = 0; i < 6; i++) { fleet_start(fleet, 2, "--lr 0.01 --tokens 640 --optimizer %s", ways[i]); }
+    fleet_finish(fleet);
+    for (int i = 0; i < 4; i += 2) {
+        check_same(fleet, i, i + 1);
+        check_losses(fleet, i, 4 + i / 2, 0.02);
+        assert_true(strcmp(fleet->prints[i].text, fleet->prints[4 + i / 2].text) != 0);
+        assert_true(fleet_loss(fleet, i) < fleet_number(fleet, i, "report", 0, "loss") - 0.2);
+        text_check(fleet_output(fleet, i), "; bf16, products of the layers in FP8", ways[i]);
+    }
+    snprintf(resume, sizeof resume,
+             "--lr 0.01 --tokens 640 --optimizer %s --resume %.100s/checkpoints/commit-4", ways[2],
+             fleet->trainings[2].out);
+    Training resumed = training_start(stage_of(state), 2, resume);
+    Fingerprint print = training_fingerprint(stage_of(state), &resumed);
+    assert_string_equal(print.text, fleet->prints[2].text);
 }
 
 // In overlapped rules casts arrive beside those in use: of the master, of an estimate, of a
@@ -476,6 +507,13 @@ static void what_cannot_be_had_is_refused(void **state) {
         {"1", "--gpu-exchange nccl", "several ranks share a GPU", 2},
         {"2", "--gpu-exchange nccl --link-mbit 100", "links are emulated in host memory", 2},
         {"1", "--model wide.json --device cuda", "a head at most 256 wide", 0},
+        {"0", "--products fp8",
+         "--products fp8 needs a GPU of compute capability 8.9 or more; this rank has: CPU (this node", 0},
+        {"1,0", "--products fp8 --optimizer zero1", "--products fp8 needs a GPU of compute capability 8.9",
+         2},
+        {"1", "--products fp8 --device cpu", "--products fp8 does not go together with --device cpu", 0},
+        {"1", "--products fp8 --precision fp32", "does not go together with --precision fp32", 0},
+        {"1", "--products fp8 --seq-len 8", "must be multiples of 16", 0},
         {"1,0", "--optimizer ddp", "round them differently", 2},
         {"1,0", "--optimizer diloco", "round them differently", 2},
         {"1,0", "--gpu-exchange nccl --optimizer zero1", "not every rank has a GPU", 2},
@@ -571,6 +609,16 @@ static void a_driver_or_program_that_does_not_fit_is_named(void **state) {
                "no code for GPU 0, emulator, of compute capability 9.0: build it with ARCH=90", "no code");
 }
 
+static void older_gpus_have_no_products_of_fp8(void **state) {
+    set_trouble("SIMT_CAPABILITY", "86");
+    Outcome outcome = program_run(stage_of(state), 0, "--config base.json --products fp8 --out refused");
+    outcome_check(&outcome, 2, "a GPU of 8.6");
+    text_check(outcome.errors, "8.9 or more; this rank has: GPU 0 of 4, emulator", "a GPU of 8.6");
+    set_trouble("SIMT_CAPABILITY", "89");
+    outcome = program_run(stage_of(state), 0, "--config base.json --products fp8 --out trained");
+    outcome_check(&outcome, 0, "a GPU of 8.9");
+}
+
 // The odd one among the GPUs is named, whether that is allowed or not.
 static void a_gpu_that_is_unlike_the_others_is_named(void **state) {
     Stage *stage = stage_with_ranks(state);
@@ -610,7 +658,7 @@ static void check_plan(Stage *stage, int ranks, const char *options) {
 static void a_plan_prints_what_a_run_reserves(void **state) {
     check_plan(stage_of(state), 0, "");
     Stage *stage = stage_with_ranks(state);
-    check_plan(stage, 2, "--optimizer zero1");
+    check_plan(stage, 2, "--optimizer zero1 --products fp8");
     check_plan(stage, 2, "--optimizer acco");
     check_plan(stage, 2, "--optimizer acco --estimate-wire int4 --gpu-exchange host");
 }
@@ -865,6 +913,7 @@ int main(int argc, char **argv) {
         GPU_TEST(a_part_of_a_model_is_trained_on_gpus),
         GPU_TEST(casts_travel_and_change_no_bit),
         GPU_TEST(muon_steps_whole_matrices_on_gpus),
+        GPU_TEST(products_in_fp8_train_as_those_of_bf16_do),
         GPU_TEST(arriving_casts_train_as_floats_do),
         GPU_TEST(looking_at_exact_parameters_changes_no_bit),
         GPU_TEST(products_beside_an_exchange_follow_the_schedule),
@@ -882,6 +931,7 @@ int main(int argc, char **argv) {
         GPU_TEST(a_product_without_an_algorithm_is_named),
         GPU_TEST(kernels_are_loaded_at_the_start),
         GPU_TEST(a_driver_or_program_that_does_not_fit_is_named),
+        GPU_TEST(older_gpus_have_no_products_of_fp8),
         GPU_TEST(a_gpu_that_is_unlike_the_others_is_named),
         GPU_TEST(a_plan_prints_what_a_run_reserves),
         GPU_TEST(a_program_for_cpus_plans_the_same),

@@ -17,16 +17,27 @@
 //     for that form only. A GPU's tanh may be approximate
 //   * the order of the sums, and whether all this is done by one kernel. Here a product
 //     counts as one
+//
+// Products of FP8 are as the library's documentation has them for GPUs before 10.0: a is
+// transposed and b is not, one of them at least is e4m3, rows of operands lie a multiple of 16
+// bytes apart, there is one scale for each operand, and here the result is bf16.
 #ifndef ACCO_SIMT_CUBLASLT_H
 #define ACCO_SIMT_CUBLASLT_H
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <math.h>
+
 #include <vector>
 
 #ifdef ACCO_SIMT_H // the toolkit has it in a header of its own
-typedef enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
+typedef enum cudaDataType_t {
+    CUDA_R_32F = 0,
+    CUDA_R_16BF = 14,
+    CUDA_R_8F_E4M3 = 28,
+    CUDA_R_8F_E5M2 = 29
+} cudaDataType_t;
 #endif
 typedef enum cublasStatus_t {
     CUBLAS_STATUS_SUCCESS = 0,
@@ -43,7 +54,9 @@ enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
-    CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15
+    CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15,
+    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
+    CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18
 };
 typedef enum cublasLtEpilogue_t {
     CUBLASLT_EPILOGUE_DEFAULT = 1,
@@ -75,6 +88,7 @@ struct SimtMatmulDesc {
     void *aux; // the kept input of GELU, columns aux_stride apart
     int64_t aux_stride;
     void *bias; // or its gradient
+    const float *a_scale, *b_scale;
 };
 struct SimtMatrixLayout {
     cudaDataType_t type;
@@ -116,8 +130,8 @@ inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
 inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *operation, cublasComputeType_t,
                                                cudaDataType_t) {
-    *operation =
-        new SimtMatmulDesc{CUBLAS_OP_N, CUBLAS_OP_N, 0, CUBLASLT_EPILOGUE_DEFAULT, nullptr, 0, nullptr};
+    *operation = new SimtMatmulDesc{};
+    (*operation)->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     simt_library_objects()++;
     simt_library_products()++;
     return CUBLAS_STATUS_SUCCESS;
@@ -135,6 +149,8 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operat
     case CUBLASLT_MATMUL_DESC_TRANSB: operation->b = *(const cublasOperation_t *)value; break;
     case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: operation->processors = *(const int *)value; break;
     case CUBLASLT_MATMUL_DESC_EPILOGUE: operation->epilogue = *(const cublasLtEpilogue_t *)value; break;
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: operation->a_scale = *(const float *const *)value; break;
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: operation->b_scale = *(const float *const *)value; break;
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: operation->bias = *(void *const *)value; break;
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: operation->aux = *(void *const *)value; break;
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: operation->aux_stride = *(const int64_t *)value; break;
@@ -191,13 +207,24 @@ inline bool simt_can_end_so(const SimtMatmulDesc *operation, const SimtMatrixLay
     return !kept || (operation->aux != nullptr && operation->aux_stride % 8 == 0 &&
                      operation->aux_stride >= (int64_t)d->rows);
 }
+inline size_t simt_bytes(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1; }
+inline bool simt_can_multiply(const SimtMatmulDesc *operation, const SimtMatrixLayout *a,
+                              const SimtMatrixLayout *b, const SimtMatrixLayout *d) {
+    if (simt_bytes(a->type) > 1 && simt_bytes(b->type) > 1) { return a->type == b->type; }
+    return simt_bytes(a->type) == simt_bytes(b->type) && operation->a == CUBLAS_OP_T &&
+           operation->b == CUBLAS_OP_N && (a->type == CUDA_R_8F_E4M3 || b->type == CUDA_R_8F_E4M3) &&
+           a->stride % 16 == 0 && b->stride % 16 == 0 && d->stride % 8 == 0 && d->type == CUDA_R_16BF &&
+           operation->a_scale != nullptr && operation->b_scale != nullptr &&
+           operation->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+}
 inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
-                                                     cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                                     cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                                      cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
                                                      cublasLtMatmulPreference_t preference, int,
                                                      cublasLtMatmulHeuristicResult_t *offers, int *count) {
     *count = 0;
-    if (simt_algorithm_lacks() || !simt_can_end_so(operation, d)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
+    bool can = simt_can_end_so(operation, d) && simt_can_multiply(operation, a, b, d);
+    if (simt_algorithm_lacks() || !can) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     uint64_t rounds =
         (preference->reduction_schemes & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0;
     uint64_t first = operation->processors != 0 && simt_plans_differ();
@@ -211,6 +238,23 @@ inline bool simt_knows(const cublasLtMatmulAlgo_t *algorithm) {
     return algorithm->data[0] <= 1 && algorithm->data[1] <= 1 &&
            memcmp(algorithm->data + 2, zeros, sizeof zeros) == 0;
 }
+// The number of a code: a sign, exponents biased by 7 or 15, and 3 or 2 bits of mantissa. Of
+// e4m3 only the largest code is a NaN, e5m2 has what IEEE's formats have.
+inline float simt_fp8(uint8_t code, cudaDataType_t type) {
+    bool wide = type == CUDA_R_8F_E5M2;
+    int places = wide ? 2 : 3, bias = wide ? 15 : 7, exponent = (code & 127) >> places,
+        mantissa = code & ((1 << places) - 1);
+    float sign = code >> 7 ? -1.0f : 1.0f;
+    if (wide && exponent == 31) { return mantissa == 0 ? sign * INFINITY : NAN; }
+    if (!wide && (code & 127) == 127) { return NAN; }
+    if (exponent == 0) { return sign * ldexpf((float)mantissa, 1 - bias - places); }
+    return sign * ldexpf((float)(mantissa + (1 << places)), exponent - bias - places);
+}
+inline float simt_element(const void *data, size_t place, cudaDataType_t type) {
+    if (type == CUDA_R_32F) { return ((const float *)data)[place]; }
+    if (type == CUDA_R_16BF) { return __bfloat162float(((const __nv_bfloat16 *)data)[place]); }
+    return simt_fp8(((const uint8_t *)data)[place], type);
+}
 // The operand as floats: (rows, columns) after transposition, row after row. The
 // library's matrices are stored column after column.
 inline std::vector<float> simt_operand(const void *data, const SimtMatrixLayout *layout, bool transposed,
@@ -220,9 +264,7 @@ inline std::vector<float> simt_operand(const void *data, const SimtMatrixLayout 
         for (uint64_t column = 0; column < columns; column++) {
             size_t place =
                 transposed ? row * (size_t)layout->stride + column : column * (size_t)layout->stride + row;
-            result[row * columns + column] = layout->type == CUDA_R_32F
-                                                 ? ((const float *)data)[place]
-                                                 : __bfloat162float(((const __nv_bfloat16 *)data)[place]);
+            result[row * columns + column] = simt_element(data, place, layout->type);
         }
     }
     return result;
@@ -273,6 +315,7 @@ inline void simt_product(cublasLtMatmulDesc_t operation, float scale, const void
     std::vector<float> left = simt_operand(b, b_layout, !b_transposed, n, k),
                        right = simt_operand(a, a_layout, !a_transposed, k, m);
     std::vector<float> sum(m), bias_sums(m);
+    if (simt_bytes(a_layout->type) == 1) { scale *= *operation->a_scale * *operation->b_scale; }
     bool reversed = algorithm->data[0] == 1;
     for (uint64_t column = 0; column < n; column++) {
         std::fill(sum.begin(), sum.end(), 0.0f);
@@ -319,7 +362,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t oper
                                      cudaStream_t stream) {
     simt_check_processors(operation);
     if (simt_product_fails()) { return CUBLAS_STATUS_EXECUTION_FAILED; }
-    if (!simt_knows(algorithm) || !simt_can_end_so(operation, d_layout)) {
+    if (!simt_knows(algorithm) || !simt_can_end_so(operation, d_layout) ||
+        !simt_can_multiply(operation, a_layout, b_layout, d_layout)) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     if (simt_is_captured(stream)) { return CUBLAS_STATUS_SUCCESS; }
@@ -334,7 +378,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t oper
         return CUBLAS_STATUS_INVALID_VALUE;
     }
     auto at = [](const void *data, cublasLtMatrixLayout_t layout, int32_t i) {
-        return (const char *)data + i * layout->offset * (layout->type == CUDA_R_32F ? 4 : 2);
+        return (const char *)data + i * layout->offset * (int64_t)simt_bytes(layout->type);
     };
     for (int32_t i = 0; i < count; i++) {
         simt_product(operation, *(const float *)alpha, at(a, a_layout, i), a_layout, at(b, b_layout, i),

@@ -178,6 +178,7 @@ inline int simt_number_of_rank(const char *variable, int otherwise) {
 }
 //   SIMT_KIND        a number that is part of the name of a GPU; lists, too
 //   SIMT_NAME        the name of all GPUs, in the place of "emulator"
+//   SIMT_CAPABILITY  ten times their compute capability; lists, too
 //   SIMT_NO_CODE     set: the program has no kernels for them
 //   SIMT_DRIVER      the version of CUDA that the driver is for, 11040 for 11.4; the
 //                    library is of version 12.4
@@ -246,7 +247,8 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int devic
     const char *name = getenv("SIMT_NAME") != nullptr ? getenv("SIMT_NAME") : "emulator";
     snprintf(properties->name, sizeof properties->name, kind > 0 ? "%.99s %d" : "%.99s", name, kind);
     properties->totalGlobalMem = simt_memory_bytes();
-    properties->major = 9;
+    properties->major = simt_number_of_rank("SIMT_CAPABILITY", 90) / 10;
+    properties->minor = simt_number_of_rank("SIMT_CAPABILITY", 90) % 10;
     properties->multiProcessorCount = SIMT_PROCESSORS;
     return cudaSuccess;
 }

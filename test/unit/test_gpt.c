@@ -597,7 +597,7 @@ static void fixture_open_documents(Fixture *fixture, const ModelConfig *config, 
 static void check_document_alone(const Fixture *packed, int begin, int length, double *expected) {
     Fixture alone;
     const ModelConfig *config = &packed->config;
-    size_t count = packed->table.parameter_count, wpe = packed->model.offsets[GPT_WPE],
+    size_t count = packed->table.parameter_count, wpe = packed->model.places[GPT_WPE].trained,
            end = gpt_at(&packed->model, 0, TENSOR_LN_1_WEIGHT), C = (size_t)config->channels;
     int position = begin % packed->model.T;
     fixture_open(&alone, config, 1, length, 1);

@@ -70,7 +70,7 @@ WARNINGS   := -Wall -Wextra -Werror
 # C's habits that C++20 warns of: an enum as a named number, and members that an initializer leaves at zero.
 CXX_WARNINGS := $(WARNINGS) -Wno-deprecated-enum-float-conversion -Wno-deprecated-enum-enum-conversion -Wno-missing-field-initializers
 CFLAGS     := -std=gnu11 $(OPTIMIZE) -g $(WARNINGS) -I. $(MPI_FLAGS) $(ONEDNN_FLAGS) $(SANITIZE)
-LIBS       := $(MPI_LIBS) -ljansson -lz -lpcre2-8 $(ONEDNN_LIBS) -lm -lpthread -ldl
+LIBS       := $(MPI_LIBS) -ljansson -lz -lpcre2-8 $(ONEDNN_LIBS) -lm -lpthread
 COMPILE    = $(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP
 # Ends the build with the lines of the probe that say what is missing. The next make probes
 # again, for by then it may be there.
@@ -225,12 +225,6 @@ vpath test_%.c test/unit test/rules test/program
 $(BUILD)/test/%: %.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(COMPILE) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
-
-# What the CUDA program opens by this name, for the test that starts it.
-$(BUILD)/test/test_cuda_program: | $(BUILD)/test/libnvidia-ml.so.1
-$(BUILD)/test/libnvidia-ml.so.1: test/program/nvml_stand_in.c Makefile $(BUILD)/c.flags
-	@mkdir -p $(@D)
-	@$(CC) -std=gnu11 $(WARNINGS) -fPIC -shared $< -o $@
 
 $(BUILD)/bench/%: dev/bench/%.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)

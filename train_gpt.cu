@@ -366,8 +366,6 @@ static void release_run(Run *run) {
     data_loader_close(&run->data);
     data_loader_close(&run->validation_data);
     transport_barrier(&run->transport, "end");
-    run_lock_release(&run->lock);
-    nvml_close(&run->reports.nvml);
     placement_close(&run->placement);
     transport_close(&run->transport);
 }

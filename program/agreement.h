@@ -40,7 +40,6 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
         fprintf(stderr, "train_gpt: %s%s%s\n", elsewhere ? bad.host : "", elsewhere ? ": " : "",
                 bad.error.text);
     }
-    run_lock_release(&run->lock);
     placement_close(&run->placement);
     transport_close(transport);
     exit(bad.exit_code);
@@ -102,7 +101,6 @@ static inline const Hello *exchange_hellos(Run *run) {
         memcpy(mine.bus, gpu->bus, sizeof mine.bus);
     }
     memcpy(mine.host, transport->host, sizeof mine.host);
-    launch_interfaces(mine.interfaces, sizeof mine.interfaces);
     Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
         run->placement.ranks_on_gpus += all[rank].capability > 0;

@@ -27,7 +27,7 @@ static inline void open_run_directory(Run *run) {
         made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
                run_directory_create(run->options.out, options_model(&run->options), run->rule->name, resumes,
                                     run->directory, &error) &&
-               run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error) &&
+               run_directory_lock(run->directory, run->transport.host, &error) &&
                // Once more: another run may have had the directory since, and ended.
                run_directory_check_log(run->directory, resumes, &error);
     }

@@ -425,7 +425,7 @@ static int command_train(Run *run) {
 }
 
 int main(int argc, char **argv) {
-    Run *run = (Run *)calloc(1, sizeof *run);
+    Run *run = (Run *)memory_take(1, sizeof *run);
     Error error = {""};
     files_open_standard();
     gpu_load_eagerly();

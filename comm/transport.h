@@ -165,12 +165,10 @@ static inline void transport_prepare(Transport *transport, int rank, int size, i
     transport->timeout_seconds = 300;
     transport->chaos.state = 77u + (uint64_t)rank;
     transport->transfers =
-        (Transfer *)calloc((size_t)(2 * TRANSPORT_LEVELS * TRANSPORT_LANES * size), sizeof(Transfer));
+        (Transfer *)memory_take((size_t)(2 * TRANSPORT_LEVELS * TRANSPORT_LANES * size), sizeof(Transfer));
     gethostname(transport->host, sizeof transport->host - 1);
-    if (transport->transfers == NULL || !groups_make_even(&transport->flat, rank, size, 1) ||
-        !groups_make_even(&transport->hosts, rank, size, per_host)) {
-        transport_fail(transport, "no memory for %d ranks", size);
-    }
+    groups_make_even(&transport->flat, rank, size, 1);
+    groups_make_even(&transport->hosts, rank, size, per_host);
 }
 
 // A world of one rank: every operation returns at once.
@@ -407,8 +405,7 @@ static inline void transport_all_gather_records(Transport *transport, const char
         transport_wait(transport, lane);
         return;
     }
-    char *ring = (char *)malloc((size_t)transport->size * bytes);
-    if (ring == NULL) { transport_fail(transport, "%s: no memory for the records of all ranks", operation); }
+    char *ring = (char *)memory_take((size_t)transport->size, bytes);
     memcpy(ring, mine, bytes);
     for (int place = 1; place < groups->mates; place++) {
         transport_post(transport, lane, false, groups_rank(groups, groups->host, place),
@@ -429,11 +426,9 @@ static inline void transport_all_gather_records(Transport *transport, const char
 }
 
 // The records of all ranks, (size, bytes) in the order of ranks, for the caller to free.
-// Without memory for them it ends all ranks.
 static inline void *transport_collect_records(Transport *transport, const char *operation, const void *mine,
                                               size_t bytes) {
-    void *all = calloc((size_t)transport->size, bytes);
-    if (all == NULL) { transport_fail(transport, "%s: no memory for the records of all ranks", operation); }
+    void *all = memory_take((size_t)transport->size, bytes);
     transport_all_gather_records(transport, operation, mine, all, bytes);
     return all;
 }
@@ -503,12 +498,10 @@ static inline void transport_meet(Transport *transport, int leader) {
     mine.leader = leader;
     snprintf(mine.name, sizeof mine.name, "%s", transport->host);
     HostRecord *all = (HostRecord *)transport_collect_records(transport, "meeting", &mine, sizeof mine);
-    int *leader_of = (int *)calloc(size, sizeof(int));
-    for (size_t i = 0; leader_of != NULL && i < size; i++) { leader_of[i] = all[i].leader; }
+    int *leader_of = (int *)memory_take(size, sizeof(int));
+    for (size_t i = 0; i < size; i++) { leader_of[i] = all[i].leader; }
     groups_free(&transport->hosts);
-    if (leader_of == NULL || !groups_make(&transport->hosts, transport->rank, transport->size, leader_of)) {
-        transport_fail(transport, "no memory for %d ranks", transport->size);
-    }
+    groups_make(&transport->hosts, transport->rank, transport->size, leader_of);
     free(leader_of);
     free(transport->met);
     transport->met = all;
@@ -527,7 +520,7 @@ enum { LINK_PROBES = 16, LINK_PROBE_BYTES = 4096 };
 // The mean seconds of an all-gather of records of `bytes`, on the slowest rank.
 static inline double link_time_records(Transport *transport, size_t bytes, int tries) {
     static const char operation[] = "measurement of the link";
-    char *mine = (char *)calloc(1, bytes), *all = (char *)calloc((size_t)transport->size, bytes);
+    char *mine = (char *)memory_take(1, bytes), *all = (char *)memory_take((size_t)transport->size, bytes);
     double began = clock_seconds();
     for (int i = 0; i < tries; i++) { transport_all_gather_records(transport, operation, mine, all, bytes); }
     double mean = (clock_seconds() - began) / tries;

@@ -86,7 +86,7 @@ static inline void compare_options(const Options *mine, const Options *first, in
 // are refused. Returns the hellos of all ranks (size), for the life of the process.
 static inline const Hello *exchange_hellos(Run *run) {
     Transport *transport = &run->transport;
-    Options *first = (Options *)malloc(sizeof *first);
+    Options *first = (Options *)memory_take(1, sizeof *first);
     Error error = {""};
     Hello mine;
     memset(&mine, 0, sizeof mine);
@@ -131,7 +131,7 @@ static inline uint64_t check_replicas(const Scheduler *s, const void *parameters
     Stream *stream = s->compute;
     uint64_t mine = bytes;
     size_t most = size_min(bytes, HASH_PIECE);
-    char *copy = stream->queue != NULL ? (char *)malloc(most) : NULL; // on a GPU
+    char *copy = stream->queue != NULL ? (char *)memory_take(1, most) : NULL; // on a GPU
     for (size_t begin = 0; begin < bytes; begin += most) {
         const char *piece = (const char *)parameters + begin;
         size_t part = size_min(bytes - begin, most);

@@ -115,11 +115,8 @@ static inline void initialize_parameters(Run *run) {
     for (int i = 0; i < model->count; i++) { most = size_max(most, model->entries[i].count); }
     float *target = scheduler_first_parameters(&run->scheduler);
     Staging staging = {.queue = run->placement.on_gpu ? gpu_queue_create(false) : NULL,
-                       .host = (float *)malloc(most * sizeof(float)),
-                       .converted = (Real *)malloc(most * sizeof(uint16_t))};
-    if (staging.host == NULL || staging.converted == NULL) {
-        transport_fail(&run->transport, "no memory for the first parameters: %zu elements", most);
-    }
+                       .host = (float *)memory_take(most, sizeof(float)),
+                       .converted = (Real *)memory_take(most, sizeof(uint16_t))};
     if (random) {
         parameters_initialize(table, (uint64_t)run->options.seed, run->pool, staging.host);
         staging_copy(&staging, as_reals(target), table->parameter_count, PRECISION_FP32);

@@ -221,10 +221,14 @@ $(BUILD)/train_gpt.o: train_gpt.cu $(PLAN_PAGE) Makefile $(BUILD)/c.flags
 	@$(NEEDED)
 	$(COMPILE) $(FACTS) -x c -c $< -o $@
 
+# What starts the program, parses or simulates takes longer to optimise than to run.
+SIMPLE_TESTS := $(basename $(notdir $(wildcard test/program/*.c))) $(addprefix test_,dataloader fuzz hf_model log options papers rules safetensors saving simulation spike split tokenizer trace)
+$(SIMPLE_TESTS:%=$(BUILD)/test/%): SIMPLY := $(if $(SANITIZE),,-O0)
+
 vpath test_%.c test/unit test/rules test/program
 $(BUILD)/test/%: %.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
-	$(COMPILE) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
+	$(COMPILE) $(SIMPLY) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 
 $(BUILD)/bench/%: dev/bench/%.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)

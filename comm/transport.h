@@ -330,7 +330,8 @@ static inline void transport_wait(Transport *transport, Lane lane) {
         if (now - looked > 1) { began += now - looked; }
         looked = now;
         if (progress) { progressed = now; }
-        if (now - began > transport->timeout_seconds) {
+        // Inside a host twice as long: a mate that waits itself, for another host, is not to blame.
+        if (now - began > transport->timeout_seconds * (lane.level == INSIDE_HOSTS ? 2 : 1)) {
             transport_fail_overdue(transport, lane, now - began);
         }
         double waited = now - progressed;

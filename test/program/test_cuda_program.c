@@ -67,8 +67,8 @@ static void a_gpu_trains_as_the_cpu_does(void **state) {
 // In bf16 it learns too, and two runs end with the same bits.
 static void bf16_learns_and_repeats(void **state) {
     Fleet *fleet = fleet_new(stage_of(state));
-    for (int i = 0; i < 2; i++) { fleet_start(fleet, 0, "--lr 0.01 --micro-batch 2 --tokens 3k"); }
-    fleet_start(fleet, 0, "--lr 0.01 --micro-batch 2 --tokens 3k --precision fp32");
+    for (int i = 0; i < 2; i++) { fleet_start(fleet, 0, "--lr 0.01 --tokens 1k"); }
+    fleet_start(fleet, 0, "--lr 0.01 --tokens 1k --precision fp32");
     fleet_finish(fleet);
     check_same(fleet, 0, 1);
     check_losses(fleet, 0, 2, 0.05);
@@ -82,17 +82,16 @@ static void check_ranks(Stage *stage, int ranks, const RuleCase *rule, const cha
                         const char *more) {
     char delayed[64];
     snprintf(delayed, sizeof delayed, "--chaos-ms %d --gpu-exchange host", rule->chaos_ms / 2);
-    const char *ways[] = {"--gpu-exchange nccl", "--gpu-exchange host", "--overlap off --gpu-exchange nccl",
-                          delayed};
+    const char *ways[] = {"--gpu-exchange nccl", "--overlap off --gpu-exchange nccl", delayed};
     Fleet *fleet = fleet_new(stage);
     set_gpus("4", megabytes);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 3; i++) {
         fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s %s", rule->options, more, ways[i]);
     }
     fleet_start(fleet, ranks, "--device cpu --lr 0.003 %s %s", rule->options, more);
     fleet_finish(fleet);
-    for (int i = 1; i < 4; i++) { check_same(fleet, 0, i); }
-    check_losses(fleet, 0, 4, 2e-3);
+    for (int i = 1; i < 3; i++) { check_same(fleet, 0, i); }
+    check_losses(fleet, 0, 3, 2e-3);
     stage_end_all(stage);
 }
 
@@ -200,7 +199,7 @@ static void arriving_casts_train_as_floats_do(void **state) {
         char options[100];
         Fleet *fleet = fleet_new(stage_with_ranks(state));
         set_gpus("2", NULL);
-        snprintf(options, sizeof options, "--lr 0.01 --tokens 1600 --optimizer %s", rules[i]);
+        snprintf(options, sizeof options, "--lr 0.01 --tokens 960 --optimizer %s", rules[i]);
         fleet_start(fleet, 2, "%s", options);
         fleet_start(fleet, 2, "%s --gpu-exchange host --chaos-ms 5", options);
         fleet_start(fleet, 2, "%s --device cpu", options);
@@ -356,7 +355,6 @@ static void two_levels_give_the_same_bits_in_any_order(void **state) {
     check_ranks(stage, 3, &rule_cases[ACCO], "64", "--ranks-per-host 2 --wire int8 --estimate-wire int4");
     check_ranks(stage, 4, &rule_cases[DDP], "64", "--ranks-per-host 2 --wire bf16");
     check_ranks(stage, 4, &rule_cases[STREAMING_DILOCO], "64", "--ranks-per-host 3 --wire e3m0");
-    check_ranks(stage, 3, &rule_cases[ACCO], "64", "");
     check_ranks(stage, 3, &rule_cases[ACCO], "64,4096,1024", ""); // messages are those of the smallest
 }
 
@@ -751,7 +749,7 @@ static void reports_tell_the_share_of_the_peak(void **state) {
     Fleet *fleet = fleet_new(stage_of(state));
     for (int i = 0; i < CASES; i++) {
         setenv("SIMT_NAME", cases[i].name, 1);
-        fleet_start(fleet, 0, "--lr 0.01 %s", cases[i].options);
+        fleet_start(fleet, 0, "--lr 0.01 --tokens 64 %s", cases[i].options);
     }
     fleet_finish(fleet);
     for (int i = 0; i < CASES; i++) {

@@ -782,10 +782,7 @@ static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, u
                                     int32_t *tokens, int32_t *targets, double *perfect_loss, Error *error) {
     int T = loader->sequence_length;
     double nats = 0.0;
-    uint8_t *bytes = loader->builtin ? (uint8_t *)malloc((size_t)T + 1) : NULL;
-    if (loader->builtin && bytes == NULL) {
-        return error_set(error, "no memory for a window of %d bytes", T + 1);
-    }
+    uint8_t *bytes = loader->builtin ? (uint8_t *)memory_take((size_t)T + 1, 1) : NULL;
     bool good = true;
     for (int b = 0; good && b < B; b++) {
         uint64_t sample = first_sample + (uint64_t)b;

@@ -581,8 +581,7 @@ static inline bool hf_model_save_trained(const char *directory, const ModelConfi
                               .base = base_directory};
     float *whole = NULL;
     if (part->frozen_count > 0 && part->rank == 0) {
-        whole = (float *)malloc(part->model.parameter_count * sizeof(float));
-        if (whole == NULL) { return error_set(error, "no memory for the whole model"); }
+        whole = (float *)memory_take(part->model.parameter_count, sizeof(float));
         hf_model_complete(base, part, trained, whole);
         content.table = &part->model;
         content.parameters = whole;

@@ -70,7 +70,7 @@ WARNINGS   := -Wall -Wextra -Werror
 # C's habits that C++20 warns of: an enum as a named number, and members that an initializer leaves at zero.
 CXX_WARNINGS := $(WARNINGS) -Wno-deprecated-enum-float-conversion -Wno-deprecated-enum-enum-conversion -Wno-missing-field-initializers
 CFLAGS     := -std=gnu11 $(OPTIMIZE) -g $(WARNINGS) -I. $(MPI_FLAGS) $(ONEDNN_FLAGS) $(SANITIZE)
-LIBS       := $(MPI_LIBS) -ljansson -lz -lpcre2-8 $(ONEDNN_LIBS) -lm -lpthread -ldl
+LIBS       := $(MPI_LIBS) -ljansson -lz -lpcre2-8 $(ONEDNN_LIBS) -lm -lpthread
 COMPILE    = $(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP
 # Ends the build with the lines of the probe that say what is missing. The next make probes
 # again, for by then it may be there.
@@ -221,16 +221,14 @@ $(BUILD)/train_gpt.o: train_gpt.cu $(PLAN_PAGE) Makefile $(BUILD)/c.flags
 	@$(NEEDED)
 	$(COMPILE) $(FACTS) -x c -c $< -o $@
 
+# What starts the program, parses or simulates takes longer to optimise than to run.
+SIMPLE_TESTS := $(basename $(notdir $(wildcard test/program/*.c))) $(addprefix test_,dataloader fuzz hf_model log options papers rules safetensors saving simulation spike split tokenizer trace)
+$(SIMPLE_TESTS:%=$(BUILD)/test/%): SIMPLY := $(if $(SANITIZE),,-O0)
+
 vpath test_%.c test/unit test/rules test/program
 $(BUILD)/test/%: %.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
-	$(COMPILE) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
-
-# What the CUDA program opens by this name, for the test that starts it.
-$(BUILD)/test/test_cuda_program: | $(BUILD)/test/libnvidia-ml.so.1
-$(BUILD)/test/libnvidia-ml.so.1: test/program/nvml_stand_in.c Makefile $(BUILD)/c.flags
-	@mkdir -p $(@D)
-	@$(CC) -std=gnu11 $(WARNINGS) -fPIC -shared $< -o $@
+	$(COMPILE) $(SIMPLY) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 
 $(BUILD)/bench/%: dev/bench/%.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)

@@ -84,7 +84,7 @@ enum { JOB_SEARCH = 1 << 20 }; // elements that are copied to the host at a time
 
 // The last of values [begin, end) that is not finite, counted from 1; 0: none.
 static inline double job_last_bad_element(const float *values, size_t begin, size_t end, Stream *stream) {
-    float *part = (float *)malloc(JOB_SEARCH * sizeof *part);
+    float *part = (float *)memory_take(1, JOB_SEARCH * sizeof *part);
     size_t last = 0;
     while (end > begin && last == 0) {
         size_t count = size_min(end - begin, JOB_SEARCH);

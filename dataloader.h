@@ -245,29 +245,22 @@ static inline int data_compare_files(const void *a, const void *b) {
     return strcmp(((const DataFile *)a)->path, ((const DataFile *)b)->path);
 }
 
-// Appends a file to the list, which then owns `path`, allocated; NULL: memory ran out.
-static inline bool data_loader_add(DataLoader *loader, char *path, Error *error) {
-    DataFile *files =
-        path != NULL ? (DataFile *)realloc(loader->files, ((size_t)loader->file_count + 1) * sizeof *files)
-                     : NULL;
-    if (files == NULL) {
-        free(path);
-        return error_set(error, "no memory for the list of data files");
-    }
-    loader->files = files;
-    memset(&files[loader->file_count], 0, sizeof *files);
-    files[loader->file_count++].path = path;
-    return true;
+// Appends a file to the list, which then owns `path`, allocated.
+static inline void data_loader_add(DataLoader *loader, char *path) {
+    size_t bytes = ((size_t)loader->file_count + 1) * sizeof *loader->files;
+    loader->files = (DataFile *)memory_grow(loader->files, bytes);
+    memset(&loader->files[loader->file_count], 0, sizeof *loader->files);
+    loader->files[loader->file_count++].path = path;
 }
 
-// The .bin files in a directory of that literal name. To be freed; NULL: no memory.
+// The .bin files in a directory of that literal name. To be freed.
 static inline char *data_directory_pattern(const char *path) {
-    char *pattern = (char *)malloc(2 * strlen(path) + sizeof "/*.bin"), *end = pattern;
-    for (const char *letter = path; pattern != NULL && *letter != '\0'; letter++) {
+    char *pattern = (char *)memory_take(2 * strlen(path) + sizeof "/*.bin", 1), *end = pattern;
+    for (const char *letter = path; *letter != '\0'; letter++) {
         if (strchr("*?[\\", *letter) != NULL) { *end++ = '\\'; }
         *end++ = *letter;
     }
-    if (pattern != NULL) { strcpy(end, text_format_has_ending(path, "/") ? "*.bin" : "/*.bin"); }
+    strcpy(end, text_format_has_ending(path, "/") ? "*.bin" : "/*.bin");
     return pattern;
 }
 
@@ -277,23 +270,24 @@ static inline bool data_loader_list(DataLoader *loader, const char *path, Error 
     struct stat status;
     bool exists = stat(path, &status) == 0; // first: a plain file may have brackets in its name
     bool directory = exists && S_ISDIR(status.st_mode);
-    if (exists && !directory) { return data_loader_add(loader, strdup(path), error); }
+    if (exists && !directory) {
+        data_loader_add(loader, strdup(path));
+        return true;
+    }
     int first = loader->file_count;
     glob_t matches = {0};
     char *pattern = directory ? data_directory_pattern(path) : strdup(path);
-    int result = pattern == NULL ? GLOB_NOSPACE : glob(pattern, GLOB_ERR, NULL, &matches);
+    int result = glob(pattern, GLOB_ERR, NULL, &matches);
     free(pattern);
-    bool good = result == 0;
-    for (size_t i = 0; good && i < matches.gl_pathc; i++) {
-        good = data_loader_add(loader, strdup(matches.gl_pathv[i]), error);
+    for (size_t i = 0; result == 0 && i < matches.gl_pathc; i++) {
+        data_loader_add(loader, strdup(matches.gl_pathv[i]));
     }
     globfree(&matches);
     size_t added = (size_t)(loader->file_count - first);
-    if (good) { qsort(loader->files + first, added, sizeof *loader->files, data_compare_files); }
-    if (result == 0) { return good; }
+    if (added > 0) { qsort(loader->files + first, added, sizeof *loader->files, data_compare_files); }
+    if (result == 0) { return true; }
     if (result != GLOB_NOMATCH) {
-        return error_set(error, "cannot look for data in '%s': %s", path,
-                         result == GLOB_NOSPACE ? "no memory" : strerror(errno));
+        return error_set(error, "cannot look for data in '%s': %s", path, strerror(errno));
     }
     if (directory) {
         return error_set(
@@ -316,7 +310,7 @@ static inline bool data_loader_add_sources(DataLoader *loader, const DataRequest
     bool one = strpbrk(path, ",:") == NULL || stat(path, &status) == 0 || glob(path, 0, NULL, &matches) == 0;
     globfree(&matches);
     char *list = strdup(path), *rest = one ? NULL : list, *item = one ? list : strsep(&rest, ",");
-    bool good = list != NULL || error_set(error, "no memory for the list of sources");
+    bool good = true;
     for (; good && item != NULL; item = strsep(&rest, ",")) {
         int index = loader->source_count++;
         char *colon = one ? NULL : strrchr(item, ':'), *end = item;
@@ -350,11 +344,10 @@ static inline bool data_loader_is_text(const DataLoader *loader) {
     return loader->builtin || loader->files[0].content.token_bytes == 1;
 }
 
-// Files as texts (count), for the caller to free; NULL: no memory.
-static inline Text *data_files_texts(const DataFile *files, int count, Error *error) {
-    Text *texts = (Text *)calloc((size_t)count, sizeof *texts);
-    if (texts == NULL) { error_set(error, "no memory for the list of texts"); }
-    for (int i = 0; texts != NULL && i < count; i++) {
+// Files as texts (count), for the caller to free.
+static inline Text *data_files_texts(const DataFile *files, int count) {
+    Text *texts = (Text *)memory_take((size_t)count, sizeof *texts);
+    for (int i = 0; i < count; i++) {
         texts[i].bytes = (const uint8_t *)files[i].mapping;
         texts[i].size = files[i].bytes;
     }
@@ -789,10 +782,7 @@ static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, u
                                     int32_t *tokens, int32_t *targets, double *perfect_loss, Error *error) {
     int T = loader->sequence_length;
     double nats = 0.0;
-    uint8_t *bytes = loader->builtin ? (uint8_t *)malloc((size_t)T + 1) : NULL;
-    if (loader->builtin && bytes == NULL) {
-        return error_set(error, "no memory for a window of %d bytes", T + 1);
-    }
+    uint8_t *bytes = loader->builtin ? (uint8_t *)memory_take((size_t)T + 1, 1) : NULL;
     bool good = true;
     for (int b = 0; good && b < B; b++) {
         uint64_t sample = first_sample + (uint64_t)b;

@@ -176,7 +176,7 @@ static inline void model_start(Model *model, Stream *stream, const void *paramet
                                size_t parameter_count) {
     if (!model->settings.on_gpu) { return; }
     size_t rows = (size_t)model->settings.B * (size_t)model->settings.T;
-    int32_t *tokens = (int32_t *)malloc(rows * sizeof(int32_t));
+    int32_t *tokens = (int32_t *)memory_take(1, rows * sizeof(int32_t));
     model_random_tokens(&model->config, rows, tokens);
     gemm_open(stream, model->gemm_workspace);
     model->family->gradients(&model->state, stream, parameters, gradients, tokens, tokens, NULL);

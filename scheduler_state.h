@@ -377,7 +377,7 @@ static inline bool fragment_has(const Scheduler *s, int fragment, int segment) {
 static inline Layout fragments_make(Scheduler *s) {
     const Problem *problem = &s->problem;
     Layout longest = layout_make(0, s->transport->size);
-    s->local.fragments = (Fragment *)calloc((size_t)s->settings.fragments, sizeof *s->local.fragments);
+    s->local.fragments = (Fragment *)memory_take((size_t)s->settings.fragments, sizeof *s->local.fragments);
     for (int f = 0; f < s->settings.fragments; f++) {
         size_t count = 0;
         for (int i = 0; i < problem->layer_count + 2; i++) {
@@ -401,7 +401,8 @@ static inline Layout scheduler_layout(const Scheduler *s) {
     const OptimizerSettings *optimizer = &s->settings.optimizer;
     size_t count = s->problem.parameter_count;
     int ranks = s->transport->size, matrix_count = 0;
-    LayoutMatrix *matrices = (LayoutMatrix *)calloc((size_t)optimizer->tensor_count + 1, sizeof *matrices);
+    LayoutMatrix *matrices =
+        (LayoutMatrix *)memory_take((size_t)optimizer->tensor_count + 1, sizeof *matrices);
     for (int i = 0; i < optimizer->tensor_count; i++) {
         const OptimizerTensor *tensor = &optimizer->tensors[i];
         if (tensor->rows == 0) { continue; }

@@ -366,8 +366,6 @@ static void release_run(Run *run) {
     data_loader_close(&run->data);
     data_loader_close(&run->validation_data);
     transport_barrier(&run->transport, "end");
-    run_lock_release(&run->lock);
-    nvml_close(&run->reports.nvml);
     placement_close(&run->placement);
     transport_close(&run->transport);
 }
@@ -427,7 +425,7 @@ static int command_train(Run *run) {
 }
 
 int main(int argc, char **argv) {
-    Run *run = (Run *)calloc(1, sizeof *run);
+    Run *run = (Run *)memory_take(1, sizeof *run);
     Error error = {""};
     files_open_standard();
     gpu_load_eagerly();

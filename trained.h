@@ -120,7 +120,7 @@ static inline void trained_add_adapter(ParameterTable *table, const ParameterInf
 static inline void trained_lay_out(TrainedPart *part) {
     ParameterTable *table = &part->table;
     const ParameterTable *model = &part->model;
-    table->entries = (ParameterInfo *)calloc(2 * (size_t)model->count, sizeof *table->entries);
+    table->entries = (ParameterInfo *)memory_take(2 * (size_t)model->count, sizeof *table->entries);
     assert(table->entries != NULL);
     for (int i = 0, layer = 0; i < model->count; i++) {
         const ParameterInfo *entry = &model->entries[i];
@@ -158,7 +158,7 @@ static inline bool trained_part_make(TrainedPart *part, const ModelConfig *confi
     size_t prefix = strlen(config->family->prefix);
     memset(part, 0, sizeof *part);
     config->family->table(config, &part->model);
-    part->places = (TensorPlace *)calloc((size_t)part->model.count, sizeof *part->places);
+    part->places = (TensorPlace *)memory_take((size_t)part->model.count, sizeof *part->places);
     assert(part->places != NULL);
     part->rank = choice->rank;
     part->alpha = choice->alpha;

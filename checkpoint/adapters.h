@@ -127,8 +127,7 @@ static inline bool adapters_open(Adapters *adapters, const char *directory, cons
         return false;
     }
     adapters->entries =
-        (const SafetensorsEntry **)calloc(2 * (size_t)table->count, sizeof *adapters->entries);
-    assert(adapters->entries != NULL);
+        (const SafetensorsEntry **)memory_take(2 * (size_t)table->count, sizeof *adapters->entries);
     bool good = true;
     for (size_t i = 0; i < adapters->file.count && good; i++) {
         good = adapters_place(adapters, &adapters->file.entries[i], table, error);
@@ -146,8 +145,7 @@ static inline bool adapters_open(Adapters *adapters, const char *directory, cons
 static inline void adapters_apply(const Adapters *adapters, const ParameterInfo *info, int i, float *matrix) {
     const SafetensorsEntry *a = adapters->entries[2 * i], *b = adapters->entries[2 * i + 1];
     if (a == NULL) { return; }
-    float *values = (float *)malloc((a->count + b->count) * sizeof *values);
-    assert(values != NULL);
+    float *values = (float *)memory_take(a->count + b->count, sizeof *values);
     safetensors_read_floats(a, 0, a->count, values);
     safetensors_read_floats(b, 0, b->count, values + a->count);
     adapters_merge(matrix, values, values + a->count, info->rows, info->columns, adapters->rank,

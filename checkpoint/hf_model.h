@@ -63,14 +63,9 @@ static inline bool hf_model_has(const char *directory, const char *name) {
 // Opens a file of the model and returns its index; -1 with an error.
 static inline int hf_model_add_file(HfModel *model, const char *directory, const char *name, Error *error) {
     char path[PATH_MAX];
-    HfModelFile *files =
-        (HfModelFile *)realloc(model->files, ((size_t)model->file_count + 1) * sizeof *files);
-    if (files == NULL) {
-        error_set(error, "%.300s: no memory for a list of its files", directory);
-        return -1;
-    }
-    model->files = files;
-    HfModelFile *file = &files[model->file_count];
+    size_t bytes = ((size_t)model->file_count + 1) * sizeof *model->files;
+    model->files = (HfModelFile *)memory_grow(model->files, bytes);
+    HfModelFile *file = &model->files[model->file_count];
     snprintf(file->name, sizeof file->name, "%s", name);
     if (!path_within(path, directory, name, error) || !safetensors_open(&file->file, path, error)) {
         return -1;
@@ -236,10 +231,9 @@ static inline bool hf_model_open_whole(HfModel *model, const char *directory, Er
         return false;
     }
     model->config.family->table(&model->config, &model->table);
-    model->sources = (const SafetensorsEntry **)calloc((size_t)model->table.count, sizeof *model->sources);
-    if (model->sources == NULL) {
-        error_set(error, "%.300s: no memory for a list of its tensors", directory);
-    } else if (hf_model_has(directory, "model.safetensors")) {
+    model->sources =
+        (const SafetensorsEntry **)memory_take((size_t)model->table.count, sizeof *model->sources);
+    if (hf_model_has(directory, "model.safetensors")) {
         good = hf_model_add_file(model, directory, "model.safetensors", error) >= 0;
     } else if (hf_model_has(directory, "model.safetensors.index.json")) {
         good = hf_model_open_shards(model, directory, error);
@@ -441,12 +435,12 @@ static inline bool hf_model_write_config(const char *directory, const ModelConfi
 static inline bool hf_model_write_tensor(int descriptor, size_t place, const ParameterInfo *info,
                                          const float *values, uint32_t *sum) {
     size_t rows = (size_t)info->rows, bytes = info->count * sizeof(float);
-    float *turned = info->is_transposed ? (float *)malloc(bytes) : NULL;
-    for (size_t i = 0; i < info->count && turned != NULL; i++) {
+    float *turned = info->is_transposed ? (float *)memory_take(1, bytes) : NULL;
+    for (size_t i = 0; turned != NULL && i < info->count; i++) {
         turned[i] = values[i % rows * (size_t)info->columns + i / rows];
     }
     const float *written = info->is_transposed ? turned : values;
-    bool good = written != NULL && file_write_all(descriptor, written, bytes, (off_t)place);
+    bool good = file_write_all(descriptor, written, bytes, (off_t)place);
     if (good) { *sum = (uint32_t)crc32_z(*sum, (const Bytef *)written, bytes); }
     free(turned);
     return good;
@@ -587,8 +581,7 @@ static inline bool hf_model_save_trained(const char *directory, const ModelConfi
                               .base = base_directory};
     float *whole = NULL;
     if (part->frozen_count > 0 && part->rank == 0) {
-        whole = (float *)malloc(part->model.parameter_count * sizeof(float));
-        if (whole == NULL) { return error_set(error, "no memory for the whole model"); }
+        whole = (float *)memory_take(part->model.parameter_count, sizeof(float));
         hf_model_complete(base, part, trained, whole);
         content.table = &part->model;
         content.parameters = whole;

@@ -274,9 +274,9 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
     }
     snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
     size_t bytes = source->state.size, blocks = (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
-    unsigned char *block = (unsigned char *)malloc(CHECKPOINT_BLOCK);
+    unsigned char *block = (unsigned char *)memory_take(1, CHECKPOINT_BLOCK);
     int descriptor = open(file, O_RDONLY | O_CLOEXEC);
-    bool opened = block != NULL && descriptor >= 0, good = opened && json_array_size(expected) == blocks;
+    bool opened = descriptor >= 0, good = opened && json_array_size(expected) == blocks;
     if (!opened) { error_set(error, "cannot open %.400s: %s", file, strerror(errno)); }
     for (size_t i = (size_t)transport->rank; good && i < blocks; i += (size_t)transport->size) {
         size_t begin = i * CHECKPOINT_BLOCK, size = size_min(bytes - begin, CHECKPOINT_BLOCK);
@@ -332,7 +332,7 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
 static inline float *source_gradients(const CheckpointSource *source, const CheckpointedRun *run,
                                       Tally *handed_over, Tally *kept) {
     size_t count = run->table->parameter_count;
-    float *sum = (float *)calloc(count, sizeof(float));
+    float *sum = (float *)memory_take(count, sizeof(float));
     const json_t *workers = json_object_get(source->manifest, "workers");
     memset(handed_over, 0, sizeof *handed_over);
     memset(kept, 0, sizeof *kept);
@@ -390,7 +390,7 @@ static inline void read_vector(CheckpointedRun *run, const SavedVector *vector, 
 static inline void load_vectors(const CheckpointSource *source, CheckpointedRun *run) {
     Scheduler *s = run->scheduler;
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
-    float *stage = (float *)malloc(CHECKPOINT_STAGE * sizeof(float));
+    float *stage = (float *)memory_take(1, CHECKPOINT_STAGE * sizeof(float));
     s->job_in_flight = source->same_rule && json_is_true(json_object_get(source->manifest, "job_in_flight"));
     int count = saved_vectors(s, vectors);
     for (int i = 0; i < count; i++) {

@@ -69,7 +69,7 @@ typedef struct Saver {
 // All ranks. Gathers what each of them knows alone, and plans state.safetensors: the
 // areas of all vectors (count) in their order, those of workers one behind the other.
 static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vectors, int count) {
-    Saver *saver = (Saver *)calloc(1, sizeof *saver);
+    Saver *saver = (Saver *)memory_take(1, sizeof *saver);
     saver->run = run;
     saver->commit = run->scheduler->optimizer.commits;
     saver->best_commit = run->best_commit;
@@ -108,7 +108,7 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
     }
     safetensors_plan_finish(&saver->plan);
     saver->blocks = (saver->plan.file_bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
-    saver->sums = (uint32_t *)calloc(saver->blocks, sizeof *saver->sums);
+    saver->sums = (uint32_t *)memory_take(saver->blocks, sizeof *saver->sums);
     return saver;
 }
 
@@ -152,7 +152,7 @@ static inline bool saver_take(void *context, size_t flat, Real *host, size_t cou
     }
     memcpy(saver->copies + saver->copied, host, part.bytes);
     saver->copied += part.bytes;
-    saver->parts = (SavedPart *)realloc(saver->parts, (saver->count + 1) * sizeof part);
+    saver->parts = (SavedPart *)memory_grow(saver->parts, (saver->count + 1) * sizeof part);
     saver->parts[saver->count++] = part;
     return true;
 }
@@ -176,11 +176,11 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
     if (saver->state < 0) { return false; }
     saver->copies = beside && fits ? (char *)malloc(copies) : NULL;
     saver->beside = saver->copies != NULL;
-    PieceWalk walk = {.scheduler = s,
-                      .stage =
-                          s->settings.gpu != NULL ? (float *)malloc(CHECKPOINT_STAGE * sizeof(float)) : NULL,
-                      .visit = saver_take,
-                      .context = saver};
+    PieceWalk walk = {
+        .scheduler = s,
+        .stage = s->settings.gpu != NULL ? (float *)memory_take(1, CHECKPOINT_STAGE * sizeof(float)) : NULL,
+        .visit = saver_take,
+        .context = saver};
     bool good = !is_main || saver_write(saver, 0, saver->plan.header, begin, error);
     for (int i = 0; good && i < count; i++) {
         saver->without_muon = vectors[i].of_adamw && checkpoint_has_muon(run);
@@ -195,11 +195,8 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
     saver->committed = (float *)committed;
     // The model needs a copy if it is on a GPU, or if training continues meanwhile.
     if (!good || !is_main || (!saver->beside && s->settings.gpu == NULL)) { return good; }
-    saver->committed = (float *)malloc(whole);
-    saver->owns_committed = saver->committed != NULL;
-    if (!saver->owns_committed) {
-        return error_set(error, "no memory for a copy of the parameters: %zu bytes", whole);
-    }
+    saver->committed = (float *)memory_take(1, whole);
+    saver->owns_committed = true;
     stream_copy(s->compute, saver->committed, committed, whole);
     stream_settle(s->compute);
     return true;

@@ -30,6 +30,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "runtime/errors.h"
 #include "runtime/numbers.h"
 
 typedef struct Groups {
@@ -54,16 +55,15 @@ static inline int groups_count(const Groups *groups, int host) {
     return groups->begins[host + 1] - groups->begins[host];
 }
 
-// leader_of (size): each rank's lowest one of its host. False: no memory. Free it anyway.
-static inline bool groups_make(Groups *groups, int rank, int size, const int *leader_of) {
+// leader_of (size): each rank's lowest one of its host.
+static inline void groups_make(Groups *groups, int rank, int size, const int *leader_of) {
     groups->rank = rank;
     groups->size = size;
     groups->hosts = 0;
-    groups->ranks = (int *)calloc((size_t)size, sizeof(int));
-    groups->begins = (int *)calloc((size_t)size + 1, sizeof(int));
-    groups->host_of = (int *)calloc((size_t)size, sizeof(int));
-    groups->place = (int *)calloc((size_t)size, sizeof(int));
-    if (!groups->ranks || !groups->begins || !groups->host_of || !groups->place) { return false; }
+    groups->ranks = (int *)memory_take((size_t)size, sizeof(int));
+    groups->begins = (int *)memory_take((size_t)size + 1, sizeof(int));
+    groups->host_of = (int *)memory_take((size_t)size, sizeof(int));
+    groups->place = (int *)memory_take((size_t)size, sizeof(int));
     for (int i = 0; i < size; i++) {
         int leader = leader_of[i];
         assert(leader >= 0 && leader <= i && leader_of[leader] == leader);
@@ -76,16 +76,14 @@ static inline bool groups_make(Groups *groups, int rank, int size, const int *le
     }
     groups->host = groups->host_of[rank];
     groups->mates = groups_count(groups, groups->host);
-    return true;
 }
 
 // Every `per_host` ranks in a row share a host; the last host may have fewer.
-static inline bool groups_make_even(Groups *groups, int rank, int size, int per_host) {
-    int *leader_of = (int *)calloc((size_t)size, sizeof(int));
-    for (int i = 0; leader_of != NULL && i < size; i++) { leader_of[i] = i / per_host * per_host; }
-    bool made = leader_of != NULL && groups_make(groups, rank, size, leader_of);
+static inline void groups_make_even(Groups *groups, int rank, int size, int per_host) {
+    int *leader_of = (int *)memory_take((size_t)size, sizeof(int));
+    for (int i = 0; i < size; i++) { leader_of[i] = i / per_host * per_host; }
+    groups_make(groups, rank, size, leader_of);
     free(leader_of);
-    return made;
 }
 
 static inline bool groups_are_flat(const Groups *groups) { return groups->hosts == groups->size; }

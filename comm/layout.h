@@ -28,6 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/errors.h"
 #include "runtime/numbers.h"
 
 // About this many cells. Pieces are whole pairs of cache lines; if they are long enough,
@@ -170,9 +171,9 @@ static inline void layout_open_cell(LayoutBuilder *builder, size_t flat) {
     size_t size = (size_t)layout->size;
     if (layout->cells + 2 > builder->room) {
         builder->room = 2 * builder->room + 64;
-        layout->begins = (size_t *)realloc(layout->begins, builder->room * sizeof *layout->begins);
+        layout->begins = (size_t *)memory_grow(layout->begins, builder->room * sizeof *layout->begins);
         layout->pieces =
-            (LayoutRange *)realloc(layout->pieces, builder->room * size * sizeof *layout->pieces);
+            (LayoutRange *)memory_grow(layout->pieces, builder->room * size * sizeof *layout->pieces);
     }
     layout->begins[layout->cells] = flat;
     for (size_t rank = 0; rank < size; rank++) {
@@ -258,7 +259,7 @@ static inline int layout_compare_lengths(const void *left, const void *right) {
 // what is short levels the loads best. owners (matrix_count), loads (size) <- the result.
 static inline void layout_choose_owners(const LayoutMatrix *matrices, int matrix_count, int size, int *owners,
                                         double *loads) {
-    LayoutLength *lengths = (LayoutLength *)calloc((size_t)matrix_count + 1, sizeof *lengths);
+    LayoutLength *lengths = (LayoutLength *)memory_take((size_t)matrix_count + 1, sizeof *lengths);
     for (int i = 0; i < matrix_count; i++) {
         lengths[i].length = matrices[i].end - matrices[i].begin;
         lengths[i].matrix = i;
@@ -278,10 +279,10 @@ static inline Layout layout_make_whole(size_t count, int size, const LayoutMatri
                                        int matrix_count) {
     if (size == 1) { return layout_make(count, 1); }
     LayoutBuilder builder = {.layout = {.count = count, .size = size}};
-    builder.ends = (size_t *)calloc((size_t)size, sizeof *builder.ends);
-    builder.share = (double *)calloc((size_t)size, sizeof *builder.share);
-    double *loads = (double *)calloc((size_t)size, sizeof *loads), rest = 0;
-    int *owners = (int *)calloc((size_t)matrix_count + 1, sizeof *owners);
+    builder.ends = (size_t *)memory_take((size_t)size, sizeof *builder.ends);
+    builder.share = (double *)memory_take((size_t)size, sizeof *builder.share);
+    double *loads = (double *)memory_take((size_t)size, sizeof *loads), rest = 0;
+    int *owners = (int *)memory_take((size_t)matrix_count + 1, sizeof *owners);
     size_t little = count / LAYOUT_CELLS;
     layout_choose_owners(matrices, matrix_count, size, owners, loads);
     for (int i = 0; i <= matrix_count; i++) {

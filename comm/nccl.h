@@ -77,7 +77,6 @@ static inline void nccl_settle(Nccl *nccl, Level level, void *queue, const char 
         double now = clock_seconds(), waited = now - began;
         if (now - looked > 1) { began += now - looked; } // this process was stopped: see transport_wait
         looked = now;
-        if (waited > TRANSPORT_LISTENS_SECONDS) { transport_listen(nccl->transport, NULL); }
         if (waited > nccl->transport->timeout_seconds) {
             nccl_fail(
                 nccl, level, what,

@@ -83,7 +83,7 @@ static inline void trace_open(Trace *trace, bool keep) {
     pthread_mutex_init(&trace->mutex, NULL);
     trace->clock = clock_seconds;
     trace->keep = keep;
-    trace->spans = keep ? (Span *)calloc(TRACE_MAX_SPANS, sizeof(Span)) : NULL;
+    trace->spans = keep ? (Span *)memory_take(TRACE_MAX_SPANS, sizeof(Span)) : NULL;
 }
 
 static inline void trace_close(Trace *trace) {
@@ -271,8 +271,7 @@ static inline void trace_write_file(const Trace *trace, Transport *transport, co
     const Lane lane = {BETWEEN_HOSTS, 0};
     int64_t most = 0;
     int reason = 0; // errno of the first write that failed
-    Span *received = (Span *)calloc((size_t)transport->size * TRACE_PIECE, sizeof(Span));
-    if (received == NULL) { transport_fail(transport, "no memory to gather the trace"); }
+    Span *received = (Span *)memory_take((size_t)transport->size * TRACE_PIECE, sizeof(Span));
     FILE *file = trace_path_check(path, error) ? file_replace_begin(path, error) : NULL;
     if (file != NULL) { fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", file); } // into its buffer
     for (int rank = 0; rank < transport->size; rank++) {

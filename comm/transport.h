@@ -13,7 +13,7 @@
 //
 // A waiting rank sleeps between polls for an eighth of the time it has already waited, at
 // most 1 ms, so that the compute threads keep their cores. Every wait has a deadline.
-// When it passes, transport_fail names the ranks that are late and ends all ranks.
+// When it passes, the rank names those that it waits for and ends all ranks.
 //
 // An emulated slow network sends through a token bucket, and arrives late by a latency.
 #ifndef ACCO_COMM_TRANSPORT_H
@@ -37,12 +37,6 @@ typedef struct LinkRequest {
     void *words[4];
 } LinkRequest;
 
-// What ranks tell each other when one has waited too long (transport_fail_overdue).
-typedef struct Note {
-    int32_t from;
-    int32_t awaited; // the rank that the sender waits for; itself: it does not know; -1: it asks
-} Note;
-
 // Messages between two ranks arrive in the order in which they were started.
 typedef struct Link {
     const char *name;
@@ -50,9 +44,6 @@ typedef struct Link {
     void (*start)(void *state, LinkRequest *request, bool is_send, int peer, void *data, size_t bytes);
     // Also makes progress. True once, after which the request is gone.
     bool (*is_done)(void *state, LinkRequest *request);
-    // Notes travel beside messages, and may be lost. NULL: this link has no notes.
-    void (*send_note)(void *state, int peer, const Note *note);
-    bool (*take_note)(void *state, Note *note); // false: no note has arrived
     // NULL: nothing to end. 0: all end in good order. Otherwise ends all, never returns.
     void (*end)(void *state, int exit_code);
 } Link;
@@ -80,9 +71,6 @@ typedef struct Lane {
     Level level;
     int number; // 0 .. TRANSPORT_LANES - 1
 } Lane;
-
-#define TRANSPORT_LISTENS_SECONDS 0.1 // a rank that has waited this long answers questions
-#define TRANSPORT_ANSWER_SECONDS 1.0  // how long the asking rank waits for an answer
 
 // How long a wait polls before it sleeps: about as long as a chunk takes in a machine.
 #define TRANSPORT_SPIN_SECONDS 50e-6
@@ -139,7 +127,6 @@ typedef struct Transport {
     bool leaving;                     // closed, or the reason why all ranks end has been printed
     Transfer *transfers;              // (levels, lanes, 2, size): receives, then sends
     Transfer *delayed, *delayed_last; // a list of those that the emulated link holds back, as posted
-    int *answers;                     // (size): what each rank has answered (Note); -1: nothing yet
     MessageBuffers messages;
     uint64_t bytes_sent;         // atomic: other threads read it to show progress
     uint64_t bytes_sent_outside; // of these, to other hosts; atomic
@@ -178,14 +165,10 @@ static inline void transport_prepare(Transport *transport, int rank, int size, i
     transport->timeout_seconds = 300;
     transport->chaos.state = 77u + (uint64_t)rank;
     transport->transfers =
-        (Transfer *)calloc((size_t)(2 * TRANSPORT_LEVELS * TRANSPORT_LANES * size), sizeof(Transfer));
-    transport->answers = (int *)calloc((size_t)size, sizeof(int));
+        (Transfer *)memory_take((size_t)(2 * TRANSPORT_LEVELS * TRANSPORT_LANES * size), sizeof(Transfer));
     gethostname(transport->host, sizeof transport->host - 1);
-    if (transport->transfers == NULL || transport->answers == NULL ||
-        !groups_make_even(&transport->flat, rank, size, 1) ||
-        !groups_make_even(&transport->hosts, rank, size, per_host)) {
-        transport_fail(transport, "no memory for %d ranks", size);
-    }
+    groups_make_even(&transport->flat, rank, size, 1);
+    groups_make_even(&transport->hosts, rank, size, per_host);
 }
 
 // A world of one rank: every operation returns at once.
@@ -205,10 +188,8 @@ static inline void transport_open_supposed(Transport *transport, int size, int r
 static inline void transport_close(Transport *transport) {
     __atomic_store_n(&transport->leaving, true, __ATOMIC_RELAXED);
     free(transport->transfers);
-    free(transport->answers);
     free(transport->met);
     transport->transfers = NULL;
-    transport->answers = NULL;
     transport->met = NULL;
     groups_free(&transport->hosts);
     groups_free(&transport->flat);
@@ -289,112 +270,30 @@ static inline const char *transport_level_name(const Transport *transport, Level
     return !transport->two_level ? "" : level == INSIDE_HOSTS ? " inside the host" : " between hosts";
 }
 
-// ---------------------------------------------------------------------------------------
-// The deadline
-//
-// A late rank may itself be waiting: for a rank of its host, or in the operation before. So a
-// rank that has waited too long asks first, and does not blame a rank that answers:
-//
-//   rank 2 to 0   are you waiting, too?
-//   rank 0 to 2   yes, for rank 1
-//   rank 2 to 1   are you waiting, too?      no answer: it has died, hangs, or still computes
-
-// The ranks that this rank waits for in a lane.
-typedef struct Overdue {
-    bool senders; // they have not sent; otherwise they have not received
-    size_t bytes; // outstanding
-    int count;    // how many they are; the first TRANSPORT_MAX_LISTED are listed
-    int listed;
-    int ranks[TRANSPORT_MAX_LISTED]; // (listed)
-} Overdue;
-
-static inline Overdue transport_overdue(Transport *transport, Lane lane) {
-    Overdue overdue = {0};
-    for (int is_send = 0; is_send < 2 && overdue.count == 0; is_send++) {
-        overdue.senders = is_send == 0;
+// Ends all ranks and names those that this one waits for in a lane: which have not sent, or
+// where all have, which have not received.
+static inline void transport_fail_overdue(Transport *transport, Lane lane, double waited) {
+    char list[TRANSPORT_MAX_LISTED * 80] = "";
+    const HostRecord *met = transport->met; // NULL: the ranks have not met yet
+    size_t bytes = 0, used = 0;
+    int count = 0, is_send = 0;
+    for (; count == 0 && is_send < 2; is_send++) {
         for (int peer = 0; peer < transport->size; peer++) {
             const Transfer *transfer = transport_transfer(transport, lane, is_send == 1, peer);
             if (transfer->state == TRANSFER_NONE) { continue; }
-            overdue.bytes += transfer->bytes;
-            overdue.count++;
-            if (overdue.listed < TRANSPORT_MAX_LISTED) { overdue.ranks[overdue.listed++] = peer; }
+            bytes += transfer->bytes;
+            if (count++ > TRANSPORT_MAX_LISTED) { continue; }
+            used += (size_t)snprintf(
+                list + used, sizeof list - used, count > TRANSPORT_MAX_LISTED ? ", ..." : "%s%d%s%s",
+                used > 0 ? ", " : "", peer, met != NULL ? " on " : "", met != NULL ? met[peer].name : "");
         }
     }
-    return overdue;
-}
-
-// Answers questions, and notes answers. lane: where this rank waits; NULL: not known.
-static inline void transport_listen(Transport *transport, const Lane *lane) {
-    Note note;
-    while (transport->link.take_note != NULL && transport->link.take_note(transport->link.state, &note)) {
-        if (note.awaited >= 0) {
-            transport->answers[note.from] = note.awaited;
-        } else {
-            int awaited = lane != NULL ? transport_overdue(transport, *lane).ranks[0] : transport->rank;
-            Note answer = {.from = transport->rank, .awaited = awaited};
-            transport->link.send_note(transport->link.state, note.from, &answer);
-        }
-    }
-}
-
-// Asks which ranks these wait for. Returns how many did not answer in time.
-static inline int transport_ask(Transport *transport, Lane lane, const int *ranks, int count) {
-    const Link *link = &transport->link;
-    const Note question = {.from = transport->rank, .awaited = -1};
-    double until = clock_seconds() + TRANSPORT_ANSWER_SECONDS;
-    int silent = count;
-    for (int i = 0; i < count; i++) {
-        transport->answers[ranks[i]] = -1;
-        if (link->send_note != NULL) { link->send_note(link->state, ranks[i], &question); }
-    }
-    while (link->take_note != NULL && silent > 0 && clock_seconds() < until) {
-        sleep_seconds(1e-3);
-        transport_listen(transport, &lane);
-        silent = 0;
-        for (int i = 0; i < count; i++) { silent += transport->answers[ranks[i]] < 0; }
-    }
-    return silent;
-}
-
-// text <- the rank and, once the ranks have met, its host.
-static inline void transport_name_rank(const Transport *transport, int rank, char *text, size_t size) {
-    const HostRecord *met = transport->met;
-    snprintf(text, size, "%d%s%s", rank, met != NULL ? " on " : "", met != NULL ? met[rank].name : "");
-}
-
-// Ends all ranks and names those that do not answer. If all answer, they are waiting,
-// too: then it follows the chain from the first of them to a rank that does not.
-static inline void transport_fail_overdue(Transport *transport, Lane lane, double waited) {
-    static const char advice[] = "It may be dead, stuck, or much slower than the others: look at its "
-                                 "node; --timeout-s sets how long to wait";
-    const char *operation = transport->operation, *level = transport_level_name(transport, lane.level);
-    char list[TRANSPORT_MAX_LISTED * 80] = "", one[80], other[80];
-    Overdue overdue = transport_overdue(transport, lane);
-    const char *what = overdue.senders ? "arrive" : "take its data";
-    int first = overdue.ranks[0];
-    int silent = transport_ask(transport, lane, overdue.ranks, overdue.listed), end = first;
-    bool some_answered = silent > 0 && silent < overdue.listed;
-    for (int step = 0; silent == 0 && step < transport->size && transport->answers[end] != end; step++) {
-        end = transport->answers[end];
-        silent = transport_ask(transport, lane, &end, 1);
-    }
-    if (silent > 0 && end != first) {
-        transport_name_rank(transport, end, one, sizeof one);
-        transport_name_rank(transport, first, other, sizeof other);
-        transport_fail(transport,
-                       "%s%s: rank %s did not answer, and rank %s, which did not %s for %.0f s, waits for it "
-                       "(%zu bytes outstanding). %s",
-                       operation, level, one, other, what, waited, overdue.bytes, advice);
-    }
-    for (int i = 0; i < overdue.listed; i++) {
-        if (some_answered && transport->answers[overdue.ranks[i]] >= 0) { continue; }
-        size_t used = strlen(list);
-        transport_name_rank(transport, overdue.ranks[i], one, sizeof one);
-        snprintf(list + used, sizeof list - used, "%s%s", used > 0 ? ", " : "", one);
-    }
-    transport_fail(transport, "%s%s: rank %s%s did not %s for %.0f s (%zu bytes outstanding). %s", operation,
-                   level, list, overdue.count > overdue.listed ? ", ..." : "", what, waited, overdue.bytes,
-                   advice);
+    transport_fail(transport,
+                   "%s%s: rank %s did not %s for %.0f s (%zu bytes outstanding). It, or a rank that it waits "
+                   "for, may be dead, stuck, or much slower than the others: look at its node; --timeout-s "
+                   "sets how long to wait",
+                   transport->operation, transport_level_name(transport, lane.level), list,
+                   is_send == 1 ? "arrive" : "take its data", waited, bytes);
 }
 
 // Waits until all transfers of a lane have ended. Ends all ranks at the deadline.
@@ -431,10 +330,10 @@ static inline void transport_wait(Transport *transport, Lane lane) {
         if (now - looked > 1) { began += now - looked; }
         looked = now;
         if (progress) { progressed = now; }
-        if (now - began > transport->timeout_seconds) {
+        // Inside a host twice as long: a mate that waits itself, for another host, is not to blame.
+        if (now - began > transport->timeout_seconds * (lane.level == INSIDE_HOSTS ? 2 : 1)) {
             transport_fail_overdue(transport, lane, now - began);
         }
-        if (now - began > TRANSPORT_LISTENS_SECONDS) { transport_listen(transport, &lane); }
         double waited = now - progressed;
         if (waited <= TRANSPORT_SPIN_SECONDS) { continue; }
         double pause = fmin(fmax(waited / 8, TRANSPORT_SPIN_SECONDS), TRANSPORT_SLEEP_SECONDS);
@@ -507,8 +406,7 @@ static inline void transport_all_gather_records(Transport *transport, const char
         transport_wait(transport, lane);
         return;
     }
-    char *ring = (char *)malloc((size_t)transport->size * bytes);
-    if (ring == NULL) { transport_fail(transport, "%s: no memory for the records of all ranks", operation); }
+    char *ring = (char *)memory_take((size_t)transport->size, bytes);
     memcpy(ring, mine, bytes);
     for (int place = 1; place < groups->mates; place++) {
         transport_post(transport, lane, false, groups_rank(groups, groups->host, place),
@@ -529,11 +427,9 @@ static inline void transport_all_gather_records(Transport *transport, const char
 }
 
 // The records of all ranks, (size, bytes) in the order of ranks, for the caller to free.
-// Without memory for them it ends all ranks.
 static inline void *transport_collect_records(Transport *transport, const char *operation, const void *mine,
                                               size_t bytes) {
-    void *all = calloc((size_t)transport->size, bytes);
-    if (all == NULL) { transport_fail(transport, "%s: no memory for the records of all ranks", operation); }
+    void *all = memory_take((size_t)transport->size, bytes);
     transport_all_gather_records(transport, operation, mine, all, bytes);
     return all;
 }
@@ -603,12 +499,10 @@ static inline void transport_meet(Transport *transport, int leader) {
     mine.leader = leader;
     snprintf(mine.name, sizeof mine.name, "%s", transport->host);
     HostRecord *all = (HostRecord *)transport_collect_records(transport, "meeting", &mine, sizeof mine);
-    int *leader_of = (int *)calloc(size, sizeof(int));
-    for (size_t i = 0; leader_of != NULL && i < size; i++) { leader_of[i] = all[i].leader; }
+    int *leader_of = (int *)memory_take(size, sizeof(int));
+    for (size_t i = 0; i < size; i++) { leader_of[i] = all[i].leader; }
     groups_free(&transport->hosts);
-    if (leader_of == NULL || !groups_make(&transport->hosts, transport->rank, transport->size, leader_of)) {
-        transport_fail(transport, "no memory for %d ranks", transport->size);
-    }
+    groups_make(&transport->hosts, transport->rank, transport->size, leader_of);
     free(leader_of);
     free(transport->met);
     transport->met = all;
@@ -627,7 +521,7 @@ enum { LINK_PROBES = 16, LINK_PROBE_BYTES = 4096 };
 // The mean seconds of an all-gather of records of `bytes`, on the slowest rank.
 static inline double link_time_records(Transport *transport, size_t bytes, int tries) {
     static const char operation[] = "measurement of the link";
-    char *mine = (char *)calloc(1, bytes), *all = (char *)calloc((size_t)transport->size, bytes);
+    char *mine = (char *)memory_take(1, bytes), *all = (char *)memory_take((size_t)transport->size, bytes);
     double began = clock_seconds();
     for (int i = 0; i < tries; i++) { transport_all_gather_records(transport, operation, mine, all, bytes); }
     double mean = (clock_seconds() - began) / tries;

@@ -30,7 +30,7 @@ static inline bool transport_was_launched(void) {
 #endif
 #include <mpi.h>
 
-enum { TRANSPORT_MPI_TAG = 7, TRANSPORT_MPI_NOTE_TAG = 8 };
+enum { TRANSPORT_MPI_TAG = 7 };
 
 static inline MPI_Request *transport_mpi_request(LinkRequest *request) {
     return (MPI_Request *)(void *)request->words;
@@ -52,28 +52,6 @@ static inline bool transport_mpi_is_done(void *state, LinkRequest *request) {
     int done = 0;
     MPI_Test(transport_mpi_request(request), &done, MPI_STATUS_IGNORE);
     return done != 0;
-}
-
-// The copy is never freed: all ranks are about to end, and may never take their notes.
-static inline void transport_mpi_send_note(void *state, int peer, const Note *note) {
-    (void)state;
-    MPI_Request request;
-    Note *copy = (Note *)malloc(sizeof *copy);
-    if (copy == NULL) { return; }
-    *copy = *note;
-    MPI_Isend(copy, (int)sizeof *copy, MPI_BYTE, peer, TRANSPORT_MPI_NOTE_TAG, MPI_COMM_WORLD, &request);
-    MPI_Request_free(&request);
-}
-
-static inline bool transport_mpi_take_note(void *state, Note *note) {
-    (void)state;
-    int found = 0;
-    MPI_Status status;
-    MPI_Iprobe(MPI_ANY_SOURCE, TRANSPORT_MPI_NOTE_TAG, MPI_COMM_WORLD, &found, &status);
-    if (!found) { return false; }
-    MPI_Recv(note, (int)sizeof *note, MPI_BYTE, status.MPI_SOURCE, TRANSPORT_MPI_NOTE_TAG, MPI_COMM_WORLD,
-             MPI_STATUS_IGNORE);
-    return true;
 }
 
 static inline void transport_mpi_end(void *state, int exit_code) {
@@ -132,8 +110,6 @@ static inline bool transport_open(Transport *transport, Error *error) {
     const Link link = {.name = "MPI",
                        .start = transport_mpi_start,
                        .is_done = transport_mpi_is_done,
-                       .send_note = transport_mpi_send_note,
-                       .take_note = transport_mpi_take_note,
                        .end = transport_mpi_end};
     transport_prepare(transport, rank, size, 1, &link, "started by an MPI launcher");
     MPI_Comm node;

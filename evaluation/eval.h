@@ -105,10 +105,7 @@ static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, 
                                           const EvaluateSet *set, Transport *transport, Terminal *terminal) {
     size_t ranks = (size_t)transport->size, record = EVALUATE_MOST_ROWS * sizeof(EvaluateScore);
     EvaluateScore mine[EVALUATE_MOST_ROWS];
-    EvaluateScore *scores = (EvaluateScore *)calloc(set->count, sizeof *scores);
-    if (scores == NULL) {
-        transport_fail(transport, "no memory for the scores of %zu sequences", set->count);
-    }
+    EvaluateScore *scores = (EvaluateScore *)memory_take(set->count, sizeof *scores);
     Progress progress = {"", "tokens", 0, 0, 0, QUIET_SECONDS};
     double began = clock_seconds();
     for (size_t i = 0; i < set->count; i++) { progress.total += set->sequences[i].scored; }
@@ -298,8 +295,7 @@ static inline void evaluation_task(void *context, Stream *stream) {
     Model *model = &evaluation->evaluator.model;
     size_t bytes = evaluation->model.table.parameter_count * sizeof(float);
     bool on_gpu = model->settings.on_gpu;
-    float *host = on_gpu ? (float *)malloc(bytes) : evaluation->parameters;
-    if (host == NULL) { transport_fail(transport, "no memory for the parameters: %zu bytes", bytes); }
+    float *host = on_gpu ? (float *)memory_take(1, bytes) : evaluation->parameters;
     hf_model_read(&evaluation->model, host);
     if (on_gpu) {
         stream_copy(stream, evaluation->parameters, host, bytes);
@@ -319,7 +315,7 @@ static inline int command_eval(Run *run) {
     Placement *placement = &run->placement;
     Error error = {""};
     EvaluateSummary summary;
-    Evaluation *evaluation = (Evaluation *)calloc(1, sizeof *evaluation);
+    Evaluation *evaluation = (Evaluation *)memory_take(1, sizeof *evaluation);
     const EvaluateRequest *request = &evaluation->set.request;
     evaluation->transport = transport;
     evaluation->terminal = run_is_main(run) ? &run->terminal : NULL;

@@ -84,59 +84,52 @@ static inline const char *evaluate_task_name(EvaluateTask task) {
 // The characters that Python's str.strip removes.
 #define EVALUATE_SPACE "[\\x1C-\\x1F" TOKENIZER_SPACE "]"
 
-// A text as printf writes it, for the caller to free; NULL: no memory.
+// A text as printf writes it, for the caller to free.
 PRINTF_LIKE(1, 2) static inline char *evaluate_format(const char *format, ...) {
     char *text = NULL;
     size_t length = 0;
     FILE *file = open_memstream(&text, &length);
     va_list values;
     va_start(values, format);
-    if (file != NULL) { vfprintf(file, format, values); }
+    vfprintf(file, format, values);
     va_end(values);
-    return file != NULL && fclose(file) == 0 ? text : NULL;
+    fclose(file);
+    return text;
 }
 
-// Replaces everything in *text, valid UTF-8 of malloc or NULL, that matches the pattern. False: no
-// memory; then *text is NULL.
-static inline bool evaluate_replace(char **text, const char *pattern, const char *replacement) {
-    int code = 0, found = -1;
-    size_t count = *text == NULL ? 0 : strlen(*text);
+// Replaces everything in *text, valid UTF-8 of malloc, that matches the pattern.
+static inline void evaluate_replace(char **text, const char *pattern, const char *replacement) {
+    int code = 0;
+    size_t count = strlen(*text);
     PCRE2_SIZE offset = 0, size = 3 * count + 16; // one byte becomes three at most when its case changes
-    char *result = (char *)malloc(size);
+    char *result = (char *)memory_take(size, 1);
     pcre2_code *compiled =
         pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &code, &offset, NULL);
-    if (*text != NULL && result != NULL && compiled != NULL) {
-        found = pcre2_substitute(compiled, (PCRE2_SPTR)*text, count, 0,
-                                 PCRE2_NO_UTF_CHECK | PCRE2_SUBSTITUTE_GLOBAL | PCRE2_SUBSTITUTE_EXTENDED,
-                                 NULL, NULL, (PCRE2_SPTR)replacement, PCRE2_ZERO_TERMINATED,
-                                 (PCRE2_UCHAR *)result, &size);
-    }
+    int found =
+        pcre2_substitute(compiled, (PCRE2_SPTR)*text, count, 0,
+                         PCRE2_NO_UTF_CHECK | PCRE2_SUBSTITUTE_GLOBAL | PCRE2_SUBSTITUTE_EXTENDED, NULL, NULL,
+                         (PCRE2_SPTR)replacement, PCRE2_ZERO_TERMINATED, (PCRE2_UCHAR *)result, &size);
+    if (found < 0) { failure_report("PCRE2 has no room to clean a text"); }
     pcre2_code_free(compiled);
     free(*text);
-    if (found < 0) { free(result); }
-    *text = found < 0 ? NULL : result;
-    return found >= 0;
+    *text = result;
 }
 
 // Prepares HellaSwag's texts, which still have marks of the web pages that they come from.
-static inline bool evaluate_clean(char **text) {
-    return evaluate_replace(text, "\\A" EVALUATE_SPACE "+|" EVALUATE_SPACE "+\\z", "") &&
-           evaluate_replace(text, " \\[title\\]", ". ") &&
-           evaluate_replace(text, "\\[[^]\\n]*+]", "") && // everything else in brackets on one line
-           evaluate_replace(text, "  ", " ");
+static inline void evaluate_clean(char **text) {
+    evaluate_replace(text, "\\A" EVALUATE_SPACE "+|" EVALUATE_SPACE "+\\z", "");
+    evaluate_replace(text, " \\[title\\]", ". ");
+    evaluate_replace(text, "\\[[^]\\n]*+]", ""); // everything else in brackets on one line
+    evaluate_replace(text, "  ", " ");
 }
 
 // As Python's str.capitalize: the first character becomes a capital, the others small.
-static inline bool evaluate_capitalise(char **text) {
-    return evaluate_replace(text, "(?s)\\A(.)(.*)\\z", "\\u${1}\\L${2}");
+static inline void evaluate_capitalise(char **text) {
+    evaluate_replace(text, "(?s)\\A(.)(.*)\\z", "\\u${1}\\L${2}");
 }
 
 // ---------------------------------------------------------------------------------------
 // Adding sequences
-
-static inline bool evaluate_no_memory(const EvaluateSet *set, Error *error) {
-    return error_set(error, "no memory for the sequences of %.300s", set->request.path);
-}
 
 // Appends the tokens of a text. The text of a special token, such as <|endoftext|>, stands for
 // the token, as it does in the harness.
@@ -144,9 +137,7 @@ static inline bool evaluate_encode(EvaluateSet *set, const char *text, size_t co
     if (set->request.tokenizer != NULL) {
         return tokenizer_encode(set->request.tokenizer, text, count, true, &set->text, error);
     }
-    for (size_t i = 0; i < count; i++) {
-        if (!token_list_add(&set->text, (uint8_t)text[i])) { return evaluate_no_memory(set, error); }
-    }
+    for (size_t i = 0; i < count; i++) { token_list_add(&set->text, (uint8_t)text[i]); }
     return true;
 }
 
@@ -159,24 +150,18 @@ static inline bool evaluate_take_text(EvaluateSet *set, Error *error) {
     return data_file_scan(data, set->request.vocabulary, error);
 }
 
-static inline bool evaluate_add_sequence(EvaluateSet *set, int file, uint64_t begin, uint64_t length,
-                                         uint64_t scored, int characters, Error *error) {
+static inline void evaluate_add_sequence(EvaluateSet *set, int file, uint64_t begin, uint64_t length,
+                                         uint64_t scored, int characters) {
     EvaluateSequence sequence = {begin, file, (int)length, (int)scored, characters};
-    if (!list_reserve((void **)&set->sequences, set->count, &set->capacity, 1, sizeof *set->sequences)) {
-        return evaluate_no_memory(set, error);
-    }
+    list_reserve((void **)&set->sequences, set->count, &set->capacity, 1, sizeof *set->sequences);
     set->sequences[set->count++] = sequence;
-    return true;
 }
 
 // An item of the latest `choices` sequences.
-static inline bool evaluate_add_item(EvaluateSet *set, int choices, int label, Error *error) {
+static inline void evaluate_add_item(EvaluateSet *set, int choices, int label) {
     EvaluateItem item = {set->count - (size_t)choices, choices, label};
-    if (!list_reserve((void **)&set->items, set->item_count, &set->item_capacity, 1, sizeof *set->items)) {
-        return evaluate_no_memory(set, error);
-    }
+    list_reserve((void **)&set->items, set->item_count, &set->item_capacity, 1, sizeof *set->items);
     set->items[set->item_count++] = item;
-    return true;
 }
 
 // ---------------------------------------------------------------------------------------
@@ -190,13 +175,12 @@ static inline bool evaluate_read_texts(EvaluateSet *set, Error *error) {
         return error_set(error, "the tokenizer has no token <|endoftext|>, which is put behind each document "
                                 "of a text");
     }
-    Text *texts = data_files_texts(set->data.files, set->data.file_count, error);
-    if (texts == NULL) { return false; }
+    Text *texts = data_files_texts(set->data.files, set->data.file_count);
     TextCursor cursor = {.texts = texts, .count = set->data.file_count};
     bool good = true;
     for (DocumentPart part; good && text_next_part(&cursor, &part);) {
-        good = tokenizer_encode(tokenizer, (const char *)part.bytes, part.count, false, &set->text, error) &&
-               (!part.ends || token_list_add(&set->text, end_of_text) || evaluate_no_memory(set, error));
+        good = tokenizer_encode(tokenizer, (const char *)part.bytes, part.count, false, &set->text, error);
+        if (part.ends) { token_list_add(&set->text, end_of_text); }
     }
     free(texts);
     set->data.separator = (uint32_t)end_of_text + 1;
@@ -229,9 +213,7 @@ static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) 
     for (uint64_t begin = 0; counted < count; begin += stride) {
         if (request->limit > 0 && set->count >= (uint64_t)request->limit) { break; }
         uint64_t end = count - begin < T ? count : begin + T, from = counted > begin ? counted : begin + 1;
-        if (end > from && !evaluate_add_sequence(set, file, begin, end - begin, end - from, 0, error)) {
-            return false;
-        }
+        if (end > from) { evaluate_add_sequence(set, file, begin, end - begin, end - from, 0); }
         counted = end;
     }
     return true;
@@ -281,12 +263,12 @@ static inline bool evaluate_add_pair(EvaluateSet *set, const char *text, size_t 
             return error_set(error,
                              "nothing precedes the text to predict, and the tokenizer has no <|endoftext|>");
         }
-        if (!token_list_add(list, start)) { return evaluate_no_memory(set, error); }
+        token_list_add(list, start);
     } else { // encoded by itself only to count its tokens
         char *given = strndup(text, context);
-        bool good = evaluate_replace(&given, EVALUATE_SPACE "+\\z", "") || evaluate_no_memory(set, error);
-        good = good && (given[0] != '\0' || error_set(error, "only spaces precede the text to predict")) &&
-               evaluate_encode(set, given, strlen(given), error);
+        evaluate_replace(&given, EVALUATE_SPACE "+\\z", "");
+        bool good = (given[0] != '\0' || error_set(error, "only spaces precede the text to predict")) &&
+                    evaluate_encode(set, given, strlen(given), error);
         free(given);
         if (!good) { return false; }
         given_tokens = list->count - begin;
@@ -299,7 +281,8 @@ static inline bool evaluate_add_pair(EvaluateSet *set, const char *text, size_t 
         return error_set(error, "%zu tokens are to be predicted, more than --seq-len %zu", scored, T);
     }
     size_t cut = total > T + 1 ? total - T - 1 : 0;
-    return evaluate_add_sequence(set, 0, begin + cut, total - cut, scored, characters, error);
+    evaluate_add_sequence(set, 0, begin + cut, total - cut, scored, characters);
+    return true;
 }
 
 // A member of a line that must be a string; NULL and an error if it is not.
@@ -314,29 +297,26 @@ static inline bool evaluate_read_lambada(EvaluateSet *set, const json_t *object,
     if (text == NULL) { return false; }
     const char *space = strrchr(text, ' ');
     char *whole = evaluate_format("%s%s", space != NULL ? "" : " ", text);
-    bool good = whole != NULL
-                    ? evaluate_add_pair(set, whole, space != NULL ? (size_t)(space - text) : 0, 0, error)
-                    : evaluate_no_memory(set, error);
+    bool good = evaluate_add_pair(set, whole, space != NULL ? (size_t)(space - text) : 0, 0, error);
     free(whole);
-    return good && evaluate_add_item(set, 1, 0, error);
+    if (good) { evaluate_add_item(set, 1, 0); }
+    return good;
 }
 
 // What precedes the endings of a HellaSwag line, for the caller to free; NULL: an error.
-static inline char *evaluate_hellaswag_context(EvaluateSet *set, const json_t *object, bool prepared,
-                                               Error *error) {
+static inline char *evaluate_hellaswag_context(const json_t *object, bool prepared, Error *error) {
     static const char *const keys[3] = {"activity_label", "ctx_a", "ctx_b"};
     const char *parts[3];
     for (int i = 0; i < 3; i++) {
         parts[i] = evaluate_text(object, prepared ? "ctx" : keys[i], error);
         if (parts[i] == NULL) { return NULL; }
     }
-    char *end = strdup(parts[2]), *text = end;
-    if (!prepared) {
-        text = evaluate_capitalise(&end) ? evaluate_format("%s: %s %s", parts[0], parts[1], end) : NULL;
-        free(end);
-        evaluate_clean(&text);
-    }
-    if (text == NULL) { evaluate_no_memory(set, error); }
+    char *end = strdup(parts[2]);
+    if (prepared) { return end; }
+    evaluate_capitalise(&end);
+    char *text = evaluate_format("%s: %s %s", parts[0], parts[1], end);
+    free(end);
+    evaluate_clean(&text);
     return text;
 }
 
@@ -355,7 +335,7 @@ static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *objec
         return error_set(error, "\"label\" must be a number from 0 to %d", choices - 1);
     }
     bool prepared = json_object_get(object, "ctx_a") == NULL && json_object_get(object, "ctx") != NULL;
-    char *context = evaluate_hellaswag_context(set, object, prepared, error);
+    char *context = evaluate_hellaswag_context(object, prepared, error);
     bool good = context != NULL;
     for (int i = 0; good && i < choices; i++) {
         const char *written = json_string_value(json_array_get(endings, (size_t)i));
@@ -364,16 +344,17 @@ static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *objec
             break;
         }
         int characters = 0;
-        char *ending = strdup(written), *whole = NULL;
-        if (prepared || evaluate_clean(&ending)) { whole = evaluate_format("%s %s", context, ending); }
-        for (const char *c = ending; c != NULL && *c != '\0'; c++) { characters += (*c & 0xC0) != 0x80; }
-        good = whole != NULL ? evaluate_add_pair(set, whole, strlen(context), characters, error)
-                             : evaluate_no_memory(set, error);
+        char *ending = strdup(written);
+        if (!prepared) { evaluate_clean(&ending); }
+        char *whole = evaluate_format("%s %s", context, ending);
+        for (const char *c = ending; *c != '\0'; c++) { characters += (*c & 0xC0) != 0x80; }
+        good = evaluate_add_pair(set, whole, strlen(context), characters, error);
         free(ending);
         free(whole);
     }
     free(context);
-    return good && evaluate_add_item(set, choices, (int)label, error);
+    if (good) { evaluate_add_item(set, choices, (int)label); }
+    return good;
 }
 
 // Reads a file of JSON lines; blank lines are skipped.
@@ -385,7 +366,7 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
                          "vocabulary of %d, not 256",
                          evaluate_task_name(request->task), request->vocabulary);
     }
-    if (!data_loader_add(&set->data, strdup(request->path), error)) { return evaluate_no_memory(set, error); }
+    data_loader_add(&set->data, strdup(request->path));
     DataFile *file = &set->data.files[0];
     if (!data_file_map(file, error)) { return false; }
     const char *text = (const char *)file->mapping, *end = text + file->bytes;
@@ -440,9 +421,8 @@ static inline bool evaluate_set_open(EvaluateSet *set, const EvaluateRequest *re
     set->request = *request;
     bool good = request->task == EVALUATE_PERPLEXITY ? evaluate_read_files(set, error)
                                                      : evaluate_read_lines(set, error);
-    set->order = (const EvaluateSequence **)malloc((set->count + 1) * sizeof *set->order);
-    set->starts = (size_t *)malloc((set->count + 1) * sizeof *set->starts);
-    if (good && (set->order == NULL || set->starts == NULL)) { good = evaluate_no_memory(set, error); }
+    set->order = (const EvaluateSequence **)memory_take(set->count + 1, sizeof *set->order);
+    set->starts = (size_t *)memory_take(set->count + 1, sizeof *set->starts);
     if (!good) {
         evaluate_set_close(set);
         return false;

@@ -227,9 +227,8 @@ static inline bool sample_open(Sample *sample, const ModelConfig *config, Thread
     sample->last = -1;
     sampler_reserve(&sample->sampler, &sample->arena, config, threads);
     if (!arena_commit(&sample->arena, error)) { return false; }
-    sample->output = (int32_t *)calloc((size_t)options->sample_tokens, sizeof *sample->output);
-    sample->memory = sample->output != NULL ? open_memstream(&sample->text, &sample->size) : NULL;
-    if (sample->memory == NULL) { return error_set(error, "no memory for the text"); }
+    sample->output = (int32_t *)memory_take((size_t)options->sample_tokens, sizeof *sample->output);
+    sample->memory = open_memstream(&sample->text, &sample->size);
     if (sample->commit >= 0) {
         printf("%6lld sample%s%s\n", (long long)sample->commit, ids[0] != '\0' ? " of " : "", ids);
         return true;
@@ -277,11 +276,9 @@ static inline bool sample_text(Sample *sample, const char *prompt, bool shows, E
     TokenList tokens = {NULL, 0, 0};
     Sampling how = {options->temperature, (int)options->top_k, options->top_p, options->repetition_penalty};
     SamplerListener listener = {sample, sample_on_token};
-    bool good = sample->last < 0 || token_list_add(&tokens, sample->last) ||
-                error_set(error, "no memory for the prompt");
-    if (good && (prompt[0] != '\0' || tokens.count == 0)) {
-        good = sample_encode(sample, prompt, &tokens, error);
-    }
+    bool good = true;
+    if (sample->last >= 0) { token_list_add(&tokens, sample->last); }
+    if (prompt[0] != '\0' || tokens.count == 0) { good = sample_encode(sample, prompt, &tokens, error); }
     if (good && tokens.count > (size_t)(positions - before)) {
         good = error_set(error, "the prompt has %zu tokens, and the model %d positions%s: %s", tokens.count,
                          positions - before, before > 0 ? " left" : "",
@@ -356,25 +353,22 @@ static inline void print_sample(Run *run, bool last) {
         const TrainedPart *part = &run->part;
         size_t bytes = part->table.parameter_count * sizeof(float),
                whole_bytes = part->model.parameter_count * sizeof(float);
-        float *copy = run->placement.on_gpu ? (float *)malloc(bytes) : NULL,
-              *whole = part->frozen_count > 0 ? (float *)malloc(whole_bytes) : NULL;
+        float *copy = run->placement.on_gpu ? (float *)memory_take(1, bytes) : NULL,
+              *whole = part->frozen_count > 0 ? (float *)memory_take(1, whole_bytes) : NULL;
         Sample sample = {.options = options,
                          .commit = last ? -1 : s->optimizer.commits,
                          .watch = &run->signal_watch,
                          .parameters = copy != NULL ? copy : committed};
-        bool good =
-            ((!run->placement.on_gpu || copy != NULL) && (part->frozen_count == 0 || whole != NULL)) ||
-            error_set(&error, "no memory for a copy of the parameters: %zu bytes", whole_bytes);
         if (copy != NULL) {
             stream_copy(s->compute, copy, committed, bytes);
             stream_settle(s->compute);
         }
-        if (good && whole != NULL) {
+        if (whole != NULL) {
             hf_model_complete(&run->base, part, sample.parameters, whole);
             sample.parameters = whole;
         }
-        good = good &&
-               sample_open_codec(&sample, data_loader_is_text(&run->data), run->config.vocabulary, &error);
+        bool good =
+            sample_open_codec(&sample, data_loader_is_text(&run->data), run->config.vocabulary, &error);
         terminal_clear(&run->terminal);
         if (good) {
             good = sample_open(&sample, &run->config, run->pool, run->threads.threads, &error) &&
@@ -425,11 +419,10 @@ static inline int command_sample(const Options *options) {
         error_set(&error, "--prompts: %.300s: %s", options->prompts, strerror(errno));
         exit_user_mistake(&error);
     }
-    float *parameters = (float *)malloc(model.table.parameter_count * sizeof(float));
+    float *parameters = (float *)memory_take(model.table.parameter_count, sizeof(float));
     launch_threads(1, (int)options->threads, &threads);
     ThreadPool *pool = thread_pool_create(threads.threads, true);
-    bool good =
-        (parameters != NULL && pool != NULL) || error_set(&error, "no memory or threads for the model");
+    bool good = pool != NULL || error_set(&error, "the system does not give %d threads", threads.threads);
     if (good) {
         hf_model_read(&model, parameters);
         sample.parameters = parameters;

@@ -343,7 +343,7 @@ enum { CASTS_ON_THE_WAY = 1 << 22 }; // copied at a time
 // host (count), floats, = casts (count), bf16 on a GPU; or, unless to_host, the other
 // way. Waits for the stream.
 static inline void casts_copy(Stream *stream, float *host, Real *casts, size_t count, bool to_host) {
-    uint16_t *part = (uint16_t *)malloc(size_min(count, CASTS_ON_THE_WAY) * sizeof *part);
+    uint16_t *part = (uint16_t *)memory_take(1, size_min(count, CASTS_ON_THE_WAY) * sizeof *part);
     for (size_t done = 0; done < count; done += CASTS_ON_THE_WAY) {
         size_t n = size_min(count - done, CASTS_ON_THE_WAY);
         void *there = real_at(casts, done, PRECISION_BF16), *here = part;

@@ -74,8 +74,8 @@ static inline double simulated_seconds(const Measurements *measured, const RuleO
     size_t size = (size_t)measured->transport->size;
     const RankSpeed *ranks = measured->ranks;
     SchedulerSettings settings = settings_of_rank(measured, options, 0);
-    Simulated *simulated = (Simulated *)calloc(1, sizeof *simulated);
-    double *numbers = (double *)calloc(3 * size, sizeof(double)), exchange[WIRE_FORMAT_COUNT], seconds = -1;
+    Simulated *simulated = (Simulated *)memory_take(1, sizeof *simulated);
+    double *numbers = (double *)memory_take(3 * size, sizeof(double)), exchange[WIRE_FORMAT_COUNT];
     double *slowness = numbers, *counts = numbers + size, *estimate_counts = numbers + 2 * size;
     Machine machine = *measured->machine;
     machine.micro_batch = ranks[0].seconds; // with what exchanges take from it, and --slow-ms
@@ -90,23 +90,19 @@ static inline double simulated_seconds(const Measurements *measured, const RuleO
     for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
         exchange[wire] = longer * measured->exchange[wire];
     }
-    for (size_t rank = 0; rank < size && numbers != NULL; rank++) {
+    for (size_t rank = 0; rank < size; rank++) {
         SchedulerSettings other = settings_of_rank(measured, options, (int)rank);
         slowness[rank] = ranks[rank].seconds / ranks[0].seconds;
         counts[rank] = (double)other.round_a / settings.round_a;
         estimate_counts[rank] =
             (double)(other.micro_batches - other.round_a) / (settings.micro_batches - settings.round_a);
     }
-    if (numbers != NULL && simulated != NULL) {
-        simulated->transport = *measured->transport;
-        scheduler_reserve(&simulated->scheduler, &simulated->arena, &settings, measured->problem,
-                          &simulated->transport);
-        if (simulation_open(&simulated->simulation, &simulated->scheduler, &machine)) {
-            seconds = simulation_of_rule(&simulated->simulation, RULES[measured->rule].rule).seconds;
-        }
-        simulation_close(&simulated->simulation);
-    }
-    if (seconds < 0) { transport_fail(measured->transport, "no memory to simulate %zu ranks", size); }
+    simulated->transport = *measured->transport;
+    scheduler_reserve(&simulated->scheduler, &simulated->arena, &settings, measured->problem,
+                      &simulated->transport);
+    simulation_open(&simulated->simulation, &simulated->scheduler, &machine);
+    double seconds = simulation_of_rule(&simulated->simulation, RULES[measured->rule].rule).seconds;
+    simulation_close(&simulated->simulation);
     free(simulated);
     free(numbers);
     return seconds;

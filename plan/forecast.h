@@ -29,11 +29,11 @@
 
 enum { MICRO_BATCH_TRIES = 5 };
 
-// On the CPU: computes some with random parameters. NAN where there is no memory.
+// On the CPU: computes some with random parameters. NAN where memory or threads are refused.
 static inline double micro_batch_measure(const Setup *setup, int threads) {
     ModelSettings settings = setup->model->settings;
-    Arena *arena = (Arena *)calloc(1, sizeof *arena);
-    Model *model = (Model *)malloc(sizeof *model);
+    Arena *arena = (Arena *)memory_take(1, sizeof *arena);
+    Model *model = (Model *)memory_take(1, sizeof *model);
     size_t parameters = setup->part->table.parameter_count, rows = (size_t)setup_micro_batch_tokens(setup);
     float *weights, *gradients; // (parameters)
     int32_t *tokens;            // (rows)
@@ -43,14 +43,11 @@ static inline double micro_batch_measure(const Setup *setup, int threads) {
     memset(&stream, 0, sizeof stream);
     stream.pool = thread_pool_create(threads, false);
     stream.precision = settings.precision;
-    bool ready = model != NULL && arena != NULL && stream.pool != NULL;
-    if (ready) {
-        arena_reserve(arena, MEMORY_PARAMETERS, "parameters", parameters * sizeof(float), &weights);
-        arena_reserve(arena, MEMORY_GRADIENTS, "gradients", parameters * sizeof(float), &gradients);
-        arena_reserve(arena, MEMORY_WORKSPACE, "tokens", rows * sizeof(int32_t), &tokens);
-        model_reserve(model, arena, setup->config, &settings);
-        ready = arena_commit(arena, &unused);
-    }
+    arena_reserve(arena, MEMORY_PARAMETERS, "parameters", parameters * sizeof(float), &weights);
+    arena_reserve(arena, MEMORY_GRADIENTS, "gradients", parameters * sizeof(float), &gradients);
+    arena_reserve(arena, MEMORY_WORKSPACE, "tokens", rows * sizeof(int32_t), &tokens);
+    model_reserve(model, arena, setup->config, &settings);
+    bool ready = stream.pool != NULL && arena_commit(arena, &unused);
     if (ready) {
         parameters_initialize(&setup->part->table, 1, stream.pool, weights);
         for (size_t i = 0; i < setup->part->frozen_count; i++) {
@@ -63,7 +60,7 @@ static inline double micro_batch_measure(const Setup *setup, int threads) {
             if (i >= 0) { seconds = fmin(seconds, clock_seconds() - began); }
         }
     }
-    if (arena != NULL) { arena_release(arena); }
+    arena_release(arena);
     thread_pool_destroy(stream.pool);
     free(model);
     free(arena);
@@ -229,7 +226,7 @@ static inline bool forecast_simulate(Trial *trial, const Machine *machine, Forec
     Simulation simulation;
     char unused[160];
     bool unequal = options->rank_accumulate[0] != '\0';
-    double *counts = unequal ? (double *)malloc((size_t)size * sizeof(double)) : NULL;
+    double *counts = unequal ? (double *)memory_take((size_t)size, sizeof(double)) : NULL;
     for (int rank = 0; counts != NULL && rank < size; rank++) {
         counts[rank] = (double)options_rank_accumulate(options, rank) / own;
     }
@@ -239,9 +236,9 @@ static inline bool forecast_simulate(Trial *trial, const Machine *machine, Forec
     LinkMeasure link = {machine_records(machine, transport, sizeof(double)),
                         hosts->hosts > 1 ? host_rate : machine->exchange_bytes_per_second};
     bucket_for_link(&trial->scheduler, options, &trial->placement, &link, unused);
-    bool opened = simulation_open(&simulation, &trial->scheduler, &counted) && (counts != NULL || !unequal);
-    bool good = opened || error_set(error, "there is no memory to simulate %d ranks", size);
-    if (good && simulation_length(&simulation) > FORECAST_MOST) {
+    simulation_open(&simulation, &trial->scheduler, &counted);
+    bool good = true;
+    if (simulation_length(&simulation) > FORECAST_MOST) {
         good = error_set(error, "%.2g micro-batches would have to be simulated, which takes too long",
                          simulation_length(&simulation));
     }
@@ -316,8 +313,8 @@ static inline void forecast_fit(const Setup *setup, Machine *machine, double tok
     bool outside = setup->transport->hosts.hosts > 1;
     double *rate = outside ? &machine->host.bytes_per_second : &machine->exchange_bytes_per_second;
     double low = log(1e3), high = log(1e12);
-    ForecastRow *row = (ForecastRow *)malloc(sizeof *row);
-    for (int i = 0; i < STEPS && row != NULL; i++) {
+    ForecastRow *row = (ForecastRow *)memory_take(1, sizeof *row);
+    for (int i = 0; i < STEPS; i++) {
         *rate = exp((low + high) / 2);
         forecast_row(setup, machine, setup->options, row);
         *(row->tokens_per_second < tokens_per_second ? &low : &high) = log(*rate);

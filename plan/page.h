@@ -71,9 +71,9 @@ static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionCh
     json_t *map = json_array();
     Options options = *setup->options;
     Setup other = *setup;
-    Forecast *forecast = (Forecast *)malloc(sizeof *forecast);
+    Forecast *forecast = (Forecast *)memory_take(1, sizeof *forecast);
     other.options = &options;
-    for (int i = 0; i < counts->count && forecast != NULL; i++) {
+    for (int i = 0; i < counts->count; i++) {
         json_t *row = json_array();
         for (int j = 0; j < mbit->count; j++) {
             Machine machine = own->machine;

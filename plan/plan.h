@@ -120,12 +120,11 @@ static inline void print_options(FILE *file, const Options *options, const Optio
     }
 }
 
-// What print_options prints, for the caller to free. NULL: there is no memory.
+// What print_options prints, for the caller to free.
 static inline char *options_as_text(const Options *options, const Options *reference) {
     char *text = NULL;
     size_t length = 0;
     FILE *memory = open_memstream(&text, &length);
-    if (memory == NULL) { return NULL; }
     print_options(memory, options, reference);
     fclose(memory);
     return text;
@@ -250,7 +249,6 @@ static inline json_t *print_faster(const Forecast *forecast) {
         bool local = options_rule(&best->options)->kind == RULE_LOCAL;
         told[best->options.rule] = true;
         char *options = options_as_text(&best->options, &own->options), factor[NUMBER_TEXT_SIZE + 8];
-        if (options == NULL) { break; }
         snprintf(factor, sizeof factor, "%.2g times ", updates);
         printf("                 %3.0f %% of the time with%s, %sas many updates%s\n", 100 / gain, options,
                fabs(updates - 1) < 0.01 ? "" : factor, local ? ", which each rank makes by itself" : "");
@@ -266,7 +264,6 @@ static inline json_t *print_faster(const Forecast *forecast) {
 static inline json_t *forecast_row_as_json(const Forecast *forecast, const ForecastRow *row) {
     const SimulatedCommit *commit = &row->commit;
     char *options = options_as_text(&row->options, &forecast->rows[row->options.rule].options);
-    if (options == NULL) { return json_null(); }
     json_t *object = json_pack(
         "{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:I, s:b}", "rule",
         options_rule(&row->options)->name, "options", options[0] == ' ' ? options + 1 : options,
@@ -330,8 +327,7 @@ static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again
         return file == NULL ||
                error_set(error, "%s: what a micro-batch takes is not known: %s", file, advice);
     }
-    Forecast *forecast = (Forecast *)malloc(sizeof *forecast);
-    if (forecast == NULL) { return error_set(error, "no memory for a forecast"); }
+    Forecast *forecast = (Forecast *)memory_take(1, sizeof *forecast);
     if (again) { forecast_fit(setup, &machine, like->tokens_per_second); }
     double began = clock_seconds();
     forecast_make(setup, &machine, recompute, true, again, forecast);

@@ -411,8 +411,7 @@ typedef struct SimulatedCommit {
 } SimulatedCommit;
 
 // Prepares a scheduler that scheduler_reserve has planned for a supposed transport.
-// False: no memory.
-static inline bool simulation_open(Simulation *simulation, Scheduler *scheduler, const Machine *machine) {
+static inline void simulation_open(Simulation *simulation, Scheduler *scheduler, const Machine *machine) {
     assert(machine->host.bytes_per_second > 0 && machine->inside.bytes_per_second > 0 && // and no NaN
            machine->memory_bytes_per_second > 0 && machine->exchange_bytes_per_second > 0 &&
            machine->micro_batch > 0);
@@ -434,15 +433,11 @@ static inline bool simulation_open(Simulation *simulation, Scheduler *scheduler,
                                  .wait = simulation_wait};
     simulation->simulator = simulator;
     size_t width = (size_t)simulation->width;
-    double *clocks = simulation->host = (double *)calloc(5 * width, sizeof(double));
-    simulation->joins = (bool *)calloc(width, sizeof(bool));
-    simulation->arrivals = (double *)calloc(scheduler->layout.cells, sizeof(double));
-    scheduler->compute = (Stream *)calloc(1, sizeof(Stream));
-    scheduler->communication = (Stream *)calloc(1, sizeof(Stream));
-    if (clocks == NULL || simulation->joins == NULL || simulation->arrivals == NULL ||
-        scheduler->compute == NULL || scheduler->communication == NULL) {
-        return false;
-    }
+    double *clocks = simulation->host = (double *)memory_take(5 * width, sizeof(double));
+    simulation->joins = (bool *)memory_take(width, sizeof(bool));
+    simulation->arrivals = (double *)memory_take(scheduler->layout.cells, sizeof(double));
+    scheduler->compute = (Stream *)memory_take(1, sizeof(Stream));
+    scheduler->communication = (Stream *)memory_take(1, sizeof(Stream));
     simulation->compute = clocks + width;
     simulation->computed = clocks + 2 * width;
     simulation->useful = clocks + 3 * width;
@@ -455,7 +450,6 @@ static inline bool simulation_open(Simulation *simulation, Scheduler *scheduler,
     trace_open(&scheduler->trace, false);
     watermark_create(&scheduler->finished, 0);
     watermark_create(&scheduler->arrived, WATERMARK_ALL);
-    return true;
 }
 
 static inline void simulation_close(Simulation *simulation) {

@@ -40,7 +40,6 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
         fprintf(stderr, "train_gpt: %s%s%s\n", elsewhere ? bad.host : "", elsewhere ? ": " : "",
                 bad.error.text);
     }
-    run_lock_release(&run->lock);
     placement_close(&run->placement);
     transport_close(transport);
     exit(bad.exit_code);
@@ -87,7 +86,7 @@ static inline void compare_options(const Options *mine, const Options *first, in
 // are refused. Returns the hellos of all ranks (size), for the life of the process.
 static inline const Hello *exchange_hellos(Run *run) {
     Transport *transport = &run->transport;
-    Options *first = (Options *)malloc(sizeof *first);
+    Options *first = (Options *)memory_take(1, sizeof *first);
     Error error = {""};
     Hello mine;
     memset(&mine, 0, sizeof mine);
@@ -102,7 +101,6 @@ static inline const Hello *exchange_hellos(Run *run) {
         memcpy(mine.bus, gpu->bus, sizeof mine.bus);
     }
     memcpy(mine.host, transport->host, sizeof mine.host);
-    launch_interfaces(mine.interfaces, sizeof mine.interfaces);
     Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
         run->placement.ranks_on_gpus += all[rank].capability > 0;
@@ -133,7 +131,7 @@ static inline uint64_t check_replicas(const Scheduler *s, const void *parameters
     Stream *stream = s->compute;
     uint64_t mine = bytes;
     size_t most = size_min(bytes, HASH_PIECE);
-    char *copy = stream->queue != NULL ? (char *)malloc(most) : NULL; // on a GPU
+    char *copy = stream->queue != NULL ? (char *)memory_take(1, most) : NULL; // on a GPU
     for (size_t begin = 0; begin < bytes; begin += most) {
         const char *piece = (const char *)parameters + begin;
         size_t part = size_min(bytes - begin, most);

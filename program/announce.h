@@ -149,7 +149,7 @@ static inline void print_device(const Run *run) {
     }
 }
 
-// If there are several hosts: what each has, and through which networks it might talk. A host
+// If there are several hosts: what each has. A host
 // is recognised by its name and listed in the order of its first rank.
 static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
     enum { MOST = 16 };
@@ -163,10 +163,9 @@ static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
         }
         if (mates == ranks) { return; }
         if (hosts++ >= MOST) { continue; }
-        fprintf(file, "%s %s: %d rank%s, the first is %d; %s, %d thread%s each; %s\n",
+        fprintf(file, "%s %s: %d rank%s, the first is %d; %s, %d thread%s each\n",
                 hosts == 1 ? "hosts     " : "          ", hellos[rank].host, mates, plural(mates), rank,
-                hellos[rank].device, hellos[rank].threads, plural(hellos[rank].threads),
-                hellos[rank].interfaces[0] != '\0' ? hellos[rank].interfaces : "no network");
+                hellos[rank].device, hellos[rank].threads, plural(hellos[rank].threads));
     }
     if (hosts > MOST) { fprintf(file, "           and %d more: log.jsonl has all\n", hosts - MOST); }
 }
@@ -282,7 +281,6 @@ static inline void announce_run(Run *run, const Hello *hellos) {
     reports->validation = NAN;
     reports->log.patient = reports->curves.patient = true; // until now a full disk is an error
     if (!run_is_main(run)) { return; }
-    if (run->placement.on_gpu) { nvml_open(&reports->nvml, run->placement.gpu.bus); }
     print_start(run, hellos);
     // The event "start" has all that is needed to repeat the run.
     json_t *ranks = json_array(), *memory = json_object();

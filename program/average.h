@@ -17,19 +17,15 @@ static inline bool average_add(HfModel *first, float **mean, int64_t count, cons
     if (!hf_model_open(opened, model, error)) { return false; }
     size_t parameters = opened->table.parameter_count;
     bool same = parameters == first->table.parameter_count;
-    float *values = (float *)malloc(parameters * sizeof(float));
-    if (count == 0) { *mean = (float *)calloc(parameters, sizeof(float)); }
-    bool good = same ? (values != NULL && *mean != NULL) || error_set(error, "no memory for two models")
-                     : error_set(error, "%.300s is another model than the others", model);
-    if (good) {
-        hf_model_read(opened, values);
-        for (size_t i = 0; i < parameters; i++) {
-            (*mean)[i] += (values[i] - (*mean)[i]) / (float)(count + 1);
-        }
+    float *values = (float *)memory_take(parameters, sizeof(float));
+    if (count == 0) { *mean = (float *)memory_take(parameters, sizeof(float)); }
+    if (same) { hf_model_read(opened, values); }
+    for (size_t i = 0; i < parameters && same; i++) {
+        (*mean)[i] += (values[i] - (*mean)[i]) / (float)(count + 1);
     }
     free(values);
     if (count > 0) { hf_model_close(&other); }
-    return good;
+    return same || error_set(error, "%.300s is another model than the others", model);
 }
 
 // options->from: the model in a run's newest checkpoint (find_models), or in the one that

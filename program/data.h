@@ -195,21 +195,21 @@ static inline bool make_token_file(const DataLoader *loader, const DataSource *s
     char name[TEXTS_NAME_SIZE], total[NUMBER_TEXT_SIZE];
     int count = source->file_count;
     Tokenizing tokenizing = {terminal, 0, clock_seconds()};
-    Text *texts = data_files_texts(loader->files + source->first_file, count, error);
-    if (texts == NULL) { return false; }
+    Text *texts = data_files_texts(loader->files + source->first_file, count);
     for (int i = 0; i < count; i++) { tokenizing.bytes += (double)texts[i].size; }
-    bool good = texts_name(texts, count, tokenizer, pool, name, error);
+    bool good = true;
+    texts_name(texts, count, tokenizer, pool, name);
     snprintf(path, DATA_PATH_SIZE, "%s/%s", directory, name);
     TokenFile file;
     Error ignored;
     size_t size = 0;
-    void *bytes = good ? file_map(path, "a token file", &size, &ignored) : NULL;
+    void *bytes = file_map(path, "a token file", &size, &ignored);
     bool whole = bytes != NULL && token_file_open(&file, path, bytes, size, TOKEN_FILE_CHECK_ALL, &ignored) &&
                  memcmp(file.tokenizer_hash, tokenizer->hash, TOKEN_FILE_HASH_BYTES) == 0;
     if (bytes != NULL) { munmap(bytes, size); }
     if (whole) {
         printf("tokens     %s, made before: text and tokenizer are the same\n", path);
-    } else if (good) {
+    } else {
         printf("tokenizing %s: %.1f MB, with %d thread%s\n", source->name, tokenizing.bytes / 1e6,
                pool->threads, plural(pool->threads));
         fflush(stdout);

@@ -62,16 +62,9 @@ static inline Trial *trial_reserve(const Setup *setup, const Options *options, E
         error_set(error, "a micro-batch has too many tokens");
         return NULL;
     }
-    Trial *trial = (Trial *)calloc(1, sizeof *trial);
-    if (trial != NULL) {
-        trial->tensors =
-            (OptimizerTensor *)calloc(2 * (size_t)setup->part->table.count, sizeof(OptimizerTensor));
-    }
-    if (trial == NULL || trial->tensors == NULL) {
-        error_set(error, "there is no memory to try it");
-        trial_free(trial);
-        return NULL;
-    }
+    Trial *trial = (Trial *)memory_take(1, sizeof *trial);
+    trial->tensors =
+        (OptimizerTensor *)memory_take(2 * (size_t)setup->part->table.count, sizeof(OptimizerTensor));
     trial->options = *options;
     trial->placement = *setup->placement;
     trial->setup = *setup;

@@ -9,9 +9,6 @@
 #ifndef ACCO_PROGRAM_LAUNCH_CHECKS_H
 #define ACCO_PROGRAM_LAUNCH_CHECKS_H
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +25,6 @@ typedef struct Hello {
     int capability;    // of its GPU; 0: it computes on the CPU
     size_t gpu_memory; // bytes
     char host[64], device[64], bus[32];
-    char interfaces[96]; // of its host: launch_interfaces
 } Hello;
 
 typedef struct ThreadChoice {
@@ -219,27 +215,6 @@ static inline void launch_judge_shared_memory(size_t bytes, int local_ranks, cha
              "/dev/shm has %s, and MPI and NCCL may carry messages between the ranks of a node there: give a "
              "container more, docker run --shm-size=2g",
              size_text(bytes, text));
-}
-
-// text <- the IPv4 interfaces of this machine that are up, but for the loopback, as
-// "eth0 10.0.0.2, ib0 10.1.0.2"; as many as fit.
-static inline void launch_interfaces(char *text, size_t size) {
-    struct ifaddrs *all = NULL;
-    size_t length = 0;
-    text[0] = '\0';
-    if (getifaddrs(&all) != 0) { return; }
-    for (const struct ifaddrs *at = all; at != NULL; at = at->ifa_next) {
-        char address[INET_ADDRSTRLEN] = "", entry[64];
-        bool counts = at->ifa_addr != NULL && at->ifa_addr->sa_family == AF_INET &&
-                      (at->ifa_flags & IFF_UP) != 0 && (at->ifa_flags & IFF_LOOPBACK) == 0;
-        if (!counts) { continue; }
-        const struct sockaddr_in *internet = (const struct sockaddr_in *)(const void *)at->ifa_addr;
-        inet_ntop(AF_INET, &internet->sin_addr, address, sizeof address);
-        snprintf(entry, sizeof entry, "%s%.15s %s", length > 0 ? ", " : "", at->ifa_name, address);
-        if (length + strlen(entry) >= size) { break; }
-        length += (size_t)snprintf(text + length, size - length, "%s", entry);
-    }
-    freeifaddrs(all);
 }
 
 #endif

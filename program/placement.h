@@ -336,8 +336,8 @@ static inline const char *recompute_name(Recompute recompute) {
 
 // Bytes of device memory that the model takes with these settings.
 static inline size_t model_bytes(const ModelConfig *config, const ModelSettings *settings) {
-    Model *model = (Model *)malloc(sizeof *model);
-    Arena *arena = (Arena *)calloc(1, sizeof *arena);
+    Model *model = (Model *)memory_take(1, sizeof *model);
+    Arena *arena = (Arena *)memory_take(1, sizeof *arena);
     arena->on_gpu = settings->on_gpu;
     model_reserve(model, arena, config, settings);
     size_t bytes = arena->bytes;

@@ -20,7 +20,6 @@
 #include "dataloader.h"
 #include "program/terminal.h"
 #include "runtime/log.h"
-#include "runtime/nvml.h"
 #include "scheduler_state.h"
 
 enum { REPORT_HEADING_INTERVAL = 20 }; // reports between two headings on the terminal
@@ -47,8 +46,6 @@ typedef struct Report {
     double bytes_sent, bytes_sent_outside;
     // Over all ranks: model operations, 10^12 a second, and their share of the peak rate.
     double model_tflops, mfu;
-    // Rank 0's GPU: MHz, watts, and NVML's bits that say why its clock is not highest.
-    double gpu_clock, gpu_watts, gpu_throttle;
 } Report;
 
 typedef struct ReportField {
@@ -94,9 +91,6 @@ static const ReportField REPORT_FIELDS[] = {
     {AT(bytes_sent_outside),   1, "bytes_sent_outside", NULL,               NOWHERE, 0},
     {AT(model_tflops),         0, "model_tflops",      NULL,                NOWHERE, 0},
     {AT(mfu),                  0, "mfu",               NULL,                NOWHERE, 1},
-    {AT(gpu_clock),            0, "gpu_mhz",           NULL,                NOWHERE, 1},
-    {AT(gpu_watts),            0, "gpu_watts",         NULL,                NOWHERE, 1},
-    {AT(gpu_throttle),         1, "gpu_throttle",      NULL,                NOWHERE, 1},
 };
 #undef NOWHERE
 #undef AS_TIME
@@ -143,7 +137,6 @@ typedef struct Reports {
     double peak_flops; // of all ranks, a second: what the rate of these is compared with; NAN: unknown
     const DataLoader *data, *validation_data; // tokens and losses are reported of each source; NULL: of none
     bool knows_perfect;                       // the loss of a perfect model is known and has a column
-    Nvml nvml;                                // of rank 0's GPU
 
     ReportWindow window;
     struct { // how much of what the scheduler counts has been looked at
@@ -153,10 +146,9 @@ typedef struct Reports {
     double exposed_seconds;                // of this part of the run: see TraceSums
     double validation, perfect_validation; // losses of the latest validation; NAN: there was none
     double source_validation[DATA_SOURCES_MOST];
-    int lines;              // reports that the terminal has shown
-    bool is_unwritten;      // stdout cannot be written any more
-    int64_t lost_lines;     // of log and curves, which could not be written
-    uint64_t throttle_told; // the reasons for a low clock that were printed
+    int lines;          // reports that the terminal has shown
+    bool is_unwritten;  // stdout cannot be written any more
+    int64_t lost_lines; // of log and curves, which could not be written
 } Reports;
 
 // Appends a row to progress.tsv; report NULL: the heading.
@@ -325,26 +317,6 @@ static inline void window_begin(Reports *reports, double seconds) {
     window->from_micro_batches = s->micro_batches_begun;
 }
 
-// Says why the GPU has lowered its clock, once for each reason.
-static inline void print_throttled(Reports *reports, const NvmlReading *gpu) {
-    uint64_t reasons = gpu->reasons & ~reports->throttle_told;
-    const char *before = "the GPU's clock is held down by ";
-    if (reasons == 0) { return; }
-    reports->throttle_told |= reasons;
-    printf("%6lld ", (long long)reports->scheduler->report.commit);
-    for (int i = 0; i < NVML_REASON_COUNT; i++) {
-        if ((reasons & NVML_REASONS[i].bit) == 0) { continue; }
-        printf("%s%s", before, NVML_REASONS[i].text);
-        before = ", ";
-    }
-    if (isfinite(gpu->clock)) {
-        printf("; it is at %.0f MHz, of at most %.0f", gpu->clock, gpu->highest_clock);
-    }
-    if (isfinite(gpu->watts)) { printf("; power %.0f watts", gpu->watts); }
-    printf("\n");
-    fflush(stdout);
-}
-
 // Prints and logs the commits in the window, and begins a new one. Losses, rates and
 // counts are those of the commits that it names. While an exchange takes several steps, the
 // run is ahead of the commits: speeds are those of what it has computed since the latest
@@ -379,15 +351,10 @@ static inline void report_window(Reports *reports, double seconds) {
     report.gradients_per_commit = (last->gradients_done - window->from_gradients) / commits;
     report.model_tflops = report.tokens_per_second * reports->token_flops / 1e12;
     report.mfu = report.model_tflops * 1e12 / reports->peak_flops;
-    NvmlReading gpu = nvml_read(&reports->nvml);
-    report.gpu_clock = gpu.clock;
-    report.gpu_watts = gpu.watts;
-    report.gpu_throttle = gpu.reasons_as_number;
     report.bytes_sent = (double)__atomic_load_n(&s->transport->bytes_sent, __ATOMIC_RELAXED);
     report.bytes_sent_outside = (double)__atomic_load_n(&s->transport->bytes_sent_outside, __ATOMIC_RELAXED);
     window_begin(reports, seconds);
     report_print(reports, &report);
-    print_throttled(reports, &gpu);
     if (!reports->is_unwritten && ferror(stdout) != 0) { // the reader of a pipe has gone, or the disk is full
         reports->is_unwritten = true;
         fprintf(stderr,

@@ -182,7 +182,7 @@ static inline int64_t load_newest(CheckpointedRun *checkpointed, char remarks[CH
         if (commit < 0) { return -1; }
         CheckpointPaths paths = checkpoint_paths(checkpointed->directory, commit);
         if (checkpoint_load(checkpointed, paths.final, remarks, &error)) { return commit; }
-        checkpointed->damaged = (int64_t *)realloc(
+        checkpointed->damaged = (int64_t *)memory_grow(
             checkpointed->damaged, (size_t)(checkpointed->damaged_count + 1) * sizeof *checkpointed->damaged);
         checkpointed->damaged[checkpointed->damaged_count++] = commit;
         if (checkpointed->transport->rank == 0) {

@@ -75,7 +75,6 @@ typedef struct Run {
     bool is_branch;    // by --decay-now
     // What it writes. The files and the terminal are those of rank 0.
     char directory[RUN_PATH_SIZE]; // all ranks know it
-    RunLock lock;                  // on it
     Terminal terminal;
     Reports reports;
     bool trace_is_lost;

@@ -7,9 +7,8 @@
 #define ACCO_PROGRAM_RUN_DIRECTORY_H
 
 #include <ctype.h>
-#include <pthread.h>
 #include <regex.h>
-#include <signal.h>
+#include <sys/file.h>
 
 #include "runtime/device.h"
 #include "runtime/log.h"
@@ -99,126 +98,27 @@ static inline bool run_directory_create(const char *out, const char *model, cons
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// The lock
-//
-// OUT/lock holds the host and the process id of rank 0, which touches the file every
-// RUN_LOCK_BEAT seconds. A run that finds the file takes it over at once if that process ran on
-// this host and is gone. Otherwise it watches the file for a while: the owner is on another
-// host, or its number now belongs to another process. A file that nobody touches was left by
-// a run that was killed, or whose machine was lost.
-//
-// Locks of the system (flock, fcntl) would end with their process. But several file systems
-// of clusters offer none, or only one that other hosts do not see, and NFS keeps the lock of
-// a machine that has died.
-
-#define RUN_LOCK_BEAT 2.0      // seconds between two touches
-#define RUN_LOCK_PATIENCE 15.0 // seconds without a touch after which the owner is dead
-#define RUN_LOCK_LOOK 0.1      // seconds between two looks at the lock of another run
-
-enum { RUN_LOCK_TEXT = 128 };
-
-// Must live as long as the process: its thread reads it until the end.
-typedef struct RunLock {
-    char path[RUN_PATH_SIZE + 16]; // OUT/lock; empty: nothing is locked
-    char text[RUN_LOCK_TEXT];      // what this run wrote into it; empty: the disk was full
-    bool released;                 // atomic
-} RunLock;
-
-// What the file says, and when it was last touched, in nanoseconds; -1: it is not there.
-static inline int64_t run_lock_read(const char *path, char text[RUN_LOCK_TEXT]) {
-    struct stat status;
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC); // anew: NFS shows the present state only then
-    ssize_t length = descriptor >= 0 ? read(descriptor, text, RUN_LOCK_TEXT - 1) : 0;
-    bool there = descriptor >= 0 && fstat(descriptor, &status) == 0;
-    text[length > 0 ? length : 0] = '\0';
-    if (descriptor >= 0) { close(descriptor); }
-    return there ? (int64_t)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec : -1;
-}
-
-// Whether the owner of the file is alive; then the error names it.
-static inline bool run_lock_is_held(const char *directory, const char *path, const char *host,
-                                    double patience, Error *error) {
-    char text[RUN_LOCK_TEXT], present[RUN_LOCK_TEXT], owner[65] = "";
-    int64_t touched = run_lock_read(path, text);
-    int pid = 0;
-    if (touched < 0) { return false; }
-    bool named = sscanf(text, "%64s %d", owner, &pid) == 2 && pid > 0;
-    bool here = named && strcmp(owner, host) == 0;
-    if (here && kill(pid, 0) != 0 && errno == ESRCH) { return false; }
-    if (!here) {
-        fprintf(stderr, "train_gpt: --out %.400s has the lock of a run on %s: watching it for %.0f s\n",
-                directory, named ? owner : "an unknown host", patience);
+// Locks the directory until this process ends, however it ends: OUT/lock is locked by the
+// system, and names the process for whoever comes second. False: another run holds it. On
+// a file system without locks nothing is locked.
+static inline bool run_directory_lock(const char *directory, const char *host, Error *error) {
+    char path[RUN_PATH_SIZE + 16], owner[128] = "";
+    snprintf(path, sizeof path, "%.*s/lock", RUN_PATH_SIZE - 1, directory);
+    int descriptor = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666); // stays open
+    if (descriptor >= 0 && flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        ssize_t length = read(descriptor, owner, sizeof owner - 1);
+        owner[length > 0 ? length : 0] = '\0';
+        close(descriptor);
+        return error_set(error,
+                         "--out %.300s is in use by another run: %s. Wait for it, stop it, or choose another "
+                         "--out",
+                         directory, owner);
     }
-    for (double until = clock_seconds() + patience; clock_seconds() < until; sleep_seconds(RUN_LOCK_LOOK)) {
-        int64_t latest = run_lock_read(path, present);
-        if (latest < 0) { return false; }
-        if (latest == touched && strcmp(text, present) == 0) { continue; }
-        error_set(error,
-                  "--out %.300s is in use by another run: process %d on %s. Wait for it, stop it, or choose "
-                  "another --out",
-                  directory, pid, named ? owner : "an unknown host");
-        return true;
-    }
-    return false;
-}
-
-static inline bool run_lock_is_ours(const RunLock *lock) {
-    char text[RUN_LOCK_TEXT];
-    return run_lock_read(lock->path, text) < 0 || strcmp(text, lock->text) == 0;
-}
-
-// A run that was stopped for a while may find that another one took it for dead.
-static inline void *run_lock_beat(void *argument) {
-    RunLock *lock = (RunLock *)argument;
-    while (!__atomic_load_n(&lock->released, __ATOMIC_ACQUIRE)) {
-        if (!run_lock_is_ours(lock)) {
-            failure_report(
-                "the lock of --out is now another run's, which took this one for dead: two runs must "
-                "not write into one directory");
-        }
-        utimensat(AT_FDCWD, lock->path, NULL, 0);
-        sleep_seconds(RUN_LOCK_BEAT);
-    }
-    return NULL;
-}
-
-// Takes the directory for this process. patience: seconds for which a lock is watched.
-// False: another run holds it. If no file can be made, nothing is locked.
-static inline bool run_lock_take(RunLock *lock, const char *directory, const char *host, double patience,
-                                 Error *error) {
-    char text[RUN_LOCK_TEXT], *mine = lock->text;
-    bool taken_over = false;
-    int descriptor;
-    pthread_t thread;
-    snprintf(lock->path, sizeof lock->path, "%.*s/lock", RUN_PATH_SIZE - 1, directory);
-    while ((descriptor = open(lock->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) < 0) {
-        bool exists = errno == EEXIST;
-        bool held = exists && run_lock_is_held(directory, lock->path, host, patience, error);
-        taken_over = exists && !held && (unlink(lock->path) == 0 || errno == ENOENT);
-        if (taken_over) { continue; }
-        lock->path[0] = '\0';
-        return !held;
-    }
-    snprintf(mine, RUN_LOCK_TEXT, "%.64s %d\n", host, (int)getpid());
-    bool written = write(descriptor, mine, strlen(mine)) >= 0;
-    if (!written) { mine[0] = '\0'; } // a full disk: an empty file is a lock, too
-    close(descriptor);
-    // Of two runs that find the same owner dead, the slower one removes the lock of the other.
-    if (taken_over) { sleep_seconds(2 * RUN_LOCK_LOOK); }
-    if (taken_over && (run_lock_read(lock->path, text) < 0 || strcmp(text, mine) != 0)) {
-        lock->path[0] = '\0';
-        return error_set(error, "--out %.300s was taken by another run at the same moment: %.100s", directory,
-                         text);
-    }
-    // Without a thread the lock holds for as long as others watch it.
-    if (pthread_create(&thread, NULL, run_lock_beat, lock) == 0) { pthread_detach(thread); }
+    // On a full disk the file stays empty, and is a lock all the same.
+    bool named = descriptor >= 0 && ftruncate(descriptor, 0) == 0 &&
+                 dprintf(descriptor, "process %d on %.64s", (int)getpid(), host) > 0;
+    (void)named;
     return true;
-}
-
-static inline void run_lock_release(RunLock *lock) {
-    if (lock->path[0] == '\0' || __atomic_exchange_n(&lock->released, true, __ATOMIC_ACQ_REL)) { return; }
-    if (run_lock_is_ours(lock)) { unlink(lock->path); }
 }
 
 #endif

@@ -45,7 +45,7 @@ static inline bool choose_model(Run *run, Error *error) {
     }
     TrainedPart *part = &run->part;
     if (!choose_part(options, &run->config, part, error)) { return false; }
-    run->tensors = (OptimizerTensor *)calloc(2 * (size_t)part->table.count, sizeof *run->tensors);
+    run->tensors = (OptimizerTensor *)memory_take(2 * (size_t)part->table.count, sizeof *run->tensors);
     run->tensor_count = training_tensors(&part->table, options->decay == DECAY_ALL,
                                          options->inner == INNER_MUON, run->tensors);
     if (options_leave(options, &options->micro_batch)) {

@@ -27,7 +27,7 @@ static inline void open_run_directory(Run *run) {
         made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
                run_directory_create(run->options.out, options_model(&run->options), run->rule->name, resumes,
                                     run->directory, &error) &&
-               run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error) &&
+               run_directory_lock(run->directory, run->transport.host, &error) &&
                // Once more: another run may have had the directory since, and ended.
                run_directory_check_log(run->directory, resumes, &error);
     }
@@ -115,11 +115,8 @@ static inline void initialize_parameters(Run *run) {
     for (int i = 0; i < model->count; i++) { most = size_max(most, model->entries[i].count); }
     float *target = scheduler_first_parameters(&run->scheduler);
     Staging staging = {.queue = run->placement.on_gpu ? gpu_queue_create(false) : NULL,
-                       .host = (float *)malloc(most * sizeof(float)),
-                       .converted = (Real *)malloc(most * sizeof(uint16_t))};
-    if (staging.host == NULL || staging.converted == NULL) {
-        transport_fail(&run->transport, "no memory for the first parameters: %zu elements", most);
-    }
+                       .host = (float *)memory_take(most, sizeof(float)),
+                       .converted = (Real *)memory_take(most, sizeof(uint16_t))};
     if (random) {
         parameters_initialize(table, (uint64_t)run->options.seed, run->pool, staging.host);
         staging_copy(&staging, as_reals(target), table->parameter_count, PRECISION_FP32);

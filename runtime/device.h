@@ -179,7 +179,7 @@ typedef struct StreamPlace {
 
 // NULL: the system does not give another thread. place: NULL means the CPU, in fp32.
 static inline Stream *stream_create(const char *name, ThreadPool *pool, const StreamPlace *place) {
-    Stream *stream = (Stream *)calloc(1, sizeof *stream);
+    Stream *stream = (Stream *)memory_take(1, sizeof *stream);
     stream->name = name;
     stream->pool = pool;
     if (place != NULL) {
@@ -233,7 +233,7 @@ static inline void stream_destroy(Stream *stream) {
 // Events
 
 static inline Event *event_create(void) {
-    Event *event = (Event *)calloc(1, sizeof *event);
+    Event *event = (Event *)memory_take(1, sizeof *event);
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);

@@ -3,7 +3,7 @@
 //   the user's mistake     the Error travels up to main, which prints one line and exits
 //                          with 2, before anything is allocated
 //   the system's failure   one line with rank, host, commit, operation and a hint; then all
-//                          ranks end with exit code 3
+//                          ranks end with exit code 3. So does a lack of memory
 //   our bug                assert
 //
 // Functions that read what the user gave us return bool and fill an Error. They never
@@ -16,6 +16,7 @@
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 enum {
@@ -63,6 +64,21 @@ static inline void failure_report(const char *text) {
     fprintf(stderr, "train_gpt: %s\n", text);
     fflush(stderr);
     _exit(EXIT_SYSTEM_FAILURE);
+}
+
+// Memory for `count` elements of `size` bytes, zeroed, for the caller to free. Where the system
+// has none, the process ends, and with it a run: no caller knows anything better.
+static inline void *memory_take(size_t count, size_t size) {
+    void *memory = calloc(count > 0 ? count : 1, size);
+    if (memory == NULL) { failure_report("the system has no memory left"); }
+    return memory;
+}
+
+// The same for memory that grows to so many bytes, or NULL; what is new in it is not zeroed.
+static inline void *memory_grow(void *memory, size_t bytes) {
+    void *larger = realloc(memory, bytes);
+    if (larger == NULL) { failure_report("the system has no memory left"); }
+    return larger;
 }
 
 #endif

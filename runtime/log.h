@@ -60,9 +60,8 @@ static inline bool log_open(Log *log, const char *directory, const char *name, E
 // nothing of them stays in the file.
 static inline bool log_append(Log *log, const char *text, size_t length, Error *error) {
     size_t total = log->waiting_bytes + length;
-    char *all = (char *)realloc(log->waiting, total + 1);
+    char *all = (char *)memory_grow(log->waiting, total + 1);
     struct stat status;
-    if (all == NULL) { return error_set(error, "no memory for a line of %.400s", log->path); }
     memcpy(all + log->waiting_bytes, text, length);
     log->waiting = all;
     bool regular = fstat(log->descriptor, &status) == 0 && S_ISREG(status.st_mode);
@@ -111,15 +110,10 @@ static inline bool log_event(Log *log, json_t *event, Error *error) {
     if (log->missing > 0) {
         snprintf(gap, sizeof gap, "{\"event\":\"gap\",\"lines\":%lld}\n", (long long)log->missing);
     }
-    size_t length = text == NULL ? 0 : strlen(gap) + strlen(text) + 1;
-    char *line = text == NULL ? NULL : (char *)malloc(length + 1);
-    bool written = false;
-    if (line == NULL) {
-        error_set(error, "no memory for a line of %.400s", log->path);
-    } else {
-        snprintf(line, length + 1, "%s%s\n", gap, text);
-        written = log_append(log, line, length, error);
-    }
+    size_t length = strlen(gap) + strlen(text) + 1;
+    char *line = (char *)memory_take(length + 1, 1);
+    snprintf(line, length + 1, "%s%s\n", gap, text);
+    bool written = log_append(log, line, length, error);
     log->missing = written ? 0 : log->missing + 1;
     free(text);
     free(line);

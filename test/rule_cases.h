@@ -3,7 +3,7 @@
 #ifndef ACCO_TEST_RULE_CASES_H
 #define ACCO_TEST_RULE_CASES_H
 
-enum { MANY_RANKS = 32, MOST_REPLAYS = 24 };
+enum { MANY_RANKS = 20, MOST_REPLAYS = 24 };
 
 // A run that must end with the same bits as the replay of its rule (test_replay.c).
 typedef struct ReplayCase {

@@ -102,7 +102,7 @@ static inline bool threads_is_done(void *state, LinkRequest *request) {
 }
 
 static inline void threads_open(Transport *transport, ThreadsRank *self) {
-    Link link = {"threads", self, threads_start, threads_is_done, NULL, NULL, NULL};
+    Link link = {.name = "threads", .state = self, .start = threads_start, .is_done = threads_is_done};
     transport_prepare(transport, self->rank, self->world->size, 1, &link, "a test");
     transport->local_rank = self->rank;
     transport->local_size = self->world->size;

@@ -31,6 +31,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/errors.h"
 #include "runtime/random.h"
 
 typedef struct CorpusRule {
@@ -248,14 +249,12 @@ static inline double corpus_fill(uint64_t seed, uint64_t index, int T, uint8_t *
 
 // The loss of a perfect model on windows of T + 1 bytes (T >= 1): nats per predicted byte, as the
 // mean over about a million bytes. It falls slowly with T, towards the entropy of the endless
-// stream, because a story that is cut has not repeated its choices yet. NaN: no memory.
+// stream, because a story that is cut has not repeated its choices yet.
 static inline double corpus_entropy(int T) {
     int windows = 1 + (1 << 20) / (T > 256 ? T : 256);
-    uint8_t *bytes = (uint8_t *)malloc((size_t)T + 1);
-    double total = bytes != NULL ? 0.0 : (double)NAN;
-    for (int i = 0; bytes != NULL && i < windows; i++) {
-        total += corpus_fill(0, (uint64_t)i, T, bytes, NULL);
-    }
+    uint8_t *bytes = (uint8_t *)memory_take((size_t)T + 1, 1);
+    double total = 0;
+    for (int i = 0; i < windows; i++) { total += corpus_fill(0, (uint64_t)i, T, bytes, NULL); }
     free(bytes);
     return total / windows / T;
 }

@@ -149,9 +149,7 @@ static inline bool json_lines_read(JsonLines *lines, size_t wanted, Error *error
             return error_set(error, "line %llu is longer than %d MiB", (unsigned long long)lines->line + 1,
                              JSON_LINE_MOST_BYTES >> 20);
         }
-        if (!list_reserve((void **)&lines->bytes, lines->count, &lines->capacity, BLOCK, 1)) {
-            return error_set(error, "no memory for the documents");
-        }
+        list_reserve((void **)&lines->bytes, lines->count, &lines->capacity, BLOCK, 1);
         ssize_t found = read(lines->descriptor, lines->bytes + lines->count, BLOCK);
         if (found < 0 && errno == EINTR) { continue; }
         if (found < 0) { return error_set(error, "cannot read the documents: %s", strerror(errno)); }

@@ -58,28 +58,29 @@ static inline bool text_codec_encode(const TextCodec *codec, const char *prompt,
     }
     if (codec->kind == TEXT_CODEC_BYTES) {
         const char *text = prompt[0] != '\0' ? prompt : "\n";
-        bool good = true;
-        for (const char *c = text; good && *c != '\0'; c++) { good = token_list_add(out, (unsigned char)*c); }
-        return good || error_set(error, "no memory for the prompt");
+        for (const char *c = text; *c != '\0'; c++) { token_list_add(out, (unsigned char)*c); }
+        return true;
     }
     if (prompt[0] != '\0') {
         return error_set(error, "--prompt needs a tokenizer that turns it into token ids: give --tokenizer, "
                                 "or a --from with a tokenizer.json");
     }
     int32_t end = text_codec_end(codec);
-    return token_list_add(out, end >= 0 ? end : codec->vocabulary - 1) ||
-           error_set(error, "no memory for the prompt");
+    token_list_add(out, end >= 0 ? end : codec->vocabulary - 1);
+    return true;
 }
 
 // Writes the text of token `id`, as far as its characters are complete. last: `id` is
 // ignored, and what is still held back is written.
 static inline void text_codec_print(TextCodec *codec, int32_t id, bool last, FILE *file) {
-    Error error;
     if (codec->kind == TEXT_CODEC_TOKENIZER) {
         TextList text = {NULL, 0, 0};
-        bool good = last ? tokenizer_decode_end(&codec->decoder, &text, &error)
-                         : tokenizer_decode(&codec->tokenizer, &codec->decoder, &id, 1, false, &text, &error);
-        if (good && text.count > 0) { fwrite(text.bytes, 1, text.count, file); }
+        if (last) {
+            token_decoder_release(&codec->decoder, true, &text);
+        } else {
+            tokenizer_decode(&codec->tokenizer, &codec->decoder, &id, 1, false, &text);
+        }
+        if (text.count > 0) { fwrite(text.bytes, 1, text.count, file); }
         text_list_free(&text);
     } else if (codec->kind == TEXT_CODEC_BYTES && !last) {
         putc(id == '\n' || id >= ' ' ? id : '?', file);

@@ -57,10 +57,8 @@ static inline bool token_writer_add(TokenWriter *writer, const int32_t *ids, siz
     enum { BLOCK = 4096 };
     uint8_t bytes[4 * BLOCK];
     size_t width = token_writer_width(writer);
-    if (!list_reserve((void **)&writer->mask, (size_t)(writer->count / 8), &writer->mask_capacity,
-                      count / 8 + 2, 1)) {
-        return error_set(error, "no memory for the mask of %.400s", writer->path);
-    }
+    list_reserve((void **)&writer->mask, (size_t)(writer->count / 8), &writer->mask_capacity, count / 8 + 2,
+                 1);
     for (size_t i = 0; i < count; i++, writer->count++) {
         uint8_t *byte = &writer->mask[writer->count / 8], bit = (uint8_t)(1u << (writer->count % 8));
         *byte = (uint8_t)((bit == 1 ? 0 : *byte) | (ids[i] >= 0 ? bit : 0));

@@ -52,23 +52,19 @@ typedef struct Encoder {
 typedef bool (*TakePart)(void *sink, const DocumentPart *part, const int32_t *ids, Error *error);
 
 static inline void encoder_close(Encoder *encoder) {
-    for (int i = 0; encoder->tasks != NULL && i < encoder->most_tasks; i++) {
-        token_list_free(&encoder->tasks[i].tokens);
-    }
+    for (int i = 0; i < encoder->most_tasks; i++) { token_list_free(&encoder->tasks[i].tokens); }
     free(encoder->tasks);
     free(encoder->parts);
 }
 
 // The tokenizer must have the token <|endoftext|>.
-static inline bool encoder_open(Encoder *encoder, const Tokenizer *tokenizer, ThreadPool *pool,
-                                Error *error) {
+static inline void encoder_open(Encoder *encoder, const Tokenizer *tokenizer, ThreadPool *pool) {
     memset(encoder, 0, sizeof *encoder);
     encoder->tokenizer = tokenizer;
     encoder->pool = pool;
     encoder->end_of_text = tokenizer_find_added(tokenizer, "<|endoftext|>");
     encoder->most_tasks = pool->threads * ENCODE_TASKS_PER_THREAD;
-    encoder->tasks = (EncodeTask *)calloc((size_t)encoder->most_tasks, sizeof *encoder->tasks);
-    return encoder->tasks != NULL || error_set(error, "no memory for the tokens of documents");
+    encoder->tasks = (EncodeTask *)memory_take((size_t)encoder->most_tasks, sizeof *encoder->tasks);
 }
 
 // Encodes a chat, of which the parts of `learn` are predicted.
@@ -165,26 +161,20 @@ static inline void encode_task(void *context, int number, int thread) {
         }
         bool has_end =
             part->is_chat && tokens->count > before && token_id(tokens->ids[tokens->count - 1]) == end;
-        if (task->good && part->ends && !has_end && !token_list_add(tokens, part->is_chat ? ~end : end)) {
-            task->good = error_set(&task->error, "no memory for the tokens of a document");
-        }
+        if (part->ends && !has_end) { token_list_add(tokens, part->is_chat ? ~end : end); }
         part->tokens = tokens->count - before;
     }
 }
 
 // Takes parts for a round, and divides them into tasks. No tasks: the source has ended.
-static inline bool encoder_fill(Encoder *encoder, NextPart next, void *source, Error *error) {
+static inline void encoder_fill(Encoder *encoder, NextPart next, void *source) {
     DocumentPart part;
     size_t bytes = ENCODE_TASK_BYTES; // of the latest task
     encoder->part_count = 0;
     encoder->task_count = 0;
-    for (;;) {
-        if (bytes >= ENCODE_TASK_BYTES && encoder->task_count == encoder->most_tasks) { return true; }
-        if (!next(source, &part)) { return true; }
-        if (!list_reserve((void **)&encoder->parts, encoder->part_count, &encoder->part_capacity, 1,
-                          sizeof *encoder->parts)) {
-            return error_set(error, "no memory for the list of documents");
-        }
+    while ((bytes < ENCODE_TASK_BYTES || encoder->task_count < encoder->most_tasks) && next(source, &part)) {
+        list_reserve((void **)&encoder->parts, encoder->part_count, &encoder->part_capacity, 1,
+                     sizeof *encoder->parts);
         if (bytes >= ENCODE_TASK_BYTES) {
             EncodeTask *task = &encoder->tasks[encoder->task_count++];
             task->first = encoder->part_count;
@@ -199,7 +189,7 @@ static inline bool encoder_fill(Encoder *encoder, NextPart next, void *source, E
 static inline bool encoder_run(Encoder *encoder, NextPart next, void *source, TakePart take, void *sink,
                                Error *error) {
     for (;;) {
-        if (!encoder_fill(encoder, next, source, error)) { return false; }
+        encoder_fill(encoder, next, source);
         if (encoder->task_count == 0) { return true; }
         thread_pool_run(encoder->pool, encoder->task_count, encode_task, encoder);
         for (int i = 0; i < encoder->task_count; i++) {
@@ -238,8 +228,8 @@ static inline void text_hash_task(void *context, int task, int thread) {
 // The name of the token file of these texts: another one if a byte of a text or of the
 // tokenizer differs, so such a file can be used again. Copying tools preserve sizes and
 // times, and a changed text would go unnoticed.
-static inline bool texts_name(const Text *texts, int count, const Tokenizer *tokenizer, ThreadPool *pool,
-                              char name[TEXTS_NAME_SIZE], Error *error) {
+static inline void texts_name(const Text *texts, int count, const Tokenizer *tokenizer, ThreadPool *pool,
+                              char name[TEXTS_NAME_SIZE]) {
     static const char version[] = "acco text shard 2\n";
     uint8_t digest[SHA256_BYTES];
     Sha256 sha;
@@ -249,8 +239,7 @@ static inline bool texts_name(const Text *texts, int count, const Tokenizer *tok
     for (int i = 0; i < count; i++) {
         size_t blocks = (texts[i].size + TEXT_HASH_BYTES - 1) / TEXT_HASH_BYTES;
         uint64_t size = texts[i].size;
-        TextHashes hashes = {&texts[i], (uint8_t(*)[SHA256_BYTES])malloc((blocks + 1) * SHA256_BYTES)};
-        if (hashes.digests == NULL) { return error_set(error, "no memory for the hashes of a text"); }
+        TextHashes hashes = {&texts[i], (uint8_t(*)[SHA256_BYTES])memory_take(blocks + 1, SHA256_BYTES)};
         thread_pool_run(pool, (int)blocks, text_hash_task, &hashes);
         sha256_add(&sha, &size, sizeof size);
         sha256_add(&sha, hashes.digests, blocks * SHA256_BYTES);
@@ -260,7 +249,6 @@ static inline bool texts_name(const Text *texts, int count, const Tokenizer *tok
     int length = snprintf(name, TEXTS_NAME_SIZE, "tokens-");
     for (int i = 0; i < 8; i++) { length += snprintf(name + length, 3, "%02x", digest[i]); }
     snprintf(name + length, 5, ".bin");
-    return true;
 }
 
 // The token file that is made of texts, and what went into it.
@@ -283,13 +271,13 @@ static inline bool text_tokens_take(void *sink, const DocumentPart *part, const 
 }
 
 // The token file of the texts (count), whole or not at all. made: all zeros but the
-// progress. Errors: a full disk, no memory, or nothing but separators and line ends.
+// progress. Errors: a full disk, or nothing but separators and line ends.
 static inline bool tokenize_texts(const char *path, const Text *texts, int count, const Tokenizer *tokenizer,
                                   ThreadPool *pool, TextTokens *made, Error *error) {
     TextCursor cursor = {texts, count, 0, 0, false, 0};
     Encoder encoder;
-    bool good = encoder_open(&encoder, tokenizer, pool, error) &&
-                token_writer_begin(&made->writer, path, tokenizer, 0, error) &&
+    encoder_open(&encoder, tokenizer, pool);
+    bool good = token_writer_begin(&made->writer, path, tokenizer, 0, error) &&
                 encoder_run(&encoder, text_next_part, &cursor, text_tokens_take, made, error) &&
                 (made->tokens > 0 || error_set(error, "the text holds no document")) &&
                 token_writer_end(&made->writer, error);
@@ -386,7 +374,8 @@ static inline bool tokenize_lines(int descriptor, TokenShards *shards, const Tok
                                   ThreadPool *pool, Error *error) {
     JsonLines lines = {.descriptor = descriptor};
     Encoder encoder;
-    bool good = encoder_open(&encoder, tokenizer, pool, error);
+    bool good = true;
+    encoder_open(&encoder, tokenizer, pool);
     shards->tokenizer = tokenizer;
     shards->padding = ~encoder.end_of_text;
     size_t wanted = (size_t)encoder.most_tasks * ENCODE_TASK_BYTES;

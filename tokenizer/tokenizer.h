@@ -97,27 +97,16 @@ typedef struct TokenDecoder {
     int held_count;
 } TokenDecoder;
 
-// Makes room for `more` elements of `size` bytes behind `count`. False: no memory.
-static inline bool list_reserve(void **list, size_t count, size_t *capacity, size_t more, size_t size) {
-    if (*capacity - count >= more) { return true; }
-    size_t wanted = *capacity < 16 ? 16 : *capacity;
-    while (wanted - count < more) {
-        if (wanted > SIZE_MAX / 2 / size) { return false; }
-        wanted *= 2;
-    }
-    void *larger = realloc(*list, wanted * size);
-    if (larger == NULL) { return false; }
-    *list = larger;
-    *capacity = wanted;
-    return true;
+// Makes room for `more` elements of `size` bytes behind `count`.
+static inline void list_reserve(void **list, size_t count, size_t *capacity, size_t more, size_t size) {
+    if (*capacity - count >= more) { return; }
+    while (*capacity - count < more) { *capacity = *capacity < 16 ? 16 : 2 * *capacity; }
+    *list = memory_grow(*list, *capacity * size);
 }
 
-static inline bool token_list_add(TokenList *list, int32_t id) {
-    if (!list_reserve((void **)&list->ids, list->count, &list->capacity, 1, sizeof *list->ids)) {
-        return false;
-    }
+static inline void token_list_add(TokenList *list, int32_t id) {
+    list_reserve((void **)&list->ids, list->count, &list->capacity, 1, sizeof *list->ids);
     list->ids[list->count++] = id;
-    return true;
 }
 
 static inline void token_list_free(TokenList *list) {
@@ -125,11 +114,10 @@ static inline void token_list_free(TokenList *list) {
     memset(list, 0, sizeof *list);
 }
 
-static inline bool text_list_add(TextList *list, const void *bytes, size_t count) {
-    if (!list_reserve((void **)&list->bytes, list->count, &list->capacity, count, 1)) { return false; }
+static inline void text_list_add(TextList *list, const void *bytes, size_t count) {
+    list_reserve((void **)&list->bytes, list->count, &list->capacity, count, 1);
     if (count > 0) { memcpy(list->bytes + list->count, bytes, count); }
     list->count += count;
-    return true;
 }
 
 static inline void text_list_free(TextList *list) {
@@ -180,10 +168,6 @@ typedef struct TokenizerFile {
     const json_t *vocabulary, *merges, *added;
     const char **texts; // (TOKENIZER_MOST_TOKENS) as in the file; NULL: no token has this id
 } TokenizerFile;
-
-static inline bool tokenizer_no_memory(const char *name, Error *error) {
-    return error_set(error, "no memory for the tokenizer %s", name);
-}
 
 // The value of a key; NULL where it is missing or null.
 static inline const json_t *tokenizer_get(const json_t *object, const char *key) {
@@ -284,7 +268,6 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
         return false;
     }
     added.text = strdup(text);
-    if (added.text == NULL) { return tokenizer_no_memory(file->name, error); }
     tokenizer->added[tokenizer->added_count++] = added;
     return true;
 }
@@ -293,12 +276,9 @@ static inline bool tokenizer_read_tokens(Tokenizer *tokenizer, TokenizerFile *fi
     size_t added = json_array_size(file->added);
     const char *text;
     json_t *id;
-    file->texts = (const char **)calloc(TOKENIZER_MOST_TOKENS, sizeof *file->texts);
-    tokenizer->kinds = (uint8_t *)calloc(TOKENIZER_MOST_TOKENS, 1);
-    tokenizer->added = (AddedToken *)calloc(added + 1, sizeof *tokenizer->added);
-    if (file->texts == NULL || tokenizer->kinds == NULL || tokenizer->added == NULL) {
-        return tokenizer_no_memory(file->name, error);
-    }
+    file->texts = (const char **)memory_take(TOKENIZER_MOST_TOKENS, sizeof *file->texts);
+    tokenizer->kinds = (uint8_t *)memory_take(TOKENIZER_MOST_TOKENS, 1);
+    tokenizer->added = (AddedToken *)memory_take(added + 1, sizeof *tokenizer->added);
     json_object_foreach((json_t *)file->vocabulary, text, id) {
         if (!tokenizer_place(tokenizer, file, text, id, TOKEN_PLAIN, error)) { return false; }
     }
@@ -316,11 +296,9 @@ static inline bool tokenizer_make_bytes(Tokenizer *tokenizer, const TokenizerFil
     for (int i = 0; i < tokenizer->vocabulary; i++) {
         total += file->texts[i] != NULL ? strlen(file->texts[i]) : 0;
     }
-    tokenizer->bytes = (uint8_t *)malloc(total + 1);
-    tokenizer->offsets = (uint32_t *)calloc((size_t)tokenizer->vocabulary + 1, sizeof *tokenizer->offsets);
-    if (tokenizer->bytes == NULL || tokenizer->offsets == NULL) {
-        return tokenizer_no_memory(file->name, error);
-    }
+    tokenizer->bytes = (uint8_t *)memory_take(total + 1, 1);
+    tokenizer->offsets =
+        (uint32_t *)memory_take((size_t)tokenizer->vocabulary + 1, sizeof *tokenizer->offsets);
     for (int i = 0; i < tokenizer->vocabulary; i++) {
         uint8_t *bytes = tokenizer->bytes + tokenizer->offsets[i];
         size_t count = file->texts[i] != NULL ? tokenizer_token_bytes(letters, file->texts[i], bytes) : 0;
@@ -371,8 +349,9 @@ static inline size_t tokenizer_split_merge(const json_t *merge, TextList *text) 
     }
     text->count = 0;
     if (!pair || length == 0 || right[0] == '\0') { return 0; }
-    bool good = text_list_add(text, left, length) && text_list_add(text, right, strlen(right) + 1);
-    return good ? length : 0;
+    text_list_add(text, left, length);
+    text_list_add(text, right, strlen(right) + 1);
+    return length;
 }
 
 static inline void tokenizer_hash_number(Sha256 *sha, uint32_t number) {
@@ -409,9 +388,8 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
     TextList text = {NULL, 0, 0};
     tokenizer->merge_slots = 16;
     while (tokenizer->merge_slots < 2 * count) { tokenizer->merge_slots *= 2; }
-    tokenizer->merges = (TokenMerge *)malloc(tokenizer->merge_slots * sizeof *tokenizer->merges);
-    bool good = tokenizer->merges != NULL && list_reserve((void **)&text.bytes, 0, &text.capacity, 256, 1);
-    if (!good) { return tokenizer_no_memory(file->name, error); }
+    tokenizer->merges = (TokenMerge *)memory_take(tokenizer->merge_slots, sizeof *tokenizer->merges);
+    bool good = true;
     for (size_t i = 0; i < tokenizer->merge_slots; i++) { tokenizer->merges[i].pair = UINT64_MAX; }
     tokenizer_hash_tokens(tokenizer, file, &sha);
     for (size_t rank = 0; good && rank < count; rank++) {
@@ -556,31 +534,28 @@ typedef struct TokenizerWork {
     pcre2_match_data *match;
 } TokenizerWork;
 
-static inline bool tokenizer_give(TokenizerWork *work, int32_t id, const uint8_t *begin) {
-    return token_list_add(work->out, id) &&
-           (work->begins == NULL || token_list_add(work->begins, (int32_t)(begin - work->text)));
+static inline void tokenizer_give(TokenizerWork *work, int32_t id, const uint8_t *begin) {
+    token_list_add(work->out, id);
+    if (work->begins != NULL) { token_list_add(work->begins, (int32_t)(begin - work->text)); }
 }
 
 static inline bool piece_before(const PieceMerge *a, const PieceMerge *b) {
     return a->rank != b->rank ? a->rank < b->rank : a->position < b->position;
 }
 
-// Pushes the merge of the tokens at `left` and `right`, if any. False: no memory.
-static inline bool piece_push(TokenizerWork *work, int32_t left, int32_t right) {
-    if (left < 0 || right < 0) { return true; }
+// Pushes the merge of the tokens at `left` and `right`, if any.
+static inline void piece_push(TokenizerWork *work, int32_t left, int32_t right) {
+    if (left < 0 || right < 0) { return; }
     const TokenMerge *merge =
         tokenizer_slot(work->tokenizer, tokenizer_pair(work->tokens[left].id, work->tokens[right].id));
-    if (merge->pair == UINT64_MAX) { return true; }
-    if (!list_reserve((void **)&work->heap, work->heap_count, &work->heap_capacity, 1, sizeof *work->heap)) {
-        return false;
-    }
+    if (merge->pair == UINT64_MAX) { return; }
+    list_reserve((void **)&work->heap, work->heap_count, &work->heap_capacity, 1, sizeof *work->heap);
     PieceMerge entry = {merge->rank, left, merge->id};
     size_t at = work->heap_count++;
     for (; at > 0 && piece_before(&entry, &work->heap[(at - 1) / 2]); at = (at - 1) / 2) {
         work->heap[at] = work->heap[(at - 1) / 2];
     }
     work->heap[at] = entry;
-    return true;
 }
 
 static inline PieceMerge piece_pop(TokenizerWork *work) {
@@ -595,22 +570,22 @@ static inline PieceMerge piece_pop(TokenizerWork *work) {
     return top;
 }
 
-// One piece of `count` bytes (at least one) in O(count log count). False: no memory.
-static inline bool tokenizer_encode_piece(TokenizerWork *work, const uint8_t *bytes, size_t count) {
+// One piece of `count` bytes (at least one) in O(count log count).
+static inline void tokenizer_encode_piece(TokenizerWork *work, const uint8_t *bytes, size_t count) {
     const Tokenizer *tokenizer = work->tokenizer;
-    if (count == 1) { return tokenizer_give(work, tokenizer->byte_ids[bytes[0]], bytes); }
-    if (!list_reserve((void **)&work->tokens, 0, &work->token_capacity, count, sizeof *work->tokens)) {
-        return false;
+    if (count == 1) {
+        tokenizer_give(work, tokenizer->byte_ids[bytes[0]], bytes);
+        return;
     }
+    list_reserve((void **)&work->tokens, 0, &work->token_capacity, count, sizeof *work->tokens);
     for (size_t i = 0; i < count; i++) {
         PieceToken token = {tokenizer->byte_ids[bytes[i]], (int32_t)i - 1,
                             i + 1 < count ? (int32_t)i + 1 : -1};
         work->tokens[i] = token;
     }
-    bool good = true;
     work->heap_count = 0;
-    for (size_t i = 0; good && i + 1 < count; i++) { good = piece_push(work, (int32_t)i, (int32_t)i + 1); }
-    while (good && work->heap_count > 0) {
+    for (size_t i = 0; i + 1 < count; i++) { piece_push(work, (int32_t)i, (int32_t)i + 1); }
+    while (work->heap_count > 0) {
         PieceMerge merge = piece_pop(work);
         PieceToken *left = &work->tokens[merge.position];
         if (left->id < 0 || left->next < 0) { continue; }
@@ -622,13 +597,12 @@ static inline bool tokenizer_encode_piece(TokenizerWork *work, const uint8_t *by
         left->next = right->next;
         right->id = -1;
         if (left->next >= 0) { work->tokens[left->next].previous = merge.position; }
-        good =
-            piece_push(work, left->previous, merge.position) && piece_push(work, merge.position, left->next);
+        piece_push(work, left->previous, merge.position);
+        piece_push(work, merge.position, left->next);
     }
-    for (int32_t i = 0; good && i >= 0; i = work->tokens[i].next) {
-        good = tokenizer_give(work, work->tokens[i].id, bytes + i);
+    for (int32_t i = 0; i >= 0; i = work->tokens[i].next) {
+        tokenizer_give(work, work->tokens[i].id, bytes + i);
     }
-    return good;
 }
 
 // Encodes text without added tokens: ranges of valid UTF-8 piece by piece, and ranges of
@@ -652,9 +626,7 @@ static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *te
                                      found);
                 }
             }
-            if (!tokenizer_encode_piece(work, text + at, next - at)) {
-                return error_set(error, "no memory for the tokens of a text");
-            }
+            tokenizer_encode_piece(work, text + at, next - at);
         }
     }
     return true;
@@ -683,9 +655,7 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
                                : tokenizer_encode_added(work, text + begin, at - begin, true, error);
         if (!good) { return false; }
         if (at >= count) { break; }
-        if (!tokenizer_give(work, added->id, text + at)) {
-            return error_set(error, "no memory for the tokens of a text");
-        }
+        tokenizer_give(work, added->id, text + at);
         begin = at = at + added->length;
     }
     return true;
@@ -707,8 +677,7 @@ static inline bool tokenizer_encode_places(const Tokenizer *tokenizer, const cha
                           .out = out,
                           .begins = begins};
     work.match = pcre2_match_data_create_from_pattern(tokenizer->pattern, NULL);
-    bool good = work.match != NULL || error_set(error, "no memory for the tokens of a text");
-    good = good && tokenizer_encode_added(&work, (const uint8_t *)text, count, false, error);
+    bool good = tokenizer_encode_added(&work, (const uint8_t *)text, count, false, error);
     pcre2_match_data_free(work.match);
     free(work.tokens);
     free(work.heap);
@@ -731,42 +700,32 @@ static inline const uint8_t *tokenizer_bytes(const Tokenizer *tokenizer, int32_t
 }
 
 // Moves complete characters to `out`, and U+FFFD for bytes that cannot become one. end:
-// nothing follows, so an incomplete character cannot either. False: no memory.
-static inline bool token_decoder_release(TokenDecoder *decoder, bool end, TextList *out) {
+// nothing follows, so an incomplete character cannot either.
+static inline void token_decoder_release(TokenDecoder *decoder, bool end, TextList *out) {
     size_t length = 0;
     while (decoder->held_count > 0) {
         Utf8 what = utf8_scan(decoder->held, (size_t)decoder->held_count, &length);
         if (what == UTF8_INCOMPLETE && !end) { break; }
-        bool good = what == UTF8_VALID ? text_list_add(out, decoder->held, length)
-                                       : text_list_add(out, "\xEF\xBF\xBD", 3);
-        if (!good) { return false; }
+        bool valid = what == UTF8_VALID;
+        text_list_add(out, valid ? (const char *)decoder->held : "\xEF\xBF\xBD", valid ? length : 3);
         decoder->held_count -= (int)length;
         memmove(decoder->held, decoder->held + length, (size_t)decoder->held_count);
     }
-    return true;
 }
 
 // Appends the text of `count` tokens to `out`: valid UTF-8, whatever the tokens are.
 // special: whether special tokens are written.
-static inline bool tokenizer_decode(const Tokenizer *tokenizer, TokenDecoder *decoder, const int32_t *ids,
-                                    size_t count, bool special, TextList *out, Error *error) {
+static inline void tokenizer_decode(const Tokenizer *tokenizer, TokenDecoder *decoder, const int32_t *ids,
+                                    size_t count, bool special, TextList *out) {
     for (size_t i = 0; i < count; i++) {
         size_t length = 0;
         const uint8_t *bytes = tokenizer_bytes(tokenizer, ids[i], &length);
         if (!special && length > 0 && tokenizer->kinds[ids[i]] == TOKEN_SPECIAL) { continue; }
         for (size_t k = 0; k < length; k++) {
             decoder->held[decoder->held_count++] = bytes[k];
-            if (!token_decoder_release(decoder, false, out)) {
-                return error_set(error, "no memory for the text of tokens");
-            }
+            token_decoder_release(decoder, false, out);
         }
     }
-    return true;
-}
-
-// After the last token: appends what is still held back.
-static inline bool tokenizer_decode_end(TokenDecoder *decoder, TextList *out, Error *error) {
-    return token_decoder_release(decoder, true, out) || error_set(error, "no memory for the text of tokens");
 }
 
 #endif

@@ -40,9 +40,9 @@ static inline Precision product_rates_faster(const ProductRates *rates) {
 enum { LAYER_INPUT, LAYER_WEIGHT, LAYER_OUTPUT, LAYER_D_INPUT, LAYER_D_WEIGHT, LAYER_ARRAYS };
 
 static inline Real *product_layer_values(size_t count, Precision precision, uint64_t seed) {
-    Real *values = (Real *)malloc(count * precision_bytes(precision));
+    Real *values = (Real *)memory_take(1, count * precision_bytes(precision));
     Random random = {random_hash(seed, count)};
-    for (size_t i = 0; values != NULL && i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         real_store(values, i, (float)(random_uniform(&random) - 0.5), precision);
     }
     return values;
@@ -50,7 +50,7 @@ static inline Real *product_layer_values(size_t count, Precision precision, uint
 
 // Measures with as many threads of its own for about `seconds`, and each wanted format
 // (by Precision) at least once. A rate is 0 where it was not measured: the library has no
-// products of bf16, or there is no memory.
+// products of bf16, or the system gives no threads.
 static inline ProductRates product_rates_measure(int threads, const bool wanted[2], int rows, int inputs,
                                                  int outputs, double seconds) {
     ProductRates rates = {{0, 0}};
@@ -62,7 +62,6 @@ static inline ProductRates product_rates_measure(int threads, const bool wanted[
     memset(&stream, 0, sizeof stream);
     stream.pool = thread_pool_create(threads, false);
     bool has[2] = {wanted[PRECISION_FP32], wanted[PRECISION_BF16] && matmul_has_bf16()};
-    bool made = stream.pool != NULL;
     if (rows > PRODUCT_RATES_ROWS) { rows = PRODUCT_RATES_ROWS; }
     size_t in = (size_t)rows * (size_t)inputs, out = (size_t)rows * (size_t)outputs,
            weight = (size_t)outputs * (size_t)inputs;
@@ -72,10 +71,10 @@ static inline ProductRates product_rates_measure(int threads, const bool wanted[
         if (!has[format]) { continue; }
         Precision precision = array == LAYER_D_WEIGHT ? PRECISION_FP32 : (Precision)format;
         layers[format][array] = product_layer_values(counts[array], precision, (uint64_t)array + 1);
-        made = made && layers[format][array] != NULL;
     }
     double end = clock_seconds() + seconds;
-    for (; made && rounds < PRODUCT_RATES_ROUNDS && (rounds == 0 || clock_seconds() < end); rounds++) {
+    for (; stream.pool != NULL && rounds < PRODUCT_RATES_ROUNDS && (rounds == 0 || clock_seconds() < end);
+         rounds++) {
         for (int format = 0; format < 2; format++) {
             Real *const *l = layers[format];
             double began = clock_seconds();

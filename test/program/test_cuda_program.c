@@ -17,17 +17,6 @@
 
 // The GPUs that programs find from now on, as SIMT_GPUS says them, and the memory of
 // each. NULL, NULL: one GPU of 4 GB.
-// `first` (NULL: nothing) in front of what LD_LIBRARY_PATH was when the tests began, which
-// main keeps: libraries of a cluster's modules may be found by it.
-static void set_library_path(const char *first) {
-    char path[8192];
-    const char *rest = getenv("LIBRARY_PATH_BEFORE");
-    snprintf(path, sizeof path, "%s%s%s", first != NULL ? first : "",
-             first != NULL && rest[0] != '\0' ? ":" : "", rest);
-    if (path[0] != '\0') { setenv("LD_LIBRARY_PATH", path, 1); }
-    if (path[0] == '\0') { unsetenv("LD_LIBRARY_PATH"); }
-}
-
 static void set_gpus(const char *gpus, const char *megabytes) {
     unsetenv("SIMT_GPUS");
     unsetenv("SIMT_OWN_GPUS");
@@ -44,8 +33,6 @@ static void set_gpus(const char *gpus, const char *megabytes) {
     unsetenv("SIMT_KIND");
     unsetenv("SIMT_NAME");
     unsetenv("SIMT_RANGES");
-    unsetenv("NVML_READING");
-    set_library_path(NULL);
     if (gpus != NULL) { setenv("SIMT_GPUS", gpus, 1); }
     if (megabytes != NULL) { setenv("SIMT_MEMORY_MB", megabytes, 1); }
 }
@@ -81,8 +68,8 @@ static void a_gpu_trains_as_the_cpu_does(void **state) {
 // In bf16 it learns too, and two runs end with the same bits.
 static void bf16_learns_and_repeats(void **state) {
     Fleet *fleet = fleet_new(stage_of(state));
-    for (int i = 0; i < 2; i++) { fleet_start(fleet, 0, "--lr 0.01 --micro-batch 2 --tokens 3k"); }
-    fleet_start(fleet, 0, "--lr 0.01 --micro-batch 2 --tokens 3k --precision fp32");
+    for (int i = 0; i < 2; i++) { fleet_start(fleet, 0, "--lr 0.01 --tokens 1k"); }
+    fleet_start(fleet, 0, "--lr 0.01 --tokens 1k --precision fp32");
     fleet_finish(fleet);
     check_same(fleet, 0, 1);
     check_losses(fleet, 0, 2, 0.05);
@@ -96,17 +83,16 @@ static void check_ranks(Stage *stage, int ranks, const RuleCase *rule, const cha
                         const char *more) {
     char delayed[64];
     snprintf(delayed, sizeof delayed, "--chaos-ms %d --gpu-exchange host", rule->chaos_ms / 2);
-    const char *ways[] = {"--gpu-exchange nccl", "--gpu-exchange host", "--overlap off --gpu-exchange nccl",
-                          delayed};
+    const char *ways[] = {"--gpu-exchange nccl", "--overlap off --gpu-exchange nccl", delayed};
     Fleet *fleet = fleet_new(stage);
     set_gpus("4", megabytes);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 3; i++) {
         fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s %s", rule->options, more, ways[i]);
     }
     fleet_start(fleet, ranks, "--device cpu --lr 0.003 %s %s", rule->options, more);
     fleet_finish(fleet);
-    for (int i = 1; i < 4; i++) { check_same(fleet, 0, i); }
-    check_losses(fleet, 0, 4, 2e-3);
+    for (int i = 1; i < 3; i++) { check_same(fleet, 0, i); }
+    check_losses(fleet, 0, 3, 2e-3);
     stage_end_all(stage);
 }
 
@@ -244,7 +230,7 @@ static void arriving_casts_train_as_floats_do(void **state) {
         char options[100];
         Fleet *fleet = fleet_new(stage_with_ranks(state));
         set_gpus("2", NULL);
-        snprintf(options, sizeof options, "--lr 0.01 --tokens 1600 --optimizer %s", rules[i]);
+        snprintf(options, sizeof options, "--lr 0.01 --tokens 960 --optimizer %s", rules[i]);
         fleet_start(fleet, 2, "%s", options);
         fleet_start(fleet, 2, "%s --gpu-exchange host --chaos-ms 5", options);
         fleet_start(fleet, 2, "%s --device cpu", options);
@@ -400,7 +386,6 @@ static void two_levels_give_the_same_bits_in_any_order(void **state) {
     check_ranks(stage, 3, &rule_cases[ACCO], "64", "--ranks-per-host 2 --wire int8 --estimate-wire int4");
     check_ranks(stage, 4, &rule_cases[DDP], "64", "--ranks-per-host 2 --wire bf16");
     check_ranks(stage, 4, &rule_cases[STREAMING_DILOCO], "64", "--ranks-per-host 3 --wire e3m0");
-    check_ranks(stage, 3, &rule_cases[ACCO], "64", "");
     check_ranks(stage, 3, &rule_cases[ACCO], "64,4096,1024", ""); // messages are those of the smallest
 }
 
@@ -787,56 +772,11 @@ static void write_stage(const Stage *stage) {
 // ---------------------------------------------------------------------------------------
 // Reports
 
-// Programs find the stand-in for NVIDIA's management library (nvml_stand_in.c), which lies
-// beside this test.
-static void set_nvml(const char *reading) {
-    char place[STAGE_PATH_SIZE];
-    ssize_t length = readlink("/proc/self/exe", place, sizeof place - 1);
-    assert_true(length > 0);
-    place[length] = '\0';
-    *strrchr(place, '/') = '\0';
-    set_library_path(place);
-    if (reading != NULL) { setenv("NVML_READING", reading, 1); }
-}
-
 static int times_in(const char *text, const char *part) {
     int times = 0;
     assert_non_null(text);
     for (const char *at = text; (at = strstr(at, part)) != NULL; at += strlen(part)) { times++; }
     return times;
-}
-
-// What the library says is in every report, and what slows the run is printed once. Without
-// the library, or where it does not start, a report says nothing of it.
-static void a_slow_clock_is_told_with_its_reasons(void **state) {
-    Fleet *fleet = fleet_new(stage_of(state));
-    set_nvml("1410 1980 698500 69"); // the power limit, heat and idleness
-    fleet_start(fleet, 0, "--lr 0.01");
-    set_nvml("1980 1980 0 1"); // no power; only idleness
-    fleet_start(fleet, 0, "--lr 0.01");
-    unsetenv("NVML_READING");
-    fleet_start(fleet, 0, "--lr 0.01");
-    set_library_path(NULL);
-    fleet_start(fleet, 0, "--lr 0.01");
-    fleet_finish(fleet);
-    for (int n = 0; n < 3; n++) {
-        assert_true(fleet_number(fleet, 0, "report", n, "gpu_mhz") == 1410);
-        assert_true(fleet_number(fleet, 0, "report", n, "gpu_watts") == 698.5);
-        assert_true(fleet_number(fleet, 0, "report", n, "gpu_throttle") == 69);
-    }
-    assert_true(fleet_number(fleet, 1, "report", -1, "gpu_mhz") == 1980);
-    assert_null(json_object_get(log_event_of(fleet->events[1], "report", -1), "gpu_watts"));
-    assert_int_equal(times_in(fleet_output(fleet, 0),
-                              "the GPU's clock is held down by the power limit, heat, by hardware; it is at "
-                              "1410 MHz, of at most 1980; power 698 watts\n"),
-                     1);
-    for (int i = 1; i < 4; i++) {
-        assert_int_equal(times_in(fleet_output(fleet, i), "held down"), 0);
-        check_same(fleet, 0, i);
-    }
-    for (int i = 2; i < 4; i++) {
-        assert_null(json_object_get(log_event_of(fleet->events[i], "report", -1), "gpu_mhz"));
-    }
 }
 
 // The share of what the maker states for bf16; unknown for other GPUs and in fp32.
@@ -857,7 +797,7 @@ static void reports_tell_the_share_of_the_peak(void **state) {
     Fleet *fleet = fleet_new(stage_of(state));
     for (int i = 0; i < CASES; i++) {
         setenv("SIMT_NAME", cases[i].name, 1);
-        fleet_start(fleet, 0, "--lr 0.01 %s", cases[i].options);
+        fleet_start(fleet, 0, "--lr 0.01 --tokens 64 %s", cases[i].options);
     }
     fleet_finish(fleet);
     for (int i = 0; i < CASES; i++) {
@@ -938,12 +878,10 @@ int main(int argc, char **argv) {
         GPU_TEST(a_start_says_what_would_fit),
         GPU_TEST(a_gpu_evaluates_as_the_cpu_does),
         GPU_TEST(a_gpu_evaluates_texts_of_any_length),
-        GPU_TEST(a_slow_clock_is_told_with_its_reasons),
         GPU_TEST(reports_tell_the_share_of_the_peak),
         GPU_TEST(profilers_see_the_spans_of_a_trace),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }
-    setenv("LIBRARY_PATH_BEFORE", getenv("LD_LIBRARY_PATH") != NULL ? getenv("LD_LIBRARY_PATH") : "", 1);
     stage_open(&stage);
     write_stage(&stage);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

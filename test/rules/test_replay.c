@@ -2,7 +2,7 @@
 // simulation of replay.h, the replay.
 //
 // First the replay itself is tested, on examples that were worked out by hand. Then the
-// real binary runs under mpirun, as its users start it, with 2, 3 and 32 ranks. The
+// real binary runs under mpirun, as its users start it, with 2, 3 and 20 ranks. The
 // replay reads the options from the run's log and trains once more in this process. It
 // must end with the same parameters and validation loss, and have the same gradient norm
 // and learning rate at every commit.

@@ -269,7 +269,6 @@ static void test_report_and_validation(void **state) {
     report.gradient_norm = INFINITY;
     report.perfect_loss = -NAN;
     report.mfu = NAN;
-    report.gpu_throttle = 4;
     report_log(reports, &report);
     scheduler.optimizer.commits = 130;
     reports->scheduler = &scheduler;
@@ -295,8 +294,6 @@ static void test_report_and_validation(void **state) {
     // What only some machines know is there where it is known.
     assert_true(json_number_value(json_object_get(first, "mfu")) == 0.31);
     assert_null(json_object_get(second, "mfu"));
-    assert_int_equal(json_integer_value(json_object_get(second, "gpu_throttle")), 4);
-    assert_null(json_object_get(second, "gpu_mhz"));
     assert_string_equal(json_string_value(json_object_get(third, "event")), "validation");
     assert_true(json_is_null(json_object_get(third, "perfect_loss")));
     expect_text(text, "\"lr\":0.0006,");

@@ -195,7 +195,7 @@ typedef struct ModelSettings {
     // 1 + the token that begins a document: no position sees those of an earlier document (not in
     // decode). It may become known after the reservation. NULL: each sees all that precede it.
     const uint32_t *separator;
-    bool fp8;            // products of the layers' matrices, but for their gradients, are in FP8
+    bool fp8; // products of the layers' matrices, but for their gradients, are in FP8
 } ModelSettings;
 
 // Settings for a model on the CPU with a pool of `threads`.

@@ -254,8 +254,10 @@ static inline void gpt_reserve_for_frozen(Gpt *model, Arena *arena, const Traine
     while (model->lowest < L && part->table.layer_begins[model->lowest + 1] == 0) { model->lowest++; }
     arena_reserve(arena, MEMORY_WORKSPACE, "gradients that are not used",
                   TENSORS_PER_LAYER * (size_t)model->widest * sizeof(float), &model->discarded);
-    arena_reserve(arena, MEMORY_WORKSPACE, "between the products of adapters",
-                  elements * precision_bytes(model->settings.precision), &model->inner);
+    if (part->rank > 0) {
+        arena_reserve(arena, MEMORY_WORKSPACE, "between the products of adapters",
+                      elements * precision_bytes(model->settings.precision), &model->inner);
+    }
 }
 
 // Plans weights, activations and workspace.

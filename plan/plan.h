@@ -57,7 +57,7 @@ static inline void print_memory_verdict(const Setup *setup) {
 static inline void print_memory(const Setup *setup) {
     const Options *options = setup->options;
     const Arena *arena = setup->arena;
-    double parameters = (double)setup->part->table.parameter_count;
+    double parameters = (double)setup->part->model.parameter_count;
     size_t state = 0; // bytes that do not grow with the micro-batch
     int ranks = setup->transport->size, threads = setup->threads;
     printf("%s, %s, %d rank%s, micro-batch %lld x %lld, %s, %d thread%s: memory of one rank\n\n",

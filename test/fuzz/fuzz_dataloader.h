@@ -11,12 +11,12 @@
 enum { FUZZ_DATALOADER_WINDOWS = 64, FUZZ_DATALOADER_LENGTH = 16 };
 
 // Bit 0: text; bit 1: hold out; bits 2 and 3: the length of a window; bits 4 and 5: the
-// vocabulary; bit 6: documents must be divided.
+// vocabulary; bit 7: documents must be divided.
 static inline DataRequest fuzz_dataloader_request(uint8_t choice, const char *path) {
     static const int lengths[4] = {4, 1, 2, FUZZ_DATALOADER_LENGTH}, vocabularies[4] = {300, 256, 50257, 7};
     DataRequest request = {
         path, lengths[choice >> 2 & 3], vocabularies[choice >> 4 & 3], 5, (choice & 2) != 0,
-        NULL, (choice & 64) != 0};
+        NULL, (choice & 128) != 0};
     return request;
 }
 

@@ -64,17 +64,49 @@ static inline double trained_flops_per_token(const TrainedPart *part, const Mode
 // ---------------------------------------------------------------------------------------
 // Patterns
 
+// The module of a tensor by its name without the family's prefix: h.0.mlp.c_fc, and c_fc.
+typedef struct TrainedModule {
+    char path[sizeof((ParameterInfo *)NULL)->name];
+    char word[32];
+} TrainedModule;
+
+static inline TrainedModule trained_module(const char *name) {
+    TrainedModule module;
+    const char *end = strrchr(name, '.');
+    snprintf(module.path, sizeof module.path, "%.*s", end != NULL ? (int)(end - name) : 0, name);
+    const char *point = strrchr(module.path, '.');
+    snprintf(module.word, sizeof module.word, "%.31s", point != NULL ? point + 1 : module.path);
+    return module;
+}
+
 // As the shell's: * ? [...]. A pattern means a tensor by its name without the family's
 // prefix (h.0.mlp.c_fc.weight), by that of its module (h.0.mlp.c_fc), or by the module's
 // last word (c_fc).
 static inline bool trained_pattern_matches(const char *pattern, const char *name) {
-    char module[sizeof((ParameterInfo *)NULL)->name];
-    snprintf(module, sizeof module, "%s", name);
-    char *end = strrchr(module, '.');
-    if (end != NULL) { *end = '\0'; }
-    const char *word = strrchr(module, '.');
-    return fnmatch(pattern, name, 0) == 0 || fnmatch(pattern, module, 0) == 0 ||
-           (word != NULL && fnmatch(pattern, word + 1, 0) == 0);
+    TrainedModule module = trained_module(name);
+    return fnmatch(pattern, name, 0) == 0 || fnmatch(pattern, module.path, 0) == 0 ||
+           fnmatch(pattern, module.word, 0) == 0;
+}
+
+enum { TRAINED_WORDS = 32 }; // that a hint is chosen from, at most
+
+static inline bool trained_refuse_pattern(const TrainedPart *part, const char *option, const char *pattern,
+                                          size_t prefix, bool projections, Error *error) {
+    TrainedModule modules[TRAINED_WORDS];
+    const char *words[TRAINED_WORDS], *example = "";
+    char hint[NAME_HINT];
+    int count = 0;
+    for (int i = 0; i < part->model.count && count < TRAINED_WORDS; i++) {
+        const ParameterInfo *entry = &part->model.entries[i];
+        if (projections && !entry->is_projection) { continue; }
+        if (count == 0) { example = entry->name + prefix; }
+        modules[count] = trained_module(entry->name + prefix);
+        words[count] = modules[count].word;
+        count++;
+    }
+    return error_set(error, "--%s: no %s matches \"%.80s\"%s; names are such as %s", option,
+                     projections ? "matrix of a layer" : "tensor of the model", pattern,
+                     name_hint(pattern, words, count, hint), example);
 }
 
 // Sets the kind of each tensor that a pattern of the list matches. Each must match one;
@@ -86,19 +118,17 @@ static inline bool trained_mark(TrainedPart *part, const char *option, const cha
         return error_set(error, "--%s: the list is longer than %zu characters", option, sizeof list - 1);
     }
     for (char *pattern = strtok_r(list, ",", &rest); pattern != NULL; pattern = strtok_r(NULL, ",", &rest)) {
-        int matched = 0, first = -1;
+        int matched = 0;
         for (int i = 0; i < part->model.count; i++) {
             const ParameterInfo *entry = &part->model.entries[i];
             if (projections && !entry->is_projection) { continue; }
-            if (first < 0) { first = i; }
             if (!trained_pattern_matches(pattern, entry->name + prefix)) { continue; }
             part->places[i].kind = kind;
             matched++;
         }
-        if (matched > 0) { continue; }
-        return error_set(error, "--%s: no %s matches \"%.80s\"; names are such as %s", option,
-                         projections ? "matrix of a layer" : "tensor of the model", pattern,
-                         part->model.entries[first].name + prefix);
+        if (matched == 0) {
+            return trained_refuse_pattern(part, option, pattern, prefix, projections, error);
+        }
     }
     return true;
 }
@@ -175,7 +205,10 @@ static inline bool trained_part_make(TrainedPart *part, const ModelConfig *confi
     }
     if (good) { trained_lay_out(part); }
     if (good && part->table.parameter_count == 0) {
-        good = error_set(error, "--freeze %.80s leaves nothing to train", choice->freeze);
+        good = error_set(error,
+                         choice->rank > 0 ? "--lora-on \"%.80s\" names no matrix"
+                                          : "--freeze %.80s leaves nothing to train",
+                         choice->rank > 0 ? choice->adapted : choice->freeze);
     }
     if (!good) { trained_part_free(part); }
     return good;

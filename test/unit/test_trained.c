@@ -342,12 +342,13 @@ static void patterns_that_cannot_be_meant_are_refused(void **state) {
     } cases[] = {
         {{.freeze = "wte,qproj", .adapted = "*"},
          false,
-         "--freeze: no tensor of the model matches \"qproj\""},
+         "--freeze: no tensor of the model matches \"qproj\" (did you mean q_proj?)"},
         {{.freeze = "*", .adapted = "*"}, false, "leaves nothing to train"},
         {{.freeze = "h.1.*.q_proj.*", .adapted = "*"}, false, "are one matrix here"},
         {{.freeze = "", .adapted = "wte", .rank = 2},
          false,
          "--lora-on: no matrix of a layer matches \"wte\""},
+        {{.freeze = "", .adapted = ",", .rank = 2}, false, "--lora-on \",\" names no matrix"},
         {{.freeze = "", .adapted = "q_proj", .rank = 2}, true, "names are such as h.0.attn.c_attn.weight"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

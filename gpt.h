@@ -340,6 +340,7 @@ static inline const Real *gpt_weight(const Gpt *model, int tensor) {
 
 // Where the gradient of a vector is added, or of a matrix that is trained.
 static inline float *gpt_gradient(const Gpt *model, float *gradients, int tensor) {
+    assert(gpt_trains(model, tensor) || tensor >= GPT_FIRST_LAYER); // an embedding is too large to discard
     return gpt_trains(model, tensor) ? gradients + model->places[tensor].trained
                                      : model->discarded + tensor % TENSORS_PER_LAYER * model->widest;
 }

@@ -775,8 +775,8 @@ static void test_nan_is_seen(void **state) {
 // ---------------------------------------------------------------------------------------
 // FP8, against bf16
 
-// How many plans there are for products with so many results and terms, whose activations or
-// gradients are in that format.
+// How many plans there are for products with so many results and terms, whose activations
+// or gradients are in that format.
 static int plans_of(const Machine *machine, int m, int k, Precision format) {
     const CudaGemmLibrary *library = (const CudaGemmLibrary *)machine->stream.gemm;
     int count = 0;
@@ -787,8 +787,8 @@ static int plans_of(const Machine *machine, int m, int k, Precision format) {
     return count;
 }
 
-// Activations are e4m3 and gradients e5m2: seen at the products of queries, keys and values, whose
-// shapes no others have.
+// Activations are e4m3 and gradients e5m2: seen at the products of queries, keys and
+// values, whose shapes no others have.
 static void check_fp8(const Inputs *inputs, Precision precision) {
     Inputs plain_inputs = *inputs;
     plain_inputs.fp8 = false;

@@ -16,9 +16,9 @@
 // parameters in that format: its weights. It reserves activations and workspace in an
 // arena and never allocates. Tokens and targets come from the host, and losses go there.
 //
-// With ModelSettings::fp8 it also keeps the layers' matrices in FP8, cast whenever the parameters
-// have changed: as they are for the forward pass, turned for the gradients of inputs. What they
-// multiply is cast before each product. Gradients of weights and the head stay in bf16.
+// With ModelSettings::fp8 it also keeps the layers' matrices in FP8, as they are and
+// turned, cast when the parameters have changed. What they multiply is cast before each
+// product. Gradients of weights and the head stay in bf16.
 //
 // What the backward pass needs is either kept or computed again (Recompute). The logits
 // of a whole batch never exist. They are computed in chunks (gpt_chunk_rows); each
@@ -475,8 +475,8 @@ static inline int gpt_tensors(const Gpt *model, GptTensor weight) {
     return weight == TENSOR_Q && !model->config.qkv_biases ? 3 : 1;
 }
 
-// In FP8, for the layer's weight W (outputs, inputs): result (B, T, outputs) = factor (B, T, inputs)
-// W^T or, backward, result (B, T, inputs) = factor (B, T, outputs) W; rows are their strides apart.
+// In FP8: result (B, T, outputs) = factor (B, T, inputs) W^T or, backward, result (B, T,
+// inputs) = factor (B, T, outputs) W. Rows are their strides apart.
 static inline void gpt_fp8_product(Gpt *model, Stream *stream, bool backward, Real *result, int result_stride,
                                    const Real *factor, int factor_stride, int l, GptTensor weight, int inputs,
                                    int outputs) {

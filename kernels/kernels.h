@@ -218,15 +218,15 @@ static inline void matmul_products(Stream *stream, Real *result, const Real *a, 
     matmul(stream, &work);
 }
 
-// FP8 on a GPU, from bf16 and to bf16: out = in (rows, columns), rows `stride` apart. turns: the
-// codes of the transposed matrix follow. largest (CUDA_ROW_BLOCKS): workspace.
+// FP8 on a GPU, from bf16 and to it: out = in (rows, columns), rows `stride` apart.
+// turns: the codes of the transposed matrix follow. largest (CUDA_ROW_BLOCKS): workspace.
 static inline void fp8_cast(Stream *stream, const Fp8 *out, bool turns, float *largest, const Real *in,
                             int rows, int columns, int stride) {
     (void)out, (void)turns, (void)largest, (void)in, (void)rows, (void)columns, (void)stride;
     KERNEL_ON_GPU(stream, cuda_fp8_cast(stream, out, turns, largest, in, rows, columns, stride))
 }
 
-// result (rows, outputs), rows result_stride apart, = a (rows, inputs) b^T for b (outputs, inputs).
+// result (rows, outputs) = a (rows, inputs) b^T for b (outputs, inputs).
 static inline void matmul_fp8(Stream *stream, Real *result, int result_stride, const Fp8 *a, const Fp8 *b,
                               int rows, int inputs, int outputs) {
     (void)result, (void)result_stride, (void)a, (void)b, (void)rows, (void)inputs, (void)outputs;

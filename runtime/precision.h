@@ -17,10 +17,10 @@ typedef enum Precision { PRECISION_FP32, PRECISION_BF16, PRECISION_E4M3, PRECISI
 
 typedef struct Real Real;
 
-// A matrix (rows, columns) in 8 bits, dense: the numbers of `codes` times *scale, by which its
-// largest magnitude is the largest number of the format. E4M3, 4 bits of exponent and 3 of
-// mantissa, goes up to 448; E5M2 up to 57344, for gradients, which are spread wider. columns is
-// a multiple of FP8_UNIT, and what a product sums over.
+// A matrix (rows, columns), dense: the numbers of `codes` times *scale, by which its
+// largest magnitude is the format's largest number: 448 of E4M3, with 3 bits of mantissa;
+// 57344 of E5M2, for gradients, which are spread wider. columns is a multiple of
+// FP8_UNIT, and what a product sums over.
 typedef struct Fp8 {
     uint8_t *codes;
     float *scale;

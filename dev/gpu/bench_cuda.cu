@@ -345,8 +345,9 @@ static void run_product_weight(Bench *bench, const Case *work, void **arrays) {
                            reals(arrays[1]), work->rows, work->inputs, work->outputs);
 }
 
-// A product in FP8, its first operand cast before, as --products fp8 does it. Arrays: output,
-// input, weight; what prepare makes of the weight, and its scale; the same of the input.
+// A product in FP8, its first operand cast before, as --products fp8 does it. Arrays:
+// output, input, weight; what prepare makes of the weight, and its scale; the same of the
+// input.
 static Fp8 fp8_of(void **arrays, int codes, Precision format) {
     Fp8 matrix = {(uint8_t *)arrays[codes], (float *)arrays[codes + 1], format};
     return matrix;

@@ -1,8 +1,8 @@
 // fp8.cuh: operands of matrix products in FP8, on a GPU.
 //
-// Contract: kernels/kernels.h (fp8_cast). One kernel finds the largest magnitude of each block's
-// elements, the next one looks at those of all blocks, so no order of threads matters. Casts are
-// computed with integers: the program is also built for GPUs that lack the instruction.
+// Contract: kernels/kernels.h (fp8_cast). One kernel finds the largest magnitude of each
+// block's elements, the next one looks at those of all blocks. Casts are computed with
+// integers: the program is also built for GPUs that lack the instruction.
 //
 // Limit: memory. The matrix is read twice, since its scale is known only behind its end.
 #ifndef ACCO_KERNELS_CUDA_FP8_CUH
@@ -13,8 +13,8 @@
 
 enum { FP8_THREADS = 512 };
 
-// The code of the number of the format that is nearest to value, of two equally near to the
-// even one; of what is larger than all of them, the largest.
+// The code of the format's number that is nearest to value, of two equally near the even
+// one; of what is larger than all of them, the largest.
 template <Precision FORMAT> DEVICE uint32_t fp8_code(float value) {
     constexpr int MANTISSA = FORMAT == PRECISION_E4M3 ? 3 : 2, BIAS = FORMAT == PRECISION_E4M3 ? 7 : 15,
                   SHIFT = 23 - MANTISSA;
@@ -29,8 +29,8 @@ template <Precision FORMAT> DEVICE uint32_t fp8_code(float value) {
     return (bits >> 24 & 0x80u) | code;
 }
 
-// largest (gridDim.x) = the largest magnitude of each block's part of in (rows, columns), rows
-// `stride` apart. packs: of 8 elements; row_packs: of a row.
+// largest (gridDim.x) = the largest magnitude in each block's part of `in`. packs: of 8
+// elements; row_packs: of a row.
 static __global__ void __launch_bounds__(FP8_THREADS)
     fp8_largest_kernel(float *largest, const __nv_bfloat16 *in, unsigned packs, unsigned row_packs,
                        int stride) {
@@ -45,9 +45,9 @@ static __global__ void __launch_bounds__(FP8_THREADS)
     if (threadIdx.x == 0) { largest[blockIdx.x] = most; }
 }
 
-// codes (rows, columns), or (columns, rows) if TURNED, and *scale, from what the kernel above found
-// in as many blocks. A thread stores FP8_UNIT codes at once. Turned they are of a column, and
-// neighbours read neighbouring columns. (1e-30: a matrix of zeros has a scale, too.)
+// codes (rows, columns), or (columns, rows) if TURNED, and *scale, by what as many blocks
+// of the kernel above have found. A thread stores FP8_UNIT codes at once. Turned, these
+// are of a column. (1e-30: a matrix of zeros has a scale, too.)
 template <Precision FORMAT, bool TURNED>
 static __global__ void __launch_bounds__(FP8_THREADS)
     fp8_cast_kernel(uint8_t *codes, float *scale, const float *largest, const __nv_bfloat16 *in, int rows,

@@ -25,8 +25,8 @@
 // is chosen for the largest number of them, so that bits do not depend on how many there
 // are. The library's workspace is the one buffer that the memory plan lists.
 //
-// Products of FP8 sum over what lies side by side in both operands, because GPUs before 10.0 have no
-// others. Their sums are fp32, as long as nobody asks the library for its fast accumulation.
+// Products of FP8 sum over what lies side by side in both operands: GPUs before 10.0 have
+// no others. Sums are fp32 if nobody asks the library for fast accumulation.
 #ifndef ACCO_KERNELS_CUDA_MATMUL_CUH
 #define ACCO_KERNELS_CUDA_MATMUL_CUH
 

@@ -654,15 +654,16 @@ static void test_embedding(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// FP8. The CPU has none: the oracle is a table of the format's numbers, which is counted up.
+// FP8. The CPU has none: the oracle is a table of the format's numbers, which is counted
+// up.
 
 typedef struct Fp8Table {
     float numbers[128]; // of the codes without a sign
     int largest;        // the code of the largest number
 } Fp8Table;
 
-// From 0 on in equal steps, which double behind every 2^places numbers, but not behind the first
-// ones.
+// From 0 on in equal steps, which double behind every 2^places numbers, but not behind
+// the first ones.
 static Fp8Table fp8_table(Precision format) {
     Fp8Table table;
     int block = format == PRECISION_E4M3 ? 8 : 4;
@@ -816,7 +817,8 @@ static void test_fp8_matrices(void **state) {
     if (!cuda_small_shapes()) { check_fp8_matrix(32768, 3072, 3072, PRECISION_E4M3, 1); }
 }
 
-// input (rows, inputs) times weight^T (outputs, inputs) by their codes; the result has gaps.
+// input (rows, inputs) times weight^T (outputs, inputs) by their codes; the result has
+// gaps.
 static void check_fp8_product(int rows, int inputs, int outputs, Precision format, const float *special) {
     Fp8Table a_table = fp8_table(format), b_table = fp8_table(PRECISION_E4M3);
     int stride = outputs + 8;

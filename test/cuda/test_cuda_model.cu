@@ -775,8 +775,8 @@ static void test_nan_is_seen(void **state) {
 // ---------------------------------------------------------------------------------------
 // FP8, against bf16
 
-// How many plans there are for products with so many results and terms, whose activations or
-// gradients are in that format.
+// How many plans there are for products with so many results and terms, whose activations
+// or gradients are in that format.
 static int plans_of(const Machine *machine, int m, int k, Precision format) {
     const CudaGemmLibrary *library = (const CudaGemmLibrary *)machine->stream.gemm;
     int count = 0;
@@ -787,8 +787,8 @@ static int plans_of(const Machine *machine, int m, int k, Precision format) {
     return count;
 }
 
-// Activations are e4m3 and gradients e5m2: seen at the products of queries, keys and values, whose
-// shapes no others have.
+// Activations are e4m3 and gradients e5m2: seen at the products of queries, keys and
+// values, whose shapes no others have.
 static void check_fp8(const Inputs *inputs, Precision precision) {
     Inputs plain_inputs = *inputs;
     plain_inputs.fp8 = false;
@@ -797,8 +797,8 @@ static void check_fp8(const Inputs *inputs, Precision precision) {
             *fp8 = machine_of_device(inputs, precision, RECOMPUTE_NONE);
     machine_pass(plain, NULL);
     machine_pass(fp8, NULL);
-    check_loss(fp8->loss, plain->loss, 0.05);
-    check_tensors(inputs, fp8->results, plain->results, 0.3);
+    check_loss(fp8->loss, plain->loss, 0.015);
+    check_tensors(inputs, fp8->results, plain->results, 0.5);
     for (int format = PRECISION_E4M3; format <= PRECISION_E5M2; format++) {
         assert_int_equal(plans_of(fp8, 3 * C, C, (Precision)format), format == PRECISION_E4M3);
         assert_int_equal(plans_of(fp8, C, 3 * C, (Precision)format), format == PRECISION_E5M2);
@@ -806,8 +806,8 @@ static void check_fp8(const Inputs *inputs, Precision precision) {
     float *moved = copy_of_results(plain), *expected = copy_of_results(plain);
     machine_train(plain, 4, expected);
     machine_train(fp8, 4, moved);
-    check_tensors(inputs, moved, expected, 0.3);
-    check_loss(machine_loss(fp8), machine_loss(plain), 0.05);
+    check_tensors(inputs, moved, expected, 0.5);
+    check_loss(machine_loss(fp8), machine_loss(plain), 0.015);
     free(moved);
     free(expected);
     machine_free(plain);

@@ -192,9 +192,9 @@ static void muon_steps_whole_matrices_on_gpus(void **state) {
     text_check(fleet_output(fleet, 1), "ranks own whole matrices", ways[1]);
 }
 
-// With products in FP8 matrices are cast again after every commit: weights are those of ddp
-// whether casts or floats arrive, in any order of events, and after a run was resumed. They train
-// as bf16 does, but for rounding.
+// With products in FP8 matrices are cast again after every commit: weights are those of
+// ddp whether casts or floats arrive, in any order of events, and after a run was
+// resumed. They train as bf16 does, but for rounding.
 static void products_in_fp8_train_as_those_of_bf16_do(void **state) {
     static const char *const ways[] = {"ddp --products fp8",
                                        "zero1 --products fp8",

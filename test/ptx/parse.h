@@ -122,14 +122,16 @@ static inline std::vector<std::string> operand_list(const std::string &text, int
     return list;
 }
 
-// ld.global.v4.f32, st.shared.u16, ld.param.u64 ...
-static inline void parse_memory(Parser *parser, Instruction *to, const std::string &name,
+// ld.global.v4.f32, st.shared.u16, ld.param.u64 ... Without a space an address is generic:
+// here one of global memory, because no address of shared memory is made generic.
+static inline void parse_memory(Parser *parser, Instruction *to, std::string name,
                                 std::vector<std::string> list) {
     static const std::map<std::string, Handler *> ways = {{"ld.global", access_memory<false, false>},
                                                           {"st.global", access_memory<false, true>},
                                                           {"ld.shared", access_memory<true, false>},
                                                           {"st.shared", access_memory<true, true>},
                                                           {"ld.param", load_parameter}};
+    if (isdigit((unsigned char)name[4])) { name.insert(2, ".global"); }
     size_t dot = name.find('.', 3);
     std::string space = name.substr(0, dot), type = name.substr(dot + 1);
     if (begins_with(type, "wb.")) { type = type.substr(3); } // how caches keep it

@@ -92,7 +92,7 @@ static const Mistake mistakes[] = {
     {"a matrix is loaded 32 bytes behind its place", FORWARD, "(ldmatrix\\S+ \\{[^}]*\\}, \\[%r\\d+)\\]", 3,
      "$1+32]", attention_is_right, WRONG},
     {"a result is stored in the row behind its own", FORWARD, "(st\\.global\\.wb\\.v4\\.u32 \\[%rd\\d+)", 0,
-     "$1+128", attention_is_right, "a race in global memory"},
+     "$1+128", attention_is_right, "global memory"}, // another warp's row, or behind the last one
     {"a result is stored far behind", FORWARD, "(st\\.global\\.wb\\.v4\\.u32 \\[%rd\\d+)", 0, "$1+1048576",
      attention_is_right, "out of bounds of global memory"},
     {"a result is stored between two places", FORWARD, "(st\\.global\\.wb\\.v4\\.u32 \\[%rd\\d+)", 0, "$1+8",

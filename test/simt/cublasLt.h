@@ -19,8 +19,8 @@
 //     counts as one
 //
 // Products of FP8 are as the library's documentation has them for GPUs before 10.0: a is
-// transposed and b is not, one of them at least is e4m3, rows of operands lie a multiple of 16
-// bytes apart, there is one scale for each operand, and here the result is bf16.
+// transposed and b is not, one of them at least is e4m3, rows of operands lie a multiple
+// of 16 bytes apart, there is one scale for each operand, and here the result is bf16.
 #ifndef ACCO_SIMT_CUBLASLT_H
 #define ACCO_SIMT_CUBLASLT_H
 
@@ -238,8 +238,8 @@ inline bool simt_knows(const cublasLtMatmulAlgo_t *algorithm) {
     return algorithm->data[0] <= 1 && algorithm->data[1] <= 1 &&
            memcmp(algorithm->data + 2, zeros, sizeof zeros) == 0;
 }
-// The number of a code: a sign, exponents biased by 7 or 15, and 3 or 2 bits of mantissa. Of
-// e4m3 only the largest code is a NaN, e5m2 has what IEEE's formats have.
+// The number of a code: a sign, exponents biased by 7 or 15, and 3 or 2 bits of mantissa.
+// Of e4m3 only the largest code is a NaN, e5m2 has what IEEE's formats have.
 inline float simt_fp8(uint8_t code, cudaDataType_t type) {
     bool wide = type == CUDA_R_8F_E5M2;
     int places = wide ? 2 : 3, bias = wide ? 15 : 7, exponent = (code & 127) >> places,

@@ -121,24 +121,21 @@ typedef struct HfModelProblems {
 } HfModelProblems;
 
 PRINTF_LIKE(2, 3) static inline void hf_model_problem(HfModelProblems *problems, const char *format, ...) {
-    if (problems->count++ >= HF_MODEL_NAMED_PROBLEMS) { return; }
-    size_t length = strlen(problems->text);
-    if (length > 0 && length + 2 < sizeof problems->text) {
-        length += (size_t)sprintf(problems->text + length, "; ");
-    }
+    char problem[200];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(problems->text + length, sizeof problems->text - length, format, arguments);
+    vsnprintf(problem, sizeof problem, format, arguments);
     va_end(arguments);
+    if (problems->count++ < HF_MODEL_NAMED_PROBLEMS) {
+        text_join(problems->text, sizeof problems->text, "; ", "%s", problem);
+    }
 }
 
 // "(61, 24)"
 static inline const char *hf_model_shape_text(int dimensions, const size_t *shape, char text[96]) {
-    size_t length = (size_t)sprintf(text, "(");
-    for (int i = 0; i < dimensions && length < 60; i++) {
-        length += (size_t)snprintf(text + length, 96 - length, "%s%zu", i > 0 ? ", " : "", shape[i]);
-    }
-    snprintf(text + length, 96 - length, ")");
+    char list[92] = "";
+    for (int i = 0; i < dimensions; i++) { text_join(list, sizeof list, ", ", "%zu", shape[i]); }
+    snprintf(text, 96, "(%s)", list);
     return text;
 }
 

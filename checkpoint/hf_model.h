@@ -485,9 +485,9 @@ static inline void hf_model_find(char *directory, size_t capacity) {
 }
 
 // Whether `directory`, which --from or --finetune names, may hold a model. The error says
-// what is there instead, and names the directory beside it whose name is nearest.
+// what is there instead.
 static inline bool hf_model_check_directory(const char *directory, Error *error) {
-    char parent[PATH_MAX], candidate[PATH_MAX + 256], nearest[256] = "", excerpt[64];
+    char excerpt[64];
     struct stat status;
     bool there = stat(directory, &status) == 0;
     int reason = errno;
@@ -509,23 +509,10 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
             error, "there is no directory %s: to train the preset %s from random parameters, give --model %s",
             excerpt, excerpt, excerpt);
     }
-    const char *slash = strrchr(directory, '/'), *name = slash == NULL ? directory : slash + 1;
-    snprintf(parent, sizeof parent, "%.*s", slash == NULL ? 0 : (int)(slash - directory) + 1, directory);
-    DIR *list = opendir(parent[0] == '\0' ? "." : parent);
-    for (struct dirent *entry; list != NULL && (entry = readdir(list)) != NULL;) {
-        const char *names[2] = {entry->d_name, nearest};
-        snprintf(candidate, sizeof candidate, "%s%.255s", parent, entry->d_name);
-        bool nearer = entry->d_name[0] != '.' && stat(candidate, &status) == 0 && S_ISDIR(status.st_mode) &&
-                      nearest_name(name, names, nearest[0] == '\0' ? 1 : 2) == names[0];
-        if (nearer) { snprintf(nearest, sizeof nearest, "%.255s", entry->d_name); }
-    }
-    if (list != NULL) { closedir(list); }
-    bool found = nearest[0] != '\0';
-    snprintf(candidate, sizeof candidate, "%.3800s%.255s", found ? parent : "", nearest);
     return error_set(error,
-                     "%s is neither a directory (%s) nor the name of a preset%s%.300s%s; a model of the hub "
-                     "must be downloaded first",
-                     excerpt, strerror(reason), found ? ": did you mean " : "", candidate, found ? "?" : "");
+                     "%s is neither a directory (%s) nor the name of a preset; a model of the hub must be "
+                     "downloaded first",
+                     excerpt, strerror(reason));
 }
 
 // What a directory is written from. parameters: on the host.

@@ -1224,7 +1224,6 @@ static const Refusal refusals[] = {
     {"a sample of no model", "sample --from nope", "nope is neither a directory"},
     {"a start that is a preset", BASE "--from tiny", "give --model tiny"},
     {"a start that is a file", BASE "--from ../empty.txt", "../empty.txt is a file"},
-    {"a start near another name", BASE "--from ../usde", "did you mean ../used?"},
     {"a start without a model", BASE "--from ../used", "no config.json"},
     {"NCCL without a GPU", BASE "--device cpu --gpu-exchange nccl", "--gpu-exchange nccl"},
     {"multiprocessors without a GPU", BASE "--device cpu --nccl-ctas 4", "--nccl-ctas has no effect"},

@@ -636,9 +636,8 @@ static inline void data_loader_identify(DataLoader *loader, char text[DATA_IDENT
     snprintf(text, DATA_IDENTITY_SIZE, "%d file%s, %llu bytes, samples %08lx", loader->file_count,
              plural(loader->file_count), bytes, (unsigned long)all);
     for (int i = 0; i < loader->source_count && loader->source_count > 1; i++) {
-        size_t used = strlen(text);
-        snprintf(text + used, DATA_IDENTITY_SIZE - used, "%s %d files %.15g", i == 0 ? "; weights" : ",",
-                 loader->sources[i].file_count, data_loader_share(loader, i));
+        text_join(text, DATA_IDENTITY_SIZE, i == 0 ? "; weights " : ", ", "%d files %.15g",
+                  loader->sources[i].file_count, data_loader_share(loader, i));
     }
     if (loader->builtin) { snprintf(text, DATA_IDENTITY_SIZE, "the built-in corpus"); }
 }

@@ -107,36 +107,7 @@ typedef struct Gpt {
     // For decode()
     float *keys, *values; // (L, positions, C): of all positions so far
     float *key_scores;    // (H, positions)
-
-    // Benchmarks point this to OPERATION_COUNT sums of seconds; NULL: nothing is
-    // measured.
-    double *operation_seconds;
-    double lap_started;
 } Gpt;
-
-// What the time of a pass is divided into, for benchmarks (dev/bench/bench_kernels.c
-// names them).
-typedef enum GptOperation {
-    OPERATION_EMBEDDING,
-    OPERATION_LAYERNORM,
-    OPERATION_LINEAR_FORWARD,
-    OPERATION_LINEAR_BACKWARD_INPUT,
-    OPERATION_LINEAR_BACKWARD_WEIGHT,
-    OPERATION_ATTENTION_FORWARD,
-    OPERATION_ATTENTION_BACKWARD,
-    OPERATION_GELU,
-    OPERATION_HEAD_PRODUCTS,
-    OPERATION_CROSS_ENTROPY,
-    OPERATION_COUNT
-} GptOperation;
-
-// Adds the time since the last lap to `operation`.
-static inline void gpt_lap(Gpt *model, GptOperation operation) {
-    if (model->operation_seconds == NULL) { return; }
-    double now = clock_seconds();
-    model->operation_seconds[operation] += now - model->lap_started;
-    model->lap_started = now;
-}
 
 // ---------------------------------------------------------------------------------------
 // Memory
@@ -449,7 +420,6 @@ static inline void gpt_layernorm(Gpt *model, Stream *stream, int norm, bool add_
         parts.work.branch_bias = gpt_weight(model, parts.branch_bias);
     }
     layernorm_forward(stream, &parts.work);
-    gpt_lap(model, OPERATION_LAYERNORM);
 }
 
 // The adapter beside the weight `tensor` (outputs, inputs), with gradients (NULL: none).
@@ -516,7 +486,6 @@ static inline void gpt_linear(Gpt *model, Stream *stream, Real *output, const Re
         low_rank_forward(stream, &adapter, real_at(output, (size_t)(i * each), model->settings.precision),
                          outputs, input);
     }
-    gpt_lap(model, OPERATION_LINEAR_FORWARD);
 }
 
 // What both passes of attention in layer l read and write.
@@ -580,7 +549,6 @@ static inline void gpt_gelu_forward(Gpt *model, Stream *stream, int l) {
                  .rows = (int)gpt_rows(model),
                  .columns = model->config.mlp_channels};
     gelu_forward(stream, &work);
-    gpt_lap(model, OPERATION_GELU);
 }
 
 // Layer l up to mlp_hidden, which its last product reads. add_branch: as in
@@ -599,7 +567,6 @@ static inline void gpt_layer_forward(Gpt *model, Stream *stream, int l, bool add
         Attention work = gpt_attention(model, l);
         attention(stream, &work);
     }
-    gpt_lap(model, OPERATION_ATTENTION_FORWARD);
 
     // x = x + W_out attention + b_out, then mlp_hidden = gelu(W_fc LayerNorm_2(x) + b_fc)
     gpt_linear(model, stream, model->branch, layer.attention, l, TENSOR_OUT_WEIGHT, C, C);
@@ -627,7 +594,6 @@ static inline void gpt_find_documents(Gpt *model, Stream *stream, const int32_t 
 static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameters, const int32_t *tokens,
                                const Pace *pace) {
     int L = model->config.layers, C = model->config.channels, F = model->config.mlp_channels;
-    if (model->operation_seconds != NULL) { model->lap_started = clock_seconds(); }
     // Copies of weights of the same version stay valid.
     uint64_t version = pace != NULL ? pace->version : 0;
     bool copied = !gpt_has_weights(model), valid = version != 0 && version == model->weights_version;
@@ -648,7 +614,6 @@ static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameter
                            .T = model->T,
                            .channels = C};
     embedding_forward(stream, &embedding);
-    gpt_lap(model, OPERATION_EMBEDDING);
     for (int l = 0; l < L; l++) {
         gpt_need(model, stream, parameters, pace, gpt_at(model, l + 1, TENSOR_LN_1_WEIGHT));
         gpt_layer_forward(model, stream, l, l > 0);
@@ -703,10 +668,8 @@ static inline void gpt_head(Gpt *model, Stream *stream, float *gradients, const 
         size_t offset = (size_t)first * (size_t)C;
         const Real *input = real_at_const(hidden, offset, precision);
         matmul_forward(stream, model->logits, stride, input, wte, count, C, columns);
-        gpt_lap(model, OPERATION_HEAD_PRODUCTS);
         if (largest != NULL) { gpt_largest(model, stream, count, largest + first); }
         cross_entropy(stream, model->logits, stride, model->losses + first, batch + first, count, V, scale);
-        gpt_lap(model, OPERATION_CROSS_ENTROPY);
         if (gradients == NULL) { continue; }
         matmul_backward_input(stream, real_at(model->branch, offset, precision), C, model->logits, stride,
                               wte, count, C, columns);
@@ -714,7 +677,6 @@ static inline void gpt_head(Gpt *model, Stream *stream, float *gradients, const 
             matmul_backward_weight(stream, gpt_gradient(model, gradients, GPT_WTE), model->logits, stride,
                                    input, count, C, columns);
         }
-        gpt_lap(model, OPERATION_HEAD_PRODUCTS);
     }
 }
 
@@ -735,7 +697,6 @@ static inline void gpt_layernorm_backward(Gpt *model, Stream *stream, float *gra
     work->partials = model->partials;
     work->d_output = model->branch;
     layernorm_backward(stream, work);
-    gpt_lap(model, OPERATION_LAYERNORM);
 }
 
 // Back through output = input W^T: the gradients of W (outputs, inputs) and of the input.
@@ -748,7 +709,6 @@ static inline void gpt_linear_backward(Gpt *model, Stream *stream, float *gradie
         matmul_backward_weight(stream, gpt_gradient(model, gradients, first), d_output, d_output_stride,
                                input, rows, inputs, outputs);
     }
-    gpt_lap(model, OPERATION_LINEAR_BACKWARD_WEIGHT);
     if (model->settings.fp8) {
         gpt_fp8_product(model, stream, true, d_input, d_input_stride, d_output, d_output_stride, l, weight,
                         inputs, outputs);
@@ -763,7 +723,6 @@ static inline void gpt_linear_backward(Gpt *model, Stream *stream, float *gradie
                           real_at_const(d_output, (size_t)(i * each), model->settings.precision),
                           d_output_stride, input);
     }
-    gpt_lap(model, OPERATION_LINEAR_BACKWARD_INPUT);
 }
 
 // Back through layer l: model->d_residual is the gradient of its output and becomes that
@@ -793,7 +752,6 @@ static inline void gpt_layer_backward(Gpt *model, Stream *stream, float *gradien
                  .columns = F,
                  .gradient_stride = wide};
     gelu_backward(stream, &gelu);
-    gpt_lap(model, OPERATION_GELU);
     if (again) { gpt_layernorm(model, stream, 2 * l + 1, false); }
     gpt_linear_backward(model, stream, gradients, l, TENSOR_FC_WEIGHT, model->branch, C, model->d_wide, wide,
                         gpt_norm(model, 2 * l + 1).work.output, C, F);
@@ -809,7 +767,6 @@ static inline void gpt_layer_backward(Gpt *model, Stream *stream, float *gradien
     heads.d_output = model->branch;
     attention(stream, &heads);
     gpt_qkv_bias(model, stream, l, gradients);
-    gpt_lap(model, OPERATION_ATTENTION_BACKWARD);
 
     // q, k, v = W_qkv LayerNorm_1(x)
     if (again) { gpt_layernorm(model, stream, 2 * l, false); }
@@ -852,7 +809,6 @@ static inline const float *gpt_gradients(void *self, Stream *stream, const void 
                            .T = model->T,
                            .channels = model->config.channels};
     embedding_backward(stream, &embedding);
-    gpt_lap(model, OPERATION_EMBEDDING);
     return model->losses;
 }
 

@@ -293,7 +293,6 @@ static inline void gpt_parameter_table(const ModelConfig *config, ParameterTable
     memset(table, 0, sizeof *table);
     table->entries =
         (ParameterInfo *)memory_take((size_t)gpt_tensor(L, TENSORS_PER_LAYER), sizeof *table->entries);
-    assert(table->entries != NULL);
     parameter_table_add(table, outside, "wte.weight", config->vocabulary, C, INITIAL_DEVIATION);
     parameter_table_add(table, outside, "wpe.weight", config->positions, C, INITIAL_DEVIATION)->role =
         GPT_WPE;

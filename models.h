@@ -73,11 +73,10 @@ static inline bool model_config_load(const char *path, ModelConfig *config, Erro
     snprintf(config->name, sizeof config->name, "%s", path + skip);
     const char *type = json_string_value(json_object_get(root, "model_type")),
                *quote = type == NULL ? "" : "\"";
-    char allowed[256];
-    for (size_t i = 0, used = 0; i < sizeof MODEL_FAMILIES / sizeof MODEL_FAMILIES[0]; i++) {
+    char allowed[256] = "";
+    for (size_t i = 0; i < sizeof MODEL_FAMILIES / sizeof MODEL_FAMILIES[0]; i++) {
         const ModelFamily *family = MODEL_FAMILIES[i];
-        used += (size_t)snprintf(allowed + used, sizeof allowed - used, "%s\"%s\"", i > 0 ? " or " : "",
-                                 family->name);
+        text_join(allowed, sizeof allowed, " or ", "\"%s\"", family->name);
         if (type != NULL && strcmp(type, family->name) == 0) { config->family = family; }
     }
     bool good = false;
@@ -114,12 +113,10 @@ static inline bool model_find(const char *name_or_path, ModelConfig *config, Err
         return model_config_load(name_or_path, config, error);
     }
     const char *names[MODEL_PRESET_COUNT];
-    char excerpt[64], hint[NAME_HINT], list[256];
-    int used = 0;
+    char excerpt[64], hint[NAME_HINT], list[256] = "";
     for (int i = 0; i < MODEL_PRESET_COUNT; i++) {
-        const char *separator = i == 0 ? "" : i == MODEL_PRESET_COUNT - 1 ? " or " : ", ";
         names[i] = MODEL_PRESETS[i].name;
-        used += snprintf(list + used, sizeof list - (size_t)used, "%s%s", separator, names[i]);
+        text_join(list, sizeof list, i < MODEL_PRESET_COUNT - 1 ? ", " : " or ", "%s", names[i]);
     }
     return error_set(error, "unknown model %s%s: choose %s, or give a Hugging Face config.json",
                      text_excerpt(name_or_path, excerpt),

@@ -53,15 +53,12 @@ static inline bool rule_overlaps(const Rule *rule) { return rule->kind == RULE_O
 
 // The names of the rules for which `fits` is true, as "one, two or three", for messages.
 static inline const char *rule_list(bool (*fits)(const Rule *rule), char text[RULE_TEXT]) {
-    int left = 0, length = 0;
+    int left = 0;
+    text[0] = '\0';
     for (int i = 0; i < RULE_COUNT; i++) { left += fits(RULES[i].rule); }
     for (int i = 0; i < RULE_COUNT; i++) {
         if (!fits(RULES[i].rule)) { continue; }
-        left--;
-        length += snprintf(text + length, (size_t)(RULE_TEXT - length), "%s%s", RULES[i].rule->name,
-                           left > 1    ? ", "
-                           : left == 1 ? " or "
-                                       : "");
+        text_join(text, RULE_TEXT, --left > 0 ? ", " : " or ", "%s", RULES[i].rule->name);
     }
     return text;
 }

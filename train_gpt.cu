@@ -141,21 +141,6 @@ static bool is_due(int64_t before, int64_t now, int64_t every) {
     return every > 0 && now / every > before / every;
 }
 
-// All ranks: counts a validation, whose loss is the same on all; the best one so far is saved.
-static void note_validation(Run *run) {
-    CheckpointedRun *checkpointed = &run->checkpointed;
-    int64_t now = run->scheduler.optimizer.commits;
-    checkpointed->validated_commit = now;
-    checkpointed->worse++;
-    double loss = run->reports.validation;
-    if (isfinite(loss) && (checkpointed->best_commit == 0 || loss < checkpointed->best_loss)) {
-        checkpointed->best_commit = now;
-        checkpointed->best_loss = loss;
-        checkpointed->worse = 0;
-        if (run->options.keep_best) { run->scheduler.wishes.save_agreed = true; }
-    }
-}
-
 // Looks at the commits since the last call: reports, validates, samples and redraws the
 // bar where that is due. last: training ends here, so everything is due.
 static void follow_commits(Run *run, bool last) {
@@ -174,8 +159,18 @@ static void follow_commits(Run *run, bool last) {
         watch_data(run);
     }
     if (options->val_batches > 0 && (last || is_due(before, now, options->val_every))) {
+        CheckpointedRun *checkpointed = &run->checkpointed;
         bool whole = validate(run);
-        if (whole) { note_validation(run); }
+        double loss = reports->validation; // the same on all ranks
+        bool is_best = isfinite(loss) && (checkpointed->best_commit == 0 || loss < checkpointed->best_loss);
+        if (whole) { checkpointed->validated_commit = now; }
+        if (whole && !is_best) { checkpointed->worse++; }
+        if (whole && is_best) {
+            checkpointed->best_commit = now;
+            checkpointed->best_loss = loss;
+            checkpointed->worse = 0;
+            if (options->keep_best) { run->scheduler.wishes.save_agreed = true; }
+        }
         if (whole && reports_here) { report_validation(reports, tokens, training_seconds(&run->clock)); }
     }
     if (!last && !s->wishes.stop_agreed && is_due(before, now, options->sample_every)) {
@@ -225,7 +220,10 @@ static void train_to_target(Run *run) {
     // A run that was stopped before or in its last validation makes it when it is resumed.
     bool owes = was_done && run->options.val_batches > 0 &&
                 run->checkpointed.validated_commit != s->optimizer.commits;
-    if (changed || owes) { forget_saved(run); }
+    if (changed || owes) { // what was saved of this commit is no longer the state of the run
+        end_checkpoint(run);
+        run->checkpointed.saved_commit = -1;
+    }
     run->nothing_left = was_done && !changed && !owes;
     if (!run->nothing_left) { follow_commits(run, true); }
 }
@@ -237,10 +235,17 @@ static bool train(Run *run) {
     train_to_target(run);
     while (s->spikes.rollback_due && roll_back(run)) { train_to_target(run); }
     watch_data(run);
-    if (!s->spikes.failed) { return run->saving.times.never || save_checkpoint(run); }
     end_checkpoint(run);
-    if (run_is_main(run)) { fail_spike(run); }
-    return false;
+    if (s->spikes.failed) {
+        if (run_is_main(run)) { fail_spike(run); }
+        return false;
+    }
+    const CheckpointedRun *checkpointed = &run->checkpointed;
+    bool saved =
+        checkpointed->saved_commit == s->optimizer.commits && checkpointed->saved_reports == s->reports;
+    if (saved || run->saving.times.never) { return true; }
+    begin_checkpoint(run, false);
+    return end_checkpoint(run);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -434,7 +439,7 @@ int main(int argc, char **argv) {
         options_parse(argc, argv, &run->options, &error) && options_check(&run->options, &error);
     meet_ranks(run, understood, &error);
     run->rule = options_rule(&run->options);
-    find_models(run);
+    find_models(&run->options);
     int exit_code = 0;
     switch (run->options.command) {
     case COMMAND_TRAIN: exit_code = command_train(run); break;

@@ -151,7 +151,6 @@ static inline void trained_lay_out(TrainedPart *part) {
     ParameterTable *table = &part->table;
     const ParameterTable *model = &part->model;
     table->entries = (ParameterInfo *)memory_take(2 * (size_t)model->count, sizeof *table->entries);
-    assert(table->entries != NULL);
     for (int i = 0, layer = 0; i < model->count; i++) {
         const ParameterInfo *entry = &model->entries[i];
         TensorPlace *place = &part->places[i];
@@ -189,7 +188,6 @@ static inline bool trained_part_make(TrainedPart *part, const ModelConfig *confi
     memset(part, 0, sizeof *part);
     config->family->table(config, &part->model);
     part->places = (TensorPlace *)memory_take((size_t)part->model.count, sizeof *part->places);
-    assert(part->places != NULL);
     part->rank = choice->rank;
     part->alpha = choice->alpha;
     part->scale = choice->rank > 0 ? (float)(choice->alpha / choice->rank) : 0;

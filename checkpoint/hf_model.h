@@ -121,24 +121,21 @@ typedef struct HfModelProblems {
 } HfModelProblems;
 
 PRINTF_LIKE(2, 3) static inline void hf_model_problem(HfModelProblems *problems, const char *format, ...) {
-    if (problems->count++ >= HF_MODEL_NAMED_PROBLEMS) { return; }
-    size_t length = strlen(problems->text);
-    if (length > 0 && length + 2 < sizeof problems->text) {
-        length += (size_t)sprintf(problems->text + length, "; ");
-    }
+    char problem[200];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(problems->text + length, sizeof problems->text - length, format, arguments);
+    vsnprintf(problem, sizeof problem, format, arguments);
     va_end(arguments);
+    if (problems->count++ < HF_MODEL_NAMED_PROBLEMS) {
+        text_join(problems->text, sizeof problems->text, "; ", "%s", problem);
+    }
 }
 
 // "(61, 24)"
 static inline const char *hf_model_shape_text(int dimensions, const size_t *shape, char text[96]) {
-    size_t length = (size_t)sprintf(text, "(");
-    for (int i = 0; i < dimensions && length < 60; i++) {
-        length += (size_t)snprintf(text + length, 96 - length, "%s%zu", i > 0 ? ", " : "", shape[i]);
-    }
-    snprintf(text + length, 96 - length, ")");
+    char list[92] = "";
+    for (int i = 0; i < dimensions; i++) { text_join(list, sizeof list, ", ", "%zu", shape[i]); }
+    snprintf(text, 96, "(%s)", list);
     return text;
 }
 
@@ -488,9 +485,9 @@ static inline void hf_model_find(char *directory, size_t capacity) {
 }
 
 // Whether `directory`, which --from or --finetune names, may hold a model. The error says
-// what is there instead, and names the directory beside it whose name is nearest.
+// what is there instead.
 static inline bool hf_model_check_directory(const char *directory, Error *error) {
-    char parent[PATH_MAX], candidate[PATH_MAX + 256], nearest[256] = "", excerpt[64];
+    char excerpt[64];
     struct stat status;
     bool there = stat(directory, &status) == 0;
     int reason = errno;
@@ -512,23 +509,10 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
             error, "there is no directory %s: to train the preset %s from random parameters, give --model %s",
             excerpt, excerpt, excerpt);
     }
-    const char *slash = strrchr(directory, '/'), *name = slash == NULL ? directory : slash + 1;
-    snprintf(parent, sizeof parent, "%.*s", slash == NULL ? 0 : (int)(slash - directory) + 1, directory);
-    DIR *list = opendir(parent[0] == '\0' ? "." : parent);
-    for (struct dirent *entry; list != NULL && (entry = readdir(list)) != NULL;) {
-        const char *names[2] = {entry->d_name, nearest};
-        snprintf(candidate, sizeof candidate, "%s%.255s", parent, entry->d_name);
-        bool nearer = entry->d_name[0] != '.' && stat(candidate, &status) == 0 && S_ISDIR(status.st_mode) &&
-                      nearest_name(name, names, nearest[0] == '\0' ? 1 : 2) == names[0];
-        if (nearer) { snprintf(nearest, sizeof nearest, "%.255s", entry->d_name); }
-    }
-    if (list != NULL) { closedir(list); }
-    bool found = nearest[0] != '\0';
-    snprintf(candidate, sizeof candidate, "%.3800s%.255s", found ? parent : "", nearest);
     return error_set(error,
-                     "%s is neither a directory (%s) nor the name of a preset%s%.300s%s; a model of the hub "
-                     "must be downloaded first",
-                     excerpt, strerror(reason), found ? ": did you mean " : "", candidate, found ? "?" : "");
+                     "%s is neither a directory (%s) nor the name of a preset; a model of the hub must be "
+                     "downloaded first",
+                     excerpt, strerror(reason));
 }
 
 // What a directory is written from. parameters: on the host.

@@ -478,8 +478,7 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
 // Remarks
 
 static inline void remarks_add(char remarks[CHECKPOINT_REMARKS_SIZE], const char *text) {
-    size_t used = strlen(remarks);
-    snprintf(remarks + used, CHECKPOINT_REMARKS_SIZE - used, "%s%s", used > 0 ? "; " : "", text);
+    text_join(remarks, CHECKPOINT_REMARKS_SIZE, "; ", "%s", text);
 }
 
 // Fills remarks with what cannot continue as if nothing had happened; empty: everything can.

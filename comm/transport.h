@@ -275,17 +275,17 @@ static inline const char *transport_level_name(const Transport *transport, Level
 static inline void transport_fail_overdue(Transport *transport, Lane lane, double waited) {
     char list[TRANSPORT_MAX_LISTED * 80] = "";
     const HostRecord *met = transport->met; // NULL: the ranks have not met yet
-    size_t bytes = 0, used = 0;
+    size_t bytes = 0;
     int count = 0, is_send = 0;
     for (; count == 0 && is_send < 2; is_send++) {
         for (int peer = 0; peer < transport->size; peer++) {
             const Transfer *transfer = transport_transfer(transport, lane, is_send == 1, peer);
             if (transfer->state == TRANSFER_NONE) { continue; }
             bytes += transfer->bytes;
-            if (count++ > TRANSPORT_MAX_LISTED) { continue; }
-            used += (size_t)snprintf(
-                list + used, sizeof list - used, count > TRANSPORT_MAX_LISTED ? ", ..." : "%s%d%s%s",
-                used > 0 ? ", " : "", peer, met != NULL ? " on " : "", met != NULL ? met[peer].name : "");
+            if (count++ == TRANSPORT_MAX_LISTED) { text_join(list, sizeof list, ", ", "..."); }
+            if (count > TRANSPORT_MAX_LISTED) { continue; }
+            text_join(list, sizeof list, ", ", "%d%s%s", peer, met != NULL ? " on " : "",
+                      met != NULL ? met[peer].name : "");
         }
     }
     transport_fail(transport,

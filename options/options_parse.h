@@ -40,30 +40,28 @@ static inline const void *option_field_const(const OptionSpec *option, const Opt
 // text <- the choices, such as "fp32, bf16 or int8".
 static inline void option_join_choices(const OptionSpec *option, const char *comma, const char *last,
                                        char text[OPTION_VALUE_SIZE]) {
-    for (int i = 0, length = 0; option->choices[i] != NULL; i++) {
-        length += snprintf(text + length, (size_t)(OPTION_VALUE_SIZE - length), "%s%s",
-                           i == 0                           ? ""
-                           : option->choices[i + 1] == NULL ? last
-                                                            : comma,
-                           option->choices[i]);
+    text[0] = '\0';
+    for (int i = 0; option->choices[i] != NULL; i++) {
+        const char *separator = option->choices[i + 1] == NULL ? last : comma;
+        text_join(text, OPTION_VALUE_SIZE, separator, "%s", option->choices[i]);
     }
 }
 
 // "auto or 1 .. 4096", "end, or 1 or more", "fp32, bf16 or int8", "on or off", "text".
 static inline const char *option_allowed(const OptionSpec *option, char text[OPTION_VALUE_SIZE]) {
-    int length = 0;
     if (option->type == OPTION_SWITCH || option->type == OPTION_TEXT) {
         snprintf(text, OPTION_VALUE_SIZE, "%s", option->type == OPTION_SWITCH ? "on or off" : "text");
     } else if (option->type == OPTION_CHOICE) {
         option_join_choices(option, ", ", " or ", text);
     } else {
-        bool no_limit = option->maximum == OPTION_NO_LIMIT;
-        if (option->word != NULL) {
-            length = snprintf(text, OPTION_VALUE_SIZE, "%s%s or ", option->word, no_limit ? "," : "");
-        }
-        length += snprintf(text + length, (size_t)(OPTION_VALUE_SIZE - length), "%.15g ", option->minimum);
-        snprintf(text + length, (size_t)(OPTION_VALUE_SIZE - length), no_limit ? "or more" : ".. %.15g",
-                 option->maximum);
+        bool no_limit = option->maximum == OPTION_NO_LIMIT, has_word = option->word != NULL;
+        char most[32] = " or more";
+        if (!no_limit) { snprintf(most, sizeof most, " .. %.15g", option->maximum); }
+        snprintf(text, OPTION_VALUE_SIZE, "%s%s%.15g%s", has_word ? option->word : "",
+                 !has_word  ? ""
+                 : no_limit ? ", or "
+                            : " or ",
+                 option->minimum, most);
     }
     return text;
 }
@@ -463,9 +461,9 @@ static inline bool options_read_file(const char *path, bool again, Options *opti
 static inline bool options_save_file(const Options *options, const char *path, Error *error) {
     FILE *file = file_replace_begin(path, error);
     if (file == NULL) { return false; }
-    json_t *object = options_as_json(options), *chosen = options_chosen_as_json(options), *value;
-    const char *name;
-    json_object_foreach(chosen, name, value) {
+    json_t *object = options_as_json(options), *chosen = options_chosen_as_json(options);
+    for (void *at = json_object_iter(chosen); at != NULL; at = json_object_iter_next(chosen, at)) {
+        const char *name = json_object_iter_key(at);
         json_object_set_new(object, name, json_string(option_find(name)->word));
     }
     json_object_set_new(object, OPTIONS_CHOSEN, chosen);
@@ -573,10 +571,9 @@ static inline bool options_check_use(OptionsCommand command, const OptionSpec *o
                                         "train_gpt plan", "train_gpt tokenize", "train_gpt average"};
     char users[160] = "";
     if (option_is_of_command(option, command)) { return true; }
-    for (int user = COMMAND_TRAIN, used = 0; user < COMMAND_HELP; user++) {
-        if (!option_is_of_command(option, (OptionsCommand)user)) { continue; }
-        used +=
-            snprintf(users + used, sizeof users - (size_t)used, "%s%s", used > 0 ? " and " : "", names[user]);
+    for (int user = COMMAND_TRAIN; user < COMMAND_HELP; user++) {
+        bool uses = option_is_of_command(option, (OptionsCommand)user);
+        if (uses) { text_join(users, sizeof users, " and ", "%s", names[user]); }
     }
     return error_set(error, "--%s has no effect on %s: it is for %s (see train_gpt help %s)", option->name,
                      names[command], users, command_names[command]);

@@ -170,15 +170,13 @@ static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
     if (hosts > MOST) { fprintf(file, "           and %d more: log.jsonl has all\n", hosts - MOST); }
 }
 
-static inline void print_model(const Run *run) {
-    const ModelConfig *config = &run->config;
+static inline void print_model(const ModelConfig *config, const TrainedPart *part) {
     char window[32] = "";
     if (config->window > 0) { snprintf(window, sizeof window, "window %d, ", config->window); }
     printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, %s%d positions, "
            "vocabulary %d\n",
-           config->name, (double)run->part.model.parameter_count / 1e6, config->layers, config->channels,
+           config->name, (double)part->model.parameter_count / 1e6, config->layers, config->channels,
            config->heads, window, config->positions, config->vocabulary);
-    const TrainedPart *part = &run->part;
     if (part->frozen_count > 0) {
         double trained = (double)part->table.parameter_count;
         char adapters[96] = "what --freeze leaves";
@@ -220,7 +218,7 @@ static inline void print_start(Run *run, const Hello *hellos) {
     char data[512], warning[256];
     data_loader_describe(&run->data, data, sizeof data);
     printf("acco.c %s\n", ACCO_VERSION);
-    print_model(run);
+    print_model(&run->config, &run->part);
     printf("data       %s\n", data);
     print_sources(run);
     print_rule(options, &run->scheduler.settings, run->rule_reason);

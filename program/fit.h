@@ -5,8 +5,6 @@
 #ifndef ACCO_PROGRAM_FIT_H
 #define ACCO_PROGRAM_FIT_H
 
-#include <stdarg.h>
-
 #include "program/setup.h"
 
 // Bytes that one rank may use, 0: not known; or that it needs.
@@ -149,16 +147,6 @@ static inline bool fit_recompute(const Setup *setup, Options *options) {
 
 enum { FIT_TEXT = 400 };
 
-// Appends to what fits, with a comma between.
-static inline void fit_add(char text[FIT_TEXT], const char *format, ...) {
-    size_t length = strlen(text);
-    va_list values;
-    va_start(values, format);
-    if (length > 0) { length += (size_t)snprintf(text + length, FIT_TEXT - length, ", "); }
-    vsnprintf(text + length, FIT_TEXT - length, format, values);
-    va_end(values);
-}
-
 // Refuses a run that does not fit, and says what the user could change: any one of the changes
 // fits. Otherwise the system would promise memory of the host that it does not have, and kill
 // processes when they use it. The run's memory must have been reserved.
@@ -168,29 +156,32 @@ static inline bool fit_check(const Setup *setup, const MemoryRoom *room, Error *
     Options trial = *setup->options;
     char needed[SIZE_TEXT], available[SIZE_TEXT], text[FIT_TEXT] = "";
     int64_t largest = fit_micro_batch(setup, room, &trial);
-    if (largest > 0) { fit_add(text, "--micro-batch %lld fits", (long long)largest); }
+    if (largest > 0) { text_join(text, sizeof text, ", ", "--micro-batch %lld fits", (long long)largest); }
     int64_t largest_of_blocks = fit_recompute(setup, &trial) ? fit_micro_batch(setup, room, &trial) : 0;
     if (largest_of_blocks >= setup->options->micro_batch) {
-        fit_add(text, "--recompute block fits");
+        text_join(text, sizeof text, ", ", "--recompute block fits");
     } else if (largest_of_blocks > largest) {
-        fit_add(text, "--recompute block with --micro-batch %lld fits", (long long)largest_of_blocks);
+        text_join(text, sizeof text, ", ", "--recompute block with --micro-batch %lld fits",
+                  (long long)largest_of_blocks);
     }
     trial = *setup->options;
     bool shards = setup->transport->size == 1 || rule_shards(rule); // or another rule would not help
     for (trial.rule = 0; trial.rule < RULE_COUNT && !shards; trial.rule++) {
         shards = rule_shards(options_rule(&trial)) && fit_try(setup, room, &trial);
-        if (shards) { fit_add(text, "--optimizer %s fits", options_rule(&trial)->name); }
+        if (shards) { text_join(text, sizeof text, ", ", "--optimizer %s fits", options_rule(&trial)->name); }
     }
     trial = *setup->options;
     trial.micro_batch = 1;
     trial.recompute = 1 + RECOMPUTE_BLOCK;
     for (trial.seq_len /= 2; trial.seq_len >= 16 && text[0] == '\0'; trial.seq_len /= 2) {
         if (!fit_try(setup, room, &trial)) { continue; }
-        fit_add(text, "--seq-len %lld --micro-batch 1 --recompute block fits", (long long)trial.seq_len);
+        text_join(text, sizeof text, ", ", "--seq-len %lld --micro-batch 1 --recompute block fits",
+                  (long long)trial.seq_len);
     }
     if (text[0] == '\0') {
-        fit_add(text, "no --micro-batch of %s fits: choose a smaller --model%s", setup->config->name,
-                rule_shards(rule) ? ", or more ranks, which share the optimizer's state" : "");
+        text_join(text, sizeof text, ", ", "no --micro-batch of %s fits: choose a smaller --model%s",
+                  setup->config->name,
+                  rule_shards(rule) ? ", or more ranks, which share the optimizer's state" : "");
     }
     MemoryRoom needs = arena_needs(setup->arena);
     bool of_gpu = room->gpu > 0 && needs.gpu > room->gpu,

@@ -58,8 +58,7 @@ static inline void open_checkpoints(Run *run) {
 }
 
 // A run stands for its newest checkpoint, and a checkpoint for the model in it.
-static inline void find_models(Run *run) {
-    Options *options = &run->options;
+static inline void find_models(Options *options) {
     OptionText asked;
     memcpy(asked, options->from, sizeof asked);
     bool newest = checkpoint_find(options->from, sizeof options->from);
@@ -137,24 +136,6 @@ static inline void begin_checkpoint(Run *run, bool beside) {
     if (!begun && run_is_main(run)) {
         report_checkpoint(&run->reports, &report, saving->seconds, false, &error);
     }
-}
-
-// What was saved of this commit is no longer the state of the run.
-static inline void forget_saved(Run *run) {
-    end_checkpoint(run);
-    run->checkpointed.saved_commit = -1;
-}
-
-// The state at the end of a run. Returns whether it is on disk.
-static inline bool save_checkpoint(Run *run) {
-    const Scheduler *s = &run->scheduler;
-    const CheckpointedRun *checkpointed = &run->checkpointed;
-    end_checkpoint(run);
-    if (checkpointed->saved_commit == s->optimizer.commits && checkpointed->saved_reports == s->reports) {
-        return true;
-    }
-    begin_checkpoint(run, false);
-    return end_checkpoint(run);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -253,20 +234,18 @@ static inline bool decay_from_checkpoint(Options *options, Error *error) {
 
 // --decay-now: whether the rate has its peak at the checkpoint. With other batches or another
 // --lr-by than the run had, the same tokens may lie in the warm-up, or behind the end.
-static inline bool check_decay(Run *run, Error *error) {
-    const LearningRate *rate = &run->scheduler.settings.rate;
-    const char *resume = run->options.resume;
+static inline bool check_decay(const Options *options, const SchedulerSettings *settings, Error *error) {
+    const LearningRate *rate = &settings->rate;
+    const char *resume = options->resume;
     int64_t commit;
-    double done = checkpoint_tokens(resume, &commit) / (double)tokens_per_micro_batch(run);
-    done = run->scheduler.settings.rate_by_commits ? (double)commit : done;
-    run->options.decay_now = 0;
-    run->is_branch = true;
+    double done = checkpoint_tokens(resume, &commit) / (double)(options->micro_batch * options->seq_len);
+    done = settings->rate_by_commits ? (double)commit : done;
     if (done < rate->warmup) {
         return error_set(
             error,
             "--decay-now: at commit %lld of %.300s the rate still rises, for %lld commits: take a "
             "later checkpoint, or give a --warmup of at most %.0f",
-            (long long)commit, resume, (long long)run->options.warmup, floor(done / rate->step));
+            (long long)commit, resume, (long long)options->warmup, floor(done / rate->step));
     }
     return done < rate->total ||
            error_set(
@@ -298,7 +277,9 @@ static inline void check_resume(Run *run) {
     } else if (strcmp(resume, "off") != 0) {
         good = checkpoint_open(&source, &run->checkpointed, resume, &error);
         if (good) { checkpoint_close(&source); }
-        good = good && (run->options.decay_now == 0 || check_decay(run, &error));
+        run->is_branch = run->options.decay_now > 0;
+        run->options.decay_now = 0;
+        good = good && (!run->is_branch || check_decay(&run->options, &run->scheduler.settings, &error));
     }
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
     keep_measured_choices(run);
@@ -350,9 +331,7 @@ static inline void resume_run(Run *run) {
             // be repaired.
             char names[512] = "";
             for (int i = checkpointed->damaged_count; i-- > 0;) { // the newest was found first
-                size_t used = strlen(names);
-                snprintf(names + used, sizeof names - used, "%scommit-%lld", used > 0 ? ", " : "",
-                         (long long)checkpointed->damaged[i]);
+                text_join(names, sizeof names, ", ", "commit-%lld", (long long)checkpointed->damaged[i]);
             }
             error_set(&error,
                       "--resume auto: no checkpoint in %.300s can be loaded, for the reasons above: %.300s. "
@@ -417,7 +396,7 @@ static inline bool roll_back(Run *run) {
     checkpointed->data_base += position - data_position(checkpointed, fmin);
     run->clock.paused = clock_seconds() - began; // all of this, with what end_checkpoint has already counted
     continue_reports(run, training_seconds(&run->clock));
-    forget_saved(run); // the checkpoint on disk does not know of the rollback
+    run->checkpointed.saved_commit = -1; // the checkpoint on disk does not know of the rollback
     if (!run_is_main(run)) { return true; }
     printf("%6lld back to the checkpoint of %s %lld, rollback %.0f; on with new data\n", (long long)from,
            step_name(run->rule), (long long)commit, rollbacks);

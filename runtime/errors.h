@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum {
@@ -44,6 +45,18 @@ PRINTF_LIKE(2, 3) static inline bool error_set(Error *error, const char *format,
         if ((unsigned char)*c < 32 || *c == 127) { *c = '?'; }
     }
     return false;
+}
+
+// Appends to a list in words: the separator stands between what it has and what comes, cut at `size`.
+PRINTF_LIKE(4, 5)
+static inline void text_join(char *text, size_t size, const char *separator, const char *format, ...) {
+    size_t length = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    if (length > 0) { snprintf(text + length, size - length, "%s", separator); }
+    length = strlen(text);
+    vsnprintf(text + length, size - length, format, arguments);
+    va_end(arguments);
 }
 
 static inline bool error_is_set(const Error *error) { return error->text[0] != '\0'; }

@@ -17,6 +17,52 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "kernels/kernels.h"
+
+enum {
+    BIAS,
+    EMBEDDING,
+    LAYERNORM,
+    LINEAR_FORWARD,
+    LINEAR_BACKWARD_INPUT,
+    LINEAR_BACKWARD_WEIGHT,
+    ATTENTION_FORWARD,
+    ATTENTION_BACKWARD,
+    GELU,
+    HEAD_PRODUCTS,
+    CROSS_ENTROPY,
+    KERNELS
+};
+
+// The model's kernels are timed where it calls them: KERNELS sums of seconds; NULL: nothing is timed.
+static double *kernel_seconds;
+
+#define TIMED(kernel, call) \
+    do { \
+        double began = clock_seconds(); \
+        call; \
+        if (kernel_seconds != NULL) { kernel_seconds[kernel] += clock_seconds() - began; } \
+    } while (0)
+#define PRODUCT(kernel, values) ((values) == model->logits ? HEAD_PRODUCTS : (kernel))
+#define bias_add(...) TIMED(BIAS, bias_add(__VA_ARGS__))
+#define embedding_forward(...) TIMED(EMBEDDING, embedding_forward(__VA_ARGS__))
+#define embedding_backward(...) TIMED(EMBEDDING, embedding_backward(__VA_ARGS__))
+#define layernorm_forward(...) TIMED(LAYERNORM, layernorm_forward(__VA_ARGS__))
+#define layernorm_backward(...) TIMED(LAYERNORM, layernorm_backward(__VA_ARGS__))
+#define gelu_forward(...) TIMED(GELU, gelu_forward(__VA_ARGS__))
+#define gelu_backward(...) TIMED(GELU, gelu_backward(__VA_ARGS__))
+#define attention(stream, work) \
+    TIMED((work)->d_output == NULL ? ATTENTION_FORWARD : ATTENTION_BACKWARD, attention(stream, work))
+#define cross_entropy(...) TIMED(CROSS_ENTROPY, cross_entropy(__VA_ARGS__))
+#define matmul_forward(stream, output, ...) \
+    TIMED(PRODUCT(LINEAR_FORWARD, output), matmul_forward(stream, output, __VA_ARGS__))
+#define matmul_backward_input(stream, input, stride, output, ...) \
+    TIMED(PRODUCT(LINEAR_BACKWARD_INPUT, output), \
+          matmul_backward_input(stream, input, stride, output, __VA_ARGS__))
+#define matmul_backward_weight(stream, weight, output, ...) \
+    TIMED(PRODUCT(LINEAR_BACKWARD_WEIGHT, output), \
+          matmul_backward_weight(stream, weight, output, __VA_ARGS__))
+
 #include "test/model_loss.h"
 
 enum { MAX_ROUNDS = 32, SQUARE = 2048 };
@@ -39,7 +85,7 @@ typedef struct Bench {
     int32_t *tokens, *targets;
     Span seconds[MAX_ROUNDS];   // of the model
     Span yardstick[MAX_ROUNDS]; // seconds per FLOP
-    double operations[OPERATION_COUNT], operations_inside[OPERATION_COUNT];
+    double kernels[KERNELS], kernels_inside[KERNELS];
     double inside[MAX_ROUNDS];   // processor time of steps by documents as a share of the usual ones, in %
     double rates[4][MAX_ROUNDS]; // own shapes and square, by the library's threads and by our tiles
 } Bench;
@@ -199,19 +245,19 @@ static void bench_open(Bench *bench) {
 
 static void bench_inside(Bench *bench, int round) {
     bench->separator = (uint32_t)bench->config.vocabulary;
-    bench->model.operation_seconds = bench->operations_inside;
+    kernel_seconds = bench->kernels_inside;
     Span started = span_now(bench);
     gpt_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens,
                            bench->targets, NULL);
     bench->inside[round] = 100.0 * span_since(bench, started).processor / bench->seconds[round].processor;
     bench->separator = 0;
-    bench->model.operation_seconds = bench->operations;
+    kernel_seconds = bench->kernels;
 }
 
 static void bench_rounds(Bench *bench) {
     gpt_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens,
                            bench->targets, NULL); // warm
-    bench->model.operation_seconds = bench->operations;
+    kernel_seconds = bench->kernels;
     for (int round = 0; round < bench->rounds; round++) {
         Span started = span_now(bench), *best = &bench->yardstick[round];
         gpt_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients,
@@ -229,17 +275,17 @@ static void bench_rounds(Bench *bench) {
 }
 
 static void bench_report(Bench *bench) {
-    // In the order of GptOperation.
-    static const char *const operations[OPERATION_COUNT] = {"embedding",
-                                                            "layernorm",
-                                                            "linear forward",
-                                                            "linear backward input",
-                                                            "linear backward weight",
-                                                            "attention forward",
-                                                            "attention backward",
-                                                            "gelu",
-                                                            "head products",
-                                                            "cross entropy"};
+    static const char *const kernels[KERNELS] = {"bias of q, k, v",
+                                                 "embedding",
+                                                 "layernorm",
+                                                 "linear forward",
+                                                 "linear backward input",
+                                                 "linear backward weight",
+                                                 "attention forward",
+                                                 "attention backward",
+                                                 "gelu",
+                                                 "head products",
+                                                 "cross entropy"};
     static const char *const kinds[4] = {"sgemm, the model's products, library's threads",
                                          "sgemm, the model's products, our tiles",
                                          "sgemm, square, library's threads", "sgemm, square, our tiles"};
@@ -261,16 +307,17 @@ static void bench_report(Bench *bench) {
     print_range("share of the best sgemm", share, rounds, "%");
     print_range("share of the best sgemm, processor time", processor_share, rounds, "%");
     if (bench->length > 0) { print_range("inside documents, of a usual step", bench->inside, rounds, "%"); }
-    for (int i = OPERATION_ATTENTION_FORWARD; i <= OPERATION_ATTENTION_BACKWARD && bench->length > 0; i++) {
+    for (int i = ATTENTION_FORWARD; i <= ATTENTION_BACKWARD && bench->length > 0; i++) {
         printf("    %-28s %8.1f ms\n",
-               i == OPERATION_ATTENTION_FORWARD ? "inside: attention forward" : "inside: attention backward",
-               1e3 * bench->operations_inside[i] / rounds);
+               i == ATTENTION_FORWARD ? "inside: attention forward" : "inside: attention backward",
+               1e3 * bench->kernels_inside[i] / rounds);
     }
-    for (int i = 0; i < OPERATION_COUNT; i++) {
-        printf("    %-28s %8.1f ms %5.1f %%\n", operations[i], 1e3 * bench->operations[i] / rounds,
-               100.0 * bench->operations[i] / total);
+    for (int i = 0; i < KERNELS; i++) {
+        printf("    %-28s %8.1f ms %5.1f %%\n", kernels[i], 1e3 * bench->kernels[i] / rounds,
+               100.0 * bench->kernels[i] / total);
     }
     fflush(stdout);
+    kernel_seconds = NULL;
 }
 
 static void bench_run(const char *name, int B, int T, int threads, int rounds, int length) {

@@ -325,9 +325,11 @@ static void run_norm_backward_case(const NormCase *shape, Precision precision) {
     keep_nothing();
 }
 
+// With many rows blocks of the backward pass go down several; those of the forward pass never do.
 static void run_norm_case(const NormCase *shape) {
+    bool many = shape->rows > CUDA_ROW_BLOCKS && cuda_small_shapes();
     for (int precision = PRECISION_FP32; precision <= PRECISION_BF16; precision++) {
-        run_norm_forward_case(shape, (Precision)precision);
+        if (!many || shape->rows == 300) { run_norm_forward_case(shape, (Precision)precision); }
         run_norm_backward_case(shape, (Precision)precision);
     }
 }

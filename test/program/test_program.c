@@ -1224,7 +1224,6 @@ static const Refusal refusals[] = {
     {"a sample of no model", "sample --from nope", "nope is neither a directory"},
     {"a start that is a preset", BASE "--from tiny", "give --model tiny"},
     {"a start that is a file", BASE "--from ../empty.txt", "../empty.txt is a file"},
-    {"a start near another name", BASE "--from ../usde", "did you mean ../used?"},
     {"a start without a model", BASE "--from ../used", "no config.json"},
     {"NCCL without a GPU", BASE "--device cpu --gpu-exchange nccl", "--gpu-exchange nccl"},
     {"multiprocessors without a GPU", BASE "--device cpu --nccl-ctas 4", "--nccl-ctas has no effect"},
@@ -1852,12 +1851,12 @@ static void check_disk_full(const Outcome *outcome, int exit_code, const char *f
     text_check(outcome->errors, reason, "disk full");
 }
 
-// No file of this process may grow beyond 10 kB, which the log does after a dozen reports.
+// No file of this process may grow beyond 12 kB, which the log does after a dozen reports.
 // As with a checkpoint that fails, training goes on, and the exit code says that
 // something is missing.
 static void a_log_that_fills_the_disk_ends_nothing(void **state) {
     Stage *stage = stage_of(state);
-    Setting setting = {.file_bytes = 10240, .ignore_xfsz = true};
+    Setting setting = {.file_bytes = 12288, .ignore_xfsz = true};
     Outcome outcome =
         program_run_with(stage, 0, &setting,
                          "--config base.json --tokens 6400 --report-every 1 --save-every never --out full-1");
@@ -2131,7 +2130,12 @@ static void spikes_can_be_rolled_back(void **state) {
     write_garbage(stage);
     int rules = 0; // that rolled back at least once
     for (int i = 0; i < RULES_TESTED; i++) {
-        rules += check_rollbacks(stage, &rule_cases[i], i % 2 == 0 ? 1 : 9) > 0;
+        // A thousand checkpoints would take a disk half a minute: only rules with few commits save each,
+        // and dpu, whose next gradients are under way then.
+        const char *name = rule_cases[i].name;
+        bool each =
+            strcmp(name, "dpu") == 0 || strcmp(name, "diloco") == 0 || strcmp(name, "sparse-loco") == 0;
+        rules += check_rollbacks(stage, &rule_cases[i], each ? 1 : 9) > 0;
     }
     assert_true(rules >= 4);
 }

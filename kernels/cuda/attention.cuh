@@ -36,6 +36,9 @@
 #include <assert.h>
 #include <math.h>
 
+#ifdef ACCO_HAVE_CUDNN
+#include "kernels/cuda/cudnn.cuh"
+#endif
 #include "kernels/cpu/attention.h"
 #include "kernels/cuda/language.cuh"
 
@@ -857,6 +860,9 @@ static inline void cuda_attention_choose(Stream *stream, const Attention *work) 
 }
 
 template <typename R> static inline void cuda_attention(Stream *stream, const Attention *work) {
+#ifdef ACCO_HAVE_CUDNN
+    if (cudnn_attention_forward(stream, work)) { return; }
+#endif
     (work->starts == NULL ? cuda_attention_choose<R, false> : cuda_attention_choose<R, true>)(stream, work);
 }
 

@@ -320,30 +320,6 @@ static inline WireFormat job_gather_wire(const Scheduler *s, WireFormat wire) {
     return s->settings.gathers_casts && wire == WIRE_FP32 ? WIRE_BF16 : wire;
 }
 
-// Sends the result to all ranks: into the parameters where compute waits for them, beside
-// them where it uses them. Coarse wires carry differences to those that compute uses.
-static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
-    const Layout *layout = &job->layout;
-    WireFormat wire = job_gather_wire(s, job->wire);
-    Real *casts = job->follows ? s->casts : s->arriving_casts;
-    Collective collective = {.layout = layout,
-                             .wire = wire,
-                             .buffer = job->follows ? s->parameters.data : s->comm_buffer.data,
-                             .source = job->over_gradient ? NULL : s->optimizer.master,
-                             .base = wire_is_coarse(wire) ? s->parameters.data : NULL};
-    for (; collective.first < layout->cells; collective.first = collective.end) {
-        collective.end = size_min(collective.first + job->bucket_cells, layout->cells);
-        job_span_begins(s, "all-gather");
-        if (s->settings.keeps_casts) {
-            comm_gather_casts(&s->comm, stream, &collective, casts);
-        } else {
-            comm_exchange(&s->comm, stream, &collective, ALL_GATHER);
-        }
-        job_span_ended(s, job);
-        watermark_raise(&s->arrived, layout_cell_begin(layout, collective.end)); // H7
-    }
-}
-
 // ---------------------------------------------------------------------------------------
 // The two tasks of a job
 
@@ -366,9 +342,30 @@ static inline void job_task(void *context, Stream *stream) {
     s->gathering = *job;
 }
 
+// Sends the result to all ranks: into the parameters where compute waits for them, beside
+// them where it uses them. Coarse wires carry differences to those that compute uses.
 static inline void job_gather_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
-    if (!s->gathering.all_reduces) { job_gather(s, &s->gathering, stream); }
+    const Job *job = &s->gathering;
+    const Layout *layout = &job->layout;
+    WireFormat wire = job_gather_wire(s, job->wire);
+    Real *casts = job->follows ? s->casts : s->arriving_casts;
+    Collective collective = {.layout = layout,
+                             .wire = wire,
+                             .buffer = job->follows ? s->parameters.data : s->comm_buffer.data,
+                             .source = job->over_gradient ? NULL : s->optimizer.master,
+                             .base = wire_is_coarse(wire) ? s->parameters.data : NULL};
+    for (; !job->all_reduces && collective.first < layout->cells; collective.first = collective.end) {
+        collective.end = size_min(collective.first + job->bucket_cells, layout->cells);
+        job_span_begins(s, "all-gather");
+        if (s->settings.keeps_casts) {
+            comm_gather_casts(&s->comm, stream, &collective, casts);
+        } else {
+            comm_exchange(&s->comm, stream, &collective, ALL_GATHER);
+        }
+        job_span_ended(s, job);
+        watermark_raise(&s->arrived, layout_cell_begin(layout, collective.end)); // H7
+    }
     watermark_raise(&s->arrived, WATERMARK_ALL);
 }
 

@@ -42,7 +42,7 @@
 //   H6  A gradient is final before a job that follows sends it. Watermark `finished`:
 //       scheduler_finish() to job_reduce().
 //   H7  A parameter has arrived before a forward pass reads it. Watermark `arrived`:
-//       job_gather() to scheduler_need().
+//       job_gather_task() to scheduler_need().
 // Only the host thread calls these functions. Between two of its calls at most one job
 // and one round of micro-batches run, and in synchronous rules the job before's gather.
 //
@@ -118,12 +118,6 @@ static inline void scheduler_finish(void *self, size_t begin) {
     watermark_raise(&s->finished, position);
 }
 
-static inline Pace scheduler_pace(Scheduler *s) {
-    Pace pace = {
-        .self = s, .version = s->parameters_version, .need = scheduler_need, .finish = scheduler_finish};
-    return pace;
-}
-
 // Whether something may travel while this micro-batch of accumulate() runs. The schedule
 // decides it, or a measurement that the checkpoint keeps, so bits repeat. A job that
 // follows the backward pass runs beside the last one, and spreads its result beside the
@@ -139,7 +133,8 @@ static inline bool scheduler_is_beside(const Scheduler *s, int index) {
 // Products of a micro-batch beside an exchange leave NCCL its processors.
 static inline MicroBatchResult scheduler_micro_batch(Scheduler *s, Stream *stream, uint64_t index,
                                                      bool beside) {
-    Pace pace = scheduler_pace(s);
+    Pace pace = {
+        .self = s, .version = s->parameters_version, .need = scheduler_need, .finish = scheduler_finish};
     if (beside) { gemm_limit(stream, s->settings.product_processors); }
     MicroBatchResult result = s->problem.micro_batch(s->problem.self, stream, index, scheduler_weights(s),
                                                      s->gradients.data, &pace);

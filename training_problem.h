@@ -121,13 +121,4 @@ static inline int training_tensors(const ParameterTable *table, bool decays_all,
     return count;
 }
 
-static inline Problem training_problem(TrainingProblem *training) {
-    Problem problem = {.self = training,
-                       .parameter_count = training->table->parameter_count,
-                       .micro_batch = training_micro_batch,
-                       .layer_begins = training->table->layer_begins,
-                       .layer_count = training->table->layers};
-    return problem;
-}
-
 #endif

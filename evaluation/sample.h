@@ -246,7 +246,7 @@ static inline bool sample_open(Sample *sample, const ModelConfig *config, Thread
 
 static inline void sample_close(Sample *sample) {
     if (sample->memory != NULL) { fclose(sample->memory); }
-    chat_close(&sample->chat);
+    json_decref(sample->chat.root);
     text_codec_close(&sample->codec);
     free(sample->output);
     arena_release(&sample->arena);

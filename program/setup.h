@@ -283,7 +283,11 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
                                 .data_base = setup->data_base,
                                 .slow_seconds = slow ? options->slow_ms / 1e3 : 0};
     *setup->training = training;
-    Problem problem = training_problem(setup->training);
+    Problem problem = {.self = setup->training,
+                       .parameter_count = training.table->parameter_count,
+                       .micro_batch = training_micro_batch,
+                       .layer_begins = training.table->layer_begins,
+                       .layer_count = training.table->layers};
     arena->on_gpu = placement->on_gpu;
     scheduler_reserve(setup->scheduler, arena, &settings, &problem, setup->transport);
     training_reserve(setup->training, arena);

@@ -23,8 +23,6 @@ typedef struct Chat {
     bool has_template; // of which a chat.json can be made
 } Chat;
 
-static inline void chat_close(Chat *chat) { json_decref(chat->root); }
-
 // texts (count) <- the list `key`.
 static inline bool chat_read(const json_t *root, const char *key, size_t count, const char **texts) {
     const json_t *list = json_object_get(root, key);

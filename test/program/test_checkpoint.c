@@ -1600,8 +1600,8 @@ static void a_longer_run_says_what_becomes_of_the_rate(void **state) {
     // The configuration of the very run that is resumed is no template: its warm-up
     // stays.
     run_well(stage, "--config base.json --warmup auto --tokens 4k --out own");
-    run_well(stage, "--out own --resume auto --tokens 40k");
-    Outcome own = run_well(stage, "--config own/config.json --tokens 48k");
+    run_well(stage, "--out own --resume auto --tokens 6k");
+    Outcome own = run_well(stage, "--config own/config.json --tokens 8k");
     text_check(own.output, "warm-up 6 commits", "its own configuration");
     // As a template for another model the file leaves to it what fits the model.
     Outcome other = run_well(stage, "--config longer/config.json --finetune longer "

@@ -364,7 +364,7 @@ static void the_library_is_within_rounding_of_ours(void **state) {
                                           "--optimizer diloco --diloco-H 2 --wire bf16"};
     for (int i = 0; i < 4; i++) {
         Fleet *fleet = fleet_new(stage_with_ranks(state));
-        set_gpus("4", i % 2 == 0 ? NULL : "64"); // in one batch, and in several
+        set_gpus("4", i % 2 == 0 ? NULL : "40"); // in one batch, and in several
         fleet_start(fleet, 3, "--lr 0.003 --exchange library %s", options[i]);
         fleet_start(fleet, 3, "--lr 0.003 --exchange flat %s", options[i]);
         fleet_finish(fleet);
@@ -382,11 +382,11 @@ static void the_library_is_within_rounding_of_ours(void **state) {
 static void two_levels_give_the_same_bits_in_any_order(void **state) {
     Stage *stage = stage_with_ranks(state);
     check_ranks(stage, 4, &rule_cases[ZERO1], NULL, "--ranks-per-host 2");
-    check_ranks(stage, 4, &rule_cases[ZERO1], "64", "--ranks-per-host 2");
-    check_ranks(stage, 3, &rule_cases[ACCO], "64", "--ranks-per-host 2 --wire int8 --estimate-wire int4");
-    check_ranks(stage, 4, &rule_cases[DDP], "64", "--ranks-per-host 2 --wire bf16");
-    check_ranks(stage, 4, &rule_cases[STREAMING_DILOCO], "64", "--ranks-per-host 3 --wire e3m0");
-    check_ranks(stage, 3, &rule_cases[ACCO], "64,4096,1024", ""); // messages are those of the smallest
+    check_ranks(stage, 4, &rule_cases[ZERO1], "40", "--ranks-per-host 2");
+    check_ranks(stage, 3, &rule_cases[ACCO], "40", "--ranks-per-host 2 --wire int8 --estimate-wire int4");
+    check_ranks(stage, 4, &rule_cases[DDP], "40", "--ranks-per-host 2 --wire bf16");
+    check_ranks(stage, 4, &rule_cases[STREAMING_DILOCO], "40", "--ranks-per-host 3 --wire e3m0");
+    check_ranks(stage, 3, &rule_cases[ACCO], "40,4096,1024", ""); // messages are those of the smallest
 }
 
 // ---------------------------------------------------------------------------------------

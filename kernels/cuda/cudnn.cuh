@@ -110,7 +110,8 @@ static inline CudnnPlan *cudnn_plan(Stream *stream, const Attention *work) {
     plan->window = work->window;
     std::string reason = cudnn_make_plan(library, plan);
     if (plan->graph == NULL) {
-        fprintf(stderr, "train_gpt: attention is not by cuDNN for %d x %d positions, %d heads of %d: %.300s\n",
+        fprintf(stderr,
+                "train_gpt: attention is not by cuDNN for %d x %d positions, %d heads of %d: %.300s\n",
                 work->B, work->T, work->heads, work->channels / work->heads, reason.c_str());
     }
     return plan->graph != NULL ? plan : NULL;

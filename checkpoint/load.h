@@ -193,12 +193,13 @@ static inline bool source_is_of_model(const CheckpointSource *source, const Chec
                          "%.400s is of another model than %s: give the --model that it was trained with",
                          path, run->config->name);
     }
-    return integer_from_json(source->manifest, "trained_crc32") == run->trained_sum ||
+    long long trained = (long long)integer_from_json(source->manifest, "parameters");
+    return (trained == (long long)run->table->parameter_count &&
+            integer_from_json(source->manifest, "trained_crc32") == run->trained_sum) ||
            error_set(error,
                      "%.400s has other trained parameters, %lld, than this run, %zu: --freeze and --lora-... "
                      "must be as they were",
-                     path, (long long)integer_from_json(source->manifest, "parameters"),
-                     run->table->parameter_count);
+                     path, trained, run->table->parameter_count);
 }
 
 // The moments in the checkpoint are those of this run's inner optimizer, or need not be.

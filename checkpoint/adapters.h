@@ -51,13 +51,16 @@ static inline void adapters_merge(float *matrix, const float *a, const float *b,
 static inline bool adapters_read_config(const char *directory, Adapters *adapters, char base[PATH_MAX],
                                         Error *error) {
     static const char *const others[4] = {"use_dora", "use_rslora", "alora_invocation_tokens", "lora_bias"};
+    // The words of init_lora_weights with which W stays; with others, such as pissa, peft changes it.
+    static const char *const begins[4] = {"gaussian", "eva", "orthogonal", "mica"};
     char path[PATH_MAX];
     json_error_t problem;
     if (!path_within(path, directory, ADAPTERS_CONFIG, error)) { return false; }
     json_t *root = json_load_file(path, 0, &problem);
     const char *type = json_string_value(json_object_get(root, "peft_type")),
                *bias = json_string_value(json_object_get(root, "bias")),
-               *model = json_string_value(json_object_get(root, "base_model_name_or_path"));
+               *model = json_string_value(json_object_get(root, "base_model_name_or_path")),
+               *begun = json_string_value(json_object_get(root, "init_lora_weights"));
     const json_t *rank = json_object_get(root, "r"), *alpha = json_object_get(root, "lora_alpha");
     bool good = true;
     if (root == NULL) {
@@ -82,6 +85,13 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
         const json_t *value = json_object_get(root, others[i]);
         good = value == NULL || json_is_null(value) || json_is_false(value) ||
                error_set(error, "%.300s: \"%s\" is not supported", path, others[i]);
+    }
+    bool stays = begun == NULL;
+    for (int i = 0; i < 4 && !stays; i++) { stays = strcmp(begun, begins[i]) == 0; }
+    if (good && !stays) {
+        good = error_set(
+            error, "%.300s: adapters that began as \"%.40s\" change the model, too: merge them with peft",
+            path, begun);
     }
     if (good) {
         adapters->rank = (int)json_integer_value(rank);

@@ -63,6 +63,7 @@ typedef struct CheckpointedRun {
     const HfModel *base;        // what is frozen, if anything is
     const char *base_directory; // of that model
     int64_t frozen_sum;         // CRC-32 of what is frozen; 0: nothing is
+    int64_t trained_sum;        // of the names and sizes of what is trained
     int B, T;                   // shape of a micro-batch
     const char *directory;      // OUT
     const char *tokenizer;      // where the tokenizer of the model may be; NULL: there is none
@@ -285,6 +286,7 @@ static const StateNumber RUN_NUMBERS[] = {
     {"length", NUMBER_INT, offsetof(CheckpointedRun, T)},
     {"product_processors", NUMBER_INT, offsetof(CheckpointedRun, product_processors)},
     {"frozen_crc32", NUMBER_COUNT, offsetof(CheckpointedRun, frozen_sum)},
+    {"trained_crc32", NUMBER_COUNT, offsetof(CheckpointedRun, trained_sum)},
     {"data_base", NUMBER_COUNT, offsetof(CheckpointedRun, data_base)},
     {"seconds", NUMBER_AMOUNT, offsetof(CheckpointedRun, seconds)},
     {"next_learning_rate", NUMBER_AMOUNT, offsetof(CheckpointedRun, next_learning_rate)},

@@ -182,11 +182,24 @@ static inline bool source_open_manifest(CheckpointSource *source, const Checkpoi
     return true;
 }
 
-static inline bool source_is_of_model(const CheckpointSource *source, const CheckpointedRun *run) {
+// The checkpoint is of this run's model, of which the same tensors are trained.
+static inline bool source_is_of_model(const CheckpointSource *source, const CheckpointedRun *run,
+                                      const char *path, Error *error) {
     json_t *model = model_to_json(run);
     bool same = json_equal(json_object_get(source->manifest, "model"), model) != 0;
     json_decref(model);
-    return same;
+    if (!same) {
+        return error_set(error,
+                         "%.400s is of another model than %s: give the --model that it was trained with",
+                         path, run->config->name);
+    }
+    long long trained = (long long)integer_from_json(source->manifest, "parameters");
+    return (trained == (long long)run->table->parameter_count &&
+            integer_from_json(source->manifest, "trained_crc32") == run->trained_sum) ||
+           error_set(error,
+                     "%.400s has other trained parameters, %lld, than this run, %zu: --freeze and --lora-... "
+                     "must be as they were",
+                     path, trained, run->table->parameter_count);
 }
 
 // The moments in the checkpoint are those of this run's inner optimizer, or need not be.
@@ -213,16 +226,7 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
     memset(source, 0, sizeof *source);
     bool good =
         source_open_manifest(source, run, path, error) && safetensors_open(&source->state, file, error);
-    if (good && !source_is_of_model(source, run)) {
-        good = error_set(error, "%.400s is of another model than %s", path, run->config->name);
-    }
-    long long trained = good ? (long long)integer_from_json(source->manifest, "parameters") : 0;
-    if (good && trained != (long long)run->table->parameter_count) {
-        good = error_set(error,
-                         "%.400s has %lld trained parameters, and this run %zu: --freeze and --lora-... must "
-                         "be as they were",
-                         path, trained, run->table->parameter_count);
-    }
+    good = good && source_is_of_model(source, run, path, error);
     good = good && source_has_moments(source, run, path, error);
     if (good && !source_is_complete(source, run, rule_find(source->rule))) {
         good = error_set(error, "%.400s lacks a vector that every checkpoint of %s has", file, source->rule);

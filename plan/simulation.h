@@ -91,12 +91,13 @@ static inline void simulation_pass(Simulation *simulation, double elements, doub
 }
 
 // The share of a pass that layers [first, last) have, in proportion to their parameters.
-// The head, whose matrix is the token embedding, comes after the last layer.
+// The head, whose matrix is the token embedding, comes after the last layer. All of it where
+// layers and embeddings are frozen.
 static inline double simulation_share(const Simulation *simulation, int first, int last, bool head) {
     const Problem *problem = &simulation->scheduler->problem;
     double layers = (double)(problem->layer_begins[last] - problem->layer_begins[first]);
     double all = (double)problem->layer_begins[problem->layer_count];
-    return (layers + (head ? (double)problem->layer_begins[0] : 0)) / all;
+    return all > 0 ? (layers + (head ? (double)problem->layer_begins[0] : 0)) / all : head;
 }
 
 // When a micro-batch that begins at `start` has ended its forward pass: one step, or one

@@ -38,6 +38,11 @@ static inline void open_checkpoints(Run *run) {
     checkpointed->config = &run->config;
     checkpointed->table = &run->part.table;
     checkpointed->part = &run->part;
+    for (int i = 0; i < run->part.table.count; i++) {
+        const ParameterInfo *info = &run->part.table.entries[i];
+        uLong sum = crc32_z((uLong)checkpointed->trained_sum, (const Bytef *)info->name, strlen(info->name));
+        checkpointed->trained_sum = (int64_t)crc32_z(sum, (const Bytef *)&info->count, sizeof info->count);
+    }
     checkpointed->base = &run->base;
     checkpointed->base_directory = options_start(options);
     checkpointed->B = run->B;
@@ -266,12 +271,8 @@ static inline void check_resume(Run *run) {
         CheckpointPaths paths =
             checkpoint_paths(run->options.out, checkpoint_newest(run->options.out, INT64_MAX));
         if (source_open_manifest(&source, &run->checkpointed, paths.final, &unreadable)) {
-            good = source_is_of_model(&source, &run->checkpointed) ||
-                   error_set(&error,
-                             "%.400s is of another model than %s: give the --model that it was trained with, "
-                             "or another --out",
-                             paths.final, run->config.name);
-            good = good && source_has_moments(&source, &run->checkpointed, paths.final, &error);
+            good = source_is_of_model(&source, &run->checkpointed, paths.final, &error) &&
+                   source_has_moments(&source, &run->checkpointed, paths.final, &error);
         }
         checkpoint_close(&source);
     } else if (strcmp(resume, "off") != 0) {

@@ -25,10 +25,11 @@ static inline bool choose_part(const Options *options, const ModelConfig *config
                          choice.rank > 0 ? "lora-rank" : "freeze");
     }
     return choice.rank == 0 || !hf_model_has(start, ADAPTERS_CONFIG) ||
-           error_set(error,
-                     "%.300s has adapters already: train_gpt average --from RUN --last 1 --out DIR makes one "
-                     "model of both",
-                     start);
+           error_set(
+               error,
+               "%.300s has adapters already: merge them first, as train_gpt average --from RUN --last 1 "
+               "--out DIR does for those of a run",
+               start);
 }
 
 static inline bool choose_model(Run *run, Error *error) {
@@ -37,7 +38,15 @@ static inline bool choose_model(Run *run, Error *error) {
     if (start[0] != '\0' && !hf_model_check_directory(start, error)) { return false; }
     // Every rank checks what it reads, but only when there is a run directory already.
     if (start[0] != '\0' && run_is_main(run) && !file_sums_check(start, error)) { return false; }
-    if (!model_find(options_model(options), &run->config, error)) { return false; }
+    // Adapters are of another directory's model, and peft's have no config.json.
+    char base[PATH_MAX];
+    Adapters adapters;
+    bool adapted = start[0] != '\0' && hf_model_has(start, ADAPTERS_CONFIG);
+    if (adapted &&
+        !(adapters_read_config(start, &adapters, base, error) && hf_model_check_directory(base, error))) {
+        return false;
+    }
+    if (!model_find(adapted ? base : options_model(options), &run->config, error)) { return false; }
     int positions = run->config.positions;
     if (options->seq_len > positions) {
         return error_set(error, "--seq-len %lld is longer than the %d positions of %s: use at most %d",

@@ -102,7 +102,11 @@ static inline void read_start(Run *run, const Staging *staging, float *target) {
         staging_copy(staging, real_at(part->frozen, place->frozen, precision), count, precision);
         sum = crc32_z(sum, (const Bytef *)staging->host, count * sizeof(float));
     }
-    run->checkpointed.frozen_sum = (int64_t)sum;
+    int64_t mine = run->checkpointed.frozen_sum = (int64_t)sum, first = mine;
+    share_from_rank_zero(&run->transport, "first parameters", &first, sizeof first);
+    good = first == mine || error_set(&error, "rank %d reads another model in %.300s than rank 0",
+                                      run->transport.rank, options_start(&run->options));
+    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
     if (part->frozen_count == 0) { hf_model_close(&run->base); }
 }
 

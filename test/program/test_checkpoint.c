@@ -1427,10 +1427,11 @@ static void a_part_that_does_not_fit_is_refused(void **state) {
         {"--lora-alpha 3", start, NULL, "lora-rank"},
         {"--lora-rank 2 --lora-on wte", start, NULL, "no matrix of a layer matches \"wte\""},
         {"--freeze '*'", start, NULL, "leaves nothing to train"},
-        {"--lora-rank 2", adapted, NULL, "has adapters already: train_gpt average"},
+        {"--lora-rank 2", adapted, NULL, "has adapters already: merge them first, as train_gpt average"},
         {"--lora-rank 2", other, adapted, "was trained beside other frozen parameters than those of"},
-        {"--lora-rank 3", start, adapted, "trained parameters, and this run"},
-        {"", start, adapted, "trained parameters, and this run"},
+        {"--lora-rank 3", start, adapted, "has other trained parameters, "},
+        {"--lora-rank 2 --lora-on '[qkvo]*'", start, adapted, "has other trained parameters, "},
+        {"", start, adapted, "has other trained parameters, "},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         snprintf(arguments, sizeof arguments, "--optimizer ddp %s%s%s%s%s", cases[i].options,
@@ -1438,6 +1439,11 @@ static void a_part_that_does_not_fit_is_refused(void **state) {
                  cases[i].resume != NULL ? " --resume " : "", cases[i].resume != NULL ? cases[i].resume : "");
         check_refused(stage, 0, "apart", arguments, cases[i].says); // some once there is a log
     }
+    // Nor is the configuration of a run changed by what it refuses.
+    snprintf(arguments, sizeof arguments, "--optimizer ddp --resume auto --from %s --lora-rank 3", start);
+    check_refused(stage, 0, fleet->trainings[0].out, arguments,
+                  "--freeze and --lora-... must be as they were");
+    shell(stage, "grep -q '\"lora-rank\": 2,' %s/config.json", fleet->trainings[0].out);
     // One model of both.
     snprintf(arguments, sizeof arguments, "average --from %.100s --last 1 --out merged",
              fleet->trainings[0].out);
@@ -1449,6 +1455,48 @@ static void a_part_that_does_not_fit_is_refused(void **state) {
     fleet_start(fleet, 0, "--lr 1e-12 --tokens 64 --optimizer ddp --from merged");
     fleet_finish(fleet);
     assert_close(final_loss(fleet, 0), loss, 1e-5, "the merged model");
+}
+
+// Adapters of peft lie beside no config.json, and one there says nothing of their model.
+static void adapters_alone_begin_a_run(void **state) {
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    fleet_start(fleet, 0, "--optimizer ddp");
+    fleet_finish(fleet);
+    char start[128];
+    snprintf(start, sizeof start, "%s", step_path(&fleet->trainings[0], COMMITS));
+    fleet = fleet_new(stage);
+    fleet_start(fleet, 0, "--optimizer ddp --from %s --lora-rank 2", start);
+    fleet_finish(fleet);
+    shell(stage, "cp -r %s/model alone && rm alone/checksums.json alone/config.json",
+          last_step_path(stage, &fleet->trainings[0]));
+    fleet = fleet_new(stage);
+    fleet_start(fleet, 0, "--optimizer ddp --from alone");
+    shell(stage,
+          "cp -r alone other && sed 's/\"vocab_size\": [0-9]*/\"vocab_size\": 5/' %s/model/config.json > "
+          "other/config.json",
+          start);
+    fleet_start(fleet, 0, "--optimizer ddp --from other");
+    fleet_finish(fleet);
+    check_same(fleet, 0, 1);
+    check_refused(stage, 0, "refused", "--optimizer ddp --from alone --lora-rank 2", "has adapters already");
+}
+
+// Two hosts, each with a directory of that name.
+static void ranks_beside_other_frozen_parameters_are_refused(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    Fleet *fleet = fleet_new(stage);
+    char options[1024];
+    fleet_start(fleet, 0, "--optimizer ddp --tokens 768 --save-every 6 --keep 9");
+    fleet_finish(fleet);
+    shell(stage, "mkdir -p x y && ln -sfn \"$PWD\"/%s/model x/base", step_path(&fleet->trainings[0], 12));
+    shell(stage, "ln -sfn \"$PWD\"/%s/model y/base", step_path(&fleet->trainings[0], 6));
+    snprintf(options, sizeof options,
+             "\"$TRAIN_GPT\" --from base --lora-rank 2 --tokens 64 --seq-len 8 --micro-batch 2 --threads 1 "
+             "--link-mbit 1000 --out %.200s/hosts",
+             stage->directory);
+    shell(stage, "! $MPIRUN -np 1 --wdir x %s : -np 1 --wdir y %s > hosts.out 2>&1", options, options);
+    shell(stage, "grep -q 'rank 1 reads another model in base than rank 0' hosts.out || ! cat hosts.out");
 }
 
 // llm.c's token file: a header of 256 words, then ids of two bytes.
@@ -1972,6 +2020,8 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(a_saved_model_begins_another_run),
     CHECKPOINT_TEST(a_trained_part_goes_on_with_the_same_bits),
     CHECKPOINT_TEST(a_part_that_does_not_fit_is_refused),
+    CHECKPOINT_TEST(adapters_alone_begin_a_run),
+    CHECKPOINT_TEST(ranks_beside_other_frozen_parameters_are_refused),
     CHECKPOINT_TEST(a_model_of_others_begins_a_run),
     CHECKPOINT_TEST(a_run_stands_for_its_newest_checkpoint),
     CHECKPOINT_TEST(a_start_beside_a_checkpoint_is_said_to_be_unused),

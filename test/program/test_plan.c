@@ -510,6 +510,14 @@ static void a_plan_like_a_run_says_what_would_be_faster(void **state) {
     }
 }
 
+// Where nothing of the layers and embeddings is trained, too.
+static void a_plan_of_the_last_layernorm_has_times(void **state) {
+    static const char plan[] = "plan --model tiny --ranks 2 --host-mbit 100 --freeze 'wte,wpe,h.*'";
+    Outcome outcome = program_run(stage_of(state), 0, plan);
+    outcome_check(&outcome, 0, plan);
+    if (strstr(outcome.output, "nan") != NULL) { fail_msg("%s: %s", plan, outcome.output); }
+}
+
 static void what_a_plan_cannot_use_is_refused(void **state) {
     static const struct {
         const char *arguments, *part;
@@ -576,6 +584,7 @@ int main(int argc, char **argv) {
         STAGE_TEST(stage_of_all, a_plan_takes_the_times_of_a_run),
         STAGE_TEST(stage_of_all, a_plan_like_a_crowded_run_knows_its_cores),
         STAGE_TEST(stage_of_all, a_plan_like_a_run_says_what_would_be_faster),
+        STAGE_TEST(stage_of_all, a_plan_of_the_last_layernorm_has_times),
         STAGE_TEST(stage_of_all, what_a_plan_cannot_use_is_refused),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }

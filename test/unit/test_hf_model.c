@@ -801,6 +801,7 @@ static void adapters_that_cannot_be_read_are_refused(void **state) {
         {"modules_to_save", "[\"wte\"]", "no modules_to_save"},
         {"rank_pattern", "{\"c_fc\": 1}", "rank_pattern"},
         {"use_dora", "true", "\"use_dora\" is not supported"},
+        {"init_lora_weights", "\"pissa\"", "adapters that began as \"pissa\" change the model, too"},
         {"base_model_name_or_path", "null", "must name the directory of the model"},
         {"base_model_name_or_path", "\"/no/model\"", "holds adapters of /no/model: "},
         {"r", "2", "must be of numbers, and of shape (2, "},

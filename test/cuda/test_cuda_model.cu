@@ -500,8 +500,8 @@ static void test_trained_parts(void **state) {
                                             {"*.bias,c_fc", "*", 0, 1},
                                             {"", "*", 3, 6},
                                             {"", "c_*", 8, 4}};
-    for (int i = 0; i < SHAPES; i++) {
-        for (size_t c = 0; c < sizeof choices / sizeof choices[0]; c++) {
+    for (int i = 0; i < (CUDA_AS_PTX ? 1 : SHAPES); i++) {
+        for (size_t c = 0; c < sizeof choices / sizeof choices[0]; c += CUDA_AS_PTX ? 3 : 1) {
             for (int precision = PRECISION_FP32; precision <= PRECISION_BF16; precision++) {
                 Inputs inputs;
                 name_case(choices[c].rank > 0 ? "adapters" : choices[c].freeze, &shapes[i],
@@ -814,10 +814,25 @@ static void check_fp8(const Inputs *inputs, Precision precision) {
     machine_free(fp8);
 }
 
+// The frozen matrices are in FP8, the products of the adapters are not.
+static void check_fp8_beside_adapters(Precision precision) {
+    static const Shape shape = {2, 32, 2, 128, 5, 61, 2, 24};
+    static const TrainedChoice choice = {"", "*", 4, 8};
+    Inputs adapted;
+    inputs_open(&adapted, &shape);
+    inputs_choose_part(&adapted, &choice);
+    adapted.fp8 = true;
+    check_fp8(&adapted, precision);
+    inputs_close(&adapted);
+}
+
+// As PTX only the kernels count, and those of FP8 are in test_cuda_layers.
 static void test_fp8(void **state) {
     (void)state;
     if (!cuda_has_fp8()) { skip(); }
     for_fp8("FP8", check_fp8);
+    if (CUDA_AS_PTX) { return; }
+    check_fp8_beside_adapters(PRECISION_BF16);
     for_fp8("FP8, recompute", check_recompute);
     for_fp8("FP8, accumulation", check_accumulation);
     for_fp8("FP8, start", check_start);

@@ -118,13 +118,14 @@ static void expect_saved_in_order(const CheckpointPaths *paths) {
 
 static int save_after_two_commits(const char *rule, const char *directory, bool beside, int fails) {
     ModelConfig config;
-    ParameterTable table;
-    memset(&table, 0, sizeof table);
+    TrainedPart part;
+    const TrainedChoice everything = {.freeze = "", .adapted = "*"};
+    Error error = {""};
     model_config_from_preset(&MODEL_PRESETS[0], &config);
     config.layers = 1;
     config.channels = config.mlp_channels = 16;
-    gpt_parameter_table(&config, &table);
-    RunSpec spec = noisy_spec(rule, table.parameter_count);
+    assert_true(trained_part_make(&part, &config, &everything, &error));
+    RunSpec spec = noisy_spec(rule, part.table.parameter_count);
     Transport transport;
     transport_open_alone(&transport, "a test");
     Bench *bench = (Bench *)malloc(sizeof *bench);
@@ -136,7 +137,8 @@ static int save_after_two_commits(const char *rule, const char *directory, bool 
     run.scheduler = &bench->scheduler;
     run.rule = bench->rule;
     run.config = &config;
-    run.table = &table;
+    run.table = &part.table;
+    run.part = &part;
     run.B = run.T = 1;
     run.directory = directory;
     run.version = "a test";
@@ -145,7 +147,6 @@ static int save_after_two_commits(const char *rule, const char *directory, bool 
     run.measured = run.data = "";
     CheckpointPaths paths = checkpoint_paths(directory, bench->scheduler.optimizer.commits);
     SavedReport report;
-    Error error = {""};
     memset(&watch, 0, sizeof watch);
     watch.final = paths.final;
     watch.fails = fails;
@@ -164,7 +165,7 @@ static int save_after_two_commits(const char *rule, const char *directory, bool 
     json_decref(run.options);
     bench_close(bench);
     transport_close(&transport);
-    parameter_table_free(&table);
+    trained_part_free(&part);
     free(bench);
     return syncs;
 }

@@ -283,9 +283,13 @@ static void machine_free(Machine *machine) {
 // ---------------------------------------------------------------------------------------
 // Comparisons
 
-// Queries and keys of attention: their gradients are differences of products, and the
-// rounding of the products remains.
+// Queries and keys of attention, and their adapters: their gradients are differences of
+// products, and the rounding of the products remains.
 static bool is_query_or_key(const ParameterInfo *entry) {
+    static const char *const adapters[3] = {".q_proj.lora", ".k_proj.lora", ".c_attn.lora"};
+    for (int i = 0; i < 3; i++) {
+        if (strstr(entry->name, adapters[i]) != NULL) { return true; }
+    }
     int tensor = (entry->role - GPT_FIRST_LAYER) % TENSORS_PER_LAYER;
     return entry->role >= GPT_FIRST_LAYER &&
            (tensor == TENSOR_Q || tensor == TENSOR_K || tensor == TENSOR_QKV_BIAS);

@@ -39,24 +39,15 @@ def values_of(reference):
     adapters = {adapter_name(name): p for name, p in model.named_parameters() if p.requires_grad}
     with torch.no_grad():
         for name, parameter in adapters.items():
-            bits = (base.splitmix(name, reference.seed, parameter.numel()) >> np.uint64(48)).astype(np.int64)
-            values = (bits - 32768) / 32768.0 * SCALE
-            parameter.copy_(torch.from_numpy(values.reshape(parameter.shape)))
+            parameter.copy_(base.stream(name, reference.seed, tuple(parameter.shape), SCALE))
     optimizer = torch.optim.AdamW(adapters.values(), lr=RATE, betas=(base.BETA1, base.BETA2), eps=reference.epsilon,
                                   weight_decay=base.WEIGHT_DECAY, foreach=False)
-    tokens, targets = base.make_batch(reference)
-    losses = []
-    for _ in range(base.STEPS):
-        model.zero_grad()
-        loss = base.cross_entropy(model(input_ids=tokens, use_cache=False).logits, targets)
-        loss.backward()
-        losses.append(loss.detach().reshape(1))
-        optimizer.step()
+    losses = base.train(model, [optimizer], reference)
     after = {f"after.{name}": p.detach().clone() for name, p in adapters.items()}
     merged = model.merge_and_unload()
     with torch.no_grad():
-        logits = merged(input_ids=tokens, use_cache=False).logits
-    return {"losses": torch.cat(losses), "logits": logits} | after
+        logits = merged(input_ids=base.make_batch(reference)[0], use_cache=False).logits
+    return {"losses": losses, "logits": logits} | after
 
 
 def main():

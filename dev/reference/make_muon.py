@@ -36,21 +36,15 @@ def muon(parameters, rate):
                             ns_steps=5, adjust_lr_fn="match_rms_adamw")
 
 
-def stream(name, shape, scale):
-    """Numbers in [-scale, scale) that float32 holds exactly."""
-    bits = (base.splitmix(name, SEED, int(np.prod(shape))) >> np.uint64(48)).astype(np.int64)
-    return torch.from_numpy(((bits - 32768) / 32768.0 * scale).reshape(shape))
-
-
 def matrix_values():
     """The parameters of every shape after each of its steps."""
     values = {}
     for shape in SHAPES:
         name = f"{shape[0]}x{shape[1]}"
-        parameter = torch.nn.Parameter(stream(f"{name}.weight", shape, 0.5))
+        parameter = torch.nn.Parameter(base.stream(f"{name}.weight", SEED, shape, 0.5))
         optimizer = muon([parameter], RATES[0])
         for step, rate in enumerate(RATES):
-            parameter.grad = stream(f"{name}.gradient.{step}", shape, 2.0**-10)
+            parameter.grad = base.stream(f"{name}.gradient.{step}", SEED, shape, 2.0**-10)
             optimizer.param_groups[0]["lr"] = rate
             optimizer.step()
             values[f"{name}.after.{step}"] = parameter.detach().clone()
@@ -61,7 +55,6 @@ def model_values():
     """Ten steps of a model by both optimizers."""
     reference = base.REFERENCES[0]
     model = base.make_model(reference)
-    tokens, targets = base.make_batch(reference)
     named = dict(model.named_parameters())
     matrices = [p for name, p in named.items() if ".h." in name and p.dim() == 2]
     others = [p for name, p in named.items() if ".h." not in name or p.dim() != 2]
@@ -69,15 +62,8 @@ def model_values():
               {"params": [p for p in others if p.dim() == 1], "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=MODEL_RATE, betas=(base.BETA1, base.BETA2), eps=reference.epsilon, foreach=False)
     optimizers = (muon(matrices, MODEL_RATE), adamw)
-    losses = []
-    for _ in range(base.STEPS):
-        model.zero_grad()
-        loss = base.cross_entropy(model(input_ids=tokens, use_cache=False).logits, targets)
-        loss.backward()
-        losses.append(loss.detach().reshape(1))
-        for optimizer in optimizers:
-            optimizer.step()
-    return {"losses": torch.cat(losses)} | {f"after.{name}": p.detach().clone() for name, p in named.items()}
+    losses = base.train(model, optimizers, reference)
+    return {"losses": losses} | {f"after.{name}": p.detach().clone() for name, p in named.items()}
 
 
 def main():

@@ -123,14 +123,18 @@ def scale_of(name, reference):
     return 0.0, reference.scale_matrices
 
 
-def make_weights(name, shape, reference):
+def stream(name, seed, shape, scale, constant=0.0):
     """One tensor by the formula in the head of this file, in float64; asserts that float32 holds it exactly."""
-    constant, scale = scale_of(name, reference)
-    count = int(np.prod(shape))
-    bits = (splitmix(name, reference.seed, count) >> np.uint64(48)).astype(np.int64)
+    bits = (splitmix(name, seed, int(np.prod(shape))) >> np.uint64(48)).astype(np.int64)
     values = constant + (bits - 32768) / 32768.0 * scale
     assert np.array_equal(values.astype(np.float32).astype(np.float64), values)
     return torch.from_numpy(values.reshape(shape))
+
+
+def make_weights(name, shape, reference):
+    """A tensor of the model of that name."""
+    constant, scale = scale_of(name, reference)
+    return stream(name, reference.seed, shape, scale, constant)
 
 
 def make_batch(reference):
@@ -267,6 +271,20 @@ def make_optimizer(model, reference):
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(BETA1, BETA2), eps=reference.epsilon, foreach=False, fused=False)
+
+
+def train(model, optimizers, reference):
+    """The losses of STEPS steps, each before its update."""
+    tokens, targets = make_batch(reference)
+    losses = []
+    for _ in range(STEPS):
+        model.zero_grad()
+        loss = cross_entropy(model(input_ids=tokens, use_cache=False).logits, targets)
+        loss.backward()
+        losses.append(loss.detach().reshape(1))
+        for optimizer in optimizers:
+            optimizer.step()
+    return torch.cat(losses)
 
 
 def model_values(model, reference):

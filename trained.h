@@ -64,9 +64,10 @@ static inline double trained_flops_per_token(const TrainedPart *part, const Mode
 // ---------------------------------------------------------------------------------------
 // Patterns
 
-// The module of a tensor by its name without the family's prefix: h.0.mlp.c_fc, and c_fc.
+// The module of a tensor by the tensor's name, which may lack the family's prefix:
+// h.0.mlp.c_fc, and c_fc.
 typedef struct TrainedModule {
-    char path[sizeof((ParameterInfo *)NULL)->name];
+    char path[sizeof((ParameterInfo *)NULL)->name - sizeof ".lora_A.weight"];
     char word[32];
 } TrainedModule;
 
@@ -137,13 +138,12 @@ static inline bool trained_mark(TrainedPart *part, const char *option, const cha
 // The vectors
 
 static inline void trained_add_adapter(ParameterTable *table, const ParameterInfo *of, int rank) {
-    char module[sizeof of->name - sizeof ".lora_A.weight"];
-    snprintf(module, sizeof module, "%.*s", (int)(strrchr(of->name, '.') - of->name), of->name);
+    TrainedModule module = trained_module(of->name);
     // A begins as a Linear of PyTorch does, within +-1 / sqrt(inputs), and B at 0: so the
     // model begins as it was.
-    parameter_table_add(table, module, ".lora_A.weight", rank, of->columns, 0)->uniform =
+    parameter_table_add(table, module.path, ".lora_A.weight", rank, of->columns, 0)->uniform =
         1.0f / sqrtf((float)of->columns);
-    parameter_table_add(table, module, ".lora_B.weight", of->rows, rank, 0);
+    parameter_table_add(table, module.path, ".lora_B.weight", of->rows, rank, 0);
 }
 
 // Lays out both vectors, in the order of the model, by the kinds of the places.

@@ -141,13 +141,15 @@ static inline void sparse_work_on(const FragmentWork *work, size_t begin, size_t
     const SparseState *sparse = &s->local.sparse;
     size_t first = begin / SPARSE_BLOCK, count = end - begin;
     float *outer = s->local.outer + begin, *local = s->parameters.data + begin;
+    float *error = s->comm_buffer.data + begin;
+    bool eager = s->settings.sparse_eager; // outer - local has the error, too
     if (work->operation == SPARSE_ENCODE) {
-        sparse_encode(s->compute, sparse->sent + first, s->comm_buffer.data + begin, outer, local, count,
-                      s->settings.sparse_beta);
+        sparse_encode(s->compute, sparse->sent + first, error, outer, local, count,
+                      s->settings.sparse_beta - (eager ? 1 : 0));
     } else {
         sparse_apply(s->compute, outer, local, work->keeps ? s->local.start + begin : NULL,
-                     sparse->received + first, sparse_blocks(s->problem.parameter_count), count,
-                     &s->settings.sparse_step);
+                     eager ? error : NULL, sparse->received + first,
+                     sparse_blocks(s->problem.parameter_count), count, &s->settings.sparse_step);
     }
 }
 

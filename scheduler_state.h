@@ -102,6 +102,7 @@ typedef struct SchedulerSettings {
     // Only the largest elements of a pseudo-gradient travel (kernels/sparse.h), and the
     // communication buffer holds this rank's error between exchanges. One fragment.
     bool sparse;
+    bool sparse_eager;      // a worker's own parameters have what it has not sent yet
     float sparse_beta;      // what is left of an error after a period
     SparseStep sparse_step; // scheduler_reserve fills in ranks
     // The device.

@@ -9,11 +9,17 @@
 //   compute         | H - tau inner steps | encode | tau inner steps  | outer step | H - tau ...
 //   communication                                  | everybody's blocks |
 //
-//   e = beta e + (outer - local)        e: this worker's error, 0 at the start
+//   e = beta e - what the inner steps since the last sending have moved local
 //   q = the 64 largest of every 4096 elements of e, as the format rounds them (kernels/sparse.h)
-//   e = e - q
+//   e = e - q                           e: this worker's error, 0 at the start
 //   outer = outer - alpha mean(q)       mean over the workers
-//   local = outer + what the tau inner steps since the sending have moved local
+//   local = outer - e + what the tau inner steps since the sending have moved local
+//
+// In the paper local is set to outer (--sparse-eager off): a worker takes back each step
+// that it has made and not sent, until the error brings it to everybody some 64 rounds
+// later. Here it keeps them: what it has not sent is at all times the way from its own
+// parameters to the common ones, and it learns from where it has come to. That is most of
+// what the rule lacks beside DDP (dev/results/local-rules-2026-11-25.md).
 //
 // What is not sent stays in the error and is sent later, when it has grown; beta < 1 lets
 // what is old fade. The error has the place of DiLoCo's outer momentum: as it adds up
@@ -25,7 +31,7 @@
 // under way, and the next one has them, because local keeps them. So with tau > 0 a worker
 // also holds a copy of the parameters that it had at the sending.
 //
-// The paper waits (tau = 0) and has alpha = 1. At the end of a run the steps since the last
+// The paper waits (tau = 0) and has alpha = 1 and beta = 0.95. At the end of a run the steps since the last
 // sending are exchanged in the same way. What is in the errors then is lost: it is what a
 // further period would have sent.
 #ifndef ACCO_SPARSE_LOCO_H
@@ -40,6 +46,7 @@
 typedef struct SparseLocoOptions {
     int64_t inner_steps, delay; // H, tau
     double beta, alpha;
+    bool eager;
 } SparseLocoOptions;
 
 static inline bool sparse_loco_check(const void *own, int layers, Error *error) {
@@ -59,6 +66,7 @@ static inline void sparse_loco_configure(const void *own, SchedulerSettings *set
     settings->steps = (int)options->inner_steps;
     settings->delay = (int)options->delay;
     settings->sparse = true;
+    settings->sparse_eager = options->eager;
     settings->sparse_beta = (float)options->beta;
     settings->sparse_step.alpha = (float)options->alpha;
 }

@@ -387,10 +387,10 @@ static inline void sparse_encode(Stream *stream, SparseBlock *blocks, float *err
 }
 
 static inline void sparse_apply(Stream *stream, float *outer, float *local, const float *sent,
-                                const SparseBlock *blocks, size_t stride, size_t count,
+                                const float *error, const SparseBlock *blocks, size_t stride, size_t count,
                                 const SparseStep *step) {
-    KERNEL_ON_GPU(stream, cuda_sparse_apply(stream, outer, local, sent, blocks, stride, count, step))
-    cpu_sparse_apply(outer, local, sent, blocks, stride, count, step);
+    KERNEL_ON_GPU(stream, cuda_sparse_apply(stream, outer, local, sent, error, blocks, stride, count, step))
+    cpu_sparse_apply(outer, local, sent, error, blocks, stride, count, step);
 }
 
 // ---------------------------------------------------------------------------------------

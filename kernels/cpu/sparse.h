@@ -62,11 +62,14 @@ OUTER_FUNCTION void cpu_sparse_encode(SparseBlock *blocks, float *error, const f
 
 // With the mean over ranks of what all of them have sent:
 //   outer = outer - alpha * mean
-//   local = outer + (local - sent)    the steps since the sending stay; `sent` NULL: local = outer
+//   local = outer - error + (local - sent)
+// `sent`, the parameters at the sending, is NULL where no steps were made since; `error` is
+// NULL where a worker's own parameters do not keep what it has not sent.
 // Rank r's blocks begin r * stride behind `blocks`. Sums start from 0 and are taken in the
 // order of ranks.
-OUTER_FUNCTION void cpu_sparse_apply(float *outer, float *local, const float *sent, const SparseBlock *blocks,
-                                     size_t stride, size_t count, const SparseStep *step) {
+OUTER_FUNCTION void cpu_sparse_apply(float *outer, float *local, const float *sent, const float *error,
+                                     const SparseBlock *blocks, size_t stride, size_t count,
+                                     const SparseStep *step) {
     const SparseStep s = *step;
     for (size_t begin = 0; begin < count; begin += SPARSE_BLOCK) {
         float sum[SPARSE_BLOCK] = {0};
@@ -80,7 +83,8 @@ OUTER_FUNCTION void cpu_sparse_apply(float *outer, float *local, const float *se
         for (int i = 0; i < elements; i++) {
             size_t at = begin + (size_t)i;
             float moved = sparse_move(outer[at], sum[i], &s);
-            local[at] = sent != NULL ? moved + (local[at] - sent[at]) : moved;
+            float start = error != NULL ? moved - error[at] : moved;
+            local[at] = sent != NULL ? start + (local[at] - sent[at]) : start;
             outer[at] = moved;
         }
     }

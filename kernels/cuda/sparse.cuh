@@ -145,8 +145,8 @@ static inline void cuda_sparse_encode(Stream *stream, SparseBlock *blocks, float
 
 // The blocks of one rank are added at a time: no two of its entries have the same index.
 static __global__ void __launch_bounds__(SPARSE_THREADS)
-    sparse_apply_kernel(float *outer, float *local, const float *sent, const SparseBlock *blocks,
-                        size_t stride, size_t count, SparseStep step) {
+    sparse_apply_kernel(float *outer, float *local, const float *sent, const float *error,
+                        const SparseBlock *blocks, size_t stride, size_t count, SparseStep step) {
     float *sum = (float *)(void *)cuda_shared();
     size_t begin = (size_t)blockIdx.x * SPARSE_BLOCK;
     int elements = sparse_elements(count, begin);
@@ -161,17 +161,18 @@ static __global__ void __launch_bounds__(SPARSE_THREADS)
     for (int i = thread; i < elements; i += SPARSE_THREADS) {
         size_t at = begin + (size_t)i;
         float moved = sparse_move(outer[at], sum[i], &step);
-        local[at] = sent != NULL ? moved + (local[at] - sent[at]) : moved;
+        float start = error != NULL ? moved - error[at] : moved;
+        local[at] = sent != NULL ? start + (local[at] - sent[at]) : start;
         outer[at] = moved;
     }
 }
 
 static inline void cuda_sparse_apply(Stream *stream, float *outer, float *local, const float *sent,
-                                     const SparseBlock *blocks, size_t stride, size_t count,
-                                     const SparseStep *step) {
+                                     const float *error, const SparseBlock *blocks, size_t stride,
+                                     size_t count, const SparseStep *step) {
     if (count == 0) { return; }
     cuda_launch(stream, sparse_apply_kernel, dim3((unsigned)sparse_blocks(count)), dim3(SPARSE_THREADS),
-                SPARSE_BLOCK * sizeof(float), outer, local, sent, blocks, stride, count, *step);
+                SPARSE_BLOCK * sizeof(float), outer, local, sent, error, blocks, stride, count, *step);
 }
 
 #endif

@@ -650,46 +650,49 @@ static void sparse_errors_have_the_bits_of_the_cpu(void **state) {
     }
 }
 
-static void sparse_check_apply(size_t count, bool keeps) {
+static void sparse_check_apply(size_t count, bool keeps, bool eager) {
     const SparseStep step = {.ranks = SPARSE_RANKS, .alpha = 0.7f};
     size_t bytes = sparse_bytes(count), stride = sparse_blocks(count);
     float *outer = sparse_inputs(count, true), *local = sparse_inputs(count, true),
-          *sent = sparse_inputs(count, true), *zeros = (float *)calloc(count, sizeof(float)),
-          *got = host_copy(outer, count), *moved = host_copy(outer, count),
-          *moved_local = host_copy(local, count);
+          *sent = sparse_inputs(count, true), *unsent = sparse_inputs(count, true),
+          *zeros = (float *)calloc(count, sizeof(float)), *got = host_copy(outer, count),
+          *moved = host_copy(outer, count), *moved_local = host_copy(local, count);
     SparseBlock *blocks = (SparseBlock *)malloc(SPARSE_RANKS * bytes);
     for (size_t rank = 0; rank < SPARSE_RANKS; rank++) {
         float *error = sparse_inputs(count, true);
         cpu_sparse_encode(blocks + rank * stride, error, zeros, zeros, count, 1.0f);
         free(error);
     }
-    cpu_sparse_apply(moved, moved_local, keeps ? sent : NULL, blocks, stride, count, &step);
+    cpu_sparse_apply(moved, moved_local, keeps ? sent : NULL, eager ? unsent : NULL, blocks, stride, count,
+                     &step);
     for (int order = 0; order < SIMT_ORDERS; order++) {
         Stream *stream = cuda_test_stream(PRECISION_FP32);
         SparseBlock *there = (SparseBlock *)device_new(SPARSE_RANKS * bytes);
         CUDA_CHECK(cudaMemcpyAsync(there, blocks, SPARSE_RANKS * bytes, cudaMemcpyHostToDevice,
                                    (cudaStream_t)stream->queue));
         float *on_device[] = {device_floats(outer, count, 0), device_floats(local, count, 0),
-                              device_floats(sent, count, 0)};
+                              device_floats(sent, count, 0), device_floats(unsent, count, 0)};
         cuda_use_order(order);
-        cuda_sparse_apply(stream, on_device[0], on_device[1], keeps ? on_device[2] : NULL, there, stride,
-                          count, &step);
+        cuda_sparse_apply(stream, on_device[0], on_device[1], keeps ? on_device[2] : NULL,
+                          eager ? on_device[3] : NULL, there, stride, count, &step);
         cuda_test_wait(stream);
         host_floats(got, on_device[0], count);
         check_same("outer", got, moved, count);
         host_floats(got, on_device[1], count);
         check_same("local", got, moved_local, count);
-        for (int i = 0; i < 3; i++) { CUDA_CHECK(cudaFree(on_device[i])); }
+        for (int i = 0; i < 4; i++) { CUDA_CHECK(cudaFree(on_device[i])); }
         CUDA_CHECK(cudaFree(there));
     }
-    free(outer), free(local), free(sent), free(zeros), free(got), free(moved), free(moved_local);
-    free(blocks);
+    free(outer), free(local), free(sent), free(unsent), free(zeros), free(got), free(moved);
+    free(moved_local), free(blocks);
 }
 
 static void sparse_outer_steps_have_the_bits_of_the_cpu(void **state) {
     (void)state;
     for (int i = 0; i < SPARSE_COUNTS; i++) {
-        for (int keeps = 0; keeps < 2; keeps++) { sparse_check_apply(SPARSE_SIZES[i], keeps != 0); }
+        for (int form = 0; form < 4; form++) {
+            sparse_check_apply(SPARSE_SIZES[i], form % 2 != 0, form / 2 != 0);
+        }
     }
 }
 

@@ -83,6 +83,7 @@ typedef struct ReplaySettings {
     int fragments, delay;             // streaming: P and tau
     const uint8_t *fragment_of;       // (parameter_count); NULL: all in fragment 0
     double sparse_beta, sparse_alpha; // sparse-loco, whose tau is `delay`
+    bool sparse_eager;
     bool plain_outer; // the formulas of the outer steps below, not the kernels: equal but for rounding
 } ReplaySettings;
 
@@ -785,7 +786,8 @@ static inline void replay_sparse_send(Replay *replay) {
     for (int i = 0; i < settings->workers; i++) {
         ReplayWorker *w = &replay->workers[i];
         for (size_t j = 0; j < count; j++) {
-            w->error[j] = fmaf((float)settings->sparse_beta, w->error[j], w->outer[j] - w->state.master[j]);
+            float beta = (float)settings->sparse_beta - (settings->sparse_eager ? 1 : 0);
+            w->error[j] = fmaf(beta, w->error[j], w->outer[j] - w->state.master[j]);
         }
         for (size_t begin = 0; begin < count; begin += 4096) {
             replay_sparse_block(w->error + begin, w->exchange + begin, (int)size_min(count - begin, 4096));
@@ -804,7 +806,7 @@ static inline void replay_sparse_apply(Replay *replay) {
             ReplayWorker *w = &replay->workers[i];
             float steps = w->state.master[j] - w->start[j]; // since the sending
             w->outer[j] = fmaf(-(float)settings->sparse_alpha, sum / (float)settings->workers, w->outer[j]);
-            w->state.master[j] = w->outer[j] + steps;
+            w->state.master[j] = (settings->sparse_eager ? w->outer[j] - w->error[j] : w->outer[j]) + steps;
         }
     }
     replay_report(replay, replay->workers[0].outer);

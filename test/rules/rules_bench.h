@@ -592,6 +592,7 @@ static inline RunSpec noisy_spec(const char *rule, size_t parameter_count) {
     settings->outer_nesterov = outer;
     settings->outer_momentum = co2;
     settings->sparse_beta = 0.9f;
+    settings->sparse_eager = true;
     settings->sparse_step.alpha = 0.8f;
     return spec;
 }

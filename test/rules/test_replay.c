@@ -669,6 +669,7 @@ static void read_local(const LoggedOptions *logged, ReplaySettings *settings) {
         settings->period = (int)logged_number(logged, "sparse-H", 0);
         settings->delay = (int)logged_number(logged, "sparse-tau", 0);
         settings->sparse_beta = logged_number(logged, "sparse-beta", 0);
+        settings->sparse_eager = json_is_true(json_object_get(logged->options, "sparse-eager"));
         settings->sparse_alpha = logged_number(logged, "sparse-alpha", 0);
         return;
     }

@@ -993,6 +993,7 @@ static ReplaySettings replay_settings_of(const RunSpec *spec, int ranks) {
     replay.fragments = settings->fragments;
     replay.delay = settings->delay;
     replay.sparse_beta = (double)settings->sparse_beta;
+    replay.sparse_eager = settings->sparse_eager;
     replay.sparse_alpha = (double)settings->sparse_step.alpha;
     return replay;
 }
@@ -1018,6 +1019,7 @@ static void draw_local(Random *random, RunSpec *spec) {
     settings->outer_nesterov = outer;
     settings->outer_momentum = co2;
     settings->sparse_beta = 0.25f * (float)draw(random, 0, 4);
+    settings->sparse_eager = draw(random, 0, 1) == 1;
     settings->sparse_step.alpha = 0.3f * (float)draw(random, 1, 4);
 }
 
@@ -1155,7 +1157,7 @@ static void check_draw(const RunSpec *spec, int ranks, int number, LeftOut *left
     double gradients_done = replay_run(&settings, &problem, parameters);
     for (int rank = 0; rank < ranks; rank++) {
         if (!have_rank(rank)) { continue; }
-        expect_same_floats(results[rank].looks[results[rank].last].local, parameters, count, what,
+        expect_same_floats(results[rank].looks[results[rank].last].committed, parameters, count, what,
                            results[rank].last);
         expect_updates(spec, &results[rank], rank, reference, what);
         expect_number(results[rank].gradients_done, gradients_done, 0, what, rank);

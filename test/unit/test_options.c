@@ -193,7 +193,7 @@ static void test_options_of_rules_name_rules_that_exist(void **state) {
             }
         }
     }
-    assert_int_equal(owned, 22);
+    assert_int_equal(owned, 23);
     assert_true(option_list_names("dpu, acco-wp or acco", "dpu") &&
                 option_list_names("dpu, acco-wp or acco", "acco"));
     assert_true(option_list_names("co2", "co2"));
@@ -240,7 +240,8 @@ static void test_defaults(void **state) {
     assert_true(options.rules.diloco.fragments == 2 && options.rules.diloco.delay == 1 &&
                 options.rules.diloco.alpha == 0.5);
     assert_true(options.rules.sparse_loco.inner_steps == 8 && options.rules.sparse_loco.delay == 0 &&
-                options.rules.sparse_loco.beta == 0.95 && options.rules.sparse_loco.alpha == 1);
+                options.rules.sparse_loco.beta == 1 && options.rules.sparse_loco.eager &&
+                options.rules.sparse_loco.alpha == 2);
     assert_true(options_check(&options, &error));
     assert_true(options_check_ranks(&options, 2, 256, &error));
     static const char *const rules[] = {

@@ -160,9 +160,9 @@ static void the_outer_step_follows_its_formulas(void **state) {
     static bool taken[SPARSE_BLOCK];
     static const float zeros[MOST];
     const SparseStep step = {.ranks = 3, .alpha = 0.75f};
-    for (int row = 0; row < 2 * COUNT_COUNT; row++) {
-        size_t count = (size_t)COUNTS[row / 2];
-        bool keeps = row % 2 == 1;
+    for (int row = 0; row < 4 * COUNT_COUNT; row++) {
+        size_t count = (size_t)COUNTS[row / 4];
+        bool keeps = row % 2 == 1, eager = row / 2 % 2 == 1;
         for (int rank = 0; rank < 3; rank++) {
             fill(values[rank], count, 40 + (uint64_t)rank, true);
             for (size_t begin = 0; begin < count; begin += SPARSE_BLOCK) {
@@ -177,9 +177,11 @@ static void the_outer_step_follows_its_formulas(void **state) {
         for (size_t i = 0; i < count; i++) {
             float sum = 0.0f + decoded[0][i] + decoded[1][i] + decoded[2][i];
             moved[i] = fmaf(-0.75f, sum / 3.0f, outer[i]);
-            moved_local[i] = keeps ? moved[i] + (local[i] - sent[i]) : moved[i];
+            float start = eager ? moved[i] - values[1][i] : moved[i]; // as the second rank
+            moved_local[i] = keeps ? start + (local[i] - sent[i]) : start;
         }
-        cpu_sparse_apply(outer, local, keeps ? sent : NULL, blocks[0], 4, count, &step);
+        cpu_sparse_apply(outer, local, keeps ? sent : NULL, eager ? values[1] : NULL, blocks[0], 4, count,
+                         &step);
         assert_memory_equal(outer, moved, count * sizeof(float));
         assert_memory_equal(local, moved_local, count * sizeof(float));
     }

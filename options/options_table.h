@@ -133,7 +133,7 @@
      .rules = "streaming-diloco", .help =
      "Weight that a rank's own parameters keep when a fragment arrives (alpha). 0 takes the common ones and "
      "drops the steps made since the fragment was sent; 1 keeps the rank's own, and the ranks never agree.")
-    RULE_OPTION("sparse-H", LOCAL, OTHER_BITS, INTEGER, rules.sparse_loco.inner_steps, "8", 1, 1e6, "N",
+    RULE_OPTION("sparse-H", LOCAL, OTHER_BITS, INTEGER, rules.sparse_loco.inner_steps, "4", 1, 1e6, "N",
      .rules = "sparse-loco", .help =
      "Inner steps of each rank between two exchanges (the paper's H). More of them send less, but the ranks "
      "drift further apart, and what is not sent waits longer. The paper has 15 to 250 in runs of thousands "

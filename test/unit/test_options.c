@@ -239,7 +239,7 @@ static void test_defaults(void **state) {
                 options.rules.diloco.outer_momentum == -1);
     assert_true(options.rules.diloco.fragments == 2 && options.rules.diloco.delay == 1 &&
                 options.rules.diloco.alpha == 0.5);
-    assert_true(options.rules.sparse_loco.inner_steps == 8 && options.rules.sparse_loco.delay == 0 &&
+    assert_true(options.rules.sparse_loco.inner_steps == 4 && options.rules.sparse_loco.delay == 0 &&
                 options.rules.sparse_loco.beta == 1 && options.rules.sparse_loco.eager &&
                 options.rules.sparse_loco.alpha == 2);
     assert_true(options_check(&options, &error));

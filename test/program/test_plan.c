@@ -538,8 +538,8 @@ static void what_a_plan_cannot_use_is_refused(void **state) {
         {"plan --ranks 4 --slow-rank 9 --slow-ms 1", "--slow-rank 9: there are fewer ranks"},
         {"plan --ranks 2 --compute-ms 0", "--compute-ms: 0 is out of range"},
         {"plan --ranks 2 --host-mbit none", "--host-mbit: none"},
-        {"--host-mbit 100", "--host-mbit has no effect on training: it is for train_gpt plan"},
-        {"--like x", "--like has no effect on training"},
+        {"--host-mbit 100", "--host-mbit has no effect on train_gpt train: it is for plan"},
+        {"--like x", "--like has no effect on train_gpt train"},
         {"plan --fit on --model 2.7B --gpu-memory 8G", "--fit on: no --micro-batch of this model fits"},
     };
     Stage *stage = stage_of(state);

@@ -1309,7 +1309,7 @@ static const Refusal refusals[] = {
     {"slow rank without a time", BASE "--slow-rank 0", "needs --slow-ms"},
     {"slow rank that is not there", BASE "--slow-rank 7 --slow-ms 1", "--slow-rank 7"},
     {"prompt without a sample", BASE "--prompt x", "with --sample-tokens none"},
-    {"ranks outside a plan", BASE "--ranks 2", "it is for train_gpt plan"},
+    {"ranks outside a plan", BASE "--ranks 2", "it is for plan"},
     {"unknown model", BASE "--model tinny", "tiny"},
     {"unknown model of a plan", "plan --model tinny", "tiny"},
     {"model file that is absent", BASE "--model ../absent.json", "No such file"},

@@ -47,7 +47,7 @@ static void a_plan_says_what_would_fit(void **state) {
         {"--model 1.3B --gpu-memory 24G --ranks 64 --optimizer ddp --micro-batch 1",
          ": --optimizer zero1 fits\n"},
         {"--model 125M --gpu-memory 2G --micro-batch 1 --recompute block",
-         "on the GPU, and 1.90 GB are available"},
+         "on the GPU for a rank, and 1.90 GB are available"},
         {"--model 2.7B --gpu-memory 12G --ranks 64 --optimizer zero1",
          "choose a smaller --model, or more ranks"},
         {"--model 2.7B --gpu-memory 24G", "choose a smaller --model"},

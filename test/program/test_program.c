@@ -1258,7 +1258,7 @@ static const Refusal refusals[] = {
      "--micro-batch to"},
     {"epochs of what is endless", BASE "--epochs 2", "--epochs needs --data, whose default, builtin,"},
     {"epochs less than a commit", BASE "--data ../text.txt --epochs 0.01",
-     "--epochs 0.01: --tokens 40 is less than one commit"},
+     "--tokens 40 is less than one commit"},
     {"tokens less than a commit", BASE "--tokens 100", "less than one commit"},
     {"out below a file", BASE "--out ../empty.txt/x", "Not a directory"},
     {"out is a file", BASE "--out ../empty.txt", "not a directory"},

@@ -82,10 +82,10 @@ static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
     // The same part once more, beside computation.
     work.compute_seconds = work.micro_batches = 0;
     stream_run(s->communication, measure_exchange_task, &work);
-    event_record(s->communicated, s->communication);
+    event_record(&s->communicated, s->communication);
     do {
         scheduler_call(s, s->compute, measure_micro_batch_task, &work);
-    } while (!event_query(s->communicated));
+    } while (!event_query(&s->communicated));
     scheduler_move_gradients(s, NULL, true); // drops them
     MeasuredRound measured = {work.exchange_seconds * (double)all / (double)work.cells,
                               work.compute_seconds / work.micro_batches};

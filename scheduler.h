@@ -58,9 +58,9 @@
 
 static inline void scheduler_enqueue_job(Scheduler *s) {
     stream_run(s->communication, job_task, s); // H3
-    event_record(s->stepped, s->communication);
+    event_record(&s->stepped, s->communication);
     stream_run(s->communication, job_gather_task, s);
-    event_record(s->communicated, s->communication);
+    event_record(&s->communicated, s->communication);
     if (!s->settings.overlap) { scheduler_settle(s); }
 }
 
@@ -184,10 +184,10 @@ static inline void accumulate(Scheduler *s, int count) {
             bool last = followed && i == count - 1;
             stream_run(s->compute, last ? last_micro_batch_task : micro_batch_task, s);
         }
-        event_record(s->computed, s->compute);
-        scheduler_wait_event(s, s->computed, "compute"); // H1
+        event_record(&s->computed, s->compute);
+        scheduler_wait_event(s, &s->computed); // H1
         count = 1;
-    } while (s->settings.adaptive && !event_query(s->communicated));
+    } while (s->settings.adaptive && !event_query(&s->communicated));
     buffer_change(&s->parameters, BUFFER_READING, BUFFER_FREE);
     buffer_change(&s->gradients, BUFFER_WRITING, followed ? BUFFER_WRITING : BUFFER_READY);
     if (followed && !s->settings.overlap) { scheduler_enqueue_job(s); }
@@ -223,7 +223,7 @@ static inline void scheduler_move_gradients(Scheduler *s, float *out, bool clear
 // afterwards. The job of an overlapped rule gathered them beside those that compute uses.
 static inline void wait_for(Scheduler *s) {
     const Job *job = &s->job;
-    scheduler_wait_event(s, job->follows ? s->stepped : s->communicated, "communication"); // H2, H5
+    scheduler_wait_event(s, job->follows ? &s->stepped : &s->communicated); // H2, H5
     s->job_in_flight = false;
     s->parameters_version++;
     buffer_change(job_buffer(s, job), BUFFER_WRITING, BUFFER_FREE);

@@ -303,7 +303,7 @@ typedef struct Scheduler {
     CommBackend comm;
     Stream *compute, *communication;
     ThreadPool *communication_pool; // one thread
-    Event *computed, *stepped, *communicated;
+    Event computed, stepped, communicated;
 
     // Vectors.
     Layout layout;                             // of parameters and gradients over the ranks
@@ -544,9 +544,6 @@ static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_tra
     s->communication_pool = thread_pool_create(1, false); // the stream's own thread and no other
     s->compute = stream_create("compute", pool, &computing);
     s->communication = stream_create("communication", s->communication_pool, &communicating);
-    s->computed = event_create();
-    s->stepped = event_create();
-    s->communicated = event_create();
     if (s->compute == NULL || s->communication == NULL) {
         transport_fail(s->transport, "the system gives no more threads");
     }
@@ -564,9 +561,6 @@ static inline void scheduler_stop(Scheduler *s) {
     if (s->multiplies) { gemm_close(s->communication); }
     stream_destroy(s->compute);
     stream_destroy(s->communication);
-    event_destroy(s->computed);
-    event_destroy(s->stepped);
-    event_destroy(s->communicated);
     watermark_destroy(&s->finished);
     watermark_destroy(&s->arrived);
     thread_pool_destroy(s->communication_pool);
@@ -584,9 +578,9 @@ static inline uint64_t scheduler_progress(Scheduler *s) {
            __atomic_load_n(&s->transport->bytes_sent, __ATOMIC_RELAXED);
 }
 
-// Waits for an event of the named stream. The transport's own deadline comes first and
-// says more; this one catches a program in which nothing moves at all.
-static inline void scheduler_wait_event(Scheduler *s, Event *event, const char *stream) {
+// Waits for an event. The transport's own deadline comes first and says more; this one
+// catches a program in which nothing moves at all.
+static inline void scheduler_wait_event(Scheduler *s, const Event *event) {
     double patience = 10 * s->transport->timeout_seconds + 3600;
     uint64_t seen;
     do {
@@ -594,20 +588,18 @@ static inline void scheduler_wait_event(Scheduler *s, Event *event, const char *
         if (event_wait(event, patience)) { return; }
     } while (scheduler_progress(s) != seen);
     transport_fail(s->transport, "nothing has moved for %.0f s while waiting for the %s stream", patience,
-                   stream);
+                   event->stream->name);
 }
 
 // Waits until the whole of s->parameters has arrived.
-static inline void scheduler_settle(Scheduler *s) {
-    scheduler_wait_event(s, s->communicated, "communication");
-}
+static inline void scheduler_settle(Scheduler *s) { scheduler_wait_event(s, &s->communicated); }
 
 // Runs a task on a stream, behind what is queued there, and waits for it (H3, H4).
 static inline void scheduler_call(Scheduler *s, Stream *stream, StreamTask task, void *context) {
-    Event *event = stream == s->compute ? s->computed : s->communicated;
+    Event *event = stream == s->compute ? &s->computed : &s->communicated;
     stream_run(stream, task, context);
     event_record(event, stream);
-    scheduler_wait_event(s, event, stream->name);
+    scheduler_wait_event(s, event);
 }
 
 #endif

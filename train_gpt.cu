@@ -1,13 +1,6 @@
 // train_gpt.cu: the training loop and main. Read it from top to bottom: validation, the
 // loop, the life of a run, the commands.
 //
-//   train_gpt [train] OPTIONS    trains, alone or as one rank under mpirun or srun
-//   train_gpt sample OPTIONS     prints a text that a model on disk continues
-//   train_gpt eval OPTIONS       perplexity, LAMBADA or HellaSwag of a model on disk
-//   train_gpt plan OPTIONS       prints the memory and the time that a run would take, under every rule
-//   train_gpt tokenize OPTIONS   token files of lines of JSON
-//   train_gpt help TOPIC         an option, a group of them, a command; help all: everything
-//
 // The update rule (rules.h) decides what a commit is and what runs beside what; this file
 // calls one commit after another. A mistake of the user ends all ranks with one line and
 // exit code 2 before anything is allocated (program/agreement.h); later only the system

@@ -339,22 +339,21 @@ static inline int command_eval(Run *run) {
     StreamPlace place = {placement_gpu(placement), placement->precision, false};
     ThreadPool *pool = thread_pool_create(threads, true);
     Stream *stream = stream_create("evaluation", pool, &place);
-    Event *ended = event_create();
+    Event ended = {NULL, 0};
     if (pool == NULL || stream == NULL) {
         transport_fail(transport, "the system does not give %d threads", threads);
     }
 
     terminal_open(&run->terminal, stdout);
     stream_run(stream, evaluation_task, evaluation);
-    event_record(ended, stream);
-    while (!event_wait(ended, 3600)) {}
+    event_record(&ended, stream);
+    while (!event_wait(&ended, 3600)) {}
     terminal_clear(&run->terminal);
     good = evaluate_summarise(&evaluation->set, evaluation->scores, &summary, &error);
     agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
     if (run_is_main(run)) { evaluate_print(stdout, &evaluation->set, &summary); }
 
     stream_destroy(stream);
-    event_destroy(ended);
     thread_pool_destroy(pool);
     arena_release(&run->arena);
     free(evaluation->scores);

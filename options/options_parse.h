@@ -7,10 +7,9 @@
 // A configuration is a JSON object of option names and values. Each run saves its own as
 // OUT/config.json; the log and checkpoints hold the same object. null: not given.
 //
-// Nothing is changed or ignored silently. An unknown name, a bad value, an option given
-// twice, one that the command does not use, or two of which one makes the other pointless
-// are refused in one sentence, which says what is allowed and the nearest valid name. (A
-// file may have options for another command, since a saved configuration holds them all.)
+// Nothing is changed or ignored silently: what cannot be taken is refused in one sentence,
+// which says what is allowed and the nearest valid name. (A file may have options for
+// another command, since a saved configuration holds them all.)
 #ifndef ACCO_OPTIONS_OPTIONS_PARSE_H
 #define ACCO_OPTIONS_OPTIONS_PARSE_H
 
@@ -30,11 +29,9 @@
 // ---------------------------------------------------------------------------------------
 // A value from text
 
-static inline void *option_field(const OptionSpec *option, Options *options) {
-    return (char *)options + option->offset;
-}
-static inline const void *option_field_const(const OptionSpec *option, const Options *options) {
-    return (const char *)options + option->offset;
+// For readers, too: only option_set writes to it.
+static inline void *option_field(const OptionSpec *option, const Options *options) {
+    return (char *)(size_t)options + option->offset;
 }
 
 // text <- the choices, such as "fp32, bf16 or int8".
@@ -146,8 +143,7 @@ static inline bool option_set_text(const OptionSpec *option, Options *options, c
                          sizeof(OptionText) - 1);
     }
     if ((double)length < option->minimum) {
-        return error_set(error, "--%s needs a value: --%s %s", option->name, option->name,
-                         option->metavariable);
+        return error_set(error, "--%s needs a value: %s", option->name, option->metavariable);
     }
     json_t *as_json = json_string(text);
     if (as_json == NULL) { return error_set(error, "--%s: the text is not valid UTF-8", option->name); }
@@ -212,7 +208,7 @@ static inline void option_print_real(double value, char text[OPTION_VALUE_SIZE])
 // Whether the value is the one that the word stands for; only numbers have words.
 static inline bool option_has_word_value(const OptionSpec *option, const Options *options) {
     if (option->word == NULL) { return false; }
-    const void *field = option_field_const(option, options);
+    const void *field = option_field(option, options);
     return (option->type == OPTION_REAL ? *(const double *)field : (double)*(const int64_t *)field) ==
            option->word_value;
 }
@@ -228,7 +224,7 @@ static inline bool options_leave(Options *options, const void *field) {
 // The value as option_set reads it: in `text`, or of a text the field itself.
 static inline const char *option_print_value(const OptionSpec *option, const Options *options,
                                              char text[OPTION_VALUE_SIZE]) {
-    const void *field = option_field_const(option, options);
+    const void *field = option_field(option, options);
     if (option->type == OPTION_TEXT) { return (const char *)field; }
     if (option->type == OPTION_SWITCH) {
         snprintf(text, OPTION_VALUE_SIZE, "%s", *(const bool *)field ? "on" : "off");
@@ -307,7 +303,7 @@ static inline json_t *options_as_json(const Options *options) {
     Options defaults;
     options_defaults(&defaults);
     for (const OptionSpec *option = option_table; option < option_end; option++) {
-        const void *field = option_field_const(option, options);
+        const void *field = option_field(option, options);
         json_t *value;
         if (option->type == OPTION_SWITCH) {
             value = json_boolean(*(const bool *)field);
@@ -490,18 +486,10 @@ static inline bool options_next(int argc, char **argv, int *position, const Opti
                                 const char **value, Error *error) {
     const char *word = argv[(*position)++];
     char name[64], excerpt[64];
-    if (word[0] != '-') {
-        const char *before = *position > 2 ? argv[*position - 3] : "";
-        struct stat status;
-        text_excerpt(word, excerpt);
-        if (strncmp(before, "--", 2) != 0 || stat(word, &status) != 0 || !S_ISREG(status.st_mode)) {
-            return error_set(error, "unexpected word %s: options are written --name value (--help)", excerpt);
-        }
-        // The word behind a list, such as a second file, is most often the work of the shell.
+    if (word[0] != '-') { // a second file is most often the work of the shell
         return error_set(error,
-                         "unexpected word %s, which is a file: if the shell made it from a pattern, quote "
-                         "that, as in %s 'tokens_*.bin'",
-                         excerpt, text_excerpt(before, name));
+                         "unexpected word %s: options are written --name value, patterns of files in quotes",
+                         text_excerpt(word, excerpt));
     }
     const char *equals = strchr(word, '=');
     size_t length = equals == NULL ? strlen(word) : (size_t)(equals - word);
@@ -513,10 +501,10 @@ static inline bool options_next(int argc, char **argv, int *position, const Opti
     } else if (*position < argc && strncmp(argv[*position], "--", 2) != 0) {
         *value = argv[(*position)++];
     } else {
-        const char *hint = (*option)->type == OPTION_TEXT ? (*option)->metavariable : "VALUE";
+        bool text = (*option)->type == OPTION_TEXT;
         char allowed[OPTION_VALUE_SIZE];
-        return error_set(error, "%s needs a value: %s %s; allowed: %s", name, name, hint,
-                         option_allowed(*option, allowed));
+        return error_set(error, "%s needs a value: %s", name,
+                         text ? (*option)->metavariable : option_allowed(*option, allowed));
     }
     return true;
 }
@@ -529,25 +517,23 @@ static const char *const command_names[COMMANDS_BY_NAME] = {"train",    "sample"
 // to the first option. -h asks for the overview, --help for all or a command's use.
 static inline bool options_parse_command(int argc, char **argv, Options *options, int *position,
                                          Error *error) {
-    char excerpt[64];
+    char excerpt[64], hint[NAME_HINT], all[96] = "";
     int found = COMMAND_TRAIN;
     *position = 1;
     if (argc > 1 && argv[1][0] != '-') {
-        for (found = 0; found < COMMANDS_BY_NAME && strcmp(argv[1], command_names[found]) != 0;) { found++; }
+        for (found = 0; found < COMMANDS_BY_NAME && strcmp(argv[1], command_names[found]) != 0; found++) {
+            text_join(all, sizeof all, ", ", "%s", command_names[found]);
+        }
         if (found == COMMANDS_BY_NAME) {
-            char hint[NAME_HINT];
-            return error_set(
-                error, "unknown command %s%s; commands: train, sample, eval, plan, tokenize, help",
-                text_excerpt(argv[1], excerpt), name_hint(argv[1], command_names, COMMANDS_BY_NAME, hint));
+            name_hint(argv[1], command_names, COMMANDS_BY_NAME, hint);
+            return error_set(error, "unknown command %s%s; commands: %s", text_excerpt(argv[1], excerpt),
+                             hint, all);
         }
         *position = 2;
     }
     options->command = (OptionsCommand)found;
     if (found == COMMAND_HELP && argc > 2) {
-        if (argc > 3) {
-            return error_set(error, "help takes one topic: train_gpt help %s",
-                             text_excerpt(argv[2], excerpt));
-        }
+        if (argc > 3) { return error_set(error, "help takes one topic, as in train_gpt help lr"); }
         if (strcmp(argv[2], "markdown") == 0) { options->command = COMMAND_HELP_MARKDOWN; }
         snprintf(options->topic, sizeof options->topic, "%s", argv[2]);
         *position = argc;
@@ -567,16 +553,14 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
 }
 
 static inline bool options_check_use(OptionsCommand command, const OptionSpec *option, Error *error) {
-    static const char *const names[] = {"training",       "train_gpt sample",   "train_gpt eval",
-                                        "train_gpt plan", "train_gpt tokenize", "train_gpt average"};
-    char users[160] = "";
+    char users[96] = "";
     if (option_is_of_command(option, command)) { return true; }
     for (int user = COMMAND_TRAIN; user < COMMAND_HELP; user++) {
         bool uses = option_is_of_command(option, (OptionsCommand)user);
-        if (uses) { text_join(users, sizeof users, " and ", "%s", names[user]); }
+        if (uses) { text_join(users, sizeof users, " and ", "%s", command_names[user]); }
     }
-    return error_set(error, "--%s has no effect on %s: it is for %s (see train_gpt help %s)", option->name,
-                     names[command], users, command_names[command]);
+    return error_set(error, "--%s has no effect on train_gpt %s: it is for %s", option->name,
+                     command_names[command], users);
 }
 
 // Where one option takes the place of another, the one from the later source counts, and the

@@ -31,8 +31,7 @@
     OPTION("rank-accumulate", RULE, OTHER_BITS, TEXT, rank_accumulate, "", 0, "LIST",
      .rules = "ddp, zero1, dpu, acco-wp or acco", .instead_of = "accumulate", .help =
      "A number of micro-batches for each rank, as in 4,4,1,1, instead of --accumulate. It lets fast and slow "
-     "ranks finish together; every micro-batch still has the same weight. For acco every number must be 2 or "
-     "more.")
+     "ranks finish together; every micro-batch still has the same weight. For acco each must be 2 or more.")
     OPTION("wire", RULE, OTHER_BITS, CHOICE, wire, "fp32", .choices = {"fp32", "bf16", "int8", "int4",
      "e3m0"}, .excludes = "optimizer sparse-loco", .also = "compression", .help =
      "Number format in which ranks send vectors to each other; sums are fp32 (but see --exchange library). "
@@ -49,14 +48,12 @@
      "with fp32 or bf16 on the wire: made for speed at scale, but the bits then depend on the library and on "
      "how the GPUs are connected. auto: two-level where several hosts have several ranks, otherwise flat.")
     OPTION("overlap", RULE, SAME_BITS, SWITCH, overlap, "on", .help =
-     "off waits for every operation before the next one starts: the same bits, but slower. It shows what "
-     "overlap brings.")
+     "off: every operation ends before the next one starts. The same bits, but slower.")
 
     OPTION("bucket-mb", SHARED, SAME_BITS, REAL, bucket_mb, "auto", 1e-3, 1e6, "MB", .word = "auto",
      .rules = "ddp or zero1", .help =
      "Size of the buckets in which gradients are sent during the backward pass. Small buckets leave earlier "
-     "but cost more messages; large ones leave more to wait for at the end. auto: chosen from the measured "
-     "link, and printed.")
+     "but cost more messages; large ones leave more to wait for at the end. auto: from the measured link.")
     OPTION("sequential", SHARED, FROM_TOKENS, INTEGER, sequential, "0", 0, OPTION_NO_LIMIT, "COMMITS",
      .word = "warmup", .word_value = -1, .rules = "dpu, acco-wp or acco", .follows = "warmup", .help =
      "The first COMMITS commits run without overlap, as under zero1: safer while the parameters change "
@@ -82,8 +79,7 @@
      "Number format in which the estimate is exchanged; the commit keeps --wire. A coarser format saves up "
      "to half of acco's traffic. It does not round the parameters, but the gradients of the round beside the "
      "commit are computed at a coarser estimate of them. same: as --wire. auto: the finest with which "
-     "commits take no longer than with any other, by a measurement, as --acco-split auto; the bits then "
-     "follow from it.")
+     "commits take no longer than with any other, measured as for --acco-split auto; bits follow from it.")
 
     RULE_OPTION("co2-tau", LOCAL, OTHER_BITS, INTEGER, rules.co2.inner_steps, "12", 1, 1e6, "N",
      .rules = "co2", .help =
@@ -218,8 +214,7 @@
      .instead_of = "tokens", .needs = "data", .help =
      "Length of the training in passes over the training data, such as 3 or 0.5, instead of --tokens. What "
      "is held out for validation is no part of it. The run saves the number of tokens that it comes to as "
-     "--tokens. Not for the built-in corpus, which is endless, or for several sources, each of which has "
-     "epochs of its own.")
+     "--tokens. Not for the built-in corpus, which is endless, or for several sources.")
     OPTION("seed", DATA, OTHER_BITS, INTEGER, seed, "1", 0, 4294967295.0, "N",
      .commands = FOR_TRAINING | FOR_SAMPLES, .also = "random-seed", .help =
      "Determines the initial parameters, the order of the data and the sample. With the same seed and the "
@@ -258,8 +253,7 @@
      "(1 - mu) updates, but at most a third of the run.")
     OPTION("weight-decay", RATE, OTHER_BITS, REAL, weight_decay, "auto", 0, 100, "X", .word = "auto",
      .word_value = -1, .also = "wd", .help =
-     "AdamW shrinks the parameters by this times the learning rate at each commit. auto: 0.1; for --finetune "
-     "0.")
+     "Each commit shrinks the parameters by this times the learning rate. auto: 0.1; for --finetune 0.")
     OPTION("decay", RATE, OTHER_BITS, CHOICE, decay, "matrices", .choices = {"matrices", "all"}, .help =
      "What decays: weight matrices and embeddings only, or biases and normalisation as well.")
     OPTION("beta1", RATE, OTHER_BITS, REAL, beta1, "0.9", 0, 0.999999, "X", .help =
@@ -318,19 +312,16 @@
      "layernorm", "block"}, .help =
      "What the backward pass computes again instead of reading it from memory. gelu: the outputs of GELU; "
      "layernorm: those of the LayerNorms, too; block: whole layers, which takes a third more time and a "
-     "fraction of the memory. auto: the least that fits into the GPU. On a CPU: none or block, and auto is "
-     "none.")
+     "fraction of the memory. auto: the least that fits into the GPU. On a CPU: none (auto) or block.")
     OPTION("gpu-exchange", MACHINE, SAME_BITS, CHOICE, gpu_exchange, "auto", .choices = {"auto", "nccl",
      "host"}, .help =
      "How GPUs send each other what --wire encodes; who adds is --exchange. nccl: directly; every rank needs "
      "a GPU of its own. host: through host memory and MPI, which leaves the GPU's processors free. auto: "
-     "nccl where possible. Both add in the same order; the GPU's library may compute products in another way "
-     "beside nccl.")
+     "nccl where possible. Both add in the same order; beside nccl products may be computed in another way.")
     OPTION("nccl-ctas", MACHINE, SAME_BITS, INTEGER, nccl_ctas, "auto", 1, 1024, "N", .word = "auto", .help =
      "Multiprocessors of the GPU that NCCL may occupy beside the computation, on each level of the exchange. "
      "Matrix products beside an exchange are planned for the others. Fewer leave more for these but may not "
-     "fill a fast link. auto: 8, and at most an eighth of the GPU. Messages of NCCL take a power of two, "
-     "rounded up.")
+     "fill a fast link. auto: 8, and at most an eighth of the GPU. Messages take a power of two, rounded up.")
     OPTION("threads", MACHINE, SAME_BITS, INTEGER, threads, "auto", 1, 4096, "N", .word = "auto",
      .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_TOKENS, .help =
      "Compute threads per rank. auto: the physical cores of the node divided by its ranks, or those that the "
@@ -339,19 +330,16 @@
      "How many ranks `train_gpt plan` plans for. A run has as many as mpirun or srun started.")
     OPTION("gpu-memory", MACHINE, SAME_BITS, COUNT, gpu_memory, "auto", 1e6, OPTION_NO_LIMIT, "BYTES",
      .word = "auto", .commands = FOR_PLANS, .excludes = "device cpu", .help =
-     "Lets `train_gpt plan` plan for a GPU that is elsewhere, by its memory: 80G for one of 80 GB. auto: for "
-     "the GPU of this node.")
+     "Plans for a GPU that is elsewhere, by its memory: 80G for one of 80 GB. auto: this node's GPU.")
     OPTION("timeout-s", MACHINE, SAME_BITS, REAL, timeout_s, "300", 1, 1e6, "SECONDS",
      .commands = FOR_TRAINING | FOR_EVALUATION, .help =
-     "A collective operation that waits longer than this ends the whole run, on all ranks, and names the "
-     "ranks that did not arrive.")
+     "A wait for another rank that takes longer ends the run on all ranks, and names that rank.")
 
     OPTION("report-every", REPORT, SAME_BITS, INTEGER, report_every, "10", 1, OPTION_NO_LIMIT, "COMMITS",
      .help = "Commits between two reports on the terminal and in the log.")
     OPTION("val-every", REPORT, SAME_BITS, INTEGER, val_every, "50", 1, OPTION_NO_LIMIT, "COMMITS",
      .word = "end", .help =
-     "Commits between two validations, which cost a forward pass of --val-batches each. end: only at the "
-     "end.")
+     "Commits between two validations, each a forward pass of --val-batches. end: only at the end.")
     OPTION("val-batches", REPORT, HELD_OUT, INTEGER, val_batches, "16", 1, 1e6, "N", .word = "none", .help =
      "Micro-batches of one validation, over all ranks, at most as many as visit every held-out window once. "
      "More are less noisy and take longer; none: no validation.")
@@ -359,8 +347,7 @@
      "How often a checkpoint is written to OUT/checkpoints: a number of commits, or a time such as 30s, 10m "
      "or 2h. Each needs about 16 bytes a parameter, 12 with --moments bf16, and is written beside training "
      "where there is memory for a copy. end: only at the end, and when Ctrl-C or a signal asks the run to "
-     "stop (exit code 75: start it again with --resume auto). never: not even then (exit code 4), for "
-     "benchmarks.")
+     "stop (exit code 75: go on with --resume auto). never: not even then (exit code 4), for benchmarks.")
     OPTION("keep", REPORT, SAME_BITS, INTEGER, keep, "2", 1, 1e6, "N", .help =
      "How many of the latest checkpoints are kept.")
     OPTION("keep-every", REPORT, SAME_BITS, INTEGER, keep_every, "off", 1, OPTION_NO_LIMIT, "COMMITS",
@@ -412,8 +399,7 @@
     OPTION("sample-every", SAMPLE, SAME_BITS, INTEGER, sample_every, "end", 1, OPTION_NO_LIMIT, "COMMITS",
      .word = "end", .excludes = "sample-tokens none", .help =
      "Commits between two samples, which also go into the log. Rank 0 writes them on its CPU while the other "
-     "ranks wait: about a forward pass of one position for every token. end: one sample, when training has "
-     "ended.")
+     "ranks wait: about a forward pass of one position for every token. end: one, at the end.")
     OPTION("temperature", SAMPLE, SAME_BITS, REAL, temperature, "0.8", 0, 100, "X",
      .commands = FOR_TRAINING | FOR_SAMPLES, .help =
      "Lower is safer and duller, higher is wilder; 0 always takes the most likely token.")
@@ -442,15 +428,13 @@
     OPTION("link-mbit", EMULATION, SAME_BITS, REAL, link_mbit, "off", 1e-3, 1e6, "MBIT", .word = "off",
      .also = "bandwidth", .help =
      "Emulates a slow network: no host sends more than MBIT million bits a second to others; its ranks share "
-     "that equally. Where all ranks are on one machine, each counts as a host, unless --ranks-per-host says "
-     "otherwise.")
+     "that equally. On one machine each rank counts as a host, unless --ranks-per-host says otherwise.")
     OPTION("ranks-per-host", EMULATION, PLACEMENT, INTEGER, ranks_per_host, "auto", 1, 1e6, "N",
      .word = "auto", .help =
      "Lets every N consecutive ranks count as one host, whatever machine they are on: for an emulated link, "
      "and so that a run that is resumed on other machines still adds in the same order. auto: the machines.")
     OPTION("link-us", EMULATION, SAME_BITS, REAL, link_us, "off", 1e-3, 1e6, "US", .word = "off", .help =
-     "Emulates a distant network: every message arrives US microseconds late. Many small messages suffer "
-     "most.")
+     "Emulates a distant network: every message is US microseconds late. Small messages suffer most.")
     OPTION("chaos-ms", EMULATION, SAME_BITS, REAL, chaos_ms, "off", 1e-3, 6e4, "MS", .word = "off", .help =
      "Waits for a random time of up to MS milliseconds before every communication operation. No bit of a "
      "result may change: a test of the scheduler.")
@@ -467,9 +451,8 @@
      "and says what would be faster.")
     OPTION("compute-ms", PLAN, SAME_BITS, REAL, compute_ms, "auto", 1e-6, 1e9, "MS", .word = "auto",
      .commands = FOR_PLANS, .help =
-     "What one rank needs to compute one micro-batch, forward and backward. auto: as in --like; without it, "
-     "measured here where that takes no more than a few seconds, otherwise worked out from the measured rate "
-     "of matrix products.")
+     "What one rank needs to compute one micro-batch, forward and backward. auto: as in --like, or measured "
+     "here where that takes seconds, or worked out from the rate of matrix products.")
     OPTION("gpu-tflops", PLAN, SAME_BITS, REAL, gpu_tflops, "unknown", 1e-3, 1e6, "TFLOPS", .word = "unknown",
      .commands = FOR_PLANS, .instead_of = "compute-ms, like", .needs = "gpu-memory", .help =
      "The peak of the GPU of --gpu-memory in its matrix products, 10^12 operations a second, as its maker "
@@ -481,8 +464,7 @@
      "share them. What data get of it is 95 %. auto: --link-mbit, and where that is off 10000.")
     OPTION("host-us", PLAN, SAME_BITS, REAL, host_us, "auto", 1e-3, 1e8, "US", .word = "auto",
      .commands = FOR_PLANS, .help =
-     "Microseconds that a short message takes from one host to another. auto: --link-us, and where that is "
-     "off 50.")
+     "Microseconds of a short message from one host to another. auto: --link-us, or 50 where that is off.")
     OPTION("inside-mbit", PLAN, SAME_BITS, REAL, inside_mbit, "off", 1e-3, 1e8, "MBIT", .word = "off",
      .commands = FOR_PLANS, .help =
      "Million bits a second that each rank can send to the others of its host. off: as fast as memory, which "

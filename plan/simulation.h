@@ -362,25 +362,26 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
 }
 
 // StreamSimulator::record. A job that follows the backward pass sets its own events.
-static inline void simulation_record(void *self, Event *event, Stream *stream) {
+static inline void simulation_record(void *self, const Event *event, Stream *stream) {
     Simulation *simulation = (Simulation *)self;
     Scheduler *s = simulation->scheduler;
     if (stream == s->compute) {
         memcpy(simulation->computed, simulation->compute, (size_t)simulation->width * sizeof(double));
     } else if (!(s->settings.overlap && s->job_in_flight && s->job.follows)) {
-        *(event == s->stepped ? &simulation->stepped : &simulation->communicated) = simulation->communication;
+        *(event == &s->stepped ? &simulation->stepped : &simulation->communicated) =
+            simulation->communication;
     }
 }
 
 static inline double simulation_happens(const Simulation *simulation, const Event *event, int rank) {
     const Scheduler *s = simulation->scheduler;
-    return event == s->computed  ? simulation->computed[rank]
-           : event == s->stepped ? simulation->stepped
-                                 : simulation->communicated;
+    return event == &s->computed  ? simulation->computed[rank]
+           : event == &s->stepped ? simulation->stepped
+                                  : simulation->communicated;
 }
 
 // StreamSimulator::has_happened. Ranks for which it has leave what follows to the others.
-static inline bool simulation_has_happened(void *self, Event *event) {
+static inline bool simulation_has_happened(void *self, const Event *event) {
     Simulation *simulation = (Simulation *)self;
     int late = 0;
     for (int i = 0; i < simulation->width; i++) {
@@ -392,7 +393,7 @@ static inline bool simulation_has_happened(void *self, Event *event) {
 }
 
 // StreamSimulator::wait
-static inline void simulation_wait(void *self, Event *event) {
+static inline void simulation_wait(void *self, const Event *event) {
     Simulation *simulation = (Simulation *)self;
     for (int i = 0; i < simulation->width; i++) {
         simulation->host[i] = fmax(simulation->host[i], simulation_happens(simulation, event, i));
@@ -445,9 +446,6 @@ static inline void simulation_open(Simulation *simulation, Scheduler *scheduler,
     simulation->busy = clocks + 4 * width;
     for (int i = 0; i < simulation->width; i++) { simulation->joins[i] = true; }
     scheduler->compute->simulator = scheduler->communication->simulator = &simulation->simulator;
-    scheduler->computed = event_create();
-    scheduler->stepped = event_create();
-    scheduler->communicated = event_create();
     trace_open(&scheduler->trace, false);
     watermark_create(&scheduler->finished, 0);
     watermark_create(&scheduler->arrived, WATERMARK_ALL);
@@ -460,9 +458,6 @@ static inline void simulation_close(Simulation *simulation) {
     free(simulation->arrivals);
     free(s->compute);
     free(s->communication);
-    event_destroy(s->computed);
-    event_destroy(s->stepped);
-    event_destroy(s->communicated);
     watermark_destroy(&s->finished);
     watermark_destroy(&s->arrived);
     trace_close(&s->trace);

@@ -184,16 +184,11 @@ static inline bool fit_check(const Setup *setup, const MemoryRoom *room, Error *
                   rule_shards(rule) ? ", or more ranks, which share the optimizer's state" : "");
     }
     MemoryRoom needs = arena_needs(setup->arena);
-    bool of_gpu = room->gpu > 0 && needs.gpu > room->gpu,
-         shared = !of_gpu && setup->transport->local_size > 1;
-    return error_set(error, "%s with --micro-batch %lld needs %s %s%s, and %s are available%s: %s",
+    bool of_gpu = room->gpu > 0 && needs.gpu > room->gpu;
+    return error_set(error, "%s with --micro-batch %lld needs %s %s for a rank, and %s are available: %s",
                      setup->config->name, (long long)setup->options->micro_batch,
                      size_text(of_gpu ? needs.gpu : needs.host, needed), of_gpu ? "on the GPU" : "of memory",
-                     shared ? " for each rank" : "", size_text(of_gpu ? room->gpu : room->host, available),
-                     of_gpu   ? " for this rank"
-                     : shared ? " for each of those on this node"
-                              : "",
-                     text);
+                     size_text(of_gpu ? room->gpu : room->host, available), text);
 }
 
 #endif

@@ -1,11 +1,9 @@
 // launch_checks.h: mistakes in launching the program, found before they cost anything.
 //
-// Three mistakes that nothing else reveals. Open MPI binds each of one or two ranks to
-// one core, so that more threads bring nothing. A launcher of another MPI starts N copies
-// that each believe to be alone. And a mistyped option would be reported once per rank.
-//
-// Decisions are functions of numbers and of the environment, so that tests can put them
-// on any machine, and come with a reason that the program prints. Nothing here needs MPI.
+// Open MPI binds each of one or two ranks to one core, so that more threads bring nothing. A
+// launcher of another MPI starts N copies that each believe to be alone. Decisions are
+// functions of numbers and of the environment, so that tests can put them on any machine, and
+// come with a reason that the program prints. Nothing here needs MPI.
 #ifndef ACCO_PROGRAM_LAUNCH_CHECKS_H
 #define ACCO_PROGRAM_LAUNCH_CHECKS_H
 
@@ -55,34 +53,24 @@ static inline int launch_launcher_rank(void) {
 }
 
 // Refuses to run where a launcher started several processes, but this one sees a world of
-// one. world_size: ranks according to the transport; has_mpi: the program was built with
-// MPI. mpirun's variables count more than Slurm's, which its processes inherit.
+// one. has_mpi: the program was built with MPI. mpirun's variables count more than Slurm's,
+// which its processes inherit.
 static inline bool launch_check_copies(int world_size, bool has_mpi, Error *error) {
     if (world_size > 1) { return true; }
     long started = launch_environment_number("OMPI_COMM_WORLD_SIZE");
     if (started < 0) { started = launch_environment_number("PMI_SIZE"); }
-    bool by_mpirun = started >= 0;
     if (started < 0) { started = launch_environment_number("SLURM_STEP_NUM_TASKS"); }
     long slurm_rank = launch_environment_number("SLURM_PROCID");
     bool certain = started >= 0 || slurm_rank > 0;
     if (started < 0 && slurm_rank >= 0) { started = launch_environment_number("SLURM_NTASKS"); }
     if (started <= 1) { return true; }
-    if (!certain) { // task 0 of many looks the same as a batch script that calls the program directly
-        return error_set(error,
-                         "the Slurm job has %ld tasks but this program runs alone: use srun --mpi=pmix or "
-                         "mpirun%s, or srun -n 1 for one rank",
-                         started,
-                         has_mpi ? "" : " (and build with MPI: install libopenmpi-dev, then run make again)");
-    }
-    const char *remedy = "use srun --mpi=pmix or mpirun";
-    if (!has_mpi) {
-        remedy = "this program was built without MPI; install libopenmpi-dev (or load your cluster's MPI "
-                 "module), run make again, and start it with mpirun or srun --mpi=pmix";
-    } else if (by_mpirun) {
-        remedy = "use the mpirun of the MPI that the program was built with (ldd train_gpt names it), or "
-                 "srun --mpi=pmix";
-    }
-    return error_set(error, "%ld independent copies were started: %s", started, remedy);
+    // Task 0 of many looks the same as a batch script that calls the program directly.
+    return error_set(error, "%ld %s: %suse srun --mpi=pmix%s or mpirun%s", started,
+                     certain ? "independent copies were started"
+                             : "tasks are in this Slurm job, and this program runs alone",
+                     has_mpi ? "" : "it was built without MPI: install libopenmpi-dev, run make again, and ",
+                     certain ? "" : " (for one rank srun -n 1)",
+                     has_mpi ? " of the MPI that it was built with (ldd train_gpt names it)" : "");
 }
 
 // Chooses how many threads this rank computes with. All numbers but `asked` are at least 1.
@@ -105,15 +93,9 @@ static inline void launch_choose_threads(int mask_cores, int node_cores, int loc
     } else if (mask_cores < share) {
         snprintf(choice->reason, sizeof choice->reason, "the launcher bound this rank to %d of %d cores",
                  mask_cores, node_cores);
-    } else if (local_ranks > node_cores) {
-        snprintf(choice->reason, sizeof choice->reason, "%d ranks share %d core%s", local_ranks, node_cores,
-                 plural(node_cores));
-    } else if (local_ranks > 1) {
-        snprintf(choice->reason, sizeof choice->reason, "%d cores shared by %d ranks", node_cores,
-                 local_ranks);
     } else {
-        snprintf(choice->reason, sizeof choice->reason, "all %d core%s of this node", node_cores,
-                 plural(node_cores));
+        snprintf(choice->reason, sizeof choice->reason, "%d core%s of this node for %d rank%s", node_cores,
+                 plural(node_cores), local_ranks, plural(local_ranks));
     }
     if (mask_cores < share && (asked == 0 || asked > mask_cores)) {
         snprintf(choice->warning, sizeof choice->warning,

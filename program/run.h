@@ -2,17 +2,7 @@
 //
 // Everything that lives as long as the program does hangs on one Run, which main makes and
 // all commands share; there are no globals. A function takes the parts that it needs, and
-// the Run only where the whole of it is meant. Training fills it in this order:
-//
-//   options/        options, and from them the rule
-//   train_gpt.cu    transport, signals, terminal: the ranks meet
-//   placement.h     device, precision, how GPUs exchange
-//   setup.h         model; rates, when the length is known; memory
-//   data.h          the data, and their tokens once there is a directory
-//   resume.h        options of the checkpoint that the run continues
-//   start.h         directory, lock and log; threads, first parameters, streams
-//   plan/choose.h   what is measured before training
-//   resume.h        the state of that checkpoint
+// the Run only where the whole of it is meant. command_train fills it.
 #ifndef ACCO_PROGRAM_RUN_H
 #define ACCO_PROGRAM_RUN_H
 

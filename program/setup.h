@@ -136,11 +136,10 @@ static inline double tokens_per_epoch(const DataLoader *data) {
 static inline bool choose_length(Run *run, Error *error) {
     Options *options = &run->options;
     double asked = options->epochs;
-    bool counts = asked > 0 && run->data.training_windows > 0;
     if (asked > 0 && run->data.source_count > 1) {
         return error_set(error, "--epochs: each of several sources has epochs of its own: give --tokens");
     }
-    if (counts) {
+    if (asked > 0 && run->data.training_windows > 0) {
         double tokens = ceil(asked * tokens_per_epoch(&run->data));
         if (!(tokens <= OPTION_NO_LIMIT)) {
             return error_set(error,
@@ -150,12 +149,7 @@ static inline bool choose_length(Run *run, Error *error) {
         options->tokens = (int64_t)tokens;
         options->epochs = 0;
     }
-    if (!choose_rates(run, error)) { return false; }
-    int ranks = run->transport.size;
-    if (options_check_ranks(options, ranks, run->T, error)) { return true; }
-    Error reason = *error;
-    bool is_length = options_check_rank_numbers(options, ranks, error);
-    return counts && is_length && error_set(error, "--epochs %g: %.900s", asked, reason.text);
+    return choose_rates(run, error) && options_check_ranks(options, run->transport.size, run->T, error);
 }
 
 // ---------------------------------------------------------------------------------------

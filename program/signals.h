@@ -1,25 +1,19 @@
 // signals.h: what a rank does when it is asked to stop, or killed from outside.
 //
-// SIGINT, SIGTERM, SIGHUP and SIGUSR1 all ask a rank to stop. The rank sets a flag. While
-// it trains, all ranks learn of it with the next job (Wishes::stop_agreed); while it
-// validates, with the next batch; while it starts, when the ranks agree on something
-// (agree_or_exit). They save what there is and leave together; the exit code is 75, and 4
-// with --save-every never. Nothing here ends a rank that saves slowly. A rank that waits for
-// a dead one ends at the deadline of the transport, and names it.
-//
-// A second SIGINT ends the rank at once, and says what is lost.
-//
-// SIGPIPE means that the output has no reader any more, as behind `| head`. The log has
-// all that was printed, so the run says once on stderr that it continues (report_window).
+// SIGINT, SIGTERM, SIGHUP and SIGUSR1 all ask a rank to stop: it sets a flag, of which all
+// ranks learn with the next job (Wishes::stop_agreed), the next batch of a validation, or
+// when they next agree on something (agree_or_exit). They save what there is and leave
+// together. Nothing here ends a rank that saves slowly; only a second SIGINT ends it at once.
 //
 // The launcher also uses SIGTERM to end the remaining ranks when one has died, and says
-// only which and where. So on SIGTERM a rank prints one line that says where it was, and
-// whether the process of a rank on this host is gone; then also what is lost. Only ranks
-// 0 and 1 print: so one is left whichever has died, and not a thousand lines. A rank that
-// leaves in order, or that has already said why the run must end, prints nothing.
+// only which and where. So on SIGTERM a rank prints where it was, whether the process of a
+// rank on this host is gone, and what is lost. Only ranks 0 and 1 print: so one is left
+// whichever has died, and not a thousand lines. A rank that leaves in order, or that has
+// already said why the run must end, prints nothing.
 //
 // FAILURE_SIGNAL (runtime/errors.h) comes from this process itself: something that knows no
-// ranks has failed, such as CUDA, and all ranks end at once.
+// ranks has failed, such as CUDA, and all ranks end at once. SIGPIPE is ignored: the log has
+// all that a reader who has gone, as behind `| head`, would have read (report_window).
 //
 //   signal_watch_mask      before the first thread is created: blocks the signals in all
 //   signal_watch_prepare   starts a thread that waits for them
@@ -71,14 +65,21 @@ static inline void signal_watch_note_saved(SignalWatch *watch, int64_t commit) {
     __atomic_store_n(&watch->saved_commit, commit, __ATOMIC_RELAXED);
 }
 
+// text <- what a run loses that ends here.
+static inline const char *signal_watch_lost(const SignalWatch *watch, char text[64]) {
+    long long saved = (long long)__atomic_load_n(&watch->saved_commit, __ATOMIC_RELAXED);
+    if (saved < 0) { return strcpy(text, "nothing of this run is saved"); }
+    snprintf(text, 64, "all after checkpoint commit-%lld is lost", saved);
+    return text;
+}
+
 // On SIGTERM, on the ranks that print: where it was, and advice. first: not asked before.
 static inline void signal_watch_report(const SignalWatch *watch, bool first) {
     const Transport *transport = watch->transport;
     const Hello *hellos = __atomic_load_n(&watch->hellos, __ATOMIC_ACQUIRE);
-    long long saved = (long long)__atomic_load_n(&watch->saved_commit, __ATOMIC_RELAXED);
     bool all_live = hellos != NULL; // every rank is on this host, and lives
     int lost = -1;                  // the first rank on this host whose process is gone
-    char gone[96] = "";
+    char gone[96] = "", text[64];
     if (transport->rank >= SIGNAL_WATCH_RANKS || __atomic_load_n(&transport->leaving, __ATOMIC_RELAXED)) {
         return;
     }
@@ -99,14 +100,10 @@ static inline void signal_watch_report(const SignalWatch *watch, bool first) {
         (long long)__atomic_load_n(&transport->commit, __ATOMIC_RELAXED), gone,
         __atomic_load_n(&transport->operation, __ATOMIC_RELAXED));
     bool advises = transport->rank == (lost == 0 ? 1 : 0);
-    if (advises && lost >= 0 && saved >= 0) {
-        fprintf(
-            stderr,
-            "train_gpt: all after checkpoint commit-%lld is lost; with --resume auto and the same --out the "
-            "run goes on from there\n",
-            saved);
-    } else if (advises && lost >= 0) {
-        fprintf(stderr, "train_gpt: nothing of this run is saved; --save-every 10m saves it on the way\n");
+    if (advises && lost >= 0) {
+        fprintf(stderr,
+                "train_gpt: %s; --save-every 10m saves a run on the way, --resume auto continues it\n",
+                signal_watch_lost(watch, text));
     } else if (advises && first && all_live && getenv("OMPI_COMM_WORLD_SIZE") != NULL) {
         // Open MPI's mpirun passes every wish to end on as SIGTERM, and sends SIGKILL a second later.
         fprintf(stderr, "train_gpt: mpirun leaves its ranks one second to save; started with scripts/launch "
@@ -144,13 +141,9 @@ static inline void *signal_watch_main(void *argument) {
         if (isfinite(interrupted) && now - interrupted > SIGNAL_WATCH_SAME) { break; }
         if (!isfinite(interrupted)) { interrupted = now; }
     }
-    int64_t saved = __atomic_load_n(&watch->saved_commit, __ATOMIC_RELAXED);
-    char lost[64] = "nothing of this run is saved";
-    if (saved >= 0) {
-        snprintf(lost, sizeof lost, "all after checkpoint commit-%lld is lost", (long long)saved);
-    }
+    char text[64];
     if (watch->transport->rank == 0) {
-        fprintf(stderr, "train_gpt: ended at once by a second SIGINT: %s\n", lost);
+        fprintf(stderr, "train_gpt: ended at once by a second SIGINT: %s\n", signal_watch_lost(watch, text));
     }
     pthread_sigmask(SIG_UNBLOCK, &watch->signals, NULL);
     raise(number); // with the default action, which ends the process

@@ -19,7 +19,8 @@
 // they would have ended, on a clock of its own (plan/simulation.h).
 //
 // One host thread records an event and waits for it. `context` belongs to the caller and
-// must live until the task has run. A kernel uses the threads of its task's stream.
+// must live until the task has run, and a stream as long as its events are asked. A kernel
+// uses the threads of its task's stream.
 #ifndef ACCO_RUNTIME_DEVICE_H
 #define ACCO_RUNTIME_DEVICE_H
 
@@ -40,7 +41,7 @@ typedef struct Stream Stream;
 typedef struct Event Event;
 typedef void (*StreamTask)(void *context, Stream *stream);
 
-// How many tasks may wait in a stream; then stream_run waits for room.
+// A stream's tasks, the running one included; then stream_run waits for room.
 enum { STREAM_CAPACITY = 256 };
 
 typedef struct StreamEntry {
@@ -52,9 +53,9 @@ typedef struct StreamEntry {
 typedef struct StreamSimulator {
     void *self;
     void (*run)(void *self, Stream *stream, StreamTask task, void *context);
-    void (*record)(void *self, Event *event, Stream *stream);
-    bool (*has_happened)(void *self, Event *event);
-    void (*wait)(void *self, Event *event);
+    void (*record)(void *self, const Event *event, Stream *stream);
+    bool (*has_happened)(void *self, const Event *event);
+    void (*wait)(void *self, const Event *event);
 } StreamSimulator;
 
 struct Stream {
@@ -69,17 +70,15 @@ struct Stream {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     StreamEntry entries[STREAM_CAPACITY];
-    uint64_t enqueued, taken; // entries [taken, enqueued) are waiting
-    bool prompt;              // its worker mostly waits, and should run as soon as it is woken
+    uint64_t enqueued, completed; // entries [completed, enqueued) run or wait
+    bool prompt;                  // its worker mostly waits, and should run as soon as it is woken
     bool stopping;
 };
 
+// A point of a stream: behind its first `position` tasks. All zeros: it was never recorded.
 struct Event {
-    pthread_mutex_t mutex;
-    pthread_cond_t happened;
-    uint64_t recorded;                // host: how often event_record was called
-    uint64_t completed;               // worker: how many of those points have been reached
-    const StreamSimulator *simulator; // that of the stream it was last recorded in
+    Stream *stream;
+    uint64_t position;
 };
 
 static inline double seconds_of(clockid_t clock) {
@@ -153,22 +152,22 @@ static inline void *stream_main(void *argument) {
     // Short sleeps, for a GPU or for messages, end when they should, not 50 us later.
     prctl(PR_SET_TIMERSLACK, 1UL);
     if (stream->prompt) { thread_wake_promptly(); }
+    pthread_mutex_lock(&stream->mutex);
     for (;;) {
-        pthread_mutex_lock(&stream->mutex);
-        while (stream->taken == stream->enqueued && !stream->stopping) {
+        while (stream->completed == stream->enqueued && !stream->stopping) {
             pthread_cond_wait(&stream->changed, &stream->mutex);
         }
-        if (stream->taken == stream->enqueued) {
-            pthread_mutex_unlock(&stream->mutex);
-            return NULL;
-        }
-        StreamEntry entry = stream->entries[stream->taken % STREAM_CAPACITY];
-        stream->taken++;
-        pthread_cond_broadcast(&stream->changed);
+        if (stream->completed == stream->enqueued) { break; }
+        StreamEntry entry = stream->entries[stream->completed % STREAM_CAPACITY];
         pthread_mutex_unlock(&stream->mutex);
         entry.task(entry.context, stream);
         stream_settle(stream);
+        pthread_mutex_lock(&stream->mutex);
+        stream->completed++;
+        pthread_cond_broadcast(&stream->changed);
     }
+    pthread_mutex_unlock(&stream->mutex);
+    return NULL;
 }
 
 typedef struct StreamPlace {
@@ -190,21 +189,25 @@ static inline Stream *stream_create(const char *name, ThreadPool *pool, const St
         stream->gpu = place->gpu;
         stream->queue = gpu_queue_create(place->high_priority);
     }
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC); // of event_wait's deadline
     pthread_mutex_init(&stream->mutex, NULL);
-    pthread_cond_init(&stream->changed, NULL);
+    pthread_cond_init(&stream->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
     if (pthread_create(&stream->worker, NULL, stream_main, stream) == 0) { return stream; }
     free(stream);
     return NULL;
 }
 
-// Returns at once, unless STREAM_CAPACITY tasks are waiting already.
+// Returns at once, unless the stream has STREAM_CAPACITY tasks already.
 static inline void stream_run(Stream *stream, StreamTask task, void *context) {
     if (stream->simulator != NULL) {
         stream->simulator->run(stream->simulator->self, stream, task, context);
         return;
     }
     pthread_mutex_lock(&stream->mutex);
-    while (stream->enqueued - stream->taken == STREAM_CAPACITY) {
+    while (stream->enqueued - stream->completed == STREAM_CAPACITY) {
         pthread_cond_wait(&stream->changed, &stream->mutex);
     }
     StreamEntry *entry = &stream->entries[stream->enqueued % STREAM_CAPACITY];
@@ -232,70 +235,46 @@ static inline void stream_destroy(Stream *stream) {
 // ---------------------------------------------------------------------------------------
 // Events
 
-static inline Event *event_create(void) {
-    Event *event = (Event *)memory_take(1, sizeof *event);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_mutex_init(&event->mutex, NULL);
-    pthread_cond_init(&event->happened, &attributes);
-    pthread_condattr_destroy(&attributes);
-    return event;
-}
-
-static inline void event_destroy(Event *event) {
-    if (event == NULL) { return; }
-    pthread_cond_destroy(&event->happened);
-    pthread_mutex_destroy(&event->mutex);
-    free(event);
-}
-
-static inline void event_complete_task(void *context, Stream *stream) {
-    (void)stream;
-    Event *event = (Event *)context;
-    pthread_mutex_lock(&event->mutex);
-    event->completed++;
-    pthread_cond_broadcast(&event->happened);
-    pthread_mutex_unlock(&event->mutex);
-}
-
 static inline void event_record(Event *event, Stream *stream) {
-    event->simulator = stream->simulator;
+    event->stream = stream;
     if (stream->simulator != NULL) {
         stream->simulator->record(stream->simulator->self, event, stream);
         return;
     }
-    pthread_mutex_lock(&event->mutex);
-    event->recorded++;
-    pthread_mutex_unlock(&event->mutex);
-    stream_run(stream, event_complete_task, event);
+    pthread_mutex_lock(&stream->mutex);
+    event->position = stream->enqueued;
+    pthread_mutex_unlock(&stream->mutex);
 }
 
-// True when every recording so far has happened, and for an event that was never recorded.
-static inline bool event_query(Event *event) {
-    if (event->simulator != NULL) { return event->simulator->has_happened(event->simulator->self, event); }
-    pthread_mutex_lock(&event->mutex);
-    bool happened = event->completed == event->recorded;
-    pthread_mutex_unlock(&event->mutex);
+// True when its latest recording has happened, and for an event that was never recorded.
+static inline bool event_query(const Event *event) {
+    Stream *stream = event->stream;
+    if (stream == NULL) { return true; }
+    if (stream->simulator != NULL) { return stream->simulator->has_happened(stream->simulator->self, event); }
+    pthread_mutex_lock(&stream->mutex);
+    bool happened = stream->completed >= event->position;
+    pthread_mutex_unlock(&stream->mutex);
     return happened;
 }
 
-// Waits for all recordings so far. False: `timeout_seconds`, rounded up, pass first.
-static inline bool event_wait(Event *event, double timeout_seconds) {
-    if (event->simulator != NULL) {
-        event->simulator->wait(event->simulator->self, event);
+// Waits for the latest recording. False: `timeout_seconds`, rounded up, pass first.
+static inline bool event_wait(const Event *event, double timeout_seconds) {
+    Stream *stream = event->stream;
+    if (stream == NULL) { return true; }
+    if (stream->simulator != NULL) {
+        stream->simulator->wait(stream->simulator->self, event);
         return true;
     }
     struct timespec deadline;
     clock_gettime(CLOCK_MONOTONIC, &deadline);
     deadline.tv_sec += (time_t)timeout_seconds + 1;
-    pthread_mutex_lock(&event->mutex);
+    pthread_mutex_lock(&stream->mutex);
     int status = 0;
-    while (event->completed != event->recorded && status != ETIMEDOUT) {
-        status = pthread_cond_timedwait(&event->happened, &event->mutex, &deadline);
+    while (stream->completed < event->position && status != ETIMEDOUT) {
+        status = pthread_cond_timedwait(&stream->changed, &stream->mutex, &deadline);
     }
-    bool happened = event->completed == event->recorded;
-    pthread_mutex_unlock(&event->mutex);
+    bool happened = stream->completed >= event->position;
+    pthread_mutex_unlock(&stream->mutex);
     return happened;
 }
 

@@ -121,15 +121,13 @@ static void job_task(void *context, Stream *stream) {
 
 // The seconds of the work on the compute stream, beside a job on the other one; NULL: alone.
 static double work_beside(Stream *compute, Work *work, Stream *communication, Job *job) {
-    Event *computed = event_create(), *communicated = event_create();
+    Event computed, communicated;
     if (job != NULL) { stream_run(communication, job_task, job); }
-    event_record(communicated, communication);
+    event_record(&communicated, communication);
     stream_run(compute, work_task, work);
-    event_record(computed, compute);
-    event_wait(computed, 600);
-    event_wait(communicated, 600);
-    event_destroy(computed);
-    event_destroy(communicated);
+    event_record(&computed, compute);
+    event_wait(&computed, 600);
+    event_wait(&communicated, 600);
     return work->seconds;
 }
 

@@ -16,7 +16,7 @@ enum { FUZZ_OPTIONS_WORDS = 64 };
 static inline void fuzz_options_range(const Options *options) {
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const OptionSpec *option = &option_table[i];
-        const void *field = option_field_const(option, options);
+        const void *field = option_field(option, options);
         bool number =
             option->type == OPTION_INTEGER || option->type == OPTION_COUNT || option->type == OPTION_REAL;
         if (option->type == OPTION_TEXT) {

@@ -675,7 +675,7 @@ static void a_start_says_what_would_fit(void **state) {
     Outcome outcome = program_run(stage_of(state), 0,
                                   "--config base.json --micro-batch 16384 --out too-large --tokens 10M");
     outcome_check(&outcome, 2, "a GPU that is too small");
-    text_check(outcome.errors, " on the GPU, and 99.6 MB are available for this rank: --micro-batch ",
+    text_check(outcome.errors, " on the GPU for a rank, and 99.6 MB are available: --micro-batch ",
                "a GPU that is too small");
     text_check(outcome.errors, " fits\n", "a GPU that is too small");
     assert_int_equal(text_count(outcome.errors, "train_gpt: "), 1);

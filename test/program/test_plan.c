@@ -47,7 +47,7 @@ static void a_plan_says_what_would_fit(void **state) {
         {"--model 1.3B --gpu-memory 24G --ranks 64 --optimizer ddp --micro-batch 1",
          ": --optimizer zero1 fits\n"},
         {"--model 125M --gpu-memory 2G --micro-batch 1 --recompute block",
-         "on the GPU, and 1.90 GB are available"},
+         "on the GPU for a rank, and 1.90 GB are available"},
         {"--model 2.7B --gpu-memory 12G --ranks 64 --optimizer zero1",
          "choose a smaller --model, or more ranks"},
         {"--model 2.7B --gpu-memory 24G", "choose a smaller --model"},
@@ -538,8 +538,8 @@ static void what_a_plan_cannot_use_is_refused(void **state) {
         {"plan --ranks 4 --slow-rank 9 --slow-ms 1", "--slow-rank 9: there are fewer ranks"},
         {"plan --ranks 2 --compute-ms 0", "--compute-ms: 0 is out of range"},
         {"plan --ranks 2 --host-mbit none", "--host-mbit: none"},
-        {"--host-mbit 100", "--host-mbit has no effect on training: it is for train_gpt plan"},
-        {"--like x", "--like has no effect on training"},
+        {"--host-mbit 100", "--host-mbit has no effect on train_gpt train: it is for plan"},
+        {"--like x", "--like has no effect on train_gpt train"},
         {"plan --fit on --model 2.7B --gpu-memory 8G", "--fit on: no --micro-batch of this model fits"},
     };
     Stage *stage = stage_of(state);

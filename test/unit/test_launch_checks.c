@@ -59,19 +59,19 @@ static void test_independent_copies(void **state) {
     (void)state;
     expect_copies("", true, NULL);
     expect_copies("SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=0", true,
-                  "8 independent copies were started: use srun --mpi=pmix or mpirun");
+                  "8 independent copies were started: use srun --mpi=pmix or mpirun of the MPI that it was");
     expect_copies("SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=3", false,
-                  "8 independent copies were started: this program was built without MPI");
+                  "8 independent copies were started: it was built without MPI");
     // srun -n 1 inside a job of 8
     expect_copies("SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=8 SLURM_PROCID=0", true, NULL);
     expect_copies("SLURM_NTASKS=8 SLURM_PROCID=2", true, "8 independent copies were started");
-    expect_copies(
-        "SLURM_NTASKS=8 SLURM_PROCID=0", true,
-        "the Slurm job has 8 tasks but this program runs alone: use srun --mpi=pmix or mpirun, or srun -n 1");
+    expect_copies("SLURM_NTASKS=8 SLURM_PROCID=0", true,
+                  "8 tasks are in this Slurm job, and this program runs alone: use srun --mpi=pmix (for one "
+                  "rank srun -n 1) or mpirun");
     expect_copies("SLURM_NTASKS=8 SLURM_PROCID=0", false, "libopenmpi-dev");
     expect_copies("SLURM_NTASKS=8", true, NULL);
     expect_copies("OMPI_COMM_WORLD_SIZE=4", true,
-                  "4 independent copies were started: use the mpirun of the MPI");
+                  "4 independent copies were started: use srun --mpi=pmix or mpirun of the MPI");
     expect_copies("OMPI_COMM_WORLD_SIZE=4", false, "libopenmpi-dev");
     expect_copies("PMI_SIZE=4", true, "4 independent copies");
     // mpirun -np 1 inside a job of 8
@@ -94,19 +94,19 @@ static void expect_threads(int mask, int node, int ranks, int asked, int threads
 
 static void test_threads(void **state) {
     (void)state;
-    expect_threads(8, 8, 1, 0, 8, "all 8 cores", NULL);
-    expect_threads(1, 1, 1, 0, 1, "all 1 core of", NULL);
-    expect_threads(8, 8, 2, 0, 4, "8 cores shared by 2 ranks", NULL);
-    expect_threads(8, 8, 3, 0, 2, "8 cores shared by 3 ranks", NULL);
-    expect_threads(2, 2, 4, 0, 1, "4 ranks share 2 cores", NULL);
-    expect_threads(1, 1, 4, 0, 1, "4 ranks share 1 core", NULL);
+    expect_threads(8, 8, 1, 0, 8, "8 cores of this node for 1 rank", NULL);
+    expect_threads(1, 1, 1, 0, 1, "1 core of this node for 1 rank", NULL);
+    expect_threads(8, 8, 2, 0, 4, "8 cores of this node for 2 ranks", NULL);
+    expect_threads(8, 8, 3, 0, 2, "8 cores of this node for 3 ranks", NULL);
+    expect_threads(2, 2, 4, 0, 1, "2 cores of this node for 4 ranks", NULL);
+    expect_threads(1, 1, 4, 0, 1, "1 core of this node for 4 ranks", NULL);
     // Open MPI binds one or two ranks to a core each
     expect_threads(1, 8, 1, 0, 1, "bound this rank to 1 of 8 cores", "start with mpirun --bind-to none ...");
     expect_threads(1, 8, 2, 0, 1, "bound this rank to 1 of 8 cores",
                    "bound to 1 core where 4 could be its share");
     expect_threads(3, 8, 2, 0, 3, "bound this rank to 3 of 8 cores", "--cpus-per-task=4");
-    expect_threads(4, 8, 2, 0, 4, "shared by 2 ranks", NULL); // bound to its fair share
-    expect_threads(1, 2, 2, 0, 1, "shared by 2 ranks", NULL);
+    expect_threads(4, 8, 2, 0, 4, "of this node for 2 ranks", NULL); // bound to its fair share
+    expect_threads(1, 2, 2, 0, 1, "of this node for 2 ranks", NULL);
     // --threads
     expect_threads(8, 8, 1, 3, 3, "--threads", NULL);
     expect_threads(1, 8, 2, 1, 1, "--threads", NULL); // the binding is meant
@@ -115,8 +115,8 @@ static void test_threads(void **state) {
     expect_threads(8, 8, 2, 5, 5, "--threads",
                    "--threads 5 for each of 2 ranks is more than the 8 cores here: slower than 4");
     // a container limits the share of time: fewer cores than the mask shows
-    expect_threads(64, 2, 1, 0, 2, "all 2 cores", NULL);
-    expect_threads(64, 2, 2, 0, 1, "2 cores shared by 2 ranks", NULL);
+    expect_threads(64, 2, 1, 0, 2, "2 cores of this node for 1 rank", NULL);
+    expect_threads(64, 2, 2, 0, 1, "2 cores of this node for 2 ranks", NULL);
 }
 
 static void test_core_lists(void **state) {

@@ -51,7 +51,13 @@ typedef struct Encoder {
 // Takes the tokens ids (part->tokens) of one part, in the order of the parts.
 typedef bool (*TakePart)(void *sink, const DocumentPart *part, const int32_t *ids, Error *error);
 
+static inline void encoder_drop_parts(Encoder *encoder) {
+    for (size_t i = 0; i < encoder->part_count; i++) { free(encoder->parts[i].owned); }
+    encoder->part_count = 0;
+}
+
 static inline void encoder_close(Encoder *encoder) {
+    encoder_drop_parts(encoder);
     for (int i = 0; i < encoder->most_tasks; i++) { token_list_free(&encoder->tasks[i].tokens); }
     free(encoder->tasks);
     free(encoder->parts);
@@ -170,7 +176,7 @@ static inline void encode_task(void *context, int number, int thread) {
 static inline void encoder_fill(Encoder *encoder, NextPart next, void *source) {
     DocumentPart part;
     size_t bytes = ENCODE_TASK_BYTES; // of the latest task
-    encoder->part_count = 0;
+    encoder_drop_parts(encoder);
     encoder->task_count = 0;
     while ((bytes < ENCODE_TASK_BYTES || encoder->task_count < encoder->most_tasks) && next(source, &part)) {
         list_reserve((void **)&encoder->parts, encoder->part_count, &encoder->part_capacity, 1,
@@ -368,28 +374,25 @@ static inline bool token_shards_take(void *sink, const DocumentPart *part, const
     return good && (!full || token_shards_finish(shards, error));
 }
 
-// Reads lines of JSON from `descriptor` and writes shards. shards: prefix, pad and
+// Reads lines of JSON from `input` and writes shards. shards: prefix, pad and
 // most_tokens are set, and the rest is zeros. On failure the shards that are whole stay.
-static inline bool tokenize_lines(int descriptor, TokenShards *shards, const Tokenizer *tokenizer,
+static inline bool tokenize_lines(FILE *input, TokenShards *shards, const Tokenizer *tokenizer,
                                   ThreadPool *pool, Error *error) {
-    JsonLines lines = {.descriptor = descriptor};
+    JsonLines lines = {.file = input};
     Encoder encoder;
-    bool good = true;
     encoder_open(&encoder, tokenizer, pool);
     shards->tokenizer = tokenizer;
     shards->padding = ~encoder.end_of_text;
-    size_t wanted = (size_t)encoder.most_tasks * ENCODE_TASK_BYTES;
-    while (good && json_lines_read(&lines, wanted, error) && lines.whole > 0) {
-        good = encoder_run(&encoder, json_lines_next, &lines, token_shards_take, shards, error);
+    bool good = encoder_run(&encoder, json_lines_next, &lines, token_shards_take, shards, error);
+    if (good && lines.problem != 0) {
+        good = error_set(error, "cannot read the documents: %s", strerror(lines.problem));
     }
-    good = good && !error_is_set(error);
     if (good && shards->continued) {
         good = error_set(error, "the stream ends within a document: its last line has \"more\"");
     }
     good = good && token_shards_finish(shards, error);
     for (int side = 0; side < SHARDS_SIDES; side++) { token_writer_abandon(&shards->writers[side]); }
     encoder_close(&encoder);
-    free(lines.bytes);
     return good;
 }
 

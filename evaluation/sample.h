@@ -237,10 +237,6 @@ static inline bool sample_open(Sample *sample, const ModelConfig *config, Thread
     if (options->top_p < 1) { printf(", top-p %g", options->top_p); }
     if (options->repetition_penalty > 1) { printf(", repetition penalty %g", options->repetition_penalty); }
     printf("%s%s%s\n", ids[0] != '\0' ? ": " : "", ids, ids[0] != '\0' ? ", for there is no tokenizer" : "");
-    if (sample->chat.has_template && sample->chat.root == NULL) {
-        printf(
-            "(prompts are texts; for chats: build/venv/bin/python -m tokenizer.chat DIR, the tokenizer's)\n");
-    }
     return true;
 }
 

@@ -676,10 +676,13 @@ static void what_is_wrong_with_the_tensors_is_named(void **state) {
     change.transpose = "transformer.h.0.mlp.c_fc.weight";
     change.retype = "transformer.ln_f.weight";
     write_model(&change);
-    expect_refusal("transformer.h.0.mlp.c_fc.weight has shape (20, 27), expected (27, 20); "
-                   "transformer.ln_f.weight is I32, allowed are "
-                   "F32, BF16, F16 and F64; transformer.wpe.weigth\xc3\xbc is unknown; "
-                   "transformer.wpe.weight is missing; and 1 more");
+    expect_refusal("transformer.h.0.mlp.c_fc.weight has shape (20, 27), expected (27, 20)");
+    change.transpose = NULL;
+    write_model(&change);
+    expect_refusal("transformer.ln_f.weight is I32, allowed are F32, BF16, F16 and F64");
+    change.retype = NULL;
+    write_model(&change);
+    expect_refusal("transformer.wpe.weigth\xc3\xbc is unknown");
     change = no_change();
     change.rename = "transformer.wpe.weight";
     change.name = "wte.weight";
@@ -689,7 +692,7 @@ static void what_is_wrong_with_the_tensors_is_named(void **state) {
     change.parts = 100;
     change.part = 99;
     write_model(&change);
-    expect_refusal("and 39 more");
+    expect_refusal("transformer.wte.weight is missing");
 }
 
 // A file with a header and no data.
@@ -830,11 +833,8 @@ static void adapters_that_cannot_be_read_are_refused(void **state) {
 static void without_weights_it_says_what_to_do(void **state) {
     (void)state;
     fresh_directory();
-    expect_refusal("has no weights");
+    expect_refusal("has no model.safetensors");
     write_text(scratch("model/pytorch_model.bin"), "PK");
-    expect_refusal("AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)");
-    remove(scratch("model/pytorch_model.bin"));
-    write_text(scratch("model/pytorch_model.bin.index.json"), "{}");
     expect_refusal("AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)");
     write_text(scratch("model/model.safetensors"), "version https://git-lfs.github.com/spec/v1\n");
     expect_refusal("git lfs pull");

@@ -14,7 +14,6 @@
 #ifndef ACCO_TOKENIZER_TOKENIZE_H
 #define ACCO_TOKENIZER_TOKENIZE_H
 
-#include "runtime/sha256.h"
 #include "runtime/thread_pool.h"
 #include "tokenizer/documents.h"
 #include "tokenizer/token_writer.h"
@@ -22,7 +21,6 @@
 enum {
     ENCODE_TASK_BYTES = 1 << 19, // that a thread encodes at a time, or one part that is longer
     ENCODE_TASKS_PER_THREAD = 4, // in one round
-    TEXT_HASH_BYTES = 1 << 24,   // of a text that a thread hashes at a time
     TEXTS_NAME_SIZE = 32,
     SHARD_TOKENS = 100000000 // a shard ends with the document that brings it to this number
 };
@@ -216,45 +214,18 @@ static inline bool encoder_run(Encoder *encoder, NextPart next, void *source, Ta
 // ---------------------------------------------------------------------------------------
 // Texts to one token file
 
-typedef struct TextHashes {
-    const Text *text;
-    uint8_t (*digests)[SHA256_BYTES]; // of each TEXT_HASH_BYTES
-} TextHashes;
-
-static inline void text_hash_task(void *context, int task, int thread) {
-    (void)thread;
-    TextHashes *hashes = (TextHashes *)context;
-    size_t begin = (size_t)task * TEXT_HASH_BYTES;
-    Sha256 sha;
-    sha256_begin(&sha);
-    sha256_add(&sha, hashes->text->bytes + begin, size_min(hashes->text->size - begin, TEXT_HASH_BYTES));
-    sha256_end(&sha, hashes->digests[task]);
-}
-
 // The name of the token file of these texts: another one if a byte of a text or of the
 // tokenizer differs, so such a file can be used again. Copying tools preserve sizes and
 // times, and a changed text would go unnoticed.
-static inline void texts_name(const Text *texts, int count, const Tokenizer *tokenizer, ThreadPool *pool,
+static inline void texts_name(const Text *texts, int count, const Tokenizer *tokenizer,
                               char name[TEXTS_NAME_SIZE]) {
-    static const char version[] = "acco text shard 2\n";
-    uint8_t digest[SHA256_BYTES];
-    Sha256 sha;
-    sha256_begin(&sha);
-    sha256_add(&sha, version, sizeof version - 1);
-    sha256_add(&sha, tokenizer->hash, sizeof tokenizer->hash);
+    uLong sum = crc32_z(0, tokenizer->hash, sizeof tokenizer->hash);
     for (int i = 0; i < count; i++) {
-        size_t blocks = (texts[i].size + TEXT_HASH_BYTES - 1) / TEXT_HASH_BYTES;
         uint64_t size = texts[i].size;
-        TextHashes hashes = {&texts[i], (uint8_t(*)[SHA256_BYTES])memory_take(blocks + 1, SHA256_BYTES)};
-        thread_pool_run(pool, (int)blocks, text_hash_task, &hashes);
-        sha256_add(&sha, &size, sizeof size);
-        sha256_add(&sha, hashes.digests, blocks * SHA256_BYTES);
-        free(hashes.digests);
+        sum = crc32_z(sum, (const Bytef *)&size, sizeof size);
+        sum = crc32_z(sum, texts[i].bytes, texts[i].size);
     }
-    sha256_end(&sha, digest);
-    int length = snprintf(name, TEXTS_NAME_SIZE, "tokens-");
-    for (int i = 0; i < 8; i++) { length += snprintf(name + length, 3, "%02x", digest[i]); }
-    snprintf(name + length, 5, ".bin");
+    snprintf(name, TEXTS_NAME_SIZE, "tokens-%08lx.bin", (unsigned long)sum);
 }
 
 // The token file that is made of texts, and what went into it.

@@ -61,7 +61,7 @@ static void binary_bytes_are_counted(void **state) {
     expect_text(bytes, SIZE, NULL);
     for (int i = 2; i < SIZE; i += 2000) { bytes[i] = 0; }
     expect_text(bytes, SIZE, NULL);
-    for (int i = 2; i < SIZE; i += 300) { bytes[i] = 0; }
+    for (int i = 2; i < SIZE; i += 150) { bytes[i] = 0; }
     expect_text(bytes, SIZE, "is not text");
     expect_text("\xE9\xE8", 2, NULL); // too short to say
     expect_text("\0\0\0\0\0\0\0\0\0\0\0\0", 12, ".bin");
@@ -207,31 +207,28 @@ static void long_documents_are_cut(void **state) {
 // A file of the same name is used again, so the name must differ with every byte.
 static void the_name_follows_from_every_byte(void **state) {
     (void)state;
-    enum { SIZE = TEXT_HASH_BYTES + 100, NAMES = 7 };
+    enum { SIZE = 100000, NAMES = 7 };
     char names[NAMES][TEXTS_NAME_SIZE], again[TEXTS_NAME_SIZE];
     Tokenizer tokenizer = open_tokenizer();
     uint8_t *bytes = (uint8_t *)calloc(1, SIZE);
-    ThreadPool *one = thread_pool_create(1, false), *two = thread_pool_create(2, false);
     Text whole = {bytes, SIZE}, shorter = {bytes, SIZE - 1}, parts[2] = {{bytes, 50}, {bytes, SIZE - 50}};
-    texts_name(&whole, 1, &tokenizer, one, names[0]);
-    texts_name(&shorter, 1, &tokenizer, one, names[1]);
-    texts_name(parts, 2, &tokenizer, one, names[2]);
+    texts_name(&whole, 1, &tokenizer, names[0]);
+    texts_name(&shorter, 1, &tokenizer, names[1]);
+    texts_name(parts, 2, &tokenizer, names[2]);
     tokenizer.hash[31] ^= 1;
-    texts_name(&whole, 1, &tokenizer, one, names[3]);
+    texts_name(&whole, 1, &tokenizer, names[3]);
     tokenizer.hash[31] ^= 1;
     for (int i = 0; i < 3; i++) {
-        size_t at = i == 0 ? 0 : i == 1 ? TEXT_HASH_BYTES - 1 : SIZE - 1;
+        size_t at = i == 0 ? 0 : i == 1 ? SIZE / 2 : SIZE - 1;
         bytes[at] ^= 1;
-        texts_name(&whole, 1, &tokenizer, one, names[4 + i]);
+        texts_name(&whole, 1, &tokenizer, names[4 + i]);
         bytes[at] ^= 1;
     }
     for (int i = 0; i < NAMES; i++) {
         for (int k = 0; k < i; k++) { assert_string_not_equal(names[i], names[k]); }
     }
-    texts_name(&whole, 1, &tokenizer, two, again);
+    texts_name(&whole, 1, &tokenizer, again);
     assert_string_equal(again, names[0]);
-    thread_pool_destroy(one);
-    thread_pool_destroy(two);
     tokenizer_close(&tokenizer);
     free(bytes);
 }

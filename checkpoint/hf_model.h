@@ -208,10 +208,11 @@ static inline bool hf_model_open_whole(HfModel *model, const char *directory, Er
     } else if (hf_model_has(directory, "model.safetensors.index.json")) {
         good = hf_model_open_shards(model, directory, error);
     } else {
-        error_set(error,
-                  "%.300s has no model.safetensors, nor shards with an index. A pytorch_model.bin is converted "
-                  "in Python by transformers' AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)",
-                  directory);
+        error_set(
+            error,
+            "%.300s has no model.safetensors, nor shards with an index. A pytorch_model.bin is converted "
+            "in Python by transformers' AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)",
+            directory);
     }
     if (good && !hf_model_match(model, &problem)) {
         good = error_set(error, "%.150s does not hold the model of its config.json: %.800s", directory,
@@ -466,10 +467,11 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
     text_excerpt(directory, excerpt);
     if (there) {
         return hf_model_has(directory, "config.json") || hf_model_has(directory, ADAPTERS_CONFIG) ||
-               error_set(error,
-                         "%.300s is no directory with a config.json, and no checkpoint either: give a directory "
-                         "with config.json and model.safetensors, a checkpoint, or a run that has one",
-                         directory);
+               error_set(
+                   error,
+                   "%.300s is no directory with a config.json, and no checkpoint either: give a directory "
+                   "with config.json and model.safetensors, a checkpoint, or a run that has one",
+                   directory);
     }
     if (model_preset_find(directory) != NULL) {
         return error_set(
@@ -482,41 +484,26 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
                      excerpt, strerror(reason));
 }
 
-// What a directory is written from. parameters: on the host.
-typedef struct HfModelContent {
-    const ModelConfig *config;
-    const ParameterTable *table;
-    const float *parameters;     // (table->parameter_count)
-    const char *tokenizer;       // its directory or its tokenizer.json, which is copied, or NULL
-    const TrainedPart *adapters; // these are written, and no model; NULL: a model
-    const char *base;            // the directory of their model
-} HfModelContent;
-
-// Writes a model that transformers' from_pretrained loads, or adapters that peft's does.
-// `directory` must not exist. True: all of it is on disk, but for the name of `directory`
-// itself. On failure the caller removes what there is.
-static inline bool hf_model_write(const char *directory, const HfModelContent *content, Error *error) {
+// Writes a model that transformers' from_pretrained loads; or, with `adapters`, only these, which
+// peft's loads beside the model in the directory `base`. parameters (table->parameter_count): on
+// the host. tokenizer: its directory or its tokenizer.json, which is copied, or NULL. `directory`
+// must not exist. True: all of it is on disk, but for the name of `directory` itself. On failure
+// the caller removes what there is.
+static inline bool hf_model_save(const char *directory, const ModelConfig *config,
+                                 const ParameterTable *table, const float *parameters, const char *tokenizer,
+                                 const TrainedPart *adapters, const char *base, Error *error) {
     uint32_t sum;
-    const char *tokenizer = content->tokenizer;
-    bool adapts = content->adapters != NULL;
+    bool adapts = adapters != NULL;
     const char *name = adapts ? ADAPTERS_WEIGHTS : "model.safetensors";
     if (mkdir(directory, 0777) != 0) {
         return error_set(error, "cannot create the directory %.300s: %s", directory, strerror(errno));
     }
-    return hf_model_write_config(directory, content->config, tokenizer, error) &&
+    return hf_model_write_config(directory, config, tokenizer, error) &&
            (tokenizer == NULL || hf_model_copy_tokenizer(tokenizer, directory, error)) &&
-           (!adapts || adapters_write_config(directory, content->adapters, content->base, error)) &&
-           hf_model_write_weights(directory, name, adapts ? ADAPTERS_PREFIX : "", content->table,
-                                  content->parameters, &sum, error) &&
+           (!adapts || adapters_write_config(directory, adapters, base, error)) &&
+           hf_model_write_weights(directory, name, adapts ? ADAPTERS_PREFIX : "", table, parameters, &sum,
+                                  error) &&
            file_sums_write(directory, name, sum, error) && path_sync(directory, error);
-}
-
-static inline bool hf_model_save(const char *directory, const ModelConfig *config,
-                                 const ParameterTable *table, const float *parameters, const char *tokenizer,
-                                 Error *error) {
-    HfModelContent content = {
-        .config = config, .table = table, .parameters = parameters, .tokenizer = tokenizer};
-    return hf_model_write(directory, &content, error);
 }
 
 // The same, of a model of which a part is trained; trained (part->table.parameter_count), on
@@ -524,20 +511,14 @@ static inline bool hf_model_save(const char *directory, const ModelConfig *confi
 static inline bool hf_model_save_trained(const char *directory, const ModelConfig *config,
                                          const TrainedPart *part, const float *trained, const HfModel *base,
                                          const char *base_directory, const char *tokenizer, Error *error) {
-    HfModelContent content = {.config = config,
-                              .table = &part->table,
-                              .parameters = trained,
-                              .tokenizer = tokenizer,
-                              .adapters = part->rank > 0 ? part : NULL,
-                              .base = base_directory};
-    float *whole = NULL;
-    if (part->frozen_count > 0 && part->rank == 0) {
-        whole = (float *)memory_take(part->model.parameter_count, sizeof(float));
-        hf_model_complete(base, part, trained, whole);
-        content.table = &part->model;
-        content.parameters = whole;
+    const TrainedPart *adapters = part->rank > 0 ? part : NULL;
+    if (part->frozen_count == 0 || adapters != NULL) {
+        return hf_model_save(directory, config, &part->table, trained, tokenizer, adapters, base_directory,
+                             error);
     }
-    bool good = hf_model_write(directory, &content, error);
+    float *whole = (float *)memory_take(part->model.parameter_count, sizeof(float));
+    hf_model_complete(base, part, trained, whole);
+    bool good = hf_model_save(directory, config, &part->model, whole, tokenizer, NULL, NULL, error);
     free(whole);
     return good;
 }

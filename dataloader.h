@@ -23,17 +23,7 @@
 #ifndef ACCO_DATALOADER_H
 #define ACCO_DATALOADER_H
 
-#include <assert.h>
-#include <errno.h>
 #include <glob.h>
-#include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <zlib.h>
 
 #include "runtime/errors.h"
 #include "runtime/files.h"
@@ -174,9 +164,9 @@ static inline bool data_file_read_llmc(DataFile *file, Error *error) {
     uint64_t body = file->bytes > LLMC_HEADER_BYTES ? file->bytes - LLMC_HEADER_BYTES : 0;
     int32_t count = body > 0 ? header[2] : 0;
     if (body == 0 || count < 0 || (uint64_t)count * (uint64_t)content->token_bytes != body) {
-        return error_set(error,
-                         "%s is truncated or damaged: %llu bytes follow its header, not %d tokens of %d bytes",
-                         file->path, (unsigned long long)body, (int)count, content->token_bytes);
+        return error_set(
+            error, "%s is truncated or damaged: %llu bytes follow its header, not %d tokens of %d bytes",
+            file->path, (unsigned long long)body, (int)count, content->token_bytes);
     }
     content->tokens = (const uint8_t *)file->mapping + LLMC_HEADER_BYTES;
     content->token_count = (uint64_t)count;
@@ -344,17 +334,6 @@ static inline bool data_file_is_same(const DataFile *a, const DataFile *b) {
     return a->opened.st_dev == b->opened.st_dev && a->opened.st_ino == b->opened.st_ino;
 }
 
-// Whether the file's documents are divided by the token `separator` - 1.
-static inline bool data_file_check_separator(const DataFile *file, uint32_t separator, Error *error) {
-    uint32_t own = file->content.separator;
-    return (own != 0 && own == separator) ||
-           error_set(error,
-                     "%s does not say which token divides its documents%s. --attend document takes files of "
-                     "tokenizer.prepare (older ones must be made again), except chats whose turns end with "
-                     "that token, which --pad keeps apart; texts for a tokenizer; and llm.c's files of GPT-2",
-                     file->path, own == 0 ? "" : " as the file before it does");
-}
-
 // Maps all listed files, checks their ids, and that they are of one kind and tokenizer. divides: as
 // in DataRequest.
 static inline bool data_loader_map(DataLoader *loader, bool divides, Error *error) {
@@ -392,7 +371,14 @@ static inline bool data_loader_map(DataLoader *loader, bool divides, Error *erro
         }
         if (file->content.token_bytes == 1) { continue; }
         loader->separator = divides ? first->content.separator : 0;
-        if (divides && !data_file_check_separator(file, loader->separator, error)) { return false; }
+        if (divides && (loader->separator == 0 || file->content.separator != loader->separator)) {
+            return error_set(error,
+                             "%s does not say which token divides its documents%s. --attend document takes "
+                             "files of tokenizer.prepare (older ones must be made again), except chats whose "
+                             "turns end with that token, which --pad keeps apart; texts for a tokenizer; and "
+                             "llm.c's files of GPT-2",
+                             file->path, file->content.separator == 0 ? "" : " as the file before it does");
+        }
         if (check == TOKEN_FILE_CHECK_HEADER) { continue; }
         scanned += file->bytes;
         if (!data_file_scan(file, loader->vocabulary, error)) { return false; }

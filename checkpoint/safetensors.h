@@ -26,10 +26,6 @@
 
 #include <assert.h>
 #include <jansson.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "kernels/wire.h"
 #include "runtime/files.h"
@@ -196,7 +192,8 @@ static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t
         const SafetensorsEntry *entry = &file->entries[i];
         size_t begin = (size_t)(entry->data - data);
         if (begin != position) {
-            return error_set(error, "%s: tensor %.80s begins at byte %zu of the data, not at %zu, behind others",
+            return error_set(error,
+                             "%s: tensor %.80s begins at byte %zu of the data, not at %zu, behind others",
                              file->path, entry->name, begin, position);
         }
         position += entry->bytes;
@@ -219,10 +216,11 @@ static inline bool safetensors_parse(SafetensorsFile *file, Error *error) {
     }
     for (int i = 7; i >= 0 && file->size >= 8; i--) { length = length << 8 | file->bytes[i]; }
     if (length < 2 || length > SAFETENSORS_MAX_HEADER || length > file->size - 8 || file->bytes[8] != '{') {
-        return error_set(error,
-                         "%s is truncated or no safetensors file: its %zu bytes must begin with the length of a "
-                         "JSON object, at most %d, and the object",
-                         file->path, file->size, (int)SAFETENSORS_MAX_HEADER);
+        return error_set(
+            error,
+            "%s is truncated or no safetensors file: its %zu bytes must begin with the length of a "
+            "JSON object, at most %d, and the object",
+            file->path, file->size, (int)SAFETENSORS_MAX_HEADER);
     }
     json_error_t problem;
     file->header =

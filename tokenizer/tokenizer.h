@@ -15,22 +15,14 @@
 // that can never become a character turn into U+FFFD, as in the library.
 //
 // The library takes only valid UTF-8. Here, bytes that are not valid become one token
-// each, so every text can be encoded, and the tokens' bytes are the text. One difference
-// remains: PCRE2 and the library may know different versions of Unicode, and cut
-// differently around a character that only one of them takes for a letter or a digit.
+// each, so every text can be encoded, and the tokens' bytes are the text. Characters that
+// only one of the library and PCRE2 knows may be cut differently (docs/data.md).
 //
 // A tokenizer.json that asks for more (a normalizer, another pattern, dropout, bytes
-// without a token) is refused in one line. Its post-processor is ignored: no tokens are
-// put around a text. The file may hold anything; every field is checked.
+// without a token) is refused. Its post-processor is ignored: no tokens are put around a
+// text. The file may hold anything; every field is checked.
 #ifndef ACCO_TOKENIZER_TOKENIZER_H
 #define ACCO_TOKENIZER_TOKENIZER_H
-
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 
 #include <jansson.h>
 #ifndef PCRE2_CODE_UNIT_WIDTH
@@ -164,9 +156,8 @@ static inline bool tokenizer_find_parts(TokenizerFile *file, const json_t *root,
     const json_t *model = json_object_get(root, "model"), *before = json_object_get(root, "pre_tokenizer");
     const char *type = json_string_value(json_object_get(model, "type")),
                *cutter = json_string_value(json_object_get(before, "type"));
-    static const char *const switches[] = {
-        "normalizer",         "dropout",       "continuing_subword_prefix",
-        "end_of_word_suffix", "byte_fallback", "ignore_merges"};
+    static const char *const switches[] = {"normalizer",         "dropout",       "continuing_subword_prefix",
+                                           "end_of_word_suffix", "byte_fallback", "ignore_merges"};
     file->vocabulary = json_object_get(model, "vocab");
     file->merges = json_object_get(model, "merges");
     file->added = tokenizer_get(root, "added_tokens");
@@ -244,22 +235,6 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
     }
     added.text = strdup(text);
     tokenizer->added[tokenizer->added_count++] = added;
-    return true;
-}
-
-static inline bool tokenizer_read_tokens(Tokenizer *tokenizer, TokenizerFile *file, Error *error) {
-    size_t added = json_array_size(file->added);
-    const char *text;
-    json_t *id;
-    file->texts = (const char **)memory_take(TOKENIZER_MOST_TOKENS, sizeof *file->texts);
-    tokenizer->kinds = (uint8_t *)memory_take(TOKENIZER_MOST_TOKENS, 1);
-    tokenizer->added = (AddedToken *)memory_take(added + 1, sizeof *tokenizer->added);
-    json_object_foreach((json_t *)file->vocabulary, text, id) {
-        if (!tokenizer_place(tokenizer, file, text, id, TOKEN_PLAIN, error)) { return false; }
-    }
-    for (size_t i = 0; i < added; i++) {
-        if (!tokenizer_read_added(tokenizer, file, i, error)) { return false; }
-    }
     return true;
 }
 
@@ -434,9 +409,19 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
         return error_set(error, "%s is no tokenizer, which is JSON: line %d: %s", name, trouble.line,
                          trouble.text);
     }
-    bool good = tokenizer_find_parts(&file, root, error) && tokenizer_read_tokens(tokenizer, &file, error) &&
-                tokenizer_make_bytes(tokenizer, &file, error) &&
-                tokenizer_read_merges(tokenizer, &file, error);
+    bool good = tokenizer_find_parts(&file, root, error);
+    size_t added = json_array_size(file.added);
+    const char *text;
+    json_t *id;
+    file.texts = (const char **)memory_take(TOKENIZER_MOST_TOKENS, sizeof *file.texts);
+    tokenizer->kinds = (uint8_t *)memory_take(TOKENIZER_MOST_TOKENS, 1);
+    tokenizer->added = (AddedToken *)memory_take(added + 1, sizeof *tokenizer->added);
+    json_object_foreach((json_t *)file.vocabulary, text, id) {
+        good = good && tokenizer_place(tokenizer, &file, text, id, TOKEN_PLAIN, error);
+    }
+    for (size_t i = 0; good && i < added; i++) { good = tokenizer_read_added(tokenizer, &file, i, error); }
+    good = good && tokenizer_make_bytes(tokenizer, &file, error) &&
+           tokenizer_read_merges(tokenizer, &file, error);
     json_decref(root);
     free(file.texts);
     int code = 0;

@@ -55,14 +55,14 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
     static const char *const begins[4] = {"gaussian", "eva", "orthogonal", "mica"};
     char path[PATH_MAX];
     json_error_t problem;
-    const char *type = "", *bias = "", *model = "";
+    const char *type = "", *bias = "none", *model = "";
     double alpha = 0;
     if (!path_within(path, directory, ADAPTERS_CONFIG, error)) { return false; }
     json_t *root = json_load_file(path, 0, &problem);
     const char *begun = json_string_value(json_object_get(root, "init_lora_weights"));
     bool good = root != NULL || error_set(error, "%.300s: %.120s", path, problem.text);
     if (good &&
-        (json_unpack(root, "{s:s, s:s, s:s, s:i, s:F}", "peft_type", &type, "bias", &bias,
+        (json_unpack(root, "{s:s, s?s, s:s, s:i, s:F}", "peft_type", &type, "bias", &bias,
                      "base_model_name_or_path", &model, "r", &adapters->rank, "lora_alpha", &alpha) != 0 ||
          strcmp(type, "LORA") != 0 || strcmp(bias, "none") != 0 || adapters->rank < 1 ||
          adapters->rank > 65536 || !(fabs(alpha) <= 1e6) ||

@@ -11,42 +11,19 @@
 // pattern. Files are read in the order of their names and mapped read-only.
 //
 // Window w of a file is its tokens from w * T on, T + 1 of them: the first T are the
-// inputs, the last T the targets, so no token is predicted twice. No window crosses from
-// one file into the next. Windows are numbered through all files. With hold_out the last
-// 5 % of each source (at least 1 window, at most 4096) are kept for validation and never
-// trained on.
-//
-// The order of training is a pure function of the seed and of one number, the index of
-// the sample, which counts on from epoch to epoch. With n training windows:
-//
-//     epoch  = sample / n
-//     window = data_permute(random_hash(seed, epoch), n, sample % n)
-//
-// Of several sources with weights, "a.bin:0.7,b.bin:0.3", data_loader_source says which one
-// has a sample, and which number that sample has there: this, too, follows from its index.
-//
-// data_permute is a keyed permutation, computed for one index at a time: every epoch
-// visits each window once, and no list is shuffled, stored or sent. So a run's position
-// in its data is one number, all that a checkpoint keeps of it. The samples of a step do
-// not depend on how many ranks share them: the caller decides which rank takes which.
+// inputs, the last T the targets. Windows are numbered through all files. With hold_out the
+// last 5 % of each source (at least 1 window, at most 4096) are kept for validation. The order
+// of training is a pure function of the seed and of the index of the sample, which counts on
+// from epoch to epoch (data_loader_window; docs/data.md has it in Python). No list is shuffled,
+// stored or sent: a run's position in its data is one number, all that a checkpoint keeps of
+// it, and the samples of a step do not depend on how many ranks share them.
 //
 // Files should not change while a run reads them. data_loader_look finds out whether one did,
-// and data_loader_fill fails, with its name, where one has become shorter. data_loader_identify
-// says what the data are, so that a run that is resumed knows whether they are the same.
+// and data_loader_fill fails, with its name, where one has become shorter.
 #ifndef ACCO_DATALOADER_H
 #define ACCO_DATALOADER_H
 
-#include <assert.h>
-#include <errno.h>
 #include <glob.h>
-#include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <zlib.h>
 
 #include "runtime/errors.h"
 #include "runtime/files.h"
@@ -137,10 +114,6 @@ enum {
 // ---------------------------------------------------------------------------------------
 // One file
 
-static inline uint64_t data_file_windows(uint64_t token_count, int T) {
-    return token_count > 0 ? (token_count - 1) / (uint64_t)T : 0;
-}
-
 static inline bool data_token_error(const DataFile *file, uint64_t position, int vocabulary, Error *error) {
     return error_set(error,
                      "%s: token %u at position %llu is beyond the model's vocabulary of %d; it was made for "
@@ -177,12 +150,6 @@ static inline bool data_file_map(DataFile *file, Error *error) {
 
 // Reads one of llm.c's token files, whose magic number has been recognised.
 static inline bool data_file_read_llmc(DataFile *file, Error *error) {
-    if (file->bytes < LLMC_HEADER_BYTES) {
-        return error_set(
-            error,
-            "%s is truncated: a token file of llm.c has a header of %d bytes, this file ends after %llu",
-            file->path, (int)LLMC_HEADER_BYTES, (unsigned long long)file->bytes);
-    }
     const int32_t *header = (const int32_t *)file->mapping; // magic, version, tokens
     TokenFile *content = &file->content;
     bool wide = header[0] == LLMC_MAGIC_UINT32;
@@ -194,15 +161,15 @@ static inline bool data_file_read_llmc(DataFile *file, Error *error) {
                          file->path, (int)header[1], (int)version);
     }
     content->token_bytes = wide ? 4 : 2;
-    uint64_t body = file->bytes - LLMC_HEADER_BYTES;
-    if (header[2] < 0 || (uint64_t)header[2] * (uint64_t)content->token_bytes != body) {
-        return error_set(error,
-                         "%s: the header promises %d tokens of %d bytes, but %llu bytes follow it: the file "
-                         "is truncated or damaged",
-                         file->path, (int)header[2], content->token_bytes, (unsigned long long)body);
+    uint64_t body = file->bytes > LLMC_HEADER_BYTES ? file->bytes - LLMC_HEADER_BYTES : 0;
+    int32_t count = body > 0 ? header[2] : 0;
+    if (body == 0 || count < 0 || (uint64_t)count * (uint64_t)content->token_bytes != body) {
+        return error_set(
+            error, "%s is truncated or damaged: %llu bytes follow its header, not %d tokens of %d bytes",
+            file->path, (unsigned long long)body, (int)count, content->token_bytes);
     }
     content->tokens = (const uint8_t *)file->mapping + LLMC_HEADER_BYTES;
-    content->token_count = (uint64_t)header[2];
+    content->token_count = (uint64_t)count;
     content->separator = wide ? 0 : LLMC_GPT2_END + 1;
     return true;
 }
@@ -367,17 +334,6 @@ static inline bool data_file_is_same(const DataFile *a, const DataFile *b) {
     return a->opened.st_dev == b->opened.st_dev && a->opened.st_ino == b->opened.st_ino;
 }
 
-// Whether the file's documents are divided by the token `separator` - 1.
-static inline bool data_file_check_separator(const DataFile *file, uint32_t separator, Error *error) {
-    uint32_t own = file->content.separator;
-    return (own != 0 && own == separator) ||
-           error_set(error,
-                     "%s does not say which token divides its documents%s. --attend document takes files of "
-                     "tokenizer.prepare (older ones must be made again), except chats whose turns end with "
-                     "that token, which --pad keeps apart; texts for a tokenizer; and llm.c's files of GPT-2",
-                     file->path, own == 0 ? "" : " as the file before it does");
-}
-
 // Maps all listed files, checks their ids, and that they are of one kind and tokenizer. divides: as
 // in DataRequest.
 static inline bool data_loader_map(DataLoader *loader, bool divides, Error *error) {
@@ -415,7 +371,14 @@ static inline bool data_loader_map(DataLoader *loader, bool divides, Error *erro
         }
         if (file->content.token_bytes == 1) { continue; }
         loader->separator = divides ? first->content.separator : 0;
-        if (divides && !data_file_check_separator(file, loader->separator, error)) { return false; }
+        if (divides && (loader->separator == 0 || file->content.separator != loader->separator)) {
+            return error_set(error,
+                             "%s does not say which token divides its documents%s. --attend document takes "
+                             "files of tokenizer.prepare (older ones must be made again), except chats whose "
+                             "turns end with that token, which --pad keeps apart; texts for a tokenizer; and "
+                             "llm.c's files of GPT-2",
+                             file->path, file->content.separator == 0 ? "" : " as the file before it does");
+        }
         if (check == TOKEN_FILE_CHECK_HEADER) { continue; }
         scanned += file->bytes;
         if (!data_file_scan(file, loader->vocabulary, error)) { return false; }
@@ -426,71 +389,35 @@ static inline bool data_loader_map(DataLoader *loader, bool divides, Error *erro
 // ---------------------------------------------------------------------------------------
 // Windows
 
-static inline uint64_t data_source_windows(const DataLoader *loader, const DataSource *source, int T) {
-    uint64_t windows = 0;
-    for (int i = 0; i < source->file_count; i++) {
-        windows += data_file_windows(loader->files[source->first_file + i].content.token_count, T);
-    }
-    return windows;
-}
-
-// How many of `windows` windows are kept for validation.
-static inline uint64_t data_held_out(const DataLoader *loader, uint64_t windows) {
-    if (!loader->hold_out || windows == 0) { return 0; }
-    return size_min(size_max(windows / HOLD_OUT_DIVISOR, 1), HOLD_OUT_MOST);
-}
-
-// The longest T, at most the one asked for, at which the source has `samples` training
-// windows; 0 if there is none. By bisection: the number of windows falls as T grows.
-static inline int data_source_longest_sequence(const DataLoader *loader, const DataSource *source,
-                                               uint64_t samples) {
-    int fits = 0, too_long = loader->sequence_length + 1;
-    while (too_long - fits > 1) {
-        int middle = fits + (too_long - fits) / 2;
-        uint64_t windows = data_source_windows(loader, source, middle);
-        if (windows - data_held_out(loader, windows) >= samples) {
-            fits = middle;
-        } else {
-            too_long = middle;
-        }
-    }
-    return fits;
-}
-
 // Divides the windows of each source into training and validation. An error if none is to
 // train on.
 static inline bool data_loader_divide(DataLoader *loader, Error *error) {
     int T = loader->sequence_length;
-    DataSource *source = loader->sources, *end = source + loader->source_count;
-    for (int i = 1; i < loader->file_count; i++) {
-        const DataFile *before = &loader->files[i - 1];
-        loader->files[i].first_window =
-            before->first_window + data_file_windows(before->content.token_count, T);
-    }
-    for (; source < end; source++) {
-        uint64_t windows = data_source_windows(loader, source, T), held = data_held_out(loader, windows);
-        source->first_window = loader->files[source->first_file].first_window;
+    uint64_t all = 0;
+    for (DataSource *source = loader->sources; source < loader->sources + loader->source_count; source++) {
+        uint64_t tokens = 0, held = 0;
+        source->first_window = all;
+        for (int i = source->first_file; i < source->first_file + source->file_count; i++) {
+            uint64_t count = loader->files[i].content.token_count;
+            loader->files[i].first_window = all;
+            tokens += count;
+            all += count > 0 ? (count - 1) / (uint64_t)T : 0;
+        }
+        uint64_t windows = all - source->first_window;
+        if (loader->hold_out) { held = size_min(size_max(windows / HOLD_OUT_DIVISOR, 1), HOLD_OUT_MOST); }
+        if (windows <= held) {
+            return error_set(error,
+                             "%s is too short: of its %llu tokens training%s takes %d at least, in one file: "
+                             "lower --seq-len, or give more data",
+                             source->name, (unsigned long long)tokens, held > 0 ? " with a validation" : "",
+                             (held > 0 ? 2 : 1) * T + 1);
+        }
         source->training_windows = windows - held;
         source->validation_windows = loader->hold_out ? held : windows;
         loader->validation_windows += held;
         loader->training_windows += source->training_windows;
-        if (source->training_windows == 0) { break; }
     }
-    if (source == end) { return true; }
-    enum { WORTH_LEARNING = 16 }; // tokens; shorter sequences are proposed only to users who asked for such
-    int fits = data_source_longest_sequence(loader, source, 1);
-    uint64_t windows = source->validation_windows;
-    char remedy[64] = "even --seq-len 1 does not fit";
-    if (fits > 0) {
-        snprintf(remedy, sizeof remedy, "there must be %d tokens at least, for --seq-len %d",
-                 WORTH_LEARNING + 1, WORTH_LEARNING);
-    }
-    if (fits > 0 && (fits >= WORTH_LEARNING || T <= WORTH_LEARNING)) {
-        snprintf(remedy, sizeof remedy, "lower --seq-len to at most %d", fits);
-    }
-    return error_set(error, "%s is too short: it holds %llu %s of %d tokens%s: %s", source->name,
-                     (unsigned long long)windows, windows == 1 ? "window" : "windows", T + 1,
-                     windows > 0 ? ", and validation takes it" : "", remedy);
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------
@@ -538,35 +465,16 @@ static inline bool data_loader_open(DataLoader *loader, const DataRequest *reque
     return false;
 }
 
-// Whether one epoch has a micro-batch for every rank. If not, `error` says which
-// --micro-batch, --seq-len or number of ranks would fit.
+// Whether one epoch has a micro-batch for every rank.
 static inline bool data_loader_require(const DataLoader *loader, int ranks, int micro_batch, Error *error) {
     assert(ranks >= 1 && micro_batch >= 1);
     uint64_t have = loader->training_windows, need = (uint64_t)ranks * (uint64_t)micro_batch;
-    if (loader->builtin || have >= need) { return true; }
-    uint64_t batch = have / (uint64_t)ranks;
-    int fits = loader->source_count > 1 ? 0 : data_source_longest_sequence(loader, loader->sources, need);
-    char held[64] = "", remedy[160];
-    if (loader->hold_out) {
-        snprintf(held, sizeof held, " (and %llu for validation)",
-                 (unsigned long long)loader->validation_windows);
-    }
-    if (batch > 0 && fits > 0) {
-        snprintf(remedy, sizeof remedy, "lower --micro-batch to %llu or --seq-len to %d",
-                 (unsigned long long)batch, fits);
-    } else if (batch > 0) {
-        snprintf(remedy, sizeof remedy, "lower --micro-batch to %llu", (unsigned long long)batch);
-    } else if (fits > 0) {
-        snprintf(remedy, sizeof remedy, "lower --seq-len to %d, or start at most %llu ranks", fits,
-                 (unsigned long long)have);
-    } else {
-        snprintf(remedy, sizeof remedy, "start at most %llu ranks, or give more data",
-                 (unsigned long long)have);
-    }
-    return error_set(error,
-                     "%s holds %llu windows of %d tokens%s, but %d ranks x --micro-batch %d need %llu: %s",
-                     loader->name, (unsigned long long)have, loader->sequence_length + 1, held, ranks,
-                     micro_batch, (unsigned long long)need, remedy);
+    return loader->builtin || have >= need ||
+           error_set(error,
+                     "%s holds %llu windows of %d tokens to train on, but %d ranks x --micro-batch %d need "
+                     "%llu: lower --micro-batch or --seq-len, start fewer ranks, or give more data",
+                     loader->name, (unsigned long long)have, loader->sequence_length + 1, ranks, micro_batch,
+                     (unsigned long long)need);
 }
 
 // One line for the start of a run: what is read and how much of it there is.

@@ -55,31 +55,26 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
     static const char *const begins[4] = {"gaussian", "eva", "orthogonal", "mica"};
     char path[PATH_MAX];
     json_error_t problem;
+    const char *type = "", *bias = "none", *model = "";
+    double alpha = 0;
     if (!path_within(path, directory, ADAPTERS_CONFIG, error)) { return false; }
     json_t *root = json_load_file(path, 0, &problem);
-    const char *type = json_string_value(json_object_get(root, "peft_type")),
-               *bias = json_string_value(json_object_get(root, "bias")),
-               *model = json_string_value(json_object_get(root, "base_model_name_or_path")),
-               *begun = json_string_value(json_object_get(root, "init_lora_weights"));
-    const json_t *rank = json_object_get(root, "r"), *alpha = json_object_get(root, "lora_alpha");
-    bool good = true;
-    if (root == NULL) {
-        good = error_set(error, "%.300s: %.120s", path, problem.text);
-    } else if (type == NULL || strcmp(type, "LORA") != 0 || (bias != NULL && strcmp(bias, "none") != 0) ||
-               json_array_size(json_object_get(root, "modules_to_save")) > 0 ||
-               json_object_size(json_object_get(root, "rank_pattern")) > 0 ||
-               json_object_size(json_object_get(root, "alpha_pattern")) > 0) {
-        good = error_set(error,
-                         "%.300s must have peft_type \"LORA\", bias \"none\", and no modules_to_save, "
-                         "rank_pattern or alpha_pattern",
-                         path);
-    } else if (!json_is_integer(rank) || json_integer_value(rank) < 1 || json_integer_value(rank) > 65536 ||
-               !json_is_number(alpha) || !(fabs(json_number_value(alpha)) <= 1e6)) {
+    const char *begun = json_string_value(json_object_get(root, "init_lora_weights"));
+    bool good = root != NULL || error_set(error, "%.300s: %.120s", path, problem.text);
+    if (good &&
+        (json_unpack(root, "{s:s, s?s, s:s, s:i, s:F}", "peft_type", &type, "bias", &bias,
+                     "base_model_name_or_path", &model, "r", &adapters->rank, "lora_alpha", &alpha) != 0 ||
+         strcmp(type, "LORA") != 0 || strcmp(bias, "none") != 0 || adapters->rank < 1 ||
+         adapters->rank > 65536 || !(fabs(alpha) <= 1e6) ||
+         json_array_size(json_object_get(root, "modules_to_save")) > 0 ||
+         json_object_size(json_object_get(root, "rank_pattern")) > 0 ||
+         json_object_size(json_object_get(root, "alpha_pattern")) > 0)) {
         good =
-            error_set(error, "%.300s: \"r\" must be a whole number above 0, \"lora_alpha\" a number", path);
-    } else if (model == NULL || strlen(model) >= PATH_MAX) {
-        good = error_set(error, "%.300s: \"base_model_name_or_path\" must name the directory of the model",
-                         path);
+            error_set(error,
+                      "%.300s must have peft_type \"LORA\", bias \"none\", an r from 1 to 65536, a number "
+                      "lora_alpha, a directory base_model_name_or_path, and no modules_to_save, rank_pattern "
+                      "or alpha_pattern",
+                      path);
     }
     for (int i = 0; i < 4 && good; i++) {
         const json_t *value = json_object_get(root, others[i]);
@@ -94,8 +89,7 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
             path, begun);
     }
     if (good) {
-        adapters->rank = (int)json_integer_value(rank);
-        adapters->scale = (float)(json_number_value(alpha) / adapters->rank);
+        adapters->scale = (float)(alpha / adapters->rank);
         snprintf(base, PATH_MAX, "%s", model);
     }
     json_decref(root);

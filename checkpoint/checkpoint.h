@@ -130,7 +130,7 @@ static inline size_t saved_bytes(const SavedVector *vector, size_t elements) {
 
 // The vectors of a run now, in the order of the file; returns how many. Moments come
 // last: behind one in bf16, a vector might not be aligned for fp32.
-static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX_VECTORS]) {
+static inline int saved_vectors(const Scheduler *s, SavedVector vectors[CHECKPOINT_MAX_VECTORS]) {
     bool local = s->settings.kind == RULE_LOCAL, sharded = scheduler_shards(&s->settings);
     SavedScope master = sharded ? SAVED_SHARD : SAVED_SHARED, own = local ? SAVED_WORKER : SAVED_SHARED;
     SavedScope moments = local ? SAVED_WORKER : master;
@@ -167,10 +167,9 @@ static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX
 // About how many bytes a checkpoint with its model takes on disk, when it may hold an
 // exchange under way. The scheduler's memory must have been planned.
 static inline size_t checkpoint_bytes(const Scheduler *s) {
-    Scheduler at_rest = *s;
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
     size_t whole = s->problem.parameter_count * sizeof(float), ranks = (size_t)s->transport->size;
-    int count = saved_vectors(&at_rest, vectors);
+    int count = saved_vectors(s, vectors);
     size_t bytes = whole; // the model
     for (int i = 0; i < count; i++) {
         bytes += saved_bytes(&vectors[i], s->problem.parameter_count) *
@@ -365,11 +364,6 @@ static inline int64_t integer_from_json(const json_t *object, const char *key) {
 // ---------------------------------------------------------------------------------------
 // The manifest
 
-// Whole, because models with tensors of the same shapes may compute different things.
-static inline json_t *model_to_json(const CheckpointedRun *run) {
-    return hf_model_describe(run->config, NULL);
-}
-
 // Whether Muon steps the matrices of the run's layers.
 static inline bool checkpoint_has_muon(const CheckpointedRun *run) {
     return run->scheduler->optimizer.muon.count > 0;
@@ -390,7 +384,7 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
     json_t *manifest = json_pack(
         "{s:i, s:s, s:s, s:I, s:o, s:s, s:s, s:i, s:o, s:b, s:o, s:o, s:O, s:O?, s:s, s:s, s:b, s:b}",
         "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name, "parameters",
-        (json_int_t)run->table->parameter_count, "model", model_to_json(run), "device",
+        (json_int_t)run->table->parameter_count, "model", hf_model_describe(run->config, NULL), "device",
         s->settings.gpu != NULL ? "cuda" : "cpu", "data", run->data, "fragment", s->local.fragment,
         "applied_at", applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job",
         numbers_write(json_object(), JOB_NUMBERS, &s->job), "workers", list, "options", run->options,

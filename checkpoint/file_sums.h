@@ -11,7 +11,6 @@
 #define ACCO_CHECKPOINT_FILE_SUMS_H
 
 #include <jansson.h>
-#include <stdint.h>
 #include <zlib.h>
 
 #include "runtime/files.h"

@@ -31,8 +31,7 @@
 
 enum {
     HF_MODEL_SHARD_NAME = 128,
-    HF_MODEL_NAMED_PROBLEMS = 4, // in one message
-    HF_MODEL_PART = 1024         // floats of a transposed matrix that are read at a time
+    HF_MODEL_PART = 1024 // floats of a transposed matrix that are read at a time
 };
 
 typedef struct HfModelFile {
@@ -114,23 +113,6 @@ static inline bool hf_model_open_shards(HfModel *model, const char *directory, E
 // ---------------------------------------------------------------------------------------
 // Reading: the tensors
 
-// What is wrong with the tensors of a model; a message names the first few problems.
-typedef struct HfModelProblems {
-    int count;
-    char text[800];
-} HfModelProblems;
-
-PRINTF_LIKE(2, 3) static inline void hf_model_problem(HfModelProblems *problems, const char *format, ...) {
-    char problem[200];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(problem, sizeof problem, format, arguments);
-    va_end(arguments);
-    if (problems->count++ < HF_MODEL_NAMED_PROBLEMS) {
-        text_join(problems->text, sizeof problems->text, "; ", "%s", problem);
-    }
-}
-
 // "(61, 24)"
 static inline const char *hf_model_shape_text(int dimensions, const size_t *shape, char text[96]) {
     char list[92] = "";
@@ -146,7 +128,7 @@ static inline int hf_model_shape(const ParameterInfo *info, bool transposed, siz
 }
 
 // Finds the tensor of the table that `entry` is, and checks its type and shape.
-static inline void hf_model_place(HfModel *model, const SafetensorsEntry *entry, HfModelProblems *problems) {
+static inline bool hf_model_place(HfModel *model, const SafetensorsEntry *entry, Error *error) {
     const ModelFamily *family = model->config.family;
     size_t prefix = strlen(family->prefix);
     const char *name = entry->name + (strncmp(entry->name, family->prefix, prefix) == 0 ? prefix : 0);
@@ -158,54 +140,45 @@ static inline void hf_model_place(HfModel *model, const SafetensorsEntry *entry,
         info = &model->table.entries[i];
     }
     if (source == NULL) {
-        if (!family->is_constant(name, &model->config)) {
-            hf_model_problem(problems, "%.80s is unknown", entry->name);
-        }
-        return;
+        return family->is_constant(name, &model->config) || error_set(error, "%.80s is unknown", entry->name);
     }
-    if (*source != NULL) { hf_model_problem(problems, "%.80s occurs twice", entry->name); }
+    if (*source != NULL) { return error_set(error, "%.80s occurs twice", entry->name); }
     *source = entry;
     size_t shape[2];
     int dimensions = hf_model_shape(info, info->is_transposed, shape);
     char got[96], wanted[96];
     if (!safetensors_is_real(entry->type)) {
-        hf_model_problem(problems, "%.80s is %s, allowed are F32, BF16, F16 and F64", entry->name,
+        return error_set(error, "%.80s is %s, allowed are F32, BF16, F16 and F64", entry->name,
                          safetensors_type(entry->type)->name);
-    } else if (!safetensors_has_shape(entry, dimensions, shape)) {
-        hf_model_problem(problems, "%.80s has shape %s, expected %s", entry->name,
-                         hf_model_shape_text(entry->dimensions, entry->shape, got),
-                         hf_model_shape_text(dimensions, shape, wanted));
     }
+    return safetensors_has_shape(entry, dimensions, shape) ||
+           error_set(error, "%.80s has shape %s, expected %s", entry->name,
+                     hf_model_shape_text(entry->dimensions, entry->shape, got),
+                     hf_model_shape_text(dimensions, shape, wanted));
 }
 
 // Every tensor of the table is in the files once, with its shape, and nothing else is.
-static inline bool hf_model_match(HfModel *model, const char *directory, Error *error) {
-    HfModelProblems problems;
-    memset(&problems, 0, sizeof problems);
+static inline bool hf_model_match(HfModel *model, Error *error) {
     for (int f = 0; f < model->file_count; f++) {
         const SafetensorsFile *file = &model->files[f].file;
-        for (size_t i = 0; i < file->count; i++) { hf_model_place(model, &file->entries[i], &problems); }
+        for (size_t i = 0; i < file->count; i++) {
+            if (!hf_model_place(model, &file->entries[i], error)) { return false; }
+        }
     }
     // Some libraries store only one of two tied tensors, which may be either of them.
     const SafetensorsEntry **embedding = &model->sources[PARAMETER_TOKEN_EMBEDDING], *head = model->head;
     if (*embedding == NULL) { *embedding = head; }
     if (head != NULL && (head->type != (*embedding)->type || head->bytes != (*embedding)->bytes ||
                          memcmp(head->data, (*embedding)->data, head->bytes) != 0)) {
-        hf_model_problem(&problems, "lm_head.weight differs from %.80s, but it must be the same matrix",
+        return error_set(error, "lm_head.weight differs from %.80s, but it must be the same matrix",
                          (*embedding)->name);
     }
     for (int i = 0; i < model->table.count; i++) {
         if (model->sources[i] == NULL) {
-            hf_model_problem(&problems, "%s is missing", model->table.entries[i].name);
+            return error_set(error, "%s is missing", model->table.entries[i].name);
         }
     }
-    if (problems.count == 0) { return true; }
-    char more[32] = "";
-    if (problems.count > HF_MODEL_NAMED_PROBLEMS) {
-        snprintf(more, sizeof more, "; and %d more", problems.count - HF_MODEL_NAMED_PROBLEMS);
-    }
-    return error_set(error, "%.150s does not hold the model of its config.json: %s%s", directory,
-                     problems.text, more);
+    return true;
 }
 
 static inline void hf_model_close(HfModel *model) {
@@ -220,8 +193,8 @@ static inline void hf_model_close(HfModel *model) {
 // A directory without adapters.
 static inline bool hf_model_open_whole(HfModel *model, const char *directory, Error *error) {
     char path[PATH_MAX];
-    bool good = false, pickles = hf_model_has(directory, "pytorch_model.bin"),
-         pickled_shards = hf_model_has(directory, "pytorch_model.bin.index.json");
+    bool good = false;
+    Error problem;
     memset(model, 0, sizeof *model);
     if (!file_sums_check(directory, error) || !path_within(path, directory, "config.json", error) ||
         !model_config_load(path, &model->config, error)) {
@@ -234,17 +207,17 @@ static inline bool hf_model_open_whole(HfModel *model, const char *directory, Er
         good = hf_model_add_file(model, directory, "model.safetensors", error) >= 0;
     } else if (hf_model_has(directory, "model.safetensors.index.json")) {
         good = hf_model_open_shards(model, directory, error);
-    } else if (pickles || pickled_shards) {
-        error_set(error,
-                  "%.300s has its weights in %s, which only PyTorch reads: convert them in Python with "
-                  "transformers' AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)",
-                  directory, pickles ? "pytorch_model.bin" : "pytorch_model.bin.index.json");
     } else {
-        error_set(error,
-                  "%.300s has no weights: looked for model.safetensors and model.safetensors.index.json",
-                  directory);
+        error_set(
+            error,
+            "%.300s has no model.safetensors, nor shards with an index. A pytorch_model.bin is converted "
+            "in Python by transformers' AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)",
+            directory);
     }
-    good = good && hf_model_match(model, directory, error);
+    if (good && !hf_model_match(model, &problem)) {
+        good = error_set(error, "%.150s does not hold the model of its config.json: %.800s", directory,
+                         problem.text);
+    }
     if (!good) { hf_model_close(model); }
     return good;
 }
@@ -492,17 +465,13 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
     bool there = stat(directory, &status) == 0;
     int reason = errno;
     text_excerpt(directory, excerpt);
-    if (there && !S_ISDIR(status.st_mode)) {
-        return error_set(error,
-                         "%.300s is a file: give the directory that holds config.json and model.safetensors",
-                         directory);
-    }
     if (there) {
         return hf_model_has(directory, "config.json") || hf_model_has(directory, ADAPTERS_CONFIG) ||
-               error_set(error,
-                         "%.300s has no config.json, and no checkpoint either: give a directory with "
-                         "config.json and model.safetensors, a checkpoint, or a run that has one",
-                         directory);
+               error_set(
+                   error,
+                   "%.300s is no directory with a config.json, and no checkpoint either: give a directory "
+                   "with config.json and model.safetensors, a checkpoint, or a run that has one",
+                   directory);
     }
     if (model_preset_find(directory) != NULL) {
         return error_set(
@@ -515,41 +484,26 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
                      excerpt, strerror(reason));
 }
 
-// What a directory is written from. parameters: on the host.
-typedef struct HfModelContent {
-    const ModelConfig *config;
-    const ParameterTable *table;
-    const float *parameters;     // (table->parameter_count)
-    const char *tokenizer;       // its directory or its tokenizer.json, which is copied, or NULL
-    const TrainedPart *adapters; // these are written, and no model; NULL: a model
-    const char *base;            // the directory of their model
-} HfModelContent;
-
-// Writes a model that transformers' from_pretrained loads, or adapters that peft's does.
-// `directory` must not exist. True: all of it is on disk, but for the name of `directory`
-// itself. On failure the caller removes what there is.
-static inline bool hf_model_write(const char *directory, const HfModelContent *content, Error *error) {
+// Writes a model that transformers' from_pretrained loads; or, with `adapters`, only these, which
+// peft's loads beside the model in the directory `base`. parameters (table->parameter_count): on
+// the host. tokenizer: its directory or its tokenizer.json, which is copied, or NULL. `directory`
+// must not exist. True: all of it is on disk, but for the name of `directory` itself. On failure
+// the caller removes what there is.
+static inline bool hf_model_save(const char *directory, const ModelConfig *config,
+                                 const ParameterTable *table, const float *parameters, const char *tokenizer,
+                                 const TrainedPart *adapters, const char *base, Error *error) {
     uint32_t sum;
-    const char *tokenizer = content->tokenizer;
-    bool adapts = content->adapters != NULL;
+    bool adapts = adapters != NULL;
     const char *name = adapts ? ADAPTERS_WEIGHTS : "model.safetensors";
     if (mkdir(directory, 0777) != 0) {
         return error_set(error, "cannot create the directory %.300s: %s", directory, strerror(errno));
     }
-    return hf_model_write_config(directory, content->config, tokenizer, error) &&
+    return hf_model_write_config(directory, config, tokenizer, error) &&
            (tokenizer == NULL || hf_model_copy_tokenizer(tokenizer, directory, error)) &&
-           (!adapts || adapters_write_config(directory, content->adapters, content->base, error)) &&
-           hf_model_write_weights(directory, name, adapts ? ADAPTERS_PREFIX : "", content->table,
-                                  content->parameters, &sum, error) &&
+           (!adapts || adapters_write_config(directory, adapters, base, error)) &&
+           hf_model_write_weights(directory, name, adapts ? ADAPTERS_PREFIX : "", table, parameters, &sum,
+                                  error) &&
            file_sums_write(directory, name, sum, error) && path_sync(directory, error);
-}
-
-static inline bool hf_model_save(const char *directory, const ModelConfig *config,
-                                 const ParameterTable *table, const float *parameters, const char *tokenizer,
-                                 Error *error) {
-    HfModelContent content = {
-        .config = config, .table = table, .parameters = parameters, .tokenizer = tokenizer};
-    return hf_model_write(directory, &content, error);
 }
 
 // The same, of a model of which a part is trained; trained (part->table.parameter_count), on
@@ -557,20 +511,14 @@ static inline bool hf_model_save(const char *directory, const ModelConfig *confi
 static inline bool hf_model_save_trained(const char *directory, const ModelConfig *config,
                                          const TrainedPart *part, const float *trained, const HfModel *base,
                                          const char *base_directory, const char *tokenizer, Error *error) {
-    HfModelContent content = {.config = config,
-                              .table = &part->table,
-                              .parameters = trained,
-                              .tokenizer = tokenizer,
-                              .adapters = part->rank > 0 ? part : NULL,
-                              .base = base_directory};
-    float *whole = NULL;
-    if (part->frozen_count > 0 && part->rank == 0) {
-        whole = (float *)memory_take(part->model.parameter_count, sizeof(float));
-        hf_model_complete(base, part, trained, whole);
-        content.table = &part->model;
-        content.parameters = whole;
+    const TrainedPart *adapters = part->rank > 0 ? part : NULL;
+    if (part->frozen_count == 0 || adapters != NULL) {
+        return hf_model_save(directory, config, &part->table, trained, tokenizer, adapters, base_directory,
+                             error);
     }
-    bool good = hf_model_write(directory, &content, error);
+    float *whole = (float *)memory_take(part->model.parameter_count, sizeof(float));
+    hf_model_complete(base, part, trained, whole);
+    bool good = hf_model_save(directory, config, &part->model, whole, tokenizer, NULL, NULL, error);
     free(whole);
     return good;
 }

@@ -26,10 +26,6 @@
 
 #include <assert.h>
 #include <jansson.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "kernels/wire.h"
 #include "runtime/files.h"
@@ -195,13 +191,10 @@ static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t
     for (size_t i = 0; i < file->count; i++) {
         const SafetensorsEntry *entry = &file->entries[i];
         size_t begin = (size_t)(entry->data - data);
-        if (begin < position) {
-            return error_set(error, "%s: tensors %.80s and %.80s overlap", file->path,
-                             file->entries[i - 1].name, entry->name);
-        }
-        if (begin > position) {
-            return error_set(error, "%s: the %zu bytes before tensor %.80s belong to no tensor", file->path,
-                             begin - position, entry->name);
+        if (begin != position) {
+            return error_set(error,
+                             "%s: tensor %.80s begins at byte %zu of the data, not at %zu, behind others",
+                             file->path, entry->name, begin, position);
         }
         position += entry->bytes;
     }
@@ -221,23 +214,13 @@ static inline bool safetensors_parse(SafetensorsFile *file, Error *error) {
                          "%s is only the pointer that Git LFS leaves in place of a file: run git lfs pull",
                          file->path);
     }
-    if (file->size < 8) {
-        return error_set(error, "%s is truncated: it has %zu bytes, a header takes more", file->path,
-                         file->size);
-    }
-    for (int i = 7; i >= 0; i--) { length = length << 8 | file->bytes[i]; }
-    if (length > SAFETENSORS_MAX_HEADER) {
-        return error_set(error, "%s is no safetensors file: its header would have %llu bytes, allowed are %d",
-                         file->path, (unsigned long long)length, (int)SAFETENSORS_MAX_HEADER);
-    }
-    if (length > file->size - 8) {
+    for (int i = 7; i >= 0 && file->size >= 8; i--) { length = length << 8 | file->bytes[i]; }
+    if (length < 2 || length > SAFETENSORS_MAX_HEADER || length > file->size - 8 || file->bytes[8] != '{') {
         return error_set(
             error,
-            "%s is truncated or no safetensors file: a header of %llu bytes is promised, but %zu follow",
-            file->path, (unsigned long long)length, file->size - 8);
-    }
-    if (length < 2 || file->bytes[8] != '{') {
-        return error_set(error, "%s is no safetensors file: its header must be a JSON object", file->path);
+            "%s is truncated or no safetensors file: its %zu bytes must begin with the length of a "
+            "JSON object, at most %d, and the object",
+            file->path, file->size, (int)SAFETENSORS_MAX_HEADER);
     }
     json_error_t problem;
     file->header =

@@ -10,8 +10,7 @@
 //   lambada      JSON lines {"text"}: the last word, with the space before it, is
 //                predicted from all that precedes it.
 //   hellaswag    JSON lines as in the data set (ctx_a, ctx_b, activity_label, endings,
-//                label): each ending is predicted from the context. A line that has "ctx"
-//                and no "ctx_a" is taken as prepared, and its texts are not cleaned.
+//                label): each ending is predicted from the context.
 //
 // The last two are those of EleutherAI's lm-evaluation-harness (lambada_openai,
 // hellaswag), so the numbers can be compared. Context and continuation are encoded
@@ -303,25 +302,10 @@ static inline bool evaluate_read_lambada(EvaluateSet *set, const json_t *object,
     return good;
 }
 
-// What precedes the endings of a HellaSwag line, for the caller to free; NULL: an error.
-static inline char *evaluate_hellaswag_context(const json_t *object, bool prepared, Error *error) {
-    static const char *const keys[3] = {"activity_label", "ctx_a", "ctx_b"};
-    const char *parts[3];
-    for (int i = 0; i < 3; i++) {
-        parts[i] = evaluate_text(object, prepared ? "ctx" : keys[i], error);
-        if (parts[i] == NULL) { return NULL; }
-    }
-    char *end = strdup(parts[2]);
-    if (prepared) { return end; }
-    evaluate_capitalise(&end);
-    char *text = evaluate_format("%s: %s %s", parts[0], parts[1], end);
-    free(end);
-    evaluate_clean(&text);
-    return text;
-}
-
 static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *object, Error *error) {
+    static const char *const keys[3] = {"activity_label", "ctx_a", "ctx_b"};
     const json_t *endings = json_object_get(object, "endings"), *right = json_object_get(object, "label");
+    const char *parts[3];
     int choices = json_array_size(endings) <= EVALUATE_MOST_CHOICES ? (int)json_array_size(endings) : 0;
     if (choices < 2) {
         return error_set(error, "\"endings\" must be a list of 2 to %d texts", (int)EVALUATE_MOST_CHOICES);
@@ -334,9 +318,16 @@ static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *objec
     if (label < 0 || label >= choices || (stop != NULL && *stop != '\0')) {
         return error_set(error, "\"label\" must be a number from 0 to %d", choices - 1);
     }
-    bool prepared = json_object_get(object, "ctx_a") == NULL && json_object_get(object, "ctx") != NULL;
-    char *context = evaluate_hellaswag_context(object, prepared, error);
-    bool good = context != NULL;
+    for (int i = 0; i < 3; i++) {
+        parts[i] = evaluate_text(object, keys[i], error);
+        if (parts[i] == NULL) { return false; }
+    }
+    char *last = strdup(parts[2]);
+    evaluate_capitalise(&last);
+    char *context = evaluate_format("%s: %s %s", parts[0], parts[1], last);
+    free(last);
+    evaluate_clean(&context);
+    bool good = true;
     for (int i = 0; good && i < choices; i++) {
         const char *written = json_string_value(json_array_get(endings, (size_t)i));
         if (written == NULL) {
@@ -345,7 +336,7 @@ static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *objec
         }
         int characters = 0;
         char *ending = strdup(written);
-        if (!prepared) { evaluate_clean(&ending); }
+        evaluate_clean(&ending);
         char *whole = evaluate_format("%s %s", context, ending);
         for (const char *c = ending; *c != '\0'; c++) { characters += (*c & 0xC0) != 0x80; }
         good = evaluate_add_pair(set, whole, strlen(context), characters, error);

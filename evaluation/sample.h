@@ -5,11 +5,7 @@
 // logits of a step equal those of a full forward pass up to rounding. When all positions
 // of the model are used, the text ends.
 //
-// A sampler has an arena of its own, so training reserves nothing for it. Order of calls:
-//
-//   sampler_reserve, arena_commit
-//   either sampler_generate, which may be called again to go on with the text, or
-//   sampler_step and sampler_choose in turn
+// A sampler has an arena of its own, so training reserves nothing for it.
 #ifndef ACCO_EVALUATION_SAMPLE_H
 #define ACCO_EVALUATION_SAMPLE_H
 
@@ -127,33 +123,6 @@ static inline int32_t sampler_choose(Sampler *sampler, const Sampling *how, Rand
     return best; // the sum was rounded, and the draw lay beyond all of it
 }
 
-// on_token is called with each token as soon as it is chosen, and returns whether more
-// are wanted.
-typedef struct SamplerListener {
-    void *self;
-    bool (*on_token)(void *self, int32_t token);
-} SamplerListener;
-
-// Appends the prompt (at least one token) to the text, then writes up to `count` tokens
-// that follow to output. Returns how many. They are fewer if the positions are used up,
-// if the listener wants no more, and if the logits are not numbers; 0 if the prompt does
-// not fit. listener: or NULL.
-static inline int sampler_generate(Sampler *sampler, Stream *stream, const float *parameters,
-                                   const int32_t *prompt, int prompt_count, int32_t *output, int count,
-                                   const Sampling *how, Random *random, const SamplerListener *listener) {
-    assert(prompt_count >= 1);
-    for (int i = 0; i < prompt_count; i++) {
-        if (sampler_step(sampler, stream, parameters, prompt[i]) == NULL) { return 0; }
-    }
-    for (int i = 0; i < count; i++) {
-        output[i] = sampler_choose(sampler, how, random);
-        if (output[i] < 0) { return i; }
-        if (listener != NULL && !listener->on_token(listener->self, output[i])) { return i + 1; }
-        if (i + 1 < count && sampler_step(sampler, stream, parameters, output[i]) == NULL) { return i + 1; }
-    }
-    return count;
-}
-
 // ---------------------------------------------------------------------------------------
 // A text that is printed
 
@@ -170,8 +139,7 @@ typedef struct Sample {
     Sampler sampler;
     Stream here; // runs everything on this thread
     Random random;
-    int32_t *output; // (sample_tokens)
-    int32_t last;    // the token at the end of the text that no step has seen; -1: none
+    int32_t last; // the token at the end of the text that no step has seen; -1: none
     // All prompts and what was written after them, for the caller of sample_close to free;
     // and how many bytes of it have been printed.
     FILE *memory;
@@ -192,12 +160,33 @@ static inline bool sample_is_end(const Sample *sample, int32_t token) {
            (sample->chat.root != NULL && token == sample->chat.end);
 }
 
-static inline bool sample_on_token(void *self, int32_t token) {
-    Sample *sample = (Sample *)self;
-    if (sample_is_end(sample, token)) { return false; }
-    text_codec_print(&sample->codec, token, false, sample->memory);
-    sample_show(sample);
-    return sample->watch == NULL || !signal_watch_is_asked(sample->watch);
+// Appends the prompt (at least one token) to the text, and prints what the model writes after it,
+// up to --sample-tokens tokens. Returns how many. They are fewer at the end of the text and of the
+// positions, where a signal asks the run to stop, and if the logits are not numbers.
+static inline int sample_generate(Sample *sample, const TokenList *prompt) {
+    const Options *options = sample->options;
+    Sampler *sampler = &sample->sampler;
+    const Sampling how = {options->temperature, (int)options->top_k, options->top_p,
+                          options->repetition_penalty};
+    int written = 0;
+    for (size_t i = 0; i < prompt->count; i++) {
+        sampler_step(sampler, &sample->here, sample->parameters, prompt->ids[i]);
+    }
+    sample->last = -1;
+    while (written < options->sample_tokens) {
+        int32_t token = sampler_choose(sampler, &how, &sample->random);
+        if (token < 0) { break; }
+        sample->last = token;
+        written++;
+        if (sample_is_end(sample, token)) { break; }
+        text_codec_print(&sample->codec, token, false, sample->memory);
+        sample_show(sample);
+        if (sample->watch != NULL && signal_watch_is_asked(sample->watch)) { break; }
+        bool full = written < options->sample_tokens &&
+                    sampler_step(sampler, &sample->here, sample->parameters, token) == NULL;
+        if (full) { break; }
+    }
+    return written;
 }
 
 // Opens the tokenizer, and what it says of chats. bytes: tokens are bytes where there is none.
@@ -227,7 +216,6 @@ static inline bool sample_open(Sample *sample, const ModelConfig *config, Thread
     sample->last = -1;
     sampler_reserve(&sample->sampler, &sample->arena, config, threads);
     if (!arena_commit(&sample->arena, error)) { return false; }
-    sample->output = (int32_t *)memory_take((size_t)options->sample_tokens, sizeof *sample->output);
     sample->memory = open_memstream(&sample->text, &sample->size);
     if (sample->commit >= 0) {
         printf("%6lld sample%s%s\n", (long long)sample->commit, ids[0] != '\0' ? " of " : "", ids);
@@ -237,10 +225,6 @@ static inline bool sample_open(Sample *sample, const ModelConfig *config, Thread
     if (options->top_p < 1) { printf(", top-p %g", options->top_p); }
     if (options->repetition_penalty > 1) { printf(", repetition penalty %g", options->repetition_penalty); }
     printf("%s%s%s\n", ids[0] != '\0' ? ": " : "", ids, ids[0] != '\0' ? ", for there is no tokenizer" : "");
-    if (sample->chat.has_template && sample->chat.root == NULL) {
-        printf(
-            "(prompts are texts; for chats: build/venv/bin/python -m tokenizer.chat DIR, the tokenizer's)\n");
-    }
     return true;
 }
 
@@ -248,7 +232,6 @@ static inline void sample_close(Sample *sample) {
     if (sample->memory != NULL) { fclose(sample->memory); }
     json_decref(sample->chat.root);
     text_codec_close(&sample->codec);
-    free(sample->output);
     arena_release(&sample->arena);
 }
 
@@ -269,13 +252,9 @@ static inline bool sample_encode(const Sample *sample, const char *prompt, Token
 // Prints the prompt, if that is wanted, and what the model writes after it, token by token. The
 // text goes on from what it was.
 static inline bool sample_text(Sample *sample, const char *prompt, bool shows, Error *error) {
-    const Options *options = sample->options;
-    Sampler *sampler = &sample->sampler;
-    int positions = sampler->model.config.positions, before = sampler->length,
-        count = (int)options->sample_tokens;
+    int positions = sample->sampler.model.config.positions, before = sample->sampler.length,
+        count = (int)sample->options->sample_tokens;
     TokenList tokens = {NULL, 0, 0};
-    Sampling how = {options->temperature, (int)options->top_k, options->top_p, options->repetition_penalty};
-    SamplerListener listener = {sample, sample_on_token};
     bool good = true;
     if (sample->last >= 0) { token_list_add(&tokens, sample->last); }
     if (prompt[0] != '\0' || tokens.count == 0) { good = sample_encode(sample, prompt, &tokens, error); }
@@ -288,13 +267,10 @@ static inline bool sample_text(Sample *sample, const char *prompt, bool shows, E
         bool said = sample->chat.root != NULL && prompt[0] != '\0';
         if (shows) { fprintf(sample->memory, said ? "> %s\n" : "%s", prompt); }
         sample_show(sample);
-        int written =
-            sampler_generate(sampler, &sample->here, sample->parameters, tokens.ids, (int)tokens.count,
-                             sample->output, count, &how, &sample->random, &listener);
+        int written = sample_generate(sample, &tokens);
         text_codec_print(&sample->codec, 0, true, sample->memory);
         sample_show(sample);
         printf("\n");
-        sample->last = written > 0 ? sample->output[written - 1] : -1;
         // What follows in a chat begins with the end of the answer.
         if (sample->chat.root != NULL && sample_is_end(sample, sample->last)) { sample->last = -1; }
         // The last token of a text that fills all positions stands behind them.

@@ -57,7 +57,8 @@ static inline int command_average(const Options *options) {
                          "--last %lld: %.300s has %lld checkpoint%s up to there (--keep says how many stay)",
                          (long long)options->last, folder, (long long)count, plural(count));
     }
-    if (good && !hf_model_save(options->out, &first.config, &first.table, mean, options->from, &error)) {
+    if (good &&
+        !hf_model_save(options->out, &first.config, &first.table, mean, options->from, NULL, NULL, &error)) {
         tree_remove(options->out);
         good = false;
     }

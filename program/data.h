@@ -198,7 +198,7 @@ static inline bool make_token_file(const DataLoader *loader, const DataSource *s
     Text *texts = data_files_texts(loader->files + source->first_file, count);
     for (int i = 0; i < count; i++) { tokenizing.bytes += (double)texts[i].size; }
     bool good = true;
-    texts_name(texts, count, tokenizer, pool, name);
+    texts_name(texts, count, tokenizer, name);
     snprintf(path, DATA_PATH_SIZE, "%s/%s", directory, name);
     TokenFile file;
     Error ignored;

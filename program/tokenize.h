@@ -31,7 +31,7 @@ static inline int command_tokenize(const Options *options) {
     launch_threads(1, (int)options->threads, &choice);
     ThreadPool *pool = thread_pool_create(choice.threads, false);
     if (pool == NULL) { error_set(&error, "the system does not give %d threads", choice.threads); }
-    bool good = pool != NULL && tokenize_lines(STDIN_FILENO, &made, &tokenizer, pool, &error);
+    bool good = pool != NULL && tokenize_lines(stdin, &made, &tokenizer, pool, &error);
     if (!good && pool != NULL && !made.unwritten) { exit_user_mistake(&error); }
     thread_pool_destroy(pool);
     if (!good) {

@@ -20,7 +20,6 @@ typedef struct Chat {
     json_t *root;                               // of chat.json; NULL: there is none
     const char *first[2], *system[3], *next[2]; // system[0] NULL: none
     int32_t end;
-    bool has_template; // of which a chat.json can be made
 } Chat;
 
 // texts (count) <- the list `key`.
@@ -44,14 +43,7 @@ static inline bool chat_open(Chat *chat, const char *path, const Tokenizer *toke
                  : slash != NULL                                     ? (int)(slash - path)
                                                                      : 0;
     memset(chat, 0, sizeof *chat);
-    for (int i = 0; i < 3; i++) {
-        static const char *const names[3] = {"tokenizer_config.json", "chat_template.jinja", "chat.json"};
-        snprintf(file, sizeof file, "%.*s%s%s", length, path, length > 0 ? "/" : "", names[i]);
-        json_t *config = i == 0 ? json_load_file(file, JSON_ALLOW_NUL, NULL) : NULL;
-        chat->has_template = chat->has_template || tokenizer_get(config, "chat_template") != NULL ||
-                             (i == 1 && stat(file, &status) == 0);
-        json_decref(config);
-    }
+    snprintf(file, sizeof file, "%.*s%schat.json", length, path, length > 0 ? "/" : "");
     if (stat(file, &status) != 0) { return true; }
     chat->root = json_load_file(file, JSON_REJECT_DUPLICATES, &trouble);
     const char *end = json_string_value(json_object_get(chat->root, "end"));

@@ -1,12 +1,9 @@
 // corpus.h: the built-in corpus: an endless stream of small children's stories, bytes as
 // tokens, whose entropy is known.
 //
-// A newcomer can train in the first minute, without a file, a tokenizer or a network. And
-// the corpus measures: its stories come from a grammar, so the probability of every byte is
-// known exactly, and with it the loss of a perfect model. Most bytes are certain once the
-// hero, the friend, the toy, its colour and the place have been chosen, but knowing them
-// takes looking back up to 200 bytes. A loss above the entropy is what the model has not
-// yet learned about such long-range references.
+// So the loss of a perfect model is known, too. Most bytes are certain once the hero, the
+// friend, the toy, its colour and the place have been chosen, but knowing them takes looking
+// back up to 200 bytes: a loss above the entropy is what the model has not yet learned of that.
 //
 // Window i of a seed is a pure function of (seed, i): '\n', a fresh story, '\n', the next
 // story and so on, cut at T + 1 bytes. A window never begins inside a story, so all that
@@ -25,11 +22,6 @@
 #define ACCO_TOKENIZER_CORPUS_H
 
 #include <assert.h>
-#include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "runtime/errors.h"
 #include "runtime/random.h"

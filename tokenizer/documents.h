@@ -23,14 +23,12 @@
 #include "runtime/numbers.h"
 #include "tokenizer/tokenizer.h"
 
-enum {
-    TEXT_DOCUMENT_BYTES = 1 << 22, // DOCUMENT_BYTES in tokenizer/sources.py
-    JSON_LINE_MOST_BYTES = 1 << 28 // a longer line means a damaged stream
-};
+enum { TEXT_DOCUMENT_BYTES = 1 << 22 }; // DOCUMENT_BYTES in tokenizer/sources.py
 
 // A document, or a part of one that is long.
 typedef struct DocumentPart {
     const uint8_t *bytes; // (count)
+    char *owned;          // the same, to be freed with the part; NULL: they belong to another
     size_t count;
     uint64_t line; // of JSON, from 1 on; 0: the bytes are text
     bool ends;     // the document ends here. Of JSON it is known once the line is encoded, and so are these:
@@ -128,58 +126,29 @@ static inline bool text_next_part(void *source, DocumentPart *part) {
 // ---------------------------------------------------------------------------------------
 // Lines of JSON
 
-// A stream that is read block by block. At the beginning all is zero but `descriptor`.
+// At the beginning all is zero but `file`.
 typedef struct JsonLines {
-    int descriptor;
-    uint8_t *bytes; // (capacity) `whole` bytes of whole lines; up to `count` the beginning of the next one
-    size_t capacity, count, whole;
-    size_t at; // where the next line begins
+    FILE *file;
     uint64_t line;
-    bool ended; // the stream
+    int problem; // why no more could be read, as in errno; 0: the file has ended
 } JsonLines;
 
-// Reads about `wanted` bytes of whole lines; those before are gone. whole 0: the end.
-static inline bool json_lines_read(JsonLines *lines, size_t wanted, Error *error) {
-    lines->count -= lines->whole;
-    if (lines->count > 0) { memmove(lines->bytes, lines->bytes + lines->whole, lines->count); }
-    lines->whole = lines->at = 0;
-    while (!lines->ended && (lines->count < wanted || lines->whole == 0)) {
-        enum { BLOCK = 1 << 18 };
-        if (lines->whole == 0 && lines->count > JSON_LINE_MOST_BYTES) {
-            return error_set(error, "line %llu is longer than %d MiB", (unsigned long long)lines->line + 1,
-                             JSON_LINE_MOST_BYTES >> 20);
-        }
-        list_reserve((void **)&lines->bytes, lines->count, &lines->capacity, BLOCK, 1);
-        ssize_t found = read(lines->descriptor, lines->bytes + lines->count, BLOCK);
-        if (found < 0 && errno == EINTR) { continue; }
-        if (found < 0) { return error_set(error, "cannot read the documents: %s", strerror(errno)); }
-        lines->ended = found == 0;
-        size_t begin = lines->count;
-        lines->count += (size_t)found;
-        for (size_t end = lines->count; end > begin; end--) {
-            if (lines->bytes[end - 1] != '\n') { continue; }
-            lines->whole = end;
-            break;
-        }
-    }
-    if (lines->ended) { lines->whole = lines->count; }
-    return true;
-}
-
-// NextPart of the JsonLines that have been read. Empty lines are skipped.
+// NextPart of JsonLines; each part owns its line. Empty lines are skipped.
 static inline bool json_lines_next(void *source, DocumentPart *part) {
     JsonLines *lines = (JsonLines *)source;
-    while (lines->at < lines->whole) {
-        const uint8_t *bytes = lines->bytes + lines->at;
-        const uint8_t *end = (const uint8_t *)memchr(bytes, '\n', lines->whole - lines->at);
-        size_t count = end != NULL ? (size_t)(end - bytes) : lines->whole - lines->at;
-        lines->at += count + (end != NULL);
+    char *text = NULL;
+    size_t room = 0;
+    for (ssize_t size; (size = getline(&text, &room, lines->file)) > 0;) {
+        size_t count = (size_t)size - (text[size - 1] == '\n');
         lines->line++;
-        if (count == 0 || (count == 1 && bytes[0] == '\r')) { continue; }
-        const DocumentPart found = {.bytes = bytes, .count = count, .line = lines->line};
+        if (count == 0 || (count == 1 && text[0] == '\r')) { continue; }
+        const DocumentPart found = {
+            .bytes = (const uint8_t *)text, .owned = text, .count = count, .line = lines->line};
         *part = found;
         return true;
     }
+    lines->problem = feof(lines->file) ? 0 : errno;
+    free(text);
     return false;
 }
 

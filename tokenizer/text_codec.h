@@ -74,14 +74,8 @@ static inline bool text_codec_encode(const TextCodec *codec, const char *prompt,
 // ignored, and what is still held back is written.
 static inline void text_codec_print(TextCodec *codec, int32_t id, bool last, FILE *file) {
     if (codec->kind == TEXT_CODEC_TOKENIZER) {
-        TextList text = {NULL, 0, 0};
-        if (last) {
-            token_decoder_release(&codec->decoder, true, &text);
-        } else {
-            tokenizer_decode(&codec->tokenizer, &codec->decoder, &id, 1, false, &text);
-        }
-        if (text.count > 0) { fwrite(text.bytes, 1, text.count, file); }
-        text_list_free(&text);
+        if (last) { token_decoder_release(&codec->decoder, true, file); }
+        tokenizer_decode(&codec->tokenizer, &codec->decoder, &id, !last, false, file);
     } else if (codec->kind == TEXT_CODEC_BYTES && !last) {
         putc(id == '\n' || id >= ' ' ? id : '?', file);
     } else if (!last) {

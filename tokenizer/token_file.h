@@ -30,11 +30,6 @@
 #ifndef ACCO_TOKENIZER_TOKEN_FILE_H
 #define ACCO_TOKENIZER_TOKEN_FILE_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
 #include <zlib.h>
 
 #include "runtime/errors.h"
@@ -122,9 +117,6 @@ static inline bool token_mask_counts(const uint8_t *mask, uint64_t position) {
 // Whether a file of `size` bytes begins with a header in which all fields are possible. *header <- it.
 static inline bool token_file_read_header(TokenFileHeader *header, const char *name, const void *bytes,
                                           size_t size, Error *error) {
-    if (!token_file_recognise(bytes, size)) {
-        return error_set(error, "%s is not a token file: it does not begin with the magic", name);
-    }
     if (size < sizeof *header) {
         return error_set(error,
                          "%s is truncated: a token file has a header of %d bytes, this file ends after %zu",
@@ -132,9 +124,7 @@ static inline bool token_file_read_header(TokenFileHeader *header, const char *n
     }
     memcpy(header, bytes, sizeof *header);
     if (memcmp(header->magic, TOKEN_FILE_MAGIC, sizeof header->magic) != 0) {
-        return error_set(
-            error, "%s is damaged: the first %d bytes are nearly those of a token file, but not all of them",
-            name, (int)sizeof TOKEN_FILE_MAGIC);
+        return error_set(error, "%s is damaged, or no token file: it does not begin with the magic", name);
     }
     if (header->version != TOKEN_FILE_VERSION) {
         return error_set(
@@ -142,36 +132,26 @@ static inline bool token_file_read_header(TokenFileHeader *header, const char *n
             "%s is a token file of version %u, but only version %d can be read: prepare the data again", name,
             header->version, (int)TOKEN_FILE_VERSION);
     }
-    if (header->token_bytes != 2 && header->token_bytes != 4) {
-        return error_set(error, "%s is damaged: its tokens have %u bytes; allowed: 2 or 4", name,
-                         header->token_bytes);
+    static const uint8_t zeros[sizeof header->zeros] = {0};
+    uint32_t width = header->token_bytes, largest = width == 2 ? 65536 : INT32_MAX;
+    const struct {
+        bool good;
+        const char *field;
+    } checks[] = {
+        {width == 2 || width == 4, "width of a token"},
+        {header->vocabulary >= 1 && header->vocabulary <= largest, "vocabulary"},
+        {header->flags <= TOKEN_FILE_HAS_MASK, "flags"},
+        {header->padded <= TOKEN_FILE_MAX_PADDED, "padded length"},
+        {header->separator <= header->vocabulary, "token between documents"},
+        {memcmp(header->zeros, zeros, sizeof zeros) == 0, "unused bytes"},
+        {header->token_count > 0, "number of tokens"},
+    };
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
+        if (checks[i].good) { continue; }
+        return error_set(error, "%s is damaged, or of a later version: the %s in its header cannot be", name,
+                         checks[i].field);
     }
-    uint32_t largest = header->token_bytes == 2 ? 65536 : INT32_MAX;
-    if (header->vocabulary < 1 || header->vocabulary > largest) {
-        return error_set(error,
-                         "%s is damaged: it has a vocabulary of %u; allowed with tokens of %u bytes: 1 to %u",
-                         name, header->vocabulary, header->token_bytes, largest);
-    }
-    if (header->flags > TOKEN_FILE_HAS_MASK) {
-        return error_set(
-            error, "%s has flags 0x%x, of which only 0x%x is known: it is damaged, or of a later version",
-            name, header->flags, (unsigned)TOKEN_FILE_HAS_MASK);
-    }
-    if (header->padded > TOKEN_FILE_MAX_PADDED) {
-        return error_set(error, "%s is damaged: it is padded to sequences of %u; allowed: at most %d", name,
-                         header->padded, (int)TOKEN_FILE_MAX_PADDED);
-    }
-    if (header->separator > header->vocabulary) {
-        return error_set(error, "%s is damaged: token %u cannot divide documents with a vocabulary of %u",
-                         name, header->separator - 1, header->vocabulary);
-    }
-    for (size_t i = 0; i < sizeof header->zeros; i++) {
-        if (header->zeros[i] == 0) { continue; }
-        return error_set(error, "%s is damaged: byte %zu of its header must be 0, but is %d", name,
-                         offsetof(TokenFileHeader, zeros) + i, header->zeros[i]);
-    }
-    return header->token_count > 0 ||
-           error_set(error, "%s holds no tokens: a token file has at least one", name);
+    return true;
 }
 
 // A view of the `size` bytes of a token file, which must stay where they are. name: of

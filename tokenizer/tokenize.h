@@ -14,7 +14,6 @@
 #ifndef ACCO_TOKENIZER_TOKENIZE_H
 #define ACCO_TOKENIZER_TOKENIZE_H
 
-#include "runtime/sha256.h"
 #include "runtime/thread_pool.h"
 #include "tokenizer/documents.h"
 #include "tokenizer/token_writer.h"
@@ -22,7 +21,6 @@
 enum {
     ENCODE_TASK_BYTES = 1 << 19, // that a thread encodes at a time, or one part that is longer
     ENCODE_TASKS_PER_THREAD = 4, // in one round
-    TEXT_HASH_BYTES = 1 << 24,   // of a text that a thread hashes at a time
     TEXTS_NAME_SIZE = 32,
     SHARD_TOKENS = 100000000 // a shard ends with the document that brings it to this number
 };
@@ -51,7 +49,13 @@ typedef struct Encoder {
 // Takes the tokens ids (part->tokens) of one part, in the order of the parts.
 typedef bool (*TakePart)(void *sink, const DocumentPart *part, const int32_t *ids, Error *error);
 
+static inline void encoder_drop_parts(Encoder *encoder) {
+    for (size_t i = 0; i < encoder->part_count; i++) { free(encoder->parts[i].owned); }
+    encoder->part_count = 0;
+}
+
 static inline void encoder_close(Encoder *encoder) {
+    encoder_drop_parts(encoder);
     for (int i = 0; i < encoder->most_tasks; i++) { token_list_free(&encoder->tasks[i].tokens); }
     free(encoder->tasks);
     free(encoder->parts);
@@ -170,7 +174,7 @@ static inline void encode_task(void *context, int number, int thread) {
 static inline void encoder_fill(Encoder *encoder, NextPart next, void *source) {
     DocumentPart part;
     size_t bytes = ENCODE_TASK_BYTES; // of the latest task
-    encoder->part_count = 0;
+    encoder_drop_parts(encoder);
     encoder->task_count = 0;
     while ((bytes < ENCODE_TASK_BYTES || encoder->task_count < encoder->most_tasks) && next(source, &part)) {
         list_reserve((void **)&encoder->parts, encoder->part_count, &encoder->part_capacity, 1,
@@ -210,45 +214,18 @@ static inline bool encoder_run(Encoder *encoder, NextPart next, void *source, Ta
 // ---------------------------------------------------------------------------------------
 // Texts to one token file
 
-typedef struct TextHashes {
-    const Text *text;
-    uint8_t (*digests)[SHA256_BYTES]; // of each TEXT_HASH_BYTES
-} TextHashes;
-
-static inline void text_hash_task(void *context, int task, int thread) {
-    (void)thread;
-    TextHashes *hashes = (TextHashes *)context;
-    size_t begin = (size_t)task * TEXT_HASH_BYTES;
-    Sha256 sha;
-    sha256_begin(&sha);
-    sha256_add(&sha, hashes->text->bytes + begin, size_min(hashes->text->size - begin, TEXT_HASH_BYTES));
-    sha256_end(&sha, hashes->digests[task]);
-}
-
 // The name of the token file of these texts: another one if a byte of a text or of the
 // tokenizer differs, so such a file can be used again. Copying tools preserve sizes and
 // times, and a changed text would go unnoticed.
-static inline void texts_name(const Text *texts, int count, const Tokenizer *tokenizer, ThreadPool *pool,
+static inline void texts_name(const Text *texts, int count, const Tokenizer *tokenizer,
                               char name[TEXTS_NAME_SIZE]) {
-    static const char version[] = "acco text shard 2\n";
-    uint8_t digest[SHA256_BYTES];
-    Sha256 sha;
-    sha256_begin(&sha);
-    sha256_add(&sha, version, sizeof version - 1);
-    sha256_add(&sha, tokenizer->hash, sizeof tokenizer->hash);
+    uLong sum = crc32_z(0, tokenizer->hash, sizeof tokenizer->hash);
     for (int i = 0; i < count; i++) {
-        size_t blocks = (texts[i].size + TEXT_HASH_BYTES - 1) / TEXT_HASH_BYTES;
         uint64_t size = texts[i].size;
-        TextHashes hashes = {&texts[i], (uint8_t(*)[SHA256_BYTES])memory_take(blocks + 1, SHA256_BYTES)};
-        thread_pool_run(pool, (int)blocks, text_hash_task, &hashes);
-        sha256_add(&sha, &size, sizeof size);
-        sha256_add(&sha, hashes.digests, blocks * SHA256_BYTES);
-        free(hashes.digests);
+        sum = crc32_z(sum, (const Bytef *)&size, sizeof size);
+        sum = crc32_z(sum, texts[i].bytes, texts[i].size);
     }
-    sha256_end(&sha, digest);
-    int length = snprintf(name, TEXTS_NAME_SIZE, "tokens-");
-    for (int i = 0; i < 8; i++) { length += snprintf(name + length, 3, "%02x", digest[i]); }
-    snprintf(name + length, 5, ".bin");
+    snprintf(name, TEXTS_NAME_SIZE, "tokens-%08lx.bin", (unsigned long)sum);
 }
 
 // The token file that is made of texts, and what went into it.
@@ -368,28 +345,25 @@ static inline bool token_shards_take(void *sink, const DocumentPart *part, const
     return good && (!full || token_shards_finish(shards, error));
 }
 
-// Reads lines of JSON from `descriptor` and writes shards. shards: prefix, pad and
+// Reads lines of JSON from `input` and writes shards. shards: prefix, pad and
 // most_tokens are set, and the rest is zeros. On failure the shards that are whole stay.
-static inline bool tokenize_lines(int descriptor, TokenShards *shards, const Tokenizer *tokenizer,
+static inline bool tokenize_lines(FILE *input, TokenShards *shards, const Tokenizer *tokenizer,
                                   ThreadPool *pool, Error *error) {
-    JsonLines lines = {.descriptor = descriptor};
+    JsonLines lines = {.file = input};
     Encoder encoder;
-    bool good = true;
     encoder_open(&encoder, tokenizer, pool);
     shards->tokenizer = tokenizer;
     shards->padding = ~encoder.end_of_text;
-    size_t wanted = (size_t)encoder.most_tasks * ENCODE_TASK_BYTES;
-    while (good && json_lines_read(&lines, wanted, error) && lines.whole > 0) {
-        good = encoder_run(&encoder, json_lines_next, &lines, token_shards_take, shards, error);
+    bool good = encoder_run(&encoder, json_lines_next, &lines, token_shards_take, shards, error);
+    if (good && lines.problem != 0) {
+        good = error_set(error, "cannot read the documents: %s", strerror(lines.problem));
     }
-    good = good && !error_is_set(error);
     if (good && shards->continued) {
         good = error_set(error, "the stream ends within a document: its last line has \"more\"");
     }
     good = good && token_shards_finish(shards, error);
     for (int side = 0; side < SHARDS_SIDES; side++) { token_writer_abandon(&shards->writers[side]); }
     encoder_close(&encoder);
-    free(lines.bytes);
     return good;
 }
 

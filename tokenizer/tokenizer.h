@@ -15,22 +15,14 @@
 // that can never become a character turn into U+FFFD, as in the library.
 //
 // The library takes only valid UTF-8. Here, bytes that are not valid become one token
-// each, so every text can be encoded, and the tokens' bytes are the text. One difference
-// remains: PCRE2 and the library may know different versions of Unicode, and cut
-// differently around a character that only one of them takes for a letter or a digit.
+// each, so every text can be encoded, and the tokens' bytes are the text. Characters that
+// only one of the library and PCRE2 knows may be cut differently (docs/data.md).
 //
 // A tokenizer.json that asks for more (a normalizer, another pattern, dropout, bytes
-// without a token) is refused in one line. Its post-processor is ignored: no tokens are
-// put around a text. The file may hold anything; every field is checked.
+// without a token) is refused. Its post-processor is ignored: no tokens are put around a
+// text. The file may hold anything; every field is checked.
 #ifndef ACCO_TOKENIZER_TOKENIZER_H
 #define ACCO_TOKENIZER_TOKENIZER_H
-
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 
 #include <jansson.h>
 #ifndef PCRE2_CODE_UNIT_WIDTH
@@ -86,11 +78,6 @@ typedef struct TokenList {
     size_t count, capacity;
 } TokenList;
 
-typedef struct TextList {
-    char *bytes; // not terminated
-    size_t count, capacity;
-} TextList;
-
 // All zeros before the first token.
 typedef struct TokenDecoder {
     uint8_t held[4]; // the beginning of a character whose other bytes have not come yet
@@ -111,17 +98,6 @@ static inline void token_list_add(TokenList *list, int32_t id) {
 
 static inline void token_list_free(TokenList *list) {
     free(list->ids);
-    memset(list, 0, sizeof *list);
-}
-
-static inline void text_list_add(TextList *list, const void *bytes, size_t count) {
-    list_reserve((void **)&list->bytes, list->count, &list->capacity, count, 1);
-    if (count > 0) { memcpy(list->bytes + list->count, bytes, count); }
-    list->count += count;
-}
-
-static inline void text_list_free(TextList *list) {
-    free(list->bytes);
     memset(list, 0, sizeof *list);
 }
 
@@ -180,48 +156,38 @@ static inline bool tokenizer_find_parts(TokenizerFile *file, const json_t *root,
     const json_t *model = json_object_get(root, "model"), *before = json_object_get(root, "pre_tokenizer");
     const char *type = json_string_value(json_object_get(model, "type")),
                *cutter = json_string_value(json_object_get(before, "type"));
-    static const char *const switches[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix",
-                                           "byte_fallback", "ignore_merges"};
-    if (!json_is_object(model)) {
-        return error_set(error, "%s is not a tokenizer.json: it has no object 'model'", file->name);
-    }
+    static const char *const switches[] = {"normalizer",         "dropout",       "continuing_subword_prefix",
+                                           "end_of_word_suffix", "byte_fallback", "ignore_merges"};
+    file->vocabulary = json_object_get(model, "vocab");
+    file->merges = json_object_get(model, "merges");
+    file->added = tokenizer_get(root, "added_tokens");
     if (type != NULL ? strcmp(type, "BPE") != 0 : json_object_get(model, "type") != NULL) {
         return error_set(error, "%s has a model of type '%.40s', but only BPE can be read", file->name,
                          type != NULL ? type : "(no text)");
     }
+    if (!json_is_object(file->vocabulary) || !json_is_array(file->merges) ||
+        (file->added != NULL && !json_is_array(file->added))) {
+        return error_set(error,
+                         "%s is not a tokenizer.json, which has an object 'model' with an object 'vocab' and "
+                         "a list 'merges', and a list 'added_tokens'",
+                         file->name);
+    }
     for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
-        const json_t *value = tokenizer_get(model, switches[i]);
+        const json_t *value = tokenizer_get(i == 0 ? root : model, switches[i]);
         const char *text = json_string_value(value);
         bool off = value == NULL || json_is_false(value) || (text != NULL && text[0] == '\0');
         if (!off) {
-            return error_set(error, "%s sets the model's '%s', which is not supported", file->name,
-                             switches[i]);
+            return error_set(error, "%s sets '%s', which is not supported: GPT-2's and GPT-Neo's do not",
+                             file->name, switches[i]);
         }
     }
-    if (tokenizer_get(root, "normalizer") != NULL) {
-        return error_set(error,
-                         "%s has a normalizer, which is not supported: GPT-2's and GPT-Neo's have none",
-                         file->name);
-    }
     bool pattern = !json_is_false(json_object_get(before, "use_regex"));
-    if (cutter == NULL || strcmp(cutter, "ByteLevel") != 0 || !pattern ||
-        json_is_true(json_object_get(before, "add_prefix_space"))) {
-        return error_set(error,
-                         "%s has a pre-tokenizer other than GPT-2's: allowed is ByteLevel with its pattern, "
-                         "without a prefix",
-                         file->name);
-    }
-    file->vocabulary = json_object_get(model, "vocab");
-    file->merges = json_object_get(model, "merges");
-    file->added = tokenizer_get(root, "added_tokens");
-    if (!json_is_object(file->vocabulary)) {
-        return error_set(error, "%s: its model has no object 'vocab'", file->name);
-    }
-    if (!json_is_array(file->merges)) {
-        return error_set(error, "%s: its model has no list 'merges'", file->name);
-    }
-    return file->added == NULL || json_is_array(file->added) ||
-           error_set(error, "%s: 'added_tokens' is not a list", file->name);
+    return (cutter != NULL && strcmp(cutter, "ByteLevel") == 0 && pattern &&
+            !json_is_true(json_object_get(before, "add_prefix_space"))) ||
+           error_set(error,
+                     "%s has a pre-tokenizer other than GPT-2's: allowed is ByteLevel with its pattern, "
+                     "without a prefix",
+                     file->name);
 }
 
 // Enters a token with its id. Errors: that is no id, or it has another text already.
@@ -272,22 +238,6 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
     return true;
 }
 
-static inline bool tokenizer_read_tokens(Tokenizer *tokenizer, TokenizerFile *file, Error *error) {
-    size_t added = json_array_size(file->added);
-    const char *text;
-    json_t *id;
-    file->texts = (const char **)memory_take(TOKENIZER_MOST_TOKENS, sizeof *file->texts);
-    tokenizer->kinds = (uint8_t *)memory_take(TOKENIZER_MOST_TOKENS, 1);
-    tokenizer->added = (AddedToken *)memory_take(added + 1, sizeof *tokenizer->added);
-    json_object_foreach((json_t *)file->vocabulary, text, id) {
-        if (!tokenizer_place(tokenizer, file, text, id, TOKEN_PLAIN, error)) { return false; }
-    }
-    for (size_t i = 0; i < added; i++) {
-        if (!tokenizer_read_added(tokenizer, file, i, error)) { return false; }
-    }
-    return true;
-}
-
 // Fills in the bytes of every token and the token of every byte.
 static inline bool tokenizer_make_bytes(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
     int letters[BYTE_LETTERS];
@@ -335,23 +285,21 @@ static inline uint64_t tokenizer_pair(int32_t left, int32_t right) {
     return (uint64_t)left << 32 | (uint32_t)right;
 }
 
-// A merge is "left right" in older files and ["left", "right"] in newer ones. text <-
-// both, joined and terminated. Returns the length of the left one; 0: it is no merge.
-static inline size_t tokenizer_split_merge(const json_t *merge, TextList *text) {
-    const char *left = json_string_value(json_is_array(merge) ? json_array_get(merge, 0) : merge);
-    const char *right = json_is_array(merge) ? json_string_value(json_array_get(merge, 1)) : NULL;
-    size_t length = left != NULL ? strlen(left) : 0;
-    bool pair = json_is_array(merge) && json_array_size(merge) == 2 && right != NULL;
-    if (json_is_string(merge)) {
-        length = strcspn(left, " ");
-        right = left[length] == ' ' ? left + length + 1 : "";
-        pair = strchr(right, ' ') == NULL;
+// A merge is "left right" in older files and ["left", "right"] in newer ones. *length: of the
+// left one, behind which more may stand. False: it is no merge.
+static inline bool tokenizer_split_merge(const json_t *merge, const char **left, size_t *length,
+                                         const char **right) {
+    const char *text = json_string_value(merge);
+    if (text == NULL) {
+        if (json_unpack((json_t *)merge, "[s, s!]", left, right) != 0) { return false; }
+        *length = strlen(*left);
+    } else {
+        *left = text;
+        *length = strcspn(text, " ");
+        *right = text + *length + (text[*length] == ' ');
+        if (strchr(*right, ' ') != NULL) { return false; }
     }
-    text->count = 0;
-    if (!pair || length == 0 || right[0] == '\0') { return 0; }
-    text_list_add(text, left, length);
-    text_list_add(text, right, strlen(right) + 1);
-    return length;
+    return *length > 0 && (*right)[0] != '\0';
 }
 
 static inline void tokenizer_hash_number(Sha256 *sha, uint32_t number) {
@@ -385,7 +333,7 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
                          (int)TOKENIZER_MOST_TOKENS);
     }
     Sha256 sha;
-    TextList text = {NULL, 0, 0};
+    char *text = NULL; // of a token of the merge
     tokenizer->merge_slots = 16;
     while (tokenizer->merge_slots < 2 * count) { tokenizer->merge_slots *= 2; }
     tokenizer->merges = (TokenMerge *)memory_take(tokenizer->merge_slots, sizeof *tokenizer->merges);
@@ -393,21 +341,23 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
     for (size_t i = 0; i < tokenizer->merge_slots; i++) { tokenizer->merges[i].pair = UINT64_MAX; }
     tokenizer_hash_tokens(tokenizer, file, &sha);
     for (size_t rank = 0; good && rank < count; rank++) {
-        size_t left = tokenizer_split_merge(json_array_get(file->merges, rank), &text);
-        if (left == 0) {
+        const char *left, *right;
+        size_t length;
+        if (!tokenizer_split_merge(json_array_get(file->merges, rank), &left, &length, &right)) {
             good = error_set(error, "%s: merge %zu is not a pair of tokens", file->name, rank);
             break;
         }
-        const json_t *whole = json_object_get(file->vocabulary, text.bytes);
-        const json_t *second = json_object_get(file->vocabulary, text.bytes + left);
-        char kept = text.bytes[left];
-        text.bytes[left] = '\0';
-        const json_t *first = json_object_get(file->vocabulary, text.bytes);
-        text.bytes[left] = kept;
+        size_t size = length + strlen(right) + 1;
+        text = (char *)memory_grow(text, size);
+        snprintf(text, size, "%.*s", (int)length, left);
+        const json_t *first = json_object_get(file->vocabulary, text),
+                     *second = json_object_get(file->vocabulary, right);
+        strcat(text, right);
+        const json_t *whole = json_object_get(file->vocabulary, text);
         if (whole == NULL || first == NULL || second == NULL) {
             good = error_set(error,
                              "%s: merge %zu makes '%.80s': this, or a side of it, is not in the vocabulary",
-                             file->name, rank, text.bytes);
+                             file->name, rank, text);
             break;
         }
         int32_t first_id = (int32_t)json_integer_value(first),
@@ -422,7 +372,7 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
         tokenizer_hash_number(&sha, (uint32_t)first_id);
         tokenizer_hash_number(&sha, (uint32_t)second_id);
     }
-    text_list_free(&text);
+    free(text);
     sha256_end(&sha, tokenizer->hash);
     return good;
 }
@@ -459,9 +409,19 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
         return error_set(error, "%s is no tokenizer, which is JSON: line %d: %s", name, trouble.line,
                          trouble.text);
     }
-    bool good = tokenizer_find_parts(&file, root, error) && tokenizer_read_tokens(tokenizer, &file, error) &&
-                tokenizer_make_bytes(tokenizer, &file, error) &&
-                tokenizer_read_merges(tokenizer, &file, error);
+    bool good = tokenizer_find_parts(&file, root, error);
+    size_t added = json_array_size(file.added);
+    const char *text;
+    json_t *id;
+    file.texts = (const char **)memory_take(TOKENIZER_MOST_TOKENS, sizeof *file.texts);
+    tokenizer->kinds = (uint8_t *)memory_take(TOKENIZER_MOST_TOKENS, 1);
+    tokenizer->added = (AddedToken *)memory_take(added + 1, sizeof *tokenizer->added);
+    json_object_foreach((json_t *)file.vocabulary, text, id) {
+        good = good && tokenizer_place(tokenizer, &file, text, id, TOKEN_PLAIN, error);
+    }
+    for (size_t i = 0; good && i < added; i++) { good = tokenizer_read_added(tokenizer, &file, i, error); }
+    good = good && tokenizer_make_bytes(tokenizer, &file, error) &&
+           tokenizer_read_merges(tokenizer, &file, error);
     json_decref(root);
     free(file.texts);
     int code = 0;
@@ -481,19 +441,19 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
 // path: a tokenizer.json, or a directory with one. On failure there is nothing to close.
 static inline bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error *error) {
     struct stat status;
-    char inside[4096];
+    char inside[PATH_MAX];
     size_t size = 0;
-    bool directory = stat(path, &status) == 0 && S_ISDIR(status.st_mode);
     memset(tokenizer, 0, sizeof *tokenizer);
-    if (snprintf(inside, sizeof inside, directory ? "%s/tokenizer.json" : "%s", path) >= (int)sizeof inside) {
-        return error_set(error, "the path of the tokenizer has more than %d bytes", (int)sizeof inside - 1);
+    if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) {
+        if (!path_within(inside, path, "tokenizer.json", error)) { return false; }
+        path = inside;
     }
-    void *bytes = file_map(inside, "expected a tokenizer.json", &size, error);
+    void *bytes = file_map(path, "expected a tokenizer.json", &size, error);
     if (bytes == NULL) { return false; }
     bool good = size <= TOKENIZER_MOST_FILE_BYTES
-                    ? tokenizer_open_memory(tokenizer, inside, bytes, size, error)
+                    ? tokenizer_open_memory(tokenizer, path, bytes, size, error)
                     : error_set(error, "%s is not a tokenizer.json: allowed is a file of at most %d MiB",
-                                inside, TOKENIZER_MOST_FILE_BYTES >> 20);
+                                path, TOKENIZER_MOST_FILE_BYTES >> 20);
     munmap(bytes, size);
     return good;
 }
@@ -699,24 +659,24 @@ static inline const uint8_t *tokenizer_bytes(const Tokenizer *tokenizer, int32_t
     return tokenizer->bytes + (known ? tokenizer->offsets[id] : 0);
 }
 
-// Moves complete characters to `out`, and U+FFFD for bytes that cannot become one. end:
+// Writes complete characters to `out`, and U+FFFD for bytes that cannot become one. end:
 // nothing follows, so an incomplete character cannot either.
-static inline void token_decoder_release(TokenDecoder *decoder, bool end, TextList *out) {
+static inline void token_decoder_release(TokenDecoder *decoder, bool end, FILE *out) {
     size_t length = 0;
     while (decoder->held_count > 0) {
         Utf8 what = utf8_scan(decoder->held, (size_t)decoder->held_count, &length);
         if (what == UTF8_INCOMPLETE && !end) { break; }
         bool valid = what == UTF8_VALID;
-        text_list_add(out, valid ? (const char *)decoder->held : "\xEF\xBF\xBD", valid ? length : 3);
+        fwrite(valid ? (const char *)decoder->held : "\xEF\xBF\xBD", 1, valid ? length : 3, out);
         decoder->held_count -= (int)length;
         memmove(decoder->held, decoder->held + length, (size_t)decoder->held_count);
     }
 }
 
-// Appends the text of `count` tokens to `out`: valid UTF-8, whatever the tokens are.
+// Writes the text of `count` tokens to `out`: valid UTF-8, whatever the tokens are.
 // special: whether special tokens are written.
 static inline void tokenizer_decode(const Tokenizer *tokenizer, TokenDecoder *decoder, const int32_t *ids,
-                                    size_t count, bool special, TextList *out) {
+                                    size_t count, bool special, FILE *out) {
     for (size_t i = 0; i < count; i++) {
         size_t length = 0;
         const uint8_t *bytes = tokenizer_bytes(tokenizer, ids[i], &length);

@@ -13,7 +13,7 @@ perplexity   windows of T tokens, every S tokens, each token counted once: https
              sum of losses is divided by the number of losses.) FILE is text, a token file of tokenizer/, or raw uint16 ids. Lines <|endoftext|> divide a text
              into documents, each of which ends with that token, as in training.
 lambada      the rules of lambada_openai in EleutherAI's lm-evaluation-harness
-hellaswag    the rules of its hellaswag; lines with "ctx" and without "ctx_a" are taken as prepared
+hellaswag    the rules of its hellaswag
 """
 
 import argparse
@@ -151,8 +151,6 @@ def clean(text):
 
 def question(line):
     """Context and endings of a line of HellaSwag."""
-    if "ctx_a" not in line:
-        return line["ctx"], line["endings"]
     context = line["ctx_a"] + " " + line["ctx_b"].capitalize()
     return clean(line["activity_label"] + ": " + context), [clean(ending) for ending in line["endings"]]
 

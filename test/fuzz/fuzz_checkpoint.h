@@ -78,7 +78,7 @@ static inline void fuzz_checkpoint_run_free(FuzzRun *run) {
 static inline void fuzz_checkpoint_seal(const FuzzFolder *folder, const CheckpointedRun *run, FuzzPart part) {
     json_t *manifest = json_loadb((const char *)part.bytes, part.size, JSON_REJECT_DUPLICATES, NULL);
     if (json_is_object(manifest)) {
-        json_object_set_new(manifest, "model", model_to_json(run));
+        json_object_set_new(manifest, "model", hf_model_describe(run->config, NULL));
         json_object_set_new(manifest, "checksum", json_integer(manifest_checksum(manifest)));
     }
     char *text = json_dumps(manifest, JSON_ENCODE_ANY);

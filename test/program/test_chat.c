@@ -121,20 +121,8 @@ static void what_is_no_chat_is_refused(void **state) {
     }
 }
 
-// A model with a template, and one with neither.
-static void what_is_missing_is_told(void **state) {
-    static const char *const hint = "python -m tokenizer.chat DIR",
-                             arguments[] = "sample --from hint --sample-tokens 2";
+static void a_system_text_needs_a_chat(void **state) {
     Stage *stage = stage_of(state);
-    assert_null(strstr(run_well(stage, "sample --from raw --sample-tokens 2").output, hint));
-    assert_null(strstr(run_well(stage, "sample --from chat --sample-tokens 2").output, hint));
-    shell(stage, "cp -r raw hint && echo x > hint/chat_template.jinja");
-    text_check(run_well(stage, arguments).output, hint, "a template");
-    shell(stage,
-          "rm hint/chat_template.jinja && echo '{\"chat_template\": \"x\"}' > hint/tokenizer_config.json");
-    text_check(run_well(stage, arguments).output, hint, "tokenizer_config.json");
-    shell(stage, "echo '{\"chat_template\": null}' > hint/tokenizer_config.json");
-    assert_null(strstr(run_well(stage, arguments).output, hint));
     Outcome outcome = program_run(stage, 0, "sample --from raw --system kind --prompt fox");
     outcome_check(&outcome, 2, "--system");
     text_check(outcome.errors, "--system needs a chat.json", "--system");
@@ -148,7 +136,7 @@ int main(void) {
         CHAT_TEST(an_answer_ends_with_its_token),
         CHAT_TEST(pieces_are_those_that_are_typed),
         CHAT_TEST(what_is_no_chat_is_refused),
-        CHAT_TEST(what_is_missing_is_told),
+        CHAT_TEST(a_system_text_needs_a_chat),
     };
     stage_open(&stage);
     write_stage(&stage);

@@ -61,7 +61,7 @@ static void binary_bytes_are_counted(void **state) {
     expect_text(bytes, SIZE, NULL);
     for (int i = 2; i < SIZE; i += 2000) { bytes[i] = 0; }
     expect_text(bytes, SIZE, NULL);
-    for (int i = 2; i < SIZE; i += 300) { bytes[i] = 0; }
+    for (int i = 2; i < SIZE; i += 150) { bytes[i] = 0; }
     expect_text(bytes, SIZE, "is not text");
     expect_text("\xE9\xE8", 2, NULL); // too short to say
     expect_text("\0\0\0\0\0\0\0\0\0\0\0\0", 12, ".bin");
@@ -127,7 +127,10 @@ static void a_token_file_is_that_of_prepare(void **state) {
 static void many_documents_stay_in_order(void **state) {
     enum { DOCUMENTS = 60000, TEXTS = 3 };
     Tokenizer tokenizer = open_tokenizer();
-    TextList joined[TEXTS] = {{NULL, 0, 0}};
+    char *joined[TEXTS];
+    size_t sizes[TEXTS];
+    FILE *files[TEXTS];
+    for (int i = 0; i < TEXTS; i++) { files[i] = open_memstream(&joined[i], &sizes[i]); }
     TokenList expected = {NULL, 0, 0};
     Text texts[TEXTS];
     Error error;
@@ -135,15 +138,16 @@ static void many_documents_stay_in_order(void **state) {
         char document[128], line[160];
         snprintf(document, sizeof document, "the cat number %d sat on %d mats", i, i * 7919 % 1000);
         snprintf(line, sizeof line, "%s\n<|endoftext|>\n", document);
-        text_list_add(&joined[i * TEXTS / DOCUMENTS], line, strlen(line));
+        fputs(line, files[i * TEXTS / DOCUMENTS]);
         assert_true(tokenizer_encode(&tokenizer, document, strlen(document), false, &expected, &error));
         token_list_add(&expected, 0);
     }
     for (int i = 0; i < TEXTS; i++) {
-        texts[i].bytes = (const uint8_t *)joined[i].bytes;
-        texts[i].size = joined[i].count;
+        fclose(files[i]);
+        texts[i].bytes = (const uint8_t *)joined[i];
+        texts[i].size = sizes[i];
     }
-    assert_true(joined[0].count > ENCODE_TASK_BYTES);
+    assert_true(sizes[0] > ENCODE_TASK_BYTES);
     for (int threads = 1; threads <= 2; threads++) {
         TextTokens counts;
         TokenFile file;
@@ -159,7 +163,7 @@ static void many_documents_stay_in_order(void **state) {
         }
         free(made);
     }
-    for (int i = 0; i < TEXTS; i++) { text_list_free(&joined[i]); }
+    for (int i = 0; i < TEXTS; i++) { free(joined[i]); }
     token_list_free(&expected);
     tokenizer_close(&tokenizer);
 }
@@ -203,31 +207,28 @@ static void long_documents_are_cut(void **state) {
 // A file of the same name is used again, so the name must differ with every byte.
 static void the_name_follows_from_every_byte(void **state) {
     (void)state;
-    enum { SIZE = TEXT_HASH_BYTES + 100, NAMES = 7 };
+    enum { SIZE = 100000, NAMES = 7 };
     char names[NAMES][TEXTS_NAME_SIZE], again[TEXTS_NAME_SIZE];
     Tokenizer tokenizer = open_tokenizer();
     uint8_t *bytes = (uint8_t *)calloc(1, SIZE);
-    ThreadPool *one = thread_pool_create(1, false), *two = thread_pool_create(2, false);
     Text whole = {bytes, SIZE}, shorter = {bytes, SIZE - 1}, parts[2] = {{bytes, 50}, {bytes, SIZE - 50}};
-    texts_name(&whole, 1, &tokenizer, one, names[0]);
-    texts_name(&shorter, 1, &tokenizer, one, names[1]);
-    texts_name(parts, 2, &tokenizer, one, names[2]);
+    texts_name(&whole, 1, &tokenizer, names[0]);
+    texts_name(&shorter, 1, &tokenizer, names[1]);
+    texts_name(parts, 2, &tokenizer, names[2]);
     tokenizer.hash[31] ^= 1;
-    texts_name(&whole, 1, &tokenizer, one, names[3]);
+    texts_name(&whole, 1, &tokenizer, names[3]);
     tokenizer.hash[31] ^= 1;
     for (int i = 0; i < 3; i++) {
-        size_t at = i == 0 ? 0 : i == 1 ? TEXT_HASH_BYTES - 1 : SIZE - 1;
+        size_t at = i == 0 ? 0 : i == 1 ? SIZE / 2 : SIZE - 1;
         bytes[at] ^= 1;
-        texts_name(&whole, 1, &tokenizer, one, names[4 + i]);
+        texts_name(&whole, 1, &tokenizer, names[4 + i]);
         bytes[at] ^= 1;
     }
     for (int i = 0; i < NAMES; i++) {
         for (int k = 0; k < i; k++) { assert_string_not_equal(names[i], names[k]); }
     }
-    texts_name(&whole, 1, &tokenizer, two, again);
+    texts_name(&whole, 1, &tokenizer, again);
     assert_string_equal(again, names[0]);
-    thread_pool_destroy(one);
-    thread_pool_destroy(two);
     tokenizer_close(&tokenizer);
     free(bytes);
 }

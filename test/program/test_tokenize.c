@@ -104,11 +104,11 @@ static bool run_lines(const Stage *stage, const char *name, int threads, TokenSh
     char path[STAGE_PATH_SIZE];
     Tokenizer tokenizer = open_tokenizer();
     ThreadPool *pool = thread_pool_create(threads, false);
-    int descriptor = open(stage_path(stage, name, path), O_RDONLY);
-    assert_true(descriptor >= 0);
+    FILE *input = fopen(stage_path(stage, name, path), "r");
+    assert_non_null(input);
     error->text[0] = '\0';
-    bool good = tokenize_lines(descriptor, made, &tokenizer, pool, error);
-    close(descriptor);
+    bool good = tokenize_lines(input, made, &tokenizer, pool, error);
+    fclose(input);
     thread_pool_destroy(pool);
     tokenizer_close(&tokenizer);
     return good;
@@ -351,35 +351,35 @@ static void a_file_says_what_divides_its_documents(void **state) {
     }
 }
 
-// However the stream is cut into blocks, its lines are the same.
-static void lines_are_whole_in_every_block(void **state) {
-    enum { LINES = 30000, LONG = 1000000 };
+// A line is one part, however long it is, and empty ones are counted but give none.
+static void lines_are_whole(void **state) {
+    enum { LINES = 3000, LONG = 1000000 };
     const Stage *stage = stage_of(state);
     char path[STAGE_PATH_SIZE], text[64];
-    FILE *file = fopen(stage_path(stage, "long.txt", path), "w");
+    FILE *file = fopen(stage_path(stage, "long.txt", path), "w+");
     for (int i = 0; i < LINES; i++) {
         fprintf(file, "line %d", i);
-        for (int k = 0; i == 12345 && k < LONG; k++) { fputc('.', file); }
-        fputc('\n', file);
+        for (int k = 0; i == 1234 && k < LONG; k++) { fputc('.', file); }
+        fputs(i == LINES - 1 ? "" : "\n\r\n\n", file);
     }
-    assert_int_equal(fclose(file), 0);
-    for (size_t wanted = 1; wanted < 3000000; wanted *= 100) {
-        JsonLines lines = {.descriptor = open(path, O_RDONLY)};
-        DocumentPart part;
-        Error error;
-        int seen = 0;
-        while (json_lines_read(&lines, wanted, &error) && lines.whole > 0) {
-            for (; json_lines_next(&lines, &part); seen++) {
-                int length = snprintf(text, sizeof text, "line %d", seen);
-                assert_int_equal(part.line, seen + 1);
-                assert_int_equal(part.count, length + (seen == 12345 ? LONG : 0));
-                assert_memory_equal(part.bytes, text, (size_t)length);
-            }
-        }
-        assert_int_equal(seen, LINES);
-        close(lines.descriptor);
-        free(lines.bytes);
+    rewind(file);
+    JsonLines lines = {.file = file};
+    DocumentPart part;
+    int seen = 0;
+    for (; json_lines_next(&lines, &part); seen++) {
+        int length = snprintf(text, sizeof text, "line %d", seen);
+        assert_int_equal(part.line, 3 * seen + 1);
+        assert_int_equal(part.count, length + (seen == 1234 ? LONG : 0));
+        assert_memory_equal(part.bytes, text, (size_t)length);
+        free(part.owned);
     }
+    assert_int_equal(seen, LINES);
+    assert_int_equal(lines.problem, 0);
+    fclose(file);
+    JsonLines none = {.file = fopen(stage->directory, "r")}; // a directory can be opened, but not read
+    assert_false(json_lines_next(&none, &part));
+    assert_int_equal(none.problem, EISDIR);
+    fclose(none.file);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -468,7 +468,7 @@ int main(void) {
     static Stage stage;
     const struct CMUnitTest tests[] = {
         TOKENIZE_TEST(documents_become_shards),       TOKENIZE_TEST(padded_documents_are_sequences),
-        TOKENIZE_TEST(only_the_first_part_is_padded), TOKENIZE_TEST(lines_are_whole_in_every_block),
+        TOKENIZE_TEST(only_the_first_part_is_padded), TOKENIZE_TEST(lines_are_whole),
         TOKENIZE_TEST(parts_of_a_chat_are_predicted), TOKENIZE_TEST(a_file_says_what_divides_its_documents),
         TOKENIZE_TEST(parts_are_one_document),        TOKENIZE_TEST(what_is_no_document_is_refused),
         TOKENIZE_TEST(a_full_disk_leaves_no_shards),  TOKENIZE_TEST(options_are_checked),

@@ -835,7 +835,8 @@ static void write_start(const Stage *stage, const char *config, const char *dire
     ThreadPool *pool = thread_pool_create(1, false);
     float *parameters = (float *)malloc(table.parameter_count * sizeof(float));
     parameters_initialize(&table, 9, pool, parameters);
-    assert_true(hf_model_save(stage_path(stage, directory, to), &read, &table, parameters, NULL, &error));
+    assert_true(
+        hf_model_save(stage_path(stage, directory, to), &read, &table, parameters, NULL, NULL, NULL, &error));
     free(parameters);
     thread_pool_destroy(pool);
     parameter_table_free(&table);

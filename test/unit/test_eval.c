@@ -469,10 +469,11 @@ static const Question questions[] = {
      "A: b",
      {"  it is a long one", "  c", "  dd"}, // the context's space belongs to them
      {16, 1, 2}},
-    {"\"ctx\": \"As it [is]  here\", \"endings\": [\" one\", \"two  [x]\", \"3\"]",
-     "As it [is]  here",
-     {"  one", " two  [x]", " 3"},
-     {4, 8, 1}},
+    {"\"activity_label\": \"As\", \"ctx_a\": \"it\", \"ctx_b\": \"is here\", "
+     "\"endings\": [\" one\", \"two  [x]\", \"3\"]",
+     "As: it Is here",
+     {" one", " two ", " 3"},
+     {3, 4, 1}},
 };
 
 enum { QUESTIONS = sizeof questions / sizeof questions[0] };
@@ -607,7 +608,8 @@ typedef struct Damage {
 } Damage;
 
 #define GOOD_PAIR "{\"text\": \"a good line\"}"
-#define GOOD_QUESTION "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 1}"
+#define CONTEXT "{\"activity_label\": \"x\", \"ctx_a\": \"a\", \"ctx_b\": \"b\", "
+#define GOOD_QUESTION CONTEXT "\"endings\": [\"b\", \"c\"], \"label\": 1}"
 
 static const Damage damages[] = {
     {EVALUATE_LAMBADA, "{\"text\": \"a good li", "not JSON"},
@@ -620,21 +622,21 @@ static const Damage damages[] = {
     {EVALUATE_LAMBADA, "{\"text\": 3}", "\"text\" is missing"},
     {EVALUATE_LAMBADA, "{\"text\": \"\\n\\n b\"}", "only spaces"},
     {EVALUATE_LAMBADA, "{\"text\": \"a 0123456789012345678901234567890123456789\"}", "41 tokens"},
-    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\"], \"label\": 0}", "\"endings\" must"},
-    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": \"bc\", \"label\": 0}", "\"endings\" must"},
-    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", 2], \"label\": 0}", "ending 1"},
-    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 2}", "0 to 1"},
-    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": -1}", "0 to 1"},
-    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"\"}", "0 to 1"},
-    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"1x\"}", "0 to 1"},
-    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 18446744073709551617}",
-     "not JSON"},
-    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"]}", "0 to 1"},
+    {EVALUATE_HELLASWAG, CONTEXT "\"endings\": [\"b\"], \"label\": 0}", "\"endings\" must"},
+    {EVALUATE_HELLASWAG, CONTEXT "\"endings\": \"bc\", \"label\": 0}", "\"endings\" must"},
+    {EVALUATE_HELLASWAG, CONTEXT "\"endings\": [\"b\", 2], \"label\": 0}", "ending 1"},
+    {EVALUATE_HELLASWAG, CONTEXT "\"endings\": [\"b\", \"c\"], \"label\": 2}", "0 to 1"},
+    {EVALUATE_HELLASWAG, CONTEXT "\"endings\": [\"b\", \"c\"], \"label\": -1}", "0 to 1"},
+    {EVALUATE_HELLASWAG, CONTEXT "\"endings\": [\"b\", \"c\"], \"label\": \"\"}", "0 to 1"},
+    {EVALUATE_HELLASWAG, CONTEXT "\"endings\": [\"b\", \"c\"], \"label\": \"1x\"}", "0 to 1"},
+    {EVALUATE_HELLASWAG, CONTEXT "\"endings\": [\"b\", \"c\"], \"label\": 18446744073709551617}", "not JSON"},
+    {EVALUATE_HELLASWAG, CONTEXT "\"endings\": [\"b\", \"c\"]}", "0 to 1"},
     {EVALUATE_HELLASWAG, "{\"ctx_a\": \"a\", \"ctx_b\": \"b\", \"endings\": [\"b\", \"c\"], \"label\": 0}",
      "activity_label"},
     {EVALUATE_HELLASWAG,
      "{\"ctx_a\": \"a\", \"activity_label\": \"b\", \"endings\": [\"b\", \"c\"], \"label\": 0}", "ctx_b"},
-    {EVALUATE_HELLASWAG, "{\"ctx\": 5, \"endings\": [\"b\", \"c\"], \"label\": 0}", "\"ctx\""},
+    {EVALUATE_HELLASWAG,
+     "{\"activity_label\": \"b\", \"ctx_a\": 5, \"endings\": [\"b\", \"c\"], \"label\": 0}", "\"ctx_a\""},
     {EVALUATE_HELLASWAG, "{\"endings\": [\"b\", \"c\"], \"label\": 0}", "activity_label"},
 };
 

@@ -130,7 +130,8 @@ static const char *metadata(const SafetensorsFile *file, const char *key) {
 
 static void save_or_fail(const char *directory, const Loaded *loaded, const char *tokenizer) {
     Error error;
-    if (!hf_model_save(directory, &loaded->config, &loaded->table, loaded->parameters, tokenizer, &error)) {
+    if (!hf_model_save(directory, &loaded->config, &loaded->table, loaded->parameters, tokenizer, NULL, NULL,
+                       &error)) {
         fail_msg("%s", error.text);
     }
 }
@@ -474,8 +475,8 @@ static void nothing_is_overwritten(void **state) {
     Error error = {""};
     load_or_fail(REFERENCE, &loaded);
     mkdir(scratch("place"), 0777);
-    assert_false(
-        hf_model_save(scratch("place"), &loaded.config, &loaded.table, loaded.parameters, NULL, &error));
+    assert_false(hf_model_save(scratch("place"), &loaded.config, &loaded.table, loaded.parameters, NULL, NULL,
+                               NULL, &error));
     expect_words(&error, "/place: File exists");
     assert_int_equal(entries_in(scratch("place")), 0);
     loaded_free(&loaded);
@@ -495,8 +496,8 @@ static void a_full_disk_is_named(void **state) {
         Error error = {""};
         small.rlim_cur = room[i];
         setrlimit(RLIMIT_FSIZE, &small);
-        bool saved =
-            hf_model_save(scratch("limited"), &loaded.config, &loaded.table, loaded.parameters, NULL, &error);
+        bool saved = hf_model_save(scratch("limited"), &loaded.config, &loaded.table, loaded.parameters, NULL,
+                                   NULL, NULL, &error);
         setrlimit(RLIMIT_FSIZE, &old);
         assert_false(saved);
         expect_words(&error, words[i]);
@@ -676,10 +677,13 @@ static void what_is_wrong_with_the_tensors_is_named(void **state) {
     change.transpose = "transformer.h.0.mlp.c_fc.weight";
     change.retype = "transformer.ln_f.weight";
     write_model(&change);
-    expect_refusal("transformer.h.0.mlp.c_fc.weight has shape (20, 27), expected (27, 20); "
-                   "transformer.ln_f.weight is I32, allowed are "
-                   "F32, BF16, F16 and F64; transformer.wpe.weigth\xc3\xbc is unknown; "
-                   "transformer.wpe.weight is missing; and 1 more");
+    expect_refusal("transformer.h.0.mlp.c_fc.weight has shape (20, 27), expected (27, 20)");
+    change.transpose = NULL;
+    write_model(&change);
+    expect_refusal("transformer.ln_f.weight is I32, allowed are F32, BF16, F16 and F64");
+    change.retype = NULL;
+    write_model(&change);
+    expect_refusal("transformer.wpe.weigth\xc3\xbc is unknown");
     change = no_change();
     change.rename = "transformer.wpe.weight";
     change.name = "wte.weight";
@@ -689,7 +693,7 @@ static void what_is_wrong_with_the_tensors_is_named(void **state) {
     change.parts = 100;
     change.part = 99;
     write_model(&change);
-    expect_refusal("and 39 more");
+    expect_refusal("transformer.wte.weight is missing");
 }
 
 // A file with a header and no data.
@@ -794,15 +798,15 @@ static void a_trained_part_is_saved_and_read_as_the_whole_model(void **state) {
 static void adapters_that_cannot_be_read_are_refused(void **state) {
     (void)state;
     static const char *const changes[][3] = {
-        {"r", "0", "\"r\" must be a whole number above 0"},
-        {"lora_alpha", "\"a\"", "\"lora_alpha\" a number"},
+        {"r", "0", "an r from 1 to 65536"},
+        {"lora_alpha", "\"a\"", "a number lora_alpha"},
         {"peft_type", "\"IA3\"", "must have peft_type \"LORA\""},
         {"bias", "\"all\"", "bias \"none\""},
         {"modules_to_save", "[\"wte\"]", "no modules_to_save"},
         {"rank_pattern", "{\"c_fc\": 1}", "rank_pattern"},
         {"use_dora", "true", "\"use_dora\" is not supported"},
         {"init_lora_weights", "\"pissa\"", "adapters that began as \"pissa\" change the model, too"},
-        {"base_model_name_or_path", "null", "must name the directory of the model"},
+        {"base_model_name_or_path", "null", "a directory base_model_name_or_path"},
         {"base_model_name_or_path", "\"/no/model\"", "holds adapters of /no/model: "},
         {"r", "2", "must be of numbers, and of shape (2, "},
     };
@@ -830,11 +834,8 @@ static void adapters_that_cannot_be_read_are_refused(void **state) {
 static void without_weights_it_says_what_to_do(void **state) {
     (void)state;
     fresh_directory();
-    expect_refusal("has no weights");
+    expect_refusal("has no model.safetensors");
     write_text(scratch("model/pytorch_model.bin"), "PK");
-    expect_refusal("AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)");
-    remove(scratch("model/pytorch_model.bin"));
-    write_text(scratch("model/pytorch_model.bin.index.json"), "{}");
     expect_refusal("AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)");
     write_text(scratch("model/model.safetensors"), "version https://git-lfs.github.com/spec/v1\n");
     expect_refusal("git lfs pull");
@@ -943,8 +944,9 @@ static bool exchange(const char *from, const char *to, Error *error) {
     }
     int32_t *tokens = read_tokens(&file, &B, &T);
     float *logits = compute_logits(&loaded, tokens, B, T);
-    bool good = hf_model_save(to, &loaded.config, &loaded.table, loaded.parameters, NULL, error) &&
-                write_logits(to, logits, B, T, loaded.config.vocabulary, error);
+    bool good =
+        hf_model_save(to, &loaded.config, &loaded.table, loaded.parameters, NULL, NULL, NULL, error) &&
+        write_logits(to, logits, B, T, loaded.config.vocabulary, error);
     free(logits);
     free(tokens);
     safetensors_close(&file);

@@ -102,45 +102,41 @@ static void test_steps_equal_forward(void **state) {
 
 static const Sampling usual = {0.8, 40, 1, 1}, greedy = {0, 0, 1, 1};
 
+// output (20) <- what follows the first 7 tokens of the fixture.
+static void generate(Fixture *fixture, Random *random, int32_t output[20]) {
+    fixture->sampler.length = 0;
+    for (int i = 0; i < 7; i++) {
+        sampler_step(&fixture->sampler, &fixture->stream, fixture->parameters, fixture->tokens[i]);
+    }
+    for (int i = 0; i < 20; i++) {
+        output[i] = sampler_choose(&fixture->sampler, &usual, random);
+        sampler_step(&fixture->sampler, &fixture->stream, fixture->parameters, output[i]);
+    }
+}
+
 static void test_generate(void **state) {
     (void)state;
     Fixture one, two;
     fixture_open(&one, 1);
     fixture_open(&two, 2);
-    int32_t first[64], second[64];
+    int32_t first[20], second[20];
     Random random_one, random_two;
     random_one.state = random_two.state = 5;
-    one.sampler.length = 0;
-    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 7, first, 20,
-                                      &usual, &random_one, NULL),
-                     20);
-    assert_int_equal(sampler_generate(&two.sampler, &two.stream, two.parameters, two.tokens, 7, second, 20,
-                                      &usual, &random_two, NULL),
-                     20);
+    generate(&one, &random_one, first);
+    generate(&two, &random_two, second);
     // Only the seed matters, not the number of threads.
-    assert_memory_equal(first, second, 20 * sizeof(int32_t));
-    one.sampler.length = 0;
-    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 7, second, 20,
-                                      &usual, &random_one, NULL),
-                     20);
-    assert_true(memcmp(first, second, 20 * sizeof(int32_t)) != 0);
-    // The positions end: 37 fit, and the logits of the last one still give a token.
-    one.sampler.length = 0;
-    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, first, 60,
-                                      &greedy, &random_one, NULL),
-                     8);
-    one.sampler.length = 0;
-    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, first, 8, second, 1, &greedy,
-                                      &random_one, NULL),
-                     1);
-    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, second, 5,
-                                      &greedy, &random_one, NULL),
-                     0);
+    assert_memory_equal(first, second, sizeof first);
+    generate(&one, &random_one, second);
+    assert_true(memcmp(first, second, sizeof first) != 0);
+    // The positions end: 37 fit.
+    for (int i = 0; i < 10; i++) {
+        assert_non_null(sampler_step(&one.sampler, &one.stream, one.parameters, first[i]));
+    }
+    assert_null(sampler_step(&one.sampler, &one.stream, one.parameters, first[0]));
     one.parameters[one.table.entries[one.table.count - 2].offset] = NAN;
     one.sampler.length = 0;
-    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 3, second, 5,
-                                      &usual, &random_one, NULL),
-                     0);
+    sampler_step(&one.sampler, &one.stream, one.parameters, first[0]);
+    assert_int_equal(sampler_choose(&one.sampler, &usual, &random_one), -1);
     fixture_close(&one);
     fixture_close(&two);
 }

@@ -53,17 +53,11 @@ static inline bool streaming_diloco_check(const void *own, int layers, Error *er
     const DilocoOptions *options = (const DilocoOptions *)own;
     long long H = (long long)options->inner_steps, P = (long long)options->fragments,
               tau = (long long)options->delay;
-    if (H < P) {
-        return error_set(
-            error,
-            "--diloco-H %lld is less than --streaming-P %lld: fragments are sent every H/P steps; use %lld",
-            H, P, P);
-    }
     if (H % P != 0) {
         return error_set(error,
                          "--diloco-H %lld is not a multiple of --streaming-P %lld: fragments are sent every "
-                         "H/P steps; use %lld or %lld",
-                         H, P, H - H % P, H - H % P + P);
+                         "H/P steps; use %lld",
+                         H, P, H - H % P + P);
     }
     if (tau >= H / P) {
         return error_set(error,

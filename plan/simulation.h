@@ -208,7 +208,7 @@ static inline double simulation_reduce(Simulation *simulation, double now, doubl
     Collective collective = job_reduction(s, job);
     const Layout *layout = collective.layout;
     *hidden = 0;
-    if (job->sparse) { return simulation_gather_blocks(simulation, now, work); }
+    if (s->settings.sparse) { return simulation_gather_blocks(simulation, now, work); }
     for (size_t end = layout->cells; end > 0;) {
         size_t begin = end > job->bucket_cells ? end - job->bucket_cells : 0;
         if (job->follows) {
@@ -237,7 +237,7 @@ static inline double simulation_step(const Simulation *simulation, double now, d
     const Job *job = &s->job;
     const Machine *machine = simulation->machine;
     now += machine_records(machine, s->transport, sizeof(Tally));
-    if (!job->steps) { return now; }
+    if (job->kind == AVERAGE) { return now; }
     bool waits = job->follows;
     double shard = (double)layout_shard(&s->layout);
     double stepped = (double)layout_shard(&s->optimizer.layout);
@@ -290,7 +290,7 @@ static inline void simulation_job(Simulation *simulation) {
     memset(&job->total, 0, sizeof job->total);
     job->total.micro_batches = job->tally.micro_batches;
     job->spike = SPIKE_NONE;
-    s->optimizer.commits += job->steps && job->kind != ESTIMATE ? 1 : 0;
+    s->optimizer.commits += job->kind == COMMIT || job->kind == COMMIT_THEN_PREDICT ? 1 : 0;
 }
 
 // job_gather_task
@@ -445,12 +445,7 @@ static inline void simulation_open(Simulation *simulation, Scheduler *scheduler,
     simulation->busy = clocks + 4 * width;
     for (int i = 0; i < simulation->width; i++) { simulation->joins[i] = true; }
     scheduler->compute->simulator = scheduler->communication->simulator = &simulation->simulator;
-    scheduler->computed = event_create();
-    scheduler->stepped = event_create();
-    scheduler->communicated = event_create();
-    trace_open(&scheduler->trace, false);
-    watermark_create(&scheduler->finished, 0);
-    watermark_create(&scheduler->arrived, WATERMARK_ALL);
+    scheduler_open_events(scheduler, false);
 }
 
 static inline void simulation_close(Simulation *simulation) {
@@ -460,12 +455,7 @@ static inline void simulation_close(Simulation *simulation) {
     free(simulation->arrivals);
     free(s->compute);
     free(s->communication);
-    event_destroy(s->computed);
-    event_destroy(s->stepped);
-    event_destroy(s->communicated);
-    watermark_destroy(&s->finished);
-    watermark_destroy(&s->arrived);
-    trace_close(&s->trace);
+    scheduler_close_events(s);
     scheduler_free(s);
 }
 

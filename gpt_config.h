@@ -84,11 +84,7 @@ static inline bool gpt_config_read(const json_t *root, const char *path, const G
                                    ModelConfig *config, Error *error) {
     const json_t *activation = json_object_get(root, "activation_function");
     for (int i = 0; i < 3; i++) {
-        const json_t *item = json_object_get(root, keys->dropouts[i]);
-        if (item != NULL && !(json_number_value(item) >= 0.0 && json_is_number(item))) {
-            return error_set(error, "%s: \"%s\" must be a number, at least 0", path, keys->dropouts[i]);
-        }
-        config->dropout = fmax(config->dropout, json_number_value(item));
+        config->dropout = fmax(config->dropout, json_number_value(json_object_get(root, keys->dropouts[i])));
     }
     if (activation != NULL &&
         (!json_is_string(activation) || strcmp(json_string_value(activation), "gelu_new") != 0)) {

@@ -103,10 +103,8 @@ static inline bool model_find(const char *name_or_path, ModelConfig *config, Err
     struct stat status;
     bool exists = stat(name_or_path, &status) == 0;
     if (exists && S_ISDIR(status.st_mode)) {
-        char path[PATH_MAX];
-        if (snprintf(path, sizeof path, "%s/config.json", name_or_path) >= (int)sizeof path) {
-            return error_set(error, "the path of the model configuration is too long");
-        }
+        char path[PATH_MAX + 16];
+        snprintf(path, sizeof path, "%s/config.json", name_or_path);
         return model_config_load(path, config, error);
     }
     if (exists || strchr(name_or_path, '/') != NULL) {

@@ -38,10 +38,7 @@ typedef struct Groups {
 } Groups;
 
 static inline void groups_free(Groups *groups) {
-    free(groups->ranks);
-    free(groups->begins);
-    free(groups->host_of);
-    free(groups->place);
+    free(groups->ranks); // with all other numbers
     groups->ranks = groups->begins = groups->host_of = groups->place = NULL;
 }
 
@@ -55,10 +52,10 @@ static inline void groups_make(Groups *groups, int rank, int size, const int *le
     groups->rank = rank;
     groups->size = size;
     groups->hosts = 0;
-    groups->ranks = (int *)memory_take((size_t)size, sizeof(int));
-    groups->begins = (int *)memory_take((size_t)size + 1, sizeof(int));
-    groups->host_of = (int *)memory_take((size_t)size, sizeof(int));
-    groups->place = (int *)memory_take((size_t)size, sizeof(int));
+    groups->ranks = (int *)memory_take(4 * (size_t)size + 1, sizeof(int));
+    groups->host_of = groups->ranks + size;
+    groups->place = groups->host_of + size;
+    groups->begins = groups->place + size;
     for (int i = 0; i < size; i++) {
         int leader = leader_of[i];
         assert(leader >= 0 && leader <= i && leader_of[leader] == leader);

@@ -33,7 +33,6 @@ typedef struct Machine {
     LinkCost host;       // between a host and all others, shared by its ranks
     LinkCost inside;     // between a rank and the others of its host
     double micro_batch;  // seconds of one on a rank, forward and backward
-    double variation;    // of these seconds: standard deviation / mean
     double slow_seconds; // what a micro-batch takes in addition on rank `slow_rank`
     int slow_rank;       // -1: on none
     // (ranks), each relative to this rank's; NULL: all are alike

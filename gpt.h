@@ -341,7 +341,7 @@ static inline GptNorm gpt_norm(const Gpt *model, int norm) {
     work->statistics = model->statistics + (size_t)slot * gpt_rows(model) * 2;
     work->weight = gpt_weight(model, parts.weight);
     work->bias = gpt_weight(model, parts.bias);
-    work->epsilon = model->config.epsilon;
+    work->epsilon = (float)model->config.epsilon;
     work->rows = (int)gpt_rows(model);
     work->channels = C;
     return parts;

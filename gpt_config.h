@@ -95,8 +95,8 @@ static inline bool gpt_config_read(const json_t *root, const char *path, const G
                          path);
     }
     const json_t *epsilon = json_object_get(root, "layer_norm_epsilon");
-    config->epsilon = epsilon == NULL ? 1e-5f : (float)json_number_value(epsilon);
-    if (!(config->epsilon > 0.0f && config->epsilon <= 0.1f)) {
+    config->epsilon = epsilon == NULL ? 1e-5 : json_number_value(epsilon);
+    if (!((float)config->epsilon > 0.0f && config->epsilon <= 0.1)) {
         return error_set(error, "%s: \"layer_norm_epsilon\" must be a number above 0, at most 0.1", path);
     }
     if (!gpt_config_integer(root, path, keys->layers, 0, MODEL_MAX_LAYERS, &config->layers, error) ||
@@ -134,19 +134,13 @@ static inline bool gpt2_config_read(const json_t *root, const char *path, ModelC
 
 // The members that gpt_config_read reads, and what transformers asks for beside them.
 static inline json_t *gpt_config_write(const ModelConfig *config, const GptKeys *keys) {
-    // The shortest decimal that is the same float: 1e-05, not 9.99999974737875e-06.
-    char epsilon[32];
-    for (int digits = 1; digits <= 9; digits++) {
-        snprintf(epsilon, sizeof epsilon, "%.*g", digits, (double)config->epsilon);
-        if (strtof(epsilon, NULL) == config->epsilon) { break; }
-    }
     return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:f, s:f, s:f, s:f, s:f, s:b, s:b}", "vocab_size",
                      config->vocabulary, keys->positions, config->positions, keys->channels, config->channels,
                      keys->layers, config->layers, keys->heads, config->heads, keys->mlp_channels,
                      config->mlp_channels, "activation_function", "gelu_new", keys->dropouts[0],
                      config->dropout, keys->dropouts[1], config->dropout, keys->dropouts[2], config->dropout,
-                     "layer_norm_epsilon", strtod(epsilon, NULL), "initializer_range", 0.02,
-                     "tie_word_embeddings", 1, "use_cache", 1);
+                     "layer_norm_epsilon", config->epsilon, "initializer_range", 0.02, "tie_word_embeddings",
+                     1, "use_cache", 1);
 }
 
 static inline json_t *gpt_neo_config_write(const ModelConfig *config) {

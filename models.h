@@ -49,7 +49,7 @@ static inline void model_config_from_preset(const ModelPreset *preset, ModelConf
     config->window = preset->window;
     config->positions = preset->positions;
     config->vocabulary = preset->vocabulary;
-    config->epsilon = 1e-5f;
+    config->epsilon = 1e-5;
     config->qkv_biases = config->scaled_scores = preset->family == &gpt2_family;
     for (int l = 0; l < preset->layers; l++) { config->local[l] = preset->window > 0 && l % 2 == 1; }
 }

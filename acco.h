@@ -55,7 +55,7 @@ static const Rule acco_rule = {
     .recipes = {{"", {1.03, 1.07}, {1.02, 1.05}},
                 {"--estimate-wire int8", {1.02, 1.04}, {1, 1.05}},
                 {"--estimate-wire int4 --sequential warmup", {1.01, 1.06}, {0.99, 1.03}}},
-    .rounds_per_commit = 2,
+    .further_rounds = 1,
     .commit = acco_commit,
     .check = acco_check,
     .configure = acco_configure,

@@ -90,7 +90,6 @@ static const Rule co2_rule = {
     .summary = "local steps; their mean is exchanged during the next period",
     .kind = RULE_LOCAL,
     .recipes = {{"", {2, TOKENS_UNKNOWN}, {1.42, 1.75}}},
-    .rounds_per_commit = 1,
     .job_in_flight_between_commits = true,
     .commit = co2_commit,
     .finish = co2_finish,

@@ -53,9 +53,7 @@ static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
     job->wire = kind == ESTIMATE ? s->settings.estimate_wire : s->settings.wire;
     job->bucket_cells = follows ? job_bucket_cells(s, &job->layout) : job->layout.cells;
     job->inspects = average || (kind != ESTIMATE && s->transport->size > 1);
-    job->sparse = average && s->settings.sparse;
     job->all_reduces = average || s->settings.replicated;
-    job->steps = !average;
     job->commit = s->optimizer.commits;
     job->gradients_done = s->gradients_done;
     job->learning_rate = average ? s->local.rate : scheduler_learning_rate(s);
@@ -219,7 +217,7 @@ static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
 // reason where the user asked for that; parameters that are not finite are.
 static inline SpikeKind job_judge(Scheduler *s, Job *job) {
     SpikeState *spikes = &s->spikes;
-    if (!job->steps) {
+    if (job->kind == AVERAGE) {
         job->largest_norm = job->largest_loss = NAN; // compute may be using the detectors now
         if (job->total.left_out > 0 && s->settings.on_spike != SPIKE_SKIP) {
             return spike_kind_of(&job->site);
@@ -261,7 +259,7 @@ static inline double job_shard_square(const Scheduler *s, const float *values, S
 static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     Tally *own = &job->tally;
     job_span_begins(s, "summary");
-    if (job->steps) {
+    if (job->kind != AVERAGE) {
         const float *reduced = job_buffer(s, job)->data;
         own->shard_square = job_shard_square(s, reduced, stream);
         if (s->transport->size == 1 && job->kind != ESTIMATE) {
@@ -278,7 +276,9 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     own->ended = __atomic_load_n(&s->wishes.writer_done, __ATOMIC_ACQUIRE) ? 1 : 0;
     transport_all_gather_records(s->transport, "summary", own, s->tallies, sizeof(Tally));
     job_add_tallies(s, job);
-    if (job->steps) { job->gradient_norm = sqrt(job->total.shard_square) / job->total.micro_batches; }
+    if (job->kind != AVERAGE) {
+        job->gradient_norm = sqrt(job->total.shard_square) / job->total.micro_batches;
+    }
     job->spike = job_judge(s, job);
     job_span_ended(s, job);
 }
@@ -294,7 +294,7 @@ static inline double clip_scale(double clip, double norm) {
 // Steps what this worker owns. A commit changes the master copy and the moments. An
 // estimate is written over the reduced gradient that it is made from.
 static inline void job_step(Scheduler *s, Job *job, Stream *stream) {
-    bool stepped = job->steps && job->spike == SPIKE_NONE;
+    bool stepped = job->kind != AVERAGE && job->spike == SPIKE_NONE;
     job->over_gradient = stepped && job->kind != COMMIT;
     if (!stepped) { return; }
     job_span_begins(s, "step");
@@ -331,7 +331,7 @@ static inline void job_task(void *context, Stream *stream) {
     Job *job = &s->job;
     Stream *stepping = job->follows && stream->queue == NULL ? s->compute : stream;
     __atomic_store_n(&s->transport->commit, job->commit, __ATOMIC_RELAXED);
-    if (job->sparse) {
+    if (job->kind == AVERAGE && s->settings.sparse) {
         job_gather_blocks(s, job, stream);
     } else {
         job_reduce(s, job, stream);

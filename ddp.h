@@ -22,7 +22,6 @@ static const Rule ddp_rule = {
     .kind = RULE_SYNCHRONOUS,
     .recipes = {{"", {1, 1}, {1, 1}}},
     .replicated = true,
-    .rounds_per_commit = 1,
     .commit = zero1_commit,
 };
 

@@ -53,17 +53,11 @@ static inline bool streaming_diloco_check(const void *own, int layers, Error *er
     const DilocoOptions *options = (const DilocoOptions *)own;
     long long H = (long long)options->inner_steps, P = (long long)options->fragments,
               tau = (long long)options->delay;
-    if (H < P) {
-        return error_set(
-            error,
-            "--diloco-H %lld is less than --streaming-P %lld: fragments are sent every H/P steps; use %lld",
-            H, P, P);
-    }
     if (H % P != 0) {
         return error_set(error,
                          "--diloco-H %lld is not a multiple of --streaming-P %lld: fragments are sent every "
-                         "H/P steps; use %lld or %lld",
-                         H, P, H - H % P, H - H % P + P);
+                         "H/P steps; use %lld",
+                         H, P, H - H % P + P);
     }
     if (tau >= H / P) {
         return error_set(error,
@@ -146,7 +140,6 @@ static const Rule diloco_rule = {
     .summary = "local steps, then an outer step with their mean",
     .kind = RULE_LOCAL,
     .recipes = {{"", {1.18, 1.69}, {1.16, 1.30}}, {"--diloco-H 4", {1.18, 1.69}, {1.12, 1.14}}},
-    .rounds_per_commit = 1,
     .commit = diloco_commit,
     .configure = diloco_configure,
     .describe = diloco_describe,
@@ -157,7 +150,6 @@ static const Rule streaming_diloco_rule = {
     .summary = "local steps; fragments of the model are averaged in turn, behind further steps",
     .kind = RULE_LOCAL,
     .recipes = {{"", {1.04, 1.30}, {1.15, 1.55}}, {"--wire e3m0", {1.06, 1.28}, {1.15, 1.64}}},
-    .rounds_per_commit = 1,
     .commit = streaming_diloco_commit,
     .finish = streaming_diloco_finish,
     .check = streaming_diloco_check,

@@ -53,7 +53,6 @@ static const Rule dpu_rule = {
     .summary = "communicates a gradient while it computes the next: updates are one commit late",
     .kind = RULE_OVERLAPPED,
     .recipes = {{"", {2, TOKENS_UNKNOWN}, {1.33, TOKENS_UNKNOWN}}},
-    .rounds_per_commit = 1,
     .commit = dpu_commit,
     .finish = delayed_finish,
 };
@@ -63,7 +62,6 @@ static const Rule acco_wp_rule = {
     .summary = "as dpu, but computes at a prediction of the next parameters",
     .kind = RULE_OVERLAPPED,
     .recipes = {{"", {1.72, TOKENS_UNKNOWN}, {1.1, TOKENS_UNKNOWN}}},
-    .rounds_per_commit = 1,
     .commit = acco_wp_commit,
     .finish = delayed_finish,
     .predicts = true, // while no sum is handed over, the last job made nothing but the commit

@@ -154,138 +154,105 @@ static inline int gpt_logits_columns(const Gpt *model) {
     return needed <= there ? model->logits_stride : model->config.vocabulary;
 }
 
-static inline void gpt_reserve_workspace(Gpt *model, Arena *arena) {
-    const ModelConfig *config = &model->config;
-    const ModelSettings *settings = &model->settings;
-    size_t rows = gpt_rows(model), C = (size_t)config->channels, F = (size_t)config->mlp_channels;
-    size_t wide = size_max(3 * C, F), element = precision_bytes(settings->precision);
-    model->d_wide_stride = settings->on_gpu ? (int)wide : matmul_padded_stride((int)wide);
-    model->logits_stride = gpt_logits_stride(config->vocabulary, settings->on_gpu);
-    model->logits_columns = gpt_logits_columns(model);
-    model->chunk = gpt_chunk_rows((int)rows, model->logits_stride, settings->precision, settings->on_gpu);
-    arena_reserve(arena, MEMORY_WORKSPACE, "branch", rows * C * element, &model->branch);
-    arena_reserve(arena, MEMORY_WORKSPACE, "residual gradient", rows * C * element, &model->d_residual);
-    arena_reserve(arena, MEMORY_WORKSPACE, "wide gradient", rows * (size_t)model->d_wide_stride * element,
-                  &model->d_wide);
-    arena_reserve(arena, MEMORY_WORKSPACE, "partial sums",
-                  row_partials_floats(settings->on_gpu, wide) * sizeof(float), &model->partials);
-    arena_reserve(arena, MEMORY_WORKSPACE, "attention scores",
-                  attention_scratch_floats(settings->on_gpu, model->B, model->T, config->channels,
-                                           config->heads, settings->threads, settings->precision) *
-                      sizeof(float),
-                  &model->scores);
-    arena_reserve(arena, MEMORY_WORKSPACE, "logits chunk",
-                  (size_t)model->chunk * (size_t)model->logits_stride * element, &model->logits);
-    arena_reserve_host(arena, MEMORY_WORKSPACE, "losses", rows * sizeof(float), &model->losses);
-    size_t bytes = rows * sizeof(int32_t);
-    if (settings->separator != NULL) {
-        arena_reserve_host(arena, MEMORY_WORKSPACE, "starts of documents", bytes, &model->host_starts);
-    }
-    if (!settings->on_gpu) { return; }
-    if (settings->separator != NULL) {
-        arena_reserve(arena, MEMORY_WORKSPACE, "starts of documents on the device", bytes, &model->starts);
-    }
-    arena_reserve(arena, MEMORY_WORKSPACE, "tokens on the device", bytes, &model->tokens);
-    arena_reserve(arena, MEMORY_WORKSPACE, "targets on the device", bytes, &model->targets);
-    arena_reserve(arena, MEMORY_WORKSPACE, "order of tokens on the device", bytes, &model->order);
-    arena_reserve_host(arena, MEMORY_WORKSPACE, "order of tokens", bytes, &model->host_order);
-    arena_reserve_host(arena, MEMORY_WORKSPACE, "counts of tokens",
-                       ((size_t)config->vocabulary + 1) * sizeof(int32_t), &model->host_counts);
-    arena_reserve(arena, MEMORY_WORKSPACE, "partial sums of the embedding",
-                  embedding_partials_floats((int)rows, config->channels) * sizeof(float),
-                  &model->embedding_partials);
-    if (settings->ranks_tokens) {
-        arena_reserve_host(arena, MEMORY_WORKSPACE, "logits on the host",
-                           (size_t)model->chunk * (size_t)model->logits_stride * element,
-                           &model->host_logits);
-    }
-}
-
-static inline void gpt_reserve_fp8(Gpt *model, Arena *arena) {
-    size_t L = (size_t)model->config.layers, C = (size_t)model->config.channels,
-           F = (size_t)model->config.mlp_channels;
-    arena_reserve(arena, MEMORY_PARAMETERS, "weights in FP8", 2 * L * (4 * C * C + 2 * C * F),
-                  &model->fp8_weights);
-    arena_reserve(arena, MEMORY_PARAMETERS, "scales of FP8", (1 + L * TENSORS_PER_LAYER) * sizeof(float),
-                  &model->fp8_scales);
-    arena_reserve(arena, MEMORY_WORKSPACE, "operand in FP8", gpt_rows(model) * size_max(3 * C, F),
-                  &model->fp8_operand);
-}
-
 // Whether the caller's parameters can be used as they are.
 static inline bool gpt_has_weights(const Gpt *model) {
     return model->settings.given_weights || model->settings.precision == PRECISION_FP32;
 }
 
-// What a model of which only a part is trained needs, and how far back it goes.
-static inline void gpt_reserve_for_frozen(Gpt *model, Arena *arena, const TrainedPart *part) {
-    int L = model->config.layers;
-    size_t elements = gpt_rows(model) * (size_t)part->rank;
-    model->widest = (int)size_max(3 * (size_t)model->config.channels, (size_t)model->config.mlp_channels);
-    while (model->lowest < L && part->table.layer_begins[model->lowest + 1] == 0) { model->lowest++; }
-    arena_reserve(arena, MEMORY_WORKSPACE, "gradients that are not used",
-                  TENSORS_PER_LAYER * (size_t)model->widest * sizeof(float), &model->discarded);
-    if (part->rank > 0) {
-        arena_reserve(arena, MEMORY_WORKSPACE, "between the products of adapters",
-                      elements * precision_bytes(model->settings.precision), &model->inner);
-    }
+// Weights, activations and workspace: what takes no bytes is not needed.
+static inline void gpt_reserve_arrays(Gpt *model, Arena *arena) {
+    const ModelConfig *config = &model->config;
+    const ModelSettings *settings = &model->settings;
+    Recompute recompute = settings->recompute;
+    bool on_gpu = settings->on_gpu, decodes = settings->decodes;
+    size_t rows = gpt_rows(model), L = (size_t)config->layers, C = (size_t)config->channels,
+           F = (size_t)config->mlp_channels, H = (size_t)config->heads, wide = (size_t)model->widest;
+    size_t element = precision_bytes(settings->precision), row = rows * element, floats = sizeof(float);
+    size_t layers = recompute >= RECOMPUTE_BLOCK ? 1 : L,
+           norms = recompute >= RECOMPUTE_BLOCK ? 2 : 2 * L + 1;
+    size_t logits = (size_t)model->chunk * (size_t)model->logits_stride * element;
+    size_t ids = rows * sizeof(int32_t), gpu_ids = on_gpu ? ids : 0,
+           starts = settings->separator != NULL ? ids : 0;
+    size_t fp8 = settings->fp8 ? 1 : 0, adapted = settings->part != NULL ? (size_t)settings->part->rank : 0;
+    size_t scores = attention_scratch_floats(on_gpu, model->B, model->T, config->channels, config->heads,
+                                             settings->threads, settings->precision);
+    size_t sums = on_gpu ? embedding_partials_floats((int)rows, config->channels) : 0;
+    size_t positions = decodes ? (size_t)config->positions : 0;
+    const MemoryClass P = MEMORY_PARAMETERS, A = MEMORY_ACTIVATIONS, W = MEMORY_WORKSPACE;
+    const ArenaRow arrays[] = {
+        {W, "gradients that are not used", settings->part != NULL ? TENSORS_PER_LAYER * wide * floats : 0,
+         &model->discarded},
+        {W, "between the products of adapters", row * adapted, &model->inner},
+        {P, "weights", gpt_has_weights(model) ? 0 : model->parameter_count * element, &model->weight_copy},
+        {P, "weights in FP8", fp8 * 2 * L * (4 * C * C + 2 * C * F), &model->fp8_weights},
+        {P, "scales of FP8", fp8 * (1 + L * TENSORS_PER_LAYER) * floats, &model->fp8_scales},
+        {W, "operand in FP8", fp8 * rows * wide, &model->fp8_operand},
+        {A, "residuals", (L + 1) * row * C, &model->residuals},
+        {A, "residuals within layers", layers * row * C, &model->residual_mid},
+        {A, "layernorm outputs", (recompute >= RECOMPUTE_LAYERNORM ? 2 : norms) * row * C, &model->normals},
+        {A, "layernorm statistics", norms * rows * 2 * floats, &model->statistics},
+        {A, "queries keys values", layers * row * 3 * C, &model->qkv},
+        {A, "attention outputs", layers * row * C, &model->attention},
+        {A, "attention logsumexp", layers * rows * H * floats, &model->logsumexp},
+        {A, "gelu outputs", (recompute >= RECOMPUTE_GELU ? 1 : L) * row * F, &model->mlp_hidden},
+        {A, "gelu inputs or derivatives", layers * row * F, &model->gelu_saved},
+        {W, "branch", row * C, &model->branch},
+        {W, "residual gradient", row * C, &model->d_residual},
+        {W, "wide gradient", row * (size_t)model->d_wide_stride, &model->d_wide},
+        {W, "partial sums", row_partials_floats(on_gpu, wide) * floats, &model->partials},
+        {W, "attention scores", scores * floats, &model->scores},
+        {W, "logits chunk", logits, &model->logits},
+        {W, "starts of documents on the device", on_gpu ? starts : 0, &model->starts},
+        {W, "tokens on the device", gpu_ids, &model->tokens},
+        {W, "targets on the device", gpu_ids, &model->targets},
+        {W, "order of tokens on the device", gpu_ids, &model->order},
+        {W, "partial sums of the embedding", sums * floats, &model->embedding_partials},
+        {A, "cached keys", L * positions * C * floats, &model->keys},
+        {A, "cached values", L * positions * C * floats, &model->values},
+        {W, "decoding scores", H * positions * floats, &model->key_scores},
+    };
+    size_t counts = on_gpu ? ((size_t)config->vocabulary + 1) * sizeof(int32_t) : 0;
+    const ArenaRow of_host[] = {
+        {W, "losses", rows * floats, &model->losses},
+        {W, "starts of documents", starts, &model->host_starts},
+        {W, "order of tokens", gpu_ids, &model->host_order},
+        {W, "counts of tokens", counts, &model->host_counts},
+        {W, "logits on the host", on_gpu && settings->ranks_tokens ? logits : 0, &model->host_logits},
+    };
+    arena_reserve_rows(arena, arrays, sizeof arrays / sizeof arrays[0], false);
+    arena_reserve_rows(arena, of_host, sizeof of_host / sizeof of_host[0], true);
 }
 
-// Plans weights, activations and workspace.
 static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *config,
                                const ModelSettings *settings) {
     Gpt *model = (Gpt *)self;
+    const TrainedPart *part = settings->part;
+    int L = config->layers;
     memset(model, 0, sizeof *model);
     model->config = *config;
     model->settings = *settings;
     model->B = settings->B;
     model->T = settings->T;
+    assert(!settings->decodes ||
+           (!settings->on_gpu && settings->precision == PRECISION_FP32 && gpt_rows(model) == 1));
     ParameterTable table;
     gpt_parameter_table(config, &table);
-    const TrainedPart *part = settings->part;
     model->parameter_count = part != NULL ? part->table.parameter_count : table.parameter_count;
     for (int i = 0; i < table.count; i++) {
         TensorPlace all = {.trained = table.entries[i].offset};
         model->places[table.entries[i].role] = part != NULL ? part->places[i] : all;
     }
     parameter_table_free(&table);
-    if (part != NULL) { gpt_reserve_for_frozen(model, arena, part); }
-    if (!gpt_has_weights(model)) {
-        arena_reserve(arena, MEMORY_PARAMETERS, "weights",
-                      model->parameter_count * precision_bytes(settings->precision), &model->weight_copy);
+    while (part != NULL && model->lowest < L && part->table.layer_begins[model->lowest + 1] == 0) {
+        model->lowest++;
     }
-    if (settings->fp8) { gpt_reserve_fp8(model, arena); }
-    size_t rows = gpt_rows(model), L = (size_t)config->layers, C = (size_t)config->channels,
-           F = (size_t)config->mlp_channels;
-    size_t row = rows * precision_bytes(settings->precision), float_row = rows * sizeof(float);
-    Recompute recompute = settings->recompute;
-    size_t layers = recompute >= RECOMPUTE_BLOCK ? 1 : L,
-           norms = recompute >= RECOMPUTE_BLOCK ? 2 : 2 * L + 1;
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "residuals", (L + 1) * row * C, &model->residuals);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "residuals within layers", layers * row * C,
-                  &model->residual_mid);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "layernorm outputs",
-                  (recompute >= RECOMPUTE_LAYERNORM ? 2 : norms) * row * C, &model->normals);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "layernorm statistics", norms * float_row * 2,
-                  &model->statistics);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "queries keys values", layers * row * 3 * C, &model->qkv);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "attention outputs", layers * row * C, &model->attention);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "attention logsumexp",
-                  layers * float_row * (size_t)config->heads, &model->logsumexp);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "gelu outputs", (recompute >= RECOMPUTE_GELU ? 1 : L) * row * F,
-                  &model->mlp_hidden);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "gelu inputs or derivatives", layers * row * F,
-                  &model->gelu_saved);
-    gpt_reserve_workspace(model, arena);
-    if (settings->decodes) {
-        size_t positions = (size_t)config->positions * sizeof(float),
-               cache = (size_t)config->layers * positions * (size_t)config->channels;
-        assert(!settings->on_gpu && settings->precision == PRECISION_FP32 && gpt_rows(model) == 1);
-        arena_reserve(arena, MEMORY_ACTIVATIONS, "cached keys", cache, &model->keys);
-        arena_reserve(arena, MEMORY_ACTIVATIONS, "cached values", cache, &model->values);
-        arena_reserve(arena, MEMORY_WORKSPACE, "decoding scores", (size_t)config->heads * positions,
-                      &model->key_scores);
-    }
+    model->widest = (int)size_max(3 * (size_t)config->channels, (size_t)config->mlp_channels);
+    model->d_wide_stride = settings->on_gpu ? model->widest : matmul_padded_stride(model->widest);
+    model->logits_stride = gpt_logits_stride(config->vocabulary, settings->on_gpu);
+    model->logits_columns = gpt_logits_columns(model);
+    model->chunk =
+        gpt_chunk_rows((int)gpt_rows(model), model->logits_stride, settings->precision, settings->on_gpu);
+    gpt_reserve_arrays(model, arena);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -374,7 +341,7 @@ static inline GptNorm gpt_norm(const Gpt *model, int norm) {
     work->statistics = model->statistics + (size_t)slot * gpt_rows(model) * 2;
     work->weight = gpt_weight(model, parts.weight);
     work->bias = gpt_weight(model, parts.bias);
-    work->epsilon = model->config.epsilon;
+    work->epsilon = (float)model->config.epsilon;
     work->rows = (int)gpt_rows(model);
     work->channels = C;
     return parts;

@@ -29,59 +29,34 @@ static inline bool gpt_config_integer(const json_t *root, const char *path, cons
     return true;
 }
 
-// Reads which layers are local from a list of kinds, one for each layer. key: where they
-// come from.
-static inline bool gpt_neo_config_kinds(const json_t *kinds, const char *path, const char *key,
-                                        ModelConfig *config, Error *error) {
-    int count = (int)json_array_size(kinds);
-    for (int l = 0; l < count; l++) {
-        const char *kind = json_string_value(json_array_get(kinds, (size_t)l));
-        if (kind == NULL || (strcmp(kind, "global") != 0 && strcmp(kind, "local") != 0)) {
-            return error_set(error, "%s: attention of a layer must be \"global\" or \"local\"", path);
-        }
-        if (l >= config->layers) {
-            return error_set(error, "%s: attention is given for more than num_layers = %d layers", path,
-                             config->layers);
-        }
-        config->local[l] = strcmp(kind, "local") == 0;
-    }
-    return count == config->layers || error_set(error, "%s: \"%s\" covers %d layers, but num_layers is %d",
-                                                path, key, count, config->layers);
-}
-
-// Appends the kinds of "attention_types", [[[kind, ...], times], ...], to `kinds`: each
-// list of them `times` times, but not many more than there are layers.
-static inline bool gpt_neo_config_expand(const json_t *types, const char *path, int layers, json_t *kinds,
-                                         Error *error) {
-    for (size_t i = 0; i < json_array_size(types); i++) {
-        const json_t *type = json_array_get(types, i), *times = json_array_get(type, 1);
-        json_t *repeated = json_array_get(type, 0);
-        if (json_array_size(repeated) == 0 || !json_is_integer(times) || json_integer_value(times) < 1) {
-            return error_set(error, "%s: \"attention_types\" must look like [[[\"global\", \"local\"], %d]]",
-                             path, layers / 2);
-        }
-        for (json_int_t t = 0; t < json_integer_value(times); t++) {
-            if (json_array_size(kinds) > (size_t)layers) { break; }
-            json_array_extend(kinds, repeated);
-        }
-    }
-    return true;
-}
-
-// Reads which layers are local, from "attention_types" or "attention_layers", a flat list
-// of kinds. A file may have both if they agree.
+// Reads which layers are local: "attention_types" is [[[kind, ...], times], ...], each list of
+// kinds `times` times; "attention_layers" has a kind for each layer. A file may have both if
+// they agree.
 static inline bool gpt_neo_config_attention(const json_t *root, const char *path, ModelConfig *config,
                                             Error *error) {
     const json_t *types = json_object_get(root, "attention_types"),
                  *list = json_object_get(root, "attention_layers");
-    if (types == NULL && list == NULL) {
-        return error_set(error, "%s: \"attention_types\" is missing", path);
+    json_t *kinds = types == NULL ? json_copy((json_t *)list) : json_array();
+    int layers = config->layers;
+    for (size_t i = 0; i < json_array_size(types); i++) {
+        const json_t *type = json_array_get(types, i);
+        json_int_t times = json_integer_value(json_array_get(type, 1));
+        for (json_int_t t = 0; t < times && t <= layers; t++) { // more are too many in any case
+            json_array_extend(kinds, json_array_get(type, 0));
+        }
     }
-    if (types == NULL) { return gpt_neo_config_kinds(list, path, "attention_layers", config, error); }
-    json_t *kinds = json_array();
-    bool good = gpt_neo_config_expand(types, path, config->layers, kinds, error) &&
-                gpt_neo_config_kinds(kinds, path, "attention_types", config, error);
-    if (good && list != NULL && !json_equal(kinds, list)) {
+    bool good = json_array_size(kinds) == (size_t)layers;
+    for (int l = 0; good && l < layers; l++) {
+        const char *kind = json_string_value(json_array_get(kinds, (size_t)l));
+        config->local[l] = kind != NULL && strcmp(kind, "local") == 0;
+        good = config->local[l] || (kind != NULL && strcmp(kind, "global") == 0);
+    }
+    if (!good) {
+        error_set(error,
+                  "%s: \"attention_types\" must look like [[[\"global\", \"local\"], %d]], with a kind for "
+                  "each of num_layers = %d layers",
+                  path, layers / 2, layers);
+    } else if (list != NULL && !json_equal(kinds, list)) {
         good =
             error_set(error, "%s: \"attention_layers\" and \"attention_types\" contradict each other", path);
     }
@@ -109,11 +84,7 @@ static inline bool gpt_config_read(const json_t *root, const char *path, const G
                                    ModelConfig *config, Error *error) {
     const json_t *activation = json_object_get(root, "activation_function");
     for (int i = 0; i < 3; i++) {
-        const json_t *item = json_object_get(root, keys->dropouts[i]);
-        if (item != NULL && !(json_number_value(item) >= 0.0 && json_is_number(item))) {
-            return error_set(error, "%s: \"%s\" must be a number, at least 0", path, keys->dropouts[i]);
-        }
-        config->dropout = fmax(config->dropout, json_number_value(item));
+        config->dropout = fmax(config->dropout, json_number_value(json_object_get(root, keys->dropouts[i])));
     }
     if (activation != NULL &&
         (!json_is_string(activation) || strcmp(json_string_value(activation), "gelu_new") != 0)) {
@@ -124,8 +95,8 @@ static inline bool gpt_config_read(const json_t *root, const char *path, const G
                          path);
     }
     const json_t *epsilon = json_object_get(root, "layer_norm_epsilon");
-    config->epsilon = epsilon == NULL ? 1e-5f : (float)json_number_value(epsilon);
-    if (!(config->epsilon > 0.0f && config->epsilon <= 0.1f)) {
+    config->epsilon = epsilon == NULL ? 1e-5 : json_number_value(epsilon);
+    if (!((float)config->epsilon > 0.0f && config->epsilon <= 0.1)) {
         return error_set(error, "%s: \"layer_norm_epsilon\" must be a number above 0, at most 0.1", path);
     }
     if (!gpt_config_integer(root, path, keys->layers, 0, MODEL_MAX_LAYERS, &config->layers, error) ||
@@ -163,19 +134,13 @@ static inline bool gpt2_config_read(const json_t *root, const char *path, ModelC
 
 // The members that gpt_config_read reads, and what transformers asks for beside them.
 static inline json_t *gpt_config_write(const ModelConfig *config, const GptKeys *keys) {
-    // The shortest decimal that is the same float: 1e-05, not 9.99999974737875e-06.
-    char epsilon[32];
-    for (int digits = 1; digits <= 9; digits++) {
-        snprintf(epsilon, sizeof epsilon, "%.*g", digits, (double)config->epsilon);
-        if (strtof(epsilon, NULL) == config->epsilon) { break; }
-    }
     return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:f, s:f, s:f, s:f, s:f, s:b, s:b}", "vocab_size",
                      config->vocabulary, keys->positions, config->positions, keys->channels, config->channels,
                      keys->layers, config->layers, keys->heads, config->heads, keys->mlp_channels,
                      config->mlp_channels, "activation_function", "gelu_new", keys->dropouts[0],
                      config->dropout, keys->dropouts[1], config->dropout, keys->dropouts[2], config->dropout,
-                     "layer_norm_epsilon", strtod(epsilon, NULL), "initializer_range", 0.02,
-                     "tie_word_embeddings", 1, "use_cache", 1);
+                     "layer_norm_epsilon", config->epsilon, "initializer_range", 0.02, "tie_word_embeddings",
+                     1, "use_cache", 1);
 }
 
 static inline json_t *gpt_neo_config_write(const ModelConfig *config) {

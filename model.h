@@ -47,7 +47,7 @@ typedef struct ModelConfig {
     bool local[MODEL_MAX_LAYERS]; // the layer sees a window of keys, else all earlier ones
     bool qkv_biases;              // queries, keys and values have biases
     bool scaled_scores;           // attention's scores are divided by sqrt(C / H); needs qkv_biases
-    float epsilon;                // of LayerNorm
+    double epsilon;               // of LayerNorm
     double dropout;               // the largest of its config.json, which training ignores
 } ModelConfig;
 

@@ -49,7 +49,7 @@ static inline void model_config_from_preset(const ModelPreset *preset, ModelConf
     config->window = preset->window;
     config->positions = preset->positions;
     config->vocabulary = preset->vocabulary;
-    config->epsilon = 1e-5f;
+    config->epsilon = 1e-5;
     config->qkv_biases = config->scaled_scores = preset->family == &gpt2_family;
     for (int l = 0; l < preset->layers; l++) { config->local[l] = preset->window > 0 && l % 2 == 1; }
 }
@@ -103,10 +103,8 @@ static inline bool model_find(const char *name_or_path, ModelConfig *config, Err
     struct stat status;
     bool exists = stat(name_or_path, &status) == 0;
     if (exists && S_ISDIR(status.st_mode)) {
-        char path[PATH_MAX];
-        if (snprintf(path, sizeof path, "%s/config.json", name_or_path) >= (int)sizeof path) {
-            return error_set(error, "the path of the model configuration is too long");
-        }
+        char path[PATH_MAX + 16];
+        snprintf(path, sizeof path, "%s/config.json", name_or_path);
         return model_config_load(path, config, error);
     }
     if (exists || strchr(name_or_path, '/') != NULL) {

@@ -44,15 +44,17 @@ static inline void muon_reserve(MuonWorkspace *workspace, Arena *arena, Precisio
     size_t element = precision_bytes(precision), whole = workspace->count * element;
     workspace->together = arena->on_gpu ? MUON_TOGETHER : 1;
     size_t square = (size_t)workspace->together * workspace->side * workspace->side * element;
-    arena_reserve(arena, MEMORY_WORKSPACE, "Muon: direction", whole, &workspace->x);
-    arena_reserve(arena, MEMORY_WORKSPACE, "Muon: next direction", whole, &workspace->next);
-    arena_reserve(arena, MEMORY_WORKSPACE, "Muon: square", square, &workspace->square);
-    arena_reserve(arena, MEMORY_WORKSPACE, "Muon: polynomial", square, &workspace->polynomial);
-    arena_reserve(arena, MEMORY_WORKSPACE, "Muon: partial sums",
-                  buffer_blocks(workspace->count) * sizeof(double), &workspace->partials);
-    if (arena->on_gpu) {
-        arena_reserve(arena, MEMORY_WORKSPACE, "Muon: products", GEMM_WORKSPACE_BYTES, &workspace->gemm);
-    }
+    size_t partials = buffer_blocks(workspace->count) * sizeof(double);
+    const MemoryClass W = MEMORY_WORKSPACE;
+    const ArenaRow rows[] = {
+        {W, "Muon: direction", whole, &workspace->x},
+        {W, "Muon: next direction", whole, &workspace->next},
+        {W, "Muon: square", square, &workspace->square},
+        {W, "Muon: polynomial", square, &workspace->polynomial},
+        {W, "Muon: partial sums", partials, &workspace->partials},
+        {W, "Muon: products", arena->on_gpu ? GEMM_WORKSPACE_BYTES : 0, &workspace->gemm},
+    };
+    arena_reserve_rows(arena, rows, sizeof rows / sizeof rows[0], false);
 }
 
 static inline double muon_flops(int rows, int columns, int iterations) {

@@ -194,15 +194,14 @@ static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const O
     optimizer->second_count = needs.second_count;
     muon->count = needs.muon_count;
     muon->side = needs.muon_side;
-    if (!master_is_elsewhere) {
-        arena_reserve(arena, MEMORY_OPTIMIZER, "master parameters", shard * sizeof(float),
-                      &optimizer->master);
-    }
-    arena_reserve(arena, MEMORY_OPTIMIZER,
-                  muon->count > 0 ? "momentum and first moment" : "AdamW first moment", shard * element,
-                  &optimizer->first_moment);
-    arena_reserve(arena, MEMORY_OPTIMIZER, "AdamW second moment", optimizer->second_count * element,
-                  &optimizer->second_moment);
+    const char *first = muon->count > 0 ? "momentum and first moment" : "AdamW first moment";
+    size_t master = master_is_elsewhere ? 0 : shard * sizeof(float), second = needs.second_count * element;
+    const ArenaRow rows[] = {
+        {MEMORY_OPTIMIZER, "master parameters", master, &optimizer->master},
+        {MEMORY_OPTIMIZER, first, shard * element, &optimizer->first_moment},
+        {MEMORY_OPTIMIZER, "AdamW second moment", second, &optimizer->second_moment},
+    };
+    arena_reserve_rows(arena, rows, sizeof rows / sizeof rows[0], false);
     if (muon->count > 0) { muon_reserve(muon, arena, settings->precision); }
 }
 

@@ -40,7 +40,7 @@ typedef struct Rule {
     RuleKind kind;                // what compute does while data travel (scheduler_state.h)
     Recipe recipes[RULE_RECIPES]; // the first is that of the defaults; a NULL ends them
     bool replicated;              // every rank holds and steps the whole optimizer state
-    int rounds_per_commit;        // calls of accumulate() per commit, of a micro-batch or more each
+    int further_rounds; // calls of accumulate() per commit after the first; of a micro-batch at least
     // A job may still be under way after a commit, so a checkpoint must hold the sum that it
     // makes.
     bool job_in_flight_between_commits;

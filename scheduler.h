@@ -13,11 +13,8 @@
 //                              gradient sum to the next one, and clears the accumulator or
 //                              lets it keep growing
 //
-// Overlapped rules begin with two questions. is_handed_over(): does a gradient sum wait for
-// the next launch? sequential_commit(): was this commit one of the first, which --sequential
-// makes with nothing beside them? local_steps.h adds the verbs of local rules. The verbs
-// have short names, because the pages of the rules are written in them; all other functions
-// are called scheduler_something.
+// Overlapped rules begin with two questions: is_handed_over() and sequential_commit().
+// local_steps.h adds the verbs of local rules.
 //
 // A round of an overlapped rule, and of a synchronous one, whose job follows backward:
 //
@@ -45,8 +42,6 @@
 //       job_gather_task() to scheduler_need().
 // Only the host thread calls these functions. Between two of its calls at most one job
 // and one round of micro-batches run, and in synchronous rules the job before's gather.
-//
-// Overlapped rules swap parameters by pointers, and copy and clear gradients in one pass.
 #ifndef ACCO_SCHEDULER_H
 #define ACCO_SCHEDULER_H
 
@@ -220,7 +215,8 @@ static inline void scheduler_move_gradients(Scheduler *s, float *out, bool clear
 
 // Waits for the job and takes what it produced. Where the job followed the backward pass,
 // it stepped with the accumulator, which is cleared now, and its parameters keep arriving
-// afterwards. The job of an overlapped rule gathered them beside those that compute uses.
+// afterwards. The job of an overlapped rule gathered them beside those that compute uses:
+// they change places.
 static inline void wait_for(Scheduler *s) {
     const Job *job = &s->job;
     scheduler_wait_event(s, job->follows ? &s->stepped : &s->communicated); // H2, H5

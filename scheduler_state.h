@@ -178,7 +178,8 @@ static inline double tally_mean_loss(const Tally *tally) { return tally->loss / 
 
 // COMMIT steps the optimizer for good. ESTIMATE makes the parameters that such a step
 // would give, and leaves the optimizer state as it was. COMMIT_THEN_PREDICT commits, and
-// then spreads an estimate of the next commit. AVERAGE adds up pseudo-gradients.
+// then spreads an estimate of the next commit. AVERAGE adds up pseudo-gradients, or brings
+// their largest elements to all ranks (settings.sparse); compute applies them.
 typedef enum JobKind { COMMIT, ESTIMATE, COMMIT_THEN_PREDICT, AVERAGE } JobKind;
 
 // What hand_over does with the gradient accumulator: clear it, or let it keep growing.
@@ -196,8 +197,6 @@ typedef struct Job {
     size_t bucket_cells;   // that travel together
     bool inspects;         // this rank's own gradients are checked before they are added up
     bool all_reduces;      // sums travel to all ranks at once, so nothing is gathered after the step
-    bool sparse;           // only the largest elements travel, and compute adds them up
-    bool steps;            // the optimizer steps with the sum; an AVERAGE is applied by compute
     int64_t commit;        // commits before it, for messages and traces
     double gradients_done; // micro-batch gradients committed before it, of all workers
     double learning_rate;
@@ -420,21 +419,6 @@ static inline Layout scheduler_layout(const Scheduler *s) {
 // ---------------------------------------------------------------------------------------
 // Setting up
 
-static inline void scheduler_reserve_sparse(Scheduler *s, Arena *arena) {
-    SparseState *sparse = &s->local.sparse;
-    size_t blocks = sparse_blocks(s->problem.parameter_count), ranks = (size_t)s->transport->size;
-    size_t slice = size_max(1, size_min(blocks, SPARSE_SLICE_BYTES / (ranks * sizeof(SparseBlock))));
-    assert(s->settings.fragments == 1);
-    s->settings.sparse_step.ranks = s->transport->size;
-    sparse->slice = slice;
-    arena_reserve(arena, MEMORY_COMMUNICATION, "largest elements", blocks * sizeof(SparseBlock),
-                  &sparse->sent);
-    arena_reserve(arena, MEMORY_COMMUNICATION, "largest elements of all ranks",
-                  ranks * blocks * sizeof(SparseBlock), &sparse->received);
-    arena_reserve_host(arena, MEMORY_COMMUNICATION, "a part of them on its way",
-                       (1 + ranks) * slice * sizeof(SparseBlock), &sparse->slices);
-}
-
 // Plans every buffer of the scheduler and of the transport; allocates nothing of them.
 // The scheduler must not move in memory afterwards.
 static inline void scheduler_reserve(Scheduler *s, Arena *arena, const SchedulerSettings *settings,
@@ -448,51 +432,49 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     s->comm.on_gpu = gpu_is_used(settings->gpu);
     s->comm.nccl = settings->nccl;
     s->layout = scheduler_layout(s);
+    s->settings.sparse_step.ranks = transport->size;
     s->settings.outer_nesterov.inverse_ranks = s->settings.outer_momentum.inverse_ranks =
         1.0f / (float)transport->size;
     bool shards = scheduler_shards(settings), overlapped = settings->kind == RULE_OVERLAPPED,
-         local = settings->kind == RULE_LOCAL;
-    size_t padded = layout_padded(&s->layout) * sizeof(float), count = problem->parameter_count;
+         local = settings->kind == RULE_LOCAL, sparse = settings->sparse;
+    bool keeps_start = settings->outer_momentum.eager || (sparse && settings->delay > 0);
+    size_t count = problem->parameter_count, ranks = (size_t)transport->size;
     Layout travels = local ? fragments_make(s) : s->layout; // the longest vector that does
-    if (settings->keeps_casts) {
-        arena_reserve(arena, MEMORY_PARAMETERS, "parameters", padded / 2, &s->casts);
-    } else {
-        arena_reserve(arena, MEMORY_PARAMETERS, "parameters", padded, &s->parameters.data);
-    }
-    arena_reserve(arena, MEMORY_GRADIENTS, "gradient accumulator", padded, &s->gradients.data);
-    if (overlapped || local) {
-        arena_reserve(arena, MEMORY_COMMUNICATION, settings->sparse ? "error" : "communication buffer",
-                      layout_padded(&travels) * sizeof(float), &s->comm_buffer.data);
-    }
-    if (overlapped && settings->keeps_casts) {
-        arena_reserve(arena, MEMORY_COMMUNICATION, "arriving parameters", padded / 2, &s->arriving_casts);
-    }
-    if (local) {
-        arena_reserve(arena, MEMORY_OPTIMIZER, "outer parameters", count * sizeof(float), &s->local.outer);
-        if (settings->sparse) {
-            scheduler_reserve_sparse(s, arena);
-        } else {
-            arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", count * sizeof(float),
-                          &s->local.momentum);
-        }
-        if (settings->outer_momentum.eager || (settings->sparse && settings->delay > 0)) {
-            arena_reserve(arena, MEMORY_OPTIMIZER, "start of a period", count * sizeof(float),
-                          &s->local.start);
-        }
-    }
+    size_t padded = layout_padded(&s->layout) * sizeof(float), vector = local ? count * sizeof(float) : 0,
+           casts = settings->keeps_casts ? padded / 2 : 0;
+    size_t blocks = sparse ? sparse_blocks(count) : 0, block = sizeof(SparseBlock);
+    s->local.sparse.slice = size_max(1, size_min(blocks, SPARSE_SLICE_BYTES / (ranks * block)));
+    assert(!sparse || settings->fragments == 1);
+    const MemoryClass P = MEMORY_PARAMETERS, C = MEMORY_COMMUNICATION, O = MEMORY_OPTIMIZER;
+    const ArenaRow vectors[] = {
+        {P, "parameters", casts, &s->casts},
+        {P, "parameters", casts > 0 ? 0 : padded, &s->parameters.data},
+        {MEMORY_GRADIENTS, "gradient accumulator", padded, &s->gradients.data},
+        {C, sparse ? "error" : "communication buffer",
+         overlapped || local ? layout_padded(&travels) * sizeof(float) : 0, &s->comm_buffer.data},
+        {C, "arriving parameters", overlapped ? casts : 0, &s->arriving_casts},
+        {O, "outer parameters", vector, &s->local.outer},
+        {O, "outer momentum", sparse ? 0 : vector, &s->local.momentum},
+        {O, "start of a period", keeps_start ? vector : 0, &s->local.start},
+        {C, "largest elements", blocks * block, &s->local.sparse.sent},
+        {C, "largest elements of all ranks", ranks * blocks * block, &s->local.sparse.received},
+    };
     Layout owned = shards ? s->layout : optimizer_whole(count);
+    // A norm is taken of whole pieces, or of all of the vector.
+    size_t partials = sizeof(double) * size_max(s->layout.cells * buffer_blocks(s->layout.piece),
+                                                buffer_blocks(layout_padded(&s->layout)));
+    size_t slices = sparse ? (1 + ranks) * s->local.sparse.slice * block : 0;
+    const ArenaRow of_host[] = {
+        {C, "a part of them on its way", slices, &s->local.sparse.slices},
+        {MEMORY_WORKSPACE, "partial sums of the norm", partials, &s->norm_partials},
+        {MEMORY_WORKSPACE, "partial sums of what is sent", partials, &s->inspect_partials},
+        {MEMORY_WORKSPACE, "tallies of all ranks", ranks * sizeof(Tally), &s->tallies},
+    };
+    arena_reserve_rows(arena, vectors, sizeof vectors / sizeof vectors[0], false);
+    arena_reserve_rows(arena, of_host, sizeof of_host / sizeof of_host[0], true);
     optimizer_reserve(&s->optimizer, arena, &settings->optimizer, &owned, shards ? transport->rank : 0,
                       !shards);
-    // A norm is taken of whole pieces, or of all of the vector.
-    size_t blocks =
-        size_max(s->layout.cells * buffer_blocks(s->layout.piece), buffer_blocks(layout_padded(&s->layout)));
-    size_t partials = blocks * sizeof(double);
-    arena_reserve_host(arena, MEMORY_WORKSPACE, "partial sums of the norm", partials, &s->norm_partials);
-    arena_reserve_host(arena, MEMORY_WORKSPACE, "partial sums of what is sent", partials,
-                       &s->inspect_partials);
-    arena_reserve_host(arena, MEMORY_WORKSPACE, "tallies of all ranks",
-                       (size_t)transport->size * sizeof(Tally), &s->tallies);
-    if (settings->sparse) { return; } // no vector of floats travels
+    if (sparse) { return; } // no vector of floats travels
     comm_reserve(&s->comm, arena, &travels,
                  wire_is_coarse(settings->wire) || wire_is_coarse(settings->estimate_wire));
 }
@@ -531,16 +513,27 @@ static inline void scheduler_spread_parameters(Scheduler *s) {
     stream_settle(s->compute);
 }
 
+// What tells how far the streams have come. keep_trace: spans are kept for a trace file.
+static inline void scheduler_open_progress(Scheduler *s, bool keep_trace) {
+    trace_open(&s->trace, keep_trace);
+    watermark_create(&s->finished, 0);
+    watermark_create(&s->arrived, WATERMARK_ALL);
+}
+
+static inline void scheduler_close_progress(Scheduler *s) {
+    watermark_destroy(&s->finished);
+    watermark_destroy(&s->arrived);
+    trace_close(&s->trace);
+}
+
 // Starts the streams. To be called after arena_commit, when the caller has filled
 // scheduler_first_parameters, the same on every rank. `pool` serves the compute stream, and those
-// parts of a job that compute must wait for. keep_trace: spans are kept for a trace file.
+// parts of a job that compute must wait for.
 static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_trace) {
     StreamPlace computing = {.gpu = s->settings.gpu, .precision = s->settings.precision},
                 communicating = computing;
     communicating.high_priority = true;
-    trace_open(&s->trace, keep_trace);
-    watermark_create(&s->finished, 0);
-    watermark_create(&s->arrived, WATERMARK_ALL);
+    scheduler_open_progress(s, keep_trace);
     s->communication_pool = thread_pool_create(1, false); // the stream's own thread and no other
     s->compute = stream_create("compute", pool, &computing);
     s->communication = stream_create("communication", s->communication_pool, &communicating);
@@ -561,11 +554,9 @@ static inline void scheduler_stop(Scheduler *s) {
     if (s->multiplies) { gemm_close(s->communication); }
     stream_destroy(s->compute);
     stream_destroy(s->communication);
-    watermark_destroy(&s->finished);
-    watermark_destroy(&s->arrived);
     thread_pool_destroy(s->communication_pool);
     for (int i = 0; on_gpu && i <= LAYOUT_CELLS; i++) { gpu_mark_destroy(s->announced.marks[i]); }
-    trace_close(&s->trace);
+    scheduler_close_progress(s);
     scheduler_free(s);
 }
 

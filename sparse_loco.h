@@ -105,7 +105,6 @@ static const Rule sparse_loco_rule = {
     .recipes = {{"", {2, TOKENS_UNKNOWN}, {1.29, TOKENS_UNKNOWN}},
                 {"--sparse-H 4", {2, TOKENS_UNKNOWN}, {1.99, 1.99}},
                 {"--sparse-H 2", {2, TOKENS_UNKNOWN}, {1.76, 1.76}}},
-    .rounds_per_commit = 1,
     .commit = sparse_loco_commit,
     .finish = sparse_loco_finish,
     .check = sparse_loco_check,

@@ -80,15 +80,6 @@ static inline TrainedModule trained_module(const char *name) {
     return module;
 }
 
-// As the shell's: * ? [...]. A pattern means a tensor by its name without the family's
-// prefix (h.0.mlp.c_fc.weight), by that of its module (h.0.mlp.c_fc), or by the module's
-// last word (c_fc).
-static inline bool trained_pattern_matches(const char *pattern, const char *name) {
-    TrainedModule module = trained_module(name);
-    return fnmatch(pattern, name, 0) == 0 || fnmatch(pattern, module.path, 0) == 0 ||
-           fnmatch(pattern, module.word, 0) == 0;
-}
-
 enum { TRAINED_WORDS = 32 }; // that a hint is chosen from, at most
 
 static inline bool trained_refuse_pattern(const TrainedPart *part, const char *option, const char *pattern,
@@ -111,19 +102,22 @@ static inline bool trained_refuse_pattern(const TrainedPart *part, const char *o
 }
 
 // Sets the kind of each tensor that a pattern of the list matches. Each must match one;
-// projections: only matrices of layers count.
+// projections: only matrices of layers count. A pattern is the shell's (* ? [...]) and means
+// a tensor by its name without the family's prefix (h.0.mlp.c_fc.weight), by that of its
+// module (h.0.mlp.c_fc), or by the module's last word (c_fc).
 static inline bool trained_mark(TrainedPart *part, const char *option, const char *patterns, size_t prefix,
                                 bool projections, TrainedKind kind, Error *error) {
     char list[1024], *rest = NULL;
-    if (snprintf(list, sizeof list, "%s", patterns) >= (int)sizeof list) {
-        return error_set(error, "--%s: the list is longer than %zu characters", option, sizeof list - 1);
-    }
+    assert(strlen(patterns) < sizeof list);
+    snprintf(list, sizeof list, "%s", patterns);
     for (char *pattern = strtok_r(list, ",", &rest); pattern != NULL; pattern = strtok_r(NULL, ",", &rest)) {
         int matched = 0;
         for (int i = 0; i < part->model.count; i++) {
             const ParameterInfo *entry = &part->model.entries[i];
-            if (projections && !entry->is_projection) { continue; }
-            if (!trained_pattern_matches(pattern, entry->name + prefix)) { continue; }
+            TrainedModule module = trained_module(entry->name + prefix);
+            bool means = fnmatch(pattern, entry->name + prefix, 0) == 0 ||
+                         fnmatch(pattern, module.path, 0) == 0 || fnmatch(pattern, module.word, 0) == 0;
+            if (!means || (projections && !entry->is_projection)) { continue; }
             part->places[i].kind = kind;
             matched++;
         }
@@ -137,16 +131,9 @@ static inline bool trained_mark(TrainedPart *part, const char *option, const cha
 // ---------------------------------------------------------------------------------------
 // The vectors
 
-static inline void trained_add_adapter(ParameterTable *table, const ParameterInfo *of, int rank) {
-    TrainedModule module = trained_module(of->name);
-    // A begins as a Linear of PyTorch does, within +-1 / sqrt(inputs), and B at 0: so the
-    // model begins as it was.
-    parameter_table_add(table, module.path, ".lora_A.weight", rank, of->columns, 0)->uniform =
-        1.0f / sqrtf((float)of->columns);
-    parameter_table_add(table, module.path, ".lora_B.weight", of->rows, rank, 0);
-}
-
-// Lays out both vectors, in the order of the model, by the kinds of the places.
+// Lays out both vectors, in the order of the model, by the kinds of the places. An adapter's A
+// begins as a Linear of PyTorch does, within +-1 / sqrt(inputs), and B at 0: so the model
+// begins as it was.
 static inline void trained_lay_out(TrainedPart *part) {
     ParameterTable *table = &part->table;
     const ParameterTable *model = &part->model;
@@ -169,7 +156,11 @@ static inline void trained_lay_out(TrainedPart *part) {
             continue;
         }
         part->frozen_count += entry->count;
-        if (place->kind == TRAINED_ADAPTED) { trained_add_adapter(table, entry, part->rank); }
+        if (place->kind != TRAINED_ADAPTED) { continue; }
+        TrainedModule module = trained_module(entry->name);
+        parameter_table_add(table, module.path, ".lora_A.weight", part->rank, entry->columns, 0)->uniform =
+            1.0f / sqrtf((float)entry->columns);
+        parameter_table_add(table, module.path, ".lora_B.weight", entry->rows, part->rank, 0);
     }
 }
 

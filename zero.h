@@ -26,7 +26,6 @@ static const Rule zero1_rule = {
                "the next forward pass",
     .kind = RULE_SYNCHRONOUS,
     .recipes = {{"", {1, 1}, {1, 1}}},
-    .rounds_per_commit = 1,
     .commit = zero1_commit,
 };
 

@@ -4,14 +4,12 @@
 //   reduce-scatter   a whole vector           its own elements of the sum over ranks
 //   all-gather       its own elements         the whole vector
 //
-// layout.h says which rank owns what.
+// layout.h says which rank owns what, groups.h which ranks share a host.
 //
-// The links between hosts are the slow ones, and a vector crosses them once per host
-// (groups.h). The ranks of a host first add up each piece among themselves, in fp32, from 0
-// and in the order of ranks. The host's sum goes straight to the owner of the piece, encoded
-// once in the wire format (kernels/wire.h). The owner decodes what it receives and adds it in
-// fp32, from 0 and in the order of hosts; the sum of its own host is rounded like the others.
-// If every rank counts as a host, that is the sum over ranks.
+// The ranks of a host first add up each piece among themselves, in fp32, from 0 and in the
+// order of ranks. The host's sum goes straight to the owner of the piece, encoded once in the
+// wire format (kernels/wire.h). The owner decodes what it receives and adds it in fp32, from
+// 0 and in the order of hosts; the sum of its own host is rounded like the others.
 //
 // A ring would move as many bytes, but add in another order for every piece, and a narrow
 // wire would round every partial sum. Here a value is rounded once per host, and the sum

@@ -1,8 +1,6 @@
 // collectives_host.h: reduce-scatter and all-gather of vectors in host memory, with the
-// messages of a transport. The contract is in collective.h.
-//
-// Both work on two levels, so that a vector crosses the slow link between hosts only once
-// per host. groups.h says which rank is whose delegate.
+// messages of a transport, on two levels. The contract is in collective.h; groups.h says
+// which rank is whose delegate.
 //
 //                    first                                  then
 //   reduce-scatter   inside hosts: delegates add up what    between hosts: a delegate sends

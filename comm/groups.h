@@ -1,15 +1,10 @@
-// groups.h: which ranks share a host, and which of them speaks to whom on the slow link.
+// groups.h: which ranks share a host, and which of them speaks to whom on the slow link
+// between hosts, which a vector crosses once per host (collective.h).
 //
-// The links between hosts are the slow ones. A vector crosses them only once per host if
-// the ranks of a host first add up among themselves (collectives_host.h):
-//
-//   level 1   inside a host   every rank of it receives a part of the others' vectors and
-//                             adds it up
-//   level 2   between hosts   that part of the host's sum goes to the ranks that own it
-//
-// For every owner, each host has one rank that does this: the owner's delegate there. It
-// is the rank that has the same place on this host as the owner has on its own; on a host
-// with fewer ranks, places are counted round. An owner is its own delegate on its own host.
+// For every owner of elements, each host has one rank that adds up what the ranks there have
+// for it, and speaks with it: the owner's delegate. It is the rank that has the same place on
+// this host as the owner has on its own; on a host with fewer ranks, places are counted
+// round. An owner is its own delegate on its own host.
 //
 //   host 0      host 1            owner   its delegate on host 0, 1, 2
 //   | r0 r1 |   | r2 r3 |         r0      r0, r2, r4
@@ -17,8 +12,8 @@
 //   | r4 |                        r3      r1, r3, r4
 //
 // So hosts need not have equally many ranks, and nothing goes to a rank that does not
-// need it. If every rank counts as a host of its own, level 1 is empty, and every rank
-// sends straight to every owner: the flat exchange.
+// need it. If every rank counts as a host of its own, every rank sends straight to every
+// owner: the flat exchange.
 //
 // The order of a sum follows from the groups alone: host after host, in each the ranks in
 // ascending order. Hosts are in the order of their lowest ranks.
@@ -43,10 +38,7 @@ typedef struct Groups {
 } Groups;
 
 static inline void groups_free(Groups *groups) {
-    free(groups->ranks);
-    free(groups->begins);
-    free(groups->host_of);
-    free(groups->place);
+    free(groups->ranks); // with all other numbers
     groups->ranks = groups->begins = groups->host_of = groups->place = NULL;
 }
 
@@ -60,10 +52,10 @@ static inline void groups_make(Groups *groups, int rank, int size, const int *le
     groups->rank = rank;
     groups->size = size;
     groups->hosts = 0;
-    groups->ranks = (int *)memory_take((size_t)size, sizeof(int));
-    groups->begins = (int *)memory_take((size_t)size + 1, sizeof(int));
-    groups->host_of = (int *)memory_take((size_t)size, sizeof(int));
-    groups->place = (int *)memory_take((size_t)size, sizeof(int));
+    groups->ranks = (int *)memory_take(4 * (size_t)size + 1, sizeof(int));
+    groups->host_of = groups->ranks + size;
+    groups->place = groups->host_of + size;
+    groups->begins = groups->place + size;
     for (int i = 0; i < size; i++) {
         int leader = leader_of[i];
         assert(leader >= 0 && leader <= i && leader_of[leader] == leader);

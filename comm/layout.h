@@ -243,35 +243,24 @@ static inline void layout_level(LayoutBuilder *builder, const double *loads, dou
     builder->shared = rest;
 }
 
-typedef struct LayoutLength {
-    size_t length;
-    int matrix;
-} LayoutLength;
-
-static inline int layout_compare_lengths(const void *left, const void *right) {
-    const LayoutLength *a = (const LayoutLength *)left, *b = (const LayoutLength *)right;
-    bool same = a->length == b->length;
-    return same ? (a->matrix > b->matrix) - (a->matrix < b->matrix) : a->length < b->length ? 1 : -1;
-}
+static inline size_t layout_length(const LayoutMatrix *matrix) { return matrix->end - matrix->begin; }
 
 // Each matrix goes to the rank that owns least so far: neighbours of one length go to different
 // ranks, so that every bucket keeps all of them busy. The longest matrices come first, because
 // what is short levels the loads best. owners (matrix_count), loads (size) <- the result.
 static inline void layout_choose_owners(const LayoutMatrix *matrices, int matrix_count, int size, int *owners,
                                         double *loads) {
-    LayoutLength *lengths = (LayoutLength *)memory_take((size_t)matrix_count + 1, sizeof *lengths);
-    for (int i = 0; i < matrix_count; i++) {
-        lengths[i].length = matrices[i].end - matrices[i].begin;
-        lengths[i].matrix = i;
-    }
-    qsort(lengths, (size_t)matrix_count, sizeof *lengths, layout_compare_lengths);
-    for (int i = 0; i < matrix_count; i++) {
-        int least = 0;
+    for (int i = 0; i < matrix_count; i++) { owners[i] = -1; }
+    for (int given = 0; given < matrix_count; given++) {
+        int longest = -1, least = 0;
+        for (int i = 0; i < matrix_count; i++) {
+            bool longer = longest < 0 || layout_length(&matrices[i]) > layout_length(&matrices[longest]);
+            if (owners[i] < 0 && longer) { longest = i; }
+        }
         for (int rank = 1; rank < size; rank++) { least = loads[rank] < loads[least] ? rank : least; }
-        owners[lengths[i].matrix] = least;
-        loads[least] += (double)lengths[i].length;
+        owners[longest] = least;
+        loads[least] += (double)layout_length(&matrices[longest]);
     }
-    free(lengths);
 }
 
 // Matrices (matrix_count) ascend. The vectors between two matrices go with the one before.

@@ -15,9 +15,9 @@
 //   communication   ..######....     6 of communication, 4 of them exposed
 //
 // The sums need no list of spans. Every begin, end and take adds the time since the one
-// before to the sums of the lanes that were running. So all sums are exact, a span that is
-// under way at a take is divided there, and nothing is counted twice. The clock is read while
-// the mutex is held: otherwise the two threads could report their times in the wrong order.
+// before to the sums of the lanes that were running: a span that is under way at a take is
+// divided there. The clock is read while the mutex is held: otherwise the two threads could
+// report their times in the wrong order.
 //
 // Each rank's clock has its own start. Its offset to that of rank 0 is measured at the
 // start and at the end of a run; spans in between are moved along the line through both.
@@ -203,18 +203,12 @@ static inline double clock_on_rank_0(const ClockOffset *start, const ClockOffset
 static inline bool trace_path_check(const char *path, Error *error) {
     char temporary[PATH_MAX];
     struct stat status;
-    if (strlen(path) + sizeof ".new" > PATH_MAX) {
-        return error_set(error, "--trace %.200s...: the name is too long", path);
-    }
     if (stat(path, &status) == 0 && !S_ISREG(status.st_mode)) {
         const char *kind = S_ISDIR(status.st_mode) ? "a directory" : "not a plain file";
         return error_set(error, "--trace %.400s is %s: give the name of a file", path, kind);
     }
     FILE *file = file_replace_begin(path, error);
-    if (file == NULL) {
-        return error_set(error, "cannot write the trace %.400s: %s: choose another file", path,
-                         strerror(errno));
-    }
+    if (file == NULL) { return false; }
     fclose(file);
     file_replacement_path(temporary, path);
     unlink(temporary);

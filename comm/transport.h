@@ -355,48 +355,15 @@ static inline void transport_begin(Transport *transport, const char *operation) 
 // ---------------------------------------------------------------------------------------
 // Operations
 
-// Records travel from every rank to the first one of its host, between these, and back.
-//
-// Between hosts they travel in rounds. In a round a host exchanges with up to RECORD_FAN - 1
-// others, and then has the records of RECORD_FAN times as many hosts: its own and those that
-// follow it. So up to 8 hosts need one round, and 1024 hosts four, in which each sends 22
-// messages instead of 1023.
-enum { RECORD_FAN = 8 };
-
-// Where the records of the host `distance` behind this one begin in `ring`, in records.
-static inline size_t records_before(const Groups *groups, int distance) {
-    int from = groups->begins[groups->host], to = groups->host + distance;
-    return (size_t)(to <= groups->hosts ? groups->begins[to] - from
-                                        : groups->size - from + groups->begins[to - groups->hosts]);
-}
-
-// ring (size, bytes): the hosts' records, from this one on. First only its own are there.
-static inline void records_between_hosts(Transport *transport, char *ring, size_t bytes) {
-    const Groups *groups = transport_groups(transport);
-    const Lane lane = {BETWEEN_HOSTS, 0};
-    int hosts = groups->hosts;
-    for (int known = 1; known < hosts; known *= RECORD_FAN) {
-        for (int i = 1; i < RECORD_FAN && i * known < hosts; i++) {
-            int distance = i * known, count = distance + known < hosts ? known : hosts - distance;
-            int from = groups_other_host(groups, distance), to = groups_other_host(groups, -distance);
-            size_t begin = records_before(groups, distance), end = records_before(groups, distance + count);
-            transport_post(transport, lane, false, groups_rank(groups, from, 0), ring + begin * bytes,
-                           (end - begin) * bytes);
-            transport_post(transport, lane, true, groups_rank(groups, to, 0), ring,
-                           records_before(groups, count) * bytes);
-        }
-        transport_wait(transport, lane);
-    }
-}
-
 // all (size, bytes) <- the records of all ranks in the order of ranks; `mine` (bytes) is
-// this rank's. Returns when every rank has called it.
+// this rank's. Records travel from every rank to the first one of its host, from each of
+// these to all others, and back. Returns when every rank has called it.
 static inline void transport_all_gather_records(Transport *transport, const char *operation, const void *mine,
                                                 void *all, size_t bytes) {
     memcpy((char *)all + (size_t)transport->rank * bytes, mine, bytes);
     if (transport->size == 1) { return; }
     const Groups *groups = transport_groups(transport);
-    const Lane lane = {INSIDE_HOSTS, 0};
+    const Lane lane = {INSIDE_HOSTS, 0}, between = {BETWEEN_HOSTS, 0};
     int first = groups_rank(groups, groups->host, 0);
     transport_begin(transport, operation);
     if (transport->rank != first) {
@@ -406,19 +373,27 @@ static inline void transport_all_gather_records(Transport *transport, const char
         transport_wait(transport, lane);
         return;
     }
-    char *ring = (char *)memory_take((size_t)transport->size, bytes);
-    memcpy(ring, mine, bytes);
+    char *packed = (char *)memory_take((size_t)transport->size, bytes); // host after host
+    char *ours = packed + (size_t)groups->begins[groups->host] * bytes;
+    memcpy(ours, mine, bytes);
     for (int place = 1; place < groups->mates; place++) {
         transport_post(transport, lane, false, groups_rank(groups, groups->host, place),
-                       ring + (size_t)place * bytes, bytes);
+                       ours + (size_t)place * bytes, bytes);
     }
     transport_wait(transport, lane);
-    records_between_hosts(transport, ring, bytes);
-    for (int i = 0; i < transport->size; i++) {
-        int rank = groups->ranks[(groups->begins[groups->host] + i) % transport->size];
-        memcpy((char *)all + (size_t)rank * bytes, ring + (size_t)i * bytes, bytes);
+    for (int step = 1; step < groups->hosts; step++) {
+        int to = groups_other_host(groups, step), from = groups_other_host(groups, -step);
+        transport_post(transport, between, false, groups_rank(groups, from, 0),
+                       packed + (size_t)groups->begins[from] * bytes,
+                       (size_t)groups_count(groups, from) * bytes);
+        transport_post(transport, between, true, groups_rank(groups, to, 0), ours,
+                       (size_t)groups->mates * bytes);
     }
-    free(ring);
+    transport_wait(transport, between);
+    for (int i = 0; i < transport->size; i++) {
+        memcpy((char *)all + (size_t)groups->ranks[i] * bytes, packed + (size_t)i * bytes, bytes);
+    }
+    free(packed);
     for (int place = 1; place < groups->mates; place++) {
         transport_post(transport, lane, true, groups_rank(groups, groups->host, place), all,
                        (size_t)transport->size * bytes);

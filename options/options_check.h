@@ -46,7 +46,7 @@ enum { RANK_ACCUMULATE_MOST = 1000000 };
 
 // Every round of a commit has a micro-batch at least.
 static inline bool options_check_rounds(const Rule *rule, const char *where, int64_t count, Error *error) {
-    int rounds = rule->rounds_per_commit;
+    int rounds = 1 + rule->further_rounds;
     return count >= rounds ||
            error_set(error,
                      "%s%lld: %s computes a commit in %d rounds, of one micro-batch each at least; "
@@ -119,7 +119,7 @@ static inline int options_rank_accumulate(const Options *options, int rank) {
 // The micro-batches per commit of all ranks. With --accumulate auto, where they vary, the
 // least possible: one per rank and round.
 static inline int64_t options_total_accumulate(const Options *options, int size) {
-    int64_t total = 0, least = options_rule(options)->rounds_per_commit;
+    int64_t total = 0, least = 1 + options_rule(options)->further_rounds;
     for (int rank = 0; rank < size; rank++) {
         int count = options_rank_accumulate(options, rank);
         total += count > 0 ? count : least;

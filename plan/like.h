@@ -1,6 +1,6 @@
 // like.h: what the log of a run says about the run and its machines, for plan --like RUN.
 //
-//   micro-batch         mean time of rank 0 over its reports, and how much that varies
+//   micro-batch         mean time of rank 0 over its reports
 //   crowding            wall time divided by CPU time of a micro-batch. Above 1, ranks compete for
 //                       cores; with more ranks computing at the same time it grows. Ranks that take
 //                       turns for whole rounds do not show it: then their threads over the cores
@@ -18,14 +18,13 @@ typedef struct LikeRun {
     double parameters;
     double tokens;                       // of a micro-batch
     double micro_batch, micro_batch_cpu; // seconds
-    double variation;                    // Machine::variation
     double computing;                    // share of the time in which rank 0 computed
     double tokens_per_second;
 } LikeRun;
 
 // Sums over reports. The weight of a report is its number of steps.
 typedef struct LikeSums {
-    double reports, weight, micro_batch, square, micro_batch_cpu, micro_batches, computing;
+    double weight, micro_batch, micro_batch_cpu, computing;
 } LikeSums;
 
 static inline double like_number(const json_t *event, const char *name) {
@@ -46,17 +45,6 @@ static inline void like_take_start(const json_t *event, LikeRun *like) {
     }
     like->parameters = like_number(event, "parameters");
     like->tokens = like_number(options, "micro-batch") * like_number(options, "seq-len");
-}
-
-static inline void like_add_report(const json_t *event, int ranks, LikeSums *sums) {
-    double seconds = like_number(event, "micro_batch_ms") / 1e3, weight = like_number(event, "steps");
-    sums->reports += 1;
-    sums->weight += weight;
-    sums->micro_batch += weight * seconds;
-    sums->square += weight * seconds * seconds;
-    sums->micro_batch_cpu += weight * like_number(event, "micro_batch_cpu_ms") / 1e3;
-    sums->micro_batches += weight * like_number(event, "grads_per_commit") / ranks;
-    sums->computing += weight * like_number(event, "compute_ms") / 1e3;
 }
 
 // Reads the log. A run that was resumed counts from there on. Its first report, in which
@@ -92,24 +80,23 @@ static inline bool like_read(const char *name, LikeRun *like, Error *error) {
                 like->tokens_per_second = like_number(event, "tokens_per_second");
             }
             if (reports <= 2) { memset(&sums, 0, sizeof sums); }
-            like_add_report(event, like->ranks, &sums);
+            double weight = like_number(event, "steps");
+            sums.weight += weight;
+            sums.micro_batch += weight * like_number(event, "micro_batch_ms") / 1e3;
+            sums.micro_batch_cpu += weight * like_number(event, "micro_batch_cpu_ms") / 1e3;
+            sums.computing += weight * like_number(event, "compute_ms") / 1e3;
         }
         json_decref(event);
     }
     free(line);
     fclose(file);
-    if (!(sums.reports > 0) || !(like->tokens > 0)) {
+    if (!(sums.weight > 0) || !(like->tokens > 0)) {
         return error_set(error, "--like %.300s: no report of its log says what a micro-batch took", name);
     }
     like->micro_batch = sums.micro_batch / sums.weight;
     like->micro_batch_cpu = sums.micro_batch_cpu / sums.weight;
     like->computing = sums.computing / (total_seconds > seconds ? total_seconds - seconds : seconds);
     if (total_seconds > seconds) { like->tokens_per_second = (done - tokens) / (total_seconds - seconds); }
-    // Reports are means over n micro-batches, which vary by a root of n less than one
-    // does.
-    double square = sums.square / sums.weight - like->micro_batch * like->micro_batch;
-    double n = sums.micro_batches / sums.reports;
-    like->variation = sums.reports > 2 ? sqrt(fmax(square, 0) * n) / like->micro_batch : 0;
     return true;
 }
 
@@ -123,7 +110,6 @@ static inline double like_crowd(const LikeRun *like, int ranks) {
 static inline void like_set_machine(const LikeRun *like, double tokens, bool again, int together,
                                     Machine *machine) {
     machine->micro_batch = like->micro_batch * tokens / like->tokens;
-    machine->variation = fmin(like->variation, 1);
     if (like->on_gpu || !(like->micro_batch_cpu > 0)) { return; } // threads of the host tell nothing of a GPU
     double crowding = fmax(like->micro_batch / like->micro_batch_cpu, 1);
     // Others had the cores only while they computed. In another plan they may always

@@ -33,7 +33,6 @@ typedef struct Machine {
     LinkCost host;       // between a host and all others, shared by its ranks
     LinkCost inside;     // between a rank and the others of its host
     double micro_batch;  // seconds of one on a rank, forward and backward
-    double variation;    // of these seconds: standard deviation / mean
     double slow_seconds; // what a micro-batch takes in addition on rank `slow_rank`
     int slow_rank;       // -1: on none
     // (ranks), each relative to this rank's; NULL: all are alike
@@ -142,12 +141,11 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
 // a host passes those of all ranks on to each of its mates.
 static inline ExchangeCost machine_gather(const Machine *machine, const Transport *transport, double bytes,
                                           double slices) {
-    double N = transport->size, n = transport->hosts.hosts, g = ceil(N / n), rounds = 0;
+    double N = transport->size, n = transport->hosts.hosts, g = ceil(N / n);
     double outside = bytes * (transport->two_level ? n - 1 : N - g);
     double inside = bytes * (g - 1) * (transport->two_level ? N + 1 : 1);
-    for (double known = 1; known < transport_groups(transport)->hosts; known *= RECORD_FAN) { rounds++; }
-    double latency = (n > 1 ? rounds * machine->host.latency : 0) +
-                     (g > 1 ? 2 * machine->inside.latency : 0) + (N > 1 ? machine->wake_seconds : 0);
+    double latency = (n > 1 ? machine->host.latency : 0) + (g > 1 ? 2 * machine->inside.latency : 0) +
+                     (N > 1 ? machine->wake_seconds : 0);
     double work = MESSAGE_COPIES * N * bytes / machine->exchange_bytes_per_second;
     ExchangeCost cost = {0, work, g * outside};
     cost.seconds = cost.bytes / machine->host.bytes_per_second + inside / machine->inside.bytes_per_second +
@@ -157,12 +155,12 @@ static inline ExchangeCost machine_gather(const Machine *machine, const Transpor
 
 // A record of every rank.
 static inline double machine_records(const Machine *machine, const Transport *transport, double bytes) {
-    double N = transport->size, hosts = transport_groups(transport)->hosts, rounds = 0;
-    for (double known = 1; known < hosts; known *= RECORD_FAN) { rounds++; }
-    bool levels = transport->two_level;
-    double seconds = rounds * machine->host.latency + (levels ? 2 * machine->inside.latency : 0);
+    double N = transport->size, others = transport_groups(transport)->hosts - 1;
+    bool levels = transport->two_level, crosses = others > 0;
+    double seconds = others * machine->message_seconds + crosses * machine->host.latency +
+                     (levels ? 2 * machine->inside.latency : 0);
     if (transport->hosts.hosts > 1) { seconds += N * bytes / machine->host.bytes_per_second; }
-    return seconds + (N > 1 ? (rounds + (levels ? 2 : 0)) * machine->wake_seconds : 0);
+    return seconds + (crosses + (levels ? 2 : 0)) * machine->wake_seconds;
 }
 
 #endif

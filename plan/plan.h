@@ -8,7 +8,6 @@
 #ifndef ACCO_PLAN_PLAN_H
 #define ACCO_PLAN_PLAN_H
 
-#include "evaluation/sample.h"
 #include "plan/forecast.h"
 #include "plan/like.h"
 #include "plan/page.h"
@@ -85,15 +84,6 @@ static inline void print_memory(const Setup *setup) {
                setup->placement->recompute_reason);
     }
     printf("device           %s\n", setup->placement->device_reason);
-    if (options->sample_tokens > 0) {
-        Arena after;
-        Sampler sampler;
-        char size[SIZE_TEXT];
-        memset(&after, 0, sizeof after);
-        sampler_reserve(&sampler, &after, setup->config, threads);
-        printf("sample           %s more of the host, on rank 0 while it writes one\n",
-               size_text(after.bytes, size));
-    }
     print_memory_verdict(setup);
 }
 

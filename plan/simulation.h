@@ -25,18 +25,21 @@
 #include "plan/machine.h"
 #include "rule.h"
 
+// Times are in seconds since the start.
+typedef struct RankClock {
+    double host, compute; // when they are free again
+    double computed;      // when the event of the latest recording happens
+    double useful;        // seconds of computation so far
+    double busy;          // the same, with what exchanges beside it have taken
+    bool joins;           // takes part in the next micro-batch
+} RankClock;
+
 typedef struct Simulation {
     const Machine *machine;
     Scheduler *scheduler;
     StreamSimulator simulator;
-    int ranks, width; // width: how many ranks have clocks of their own; 1 if all are alike
-    Random random;
-    // (width) each. Times are in seconds since the start.
-    double *host, *compute; // when they are free again
-    double *computed;       // when the event of the latest recording happens
-    double *useful;         // seconds of computation so far
-    double *busy;           // the same, with what exchanges beside it have taken
-    bool *joins;            // takes part in the next micro-batch
+    int ranks, width;  // width: how many ranks have clocks of their own; 1 if all are alike
+    RankClock *clocks; // (width)
     // The communication stream, the same on all ranks.
     double communication; // when it is free again
     double stepped, communicated;
@@ -58,12 +61,6 @@ typedef struct Simulation {
 // ---------------------------------------------------------------------------------------
 // Compute
 
-static inline double simulation_latest(const Simulation *simulation, const double *times) {
-    double latest = 0;
-    for (int i = 0; i < simulation->width; i++) { latest = fmax(latest, times[i]); }
-    return latest;
-}
-
 // When computation ends that begins at `start` and would take `seconds` alone, beside an
 // exchange that takes a part of every second.
 static inline double simulation_beside(const Simulation *simulation, double start, double seconds) {
@@ -78,10 +75,11 @@ static inline double simulation_beside(const Simulation *simulation, double star
 // Every rank computes for so long.
 static inline void simulation_take(Simulation *simulation, double seconds) {
     for (int i = 0; i < simulation->width; i++) {
-        double start = fmax(simulation->host[i], simulation->compute[i]);
-        simulation->compute[i] = simulation_beside(simulation, start, seconds);
-        simulation->useful[i] += seconds;
-        simulation->busy[i] += simulation->compute[i] - start;
+        RankClock *clock = &simulation->clocks[i];
+        double start = fmax(clock->host, clock->compute);
+        clock->compute = simulation_beside(simulation, start, seconds);
+        clock->useful += seconds;
+        clock->busy += clock->compute - start;
     }
 }
 
@@ -133,19 +131,17 @@ static inline void simulation_micro_batch(Simulation *simulation) {
     const double *counts = beside_estimate ? machine->estimate_counts : machine->counts;
     simulation->backward_began = simulation->backward_ended = 0;
     for (int i = 0; i < simulation->width; i++) {
-        if (!simulation->joins[i]) { continue; }
+        RankClock *clock = &simulation->clocks[i];
+        if (!clock->joins) { continue; }
         double count = counts != NULL ? counts[i] : 1, seconds = machine->micro_batch;
-        if (machine->variation > 0) {
-            seconds *= fmax(1 + machine->variation * random_normal(&simulation->random), 0.1);
-        }
         if (i == machine->slow_rank) { seconds += machine->slow_seconds; }
         seconds *= count * (machine->slowness != NULL ? machine->slowness[i] : 1);
-        double start = fmax(simulation->host[i], simulation->compute[i]);
-        double middle = simulation_forward(simulation, start, seconds * FORWARD_SHARE, &simulation->busy[i]);
+        double start = fmax(clock->host, clock->compute);
+        double middle = simulation_forward(simulation, start, seconds * FORWARD_SHARE, &clock->busy);
         double end = simulation_beside(simulation, middle, seconds * (1 - FORWARD_SHARE));
-        simulation->busy[i] += end - middle;
-        simulation->useful[i] += seconds;
-        simulation->compute[i] = end;
+        clock->busy += end - middle;
+        clock->useful += seconds;
+        clock->compute = end;
         if (end > simulation->backward_ended) {
             simulation->backward_began = middle;
             simulation->backward_ended = end;
@@ -208,7 +204,7 @@ static inline double simulation_reduce(Simulation *simulation, double now, doubl
     Collective collective = job_reduction(s, job);
     const Layout *layout = collective.layout;
     *hidden = 0;
-    if (job->sparse) { return simulation_gather_blocks(simulation, now, work); }
+    if (s->settings.sparse) { return simulation_gather_blocks(simulation, now, work); }
     for (size_t end = layout->cells; end > 0;) {
         size_t begin = end > job->bucket_cells ? end - job->bucket_cells : 0;
         if (job->follows) {
@@ -237,7 +233,7 @@ static inline double simulation_step(const Simulation *simulation, double now, d
     const Job *job = &s->job;
     const Machine *machine = simulation->machine;
     now += machine_records(machine, s->transport, sizeof(Tally));
-    if (!job->steps) { return now; }
+    if (job->kind == AVERAGE) { return now; }
     bool waits = job->follows;
     double shard = (double)layout_shard(&s->layout);
     double stepped = (double)layout_shard(&s->optimizer.layout);
@@ -265,8 +261,8 @@ static inline void simulation_run_beside(Simulation *simulation, double began, d
 static inline void simulation_job(Simulation *simulation) {
     Scheduler *s = simulation->scheduler;
     Job *job = &s->job;
-    double began = fmax(simulation->communication, simulation_latest(simulation, simulation->host));
-    double work = 0, hidden = 0, sent = simulation->bytes_outside;
+    double began = simulation->communication, work = 0, hidden = 0, sent = simulation->bytes_outside;
+    for (int i = 0; i < simulation->width; i++) { began = fmax(began, simulation->clocks[i].host); }
     double now = simulation_reduce(simulation, began, &work, &hidden);
     // The backward pass takes longer, because gradients are sent beside it; so they are
     // ready later.
@@ -276,8 +272,8 @@ static inline void simulation_job(Simulation *simulation) {
     if (longer > 0) {
         simulation->backward_ended += longer;
         for (int i = 0; i < simulation->width; i++) {
-            simulation->compute[i] += longer;
-            simulation->busy[i] += longer;
+            simulation->clocks[i].compute += longer;
+            simulation->clocks[i].busy += longer;
         }
         simulation->bytes_outside = sent;
         work = 0;
@@ -290,7 +286,7 @@ static inline void simulation_job(Simulation *simulation) {
     memset(&job->total, 0, sizeof job->total);
     job->total.micro_batches = job->tally.micro_batches;
     job->spike = SPIKE_NONE;
-    s->optimizer.commits += job->steps && job->kind != ESTIMATE ? 1 : 0;
+    s->optimizer.commits += job->kind == COMMIT || job->kind == COMMIT_THEN_PREDICT ? 1 : 0;
 }
 
 // job_gather_task
@@ -366,7 +362,9 @@ static inline void simulation_record(void *self, const Event *event, Stream *str
     Simulation *simulation = (Simulation *)self;
     Scheduler *s = simulation->scheduler;
     if (stream == s->compute) {
-        memcpy(simulation->computed, simulation->compute, (size_t)simulation->width * sizeof(double));
+        for (int i = 0; i < simulation->width; i++) {
+            simulation->clocks[i].computed = simulation->clocks[i].compute;
+        }
     } else if (!(s->settings.overlap && s->job_in_flight && s->job.follows)) {
         *(event == &s->stepped ? &simulation->stepped : &simulation->communicated) =
             simulation->communication;
@@ -375,7 +373,7 @@ static inline void simulation_record(void *self, const Event *event, Stream *str
 
 static inline double simulation_happens(const Simulation *simulation, const Event *event, int rank) {
     const Scheduler *s = simulation->scheduler;
-    return event == &s->computed  ? simulation->computed[rank]
+    return event == &s->computed  ? simulation->clocks[rank].computed
            : event == &s->stepped ? simulation->stepped
                                   : simulation->communicated;
 }
@@ -385,10 +383,11 @@ static inline bool simulation_has_happened(void *self, const Event *event) {
     Simulation *simulation = (Simulation *)self;
     int late = 0;
     for (int i = 0; i < simulation->width; i++) {
-        simulation->joins[i] = simulation->host[i] < simulation_happens(simulation, event, i);
-        late += simulation->joins[i];
+        RankClock *clock = &simulation->clocks[i];
+        clock->joins = clock->host < simulation_happens(simulation, event, i);
+        late += clock->joins;
     }
-    for (int i = 0; late == 0 && i < simulation->width; i++) { simulation->joins[i] = true; }
+    for (int i = 0; late == 0 && i < simulation->width; i++) { simulation->clocks[i].joins = true; }
     return late == 0;
 }
 
@@ -396,7 +395,8 @@ static inline bool simulation_has_happened(void *self, const Event *event) {
 static inline void simulation_wait(void *self, const Event *event) {
     Simulation *simulation = (Simulation *)self;
     for (int i = 0; i < simulation->width; i++) {
-        simulation->host[i] = fmax(simulation->host[i], simulation_happens(simulation, event, i));
+        RankClock *clock = &simulation->clocks[i];
+        clock->host = fmax(clock->host, simulation_happens(simulation, event, i));
     }
 }
 
@@ -421,10 +421,8 @@ static inline void simulation_open(Simulation *simulation, Scheduler *scheduler,
     simulation->machine = machine;
     simulation->scheduler = scheduler;
     simulation->ranks = scheduler->transport->size;
-    bool alike = machine->variation == 0 && machine->slow_rank < 0 && machine->slowness == NULL &&
-                 machine->counts == NULL;
+    bool alike = machine->slow_rank < 0 && machine->slowness == NULL && machine->counts == NULL;
     simulation->width = alike ? 1 : simulation->ranks;
-    simulation->random.state = 1;
     if (machine->flops_per_second > 0) {
         simulation->step_flops = optimizer_most_needs(&scheduler->optimizer).flops;
     }
@@ -434,51 +432,39 @@ static inline void simulation_open(Simulation *simulation, Scheduler *scheduler,
                                  .has_happened = simulation_has_happened,
                                  .wait = simulation_wait};
     simulation->simulator = simulator;
-    size_t width = (size_t)simulation->width;
-    double *clocks = simulation->host = (double *)memory_take(5 * width, sizeof(double));
-    simulation->joins = (bool *)memory_take(width, sizeof(bool));
+    simulation->clocks = (RankClock *)memory_take((size_t)simulation->width, sizeof(RankClock));
     simulation->arrivals = (double *)memory_take(scheduler->layout.cells, sizeof(double));
     scheduler->compute = (Stream *)memory_take(1, sizeof(Stream));
     scheduler->communication = (Stream *)memory_take(1, sizeof(Stream));
-    simulation->compute = clocks + width;
-    simulation->computed = clocks + 2 * width;
-    simulation->useful = clocks + 3 * width;
-    simulation->busy = clocks + 4 * width;
-    for (int i = 0; i < simulation->width; i++) { simulation->joins[i] = true; }
+    for (int i = 0; i < simulation->width; i++) { simulation->clocks[i].joins = true; }
     scheduler->compute->simulator = scheduler->communication->simulator = &simulation->simulator;
-    trace_open(&scheduler->trace, false);
-    watermark_create(&scheduler->finished, 0);
-    watermark_create(&scheduler->arrived, WATERMARK_ALL);
+    scheduler_open_progress(scheduler, false);
 }
 
 static inline void simulation_close(Simulation *simulation) {
     Scheduler *s = simulation->scheduler;
-    free(simulation->host); // with the other clocks
-    free(simulation->joins);
+    free(simulation->clocks);
     free(simulation->arrivals);
     free(s->compute);
     free(s->communication);
-    watermark_destroy(&s->finished);
-    watermark_destroy(&s->arrived);
-    trace_close(&s->trace);
+    scheduler_close_progress(s);
     scheduler_free(s);
 }
 
 enum { SIMULATION_CALLS = 16 }; // of Rule::commit that are measured, after as many that are not
 
-static inline double simulation_mean(const Simulation *simulation, const double *seconds) {
-    double sum = 0;
-    for (int i = 0; i < simulation->width; i++) { sum += seconds[i]; }
-    return sum / simulation->width;
-}
-
 // The totals since the start.
 static inline SimulatedCommit simulation_totals(const Simulation *simulation) {
-    double now = fmax(simulation_latest(simulation, simulation->host),
-                      simulation_latest(simulation, simulation->compute));
+    double now = 0, useful = 0, busy = 0;
+    for (int i = 0; i < simulation->width; i++) {
+        const RankClock *clock = &simulation->clocks[i];
+        now = fmax(now, fmax(clock->host, clock->compute));
+        useful += clock->useful;
+        busy += clock->busy;
+    }
     SimulatedCommit totals = {.seconds = now,
-                              .computing = simulation_mean(simulation, simulation->useful),
-                              .waiting = now - simulation_mean(simulation, simulation->busy),
+                              .computing = useful / simulation->width,
+                              .waiting = now - busy / simulation->width,
                               .micro_batches = simulation->micro_batches,
                               .bytes_outside = simulation->bytes_outside};
     return totals;
@@ -487,8 +473,7 @@ static inline SimulatedCommit simulation_totals(const Simulation *simulation) {
 // How often Rule::commit is called, before what is measured and then again.
 static inline int simulation_calls(const Simulation *simulation) {
     const SchedulerSettings *settings = &simulation->scheduler->settings;
-    if (settings->kind == RULE_LOCAL) { return 2 * settings->fragments; }
-    return simulation->machine->variation > 0 ? 4 * SIMULATION_CALLS : SIMULATION_CALLS;
+    return settings->kind == RULE_LOCAL ? 2 * settings->fragments : SIMULATION_CALLS;
 }
 
 // How many micro-batches it would simulate, of all ranks that have clocks of their own.

@@ -226,7 +226,7 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
                                   .overlap = options->overlap,
                                   .adaptive = options_are_adaptive(options)};
     int own = options_rank_accumulate(options, transport->rank);
-    settings.micro_batches = own > 0 ? own : rule->rounds_per_commit; // auto: the least possible
+    settings.micro_batches = own > 0 ? own : 1 + rule->further_rounds; // auto: the least possible
     settings.wire = settings.estimate_wire = (WireFormat)options->wire;
     settings.gradient_clip = options->grad_clip;
     settings.on_spike = (SpikePolicy)options->on_spike;

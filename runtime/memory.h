@@ -94,6 +94,22 @@ static inline void arena_reserve_host(Arena *arena, MemoryClass memory_class, co
     arena_add(arena, memory_class, name, bytes, arena->on_gpu, slot);
 }
 
+// Reservations that differ in these; one of 0 bytes is left out, and its pointer stays as it is.
+typedef struct ArenaRow {
+    MemoryClass memory_class;
+    const char *name;
+    size_t bytes;
+    void *slot;
+} ArenaRow;
+
+// on_host: as with arena_reserve_host.
+static inline void arena_reserve_rows(Arena *arena, const ArenaRow *rows, size_t count, bool on_host) {
+    for (const ArenaRow *row = rows; row < rows + count; row++) {
+        if (row->bytes == 0) { continue; }
+        arena_add(arena, row->memory_class, row->name, row->bytes, on_host && arena->on_gpu, row->slot);
+    }
+}
+
 static inline size_t arena_class_bytes(const Arena *arena, MemoryClass memory_class) {
     size_t bytes = 0;
     for (int i = 0; i < arena->count; i++) {

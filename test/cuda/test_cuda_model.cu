@@ -62,7 +62,7 @@ static void inputs_configure(ModelConfig *config, const Shape *shape) {
     config->window = shape->window;
     config->positions = shape->T + 3;
     config->vocabulary = shape->vocabulary;
-    config->epsilon = 1e-5f;
+    config->epsilon = 1e-5;
     for (int l = 0; l < shape->layers; l++) { config->local[l] = shape->window > 0 && l % 2 == 1; }
 }
 

@@ -51,7 +51,7 @@ static inline bool fuzz_config(const uint8_t *data, size_t size) {
     fuzz_require(config.mlp_channels >= 1 && (config.window >= 1 || config.qkv_biases) &&
                      config.positions >= 1 && config.vocabulary >= 1,
                  "sizes are at least 1");
-    fuzz_require(config.epsilon > 0 && config.epsilon <= 0.1f, "epsilon is above 0 and at most 0.1");
+    fuzz_require(config.epsilon > 0 && config.epsilon <= 0.1, "epsilon is above 0 and at most 0.1");
     fuzz_config_lay_out(&config);
     fuzz_config_again(&config);
     return true;

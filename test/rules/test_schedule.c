@@ -475,7 +475,7 @@ static void adaptive_workers_differ_in_count_and_agree_in_everything_else(void *
         RunResult results[2];
         if (!run_world(&spec, 2, results)) { skip(); }
         expect_replicas_agree(2, results, describe(&spec, 2)); // also in the number of gradients
-        uint64_t least = (uint64_t)(1 + rule_find(rules[i])->rounds_per_commit * spec.commits);
+        uint64_t least = (uint64_t)(1 + (1 + rule_find(rules[i])->further_rounds) * spec.commits);
         for (int rank = 0; rank < 2; rank++) {
             if (!have_rank(rank)) { continue; }
             assert_int_equal(results[rank].looks[spec.commits].report.commit, spec.commits);

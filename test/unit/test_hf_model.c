@@ -178,7 +178,7 @@ static void what_is_saved_has_the_bits_of_what_was_loaded(void **state) {
     loaded_free(&again);
 }
 
-static ModelConfig make_config(const char *layers, float epsilon) {
+static ModelConfig make_config(const char *layers, double epsilon) {
     ModelConfig config;
     memset(&config, 0, sizeof config);
     config.family = &gpt_neo_family;
@@ -195,7 +195,7 @@ static ModelConfig make_config(const char *layers, float epsilon) {
 }
 
 static ModelConfig make_gpt2_config(void) {
-    ModelConfig config = make_config("gg", 1e-5f);
+    ModelConfig config = make_config("gg", 1e-5);
     config.family = &gpt2_family;
     config.window = 0;
     config.qkv_biases = config.scaled_scores = true;
@@ -235,7 +235,7 @@ static void matrices_of_gpt2_are_turned(void **state) {
     safetensors_close(&file);
     loaded_free(&loaded);
     loaded_free(&again);
-    ModelConfig gpt2 = make_gpt2_config(), neo = make_config("gg", 1e-5f);
+    ModelConfig gpt2 = make_gpt2_config(), neo = make_config("gg", 1e-5);
     assert_true(gpt_is_constant("h.1.attn.bias", &gpt2) && gpt_is_constant("h.0.attn.masked_bias", &gpt2));
     assert_true(!gpt_is_constant("h.2.attn.bias", &gpt2) && !gpt_is_constant("h.1.attn.bias", &neo) &&
                 !gpt_is_constant("h.1.attn.c_proj.bias", &gpt2));
@@ -245,8 +245,7 @@ static void every_configuration_is_read_back(void **state) {
     (void)state;
     static const char *const layers[] = {"g",   "l",      "gl",       "glgl",    "glglg",
                                          "ggl", "gglggl", "llllllll", "lggggggg"};
-    static const float epsilons[] = {1e-5f,         1e-6f,  1.234567e-5f,   0.1f,
-                                     3.3333333e-7f, 1e-12f, 0x1.fffffep-10f};
+    static const double epsilons[] = {1e-5, 1e-6, 1.234567e-5, 0.1, 3.3333333e-7, 1e-12, 0.00195312488};
     mkdir(scratch("config"), 0777);
     for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
         for (size_t j = 0; j < sizeof epsilons / sizeof *epsilons; j++) {
@@ -283,7 +282,7 @@ static void the_configuration_is_short_and_plain(void **state) {
         "\"torch_dtype\": \"float32\"", "\"dtype\": \"float32\"",
         "\"eos_token_id\": null",       "\"tie_word_embeddings\": true",
         "\"resid_dropout\": 0.0"};
-    ModelConfig config = make_config("glglgl", 1e-5f);
+    ModelConfig config = make_config("glglgl", 1e-5);
     Error error;
     char text[4096];
     mkdir(scratch("plain"), 0777);
@@ -783,7 +782,7 @@ static void a_trained_part_is_saved_and_read_as_the_whole_model(void **state) {
     ModelConfig config = {.family = &gpt2_family, .layers = 2, .channels = 6, .heads = 2, .mlp_channels = 9};
     config.positions = 8;
     config.vocabulary = 11;
-    config.epsilon = 1e-5f;
+    config.epsilon = 1e-5;
     config.qkv_biases = config.scaled_scores = true;
     gpt2.config = config;
     gpt_parameter_table(&config, &gpt2.table);

@@ -1014,10 +1014,10 @@ static void test_fragments_fit_their_period(void **state) {
 #define STREAMING "--optimizer streaming-diloco "
     expect_contradiction(STREAMING "--streaming-P 4",
                          "--diloco-H 30 is not a multiple of --streaming-P 4: fragments are sent every H/P "
-                         "steps; use 28 or 32");
+                         "steps; use 32");
     expect_contradiction(STREAMING "--diloco-H 3 --streaming-P 4",
-                         "--diloco-H 3 is less than --streaming-P 4: fragments are sent every "
-                         "H/P steps; use 4");
+                         "--diloco-H 3 is not a multiple of --streaming-P 4: fragments are sent every H/P "
+                         "steps; use 4");
     expect_contradiction(STREAMING "--streaming-P 10 --streaming-tau 3",
                          "--streaming-tau 3 is not below H/P = 3: a fragment must arrive before the next one "
                          "is sent; use 0 .. 2");

@@ -1,10 +1,9 @@
 // agreement.h: what all ranks must agree on: that none of them has failed, that they were
 // started with the same options, that they hold the same parameters.
 //
-// Until memory is allocated, a mistake of the user ends all ranks with one line and exit
-// code 2. Some mistakes only one rank can see, such as a file that is missing on its
-// node; therefore all ranks meet in agree_or_exit, and leave in order. All functions but
-// exit_user_mistake are collective: every rank calls them, in the same order.
+// Some mistakes only one rank can see, such as a file that is missing on its node; therefore
+// all ranks meet in agree_or_exit, and leave in order. All functions but exit_user_mistake
+// are collective: every rank calls them, in the same order.
 #ifndef ACCO_PROGRAM_AGREEMENT_H
 #define ACCO_PROGRAM_AGREEMENT_H
 

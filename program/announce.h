@@ -106,10 +106,6 @@ static inline void print_device(const Run *run) {
     char products[96];
     printf("device     %s; %s%s\n", placement->device_reason, precision_name(placement->precision),
            placement->fp8 ? ", products of the layers in FP8" : "");
-    if (placement->ranks_on_gpus > 0 && placement->ranks_on_gpus < run->transport.size) {
-        printf("           %d of %d ranks compute on GPUs, the others on CPUs: the log says which\n",
-               placement->ranks_on_gpus, run->transport.size);
-    }
     if (placement->odd_one[0] != '\0') { printf("           %s\n", placement->odd_one); }
     if (run->reports.peak_flops > 0) {
         printf("peak       %.4g TFLOP/s over all ranks: %s; \"mfu\" in log.jsonl is the share of it\n",

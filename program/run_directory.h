@@ -85,17 +85,12 @@ static inline bool run_directory_create(const char *out, const char *model, cons
     if (strlen(out) + 64 > RUN_PATH_SIZE) {
         return error_set(error, "--out is longer than %d characters", RUN_PATH_SIZE - 65);
     }
+    if (!run_directory_check_log(out, resumes, error) || !run_directory_make(out, error)) { return false; }
+    snprintf(path, RUN_PATH_SIZE, "%s/.", out); // which a file does not have
+    bool writable = faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) == 0;
     strcpy(path, out);
-    struct stat status;
-    if (stat(path, &status) == 0 && !S_ISDIR(status.st_mode)) {
-        return error_set(error, "--out %.400s is not a directory", path);
-    }
-    if (!run_directory_check_log(path, resumes, error) || !run_directory_make(path, error)) { return false; }
-    if (faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) != 0) {
-        return error_set(error, "cannot write to the directory %.400s: %s: choose another with --out", path,
-                         strerror(errno));
-    }
-    return true;
+    return writable || error_set(error, "cannot write to the directory %.400s: %s: choose another with --out",
+                                 path, strerror(errno));
 }
 
 // Locks the directory until this process ends, however it ends: OUT/lock is locked by the

@@ -1,10 +1,9 @@
 // thread_pool.h: a pool of threads that share one loop, for the inside of a kernel.
 //
 // The caller of thread_pool_run is member 0 and works too; a pool of one is a plain loop
-// and starts no thread. Tasks are claimed one by one from an atomic counter, so which
-// thread runs which task differs from call to call. Therefore a task must write only what
-// no other task writes, and must not add into anything shared. Then results do not depend
-// on the number of threads: this is what keeps every kernel reproducible bit for bit.
+// and starts no thread. Tasks are claimed one by one from an atomic counter. So a task must
+// write only what no other task writes, and must not add into anything shared: this is what
+// keeps every kernel reproducible bit for bit, whatever the number of threads.
 //
 // Why not OpenMP: its waiting threads spin by default, which costs far too much when ranks
 // share cores, and ThreadSanitizer cannot look into its runtime. Here idle members spin only

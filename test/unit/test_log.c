@@ -186,7 +186,7 @@ static void test_directories_that_are_named(void **state) {
     assert_false(run_directory_create("a/b/c", "tiny", "acco", false, again, &error));
     expect_text(error.text, "a/b/c already holds the log of a run");
     assert_false(run_directory_create("a/b/c/log.jsonl", "tiny", "acco", false, again, &error));
-    expect_text(error.text, "is not a directory");
+    expect_text(error.text, "cannot write to the directory a/b/c/log.jsonl: Not a directory");
     assert_false(run_directory_create("a/b/c/log.jsonl/deeper", "tiny", "acco", false, again, &error));
     expect_text(error.text, "Not a directory");
     assert_false(run_directory_create("/proc/there", "tiny", "acco", false, again, &error));

@@ -210,11 +210,6 @@ static inline bool option_list_names(const char *list, const char *name) {
     return false;
 }
 
-// Whether its field is one of a rule's own struct.
-static inline bool option_is_of_a_rule(const OptionSpec *option) {
-    return option->offset - offsetof(Options, rules) < sizeof(RuleOptions);
-}
-
 static inline bool option_is_of_rule(const OptionSpec *option, const Rule *rule) {
     return option->rules == NULL || option_list_names(option->rules, rule->name);
 }

@@ -75,7 +75,8 @@ static inline void print_rule(const Options *options, const SchedulerSettings *s
     char text[RULE_TEXT], value[OPTION_VALUE_SIZE];
     const char *before = "          ", *after = "";
     for (const OptionSpec *option = option_table; option < option_end; option++) {
-        if (!option_is_of_a_rule(option) || !option_is_of_rule(option, rule)) { continue; }
+        bool is_own = option->offset - offsetof(Options, rules) < sizeof(RuleOptions);
+        if (!is_own || !option_is_of_rule(option, rule)) { continue; }
         printf("%s --%s %s", before, option->name, option_print_value(option, options, value));
         before = "";
         after = "\n";

@@ -87,11 +87,9 @@ static inline void report_checkpoint(Reports *reports, const SavedReport *report
     report_begin_table(reports);
     if (!saved) {
         printf("%6lld no checkpoint: %s\n", (long long)report->commit, error->text);
-    } else if (report->seconds > 0) {
+    } else {
         printf("%6lld checkpoint in %.1f s, %.1f s of it beside training\n", (long long)report->commit,
                waited + report->seconds, report->seconds);
-    } else {
-        printf("%6lld checkpoint in %.1f s\n", (long long)report->commit, waited);
     }
     fflush(stdout);
     report_event(reports,

@@ -385,11 +385,18 @@ typedef struct Work {
     size_t tasks;   // how many have
 } Work;
 
+typedef struct Step {
+    Work *work;
+    size_t number; // of the task
+} Step;
+
+// One of the first few takes so long that the stream is full meanwhile.
 static void work_task(void *context, Stream *stream) {
-    Work *work = (Work *)context;
+    const Step *step = (const Step *)context;
     (void)stream;
-    watermark_wait(&work->mark, work->tasks + 1);
-    work->tasks++;
+    watermark_wait(&step->work->mark, step->number + 1);
+    if (step->number == 3) { sleep_seconds(0.05); }
+    step->work->tasks += step->work->tasks == step->number ? 1 : 0; // in order
 }
 
 // More tasks than a stream has room for. An event happens behind the tasks before it, and not
@@ -399,12 +406,17 @@ static void an_event_is_a_place_between_the_tasks_of_a_stream(void **state) {
     enum { TASKS = 3 * STREAM_CAPACITY + 7 };
     Event never = {NULL, 0}, empty, events[3];
     Work work = {.tasks = 0};
+    Step steps[TASKS + 5];
+    for (size_t i = 0; i < TASKS + 5; i++) {
+        steps[i].work = &work;
+        steps[i].number = i;
+    }
     Stream *stream = stream_create("test", NULL, NULL);
     watermark_create(&work.mark, 0);
     event_record(&empty, stream);
     assert_true(event_query(&never) && event_wait(&never, 0) && event_query(&empty));
     for (int i = 0; i < 3; i++) {
-        stream_run(stream, work_task, &work);
+        stream_run(stream, work_task, &steps[i]);
         event_record(&events[i], stream);
     }
     for (size_t i = 0; i < 3; i++) {
@@ -414,11 +426,11 @@ static void an_event_is_a_place_between_the_tasks_of_a_stream(void **state) {
         assert_int_equal(work.tasks, i + 1);
     }
     watermark_raise(&work.mark, WATERMARK_ALL);
-    for (int i = 3; i < TASKS; i++) { stream_run(stream, work_task, &work); }
+    for (int i = 3; i < TASKS; i++) { stream_run(stream, work_task, &steps[i]); }
     event_record(&events[0], stream);
     assert_true(event_wait(&events[0], 60));
     assert_int_equal(work.tasks, TASKS);
-    for (int i = 0; i < 5; i++) { stream_run(stream, work_task, &work); }
+    for (int i = 0; i < 5; i++) { stream_run(stream, work_task, &steps[TASKS + i]); }
     stream_destroy(stream);
     assert_int_equal(work.tasks, TASKS + 5);
     watermark_destroy(&work.mark);

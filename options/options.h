@@ -1,11 +1,6 @@
 // options.h: what a user asked for, and what is known of every option of the program.
 //
-//   options_table.h   every option once: name, field, default, allowed values, help
-//   options_parse.h   values as text and as JSON, the command line, the file of --config
-//   options_check.h   options that are valid one by one and contradict each other
-//   options_help.h    help by topic, docs/options.md
-//
-// Parser, help, documentation, config.json, log and checkpoints all follow the table.
+// Parser, help, documentation, config.json, log and checkpoints all follow options_table.h.
 #ifndef ACCO_OPTIONS_OPTIONS_H
 #define ACCO_OPTIONS_OPTIONS_H
 
@@ -213,11 +208,6 @@ static inline bool option_list_names(const char *list, const char *name) {
         word += letters;
     }
     return false;
-}
-
-// Whether its field is one of a rule's own struct.
-static inline bool option_is_of_a_rule(const OptionSpec *option) {
-    return option->offset - offsetof(Options, rules) < sizeof(RuleOptions);
 }
 
 static inline bool option_is_of_rule(const OptionSpec *option, const Rule *rule) {

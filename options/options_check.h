@@ -62,11 +62,8 @@ static inline bool options_check_accumulate(const Options *options, Error *error
     }
     if (rule->kind != RULE_OVERLAPPED) {
         char overlapped[RULE_TEXT];
-        return error_set(error, "--accumulate auto needs --optimizer %s: %s takes a fixed number, because %s",
-                         rule_list(rule_overlaps, overlapped), rule->name,
-                         rule->kind == RULE_LOCAL
-                             ? "its average gives every rank the same weight, so all must train on as much"
-                             : "it computes no further micro-batches while it communicates");
+        return error_set(error, "--accumulate auto needs --optimizer %s: %s takes a fixed number",
+                         rule_list(rule_overlaps, overlapped), rule->name);
     }
     return true;
 }
@@ -154,13 +151,11 @@ static inline bool options_save_times(const Options *options, SaveTimes *times, 
                    strchr(units, *end) != NULL;
     if (is_time) { times->seconds = amount * unit_seconds[strchr(units, *end) - units]; }
     if (is_time && times->seconds >= 1 && times->seconds <= 1e9) { return true; }
-    bool means_never = strcmp(text, "none") == 0 || strcmp(text, "off") == 0;
     char excerpt[64], hint[NAME_HINT];
     return error_set(error,
-                     "--save-every: %s %s%s; allowed: a number of commits, a time of 1s or more as 30s, 10m "
-                     "or 2h, end, or never",
-                     text_excerpt(text, excerpt), whole || is_time ? "is out of range" : "is unknown",
-                     name_hint(means_never ? words[1] : text, words, 2, hint));
+                     "--save-every: %s is not valid%s; allowed: a number of commits, a time of 1s or more as "
+                     "30s, 10m or 2h, end, or never",
+                     text_excerpt(text, excerpt), name_hint(text, words, 2, hint));
 }
 
 // ---------------------------------------------------------------------------------------

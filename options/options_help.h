@@ -58,16 +58,23 @@ static inline void option_group_print_help(FILE *file, int group) {
     }
 }
 
+// Of each command how it is used, and what it does.
+static const char *const command_uses[COMMANDS_BY_NAME][2] = {
+    {"[train] [--name value ...]", "trains, alone or under mpirun"},
+    {"sample --from DIR", "prints a text by a model"},
+    {"eval --from DIR --data FILE", "perplexity, LAMBADA, HellaSwag"},
+    {"plan [--name value ...]", "how much memory and time it would take"},
+    {"tokenize --out PREFIX", "makes token files of JSON lines"},
+    {"average --from RUN --out DIR", "the mean of its last checkpoints"},
+    {"help TOPIC", "explains a topic; help all: everything"}};
+
+static inline void command_print_use(FILE *file, int command) {
+    fprintf(file, "  train_gpt %-29s %s\n", command_uses[command][0], command_uses[command][1]);
+}
+
 static inline void options_print_usage(FILE *file) {
-    fputs("  train_gpt [train] [--name value ...]    trains, alone or under mpirun\n"
-          "  train_gpt sample --from DIR             prints a text by a model\n"
-          "  train_gpt eval --from DIR --data FILE   perplexity, LAMBADA, HellaSwag\n"
-          "  train_gpt plan [--name value ...]       how much memory and time it would take\n"
-          "  train_gpt tokenize --out PREFIX         makes token files of JSON lines\n"
-          "  train_gpt average --from RUN --out DIR  the mean of its last checkpoints\n"
-          "  train_gpt help TOPIC                    explains a topic; help all: everything\n"
-          "  train_gpt --version                     how the program was built\n",
-          file);
+    for (int i = 0; i < COMMANDS_BY_NAME; i++) { command_print_use(file, i); }
+    fputs("  train_gpt --version                     how the program was built\n", file);
 }
 
 // What fits a screen: 24 lines of 80 columns.
@@ -88,27 +95,16 @@ static inline void command_print_help(FILE *file, OptionsCommand command) {
         options_print_overview(file);
         return;
     }
-    if (command == COMMAND_PLAN) {
-        fputs("train_gpt plan [--name value ...]\n\n"
-              "Takes the options of training. Prints what memory each rank would need and whether\n"
-              "it fits, how long commits would take under every rule, and which rule to take.\n"
-              "Its own:\n\n",
+    command_print_use(file, command);
+    if (command == COMMAND_TOKENIZE) {
+        fputs("\nReads lines of JSON from its standard input, a document in each:\n"
+              "{\"text\": \"...\", \"prompt\": \"...\", \"val\": true}; only the text must be there.\n"
+              "The prompt is not predicted; val: for validation. Writes PREFIX_train_00000.bin,\n"
+              "PREFIX_val_00000.bin and so on. With --seq-len each document is one sequence, cut\n"
+              "or filled up; otherwise documents follow each other.\n",
               file);
-    } else if (command == COMMAND_TOKENIZE) {
-        fputs("train_gpt tokenize --tokenizer DIR --out PREFIX < FILE.jsonl\n\n"
-              "Writes PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. A line has one document:\n"
-              "{\"text\": \"...\", \"prompt\": \"...\", \"val\": true}; only the text must be there. The "
-              "prompt is not\n"
-              "predicted; val: for validation. With --seq-len each document is one sequence, cut or\n"
-              "filled up; otherwise documents follow each other.\n\n",
-              file);
-    } else {
-        fprintf(file, "train_gpt %s --from DIR%s\n\n", command_names[command],
-                command == COMMAND_EVAL      ? " --data FILE"
-                : command == COMMAND_AVERAGE ? " --last N --out DIR\n\nThe mean of a run's last checkpoints' "
-                                               "weights becomes a model in DIR."
-                                             : "");
     }
+    fputs(command == COMMAND_PLAN ? "\nIts options are those of training and\n" : "\n", file);
     for (const OptionSpec *option = option_table; option < option_end; option++) {
         bool trains = command == COMMAND_PLAN && option_is_of_command(option, COMMAND_TRAIN);
         if (option_is_of_command(option, command) && !trains) { option_print_help(file, option); }

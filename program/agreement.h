@@ -1,10 +1,9 @@
 // agreement.h: what all ranks must agree on: that none of them has failed, that they were
 // started with the same options, that they hold the same parameters.
 //
-// Until memory is allocated, a mistake of the user ends all ranks with one line and exit
-// code 2. Some mistakes only one rank can see, such as a file that is missing on its
-// node; therefore all ranks meet in agree_or_exit, and leave in order. All functions but
-// exit_user_mistake are collective: every rank calls them, in the same order.
+// Some mistakes only one rank can see, such as a file that is missing on its node; therefore
+// all ranks meet in agree_or_exit, and leave in order. All functions but exit_user_mistake
+// are collective: every rank calls them, in the same order.
 #ifndef ACCO_PROGRAM_AGREEMENT_H
 #define ACCO_PROGRAM_AGREEMENT_H
 
@@ -64,24 +63,6 @@ static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count)
     return hash;
 }
 
-// error <- the first option that differs; --threads may follow the host, and so may the place
-// of a --config. hellos (size).
-static inline void compare_options(const Options *mine, const Options *first, int rank, const Hello *hellos,
-                                   Error *error) {
-    char text[OPTION_VALUE_SIZE], my_text[64], first_text[64];
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
-        bool may_differ =
-            option->offset == offsetof(Options, threads) || option->offset == offsetof(Options, config);
-        if (may_differ || option_is_same(option, mine, first)) { continue; }
-        text_excerpt(option_print_value(option, mine, text), my_text);
-        text_excerpt(option_print_value(option, first, text), first_text);
-        error_set(error,
-                  "rank %d on %s was started with other options than rank 0 on %s: --%s is %s instead of %s",
-                  rank, hellos[rank].host, hellos[0].host, option->name, my_text, first_text);
-        return;
-    }
-}
-
 // All ranks introduce themselves; those with different options would train nonsense, and
 // are refused. Returns the hellos of all ranks (size), for the life of the process.
 static inline const Hello *exchange_hellos(Run *run) {
@@ -108,7 +89,19 @@ static inline const Hello *exchange_hellos(Run *run) {
     __atomic_store_n(&run->signal_watch.hellos, all, __ATOMIC_RELEASE);
     *first = run->options;
     share_from_rank_zero(transport, "sharing", first, sizeof *first);
-    compare_options(&run->options, first, transport->rank, all, &error);
+    // --threads may follow the host, and so may the place of a --config.
+    for (const OptionSpec *option = option_table; option < option_end; option++) {
+        bool may_differ =
+            option->offset == offsetof(Options, threads) || option->offset == offsetof(Options, config);
+        if (may_differ || option_is_same(option, &run->options, first)) { continue; }
+        char text[OPTION_VALUE_SIZE], value[64], first_value[64];
+        text_excerpt(option_print_value(option, &run->options, text), value);
+        text_excerpt(option_print_value(option, first, text), first_value);
+        error_set(&error,
+                  "rank %d on %s was started with other options than rank 0 on %s: --%s is %s instead of %s",
+                  transport->rank, transport->host, all[0].host, option->name, value, first_value);
+        break;
+    }
     agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
     free(first);
     return all;

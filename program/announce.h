@@ -75,7 +75,8 @@ static inline void print_rule(const Options *options, const SchedulerSettings *s
     char text[RULE_TEXT], value[OPTION_VALUE_SIZE];
     const char *before = "          ", *after = "";
     for (const OptionSpec *option = option_table; option < option_end; option++) {
-        if (!option_is_of_a_rule(option) || !option_is_of_rule(option, rule)) { continue; }
+        bool is_own = option->offset - offsetof(Options, rules) < sizeof(RuleOptions);
+        if (!is_own || !option_is_of_rule(option, rule)) { continue; }
         printf("%s --%s %s", before, option->name, option_print_value(option, options, value));
         before = "";
         after = "\n";
@@ -106,10 +107,6 @@ static inline void print_device(const Run *run) {
     char products[96];
     printf("device     %s; %s%s\n", placement->device_reason, precision_name(placement->precision),
            placement->fp8 ? ", products of the layers in FP8" : "");
-    if (placement->ranks_on_gpus > 0 && placement->ranks_on_gpus < run->transport.size) {
-        printf("           %d of %d ranks compute on GPUs, the others on CPUs: the log says which\n",
-               placement->ranks_on_gpus, run->transport.size);
-    }
     if (placement->odd_one[0] != '\0') { printf("           %s\n", placement->odd_one); }
     if (run->reports.peak_flops > 0) {
         printf("peak       %.4g TFLOP/s over all ranks: %s; \"mfu\" in log.jsonl is the share of it\n",

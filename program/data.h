@@ -2,9 +2,8 @@
 //
 // A model reads bytes or the tokens of a tokenizer. If a text is given to a model with a
 // tokenizer, all threads of rank 0 tokenize it before training, into a token file in the
-// run's directory (tokenizer/tokenize.h), which all ranks read. A later start uses the file
-// again if text and tokenizer are the same. A text for a model that needs a tokenizer and
-// has none is refused, and so are data of different tokenizers.
+// run's directory (tokenizer/tokenize.h), which all ranks read, and later starts again if text
+// and tokenizer are the same.
 #ifndef ACCO_PROGRAM_DATA_H
 #define ACCO_PROGRAM_DATA_H
 
@@ -93,12 +92,11 @@ static inline bool open_side(Run *run, bool validation, const char *const *token
                          option);
     }
     if (text && !reads_bytes) {
-        return error_set(
-            error,
-            "%.300s is text, and the model has a vocabulary of %d, but no tokenizer that turns text "
-            "into its tokens: give --tokenizer DIR, with a tokenizer.json, or token files: python -m "
-            "tokenizer.prepare --tokenizer DIR --out PREFIX %.300s, then %s 'PREFIX_train_*.bin'",
-            loader->files[0].path, vocabulary, loader->files[0].path, option);
+        return error_set(error,
+                         "%.300s is text, and the model has a vocabulary of %d, but no tokenizer that turns "
+                         "text into its tokens: give --tokenizer DIR, or %s 'PREFIX_train_*.bin' with what "
+                         "python -m tokenizer.prepare makes of it",
+                         loader->files[0].path, vocabulary, option);
     }
     for (int i = 0; i < loader->file_count; i++) {
         if (!data_file_check_length(&loader->files[i], run->T, error)) { return false; }

@@ -73,14 +73,10 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Error *erro
                      has_mpi ? " of the MPI that it was built with (ldd train_gpt names it)" : "");
 }
 
-// Chooses how many threads this rank computes with. All numbers but `asked` are at least 1.
-//   mask_cores    physical cores that this process may run on
-//   node_cores    physical cores of the node that all ranks together may use
-//   local_ranks   ranks on this node
-//   asked         --threads; 0: choose here
-// The fair share is node_cores / local_ranks, at least 1. A narrower affinity mask is
-// obeyed, because more threads than cores get in each other's way, with a warning that
-// names the flag to lift it. A wider mask (no binding) still gives the fair share.
+// Chooses how many threads this rank computes with: of the physical cores of the node that its
+// local_ranks may use together (node_cores) a fair share, one at least. A narrower affinity
+// mask (mask_cores) is obeyed, because more threads than cores get in each other's way, with a
+// warning that names the flag to lift it. asked: --threads; 0: choose here.
 static inline void launch_choose_threads(int mask_cores, int node_cores, int local_ranks, int asked,
                                          ThreadChoice *choice) {
     int share = node_cores / local_ranks < 1 ? 1 : node_cores / local_ranks;

@@ -1,14 +1,6 @@
 // placement.h: where a rank computes, in what precision, how vectors travel between
 // ranks, and which activations are kept for the backward pass.
 //
-//   device         a GPU where the program was built with CUDA and this node has one;
-//                  otherwise the CPU. Ranks may differ
-//   precision      bf16 on a GPU, fp32 on the CPU, unless the user says otherwise or asks
-//                  for the faster one (program/machine_rates.h)
-//   GPU exchange   NCCL where every rank has a GPU of its own; otherwise vectors pass
-//                  through host memory
-//   recompute      as little as makes the activations fit
-//
 // Each is chosen once, before memory is planned, and printed with its reason. What the
 // user asked for and cannot have ends the run; nothing is replaced in silence.
 #ifndef ACCO_PROGRAM_PLACEMENT_H
@@ -195,11 +187,10 @@ static inline GpuFleet placement_compare_gpus(Placement *placement, const Hello 
 }
 
 // What NCCL may take of a GPU's multiprocessors on each level of the exchange. Its own
-// choice would be 16 to 32, of 132 on an H100. A matrix product that counts on all of
-// them then needs a second wave for the few tiles that found no place, and takes up to
-// twice as long. Eight must carry what a step exchanges: 12 to 65 GB/s for models of 125M
-// to 1.3B on 8 GPUs, if steps take as long as predicted. On a small GPU they are at most
-// an eighth of it, and a power of two, because NCCL's messages take one.
+// choice would be 16 to 32, of 132 on an H100, and a matrix product that counts on all of
+// them would need a second wave for a few tiles. Eight must carry what a step exchanges: 12
+// to 65 GB/s for models of 125M to 1.3B on 8 GPUs, if steps take as long as predicted. On a
+// small GPU they are at most an eighth of it, and a power of two, because messages take one.
 enum { PLACEMENT_NCCL_CTAS = 8, PLACEMENT_NCCL_SHARE = 8 };
 
 // The largest power of two that is at most `limit`, and at least 1.
@@ -272,6 +263,7 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
     GpuFleet fleet = placement_compare_gpus(placement, hellos, ranks, transport->rank);
     bool lacking = placement->ranks_on_gpus < ranks;
     const char *obstacle = ranks == 1            ? "there is one rank, so nothing is exchanged"
+                           : emulated            ? "links are emulated in host memory"
                            : !nccl_is_built_in() ? "this program was built without NCCL"
                            : lacking             ? "not every rank has a GPU"
                            : fleet.shared        ? "several ranks share a GPU, which NCCL refuses"
@@ -285,16 +277,10 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
             options_rule(options)->name, placement->odd_one, rule_list(rule_shards, sharding));
     }
     if (asked && obstacle != NULL) { return error_set(error, "--gpu-exchange nccl: %s", obstacle); }
-    if (asked && emulated) {
-        return error_set(
-            error, "--gpu-exchange nccl: links are emulated in host memory; drop one of the two options");
-    }
-    placement->uses_nccl = !host && !emulated && obstacle == NULL;
+    placement->uses_nccl = !host && obstacle == NULL;
     if (transport->library && !placement->uses_nccl) {
         return error_set(error, "--exchange library is NCCL's, which cannot be used here: %s",
-                         host       ? "--gpu-exchange is host"
-                         : emulated ? "links are emulated in host memory"
-                                    : obstacle);
+                         host ? "--gpu-exchange is host" : obstacle);
     }
     if (options->nccl_ctas > 0 && !placement->uses_nccl) {
         return error_set(error, "--nccl-ctas has no effect: %s",
@@ -307,9 +293,7 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
         return placement_open_nccl(placement, options, transport, fleet.buffers, error);
     }
     snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason, "through host memory: %s",
-             host       ? "as asked for"
-             : emulated ? "links are emulated there"
-                        : obstacle);
+             host ? "as asked for" : obstacle);
     return true;
 }
 

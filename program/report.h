@@ -7,9 +7,8 @@
 //
 // One table, REPORT_FIELDS, says what a report holds and how each of the three shows it.
 //
-// A log that cannot be written does not end the run. While the disk is full its lines wait in
-// memory. A line that is lost leaves a gap that the log names, and the end of the run tells
-// it, too, by a message and its exit code.
+// A log that cannot be written does not end the run (runtime/log.h), but the end of the run
+// tells it, by a message and its exit code.
 //
 // Only rank 0 writes and prints; nothing here is thread safe.
 #ifndef ACCO_PROGRAM_REPORT_H

@@ -87,11 +87,9 @@ static inline void report_checkpoint(Reports *reports, const SavedReport *report
     report_begin_table(reports);
     if (!saved) {
         printf("%6lld no checkpoint: %s\n", (long long)report->commit, error->text);
-    } else if (report->seconds > 0) {
+    } else {
         printf("%6lld checkpoint in %.1f s, %.1f s of it beside training\n", (long long)report->commit,
                waited + report->seconds, report->seconds);
-    } else {
-        printf("%6lld checkpoint in %.1f s\n", (long long)report->commit, waited);
     }
     fflush(stdout);
     report_event(reports,
@@ -278,9 +276,9 @@ static inline void check_resume(Run *run) {
     } else if (strcmp(resume, "off") != 0) {
         good = checkpoint_open(&source, &run->checkpointed, resume, &error);
         if (good) { checkpoint_close(&source); }
-        run->is_branch = run->options.decay_now > 0;
+        bool is_branch = run->options.decay_now > 0;
         run->options.decay_now = 0;
-        good = good && (!run->is_branch || check_decay(&run->options, &run->scheduler.settings, &error));
+        good = good && (!is_branch || check_decay(&run->options, &run->scheduler.settings, &error));
     }
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
     keep_measured_choices(run);
@@ -292,11 +290,6 @@ static inline void report_resumed(Run *run, const char *resume, const char *rema
     bool exact = remarks[0] == '\0';
     printf("resumed    from %s at %s %lld; %s%s\n", resume, step_name(run->rule), commit,
            exact ? "exact" : "not exact: ", remarks);
-    if (run->is_branch) {
-        printf(
-            "           a branch: with the other options as they were its bits are those of a run that was "
-            "planned so\n");
-    }
     const char *start = options_start(&run->options);
     if (start[0] != '\0' && run->part.frozen_count == 0) {
         printf("           with its parameters; those of %s are not used\n", start);
@@ -326,18 +319,13 @@ static inline void resume_run(Run *run) {
     if (strcmp(resume, "off") == 0) { return; }
     if (strcmp(resume, "auto") == 0) {
         int64_t commit = load_newest(&run->checkpointed, remarks);
-        const CheckpointedRun *checkpointed = &run->checkpointed;
-        if (commit < 0 && checkpointed->damaged_count > 0) {
+        if (commit < 0 && run->checkpointed.damaged_count > 0) {
             // To begin at zero here would hide that a run is lost, and in the end remove what may still
             // be repaired.
-            char names[512] = "";
-            for (int i = checkpointed->damaged_count; i-- > 0;) { // the newest was found first
-                text_join(names, sizeof names, ", ", "commit-%lld", (long long)checkpointed->damaged[i]);
-            }
             error_set(&error,
-                      "--resume auto: no checkpoint in %.300s can be loaded, for the reasons above: %.300s. "
-                      "Repair them, or move them away to begin at zero, or choose another --out",
-                      run->directory, names);
+                      "--resume auto: no checkpoint in %.300s can be loaded, for the reasons above. Repair "
+                      "them, or move them away to begin at zero, or choose another --out",
+                      run->directory);
             agree_or_exit(run, EXIT_USER_MISTAKE, &error);
         }
         if (commit < 0) {

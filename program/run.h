@@ -62,7 +62,6 @@ typedef struct Run {
     TrainingProblem training; // the model and the data as the scheduler's problem
     TrainingClock clock;
     bool nothing_left; // it was resumed where it had ended
-    bool is_branch;    // by --decay-now
     // What it writes. The files and the terminal are those of rank 0.
     char directory[RUN_PATH_SIZE]; // all ranks know it
     Terminal terminal;

@@ -52,7 +52,7 @@ static inline void run_directory_model_name(const char *model, char name[64]) {
     if (length == 0 || name[0] == '.') { strcpy(name, "model"); }
 }
 
-// False: the directory holds the log of a run. resumes: it may.
+// False: the directory, which is locked, holds the log of a run. resumes: it may.
 static inline bool run_directory_check_log(const char *directory, bool resumes, Error *error) {
     struct stat status;
     char log_path[RUN_PATH_SIZE + 16];
@@ -65,12 +65,9 @@ static inline bool run_directory_check_log(const char *directory, bool resumes, 
                directory);
 }
 
-// Creates the directory of a run, with all its parents, and writes its path.
-//   out       --out; "auto": runs/MODEL-RULE-N with the first N that is free
-//   model     options_model
-//   resumes   the directory may hold the log of an earlier part of this run
-// Errors: another run's log.jsonl is there, or the directory cannot be made or written.
-static inline bool run_directory_create(const char *out, const char *model, const char *rule, bool resumes,
+// Creates the directory of a run, with all its parents, and writes its path. out: --out;
+// "auto": runs/MODEL-RULE-N with the first N that is free. model: options_model.
+static inline bool run_directory_create(const char *out, const char *model, const char *rule,
                                         char path[RUN_PATH_SIZE], Error *error) {
     char name[64];
     run_directory_model_name(model, name);
@@ -85,17 +82,12 @@ static inline bool run_directory_create(const char *out, const char *model, cons
     if (strlen(out) + 64 > RUN_PATH_SIZE) {
         return error_set(error, "--out is longer than %d characters", RUN_PATH_SIZE - 65);
     }
+    if (!run_directory_make(out, error)) { return false; }
+    snprintf(path, RUN_PATH_SIZE, "%s/.", out); // which a file does not have
+    bool writable = faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) == 0;
     strcpy(path, out);
-    struct stat status;
-    if (stat(path, &status) == 0 && !S_ISDIR(status.st_mode)) {
-        return error_set(error, "--out %.400s is not a directory", path);
-    }
-    if (!run_directory_check_log(path, resumes, error) || !run_directory_make(path, error)) { return false; }
-    if (faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) != 0) {
-        return error_set(error, "cannot write to the directory %.400s: %s: choose another with --out", path,
-                         strerror(errno));
-    }
-    return true;
+    return writable || error_set(error, "cannot write to the directory %.400s: %s: choose another with --out",
+                                 path, strerror(errno));
 }
 
 // Locks the directory until this process ends, however it ends: OUT/lock is locked by the

@@ -25,10 +25,9 @@ static inline void open_run_directory(Run *run) {
     if (run_is_main(run)) {
         bool resumes = strcmp(run->options.resume, "auto") == 0;
         made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
-               run_directory_create(run->options.out, options_model(&run->options), run->rule->name, resumes,
+               run_directory_create(run->options.out, options_model(&run->options), run->rule->name,
                                     run->directory, &error) &&
                run_directory_lock(run->directory, run->transport.host, &error) &&
-               // Once more: another run may have had the directory since, and ended.
                run_directory_check_log(run->directory, resumes, &error);
     }
     agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);

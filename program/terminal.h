@@ -107,8 +107,7 @@ static inline void terminal_clear(Terminal *terminal) {
 }
 
 // Redraws the bar in place, "[==>   ]  25 %  validation, 4 of 16 batches, 0:30 left", at most
-// ten times a second; on an output that is no screen, prints
-// a line once the silence was long enough. now: clock_seconds().
+// ten times a second, or prints a line after the silence. now: clock_seconds().
 static inline void terminal_bar(Terminal *terminal, const Progress *progress, double now) {
     bool ends = progress->done >= progress->total,
          recent = terminal->bar_shown && now - terminal->bar_seconds < 0.1;

@@ -9,16 +9,10 @@
 // computation and communication overlap on any machine. On a GPU a task puts its kernels
 // into the stream's CUDA queue, and the worker waits until they have ended (gpu.h).
 //
-//   stream_run                  queues a task; it starts when those before it have ended
-//   event_record                the event happens when everything before it has ended
-//   event_query, event_wait     the host polls, or waits with a deadline
-//   stream_copy, stream_clear   memory of any kind, in the order of the stream
-//   stream_settle               in a task: waits for what it has put into the CUDA queue
-//
 // A stream can also be simulated: then its tasks are not run, and a simulator computes when
 // they would have ended, on a clock of its own (plan/simulation.h).
 //
-// One host thread records an event and waits for it. `context` belongs to the caller and
+// One host thread fills a stream, records its events and waits for them. `context` belongs to the caller and
 // must live until the task has run, and a stream as long as its events are asked. A kernel
 // uses the threads of its task's stream.
 #ifndef ACCO_RUNTIME_DEVICE_H
@@ -36,6 +30,7 @@
 
 #include "runtime/gpu.h"
 #include "runtime/thread_pool.h"
+#include "runtime/watermark.h"
 
 typedef struct Stream Stream;
 typedef struct Event Event;
@@ -67,18 +62,15 @@ struct Stream {
     Precision precision; // of weights and activations
     void *gemm;          // what matrix products on a GPU need: kernels/cuda/matmul.cuh
     pthread_t worker;
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    StreamEntry entries[STREAM_CAPACITY];
-    uint64_t enqueued, completed; // entries [completed, enqueued) run or wait
-    bool prompt;                  // its worker mostly waits, and should run as soon as it is woken
-    bool stopping;
+    StreamEntry entries[STREAM_CAPACITY]; // of task n: entries[n % STREAM_CAPACITY]
+    Watermark enqueued, ended;            // how many tasks have been
+    bool prompt;                          // its worker mostly waits, and should run as soon as it is woken
 };
 
 // A point of a stream: behind its first `position` tasks. All zeros: it was never recorded.
 struct Event {
     Stream *stream;
-    uint64_t position;
+    size_t position;
 };
 
 static inline double seconds_of(clockid_t clock) {
@@ -103,8 +95,8 @@ static inline void sleep_seconds(double seconds) {
 // ---------------------------------------------------------------------------------------
 // Streams
 
-// After 50 us it sleeps between polls, for an eighth of the time waited and 100 us at
-// most, so that the host's cores stay free.
+// In a task: waits for what it has put into the CUDA queue. After 50 us it sleeps between
+// polls, for an eighth of the time waited and 100 us at most: the host's cores stay free.
 static inline void stream_settle(Stream *stream) {
     if (stream->queue == NULL) { return; }
     double began = clock_seconds();
@@ -114,6 +106,7 @@ static inline void stream_settle(Stream *stream) {
     }
 }
 
+// Memory of any kind, in the order of the stream.
 static inline void stream_copy(Stream *stream, void *to, const void *from, size_t bytes) {
     if (stream->queue != NULL) {
         gpu_copy(stream->queue, to, from, bytes);
@@ -152,22 +145,14 @@ static inline void *stream_main(void *argument) {
     // Short sleeps, for a GPU or for messages, end when they should, not 50 us later.
     prctl(PR_SET_TIMERSLACK, 1UL);
     if (stream->prompt) { thread_wake_promptly(); }
-    pthread_mutex_lock(&stream->mutex);
-    for (;;) {
-        while (stream->completed == stream->enqueued && !stream->stopping) {
-            pthread_cond_wait(&stream->changed, &stream->mutex);
-        }
-        if (stream->completed == stream->enqueued) { break; }
-        StreamEntry entry = stream->entries[stream->completed % STREAM_CAPACITY];
-        pthread_mutex_unlock(&stream->mutex);
+    for (size_t begun = 0;; begun++) {
+        watermark_wait(&stream->enqueued, begun + 1);
+        StreamEntry entry = stream->entries[begun % STREAM_CAPACITY];
+        if (entry.task == NULL) { return NULL; }
         entry.task(entry.context, stream);
         stream_settle(stream);
-        pthread_mutex_lock(&stream->mutex);
-        stream->completed++;
-        pthread_cond_broadcast(&stream->changed);
+        watermark_raise(&stream->ended, begun + 1);
     }
-    pthread_mutex_unlock(&stream->mutex);
-    return NULL;
 }
 
 typedef struct StreamPlace {
@@ -189,12 +174,8 @@ static inline Stream *stream_create(const char *name, ThreadPool *pool, const St
         stream->gpu = place->gpu;
         stream->queue = gpu_queue_create(place->high_priority);
     }
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC); // of event_wait's deadline
-    pthread_mutex_init(&stream->mutex, NULL);
-    pthread_cond_init(&stream->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    watermark_create(&stream->enqueued, 0);
+    watermark_create(&stream->ended, 0);
     if (pthread_create(&stream->worker, NULL, stream_main, stream) == 0) { return stream; }
     free(stream);
     return NULL;
@@ -206,29 +187,21 @@ static inline void stream_run(Stream *stream, StreamTask task, void *context) {
         stream->simulator->run(stream->simulator->self, stream, task, context);
         return;
     }
-    pthread_mutex_lock(&stream->mutex);
-    while (stream->enqueued - stream->completed == STREAM_CAPACITY) {
-        pthread_cond_wait(&stream->changed, &stream->mutex);
-    }
-    StreamEntry *entry = &stream->entries[stream->enqueued % STREAM_CAPACITY];
-    entry->task = task;
-    entry->context = context;
-    stream->enqueued++;
-    pthread_cond_broadcast(&stream->changed);
-    pthread_mutex_unlock(&stream->mutex);
+    size_t position = stream->enqueued.position; // which only this thread changes
+    if (position >= STREAM_CAPACITY) { watermark_wait(&stream->ended, position + 1 - STREAM_CAPACITY); }
+    StreamEntry entry = {task, context};
+    stream->entries[position % STREAM_CAPACITY] = entry;
+    watermark_raise(&stream->enqueued, position + 1);
 }
 
 // Runs what is still queued, then ends the worker.
 static inline void stream_destroy(Stream *stream) {
     if (stream == NULL) { return; }
-    pthread_mutex_lock(&stream->mutex);
-    stream->stopping = true;
-    pthread_cond_broadcast(&stream->changed);
-    pthread_mutex_unlock(&stream->mutex);
+    stream_run(stream, NULL, NULL);
     pthread_join(stream->worker, NULL);
     if (stream->queue != NULL) { gpu_queue_destroy(stream->queue); }
-    pthread_cond_destroy(&stream->changed);
-    pthread_mutex_destroy(&stream->mutex);
+    watermark_destroy(&stream->enqueued);
+    watermark_destroy(&stream->ended);
     free(stream);
 }
 
@@ -237,13 +210,8 @@ static inline void stream_destroy(Stream *stream) {
 
 static inline void event_record(Event *event, Stream *stream) {
     event->stream = stream;
-    if (stream->simulator != NULL) {
-        stream->simulator->record(stream->simulator->self, event, stream);
-        return;
-    }
-    pthread_mutex_lock(&stream->mutex);
-    event->position = stream->enqueued;
-    pthread_mutex_unlock(&stream->mutex);
+    event->position = stream->enqueued.position;
+    if (stream->simulator != NULL) { stream->simulator->record(stream->simulator->self, event, stream); }
 }
 
 // True when its latest recording has happened, and for an event that was never recorded.
@@ -251,10 +219,7 @@ static inline bool event_query(const Event *event) {
     Stream *stream = event->stream;
     if (stream == NULL) { return true; }
     if (stream->simulator != NULL) { return stream->simulator->has_happened(stream->simulator->self, event); }
-    pthread_mutex_lock(&stream->mutex);
-    bool happened = stream->completed >= event->position;
-    pthread_mutex_unlock(&stream->mutex);
-    return happened;
+    return watermark_has_reached(&stream->ended, event->position);
 }
 
 // Waits for the latest recording. False: `timeout_seconds`, rounded up, pass first.
@@ -265,17 +230,7 @@ static inline bool event_wait(const Event *event, double timeout_seconds) {
         stream->simulator->wait(stream->simulator->self, event);
         return true;
     }
-    struct timespec deadline;
-    clock_gettime(CLOCK_MONOTONIC, &deadline);
-    deadline.tv_sec += (time_t)timeout_seconds + 1;
-    pthread_mutex_lock(&stream->mutex);
-    int status = 0;
-    while (stream->completed < event->position && status != ETIMEDOUT) {
-        status = pthread_cond_timedwait(&stream->changed, &stream->mutex, &deadline);
-    }
-    bool happened = stream->completed >= event->position;
-    pthread_mutex_unlock(&stream->mutex);
-    return happened;
+    return watermark_wait_at_most(&stream->ended, event->position, timeout_seconds);
 }
 
 #endif

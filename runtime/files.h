@@ -4,10 +4,8 @@
 // after a short count. And what is reported as written survives a power failure: fsync
 // brings a file's bytes to disk, but its name only that of the directory which holds it.
 //
-// So a directory that must be whole or absent is made in three steps: everything is
-// written and synced under a temporary name; the temporary directory is synced;
-// directory_publish renames it, which is atomic, and syncs the parent. A crash before
-// that leaves only a name that is never read; a later one the finished directory.
+// So a directory that must be whole or absent is written and synced under a temporary name;
+// directory_publish syncs it, renames it, which is atomic, and syncs the parent.
 #ifndef ACCO_RUNTIME_FILES_H
 #define ACCO_RUNTIME_FILES_H
 

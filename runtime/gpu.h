@@ -6,13 +6,6 @@
 // they have. So events, watermarks and deadlines of the scheduler mean the same on both,
 // and the host is never further ahead of a GPU than one task. No wait blocks inside CUDA.
 //
-//   gpu_load_eagerly    before anything else
-//   gpu_open            finds this rank's GPU; false, with the reason: there is none
-//   gpu_queue_*         the CUDA stream behind a Stream, of high or low priority
-//   gpu_allocate        device memory
-//   gpu_allocate_host   pinned host memory, which the host and kernels can read and write
-//   gpu_range_*         names what this thread does, for profilers
-//
 // A program built without CUDA has the same functions and never finds a GPU.
 #ifndef ACCO_RUNTIME_GPU_H
 #define ACCO_RUNTIME_GPU_H

@@ -1,16 +1,15 @@
 // log.h: a file that only grows, one whole line at a time, and JSON objects as its lines.
 //
 // Every line is one write() to a file opened for appending. So a program that dies leaves
-// a file in which every line is whole, and what an earlier run wrote is never truncated.
-// When a write fails half way, the part that was written is cut off again and the caller
-// gets an Error. But a full disk may have space again in a minute: a patient log keeps the
-// lines in memory, and the next write begins with them. An event that is lost all the same
-// leaves a gap: the next one has a line before it, {"event":"gap","lines":N}, in the same
-// write, so that the last bytes of a disk do not go to such lines alone.
+// a file in which every line is whole. When a write fails half way, the part that was written
+// is cut off again and the caller gets an Error. But a full disk may have space again in a
+// minute: a patient log keeps the lines in memory, and the next write begins with them. An
+// event that is lost all the same leaves a gap: {"event":"gap","lines":N}, in the same write
+// as the next one, so that the last bytes of a disk do not go to such lines alone.
 //
-// JSON has no NaN: a number that is not finite becomes null, because a single `nan` makes
-// the whole file unreadable to a strict parser, just when it matters. Text that is not
-// UTF-8 (a small model samples arbitrary bytes) is repaired for the same reason.
+// JSON has no NaN, and a single `nan` makes the whole file unreadable to a strict parser, just
+// when it matters: it becomes null. Text that is not UTF-8 (a small model samples arbitrary
+// bytes) is repaired for the same reason.
 //
 // Not thread safe: one thread of one rank owns a Log.
 #ifndef ACCO_RUNTIME_LOG_H

@@ -3,16 +3,10 @@
 // Modules reserve what they need, with the address of a pointer. The table of these,
 // which plans and runs print, sets the pointers: what was not planned cannot be used.
 //
-//   arena_reserve ... arena_reserve    any number of them
-//   arena_commit                       maps it, zeroed, and sets the pointers
-//   arena_release
-//
 // arena_reserve plans memory that kernels work on: on a GPU, device memory.
 // arena_reserve_host plans memory that the host works on too: on a GPU, pinned host
-// memory, which kernels can reach, but slowly. On the CPU both are one mapping.
-//
-// The mapping is anonymous, and pages that are never touched cost nothing.
-// arena_resident_bytes tells how much of the plan was really used.
+// memory, which kernels can reach, but slowly. On the CPU both are one anonymous mapping,
+// of which pages that are never touched cost nothing.
 #ifndef ACCO_RUNTIME_MEMORY_H
 #define ACCO_RUNTIME_MEMORY_H
 
@@ -88,7 +82,6 @@ static inline void arena_reserve(Arena *arena, MemoryClass memory_class, const c
     arena_add(arena, memory_class, name, bytes, false, slot);
 }
 
-// The same for memory that the host works on too.
 static inline void arena_reserve_host(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes,
                                       void *slot) {
     arena_add(arena, memory_class, name, bytes, arena->on_gpu, slot);

@@ -1,7 +1,6 @@
 // precision.h: the number format of parameters and activations while a model computes.
 //
-// On the CPU it is fp32, or bf16 with --precision bf16; on a GPU bf16, the upper half of
-// fp32, or fp32 with --precision fp32. Sums and everything that lasts (master and outer
+// fp32, or bf16, the upper half of fp32. Sums and everything that lasts (master and outer
 // parameters, gradients) are fp32, AdamW's moments as --moments says.
 //
 // Code for both formats holds such arrays as pointers to Real, a type without a

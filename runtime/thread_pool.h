@@ -1,10 +1,9 @@
 // thread_pool.h: a pool of threads that share one loop, for the inside of a kernel.
 //
 // The caller of thread_pool_run is member 0 and works too; a pool of one is a plain loop
-// and starts no thread. Tasks are claimed one by one from an atomic counter, so which
-// thread runs which task differs from call to call. Therefore a task must write only what
-// no other task writes, and must not add into anything shared. Then results do not depend
-// on the number of threads: this is what keeps every kernel reproducible bit for bit.
+// and starts no thread. Tasks are claimed one by one from an atomic counter. So a task must
+// write only what no other task writes, and must not add into anything shared: this is what
+// keeps every kernel reproducible bit for bit, whatever the number of threads.
 //
 // Why not OpenMP: its waiting threads spin by default, which costs far too much when ranks
 // share cores, and ThreadSanitizer cannot look into its runtime. Here idle members spin only
@@ -19,18 +18,11 @@
 
 typedef void (*ThreadPoolTask)(void *context, int task, int thread);
 
-typedef struct ThreadPool ThreadPool;
-
-typedef struct PoolThread {
-    ThreadPool *pool;
-    int thread; // 1 .. threads-1; 0 is the caller of thread_pool_run
-    pthread_t handle;
-} PoolThread;
-
-struct ThreadPool {
+typedef struct ThreadPool {
     int threads;
-    int spin_rounds; // how often an idle member looks for work before it sleeps
-    PoolThread *members;
+    int spin_rounds;    // how often an idle member looks for work before it sleeps
+    pthread_t *members; // (threads); 0, which stays empty, is the caller of thread_pool_run
+    int numbered;       // atomic: how many members have taken a number, from 1 on
     pthread_mutex_t mutex;
     pthread_cond_t work_ready;
     pthread_cond_t work_done;
@@ -42,7 +34,7 @@ struct ThreadPool {
     unsigned generation; // atomic: how many loops have been started; wraps around
     int working;         // atomic: members that have not finished the loop
     bool stopping;
-};
+} ThreadPool;
 
 static inline void thread_pool_pause(void) {
 #if defined(__x86_64__)
@@ -59,8 +51,8 @@ static inline void thread_pool_claim_tasks(ThreadPool *pool, int thread) {
 }
 
 static inline void *thread_pool_member_main(void *argument) {
-    PoolThread *member = (PoolThread *)argument;
-    ThreadPool *pool = member->pool;
+    ThreadPool *pool = (ThreadPool *)argument;
+    int thread = __atomic_add_fetch(&pool->numbered, 1, __ATOMIC_RELAXED);
     for (unsigned seen = 0;; seen++) {
         for (int round = 0; round < pool->spin_rounds; round++) {
             if (__atomic_load_n(&pool->generation, __ATOMIC_ACQUIRE) != seen) { break; }
@@ -73,7 +65,7 @@ static inline void *thread_pool_member_main(void *argument) {
         bool stopping = pool->stopping;
         pthread_mutex_unlock(&pool->mutex);
         if (stopping) { return NULL; }
-        thread_pool_claim_tasks(pool, member->thread);
+        thread_pool_claim_tasks(pool, thread);
         if (__atomic_sub_fetch(&pool->working, 1, __ATOMIC_ACQ_REL) == 0) {
             pthread_mutex_lock(&pool->mutex);
             pthread_cond_signal(&pool->work_done);
@@ -88,7 +80,7 @@ static inline void thread_pool_destroy(ThreadPool *pool) {
     pool->stopping = true;
     pthread_cond_broadcast(&pool->work_ready);
     pthread_mutex_unlock(&pool->mutex);
-    for (int i = 1; i < pool->threads; i++) { pthread_join(pool->members[i].handle, NULL); }
+    for (int i = 1; i < pool->threads; i++) { pthread_join(pool->members[i], NULL); }
     pthread_cond_destroy(&pool->work_done);
     pthread_cond_destroy(&pool->work_ready);
     pthread_mutex_destroy(&pool->mutex);
@@ -103,14 +95,12 @@ static inline ThreadPool *thread_pool_create(int threads, bool spin) {
     ThreadPool *pool = (ThreadPool *)calloc(1, sizeof *pool);
     pool->threads = threads;
     pool->spin_rounds = spin ? 4000 : 0;
-    pool->members = (PoolThread *)calloc((size_t)threads, sizeof *pool->members);
+    pool->members = (pthread_t *)calloc((size_t)threads, sizeof *pool->members);
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->work_ready, NULL);
     pthread_cond_init(&pool->work_done, NULL);
     for (int i = 1; i < threads; i++) {
-        pool->members[i].pool = pool;
-        pool->members[i].thread = i;
-        if (pthread_create(&pool->members[i].handle, NULL, thread_pool_member_main, &pool->members[i]) != 0) {
+        if (pthread_create(&pool->members[i], NULL, thread_pool_member_main, pool) != 0) {
             pool->threads = i;
             thread_pool_destroy(pool);
             return NULL;

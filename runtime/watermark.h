@@ -3,15 +3,17 @@
 // A watermark is a position that grows between resets. One thread raises it; others wait
 // for a position, and then see everything that the first wrote before.
 //
-// Events (device.h) mark points between the tasks of a stream. A watermark marks progress
-// inside one task, because only the task knows the order of its work.
+// Streams (device.h) count their tasks so. Inside one task, only the task knows the order of
+// its work.
 #ifndef ACCO_RUNTIME_WATERMARK_H
 #define ACCO_RUNTIME_WATERMARK_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #define WATERMARK_ALL SIZE_MAX
 
@@ -22,8 +24,12 @@ typedef struct Watermark {
 } Watermark;
 
 static inline void watermark_create(Watermark *mark, size_t position) {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&mark->mutex, NULL);
-    pthread_cond_init(&mark->moved, NULL);
+    pthread_cond_init(&mark->moved, &attributes);
+    pthread_condattr_destroy(&attributes);
     mark->position = position;
 }
 
@@ -53,10 +59,23 @@ static inline bool watermark_has_reached(Watermark *mark, size_t position) {
     return reached;
 }
 
-static inline void watermark_wait(Watermark *mark, size_t position) {
+// False: `timeout_seconds`, rounded up, pass first.
+static inline bool watermark_wait_at_most(Watermark *mark, size_t position, double timeout_seconds) {
+    struct timespec deadline;
+    int status = 0;
+    clock_gettime(CLOCK_MONOTONIC, &deadline);
+    deadline.tv_sec += (time_t)timeout_seconds + 1;
     pthread_mutex_lock(&mark->mutex);
-    while (mark->position < position) { pthread_cond_wait(&mark->moved, &mark->mutex); }
+    while (mark->position < position && status != ETIMEDOUT) {
+        status = pthread_cond_timedwait(&mark->moved, &mark->mutex, &deadline);
+    }
+    bool reached = mark->position >= position;
     pthread_mutex_unlock(&mark->mutex);
+    return reached;
+}
+
+static inline void watermark_wait(Watermark *mark, size_t position) {
+    watermark_wait_at_most(mark, position, 1e9);
 }
 
 #endif

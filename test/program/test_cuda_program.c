@@ -422,7 +422,7 @@ static void nccl_is_used_where_every_rank_has_a_gpu(void **state) {
     assert_non_null(
         strstr(fleet_output(fleet, 0), "by NCCL, which takes at most 2 of 4 processors; products"));
     assert_non_null(strstr(fleet_output(fleet, 1), "several ranks share a GPU, which NCCL refuses"));
-    assert_non_null(strstr(fleet_output(fleet, 2), "through host memory: links are emulated there"));
+    assert_non_null(strstr(fleet_output(fleet, 2), "through host memory: links are emulated in host memory"));
     assert_non_null(
         strstr(fleet_output(fleet, 3), "by NCCL, which takes at most 1 of 4 processors; products"));
     assert_non_null(

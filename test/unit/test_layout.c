@@ -1,5 +1,5 @@
 // test_layout.c: which rank owns which element (comm/layout.h), and how one thread
-// follows another (runtime/watermark.h, runtime/pace.h).
+// follows another (runtime/watermark.h, runtime/device.h, runtime/pace.h).
 #include "test/harness.h"
 
 #include "comm/layout.h"
@@ -322,6 +322,8 @@ static void a_watermark_only_rises_until_it_is_reset(void **state) {
     assert_true(watermark_has_reached(&mark, 2) && !watermark_has_reached(&mark, 3));
     watermark_raise(&mark, WATERMARK_ALL);
     watermark_wait(&mark, WATERMARK_ALL);
+    watermark_reset(&mark, 2);
+    assert_false(watermark_wait_at_most(&mark, 3, 0));
     watermark_destroy(&mark);
 }
 
@@ -377,6 +379,63 @@ static void who_waits_for_a_watermark_sees_what_was_written_before_it_rose(void 
     free(relay);
 }
 
+// What the tasks of a stream share.
+typedef struct Work {
+    Watermark mark; // how many of them may run
+    size_t tasks;   // how many have
+} Work;
+
+typedef struct Step {
+    Work *work;
+    size_t number; // of the task
+} Step;
+
+// One of the first few takes so long that the stream is full meanwhile.
+static void work_task(void *context, Stream *stream) {
+    const Step *step = (const Step *)context;
+    (void)stream;
+    watermark_wait(&step->work->mark, step->number + 1);
+    if (step->number == 3) { sleep_seconds(0.05); }
+    step->work->tasks += step->work->tasks == step->number ? 1 : 0; // in order
+}
+
+// More tasks than a stream has room for. An event happens behind the tasks before it, and not
+// before; a stream that is destroyed has run them all.
+static void an_event_is_a_place_between_the_tasks_of_a_stream(void **state) {
+    (void)state;
+    enum { TASKS = 3 * STREAM_CAPACITY + 7 };
+    Event never = {NULL, 0}, empty, events[3];
+    Work work = {.tasks = 0};
+    Step steps[TASKS + 5];
+    for (size_t i = 0; i < TASKS + 5; i++) {
+        steps[i].work = &work;
+        steps[i].number = i;
+    }
+    Stream *stream = stream_create("test", NULL, NULL);
+    watermark_create(&work.mark, 0);
+    event_record(&empty, stream);
+    assert_true(event_query(&never) && event_wait(&never, 0) && event_query(&empty));
+    for (int i = 0; i < 3; i++) {
+        stream_run(stream, work_task, &steps[i]);
+        event_record(&events[i], stream);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        assert_false(event_query(&events[i]) || (i == 0 && event_wait(&events[i], 0)));
+        watermark_raise(&work.mark, i + 1);
+        assert_true(event_wait(&events[i], 60) && event_query(&events[i]));
+        assert_int_equal(work.tasks, i + 1);
+    }
+    watermark_raise(&work.mark, WATERMARK_ALL);
+    for (int i = 3; i < TASKS; i++) { stream_run(stream, work_task, &steps[i]); }
+    event_record(&events[0], stream);
+    assert_true(event_wait(&events[0], 60));
+    assert_int_equal(work.tasks, TASKS);
+    for (int i = 0; i < 5; i++) { stream_run(stream, work_task, &steps[TASKS + i]); }
+    stream_destroy(stream);
+    assert_int_equal(work.tasks, TASKS + 5);
+    watermark_destroy(&work.mark);
+}
+
 typedef struct PaceCalls {
     size_t needed, finished;
 } PaceCalls;
@@ -408,6 +467,7 @@ int main(void) {
         cmocka_unit_test(a_small_layout_of_matrices_is_as_drawn),
         cmocka_unit_test(a_watermark_only_rises_until_it_is_reset),
         cmocka_unit_test(who_waits_for_a_watermark_sees_what_was_written_before_it_rose),
+        cmocka_unit_test(an_event_is_a_place_between_the_tasks_of_a_stream),
         cmocka_unit_test(a_pace_calls_its_owner_and_no_pace_calls_no_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL) == 0 ? 0 : 1;

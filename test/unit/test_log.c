@@ -145,14 +145,14 @@ static void test_directories_are_numbered(void **state) {
     (void)state;
     char path[RUN_PATH_SIZE];
     Error error;
-    assert_true(run_directory_create("auto", "tiny", "acco", false, path, &error));
+    assert_true(run_directory_create("auto", "tiny", "acco", path, &error));
     assert_string_equal(path, "runs/tiny-acco-1");
-    assert_true(run_directory_create("auto", "tiny", "acco", false, path, &error));
+    assert_true(run_directory_create("auto", "tiny", "acco", path, &error));
     assert_string_equal(path, "runs/tiny-acco-2");
     assert_int_equal(rmdir("runs/tiny-acco-1"), 0);
-    assert_true(run_directory_create("auto", "tiny", "acco", false, path, &error));
+    assert_true(run_directory_create("auto", "tiny", "acco", path, &error));
     assert_string_equal(path, "runs/tiny-acco-1");
-    assert_true(run_directory_create("auto", "/models/my gpt/config.json", "ddp", false, path, &error));
+    assert_true(run_directory_create("auto", "/models/my gpt/config.json", "ddp", path, &error));
     assert_string_equal(path, "runs/my-gpt-ddp-1");
     static const struct {
         const char *model, *name;
@@ -179,17 +179,17 @@ static void test_directories_that_are_named(void **state) {
     (void)state;
     char path[RUN_PATH_SIZE], again[RUN_PATH_SIZE];
     Error error;
-    assert_true(run_directory_create("a/b//c", "tiny", "acco", false, path, &error));
+    assert_true(run_directory_create("a/b//c", "tiny", "acco", path, &error));
     assert_string_equal(path, "a/b//c");
-    assert_true(run_directory_create("a/b//c/", "tiny", "acco", false, path, &error)); // empty: may be used
+    assert_true(run_directory_create("a/b//c/", "tiny", "acco", path, &error)); // empty: may be used
     reports_close(reports_in(path));
-    assert_false(run_directory_create("a/b/c", "tiny", "acco", false, again, &error));
+    assert_false(run_directory_check_log("a/b/c", false, &error));
     expect_text(error.text, "a/b/c already holds the log of a run");
-    assert_false(run_directory_create("a/b/c/log.jsonl", "tiny", "acco", false, again, &error));
-    expect_text(error.text, "is not a directory");
-    assert_false(run_directory_create("a/b/c/log.jsonl/deeper", "tiny", "acco", false, again, &error));
+    assert_false(run_directory_create("a/b/c/log.jsonl", "tiny", "acco", again, &error));
+    expect_text(error.text, "cannot write to the directory a/b/c/log.jsonl: Not a directory");
+    assert_false(run_directory_create("a/b/c/log.jsonl/deeper", "tiny", "acco", again, &error));
     expect_text(error.text, "Not a directory");
-    assert_false(run_directory_create("/proc/there", "tiny", "acco", false, again, &error));
+    assert_false(run_directory_create("/proc/there", "tiny", "acco", again, &error));
     expect_text(error.text, "cannot create the directory /proc/there");
 }
 
@@ -201,9 +201,9 @@ static void test_directory_without_permission(void **state) {
     assert_int_equal(chmod(scratch, 0755), 0);
     uid_t user = geteuid();
     if (user == 0) { assert_int_equal(seteuid(65534), 0); } // root may write anywhere
-    bool inside = run_directory_create("closed", "tiny", "acco", false, path, &error);
+    bool inside = run_directory_create("closed", "tiny", "acco", path, &error);
     Error below_error;
-    bool below = run_directory_create("closed/below", "tiny", "acco", false, path, &below_error);
+    bool below = run_directory_create("closed/below", "tiny", "acco", path, &below_error);
     Log log;
     Error log_error;
     bool opened = log_open(&log, "closed", "log.jsonl", &log_error);

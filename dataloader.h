@@ -51,7 +51,8 @@ typedef struct DataFile {
     TokenFile content;     // token_bytes 1: text. Formats that say less leave the other members 0
     uint64_t first_window; // windows in the files before this one
     struct stat opened;    // what the system said of the file
-    uint32_t sum;          // of samples of its bytes (data_loader_identify)
+    size_t samples;        // of its bytes, by which it is known (data_sample_file)
+    uint32_t sum, sum_now; // of them, when the data were identified and at the latest look
     bool is_gone;          // the name is that of another file now, or of none; the mapping holds the old one
 } DataFile;
 
@@ -338,7 +339,6 @@ static inline bool data_file_is_same(const DataFile *a, const DataFile *b) {
 // in DataRequest.
 static inline bool data_loader_map(DataLoader *loader, bool divides, Error *error) {
     size_t scanned = 0;
-    const DataFile *signed_file = NULL; // the first that says which tokenizer made it
     const DataSource *source = loader->sources;
     for (int i = 0; i < loader->file_count; i++) {
         DataFile *file = &loader->files[i];
@@ -353,11 +353,10 @@ static inline bool data_loader_map(DataLoader *loader, bool divides, Error *erro
         TokenFileCheck check =
             file->bytes <= DATA_SCAN_BYTES - scanned ? TOKEN_FILE_CHECK_ALL : TOKEN_FILE_CHECK_HEADER;
         if (!data_file_read(file, loader->vocabulary, check, error)) { return false; }
-        if (signed_file == NULL && token_hash_is_known(file->content.tokenizer_hash)) { signed_file = file; }
-        if (signed_file != NULL &&
-            !token_hashes_agree(signed_file->content.tokenizer_hash, file->content.tokenizer_hash)) {
-            return error_set(error, "%s and %s were made by different tokenizers: a run needs one",
-                             signed_file->path, file->path);
+        if (!token_hashes_agree(data_loader_tokenizer(loader), file->content.tokenizer_hash)) {
+            return error_set(error,
+                             "%s and the files before it were made by different tokenizers: a run needs one",
+                             file->path);
         }
         if ((file->content.token_bytes == 1) != (first->content.token_bytes == 1)) {
             return error_set(error, "%s and %s cannot be mixed: one is text, the other holds token ids",
@@ -498,35 +497,19 @@ static inline void data_loader_describe(const DataLoader *loader, char *text, si
 // ---------------------------------------------------------------------------------------
 // Whether data are still the same
 
-typedef struct DataSampling {
-    const DataFile *file;
-    int samples;
-    uint32_t sum;
-} DataSampling;
-
 // A CRC-32 of the file's size and of samples that are spread evenly over it. The first one holds
 // the header of a token file, and so the checksum of all of its content.
 static inline void data_sample_file(void *context) {
-    DataSampling *sampling = (DataSampling *)context;
-    const DataFile *file = sampling->file;
+    DataFile *file = (DataFile *)context;
     uint64_t size = file->bytes;
-    size_t samples = (size_t)sampling->samples, length = DATA_SAMPLE_BYTES;
+    size_t samples = file->samples, length = DATA_SAMPLE_BYTES;
     uLong sum = crc32(0, (const Bytef *)&size, sizeof size);
     if (file->bytes <= samples * length) { samples = 1, length = file->bytes; }
     for (size_t i = 0; i < samples; i++) {
         size_t last = file->bytes - length, begin = i + 1 == samples ? last : last / (samples - 1) * i;
         sum = crc32(sum, (const Bytef *)file->mapping + begin, (uInt)length);
     }
-    sampling->sum = (uint32_t)sum;
-}
-
-// False: the file has become shorter.
-static inline bool data_file_sum(const DataLoader *loader, const DataFile *file, uint32_t *sum) {
-    DataSampling sampling = {.file = file, .samples = DATA_SAMPLES / loader->file_count};
-    if (sampling.samples < DATA_SAMPLES_OF) { sampling.samples = DATA_SAMPLES_OF; }
-    bool whole = file_read_mapped(data_sample_file, &sampling);
-    *sum = sampling.sum;
-    return whole;
+    file->sum_now = (uint32_t)sum;
 }
 
 // What the data are, for a run that is resumed: "2 files, 5287668 bytes, samples 1f0c22ab"; of
@@ -537,7 +520,9 @@ static inline void data_loader_identify(DataLoader *loader, char text[DATA_IDENT
     uLong all = crc32(0, NULL, 0);
     for (int i = 0; i < loader->file_count; i++) {
         DataFile *file = &loader->files[i];
-        data_file_sum(loader, file, &file->sum);
+        file->samples = size_max(DATA_SAMPLES / (size_t)loader->file_count, DATA_SAMPLES_OF);
+        file_read_mapped(data_sample_file, file);
+        file->sum = file->sum_now;
         bytes += file->bytes;
         all = crc32(all, (const Bytef *)&file->sum, sizeof file->sum);
     }
@@ -564,7 +549,6 @@ static inline DataChange data_loader_look(DataLoader *loader, const DataFile **f
         DataFile *file = &loader->files[i];
         const struct stat *before = &file->opened;
         struct stat now;
-        uint32_t sum;
         bool here =
             stat(file->path, &now) == 0 && now.st_ino == before->st_ino && now.st_dev == before->st_dev;
         bool same = !file->is_gone && here && now.st_size == before->st_size &&
@@ -573,7 +557,9 @@ static inline DataChange data_loader_look(DataLoader *loader, const DataFile **f
         *found = file;
         if (same) { continue; }
         bool cut = here && now.st_size != before->st_size;
-        if (cut || !data_file_sum(loader, file, &sum) || sum != file->sum) { return DATA_CHANGED; }
+        if (cut || !file_read_mapped(data_sample_file, file) || file->sum_now != file->sum) {
+            return DATA_CHANGED;
+        }
         if (here) {
             file->opened = now; // other rights, another time, or renamed and back again
         } else if (!file->is_gone) {

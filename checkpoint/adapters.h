@@ -9,6 +9,7 @@
 #ifndef ACCO_CHECKPOINT_ADAPTERS_H
 #define ACCO_CHECKPOINT_ADAPTERS_H
 
+#include "checkpoint/file_sums.h"
 #include "checkpoint/safetensors.h"
 #include "trained.h"
 
@@ -163,10 +164,9 @@ static inline void adapters_apply(const Adapters *adapters, const ParameterInfo 
 // Writes adapter_config.json into `directory`. base: the directory of the model.
 static inline bool adapters_write_config(const char *directory, const TrainedPart *part, const char *base,
                                          Error *error) {
-    char path[PATH_MAX], whole[PATH_MAX];
+    char whole[PATH_MAX];
     json_t *modules = json_array();
     bool transposed = false;
-    if (!path_within(path, directory, ADAPTERS_CONFIG, error)) { return false; }
     for (int i = 0; i < part->model.count; i++) {
         const ParameterInfo *info = &part->model.entries[i];
         if (part->places[i].kind != TRAINED_ADAPTED) { continue; }
@@ -180,10 +180,7 @@ static inline bool adapters_write_config(const char *directory, const TrainedPar
                              realpath(base, whole) != NULL ? whole : base, "r", part->rank, "lora_alpha",
                              part->alpha, "lora_dropout", 0.0, "bias", "none", "fan_in_fan_out", transposed,
                              "inference_mode", 1, "init_lora_weights", 1, "target_modules", modules);
-    bool good = json_dump_file(root, path, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) == 0 ||
-                error_set(error, "cannot write %.300s: %s", path, strerror(errno));
-    json_decref(root);
-    return good && path_sync(path, error);
+    return json_write(root, directory, ADAPTERS_CONFIG, JSON_INDENT(2) | JSON_REAL_PRECISION(9), error);
 }
 
 #endif

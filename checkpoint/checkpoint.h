@@ -29,8 +29,8 @@
 //                 its own
 //   exchange      with a job in flight   the sum that the next boundary will apply
 //                 between commits
-//   exp_avg,      all; local: each       the moments, in the format of --moments; all other vectors
-//   exp_avg_sq    worker its own         are fp32. exp_avg_sq lacks the matrices that Muon steps
+//   exp_avg,      all; local: each       the moments, in the format of --moments; casts are bf16, all
+//   exp_avg_sq    worker its own         others fp32. exp_avg_sq lacks the matrices that Muon steps
 #ifndef ACCO_CHECKPOINT_CHECKPOINT_H
 #define ACCO_CHECKPOINT_CHECKPOINT_H
 
@@ -113,23 +113,22 @@ typedef enum SavedScope {
 typedef struct SavedVector {
     const char *name;
     SavedScope scope;
-    Real *data;      // where kernels work; (parameter_count), or this rank's shard of it
-    Precision held;  // the format of `data`
-    bool of_adamw;   // has only what AdamW steps, and lies in the order of optimizer_next()
-    Precision saved; // in the file: the same, but casts, which only a GPU keeps, are saved as fp32
+    Real *data; // where kernels work; (parameter_count), or this rank's shard of it
+    Precision format;
+    bool of_adamw; // has only what AdamW steps, and lies in the order of optimizer_next()
 } SavedVector;
 
 static inline SavedVector saved_vector(const char *name, SavedScope scope, Real *data, Precision format) {
-    SavedVector vector = {.name = name, .scope = scope, .data = data, .held = format, .saved = format};
+    SavedVector vector = {.name = name, .scope = scope, .data = data, .format = format};
     return vector;
 }
 
 static inline size_t saved_bytes(const SavedVector *vector, size_t elements) {
-    return elements * precision_bytes(vector->saved);
+    return elements * precision_bytes(vector->format);
 }
 
-// The vectors of a run now, in the order of the file; returns how many. Moments come
-// last: behind one in bf16, a vector might not be aligned for fp32.
+// The vectors of a run now, in the order of the file; returns how many. Moments and casts
+// come last: behind one in bf16, a vector might not be aligned for fp32.
 static inline int saved_vectors(const Scheduler *s, SavedVector vectors[CHECKPOINT_MAX_VECTORS]) {
     bool local = s->settings.kind == RULE_LOCAL, sharded = scheduler_shards(&s->settings);
     SavedScope master = sharded ? SAVED_SHARD : SAVED_SHARED, own = local ? SAVED_WORKER : SAVED_SHARED;
@@ -140,10 +139,7 @@ static inline int saved_vectors(const Scheduler *s, SavedVector vectors[CHECKPOI
          *exchanged = as_reals(s->comm_buffer.data);
     int count = 0;
     vectors[count++] = saved_vector("master", master, exact, fp32);
-    if (s->settings.keeps_casts) {
-        vectors[count] = saved_vector("parameters", SAVED_SHARED, s->casts, PRECISION_BF16);
-        vectors[count++].saved = fp32;
-    } else if (sharded || local) {
+    if (!s->settings.keeps_casts && (sharded || local)) {
         vectors[count++] = saved_vector("parameters", own, as_reals(s->parameters.data), fp32);
     }
     if (s->settings.sparse) {
@@ -160,6 +156,9 @@ static inline int saved_vectors(const Scheduler *s, SavedVector vectors[CHECKPOI
     vectors[count++] = saved_vector("exp_avg", moments, optimizer->first_moment, format);
     vectors[count] = saved_vector("exp_avg_sq", moments, optimizer->second_moment, format);
     vectors[count++].of_adamw = true;
+    if (s->settings.keeps_casts) {
+        vectors[count++] = saved_vector("parameters", SAVED_SHARED, s->casts, PRECISION_BF16);
+    }
     assert(count <= CHECKPOINT_MAX_VECTORS);
     return count;
 }
@@ -280,12 +279,17 @@ static const StateNumber SCHEDULER_NUMBERS[] = {
     {NULL, NUMBER_INT, 0},
 };
 
+// What the run was.
 static const StateNumber RUN_NUMBERS[] = {
     {"sequences", NUMBER_INT, offsetof(CheckpointedRun, B)},
     {"length", NUMBER_INT, offsetof(CheckpointedRun, T)},
     {"product_processors", NUMBER_INT, offsetof(CheckpointedRun, product_processors)},
     {"frozen_crc32", NUMBER_COUNT, offsetof(CheckpointedRun, frozen_sum)},
     {"trained_crc32", NUMBER_COUNT, offsetof(CheckpointedRun, trained_sum)},
+    {NULL, NUMBER_INT, 0},
+};
+
+static const StateNumber PROGRESS_NUMBERS[] = {
     {"data_base", NUMBER_COUNT, offsetof(CheckpointedRun, data_base)},
     {"seconds", NUMBER_AMOUNT, offsetof(CheckpointedRun, seconds)},
     {"next_learning_rate", NUMBER_AMOUNT, offsetof(CheckpointedRun, next_learning_rate)},
@@ -390,7 +394,9 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
         numbers_write(json_object(), JOB_NUMBERS, &s->job), "workers", list, "options", run->options,
         "chosen", run->chosen, "measured", run->measured, "exchange", exchange, "casts",
         s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon", checkpoint_has_muon(run));
-    return numbers_write(numbers_write(manifest, SCHEDULER_NUMBERS, s), RUN_NUMBERS, run);
+    numbers_write(manifest, SCHEDULER_NUMBERS, s);
+    numbers_write(manifest, RUN_NUMBERS, run);
+    return numbers_write(manifest, PROGRESS_NUMBERS, run);
 }
 
 // CRC-32 of everything in the manifest but the member "checksum" itself.
@@ -450,32 +456,21 @@ typedef struct PieceWalk {
     void *context;
 } PieceWalk;
 
-// Copies elements [begin, begin + count) of the vector from a GPU to the stage, or back.
-static inline void walk_copy(const PieceWalk *walk, const SavedVector *vector, size_t begin, size_t count) {
-    Stream *stream = walk->scheduler->compute;
-    Real *data = real_at(vector->data, begin, vector->held);
-    if (vector->held != vector->saved) {
-        casts_copy(stream, walk->stage, data, count, !walk->loads);
-    } else {
-        void *stage = walk->stage;
-        stream_copy(stream, walk->loads ? data : stage, walk->loads ? stage : data,
-                    saved_bytes(vector, count));
-        stream_settle(stream);
-    }
-}
-
 // Elements [begin, begin + count) of the vector as it lies on this rank.
 static inline bool walk_piece(const PieceWalk *walk, const SavedVector *vector, size_t begin, size_t flat,
                               size_t count, Error *error) {
-    if (walk->scheduler->compute->queue == NULL) {
-        assert(vector->held == vector->saved);
-        return walk->visit(walk->context, flat, real_at(vector->data, begin, vector->held), count, error);
+    Stream *stream = walk->scheduler->compute;
+    if (stream->queue == NULL) {
+        return walk->visit(walk->context, flat, real_at(vector->data, begin, vector->format), count, error);
     }
     for (size_t done = 0; done < count; done += CHECKPOINT_STAGE) {
-        size_t part = size_min(count - done, CHECKPOINT_STAGE);
-        if (!walk->loads) { walk_copy(walk, vector, begin + done, part); }
+        size_t part = size_min(count - done, CHECKPOINT_STAGE), bytes = saved_bytes(vector, part);
+        Real *data = real_at(vector->data, begin + done, vector->format);
+        if (!walk->loads) { stream_copy(stream, walk->stage, data, bytes); }
+        stream_settle(stream);
         if (!walk->visit(walk->context, flat + done, as_reals(walk->stage), part, error)) { return false; }
-        if (walk->loads) { walk_copy(walk, vector, begin + done, part); }
+        if (walk->loads) { stream_copy(stream, data, walk->stage, bytes); }
+        stream_settle(stream);
     }
     return true;
 }
@@ -523,8 +518,7 @@ typedef struct CheckpointPaths {
     char temporary[CHECKPOINT_PATH_SIZE]; // OUT/checkpoints/unfinished, where every checkpoint is made
     char final[CHECKPOINT_PATH_SIZE];     // OUT/checkpoints/commit-N
     // Within temporary.
-    char state[CHECKPOINT_PATH_SIZE + 32], manifest[CHECKPOINT_PATH_SIZE + 32],
-        model[CHECKPOINT_PATH_SIZE + 32];
+    char state[CHECKPOINT_PATH_SIZE + 32], model[CHECKPOINT_PATH_SIZE + 32];
 } CheckpointPaths;
 
 static inline CheckpointPaths checkpoint_paths(const char *directory, int64_t commit) {
@@ -535,7 +529,6 @@ static inline CheckpointPaths checkpoint_paths(const char *directory, int64_t co
     snprintf(paths.final, sizeof paths.final, "%.*s/commit-%lld", CHECKPOINT_PATH_SIZE - 32, paths.folder,
              (long long)commit);
     snprintf(paths.state, sizeof paths.state, "%s/state.safetensors", paths.temporary);
-    snprintf(paths.manifest, sizeof paths.manifest, "%s/checkpoint.json", paths.temporary);
     snprintf(paths.model, sizeof paths.model, "%s/model", paths.temporary);
     return paths;
 }

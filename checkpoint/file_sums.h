@@ -17,6 +17,18 @@
 
 #define FILE_SUMS_NAME "checksums.json"
 
+// Writes `root`, which it takes, as the file `name` in `directory`. True: it is on disk.
+static inline bool json_write(json_t *root, const char *directory, const char *name, size_t flags,
+                              Error *error) {
+    char path[PATH_MAX];
+    bool good = path_within(path, directory, name, error) &&
+                (json_dump_file(root, path, flags) == 0 ||
+                 error_set(error, "cannot write %.400s: %s", path, strerror(errno))) &&
+                path_sync(path, error);
+    json_decref(root);
+    return good;
+}
+
 // The CRC-32 of a file that is not empty.
 static inline bool file_sum_compute(const char *path, uint32_t *sum, Error *error) {
     size_t size = 0;
@@ -44,12 +56,9 @@ static inline bool file_sums_write(const char *directory, const char *known, uin
         json_object_set_new(sums, entry->d_name, json_integer((json_int_t)found));
     }
     if (list != NULL) { closedir(list); }
-    good = good && path_within(path, directory, FILE_SUMS_NAME, error);
-    if (good && json_dump_file(sums, path, JSON_INDENT(1) | JSON_SORT_KEYS) != 0) {
-        good = error_set(error, "cannot write %.400s: %s", path, strerror(errno));
-    }
+    if (good) { return json_write(sums, directory, FILE_SUMS_NAME, JSON_INDENT(1) | JSON_SORT_KEYS, error); }
     json_decref(sums);
-    return good && path_sync(path, error);
+    return false;
 }
 
 // Whether the files in `directory` are those that were written. True for a directory without

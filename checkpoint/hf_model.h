@@ -24,10 +24,7 @@
 #include <sys/sendfile.h>
 
 #include "checkpoint/adapters.h"
-#include "checkpoint/file_sums.h"
-#include "checkpoint/safetensors.h"
 #include "models.h"
-#include "runtime/files.h"
 
 enum {
     HF_MODEL_SHARD_NAME = 128,
@@ -222,11 +219,43 @@ static inline bool hf_model_open_whole(HfModel *model, const char *directory, Er
     return good;
 }
 
+// Whether `directory`, which --from or --finetune names, may hold a model. The error says
+// what is there instead.
+static inline bool hf_model_check_directory(const char *directory, Error *error) {
+    char excerpt[64];
+    struct stat status;
+    bool there = stat(directory, &status) == 0;
+    int reason = errno;
+    if (directory[0] == '\0') {
+        return error_set(error, "give --from DIR, a directory with config.json and model.safetensors, a "
+                                "checkpoint, or a run that has one");
+    }
+    text_excerpt(directory, excerpt);
+    if (there) {
+        return hf_model_has(directory, "config.json") || hf_model_has(directory, ADAPTERS_CONFIG) ||
+               error_set(
+                   error,
+                   "%.300s is no directory with a config.json, and no checkpoint either: give a directory "
+                   "with config.json and model.safetensors, a checkpoint, or a run that has one",
+                   directory);
+    }
+    if (model_preset_find(directory) != NULL) {
+        return error_set(
+            error, "there is no directory %s: to train the preset %s from random parameters, give --model %s",
+            excerpt, excerpt, excerpt);
+    }
+    return error_set(error,
+                     "%s is neither a directory (%s) nor the name of a preset; a model of the hub must be "
+                     "downloaded first",
+                     excerpt, strerror(reason));
+}
+
 // Opens the model in `directory` and checks that its files are those that were written
 // (file_sums.h), and hold exactly the tensors of its configuration. Fills config and
 // table, so that the caller can allocate parameters.
 // On failure there is nothing to close.
 static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
+    if (!hf_model_check_directory(directory, error)) { return false; }
     if (!hf_model_has(directory, ADAPTERS_CONFIG)) { return hf_model_open_whole(model, directory, error); }
     Adapters adapters;
     char base[PATH_MAX];
@@ -386,18 +415,6 @@ static inline json_t *hf_model_describe(const ModelConfig *config, const char *t
     return root;
 }
 
-// Writes config.json into `directory`.
-static inline bool hf_model_write_config(const char *directory, const ModelConfig *config,
-                                         const char *tokenizer, Error *error) {
-    char path[PATH_MAX];
-    if (!path_within(path, directory, "config.json", error)) { return false; }
-    json_t *root = hf_model_describe(config, tokenizer);
-    bool good = json_dump_file(root, path, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) == 0 ||
-                error_set(error, "cannot write %.300s: %s", path, strerror(errno));
-    json_decref(root);
-    return good && path_sync(path, error);
-}
-
 // ---------------------------------------------------------------------------------------
 // Writing: the weights, and the whole directory
 
@@ -457,33 +474,6 @@ static inline void hf_model_find(char *directory, size_t capacity) {
     if (inside && strlen(directory) + sizeof "/model" <= capacity) { strcat(directory, "/model"); }
 }
 
-// Whether `directory`, which --from or --finetune names, may hold a model. The error says
-// what is there instead.
-static inline bool hf_model_check_directory(const char *directory, Error *error) {
-    char excerpt[64];
-    struct stat status;
-    bool there = stat(directory, &status) == 0;
-    int reason = errno;
-    text_excerpt(directory, excerpt);
-    if (there) {
-        return hf_model_has(directory, "config.json") || hf_model_has(directory, ADAPTERS_CONFIG) ||
-               error_set(
-                   error,
-                   "%.300s is no directory with a config.json, and no checkpoint either: give a directory "
-                   "with config.json and model.safetensors, a checkpoint, or a run that has one",
-                   directory);
-    }
-    if (model_preset_find(directory) != NULL) {
-        return error_set(
-            error, "there is no directory %s: to train the preset %s from random parameters, give --model %s",
-            excerpt, excerpt, excerpt);
-    }
-    return error_set(error,
-                     "%s is neither a directory (%s) nor the name of a preset; a model of the hub must be "
-                     "downloaded first",
-                     excerpt, strerror(reason));
-}
-
 // Writes a model that transformers' from_pretrained loads; or, with `adapters`, only these, which
 // peft's loads beside the model in the directory `base`. parameters (table->parameter_count): on
 // the host. tokenizer: its directory or its tokenizer.json, which is copied, or NULL. `directory`
@@ -498,7 +488,8 @@ static inline bool hf_model_save(const char *directory, const ModelConfig *confi
     if (mkdir(directory, 0777) != 0) {
         return error_set(error, "cannot create the directory %.300s: %s", directory, strerror(errno));
     }
-    return hf_model_write_config(directory, config, tokenizer, error) &&
+    return json_write(hf_model_describe(config, tokenizer), directory, "config.json",
+                      JSON_INDENT(2) | JSON_REAL_PRECISION(9), error) &&
            (tokenizer == NULL || hf_model_copy_tokenizer(tokenizer, directory, error)) &&
            (!adapts || adapters_write_config(directory, adapters, base, error)) &&
            hf_model_write_weights(directory, name, adapts ? ADAPTERS_PREFIX : "", table, parameters, &sum,

@@ -52,7 +52,7 @@ static inline bool manifest_is_sane(const json_t *manifest, const Rule *rule) {
     bool good = rule != NULL && json_is_boolean(in_flight) &&
                 json_is_array(json_object_get(manifest, "block_crc32")) &&
                 numbers_read(manifest, SCHEDULER_NUMBERS, &s) && numbers_read(manifest, RUN_NUMBERS, &run) &&
-                run.B > 0 && run.T > 0;
+                numbers_read(manifest, PROGRESS_NUMBERS, &run) && run.B > 0 && run.T > 0;
     if (good && json_is_true(in_flight)) {
         good = rule->job_in_flight_between_commits &&
                numbers_read(json_object_get(manifest, "job"), JOB_NUMBERS, &s.job) && s.job.kind == AVERAGE &&
@@ -385,7 +385,7 @@ static inline bool read_piece(void *context, size_t flat, Real *host, size_t cou
 // Fills what this rank has of the vector from `from`; with zeros if that has no data.
 static inline void read_vector(CheckpointedRun *run, const SavedVector *vector, SourceArea from,
                                float *stage) {
-    PieceReader reader = {.table = run->table, .from = from, .format = vector->saved};
+    PieceReader reader = {.table = run->table, .from = from, .format = vector->format};
     PieceWalk walk = {
         .scheduler = run->scheduler, .loads = true, .stage = stage, .visit = read_piece, .context = &reader};
     Error error = {""};
@@ -430,6 +430,7 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     numbers_read(json_array_get(json_object_get(manifest, "workers"), (size_t)worker), WORKER_NUMBERS, &mine);
     numbers_read(manifest, SCHEDULER_NUMBERS, s);
     numbers_read(manifest, RUN_NUMBERS, &before);
+    numbers_read(manifest, PROGRESS_NUMBERS, run);
     // Micro-batches of this run in a saved one.
     double scale = (double)before.B * (double)before.T / (double)((int64_t)run->B * run->T);
     s->gradients_done *= scale;
@@ -455,13 +456,6 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     s->spikes.losses = mine.losses;
     s->spikes.norms.limit = s->spikes.losses.limit = s->settings.spike_limit;
     s->spikes.in_a_row = mine.spikes_in_a_row;
-    run->data_base = before.data_base;
-    run->seconds = before.seconds;
-    run->next_learning_rate = before.next_learning_rate;
-    run->validated_commit = before.validated_commit;
-    run->best_commit = before.best_commit;
-    run->best_loss = before.best_loss;
-    run->worse = before.worse;
     if (source->workers != run->transport->size || scale != 1) {
         // The data continue where the furthest worker was, so that none are used twice.
         double begun = (double)furthest_worker(manifest) * source->workers;
@@ -482,66 +476,53 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
 // ---------------------------------------------------------------------------------------
 // Remarks
 
-static inline void remarks_add(char remarks[CHECKPOINT_REMARKS_SIZE], const char *text) {
-    text_join(remarks, CHECKPOINT_REMARKS_SIZE, "; ", "%s", text);
-}
-
 // Fills remarks with what cannot continue as if nothing had happened; empty: everything can.
 static inline void source_find_remarks(const CheckpointSource *source, const CheckpointedRun *run,
                                        char remarks[CHECKPOINT_REMARKS_SIZE]) {
-    const json_t *options = json_object_get(source->manifest, "options");
-    const char *device = json_string_value(json_object_get(source->manifest, "device")), *name;
-    const char *exchange = json_string_value(json_object_get(source->manifest, "exchange"));
+    const json_t *manifest = source->manifest, *options = json_object_get(manifest, "options");
+    const char *device = json_string_value(json_object_get(manifest, "device")), *name,
+               *exchange = json_string_value(json_object_get(manifest, "exchange")),
+               *data = json_string_value(json_object_get(manifest, "data"));
+    const SchedulerSettings *settings = &run->scheduler->settings;
+    bool other_ranks = source->workers != run->transport->size, local = run->rule->kind == RULE_LOCAL,
+         other_data = data == NULL || strncmp(data, run->data, strcspn(run->data, ";")) != 0, changed = false;
     char today[64];
     json_t *value;
     transport_sum_order(run->transport, today, sizeof today);
+    for (size_t i = 0; i < (size_t)source->workers; i++) {
+        const json_t *worker = json_array_get(json_object_get(manifest, "workers"), i);
+        changed = changed || json_is_true(json_object_get(worker, "data_changed"));
+    }
+    const struct {
+        bool holds;
+        const char *remark;
+    } cases[] = {
+        {!source->same_rule, "another rule: what the old rule had in flight is dropped"},
+        {source->muon != checkpoint_has_muon(run), "the moments start from zero"},
+        {other_ranks && local, "another number of ranks: all continue from the outer parameters"},
+        {other_ranks && !local, "another number of ranks: sums are rounded in another order, data continue "
+                                "where the furthest rank was"},
+        {!other_ranks && !settings->sparse && exchange != NULL && strcmp(exchange, today) != 0,
+         "other hosts, or another --exchange: sums are rounded in another order"},
+        {device != NULL && (strcmp(device, "cuda") == 0) != (settings->gpu != NULL),
+         "another kind of device rounds in another way"},
+        {integer_from_json(manifest, "product_processors") != run->product_processors,
+         "another share of the GPU for NCCL: matrix products may be computed in another way"},
+        {other_data, "other data"},
+        {!other_data && strcmp(data, run->data) != 0, "other sources or weights in --data"},
+        {changed, "data changed while the run trained on them"},
+        {settings->adaptive, "with --accumulate auto batches follow the time"},
+    };
     remarks[0] = '\0';
-    if (!source->same_rule) {
-        remarks_add(remarks, "another rule: what the old rule had in flight is dropped");
-    }
-    if (source->muon != checkpoint_has_muon(run)) { remarks_add(remarks, "the moments start from zero"); }
-    if (source->workers != run->transport->size) {
-        remarks_add(remarks,
-                    run->rule->kind == RULE_LOCAL
-                        ? "another number of ranks: all continue from the outer parameters"
-                        : "another number of ranks: sums are rounded in another order, data continue "
-                          "where the furthest rank was");
-    }
-    bool sums = !run->scheduler->settings.sparse; // that depend on the hosts
-    if (sums && source->workers == run->transport->size && exchange != NULL && strcmp(exchange, today) != 0) {
-        remarks_add(remarks, "other hosts, or another --exchange: sums are rounded in another order");
-    }
-    if (device != NULL && (strcmp(device, "cuda") == 0) != (run->scheduler->settings.gpu != NULL)) {
-        remarks_add(remarks, "another kind of device rounds in another way");
-    }
-    if (integer_from_json(source->manifest, "product_processors") != run->product_processors) {
-        remarks_add(remarks, "another share of the GPU for NCCL: matrix products may be computed in another "
-                             "way");
-    }
-    const char *data = json_string_value(json_object_get(source->manifest, "data"));
-    if (data == NULL || strncmp(data, run->data, strcspn(run->data, ";")) != 0) {
-        remarks_add(remarks, "other data");
-    } else if (strcmp(data, run->data) != 0) {
-        remarks_add(remarks, "other sources or weights in --data");
-    }
-    bool changed = false;
-    for (size_t i = 0; i < (size_t)source->workers && !changed; i++) {
-        const json_t *worker = json_array_get(json_object_get(source->manifest, "workers"), i);
-        changed = json_is_true(json_object_get(worker, "data_changed"));
-    }
-    if (changed) { remarks_add(remarks, "data changed while the run trained on them"); }
-    if (run->scheduler->settings.adaptive) {
-        remarks_add(remarks, "with --accumulate auto batches follow the time");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        if (cases[i].holds) { text_join(remarks, CHECKPOINT_REMARKS_SIZE, "; ", "%s", cases[i].remark); }
     }
     json_object_foreach(run->options, name, value) {
         const json_t *before = json_object_get(options, name);
-        char text[64];
-        if (json_equal(before, value) ||
-            !run->option_change_matters(run->option_context, name, before, value)) {
-            continue;
+        if (!json_equal(before, value) &&
+            run->option_change_matters(run->option_context, name, before, value)) {
+            text_join(remarks, CHECKPOINT_REMARKS_SIZE, "; ", "another --%.40s", name);
         }
-        snprintf(text, sizeof text, "another --%.40s", name);
-        remarks_add(remarks, text);
     }
 }
 

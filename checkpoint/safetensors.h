@@ -95,51 +95,49 @@ static inline bool safetensors_read_shape(const SafetensorsFile *file, const jso
         entry->shape[i] = (size_t)json_integer_value(size);
         overflow |= __builtin_mul_overflow(entry->count, entry->shape[i], &entry->count);
     }
-    if (!good) {
-        return error_set(
-            error, "%s: the \"shape\" of tensor %.80s must be a list of at most %d whole numbers from 0 on",
-            file->path, entry->name, (int)SAFETENSORS_MAX_DIMENSIONS);
-    }
     overflow |= __builtin_mul_overflow(entry->count, safetensors_type(entry->type)->bytes, &entry->bytes);
-    return !overflow || error_set(error, "%s: the \"shape\" of tensor %.80s is larger than any memory",
-                                  file->path, entry->name);
+    return (good && !overflow) ||
+           error_set(
+               error,
+               "%s: the \"shape\" of tensor %.80s must be a list of at most %d whole numbers from 0 on, "
+               "and not larger than any memory",
+               file->path, entry->name, (int)SAFETENSORS_MAX_DIMENSIONS);
 }
 
 // Checks and fills in the entry of a tensor. data (data_size): all behind the header.
 static inline bool safetensors_read_entry(const SafetensorsFile *file, const char *name, const json_t *item,
                                           const uint8_t *data, size_t data_size, SafetensorsEntry *entry,
                                           Error *error) {
-    const char *path = file->path, *dtype = json_string_value(json_object_get(item, "dtype"));
-    const json_t *shape = json_object_get(item, "shape"), *offsets = json_object_get(item, "data_offsets");
-    json_int_t begin = 0, end = 0;
+    const char *path = file->path, *dtype;
+    json_t *shape;
+    json_int_t begin, end;
     int type = 0;
     for (const char *c = name; *c != '\0'; c++) {
         if ((unsigned char)*c < 32 || *c == 127) {
             return error_set(error, "%s: the name of tensor %.80s has a control character in it", path, name);
         }
     }
-    if (!json_is_object(item)) {
-        return error_set(error, "%s: tensor %.80s must be described by a JSON object", path, name);
+    if (json_unpack((json_t *)item, "{s:s, s:o, s:[I, I!]}", "dtype", &dtype, "shape", &shape, "data_offsets",
+                    &begin, &end) != 0 ||
+        begin < 0 || begin > end) {
+        return error_set(error,
+                         "%s: tensor %.80s must be an object with a text \"dtype\", a list \"shape\" and "
+                         "\"data_offsets\" [BEGIN, END], two whole numbers from 0 on, BEGIN <= END",
+                         path, name);
     }
     while (type < SAFETENSORS_TYPE_COUNT &&
-           (dtype == NULL || strcmp(dtype, safetensors_type((SafetensorsType)type)->name) != 0)) {
+           strcmp(dtype, safetensors_type((SafetensorsType)type)->name) != 0) {
         type++;
     }
     if (type == SAFETENSORS_TYPE_COUNT) {
         return error_set(error,
                          "%s: tensor %.80s has the unknown \"dtype\" %.40s: known are F32, BF16, F16, F64, "
                          "I64, U8 and their like",
-                         path, name, dtype != NULL ? dtype : "that is no string");
+                         path, name, dtype);
     }
     entry->name = name;
     entry->type = (SafetensorsType)type;
     if (!safetensors_read_shape(file, shape, entry, error)) { return false; }
-    if (json_unpack((json_t *)offsets, "[I, I!]", &begin, &end) != 0 || begin < 0 || begin > end) {
-        return error_set(error,
-                         "%s: \"data_offsets\" of tensor %.80s must be [BEGIN, END], two whole numbers from "
-                         "0 on, BEGIN <= END",
-                         path, name);
-    }
     size_t bytes = (size_t)(end - begin);
     if ((size_t)end > data_size) {
         return error_set(

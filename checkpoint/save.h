@@ -102,7 +102,7 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
                 if (!area_has(entry, vector->of_adamw && muon)) { continue; }
                 int dimensions = hf_model_shape(entry, false, shape);
                 area_name(name, vector->name, of_workers ? worker : -1, entry->name);
-                safetensors_plan_add(&saver->plan, name, area_type(vector->saved), dimensions, shape);
+                safetensors_plan_add(&saver->plan, name, area_type(vector->format), dimensions, shape);
             }
         }
     }
@@ -292,11 +292,10 @@ static inline bool saver_publish(Saver *saver, const uint32_t *shares, Error *er
     json_object_set_new(manifest, "block_bytes", json_integer(CHECKPOINT_BLOCK));
     json_object_set_new(manifest, "block_crc32", sums);
     json_object_set_new(manifest, "checksum", json_integer(manifest_checksum(manifest)));
-    if (json_dump_file(manifest, paths->manifest, JSON_INDENT(1)) != 0) {
-        return error_set(error, "cannot write %.400s: %s", paths->manifest, strerror(errno));
-    }
+    saver->manifest = NULL;
     // A checkpoint of the same commit, of an earlier part of the run, is replaced.
-    return path_sync(paths->manifest, error) && directory_publish(paths->temporary, paths->final, error);
+    return json_write(manifest, paths->temporary, "checkpoint.json", JSON_INDENT(1), error) &&
+           directory_publish(paths->temporary, paths->final, error);
 }
 
 // The newest checkpoint before commit `before` that is not damaged; -1: there is none.

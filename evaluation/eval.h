@@ -111,14 +111,12 @@ static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, 
     for (size_t i = 0; i < set->count; i++) { progress.total += set->sequences[i].scored; }
     // Rounds would not match between ranks that do not see the same sequences.
     uint64_t checksum = crc32_z(0, (const Bytef *)set->sequences, set->count * sizeof *set->sequences);
-    uint64_t *checksums =
-        (uint64_t *)transport_collect_records(transport, "data", &checksum, sizeof checksum);
-    for (int rank = 0; rank < transport->size; rank++) {
-        if (checksums[rank] == checksum) { continue; }
-        transport_fail(transport, "rank %d sees other data in %s: the file must be the same for all ranks",
-                       rank, set->request.path);
+    uint64_t first_checksum = checksum;
+    share_from_rank_zero(transport, "data", &first_checksum, sizeof checksum);
+    if (checksum != first_checksum) {
+        transport_fail(transport, "%s holds other data than on rank 0: it must be the same for all ranks",
+                       set->request.path);
     }
-    free(checksums);
     for (size_t first = 0; first < set->batch_count; first += ranks) {
         Error error = {""};
         size_t batch = first + (size_t)transport->rank;
@@ -158,15 +156,14 @@ typedef struct EvaluateSummary {
     double accuracy_norm; // hellaswag: the same for log-likelihoods divided by characters
 } EvaluateSummary;
 
-// The choice with the largest log-likelihood (per character); the first of equals.
-static inline int evaluate_best(const EvaluateSet *set, const EvaluateItem *item, const EvaluateScore *scores,
+// The choice of a line with the largest log-likelihood (per character); the first of equals.
+static inline int evaluate_best(const EvaluateSequence *first, const EvaluateScore *scores,
                                 bool by_character) {
     int best = 0;
     double largest = -INFINITY;
-    for (int i = 0; i < item->choices; i++) {
-        double value = scores[item->first + (size_t)i].log_likelihood;
+    for (int i = 0; i < first->choices; i++) {
         // An ending without characters gets -infinity.
-        if (by_character) { value /= set->sequences[item->first + (size_t)i].characters; }
+        double value = scores[i].log_likelihood / (by_character ? first[i].characters : 1);
         if (!(value > largest)) { continue; }
         best = i;
         largest = value;
@@ -196,24 +193,22 @@ static inline bool evaluate_summarise(const EvaluateSet *set, const EvaluateScor
         return error_set(error, "%.300s masks every token: nothing counts", set->request.path);
     }
     bool windows = task == EVALUATE_PERPLEXITY;
-    summary->items = windows ? set->count : set->item_count;
+    summary->items = windows ? set->count : set->questions;
     summary->counted = (uint64_t)counted;
     summary->nats = sum / (double)counted;
     summary->perplexity = exp(windows ? summary->nats : sum / (double)set->count);
     summary->bits_per_byte = bytes > 0 ? sum / (log(2.0) * (double)bytes) : (double)NAN;
     if (windows) { return true; }
     size_t right = 0, right_norm = 0;
-    for (size_t i = 0; i < set->item_count; i++) {
-        const EvaluateItem *item = &set->items[i];
-        if (task == EVALUATE_LAMBADA) {
-            right += scores[item->first].greedy == 1;
-        } else {
-            right += evaluate_best(set, item, scores, false) == item->label;
-            right_norm += evaluate_best(set, item, scores, true) == item->label;
-        }
+    for (size_t i = 0; i < set->count; i++) {
+        const EvaluateSequence *first = &set->sequences[i];
+        if (first->choices == 0) { continue; }
+        right += task == EVALUATE_LAMBADA ? scores[i].greedy == 1
+                                          : evaluate_best(first, &scores[i], false) == first->label;
+        right_norm += evaluate_best(first, &scores[i], true) == first->label;
     }
-    summary->accuracy = (double)right / (double)set->item_count;
-    summary->accuracy_norm = (double)right_norm / (double)set->item_count;
+    summary->accuracy = (double)right / (double)set->questions;
+    summary->accuracy_norm = (double)right_norm / (double)set->questions;
     return true;
 }
 
@@ -255,18 +250,11 @@ static inline bool evaluation_open(Evaluation *evaluation, const Options *option
     HfModel *model = &evaluation->model;
     TextCodec *codec = &evaluation->codec;
     char path[TOKENIZER_PATH_SIZE];
-    if (options->from[0] == '\0') {
-        return error_set(error,
-                         "eval needs --from DIR, a directory with config.json and model.safetensors, a "
-                         "checkpoint or a run");
-    }
     if (strcmp(options->data, "builtin") == 0) {
         return error_set(error, "eval needs --data FILE: a text, token files, or the lines of --task; the "
                                 "built-in corpus is made up while training, and has no end");
     }
-    if (!hf_model_check_directory(options->from, error) || !hf_model_open(model, options->from, error)) {
-        return false;
-    }
+    if (!hf_model_open(model, options->from, error)) { return false; }
     int vocabulary = model->config.vocabulary, positions = model->config.positions;
     EvaluateRequest request = {
         .task = (EvaluateTask)options->task,

@@ -50,13 +50,10 @@ typedef struct EvaluateSequence {
     uint64_t begin;
     int file, length, scored;
     int characters; // hellaswag: of the ending
+    // Lambada and hellaswag, in the first sequence of a line: how many choices it has, each a
+    // sequence, and which one is right; 0: this is another choice, or a window.
+    int choices, label;
 } EvaluateSequence;
-
-// A line of lambada or hellaswag: sequences [first, first + choices).
-typedef struct EvaluateItem {
-    size_t first;
-    int choices, label; // label: the right choice
-} EvaluateItem;
 
 // All sequences of a task and their batches, on every rank.
 typedef struct EvaluateSet {
@@ -65,8 +62,7 @@ typedef struct EvaluateSet {
     TokenList text;  // the tokens of files that are text for a tokenizer; then the first file has them all
     EvaluateSequence *sequences;
     size_t count, capacity;
-    EvaluateItem *items;
-    size_t item_count, item_capacity;
+    size_t questions;               // lines of lambada or hellaswag
     const EvaluateSequence **order; // (count) the longest first
     size_t *starts; // (batch_count + 1) batch b is order[starts[b]] up to order[starts[b + 1]]
     size_t batch_count;
@@ -151,16 +147,17 @@ static inline bool evaluate_take_text(EvaluateSet *set, Error *error) {
 
 static inline void evaluate_add_sequence(EvaluateSet *set, int file, uint64_t begin, uint64_t length,
                                          uint64_t scored, int characters) {
-    EvaluateSequence sequence = {begin, file, (int)length, (int)scored, characters};
+    EvaluateSequence sequence = {begin, file, (int)length, (int)scored, characters, 0, 0};
     list_reserve((void **)&set->sequences, set->count, &set->capacity, 1, sizeof *set->sequences);
     set->sequences[set->count++] = sequence;
 }
 
-// An item of the latest `choices` sequences.
-static inline void evaluate_add_item(EvaluateSet *set, int choices, int label) {
-    EvaluateItem item = {set->count - (size_t)choices, choices, label};
-    list_reserve((void **)&set->items, set->item_count, &set->item_capacity, 1, sizeof *set->items);
-    set->items[set->item_count++] = item;
+// The latest `choices` sequences are those of a line.
+static inline void evaluate_add_question(EvaluateSet *set, int choices, int label) {
+    EvaluateSequence *first = &set->sequences[set->count - (size_t)choices];
+    first->choices = choices;
+    first->label = label;
+    set->questions++;
 }
 
 // ---------------------------------------------------------------------------------------
@@ -284,28 +281,20 @@ static inline bool evaluate_add_pair(EvaluateSet *set, const char *text, size_t 
     return true;
 }
 
-// A member of a line that must be a string; NULL and an error if it is not.
-static inline const char *evaluate_text(const json_t *object, const char *key, Error *error) {
-    const char *text = json_string_value(json_object_get(object, key));
-    if (text == NULL) { error_set(error, "\"%s\" is missing or not a string", key); }
-    return text;
-}
-
 static inline bool evaluate_read_lambada(EvaluateSet *set, const json_t *object, Error *error) {
-    const char *text = evaluate_text(object, "text", error);
-    if (text == NULL) { return false; }
+    const char *text = json_string_value(json_object_get(object, "text"));
+    if (text == NULL) { return error_set(error, "\"text\" must be there, and a text"); }
     const char *space = strrchr(text, ' ');
     char *whole = evaluate_format("%s%s", space != NULL ? "" : " ", text);
     bool good = evaluate_add_pair(set, whole, space != NULL ? (size_t)(space - text) : 0, 0, error);
     free(whole);
-    if (good) { evaluate_add_item(set, 1, 0); }
+    if (good) { evaluate_add_question(set, 1, 0); }
     return good;
 }
 
 static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *object, Error *error) {
-    static const char *const keys[3] = {"activity_label", "ctx_a", "ctx_b"};
     const json_t *endings = json_object_get(object, "endings"), *right = json_object_get(object, "label");
-    const char *parts[3];
+    const char *activity, *begin, *rest;
     int choices = json_array_size(endings) <= EVALUATE_MOST_CHOICES ? (int)json_array_size(endings) : 0;
     if (choices < 2) {
         return error_set(error, "\"endings\" must be a list of 2 to %d texts", (int)EVALUATE_MOST_CHOICES);
@@ -318,13 +307,13 @@ static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *objec
     if (label < 0 || label >= choices || (stop != NULL && *stop != '\0')) {
         return error_set(error, "\"label\" must be a number from 0 to %d", choices - 1);
     }
-    for (int i = 0; i < 3; i++) {
-        parts[i] = evaluate_text(object, keys[i], error);
-        if (parts[i] == NULL) { return false; }
+    if (json_unpack((json_t *)object, "{s:s, s:s, s:s}", "activity_label", &activity, "ctx_a", &begin,
+                    "ctx_b", &rest) != 0) {
+        return error_set(error, "\"activity_label\", \"ctx_a\" and \"ctx_b\" must be there, and texts");
     }
-    char *last = strdup(parts[2]);
+    char *last = strdup(rest);
     evaluate_capitalise(&last);
-    char *context = evaluate_format("%s: %s %s", parts[0], parts[1], last);
+    char *context = evaluate_format("%s: %s %s", activity, begin, last);
     free(last);
     evaluate_clean(&context);
     bool good = true;
@@ -344,7 +333,7 @@ static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *objec
         free(whole);
     }
     free(context);
-    if (good) { evaluate_add_item(set, choices, (int)label); }
+    if (good) { evaluate_add_question(set, choices, (int)label); }
     return good;
 }
 
@@ -361,7 +350,7 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
     DataFile *file = &set->data.files[0];
     if (!data_file_map(file, error)) { return false; }
     const char *text = (const char *)file->mapping, *end = text + file->bytes;
-    for (int64_t line = 1; text < end && (request->limit == 0 || (int64_t)set->item_count < request->limit);
+    for (int64_t line = 1; text < end && (request->limit == 0 || (int64_t)set->questions < request->limit);
          line++) {
         const char *stop = (const char *)memchr(text, '\n', (size_t)(end - text));
         size_t count = (size_t)((stop != NULL ? stop : end) - text), blank = 0;
@@ -380,7 +369,7 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
         }
         text += count + (stop != NULL ? 1 : 0);
     }
-    if (set->item_count == 0) {
+    if (set->questions == 0) {
         return error_set(error, "%.300s holds no line with a question", request->path);
     }
     return evaluate_take_text(set, error);
@@ -399,7 +388,6 @@ static inline void evaluate_set_close(EvaluateSet *set) {
     token_list_free(&set->text);
     data_loader_close(&set->data);
     free(set->sequences);
-    free(set->items);
     free(set->order);
     free(set->starts);
     memset(set, 0, sizeof *set);

@@ -378,13 +378,8 @@ static inline int command_sample(const Options *options) {
     Error error = {""};
     HfModel model;
     ThreadChoice threads;
-    if (options->from[0] == '\0') {
-        error_set(&error, "sample needs --from DIR, a directory with config.json and model.safetensors, such "
-                          "as RUN/checkpoints/commit-N/model");
-        exit_user_mistake(&error);
-    }
     Sample sample = {.options = options, .commit = -1};
-    if (!hf_model_check_directory(options->from, &error) || !hf_model_open(&model, options->from, &error) ||
+    if (!hf_model_open(&model, options->from, &error) ||
         !sample_open_codec(&sample, model.config.vocabulary == 256, model.config.vocabulary, &error)) {
         exit_user_mistake(&error);
     }

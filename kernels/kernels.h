@@ -343,23 +343,6 @@ static inline void reals_from_floats(Stream *stream, Real *out, const float *in,
     KERNEL(reals_from_floats, stream->precision, stream, out, in, count);
 }
 
-enum { CASTS_ON_THE_WAY = 1 << 22 }; // copied at a time
-
-// host (count), floats, = casts (count), bf16 on a GPU; or, unless to_host, the other
-// way. Waits for the stream.
-static inline void casts_copy(Stream *stream, float *host, Real *casts, size_t count, bool to_host) {
-    uint16_t *part = (uint16_t *)memory_take(1, size_min(count, CASTS_ON_THE_WAY) * sizeof *part);
-    for (size_t done = 0; done < count; done += CASTS_ON_THE_WAY) {
-        size_t n = size_min(count - done, CASTS_ON_THE_WAY);
-        void *there = real_at(casts, done, PRECISION_BF16), *here = part;
-        for (size_t i = 0; i < n && !to_host; i++) { part[i] = bf16_from_float(host[done + i]); }
-        stream_copy(stream, to_host ? here : there, to_host ? there : here, n * sizeof part[0]);
-        stream_settle(stream);
-        for (size_t i = 0; i < n && to_host; i++) { host[done + i] = bf16_to_float(part[i]); }
-    }
-    free(part);
-}
-
 // The outer steps of kernels/cpu/outer.h; on the CPU they run in the calling thread.
 static inline void outer_pseudo_gradient(Stream *stream, float *pseudo_gradient, const float *outer,
                                          const float *local, size_t count) {

@@ -211,12 +211,12 @@ static inline bool make_token_file(const DataLoader *loader, const DataSource *s
         printf("tokenizing %s: %.1f MB, with %d thread%s\n", source->name, tokenizing.bytes / 1e6,
                pool->threads, plural(pool->threads));
         fflush(stdout);
-        TextTokens made = {.progress = tokenizing_progress, .context = &tokenizing};
-        good = tokenize_texts(path, texts, count, tokenizer, pool, &made, error);
+        TokenShards made = {.name = path, .progress = tokenizing_progress, .context = &tokenizing};
+        good = tokenize_texts(&made, texts, count, tokenizer, pool, error);
         terminal_clear(terminal);
         if (good) {
             printf("tokens     %s: %s tokens of %llu document%s, made in %.1f s%s\n", path,
-                   human_count((double)made.tokens, total), (unsigned long long)made.documents,
+                   human_count((double)made.tokens[SHARDS_TRAIN], total), (unsigned long long)made.documents,
                    plural(made.documents), clock_seconds() - tokenizing.began,
                    made.documents == 1 ? "; no line <|endoftext|> divides the text" : "");
         }

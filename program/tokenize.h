@@ -15,7 +15,7 @@ static inline int command_tokenize(const Options *options) {
     Tokenizer tokenizer;
     ThreadChoice choice;
     char unit[48] = "tokens";
-    TokenShards made = {.prefix = options->out, .pad = (int)options->seq_len, .most_tokens = SHARD_TOKENS};
+    TokenShards made = {.name = options->out, .pad = (int)options->seq_len, .most_tokens = SHARD_TOKENS};
     if (options->tokenizer[0] == '\0' || strcmp(options->out, "auto") == 0) {
         error_set(&error, "tokenize needs --tokenizer DIR and --out PREFIX, and reads lines of JSON from its "
                           "standard input: train_gpt tokenize --tokenizer DIR --out PREFIX < FILE.jsonl");

@@ -39,62 +39,39 @@ typedef struct EncodeTask {
 typedef struct Encoder {
     const Tokenizer *tokenizer;
     int32_t end_of_text;
-    ThreadPool *pool;
     DocumentPart *parts; // (part_count)
     size_t part_count, part_capacity;
     EncodeTask *tasks; // (most_tasks)
     int task_count, most_tasks;
 } Encoder;
 
-// Takes the tokens ids (part->tokens) of one part, in the order of the parts.
-typedef bool (*TakePart)(void *sink, const DocumentPart *part, const int32_t *ids, Error *error);
-
 static inline void encoder_drop_parts(Encoder *encoder) {
     for (size_t i = 0; i < encoder->part_count; i++) { free(encoder->parts[i].owned); }
     encoder->part_count = 0;
 }
 
-static inline void encoder_close(Encoder *encoder) {
-    encoder_drop_parts(encoder);
-    for (int i = 0; i < encoder->most_tasks; i++) { token_list_free(&encoder->tasks[i].tokens); }
-    free(encoder->tasks);
-    free(encoder->parts);
-}
-
-// The tokenizer must have the token <|endoftext|>.
-static inline void encoder_open(Encoder *encoder, const Tokenizer *tokenizer, ThreadPool *pool) {
-    memset(encoder, 0, sizeof *encoder);
-    encoder->tokenizer = tokenizer;
-    encoder->pool = pool;
-    encoder->end_of_text = tokenizer_find_added(tokenizer, "<|endoftext|>");
-    encoder->most_tasks = pool->threads * ENCODE_TASKS_PER_THREAD;
-    encoder->tasks = (EncodeTask *)memory_take((size_t)encoder->most_tasks, sizeof *encoder->tasks);
-}
-
 // Encodes a chat, of which the parts of `learn` are predicted.
-static inline bool encode_chat(const Tokenizer *tokenizer, uint64_t line, const json_t *text,
+static inline bool encode_chat(const Tokenizer *tokenizer, uint64_t line, const char *text, size_t bytes,
                                const json_t *learn, TokenList *tokens, Error *error) {
-    size_t bytes = json_string_length(text), before = tokens->count, token = 0;
+    size_t before = tokens->count, token = 0;
     json_int_t last = 0;
     TokenList begins = {NULL, 0, 0};
     bool good = json_is_array(learn) ||
                 error_set(error, "line %llu: 'learn' must be a list of [begin, end], if it is there",
                           (unsigned long long)line);
-    good = good &&
-           tokenizer_encode_places(tokenizer, json_string_value(text), bytes, true, tokens, &begins, error);
+    good = good && tokenizer_encode_places(tokenizer, text, bytes, true, tokens, &begins, error);
     for (size_t i = 0; good && i < json_array_size(learn); i++) {
-        const json_t *part = json_array_get(learn, i), *from = json_array_get(part, 0),
-                     *to = json_array_get(part, 1);
-        json_int_t begin = json_integer_value(from), end = json_integer_value(to);
-        good = json_array_size(part) == 2 && json_is_integer(from) && json_is_integer(to) && begin >= last &&
+        json_int_t begin, end;
+        good = json_unpack(json_array_get(learn, i), "[I, I!]", &begin, &end) == 0 && begin >= last &&
                end >= begin && (uint64_t)end <= bytes;
         if (!good) {
             error_set(error,
                       "line %llu: part %zu of 'learn' is not [begin, end], behind the part before it and "
                       "within the %zu bytes of 'text'",
                       (unsigned long long)line, i + 1, bytes);
+            break;
         }
-        for (; good && begin < end && token < begins.count && begins.ids[token] < end; token++) {
+        for (; begin < end && token < begins.count && begins.ids[token] < end; token++) {
             bool reaches = token + 1 == begins.count || begins.ids[token + 1] > begin;
             if (!reaches) { tokens->ids[before + token] = ~tokens->ids[before + token]; }
         }
@@ -112,36 +89,28 @@ static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, T
                                Error *error) {
     json_error_t trouble;
     json_t *root = json_loadb((const char *)part->bytes, part->count, JSON_ALLOW_NUL, &trouble);
-    const json_t *text = json_object_get(root, "text"), *prompt = json_object_get(root, "prompt"),
-                 *learn = json_object_get(root, "learn");
+    const char *text, *prompt = NULL;
+    size_t text_bytes, prompt_bytes, before = tokens->count;
+    json_t *learn = NULL;
+    int more = 0, held_out = 0;
     unsigned long long line = part->line;
-    size_t before = tokens->count;
-    static const char *const flags[2] = {"more", "val"};
-    bool good = true, is_set[2];
-    for (int i = 0; i < 2 && good; i++) {
-        const json_t *flag = json_object_get(root, flags[i]);
-        is_set[i] = json_is_true(flag);
-        good = flag == NULL || json_is_boolean(flag) ||
-               error_set(error, "line %llu: '%s' must be true or false, if it is there", line, flags[i]);
+    bool good = root != NULL || error_set(error, "line %llu is not JSON: %s", line, trouble.text);
+    if (good && json_unpack(root, "{s:s%, s?s%, s?o, s?b, s?b}", "text", &text, &text_bytes, "prompt",
+                            &prompt, &prompt_bytes, "learn", &learn, "more", &more, "val", &held_out) != 0) {
+        good =
+            error_set(error,
+                      "line %llu must be an object whose 'text' is text; so must be 'prompt', and 'more' and "
+                      "'val' true or false, if they are there",
+                      line);
     }
-    if (root == NULL) {
-        good = error_set(error, "line %llu is not JSON: %s", line, trouble.text);
-    } else if (!json_is_string(text) || (prompt != NULL && !json_is_string(prompt))) {
-        good = error_set(
-            error, "line %llu must be an object whose 'text', and 'prompt' if it has one, are text", line);
-    }
-    good = good && (prompt == NULL || tokenizer_encode(tokenizer, json_string_value(prompt),
-                                                       json_string_length(prompt), false, tokens, error));
+    good =
+        good && (prompt == NULL || tokenizer_encode(tokenizer, prompt, prompt_bytes, false, tokens, error));
     for (size_t i = before; i < tokens->count; i++) { tokens->ids[i] = ~tokens->ids[i]; }
+    good = good && (learn != NULL ? encode_chat(tokenizer, line, text, text_bytes, learn, tokens, error)
+                                  : tokenizer_encode(tokenizer, text, text_bytes, false, tokens, error));
     part->is_chat = learn != NULL;
-    if (good && part->is_chat) {
-        good = encode_chat(tokenizer, line, text, learn, tokens, error);
-    } else if (good) {
-        good = tokenizer_encode(tokenizer, json_string_value(text), json_string_length(text), false, tokens,
-                                error);
-    }
-    part->ends = !is_set[0];
-    part->held_out = is_set[1];
+    part->ends = more == 0;
+    part->held_out = held_out != 0;
     json_decref(root);
     return good;
 }
@@ -190,96 +159,25 @@ static inline void encoder_fill(Encoder *encoder, NextPart next, void *source) {
     }
 }
 
-static inline bool encoder_run(Encoder *encoder, NextPart next, void *source, TakePart take, void *sink,
-                               Error *error) {
-    for (;;) {
-        encoder_fill(encoder, next, source);
-        if (encoder->task_count == 0) { return true; }
-        thread_pool_run(encoder->pool, encoder->task_count, encode_task, encoder);
-        for (int i = 0; i < encoder->task_count; i++) {
-            const EncodeTask *task = &encoder->tasks[i];
-            const int32_t *ids = task->tokens.ids;
-            if (!task->good) {
-                *error = task->error;
-                return false;
-            }
-            for (size_t k = task->first; k < task->first + task->count; k++) {
-                if (!take(sink, &encoder->parts[k], ids, error)) { return false; }
-                ids += encoder->parts[k].tokens;
-            }
-        }
-    }
-}
-
 // ---------------------------------------------------------------------------------------
-// Texts to one token file
-
-// The name of the token file of these texts: another one if a byte of a text or of the
-// tokenizer differs, so such a file can be used again. Copying tools preserve sizes and
-// times, and a changed text would go unnoticed.
-static inline void texts_name(const Text *texts, int count, const Tokenizer *tokenizer,
-                              char name[TEXTS_NAME_SIZE]) {
-    uLong sum = crc32_z(0, tokenizer->hash, sizeof tokenizer->hash);
-    for (int i = 0; i < count; i++) {
-        uint64_t size = texts[i].size;
-        sum = crc32_z(sum, (const Bytef *)&size, sizeof size);
-        sum = crc32_z(sum, texts[i].bytes, texts[i].size);
-    }
-    snprintf(name, TEXTS_NAME_SIZE, "tokens-%08lx.bin", (unsigned long)sum);
-}
-
-// The token file that is made of texts, and what went into it.
-typedef struct TextTokens {
-    TokenWriter writer;
-    uint64_t documents, tokens;
-    uint64_t empty;                                // documents that were left out, because they have no text
-    int64_t bytes;                                 // of the texts, done so far
-    void (*progress)(void *context, int64_t done); // called after each part; NULL: never
-    void *context;
-} TextTokens;
-
-static inline bool text_tokens_take(void *sink, const DocumentPart *part, const int32_t *ids, Error *error) {
-    TextTokens *made = (TextTokens *)sink;
-    made->documents += part->ends;
-    made->tokens += part->tokens;
-    made->bytes += (int64_t)part->count;
-    if (made->progress != NULL) { made->progress(made->context, made->bytes); }
-    return token_writer_add(&made->writer, ids, part->tokens, error);
-}
-
-// The token file of the texts (count), whole or not at all. made: all zeros but the
-// progress. Errors: a full disk, or nothing but separators and line ends.
-static inline bool tokenize_texts(const char *path, const Text *texts, int count, const Tokenizer *tokenizer,
-                                  ThreadPool *pool, TextTokens *made, Error *error) {
-    TextCursor cursor = {texts, count, 0, 0, false, 0};
-    Encoder encoder;
-    encoder_open(&encoder, tokenizer, pool);
-    bool good = token_writer_begin(&made->writer, path, tokenizer, 0, error) &&
-                encoder_run(&encoder, text_next_part, &cursor, text_tokens_take, made, error) &&
-                (made->tokens > 0 || error_set(error, "the text holds no document")) &&
-                token_writer_end(&made->writer, error);
-    if (!good) { token_writer_abandon(&made->writer); }
-    made->empty = cursor.empty;
-    encoder_close(&encoder);
-    return good;
-}
-
-// ---------------------------------------------------------------------------------------
-// Lines of JSON to shards
+// Token files
 
 enum { SHARDS_TRAIN, SHARDS_VALIDATION, SHARDS_SIDES };
 
-// The shards PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. Without padding,
-// documents follow each other. With padding each is one sequence of `pad` tokens. Window
+// One token file, or the shards PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. Without
+// padding, documents follow each other. With padding each is one sequence of `pad` tokens. Window
 // w of training is tokens [w*T, w*T + T], of which the last is only a target: with T =
 // pad that is document w and the first token of the next, which the mask excludes.
 typedef struct TokenShards {
-    const char *prefix;
+    const char *name; // the path of the only file; of shards the prefix
     const Tokenizer *tokenizer;
     int32_t padding;
-    int pad;              // 0: none
-    uint64_t most_tokens; // SHARD_TOKENS
+    int pad;                                       // 0: none
+    uint64_t most_tokens;                          // of a shard; 0: there is one file
+    void (*progress)(void *context, int64_t done); // called after each part; NULL: never
+    void *context;
     // Results.
+    int64_t bytes;                    // of the documents, done so far
     uint64_t documents;               // that have text
     uint64_t tokens[SHARDS_SIDES];    // in the shards that are whole
     uint64_t sequences[SHARDS_SIDES]; // with padding
@@ -308,12 +206,15 @@ static inline bool token_shards_finish(TokenShards *shards, Error *error) {
     return good;
 }
 
-static inline bool token_shards_take(void *sink, const DocumentPart *part, const int32_t *ids, Error *error) {
-    TokenShards *shards = (TokenShards *)sink;
+// Takes the tokens ids (part->tokens) of one part, in the order of the parts.
+static inline bool token_shards_take(TokenShards *shards, const DocumentPart *part, const int32_t *ids,
+                                     Error *error) {
     TokenWriter *writer = &shards->writers[part->held_out];
     bool begins = !shards->continued, pads = shards->pad > 0;
     size_t pad = (size_t)shards->pad, kept = pads ? size_min(part->tokens, pad) : part->tokens, predicted = 0;
     shards->continued = !part->ends;
+    shards->bytes += (int64_t)part->count;
+    if (shards->progress != NULL) { shards->progress(shards->context, shards->bytes); }
     if (begins && part->ends && part->tokens == 1) { // the end-of-text token
         shards->empty++;
         return true;
@@ -328,9 +229,10 @@ static inline bool token_shards_take(void *sink, const DocumentPart *part, const
     }
     if (writer->file == NULL) {
         char path[PATH_MAX / 2];
-        snprintf(path, sizeof path, "%.2000s_%s_%05d.bin", shards->prefix, part->held_out ? "val" : "train",
+        snprintf(path, sizeof path, "%.2000s_%s_%05d.bin", shards->name, part->held_out ? "val" : "train",
                  shards->number);
-        if (!token_writer_begin(writer, path, shards->tokenizer, shards->pad, error)) { return false; }
+        const char *name = shards->most_tokens > 0 ? path : shards->name;
+        if (!token_writer_begin(writer, name, shards->tokenizer, shards->pad, error)) { return false; }
     }
     if (part->holds_end) { writer->separator = 0; }
     shards->sequences[part->held_out] += pads;
@@ -341,30 +243,85 @@ static inline bool token_shards_take(void *sink, const DocumentPart *part, const
         good = token_writer_add(writer, &shards->padding, 1, error);
     }
     shards->unwritten = !good;
-    bool full = part->ends && writer->count >= shards->most_tokens;
+    bool full = part->ends && shards->most_tokens > 0 && writer->count >= shards->most_tokens;
     return good && (!full || token_shards_finish(shards, error));
 }
 
-// Reads lines of JSON from `input` and writes shards. shards: prefix, pad and
+// Encodes and writes all parts of the source.
+static inline bool token_shards_write(TokenShards *shards, NextPart next, void *source,
+                                      const Tokenizer *tokenizer, ThreadPool *pool, Error *error) {
+    Encoder encoder = {.tokenizer = tokenizer,
+                       .end_of_text = tokenizer_find_added(tokenizer, "<|endoftext|>"),
+                       .most_tasks = pool->threads * ENCODE_TASKS_PER_THREAD};
+    encoder.tasks = (EncodeTask *)memory_take((size_t)encoder.most_tasks, sizeof *encoder.tasks);
+    shards->tokenizer = tokenizer;
+    shards->padding = ~encoder.end_of_text;
+    bool good = true;
+    for (encoder_fill(&encoder, next, source); good && encoder.task_count > 0;) {
+        thread_pool_run(pool, encoder.task_count, encode_task, &encoder);
+        for (int i = 0; good && i < encoder.task_count; i++) {
+            const EncodeTask *task = &encoder.tasks[i];
+            const int32_t *ids = task->tokens.ids;
+            good = task->good || error_set(error, "%s", task->error.text);
+            for (size_t k = task->first; good && k < task->first + task->count; k++) {
+                good = token_shards_take(shards, &encoder.parts[k], ids, error);
+                ids += encoder.parts[k].tokens;
+            }
+        }
+        if (good) { encoder_fill(&encoder, next, source); }
+    }
+    encoder_drop_parts(&encoder);
+    for (int i = 0; i < encoder.most_tasks; i++) { token_list_free(&encoder.tasks[i].tokens); }
+    free(encoder.tasks);
+    free(encoder.parts);
+    return good;
+}
+
+// Completes the last shards, or removes what was begun of them.
+static inline bool token_shards_end(TokenShards *shards, bool good, Error *error) {
+    good = good && token_shards_finish(shards, error);
+    for (int side = 0; side < SHARDS_SIDES; side++) { token_writer_abandon(&shards->writers[side]); }
+    return good;
+}
+
+// The name of the token file of these texts: another one if a byte of a text or of the
+// tokenizer differs, so such a file can be used again. Copying tools preserve sizes and
+// times, and a changed text would go unnoticed.
+static inline void texts_name(const Text *texts, int count, const Tokenizer *tokenizer,
+                              char name[TEXTS_NAME_SIZE]) {
+    uLong sum = crc32_z(0, tokenizer->hash, sizeof tokenizer->hash);
+    for (int i = 0; i < count; i++) {
+        uint64_t size = texts[i].size;
+        sum = crc32_z(sum, (const Bytef *)&size, sizeof size);
+        sum = crc32_z(sum, texts[i].bytes, texts[i].size);
+    }
+    snprintf(name, TEXTS_NAME_SIZE, "tokens-%08lx.bin", (unsigned long)sum);
+}
+
+// The token file of the texts (count), whole or not at all. made: all zeros but the name and the
+// progress. Errors: a full disk, or nothing but separators and line ends.
+static inline bool tokenize_texts(TokenShards *made, const Text *texts, int count, const Tokenizer *tokenizer,
+                                  ThreadPool *pool, Error *error) {
+    TextCursor cursor = {texts, count, 0, 0, false, 0};
+    bool good = token_shards_write(made, text_next_part, &cursor, tokenizer, pool, error) &&
+                (made->documents > 0 || error_set(error, "the text holds no document"));
+    made->empty = cursor.empty;
+    return token_shards_end(made, good, error);
+}
+
+// Reads lines of JSON from `input` and writes shards. shards: name, pad and
 // most_tokens are set, and the rest is zeros. On failure the shards that are whole stay.
 static inline bool tokenize_lines(FILE *input, TokenShards *shards, const Tokenizer *tokenizer,
                                   ThreadPool *pool, Error *error) {
     JsonLines lines = {.file = input};
-    Encoder encoder;
-    encoder_open(&encoder, tokenizer, pool);
-    shards->tokenizer = tokenizer;
-    shards->padding = ~encoder.end_of_text;
-    bool good = encoder_run(&encoder, json_lines_next, &lines, token_shards_take, shards, error);
+    bool good = token_shards_write(shards, json_lines_next, &lines, tokenizer, pool, error);
     if (good && lines.problem != 0) {
         good = error_set(error, "cannot read the documents: %s", strerror(lines.problem));
     }
     if (good && shards->continued) {
         good = error_set(error, "the stream ends within a document: its last line has \"more\"");
     }
-    good = good && token_shards_finish(shards, error);
-    for (int side = 0; side < SHARDS_SIDES; side++) { token_writer_abandon(&shards->writers[side]); }
-    encoder_close(&encoder);
-    return good;
+    return token_shards_end(shards, good, error);
 }
 
 #endif

@@ -59,12 +59,16 @@ static inline void fuzz_evaluate_batches(const EvaluateSet *set) {
     }
 }
 
-static inline void fuzz_evaluate_items(const EvaluateSet *set) {
-    for (size_t i = 0; i < set->item_count; i++) {
-        const EvaluateItem *item = &set->items[i];
-        fuzz_require(item->label >= 0 && item->label < item->choices, "the right choice is one of them");
-        fuzz_require(item->first + (size_t)item->choices <= set->count, "every choice has a sequence");
+static inline void fuzz_evaluate_questions(const EvaluateSet *set) {
+    size_t questions = 0;
+    for (size_t i = 0; i < set->count; i++) {
+        const EvaluateSequence *first = &set->sequences[i];
+        if (first->choices == 0) { continue; }
+        fuzz_require(first->label >= 0 && first->label < first->choices, "the right choice is one of them");
+        fuzz_require(i + (size_t)first->choices <= set->count, "every choice has a sequence");
+        questions++;
     }
+    fuzz_require(questions == set->questions, "every line has its first sequence");
 }
 
 static inline bool fuzz_eval(const uint8_t *data, size_t size) {
@@ -78,7 +82,7 @@ static inline bool fuzz_eval(const uint8_t *data, size_t size) {
     bool good = fuzz_accepted(evaluate_set_open(&set, &request, &error), &error);
     if (good) {
         for (size_t i = 0; i < set.count; i++) { fuzz_evaluate_sequence(&set, &set.sequences[i]); }
-        fuzz_evaluate_items(&set);
+        fuzz_evaluate_questions(&set);
         fuzz_evaluate_batches(&set);
         evaluate_set_close(&set);
     }

@@ -88,14 +88,15 @@ static Text map_text(const char *path) {
 
 // The texts' token file, made with `threads` threads; the caller frees it.
 static uint8_t *make_shard(const Stage *stage, const Text *texts, int count, int threads, size_t *size,
-                           TextTokens *counts) {
+                           TokenShards *counts) {
     char path[STAGE_PATH_SIZE];
     Error error = {""};
     Tokenizer tokenizer = open_tokenizer();
     ThreadPool *pool = thread_pool_create(threads, false);
     stage_path(stage, "made.bin", path);
     memset(counts, 0, sizeof *counts);
-    if (!tokenize_texts(path, texts, count, &tokenizer, pool, counts, &error)) { fail_msg("%s", error.text); }
+    counts->name = path;
+    if (!tokenize_texts(counts, texts, count, &tokenizer, pool, &error)) { fail_msg("%s", error.text); }
     Text made = map_text(path);
     uint8_t *copy = (uint8_t *)malloc(made.size);
     memcpy(copy, made.bytes, *size = made.size);
@@ -108,13 +109,13 @@ static uint8_t *make_shard(const Stage *stage, const Text *texts, int count, int
 static void a_token_file_is_that_of_prepare(void **state) {
     Text text = map_text("test/reference/documents.txt"),
          expected = map_text("test/reference/documents_shard.bin");
-    TextTokens counts;
+    TokenShards counts;
     for (int threads = 1; threads <= 3; threads++) {
         size_t size;
         uint8_t *made = make_shard(stage_of(state), &text, 1, threads, &size, &counts);
         assert_int_equal(counts.documents, 15);
         assert_int_equal(counts.empty, 2);
-        assert_int_equal(counts.tokens, 1776);
+        assert_int_equal(counts.tokens[SHARDS_TRAIN], 1776);
         assert_int_equal(size, expected.size);
         assert_memory_equal(made, expected.bytes, size);
         free(made);
@@ -149,7 +150,7 @@ static void many_documents_stay_in_order(void **state) {
     }
     assert_true(sizes[0] > ENCODE_TASK_BYTES);
     for (int threads = 1; threads <= 2; threads++) {
-        TextTokens counts;
+        TokenShards counts;
         TokenFile file;
         size_t size;
         uint8_t *made = make_shard(stage_of(state), texts, TEXTS, threads, &size, &counts);

@@ -1320,7 +1320,7 @@ static const Refusal refusals[] = {
      "base.json is no checkpoint: it has no checkpoint.json"},
     {"directory without a checkpoint", BASE "--resume ..", "RUN/checkpoints/commit-N"},
     {"evaluation of the built-in corpus", "eval --from .. --data builtin", "the built-in corpus is made up"},
-    {"evaluation without a model", "eval --data ../base.json", "eval needs --from DIR"},
+    {"evaluation without a model", "eval --data ../base.json", "give --from DIR"},
     {"text that is far too short", BASE "--data ../three.txt", "17 tokens at least, for --seq-len 16"},
     {"help on nothing", "help optimzer", "did you mean optimizer?"},
     {"memory of a GPU in a run", BASE "--gpu-memory 8G", "is for train_gpt plan"},

@@ -128,7 +128,7 @@ static void documents_become_shards(void **state) {
         Expected *expected = (Expected *)calloc(2, sizeof *expected);
         uint64_t total = 0, empty = 0;
         int number = 0;
-        TokenShards made = {.prefix = stage_path(stage, "plain", prefix), .most_tokens = MOST};
+        TokenShards made = {.name = stage_path(stage, "plain", prefix), .most_tokens = MOST};
         if (!run_lines(stage, "lines.jsonl", threads, &made, &error)) { fail_msg("%s", error.text); }
         for (int i = 0; i <= DOCUMENTS; i++) {
             Sample sample = make_sample(i);
@@ -174,7 +174,7 @@ static void padded_documents_are_sequences(void **state) {
         Expected *expected = (Expected *)calloc(2, sizeof *expected);
         uint64_t cut = 0, left_out = 0, sequences = 0;
         TokenShards made = {
-            .prefix = stage_path(stage, "padded", prefix), .pad = (int)pad, .most_tokens = 1 << 30};
+            .name = stage_path(stage, "padded", prefix), .pad = (int)pad, .most_tokens = 1 << 30};
         if (!run_lines(stage, "lines.jsonl", 2, &made, &error)) { fail_msg("%s", error.text); }
         for (int i = 0; i < DOCUMENTS; i++) {
             Sample sample = make_sample(i);
@@ -220,7 +220,7 @@ static void parts_are_one_document(void **state) {
     stage_write(stage, "parts.jsonl",
                 "{\"text\": \"one\", \"more\": true}\n{\"text\": \" long\", \"more\": true}\n"
                 "{\"text\": \" story\"}\n{\"text\": \"another\", \"else\": [1]}"); // no line end
-    TokenShards made = {.prefix = stage_path(stage, "parts", prefix), .most_tokens = 1};
+    TokenShards made = {.name = stage_path(stage, "parts", prefix), .most_tokens = 1};
     if (!run_lines(stage, "parts.jsonl", 1, &made, &error)) { fail_msg("%s", error.text); }
     assert_int_equal(made.number, 3); // a shard ends only with a document; the last one is empty
     assert_int_equal(made.documents, 2);
@@ -252,7 +252,7 @@ static void only_the_first_part_is_padded(void **state) {
     expect_token(expected, END, false);
     stage_write(stage, "parts.jsonl",
                 "{\"text\": \"one long\", \"more\": true}\n{\"text\": \" story\"}\n{\"text\": \"a\"}\n");
-    TokenShards made = {.prefix = stage_path(stage, "first", prefix), .pad = 3, .most_tokens = MOST};
+    TokenShards made = {.name = stage_path(stage, "first", prefix), .pad = 3, .most_tokens = MOST};
     if (!run_lines(stage, "parts.jsonl", 1, &made, &error)) { fail_msg("%s", error.text); }
     expect_same_file(stage, "first_train_00000.bin", expected, 3);
     assert_int_equal(made.documents, 2);
@@ -314,7 +314,7 @@ static void parts_of_a_chat_are_predicted(void **state) {
             }
         }
         assert_int_equal(fclose(file), 0);
-        TokenShards made = {.prefix = stage_path(stage, "chats", prefix), .most_tokens = MOST * 10};
+        TokenShards made = {.name = stage_path(stage, "chats", prefix), .most_tokens = MOST * 10};
         if (!run_lines(stage, "chats.jsonl", 2, &made, &error)) { fail_msg("%s", error.text); }
         expect_same_file(stage, "chats_train_00000.bin", expected, 0);
         assert_int_equal(made.left_out, left_out);
@@ -339,7 +339,7 @@ static void a_file_says_what_divides_its_documents(void **state) {
     char prefix[STAGE_PATH_SIZE], path[STAGE_PATH_SIZE];
     Error error;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        TokenShards made = {.prefix = stage_path(stage, "divided", prefix), .most_tokens = MOST};
+        TokenShards made = {.name = stage_path(stage, "divided", prefix), .most_tokens = MOST};
         TokenFile file;
         size_t size = 0;
         stage_write(stage, "divided.jsonl", cases[i].stream);
@@ -393,8 +393,8 @@ static void what_is_no_document_is_refused(void **state) {
         {"{\"text\": \"a\"}\n{\"text\": \"b\"", "line 2 is not JSON"},
         {"{\"text\": 3}\n", "line 1 must be an object whose 'text'"},
         {"{\"prompt\": \"a\"}\n", "line 1 must be an object whose 'text'"},
-        {"{\"text\": \"a\", \"val\": \"yes\"}\n", "line 1: 'val' must be true or false"},
-        {"{\"text\": \"a\"}\n{\"text\": \"a\", \"more\": 1}\n", "line 2: 'more' must be true or false"},
+        {"{\"text\": \"a\", \"val\": \"yes\"}\n", "line 1 must be an object whose 'text'"},
+        {"{\"text\": \"a\"}\n{\"text\": \"a\", \"more\": 1}\n", "line 2 must be an object whose 'text'"},
         {"{\"text\": \"a\", \"prompt\": 3}\n", "line 1 must be an object whose 'text'"},
         {"[\"text\"]\n", "line 1 must be an object whose 'text'"},
         {"{\"text\": \"\xFF\"}\n", "line 1 is not JSON"},
@@ -413,7 +413,7 @@ static void what_is_no_document_is_refused(void **state) {
     char prefix[STAGE_PATH_SIZE], command[2 * STAGE_PATH_SIZE];
     Error error;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        TokenShards made = {.prefix = stage_path(stage, "bad", prefix), .most_tokens = MOST};
+        TokenShards made = {.name = stage_path(stage, "bad", prefix), .most_tokens = MOST};
         stage_write(stage, "bad.jsonl", cases[i].stream);
         assert_false(run_lines(stage, "bad.jsonl", 2, &made, &error));
         if (strstr(error.text, cases[i].part) == NULL) { fail_msg("%s: %s", cases[i].stream, error.text); }

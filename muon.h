@@ -45,6 +45,7 @@ static inline void muon_reserve(MuonWorkspace *workspace, Arena *arena, Precisio
     workspace->together = arena->on_gpu ? MUON_TOGETHER : 1;
     size_t square = (size_t)workspace->together * workspace->side * workspace->side * element;
     size_t partials = buffer_blocks(workspace->count) * sizeof(double);
+    size_t products = arena->on_gpu ? GEMM_WORKSPACE_BYTES : 0;
     const MemoryClass W = MEMORY_WORKSPACE;
     const ArenaRow rows[] = {
         {W, "Muon: direction", whole, &workspace->x},
@@ -52,7 +53,7 @@ static inline void muon_reserve(MuonWorkspace *workspace, Arena *arena, Precisio
         {W, "Muon: square", square, &workspace->square},
         {W, "Muon: polynomial", square, &workspace->polynomial},
         {W, "Muon: partial sums", partials, &workspace->partials},
-        {W, "Muon: products", arena->on_gpu ? GEMM_WORKSPACE_BYTES : 0, &workspace->gemm},
+        {W, "Muon: products", products, &workspace->gemm},
     };
     arena_reserve_rows(arena, rows, sizeof rows / sizeof rows[0], false);
 }

@@ -143,6 +143,7 @@ static inline void buffer_change(Buffer *buffer, BufferState from, BufferState t
 // in a micro-batch with few predicted ones then weighs more in the gradient, and a
 // micro-batch without any adds nothing but counts in the gradient's divisor.
 typedef struct Tally {
+    // Sums, as far as sent_square.
     double micro_batches;
     double predicted;          // tokens
     double loss, perfect_loss; // sums over the predicted tokens
@@ -158,19 +159,10 @@ typedef struct Tally {
     SpikeSite site;
 } Tally;
 
-// The members of a tally that are sums.
-static const size_t TALLY_SUMS[] = {
-    offsetof(Tally, micro_batches), offsetof(Tally, predicted),  offsetof(Tally, loss),
-    offsetof(Tally, perfect_loss),  offsetof(Tally, not_finite), offsetof(Tally, left_out),
-    offsetof(Tally, shard_square),  offsetof(Tally, stops),      offsetof(Tally, saves),
-    offsetof(Tally, ended),
-};
-
 static inline void tally_add(Tally *sum, const Tally *tally) {
-    for (size_t i = 0; i < sizeof TALLY_SUMS / sizeof TALLY_SUMS[0]; i++) {
-        *(double *)(void *)((char *)sum + TALLY_SUMS[i]) +=
-            *(const double *)(const void *)((const char *)tally + TALLY_SUMS[i]);
-    }
+    double *sums = (double *)(void *)sum;
+    const double *members = (const double *)(const void *)tally;
+    for (size_t i = 0; i < offsetof(Tally, sent_square) / sizeof(double); i++) { sums[i] += members[i]; }
 }
 
 // Nats per predicted token; NaN where none is predicted.

@@ -22,11 +22,6 @@ typedef struct LikeRun {
     double tokens_per_second;
 } LikeRun;
 
-// Sums over reports. The weight of a report is its number of steps.
-typedef struct LikeSums {
-    double weight, micro_batch, micro_batch_cpu, computing;
-} LikeSums;
-
 static inline double like_number(const json_t *event, const char *name) {
     return json_number_value(json_object_get(event, name));
 }
@@ -53,12 +48,11 @@ static inline void like_take_start(const json_t *event, LikeRun *like) {
 static inline bool like_read(const char *name, LikeRun *like, Error *error) {
     char path[PATH_MAX + 16], *line = NULL;
     size_t room = 0;
-    LikeSums sums;
     int reports = 0;                    // since the latest start
+    double steps = 0;                   // of those that count
     double seconds = 0, tokens = 0;     // of training, at the first of them
     double total_seconds = 0, done = 0; // and at the last
     memset(like, 0, sizeof *like);
-    memset(&sums, 0, sizeof sums);
     snprintf(path, sizeof path, "%s/log.jsonl", name);
     FILE *file = fopen(path, "r");
     if (file == NULL) { return error_set(error, "--like %.300s: there is no log.jsonl of a run", name); }
@@ -79,23 +73,24 @@ static inline bool like_read(const char *name, LikeRun *like, Error *error) {
                 tokens = done;
                 like->tokens_per_second = like_number(event, "tokens_per_second");
             }
-            if (reports <= 2) { memset(&sums, 0, sizeof sums); }
-            double weight = like_number(event, "steps");
-            sums.weight += weight;
-            sums.micro_batch += weight * like_number(event, "micro_batch_ms") / 1e3;
-            sums.micro_batch_cpu += weight * like_number(event, "micro_batch_cpu_ms") / 1e3;
-            sums.computing += weight * like_number(event, "compute_ms") / 1e3;
+            // Sums, at first: of each step of the report.
+            if (reports <= 2) { steps = like->micro_batch = like->micro_batch_cpu = like->computing = 0; }
+            double more = like_number(event, "steps");
+            steps += more;
+            like->micro_batch += more * like_number(event, "micro_batch_ms") / 1e3;
+            like->micro_batch_cpu += more * like_number(event, "micro_batch_cpu_ms") / 1e3;
+            like->computing += more * like_number(event, "compute_ms") / 1e3;
         }
         json_decref(event);
     }
     free(line);
     fclose(file);
-    if (!(sums.weight > 0) || !(like->tokens > 0)) {
+    if (!(steps > 0) || !(like->tokens > 0)) {
         return error_set(error, "--like %.300s: no report of its log says what a micro-batch took", name);
     }
-    like->micro_batch = sums.micro_batch / sums.weight;
-    like->micro_batch_cpu = sums.micro_batch_cpu / sums.weight;
-    like->computing = sums.computing / (total_seconds > seconds ? total_seconds - seconds : seconds);
+    like->micro_batch /= steps;
+    like->micro_batch_cpu /= steps;
+    like->computing /= total_seconds > seconds ? total_seconds - seconds : seconds;
     if (total_seconds > seconds) { like->tokens_per_second = (done - tokens) / (total_seconds - seconds); }
     return true;
 }

@@ -85,11 +85,7 @@ static inline double machine_exchange_pass(const Machine *machine, double elemen
 // formats are bound by arithmetic, so theirs is the number of bytes that would take as
 // long.
 static inline double machine_coding(WireFormat wire) {
-    switch (wire) {
-    case WIRE_FP32: return 12;
-    case WIRE_BF16: return 16;
-    default: return 22;
-    }
+    return wire == WIRE_FP32 ? 12 : wire == WIRE_BF16 ? 16 : 22;
 }
 
 enum { MESSAGE_COPIES = 4 }; // times that a byte of a message is read or written on its way

@@ -40,9 +40,10 @@ static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) 
     return size_max(1, size_min(cells, layout->cells));
 }
 
-// Host: decides all that depends on the kind of the rule or of the job. An estimate
-// inspects nothing, because the commit sends the same gradients once more; nor does a
-// world of one rank, whose gradients are their own sum, unless compute steps with them.
+// Host: decides all that depends on the kind of the rule or of the job. A rank looks
+// for NaNs in its own gradients before they are summed. Not those of an estimate: the
+// commit sends them again, and looks. Nor those of a world of one rank, which are their own
+// sum, unless compute steps with them (local rules).
 static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
     Job *job = &s->job;
     bool average = kind == AVERAGE;
@@ -342,8 +343,8 @@ static inline void job_task(void *context, Stream *stream) {
     s->gathering = *job;
 }
 
-// Sends the result to all ranks: into the parameters where compute waits for them, beside
-// them where it uses them. Coarse wires carry differences to those that compute uses.
+// Sends the result to all ranks: into the parameters if compute waits for them, into a second
+// buffer if it is using them. Coarse wires carry differences to those that compute uses.
 static inline void job_gather_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     const Job *job = &s->gathering;

@@ -60,9 +60,9 @@ typedef struct Rule {
     //
     // check: whether the options fit together. layers: of the model; 0: not known yet.
     // configure: the options as settings of the scheduler; they have passed check.
-    // choose: options that are "auto" leave a choice to a measurement (plan/choose.h). Writes
-    // choice number (format, split) into `own`, as a user would have; both count from the
-    // one that is preferred where several are as fast. False: there is no such choice.
+    // choose: options that are "auto" leave a choice to a measurement (plan/choose.h). Sets the
+    // options in `own` to choice number (format, split), as a user would have; of choices that
+    // are as fast the lowest numbers win. False: there is no such choice.
     // settings: of the rank with the most micro-batches.
     // describe: what follows from the options, for the start-up block.
     bool (*check)(const void *own, int layers, Error *error);

@@ -41,10 +41,12 @@
 //   H7  A parameter has arrived before a forward pass reads it. Watermark `arrived`:
 //       job_gather_task() to scheduler_need().
 // Only the host thread calls these functions. Between two of its calls at most one job
-// and one round of micro-batches run, and in synchronous rules the job before's gather.
+// and one round of micro-batches run; in synchronous rules the gather of the previous job may
+// still run, too.
 #ifndef ACCO_SCHEDULER_H
 #define ACCO_SCHEDULER_H
 
+#include "commit_report.h"
 #include "communication_job.h"
 
 // ---------------------------------------------------------------------------------------
@@ -185,69 +187,6 @@ static inline void accumulate(Scheduler *s, int count) {
     buffer_change(&s->parameters, BUFFER_READING, BUFFER_FREE);
     buffer_change(&s->gradients, BUFFER_WRITING, followed ? BUFFER_WRITING : BUFFER_READY);
     if (followed && !s->settings.overlap) { scheduler_enqueue_job(s); }
-}
-
-// ---------------------------------------------------------------------------------------
-// What a job brings: the report of a commit, the verdict on spikes, what the ranks wish for
-
-// Whether a spike ended the run, or sends it back; local rules then apply nothing.
-static inline bool scheduler_is_halted(const Scheduler *s) {
-    return s->spikes.failed || s->spikes.rollback_due;
-}
-
-// Skipped steps; the job of a local rule does not know which value was too large.
-static inline void scheduler_note_spike(Scheduler *s, SpikeKind kind, double steps) {
-    const Job *job = &s->job;
-    bool high = kind == SPIKE_HIGH_LOSS;
-    SpikeReport report = {.kind = kind,
-                          .commit = job->commit,
-                          .rank = job->first_bad_rank,
-                          .site = job->site,
-                          .measured = high ? tally_mean_loss(&job->total) : job->gradient_norm,
-                          .largest = high ? job->largest_loss : job->largest_norm,
-                          .steps = steps};
-    if (job->kind == AVERAGE) { report.measured = NAN; }
-    s->spikes.latest = report;
-    s->spikes.count += steps;
-}
-
-// Adds what a job brought to the report, which is complete after a commit. An estimate that
-// was not made costs nothing: the gradients that it came from spoil the commit too, and the
-// commit's job knows more about them.
-static inline void scheduler_account_job(Scheduler *s) {
-    const Job *job = &s->job;
-    SpikeState *spikes = &s->spikes;
-    bool local = job->kind == AVERAGE;
-    s->wishes.stop_agreed = s->wishes.stop_agreed || job->total.stops > 0;
-    s->wishes.save_agreed = s->wishes.save_agreed || job->total.saves > 0;
-    s->wishes.all_writers_done = job->total.ended == s->transport->size;
-    if (job->spike != SPIKE_NONE && job->kind == ESTIMATE) { return; }
-    if (job->spike != SPIKE_NONE) {
-        SpikePolicy policy = s->settings.on_spike;
-        scheduler_note_spike(s, job->spike, 1);
-        spikes->in_a_row += local ? 0 : 1;
-        bool patient = spikes->in_a_row < SPIKE_PATIENCE && job->spike != SPIKE_PARAMETERS;
-        spikes->failed = spikes->failed || policy == SPIKE_STOP || (policy == SPIKE_SKIP && !patient);
-        spikes->rollback_due = policy == SPIKE_ROLLBACK;
-        return;
-    }
-    if (job->total.left_out > 0) { scheduler_note_spike(s, spike_kind_of(&job->site), job->total.left_out); }
-    if (job->kind == ESTIMATE || job->total.micro_batches == 0) { return; }
-    if (!local) {
-        s->gradients_done += job->total.micro_batches;
-        spikes->in_a_row = 0;
-    }
-    CommitReport report = {.commit = local ? job->commit : s->optimizer.commits,
-                           .gradients_done = local ? job->gradients_done : s->gradients_done,
-                           .micro_batches = job->total.micro_batches,
-                           .predicted = job->total.predicted,
-                           .loss = tally_mean_loss(&job->total),
-                           .perfect_loss = job->total.perfect_loss / job->total.predicted,
-                           .learning_rate = job->learning_rate,
-                           .gradient_norm = job->gradient_norm,
-                           .seconds = trace_take(&s->trace)};
-    s->report = report;
-    s->reports++;
 }
 
 // ---------------------------------------------------------------------------------------

@@ -138,12 +138,11 @@ static inline void buffer_change(Buffer *buffer, BufferState from, BufferState t
 // The record that travels with a gradient sum. The ranks exchange their records with
 // every job and add them up in the order of ranks, so that all take the same decisions.
 //
-// Losses are means over predicted tokens, gradients over micro-batches, each with the
-// gradient of its own mean loss. They differ only where a mask leaves tokens out: a token
+// A reported loss is a mean over predicted tokens; a gradient is a mean over micro-batches,
+// each of which counts the same. The two differ only where a mask leaves tokens out: a token
 // in a micro-batch with few predicted ones then weighs more in the gradient, and a
 // micro-batch without any adds nothing but counts in the gradient's divisor.
 typedef struct Tally {
-    // Sums, as far as sent_square.
     double micro_batches;
     double predicted;          // tokens
     double loss, perfect_loss; // sums over the predicted tokens
@@ -159,10 +158,19 @@ typedef struct Tally {
     SpikeSite site;
 } Tally;
 
+// The members of a tally that are sums.
+static const size_t TALLY_SUMS[] = {
+    offsetof(Tally, micro_batches), offsetof(Tally, predicted),  offsetof(Tally, loss),
+    offsetof(Tally, perfect_loss),  offsetof(Tally, not_finite), offsetof(Tally, left_out),
+    offsetof(Tally, shard_square),  offsetof(Tally, stops),      offsetof(Tally, saves),
+    offsetof(Tally, ended),
+};
+
 static inline void tally_add(Tally *sum, const Tally *tally) {
-    double *sums = (double *)(void *)sum;
-    const double *members = (const double *)(const void *)tally;
-    for (size_t i = 0; i < offsetof(Tally, sent_square) / sizeof(double); i++) { sums[i] += members[i]; }
+    for (size_t i = 0; i < sizeof TALLY_SUMS / sizeof TALLY_SUMS[0]; i++) {
+        *(double *)(void *)((char *)sum + TALLY_SUMS[i]) +=
+            *(const double *)(const void *)((const char *)tally + TALLY_SUMS[i]);
+    }
 }
 
 // Nats per predicted token; NaN where none is predicted.

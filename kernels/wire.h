@@ -26,8 +26,9 @@
 // bytes, is in the byte order of the machine, and overlaps neither input nor output.
 //
 // Scales are chosen so that every value of a coarse format is exact in fp32. Therefore
-// encoding what was decoded gives the same bytes again, so the owner of a shard can keep
-// what it sends; and a multiply-add gives the same bits whether the compiler fuses it or not.
+// encoding what was decoded gives the same bytes again, and the owner of a shard can keep the
+// rounded values that it sent. And code times scale is exact, so an addition gives the same
+// bits whether the compiler fuses it with the product or not.
 //
 // A block that holds a NaN or an infinity decodes to NaNs in the coarse formats. fp32 and
 // bf16 keep it as it is.
@@ -152,7 +153,7 @@ static inline void wire_encode_not_finite(void *out, size_t code_bytes) {
 enum { WIRE_INT8_STEPS = 127, WIRE_INT4_STEPS = 7 };
 
 // The largest magnitude divided by the number of steps, cut to 16 significant bits.
-// Together with the 8 bits of a code and a half they fit into an fp32: so every multiple
+// These 16 bits and the 8 of a code, or of a code and a half, are the 24 of an fp32: so every multiple
 // of the scale and every tie is exact, and the division below cannot round a number onto
 // a tie. It is cut and not rounded, so that the largest multiple never overflows. It is
 // at least the smallest normal number: nothing is divided by 0 or by a scale that has

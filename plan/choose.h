@@ -37,8 +37,9 @@ typedef struct Measurements {
 } Measurements;
 
 // One way to run, and the seconds of its commits: with exchanges that are as slow as the
-// margin allows, and in the mean of these and those that were measured. The former alone would
-// not tell a split that hides all that was measured from one that hides nothing.
+// margin allows, and in the mean of these and those that were measured. With slow
+// exchanges alone, a split that hides all that was measured may look no better than one that
+// hides nothing.
 typedef struct Choice {
     RuleOptions options;
     double late, expected;

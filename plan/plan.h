@@ -1,6 +1,6 @@
 // plan.h: train_gpt plan: what memory a rank needs and whether it is there, how long a
-// commit takes under every rule, and which rule to take. Nothing of the run is allocated
-// or trained.
+// commit takes under every rule, and which rule to take. Nothing is
+// trained; only what times a micro-batch is allocated (forecast.h).
 //
 // The numbers of memory are those of the run itself: a plan makes the same choices and
 // the same reservations (reserve_memory), and ends where a run would allocate. Times are

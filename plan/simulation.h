@@ -4,7 +4,7 @@
 // streams are simulated (StreamSimulator, runtime/device.h). Instead of running a task,
 // the simulator adds the task's cost (machine.h) to a clock; where the host would wait
 // for an event, the host's clock jumps. So the simulator knows no rule. It knows the
-// eight kinds of tasks that streams are given, and what a task of one stream waits for in
+// kinds of tasks that streams are given, and what a task of one stream waits for in
 // the other, which is H6 and H7 of scheduler.h:
 //
 //   compute         | forward, where parameters have arrived | backward, layer after layer |

@@ -7,8 +7,8 @@
 //
 // The launcher also uses SIGTERM to end the remaining ranks when one has died, and says
 // only which and where. So on SIGTERM a rank prints where it was, whether the process of a
-// rank on this host is gone, and what is lost. Only ranks 0 and 1 print: so one is left
-// whichever has died, and not a thousand lines. A rank that leaves in order, or that has
+// rank on this host is gone, and what is lost. Only ranks 0 and 1 print: if one of
+// them has died the other one does, and there are never a thousand lines. A rank that leaves in order, or that has
 // already said why the run must end, prints nothing.
 //
 // FAILURE_SIGNAL (runtime/errors.h) comes from this process itself: something that knows no

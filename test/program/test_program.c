@@ -311,8 +311,8 @@ static const char *const varied[][FLEET] = {
      "--optimizer sparse-loco --sparse-H 4"},
 };
 
-// A rule that somebody adds must not be left out of fleet.h, whose cases most tests of whole
-// runs go through.
+// A rule that somebody adds must not be left out of rule_cases.h, whose rows most tests of
+// whole runs go through.
 static void every_rule_is_tested(void **state) {
     (void)state;
     assert_int_equal(RULES_TESTED, RULE_COUNT);

@@ -80,14 +80,14 @@ typedef struct DataLoader {
     uint32_t separator; // that of all files, if documents are to be divided and it is known; else 0
 } DataLoader;
 
-// Of the sources from `low` on before `high`.
+// The weights of sources low .. high - 1 together.
 static inline uint64_t data_loader_weights(const DataLoader *loader, int low, int high) {
     uint64_t sum = 0;
     for (int i = low; i < high; i++) { sum += loader->sources[i].weight; }
     return sum;
 }
 
-// Of all samples, those of source `index`.
+// The share of all samples that is of source `index`.
 static inline double data_loader_share(const DataLoader *loader, int index) {
     return (double)loader->sources[index].weight /
            (double)data_loader_weights(loader, 0, loader->source_count);

@@ -69,7 +69,7 @@ typedef struct MuonBatch {
     StepRange ranges[MUON_TOGETHER]; // (count): all but what only Muon has
 } MuonBatch;
 
-// How many matrices of so many elements a full batch has.
+// How many matrices of `elements` elements a full batch has.
 static inline int muon_most(const MuonWorkspace *workspace, size_t elements) {
     return (int)size_min((size_t)workspace->together, workspace->count / elements);
 }

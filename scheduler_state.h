@@ -72,7 +72,7 @@ typedef struct SchedulerSettings {
     bool replicated; // every rank holds and steps the whole optimizer state
     bool overlap;    // false: the same schedule, with a full wait after every operation
     bool adaptive;   // accumulate() computes for as long as the job runs
-    // Of this worker per commit, in local rules per inner step; adaptive: at least.
+    // This worker's per commit, in local rules per inner step; adaptive: the least.
     int micro_batches;
     // Rules with two rounds per commit: of these micro-batches, those beside the COMMIT job;
     // and the micro-batches of the first round of a run.
@@ -250,7 +250,7 @@ typedef struct SparseState {
     size_t slice;          // blocks that travel together
 } SparseState;
 
-// Of all ranks together, on their way at a time: much more than the latency of a link, and
+// Bytes of all ranks together that are on their way at a time: much more than the latency of a link, and
 // little enough that a deadline for it says something.
 enum { SPARSE_SLICE_BYTES = 2 << 20 };
 

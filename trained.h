@@ -21,8 +21,8 @@ typedef enum TrainedKind { TRAINED_WHOLE, TRAINED_FROZEN, TRAINED_ADAPTED } Trai
 
 typedef struct TensorPlace {
     TrainedKind kind;
-    // In the trained vector: of the tensor; of A, with B behind it; or, where nothing of
-    // it is trained, of the next one that is.
+    // Where it begins in the trained vector: the tensor; A, with B behind it; or, where
+    // nothing of it is trained, the next one that is.
     size_t trained;
     size_t frozen; // in the frozen vector, unless the tensor is trained
 } TensorPlace;

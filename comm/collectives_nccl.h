@@ -29,7 +29,7 @@
 #include "comm/nccl.h"
 #include "kernels/kernels.h"
 
-// Of encoded messages in each direction: the host takes about 0.1 ms for a batch, in which
+// Bytes of encoded messages in each direction: the host takes about 0.1 ms for a batch, in which
 // a fast link moves 30 MB.
 enum { NCCL_BUFFER_BYTES = 128 << 20, NCCL_ALIGNMENT = 128 };
 

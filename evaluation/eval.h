@@ -44,7 +44,7 @@ static inline void evaluator_reserve(Evaluator *evaluator, Arena *arena, const M
     arena_reserve_host(arena, MEMORY_WORKSPACE, "most probable tokens", bytes, &evaluator->largest);
 }
 
-// Of the sequences of a batch, in its order (EVALUATE_MOST_ROWS at most; zeros before).
+// scores: of the sequences of a batch, in its order (EVALUATE_MOST_ROWS at most; zeros before).
 // parameters: (parameter_count), for the kernels. False: a token beyond the vocabulary.
 static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const float *parameters,
                                    const EvaluateSet *set, size_t batch, EvaluateScore *scores,

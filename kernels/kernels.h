@@ -116,7 +116,7 @@ static inline void gemm_open(Stream *stream, void *workspace) {
     KERNEL_ON_GPU(stream, cuda_gemm_open(stream, workspace))
 }
 
-// From now on products of this stream count on so many GPU multiprocessors; 0: on all.
+// From now on products of this stream count on `sm_count` GPU multiprocessors; 0: on all.
 static inline void gemm_limit(Stream *stream, int sm_count) {
     (void)sm_count;
     KERNEL_ON_GPU(stream, cuda_gemm_limit(stream, sm_count))

@@ -56,18 +56,18 @@ typedef struct SparseTaken {
     float values[SPARSE_ENTRIES];
 } SparseTaken;
 
-// Of a vector of `count` elements.
+// Blocks, and their bytes, of a vector of `count` elements.
 WIRE_FUNCTION size_t sparse_blocks(size_t count) { return (count + SPARSE_BLOCK - 1) / SPARSE_BLOCK; }
 
 WIRE_FUNCTION size_t sparse_bytes(size_t count) { return sparse_blocks(count) * sizeof(SparseBlock); }
 
-// Of the block that begins at element `begin` of `count`.
+// How many elements the block has that begins at element `begin` of `count`.
 WIRE_FUNCTION int sparse_elements(size_t count, size_t begin) {
     size_t left = count - begin, most = SPARSE_BLOCK;
     return (int)(left < most ? left : most);
 }
 
-// Of a block with so many elements.
+// How many entries a block with `elements` elements has.
 WIRE_FUNCTION int sparse_entries(int elements) {
     return elements < SPARSE_ENTRIES ? elements : SPARSE_ENTRIES;
 }

@@ -105,7 +105,7 @@ static inline bool options_are_adaptive(const Options *options) {
     return options->accumulate == 0 && options->rank_accumulate[0] == '\0';
 }
 
-// Of `rank` per commit: its number of the list, or --accumulate where there is none. 0:
+// Micro-batches of `rank` per commit: its number of the list, or --accumulate where there is none. 0:
 // auto. 1 where a list is too short, until options_check_rank_numbers refuses it.
 static inline int options_rank_accumulate(const Options *options, int rank) {
     if (options->rank_accumulate[0] == '\0') { return (int)options->accumulate; }

@@ -95,12 +95,12 @@ static inline bool like_read(const char *name, LikeRun *like, Error *error) {
     return true;
 }
 
-// Threads for each core of the host where so many ranks share it, at least 1.
+// Threads for each core of a host that `ranks` ranks share, at least 1.
 static inline double like_crowd(const LikeRun *like, int ranks) {
     return like->cores > 0 ? fmax(ranks * like->threads / like->cores, 1) : 1;
 }
 
-// Sets what the run tells of its machines, for micro-batches of so many tokens. again: the plan
+// Sets what the run tells of its machines, for micro-batches of `tokens` tokens. again: the plan
 // is for that very run, which had as many ranks. together: ranks of the plan that share a host.
 static inline void like_set_machine(const LikeRun *like, double tokens, bool again, int together,
                                     Machine *machine) {

@@ -129,7 +129,7 @@ static inline json_t *page_data(const Setup *setup, const Forecast *own, OptionC
         page_axis_as_json(&counts), "rules", rules, "map", page_map(setup, own, recompute, &mbit, &counts));
 }
 
-// Writes the page of a plan. own: the plan itself, which took so many seconds.
+// Writes the page of a plan. own: the plan itself, which took `seconds`.
 static inline bool page_write(const Setup *setup, const Forecast *own, OptionChoice recompute,
                               const char *reason, double seconds, Error *error) {
     const char *path = setup->options->page, *data = strstr(PAGE_HTML, PAGE_DATA_GO_HERE);

@@ -49,7 +49,7 @@ typedef struct Simulation {
     // When the backward pass of the latest micro-batch began and ended, on the slowest
     // rank.
     double backward_began, backward_ended;
-    // Of Muon's products in a step, on the rank with most; 0: none, or nothing is known of their rate.
+    // Operations of Muon's products in a step, on the rank with most; 0: none, or their rate is unknown.
     double step_flops;
     double *arrivals;     // (layout.cells): when the latest gather brought each bucket
     size_t arrival_cells; // of a bucket; 0: everything is there

@@ -177,7 +177,7 @@ static inline void print_model(const ModelConfig *config, const TrainedPart *par
     }
 }
 
-// Of several sources, how much each is of the run; and of which a validation visits all.
+// Prints how much of the run each of several sources is, and of which a validation visits all.
 static inline void print_sources(Run *run) {
     const DataLoader *data = &run->data, *held = validation_loader(run);
     double samples = (double)run->options.tokens / run->T;

@@ -216,7 +216,7 @@ static inline void keep_measured_choices(Run *run) {
     share_from_rank_zero(&run->transport, "sharing", &run->options.rules, sizeof run->options.rules);
 }
 
-// --decay-now: from the checkpoint on the rate falls, and so many tokens later the run ends. A
+// --decay-now: from the checkpoint on the rate falls, and the run ends that many tokens later. A
 // checkpoint that cannot be read is refused by check_resume.
 static inline bool decay_from_checkpoint(Options *options, Error *error) {
     int64_t commit;

@@ -80,7 +80,7 @@ static inline double training_seconds(const TrainingClock *clock) {
     return clock->before + clock_seconds() - clock->started - clock->paused;
 }
 
-// --stop-after: so many validations in a row were no better than one before.
+// --stop-after N: N validations in a row were no better than one before.
 static inline bool has_stopped_improving(const Run *run) {
     return run->options.stop_after > 0 && run->checkpointed.worse >= run->options.stop_after;
 }

@@ -75,7 +75,7 @@ static inline bool choose_model(Run *run, Error *error) {
     return options_check_rule(options, run->config.layers, error);
 }
 
-// Of all ranks (in local rules: per inner step); with --accumulate auto the least possible number.
+// Tokens of all ranks per commit (in local rules: per inner step); with --accumulate auto the least.
 static inline int64_t nominal_tokens_per_commit(const Run *run) {
     return options_total_accumulate(&run->options, run->transport.size) * tokens_per_micro_batch(run);
 }

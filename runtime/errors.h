@@ -87,7 +87,7 @@ static inline void *memory_take(size_t count, size_t size) {
     return memory;
 }
 
-// The same for memory that grows to so many bytes, or NULL; what is new in it is not zeroed.
+// The same for `memory` (or NULL) that grows to `bytes`; what is new in it is not zeroed.
 static inline void *memory_grow(void *memory, size_t bytes) {
     void *larger = realloc(memory, bytes);
     if (larger == NULL) { failure_report("the system has no memory left"); }

@@ -70,7 +70,7 @@ typedef struct StepRange {
     MomentKey key; // of this step, where moments are bf16
     AdamWStep step;
     bool commit; // else an estimate
-    // Of Muon.
+    // Only for Muon:
     Real *direction;     // (count): X
     double *partials;    // (buffer_blocks(count)), where the kernels run
     Precision precision; // of X: the stream's

@@ -30,7 +30,7 @@ typedef struct CudnnPlan {
     std::shared_ptr<cudnn_frontend::graph::Graph> graph; // NULL: cuDNN has no plan
 } CudnnPlan;
 
-// Of a stream; it hangs on its CudaGemmLibrary.
+// What a stream has of cuDNN; it hangs on the stream's CudaGemmLibrary.
 typedef struct CudnnLibrary {
     cudnnHandle_t handle;
     int count;

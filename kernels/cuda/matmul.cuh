@@ -104,7 +104,7 @@ static inline void cuda_gemm_layout(cublasLtMatrixLayout_t *layout, const CudaGe
     }
 }
 
-// Of operands in FP8, in device memory.
+// a, b: the scales of operands in FP8, in device memory.
 static inline void cuda_gemm_set_scales(cublasLtMatmulDesc_t operation, const float *a, const float *b) {
     CUBLAS_CHECK(
         cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a, sizeof a));

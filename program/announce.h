@@ -66,6 +66,18 @@ static inline void print_batch(const Run *run) {
            constant ? options->learning_rate : options->minimum_learning_rate, decay,
            (long long)options->warmup, commit,
            options->learning_rate_by == RATE_BY_COMMITS ? "commits" : "micro-batch gradients");
+    int matrices = 0;
+    size_t elements = 0;
+    for (int i = 0; i < run->tensor_count; i++) {
+        const OptimizerTensor *tensor = &run->tensors[i];
+        if (tensor->rows == 0) { continue; }
+        matrices++;
+        elements += tensor->end - tensor->begin;
+    }
+    if (matrices > 0) {
+        printf("muon       steps %d matrices, %.0f %% of the parameters; AdamW steps the others\n", matrices,
+               100.0 * (double)elements / (double)run->part.table.parameter_count);
+    }
 }
 
 static inline void print_rule(const Options *options, const SchedulerSettings *settings, const char *reason) {

@@ -7,9 +7,9 @@
 //
 // The launcher also uses SIGTERM to end the remaining ranks when one has died, and says
 // only which and where. So on SIGTERM a rank prints where it was, whether the process of a
-// rank on this host is gone, and what is lost. Only ranks 0 and 1 print: if one of
-// them has died the other one does, and there are never a thousand lines. A rank that leaves in order, or that has
-// already said why the run must end, prints nothing.
+// rank on this host is gone, and what is lost. Only ranks 0 and 1 print: if one of them has
+// died the other one does, and there are never a thousand lines. A rank that leaves in
+// order, or that has already said why the run must end, prints nothing.
 //
 // FAILURE_SIGNAL (runtime/errors.h) comes from this process itself: something that knows no
 // ranks has failed, such as CUDA, and all ranks end at once. SIGPIPE is ignored: the log has

@@ -67,12 +67,12 @@ static inline void print_memory(const Setup *setup) {
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
         print_memory_row("", memory_class_name((MemoryClass)i), arena_class_bytes(arena, (MemoryClass)i), "");
         for (int j = 0; j < arena->count; j++) {
-            const Reservation *reservation = &arena->reservations[j];
-            if (reservation->memory_class != (MemoryClass)i) { continue; }
+            const ArenaRow *row = &arena->reservations[j].row;
+            bool on_host = arena->reservations[j].on_host;
+            if (row->memory_class != (MemoryClass)i) { continue; }
             bool grows = i == MEMORY_ACTIVATIONS || i == MEMORY_WORKSPACE;
-            state += grows || reservation->on_host ? 0 : reservation->bytes;
-            print_memory_row("  ", reservation->name, reservation->bytes,
-                             reservation->on_host ? "  on the host" : "");
+            state += grows || on_host ? 0 : row->bytes;
+            print_memory_row("  ", row->name, row->bytes, on_host ? "  on the host" : "");
         }
     }
     print_memory_row("", arena->on_gpu ? "total on the GPU" : "total", arena->bytes, "  with alignment");

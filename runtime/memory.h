@@ -42,13 +42,17 @@ static inline const char *memory_class_name(MemoryClass memory_class) {
 // reach, and is what libraries on a GPU ask for.
 enum { ARENA_ALIGNMENT = 256, ARENA_MAX_RESERVATIONS = 512 };
 
-typedef struct Reservation {
+typedef struct ArenaRow {
     MemoryClass memory_class;
     const char *name; // static storage
     size_t bytes;
+    void *slot; // address of the pointer that arena_commit fills
+} ArenaRow;
+
+typedef struct Reservation {
+    ArenaRow row;
     bool on_host;  // in the host's mapping, if that is another one
     size_t offset; // from the start of its mapping
-    void *slot;    // address of the pointer that arena_commit fills
 } Reservation;
 
 typedef struct Arena {
@@ -61,52 +65,41 @@ typedef struct Arena {
     char *host_base;   // on a GPU
 } Arena;
 
-static inline void arena_add(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes,
-                             bool on_host, void *slot) {
+static inline void arena_add(Arena *arena, ArenaRow row, bool on_host) {
     assert(arena->base == NULL && arena->count < ARENA_MAX_RESERVATIONS);
-    size_t *total = on_host ? &arena->host_bytes : &arena->bytes;
-    Reservation reservation = {.memory_class = memory_class,
-                               .name = name,
-                               .bytes = bytes,
-                               .on_host = on_host,
-                               .offset = *total,
-                               .slot = slot};
+    bool apart = on_host && arena->on_gpu;
+    size_t *total = apart ? &arena->host_bytes : &arena->bytes;
+    Reservation reservation = {row, apart, *total};
     arena->reservations[arena->count++] = reservation;
-    *total += (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+    *total += (row.bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
 }
 
 // Plans `bytes` bytes. slot: the address of a pointer variable, which must stay where it
 // is until arena_commit sets it. name: a literal.
 static inline void arena_reserve(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes,
                                  void *slot) {
-    arena_add(arena, memory_class, name, bytes, false, slot);
+    ArenaRow row = {memory_class, name, bytes, slot};
+    arena_add(arena, row, false);
 }
 
 static inline void arena_reserve_host(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes,
                                       void *slot) {
-    arena_add(arena, memory_class, name, bytes, arena->on_gpu, slot);
+    ArenaRow row = {memory_class, name, bytes, slot};
+    arena_add(arena, row, true);
 }
 
-// Reservations that differ in these; one of 0 bytes is left out, and its pointer stays as it is.
-typedef struct ArenaRow {
-    MemoryClass memory_class;
-    const char *name;
-    size_t bytes;
-    void *slot;
-} ArenaRow;
-
-// on_host: as with arena_reserve_host.
+// Leaves out rows of 0 bytes: their pointers stay as they are.
 static inline void arena_reserve_rows(Arena *arena, const ArenaRow *rows, size_t count, bool on_host) {
-    for (const ArenaRow *row = rows; row < rows + count; row++) {
-        if (row->bytes == 0) { continue; }
-        arena_add(arena, row->memory_class, row->name, row->bytes, on_host && arena->on_gpu, row->slot);
+    for (size_t i = 0; i < count; i++) {
+        if (rows[i].bytes > 0) { arena_add(arena, rows[i], on_host); }
     }
 }
 
 static inline size_t arena_class_bytes(const Arena *arena, MemoryClass memory_class) {
     size_t bytes = 0;
     for (int i = 0; i < arena->count; i++) {
-        if (arena->reservations[i].memory_class == memory_class) { bytes += arena->reservations[i].bytes; }
+        const ArenaRow *row = &arena->reservations[i].row;
+        if (row->memory_class == memory_class) { bytes += row->bytes; }
     }
     return bytes;
 }
@@ -150,7 +143,7 @@ static inline bool arena_commit(Arena *arena, Error *error) {
     for (int i = 0; i < arena->count; i++) {
         const Reservation *reservation = &arena->reservations[i];
         void *pointer = (reservation->on_host ? arena->host_base : arena->base) + reservation->offset;
-        memcpy(reservation->slot, &pointer, sizeof pointer);
+        memcpy(reservation->row.slot, &pointer, sizeof pointer);
     }
     return true;
 }

@@ -184,12 +184,12 @@ static void machine_poison(Machine *machine) {
     const Arena *arena = &machine->arena;
     for (int i = 0; i < arena->count; i++) {
         const Reservation *reservation = &arena->reservations[i];
-        MemoryClass kind = reservation->memory_class;
+        MemoryClass kind = reservation->row.memory_class;
         if (kind != MEMORY_ACTIVATIONS && kind != MEMORY_WORKSPACE) { continue; }
         if (reservation->on_host) {
-            memset(arena->host_base + reservation->offset, 0xff, reservation->bytes);
+            memset(arena->host_base + reservation->offset, 0xff, reservation->row.bytes);
         } else {
-            gpu_fill(machine->stream.queue, arena->base + reservation->offset, 0xff, reservation->bytes);
+            gpu_fill(machine->stream.queue, arena->base + reservation->offset, 0xff, reservation->row.bytes);
         }
     }
 }

@@ -112,8 +112,11 @@ static void rules_without_overlap_add_up(void **state) {
         World *world = world_new(4, 1, R);
         world->settings.overlap = false;
         double exchanges = strcmp(rules[i % 5], "acco") == 0 ? 2 : 1;
-        expect(world_run(world, rules[i % 5]).seconds, computing + exchanges * (R + records(world)),
-               rules[i % 5], ratio);
+        double waiting = exchanges * (R + records(world));
+        SimulatedCommit commit = world_run(world, rules[i % 5]);
+        expect(commit.seconds, computing + waiting, rules[i % 5], ratio);
+        expect(commit.waiting, waiting, rules[i % 5], ratio);
+        expect(commit.computing, computing, rules[i % 5], ratio);
         world_free(world);
     }
 }

@@ -189,7 +189,8 @@ static void more_workers_need_more_tokens_for_local_steps(void **state) {
 
 // Where nothing can be recommended the reason is the true one: here it is not the memory.
 static void a_plan_says_why_nothing_is_recommended(void **state) {
-    static const char arguments[] = "plan --ranks 2 --compute-ms 5 --accumulate 1000000";
+    static const char arguments[] =
+        "plan --ranks 16 --slow-rank 0 --slow-ms 1 --compute-ms 5 --accumulate 1000000";
     text_check(plan_line(stage_of(state), arguments, "\nrecommended      none: "),
                "micro-batches would have to be simulated, which takes too long", arguments);
 }

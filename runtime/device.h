@@ -12,9 +12,9 @@
 // A stream can also be simulated: then its tasks are not run, and a simulator computes when
 // they would have ended, on a clock of its own (plan/simulation.h).
 //
-// One host thread fills a stream, records its events and waits for them. `context` belongs to the caller and
-// must live until the task has run, and a stream as long as its events are asked. A kernel
-// uses the threads of its task's stream.
+// One host thread fills a stream, records its events and waits for them. `context` belongs
+// to the caller and must live until the task has run, and a stream as long as its events are
+// asked. A kernel uses the threads of its task's stream.
 #ifndef ACCO_RUNTIME_DEVICE_H
 #define ACCO_RUNTIME_DEVICE_H
 

@@ -161,7 +161,7 @@ static inline bool name_sync(const char *path, Error *error) {
 }
 
 static inline void file_replacement_path(char temporary[PATH_MAX], const char *path) {
-    snprintf(temporary, PATH_MAX, "%s.new", path);
+    snprintf(temporary, PATH_MAX, "%.*s.new", PATH_MAX - 5, path);
 }
 
 // Begins a file that replaces `path` once it is whole: file_replace_end gives it that name, or

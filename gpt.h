@@ -211,16 +211,24 @@ static inline void gpt_reserve_arrays(Gpt *model, Arena *arena) {
         {A, "cached values", L * positions * C * floats, &model->values},
         {W, "decoding scores", H * positions * floats, &model->key_scores},
     };
-    size_t counts = on_gpu ? ((size_t)config->vocabulary + 1) * sizeof(int32_t) : 0;
-    const ArenaRow of_host[] = {
-        {W, "losses", rows * floats, &model->losses},
-        {W, "starts of documents", starts, &model->host_starts},
-        {W, "order of tokens", gpu_ids, &model->host_order},
-        {W, "counts of tokens", counts, &model->host_counts},
-        {W, "logits on the host", on_gpu && settings->ranks_tokens ? logits : 0, &model->host_logits},
-    };
     arena_reserve_rows(arena, arrays, sizeof arrays / sizeof arrays[0], false);
-    arena_reserve_rows(arena, of_host, sizeof of_host / sizeof of_host[0], true);
+}
+
+static inline void gpt_reserve_on_host(Gpt *model, Arena *arena) {
+    const ModelSettings *settings = &model->settings;
+    size_t rows = gpt_rows(model), ids = rows * sizeof(int32_t), of_gpu = settings->on_gpu ? 1 : 0;
+    size_t counts = ((size_t)model->config.vocabulary + 1) * sizeof(int32_t),
+           logits =
+               (size_t)model->chunk * (size_t)model->logits_stride * precision_bytes(settings->precision);
+    const MemoryClass W = MEMORY_WORKSPACE;
+    const ArenaRow arrays[] = {
+        {W, "losses", rows * sizeof(float), &model->losses},
+        {W, "starts of documents", settings->separator != NULL ? ids : 0, &model->host_starts},
+        {W, "order of tokens", of_gpu * ids, &model->host_order},
+        {W, "counts of tokens", of_gpu * counts, &model->host_counts},
+        {W, "logits on the host", settings->ranks_tokens ? of_gpu * logits : 0, &model->host_logits},
+    };
+    arena_reserve_rows(arena, arrays, sizeof arrays / sizeof arrays[0], true);
 }
 
 static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *config,
@@ -253,6 +261,7 @@ static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *conf
     model->chunk =
         gpt_chunk_rows((int)gpt_rows(model), model->logits_stride, settings->precision, settings->on_gpu);
     gpt_reserve_arrays(model, arena);
+    gpt_reserve_on_host(model, arena);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -20,9 +20,11 @@
 // later. Here it keeps them: what it has not sent is at all times the way from its own
 // parameters to the common ones, and it learns from where it has come to. That is worth half
 // of the distance to DDP at H = 4 and three quarters at H = 1
-// (dev/results/local-rules-2026-11-25.md). beta < 1 lets what is old fade. Workers gather each other's blocks, 0.23 bits for an
-// element and worker, and each adds them up, in the order of ranks. So outer stays the same
-// bits on all workers, whatever the hosts; --wire has nothing to round.
+// (dev/results/local-rules-2026-11-25.md). beta < 1 lets what is old fade.
+//
+// Workers gather each other's blocks, 0.23 bits for an element and worker, and each adds them
+// up, in the order of ranks. So outer stays the same bits on all workers, whatever the hosts;
+// --wire has nothing to round.
 //
 // The tau steps beside an exchange count once: they are no part of the pseudo-gradient that is
 // under way, and the next one has them, because local keeps them. So with tau > 0 a worker

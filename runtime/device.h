@@ -108,17 +108,19 @@ static inline void stream_settle(Stream *stream) {
 
 // Memory of any kind, in the order of the stream.
 static inline void stream_copy(Stream *stream, void *to, const void *from, size_t bytes) {
+    if (bytes == 0 || stream->simulator != NULL) { return; }
     if (stream->queue != NULL) {
         gpu_copy(stream->queue, to, from, bytes);
-    } else if (bytes > 0 && stream->simulator == NULL) {
+    } else {
         memcpy(to, from, bytes);
     }
 }
 
 static inline void stream_clear(Stream *stream, void *memory, size_t bytes) {
+    if (bytes == 0 || stream->simulator != NULL) { return; }
     if (stream->queue != NULL) {
         gpu_fill(stream->queue, memory, 0, bytes);
-    } else if (bytes > 0 && stream->simulator == NULL) {
+    } else {
         memset(memory, 0, bytes);
     }
 }

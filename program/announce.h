@@ -363,7 +363,7 @@ static inline void print_end(Run *run, uint64_t fingerprint, double exposed, boo
                "ranks%s\n",
                commits, step_name(run->rule), tokens, seconds, tokens / seconds, flops / 1e9, share);
     }
-    if (waiting > WAITING_SHARE) {
+    if (waiting > WAITING_SHARE && run->transport.size > 1) {
         printf("network    %.0f %% of the time ranks only waited for communication; train_gpt plan --like %s "
                "says what would be faster\n",
                100 * waiting, word);

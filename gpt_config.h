@@ -95,7 +95,9 @@ static inline bool gpt_config_read(const json_t *root, const char *path, const G
                          path);
     }
     const json_t *epsilon = json_object_get(root, "layer_norm_epsilon");
-    config->epsilon = epsilon == NULL ? 1e-5 : json_number_value(epsilon);
+    char digits[32]; // as many as config.json gets
+    snprintf(digits, sizeof digits, "%.9g", epsilon == NULL ? 1e-5 : json_number_value(epsilon));
+    config->epsilon = strtod(digits, NULL);
     if (!((float)config->epsilon > 0.0f && config->epsilon <= 0.1)) {
         return error_set(error, "%s: \"layer_norm_epsilon\" must be a number above 0, at most 0.1", path);
     }

@@ -163,14 +163,14 @@ static inline bool data_file_read_llmc(DataFile *file, Error *error) {
     }
     content->token_bytes = wide ? 4 : 2;
     uint64_t body = file->bytes > LLMC_HEADER_BYTES ? file->bytes - LLMC_HEADER_BYTES : 0;
-    int32_t count = body > 0 ? header[2] : 0;
-    if (body == 0 || count < 0 || (uint64_t)count * (uint64_t)content->token_bytes != body) {
-        return error_set(
-            error, "%s is truncated or damaged: %llu bytes follow its header, not %d tokens of %d bytes",
-            file->path, (unsigned long long)body, (int)count, content->token_bytes);
+    if (body == 0 || header[2] < 0 || (uint64_t)header[2] * (uint64_t)content->token_bytes != body) {
+        return error_set(error,
+                         "%s is truncated or damaged: its header promises %d tokens of %d bytes, and %llu "
+                         "bytes follow",
+                         file->path, (int)header[2], content->token_bytes, (unsigned long long)body);
     }
     content->tokens = (const uint8_t *)file->mapping + LLMC_HEADER_BYTES;
-    content->token_count = (uint64_t)count;
+    content->token_count = (uint64_t)header[2];
     content->separator = wide ? 0 : LLMC_GPT2_END + 1;
     return true;
 }

@@ -366,12 +366,12 @@ static void test_llmc_files(void **state) {
         data_loader_close(&loader);
         expect_refusal(path, 12, 24, "token 24 at position 24 is beyond the model's vocabulary of 24");
         expect_refusal(write_llmc(scratch, "cut.bin", magic[i], version[i], 26, 25, 2 + 2 * i), 12, 25,
-                       "follow its header, not 26 tokens");
+                       "promises 26 tokens");
         expect_refusal(write_llmc(scratch, "cut.bin", magic[i], version[i], -1, 25, 2 + 2 * i), 12, 25,
-                       "follow its header, not -1 tokens");
+                       "promises -1 tokens");
         expect_refusal(write_llmc(scratch, "old.bin", magic[i], 3, 25, 25, 2 + 2 * i), 12, 25, "version 3");
         int32_t part[10] = {magic[i], version[i]};
-        expect_refusal(write_file(scratch, "short.bin", part, sizeof part), 12, 25, "0 bytes follow");
+        expect_refusal(write_file(scratch, "short.bin", part, sizeof part), 12, 25, "promises 0 tokens of");
     }
     expect_refusal(write_llmc(scratch, "model.bin", 20240326, 3, 25, 25, 2), 12, 25,
                    "beyond the model's vocabulary");

@@ -26,10 +26,7 @@
 #include "checkpoint/adapters.h"
 #include "models.h"
 
-enum {
-    HF_MODEL_SHARD_NAME = 128,
-    HF_MODEL_PART = 1024 // floats of a transposed matrix that are read at a time
-};
+enum { HF_MODEL_SHARD_NAME = 128, HF_MODEL_PART = 1024 }; // floats read of a transposed matrix at a time
 
 typedef struct HfModelFile {
     char name[HF_MODEL_SHARD_NAME]; // in the directory

@@ -322,9 +322,12 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
         SourceArea own = usable && of_worker ? source_area(source, run, name, rank) : usable ? shared : none;
         return own.data != NULL ? own : source_area(source, run, "master", -1);
     }
-    // What a worker has not sent yet belongs to the parameters from which it has trained.
+    // What a worker has not sent yet belongs to the parameters from which it has trained. They have it
+    // already, or not, as that run was eager.
     if (strcmp(name, "error") == 0) {
-        bool usable = source->same_rule && source->workers == ranks;
+        const json_t *eager = json_object_get(json_object_get(source->manifest, "options"), "sparse-eager");
+        bool usable = source->same_rule && source->workers == ranks &&
+                      json_is_true(eager) == run->scheduler->settings.sparse_eager;
         return usable ? source_area(source, run, name, rank) : none;
     }
     // The sum that the job in flight has exchanged: its mean over the ranks is as before.

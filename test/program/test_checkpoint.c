@@ -532,6 +532,27 @@ static void other_options_are_named(void **state) {
     }
 }
 
+// The error of an eager run is in its workers' own parameters. A run that goes on without takes it
+// from there, once: so the first exchange does not depend on what is kept of an error.
+static void an_error_counts_once_where_eager_is_turned_off(void **state) {
+    static const char *const rule = "--optimizer sparse-loco --sparse-H 2";
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    fleet_start(fleet, 0, "%s --save-every 1 --keep 100", rule);
+    fleet_finish(fleet);
+    Saved saved = saved_in(stage, fleet->trainings[0].out);
+    const char *path = step_path(&fleet->trainings[0], saved.steps[saved.count - 2]);
+    for (int i = 0; i < 2; i++) {
+        fleet_start(fleet, 0, "%s --sparse-eager off --sparse-beta %d --resume %s", rule, i, path);
+    }
+    for (int i = 1; i < 3; i++) {
+        fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
+        fleet->prints[i] = log_fingerprint(fleet->events[i]);
+        check_resumed(fleet, i, saved.steps[saved.count - 2], false);
+    }
+    check_same(fleet, 1, 2);
+}
+
 // Bytes of the tensors of a vector in a run's newest checkpoint. They all have this type.
 static size_t saved_size(const Stage *stage, const Training *training, const char *vector,
                          SafetensorsType type) {
@@ -1988,6 +2009,7 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(other_rules_go_on),
     CHECKPOINT_TEST(other_hosts_are_named),
     CHECKPOINT_TEST(other_options_are_named),
+    CHECKPOINT_TEST(an_error_counts_once_where_eager_is_turned_off),
     CHECKPOINT_TEST(moments_change_their_format),
     CHECKPOINT_TEST(tokens_are_counted_on_with_another_batch),
     CHECKPOINT_TEST(auto_goes_on_where_the_log_is),

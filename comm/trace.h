@@ -207,8 +207,9 @@ static inline bool trace_path_check(const char *path, Error *error) {
         const char *kind = S_ISDIR(status.st_mode) ? "a directory" : "not a plain file";
         return error_set(error, "--trace %.400s is %s: give the name of a file", path, kind);
     }
-    FILE *file = file_replace_begin(path, error);
-    if (file == NULL) { return false; }
+    Error reason;
+    FILE *file = file_replace_begin(path, &reason);
+    if (file == NULL) { return error_set(error, "--trace: %.600s: choose another file", reason.text); }
     fclose(file);
     file_replacement_path(temporary, path);
     unlink(temporary);

@@ -10,7 +10,8 @@
 //   lambada      JSON lines {"text"}: the last word, with the space before it, is
 //                predicted from all that precedes it.
 //   hellaswag    JSON lines as in the data set (ctx_a, ctx_b, activity_label, endings,
-//                label): each ending is predicted from the context.
+//                label): each ending is predicted from the context. A line that has "ctx"
+//                and no "ctx_a" is taken as prepared, and its texts are not cleaned.
 //
 // The last two are those of EleutherAI's lm-evaluation-harness (lambada_openai,
 // hellaswag), so the numbers can be compared. Context and continuation are encoded
@@ -307,15 +308,21 @@ static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *objec
     if (label < 0 || label >= choices || (stop != NULL && *stop != '\0')) {
         return error_set(error, "\"label\" must be a number from 0 to %d", choices - 1);
     }
-    if (json_unpack((json_t *)object, "{s:s, s:s, s:s}", "activity_label", &activity, "ctx_a", &begin,
-                    "ctx_b", &rest) != 0) {
-        return error_set(error, "\"activity_label\", \"ctx_a\" and \"ctx_b\" must be there, and texts");
+    json_t *line = (json_t *)object;
+    bool prepared = json_object_get(line, "ctx_a") == NULL && json_unpack(line, "{s:s}", "ctx", &rest) == 0;
+    if (!prepared && json_unpack(line, "{s:s, s:s, s:s}", "activity_label", &activity, "ctx_a", &begin,
+                                 "ctx_b", &rest) != 0) {
+        return error_set(error, "\"activity_label\", \"ctx_a\" and \"ctx_b\" must be there, and texts; or "
+                                "\"ctx\" alone");
     }
-    char *last = strdup(rest);
-    evaluate_capitalise(&last);
-    char *context = evaluate_format("%s: %s %s", activity, begin, last);
-    free(last);
-    evaluate_clean(&context);
+    char *context = strdup(rest);
+    if (!prepared) {
+        char *last = context;
+        evaluate_capitalise(&last);
+        context = evaluate_format("%s: %s %s", activity, begin, last);
+        free(last);
+        evaluate_clean(&context);
+    }
     bool good = true;
     for (int i = 0; good && i < choices; i++) {
         const char *written = json_string_value(json_array_get(endings, (size_t)i));
@@ -325,7 +332,7 @@ static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *objec
         }
         int characters = 0;
         char *ending = strdup(written);
-        evaluate_clean(&ending);
+        if (!prepared) { evaluate_clean(&ending); }
         char *whole = evaluate_format("%s %s", context, ending);
         for (const char *c = ending; *c != '\0'; c++) { characters += (*c & 0xC0) != 0x80; }
         good = evaluate_add_pair(set, whole, strlen(context), characters, error);

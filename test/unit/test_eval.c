@@ -474,6 +474,10 @@ static const Question questions[] = {
      "As: it Is here",
      {" one", " two ", " 3"},
      {3, 4, 1}},
+    {"\"ctx\": \"As it [is]  here\", \"endings\": [\" one\", \"two  [x]\", \"3\"]",
+     "As it [is]  here",
+     {"  one", " two  [x]", " 3"},
+     {4, 8, 1}},
 };
 
 enum { QUESTIONS = sizeof questions / sizeof questions[0] };

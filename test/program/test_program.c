@@ -1247,7 +1247,7 @@ static const Refusal refusals[] = {
     {"missing validation data", BASE "--val-data ../absent.txt", "no file '../absent.txt'"},
     {"empty data", BASE "--data ../empty.txt", "is empty"},
     {"data is a directory without tokens", BASE "--data ../used", "holds no .bin file"},
-    {"header that promises more", BASE "--data ../promises.bin", "not 1000 tokens of 2 bytes"},
+    {"header that promises more", BASE "--data ../promises.bin", "its header promises 1000 tokens of 2 bytes"},
     {"header that is cut", BASE "--data ../cut.bin", "truncated"},
     {"odd number of bytes", BASE "--data ../odd.bin", "an odd number"},
     {"token beyond the vocabulary", BASE "--data ../beyond.bin", "token 300 at position 70 "},

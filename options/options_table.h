@@ -145,8 +145,8 @@
     RULE_OPTION("sparse-alpha", LOCAL, OTHER_BITS, REAL, rules.sparse_loco.alpha, "2", 1e-6, 100, "X",
      .rules = "sparse-loco", .help =
      "Length of the outer step along the mean of what the ranks have sent (alpha). Less is steadier and "
-     "slower. Few ranks send the same element in the same round, so that the mean is short: 2 ends lower "
-     "than the paper's 1, and 4 is too long.")
+     "slower. Few ranks send the same element in the same round, so that the mean is short: up to "
+     "four ranks 2 ended lower than the paper's 1 and than 4, with eight ranks 4.")
     RULE_OPTION("sparse-tau", LOCAL, OTHER_BITS, INTEGER, rules.sparse_loco.delay, "0", 0, 1e6, "N",
      .rules = "sparse-loco", .help =
      "Inner steps that an exchange may take while training goes on (tau), below H. More of them tolerate a "

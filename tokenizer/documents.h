@@ -23,7 +23,10 @@
 #include "runtime/numbers.h"
 #include "tokenizer/tokenizer.h"
 
-enum { TEXT_DOCUMENT_BYTES = 1 << 22 }; // DOCUMENT_BYTES in tokenizer/sources.py
+enum {
+    TEXT_DOCUMENT_BYTES = 1 << 22, // DOCUMENT_BYTES in tokenizer/sources.py
+    JSON_LINE_MOST_BYTES = 1 << 28 // a longer line means a damaged stream
+};
 
 // A document, or a part of one that is long.
 typedef struct DocumentPart {
@@ -138,16 +141,26 @@ static inline bool json_lines_next(void *source, DocumentPart *part) {
     JsonLines *lines = (JsonLines *)source;
     char *text = NULL;
     size_t room = 0;
-    for (ssize_t size; (size = getline(&text, &room, lines->file)) > 0;) {
-        size_t count = (size_t)size - (text[size - 1] == '\n');
-        lines->line++;
+    for (int byte = 0; byte != EOF;) {
+        size_t count = 0;
+        while ((byte = getc_unlocked(lines->file)) != EOF && byte != '\n' && count <= JSON_LINE_MOST_BYTES) {
+            list_reserve((void **)&text, count, &room, 1, 1);
+            text[count++] = (char)byte;
+        }
+        if (ferror(lines->file)) { break; }
+        lines->line += count > 0 || byte != EOF;
+        if (count > JSON_LINE_MOST_BYTES) {
+            lines->problem = EFBIG;
+            free(text);
+            return false;
+        }
         if (count == 0 || (count == 1 && text[0] == '\r')) { continue; }
         const DocumentPart found = {
             .bytes = (const uint8_t *)text, .owned = text, .count = count, .line = lines->line};
         *part = found;
         return true;
     }
-    lines->problem = feof(lines->file) ? 0 : errno;
+    lines->problem = ferror(lines->file) ? errno : 0;
     free(text);
     return false;
 }

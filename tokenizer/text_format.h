@@ -11,8 +11,9 @@
 
 enum {
     TEXT_CHECK_BYTES = 1 << 20, // of a file are looked at
-    TEXT_MOST_ODD = 200,        // at most one byte in 200 may be zero or not UTF-8
-    TEXT_FEW_BYTES = 4          // and in a short file this many
+    TEXT_MOST_ZEROS = 1000,     // at most one byte in 1000 may be zero
+    TEXT_MOST_INVALID = 200,    // and at most one in 200 may not be UTF-8
+    TEXT_FEW_BYTES = 4          // and in a short file this many of each
 };
 
 static inline bool text_format_has_ending(const char *name, const char *ending) {
@@ -45,7 +46,7 @@ static inline bool text_format_check(const char *name, const void *text, size_t 
         {"\xFE\xFF", 2, "a text in UTF-16", convert},
     };
     const uint8_t *bytes = (const uint8_t *)text;
-    size_t looked = size_min(size, TEXT_CHECK_BYTES), odd = 0, length = 0;
+    size_t looked = size_min(size, TEXT_CHECK_BYTES), zeros = 0, invalid = 0, length = 0;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         if (size < known[i].count || memcmp(bytes, known[i].begin, known[i].count) != 0) { continue; }
         return error_set(error, "%.400s looks like %s, not like text: %s", name, known[i].format,
@@ -59,15 +60,16 @@ static inline bool text_format_check(const char *name, const void *text, size_t 
             name);
     }
     for (size_t i = 0; i < looked; i += length) {
-        bool valid = utf8_scan(bytes + i, size - i, &length) == UTF8_VALID && bytes[i] != 0;
-        odd += valid ? 0 : length;
+        zeros += bytes[i] == 0;
+        invalid += utf8_scan(bytes + i, size - i, &length) == UTF8_VALID ? 0 : length;
     }
-    return odd <= TEXT_FEW_BYTES + looked / TEXT_MOST_ODD ||
+    return (zeros <= TEXT_FEW_BYTES + looked / TEXT_MOST_ZEROS &&
+            invalid <= TEXT_FEW_BYTES + looked / TEXT_MOST_INVALID) ||
            error_set(
                error,
                "%.400s is not text in UTF-8: %zu of its first %zu bytes are not, or are zero; convert a "
                "text with iconv, and give a file of token ids a name that ends with .bin",
-               name, odd, looked);
+               name, zeros + invalid, looked);
 }
 
 #endif

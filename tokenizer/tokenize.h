@@ -316,7 +316,10 @@ static inline bool tokenize_lines(FILE *input, TokenShards *shards, const Tokeni
     JsonLines lines = {.file = input};
     bool good = token_shards_write(shards, json_lines_next, &lines, tokenizer, pool, error);
     if (good && lines.problem != 0) {
-        good = error_set(error, "cannot read the documents: %s", strerror(lines.problem));
+        good = lines.problem == EFBIG
+                   ? error_set(error, "line %llu is longer than %d MiB", (unsigned long long)lines.line,
+                               JSON_LINE_MOST_BYTES >> 20)
+                   : error_set(error, "cannot read the documents: %s", strerror(lines.problem));
     }
     if (good && shards->continued) {
         good = error_set(error, "the stream ends within a document: its last line has \"more\"");

@@ -815,6 +815,7 @@ static void adapters_that_cannot_be_read_are_refused(void **state) {
     (void)state;
     static const char *const changes[][3] = {
         {"r", "0", "an r from 1 to 65536"},
+        {"r", "4294967300", "an r from 1 to 65536"},
         {"lora_alpha", "\"a\"", "a number lora_alpha"},
         {"peft_type", "\"IA3\"", "must have peft_type \"LORA\""},
         {"bias", "\"all\"", "bias \"none\""},

@@ -284,6 +284,7 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
 // A step over a range (kernels/cpu/adamw.h). commit: moves master and moments; otherwise
 // only writes to range->out what a commit would write.
 static inline void adamw(Stream *stream, const StepRange *range) {
+    assert(range->commit || range->out != range->master);
     KERNEL(adamw, range->moments, stream, range);
 }
 

@@ -49,11 +49,11 @@ REAL_LOOP void bias_rows(const Bias *work, int block, Precision precision) {
     }
 }
 
-REAL_TASK(Bias, precision, bias_rows);
+REAL_KERNEL(bias_blocks, Bias, precision, bias_rows, row_block_count(work->rows))
 
 static inline void cpu_bias_add(Stream *stream, const Bias *work) {
     int blocks = row_block_count(work->rows), columns = work->columns;
-    thread_pool_run(stream->pool, blocks, bias_rows_task, (void *)work);
+    bias_blocks(stream, work);
     if (work->d_bias != NULL) {
         column_sums_add(stream, work->d_bias, work->partials, blocks, columns, columns);
     }

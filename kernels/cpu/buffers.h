@@ -42,16 +42,16 @@ REAL_LOOP void buffer_move_block(const BufferWork *work, int block, Precision pr
     if (work->clear) { memset(in, 0, count * sizeof *in); }
 }
 
-REAL_TASK(BufferWork, precision, buffer_move_block);
+REAL_KERNEL(buffer_move_blocks, BufferWork, precision, buffer_move_block, (int)buffer_blocks(work->count))
 
 static inline void cpu_buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
     BufferWork work = {.out = as_reals(out), .in = in, .count = count, .clear = clear};
-    thread_pool_run(stream->pool, (int)buffer_blocks(count), buffer_move_block_task, &work);
+    buffer_move_blocks(stream, &work);
 }
 
 static inline void cpu_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
     BufferWork work = {.out = out, .in = (float *)in, .count = count, .precision = stream->precision};
-    thread_pool_run(stream->pool, (int)buffer_blocks(count), buffer_move_block_task, &work);
+    buffer_move_blocks(stream, &work);
 }
 
 static inline void buffer_square_task(void *context, int task, int thread) {

@@ -47,12 +47,8 @@ REAL_LOOP void embedding_forward_rows(const Embedding *work, int block, Precisio
     }
 }
 
-REAL_TASK(Embedding, precision, embedding_forward_rows);
-
-static inline void cpu_embedding_forward(Stream *stream, const Embedding *work) {
-    thread_pool_run(stream->pool, row_block_count(work->B * work->T), embedding_forward_rows_task,
-                    (void *)work);
-}
+REAL_KERNEL(cpu_embedding_forward, Embedding, precision, embedding_forward_rows,
+            row_block_count(work->B * work->T))
 
 REAL_LOOP void embedding_backward_strip(const Embedding *work, int strip, Precision precision) {
     size_t C = (size_t)work->channels, begin = (size_t)strip * EMBEDDING_STRIP,
@@ -70,12 +66,8 @@ REAL_LOOP void embedding_backward_strip(const Embedding *work, int strip, Precis
     }
 }
 
-REAL_TASK(Embedding, precision, embedding_backward_strip);
-
-static inline void cpu_embedding_backward(Stream *stream, const Embedding *work) {
-    thread_pool_run(stream->pool, (work->channels + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP,
-                    embedding_backward_strip_task, (void *)work);
-}
+REAL_KERNEL(cpu_embedding_backward, Embedding, precision, embedding_backward_strip,
+            (work->channels + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP)
 
 // order (rows) = the indices of tokens (rows), sorted by token, equal tokens by index:
 // the order in which a GPU sums the gradient of wte. A counting sort; counts (V + 1) is

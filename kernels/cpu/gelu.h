@@ -49,11 +49,7 @@ REAL_LOOP void gelu_forward_rows(const Gelu *work, int block, Precision precisio
     }
 }
 
-REAL_TASK(Gelu, precision, gelu_forward_rows);
-
-static inline void cpu_gelu_forward(Stream *stream, const Gelu *work) {
-    thread_pool_run(stream->pool, row_block_count(work->rows), gelu_forward_rows_task, (void *)work);
-}
+REAL_KERNEL(cpu_gelu_forward, Gelu, precision, gelu_forward_rows, row_block_count(work->rows))
 
 REAL_LOOP void gelu_backward_rows(const Gelu *work, int block, Precision precision) {
     size_t columns = (size_t)work->columns, stride = (size_t)work->gradient_stride;
@@ -71,12 +67,12 @@ REAL_LOOP void gelu_backward_rows(const Gelu *work, int block, Precision precisi
     }
 }
 
-REAL_TASK(Gelu, precision, gelu_backward_rows);
+REAL_KERNEL(gelu_backward_blocks, Gelu, precision, gelu_backward_rows, row_block_count(work->rows))
 
 static inline void cpu_gelu_backward(Stream *stream, const Gelu *work) {
-    int blocks = row_block_count(work->rows);
-    thread_pool_run(stream->pool, blocks, gelu_backward_rows_task, (void *)work);
-    column_sums_add(stream, work->d_bias, work->partials, blocks, work->columns, work->columns);
+    gelu_backward_blocks(stream, work);
+    column_sums_add(stream, work->d_bias, work->partials, row_block_count(work->rows), work->columns,
+                    work->columns);
 }
 
 #endif

@@ -84,11 +84,7 @@ REAL_LOOP void layernorm_forward_rows(const Layernorm *work, int block, Precisio
     }
 }
 
-REAL_TASK(Layernorm, precision, layernorm_forward_rows);
-
-static inline void cpu_layernorm_forward(Stream *stream, const Layernorm *work) {
-    thread_pool_run(stream->pool, row_block_count(work->rows), layernorm_forward_rows_task, (void *)work);
-}
+REAL_KERNEL(cpu_layernorm_forward, Layernorm, precision, layernorm_forward_rows, row_block_count(work->rows))
 
 REAL_LOOP void layernorm_backward_rows(const Layernorm *work, int block, Precision precision) {
     size_t C = (size_t)work->channels;
@@ -124,11 +120,12 @@ REAL_LOOP void layernorm_backward_rows(const Layernorm *work, int block, Precisi
     }
 }
 
-REAL_TASK(Layernorm, precision, layernorm_backward_rows);
+REAL_KERNEL(layernorm_backward_blocks, Layernorm, precision, layernorm_backward_rows,
+            row_block_count(work->rows))
 
 static inline void cpu_layernorm_backward(Stream *stream, const Layernorm *work) {
     int blocks = row_block_count(work->rows), C = work->channels;
-    thread_pool_run(stream->pool, blocks, layernorm_backward_rows_task, (void *)work);
+    layernorm_backward_blocks(stream, work);
     column_sums_add(stream, work->d_weight, work->partials, blocks, 3 * C, C);
     column_sums_add(stream, work->d_bias, work->partials + C, blocks, 3 * C, C);
     if (work->d_branch_bias != NULL) {

@@ -48,7 +48,6 @@ template <typename M> static __global__ void adamw_kernel(StepRange range, bool 
 }
 
 template <typename M> static inline void cuda_adamw(Stream *stream, const StepRange *range) {
-    assert(range->commit || range->out != range->master);
     bool wide = quad_fits(range->out, range->master, range->gradient) &&
                 quad_fits(reals<M>(range->first_moment), reals<M>(range->second_moment));
     quad_launch(stream, adamw_kernel<M>, range->count, *range, wide);

@@ -234,8 +234,14 @@ static inline void fp8_cast(Stream *stream, const Fp8 *out, bool turns, float *l
 // result (rows, outputs) = a (rows, inputs) b^T for b (outputs, inputs).
 static inline void matmul_fp8(Stream *stream, Real *result, int result_stride, const Fp8 *a, const Fp8 *b,
                               int rows, int inputs, int outputs) {
-    (void)result, (void)result_stride, (void)a, (void)b, (void)rows, (void)inputs, (void)outputs;
-    KERNEL_ON_GPU(stream, cuda_matmul_fp8(stream, result, result_stride, a, b, rows, inputs, outputs))
+    Matmul work =
+        matmul_describe(PRECISION_BF16, result, result_stride, (Real *)(void *)a->codes, inputs, false,
+                        (Real *)(void *)b->codes, inputs, true, rows, outputs, inputs, false);
+    work.precision = a->format;
+    work.b_precision = b->format;
+    work.a_scale = a->scale;
+    work.b_scale = b->scale;
+    matmul(stream, &work);
 }
 
 // ---------------------------------------------------------------------------------------

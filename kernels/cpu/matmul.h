@@ -49,7 +49,7 @@ extern void omp_set_num_threads(int threads) __attribute__((weak));
 // (K, M) or (N, K). Strides are between rows as stored.
 typedef struct Matmul {
     int M, N, K;
-    Precision precision; // of a and b
+    Precision precision, b_precision; // of a and b: they differ where both are FP8's, on GPUs
     const Real *a;
     int a_stride;
     bool a_transposed;
@@ -62,6 +62,7 @@ typedef struct Matmul {
     bool accumulate; // += instead of =
     float scale;
     int count, most; // products of matrices that lie one behind the other, and their largest count
+    const float *a_scale, *b_scale; // of operands in FP8, in a GPU's memory; otherwise NULL
 } Matmul;
 
 enum {
@@ -276,6 +277,7 @@ static inline Matmul matmul_describe(Precision precision, Real *result, int resu
                    .N = N,
                    .K = K,
                    .precision = precision,
+                   .b_precision = precision,
                    .a = a,
                    .a_stride = a_stride,
                    .a_transposed = a_transposed,

@@ -65,9 +65,10 @@ static inline void staged_exchange(CommBackend *comm, Stream *stream, const Coll
                                    CollectiveKind kind) {
     const Layout *layout = collective->layout;
     int rank = comm->transport->rank;
-    size_t end = collective->end, begin = layout_cell_begin(layout, collective->first),
-           stop = layout_cell_begin(layout, end);
-    LayoutRange range = layout_own(layout, rank, collective->first);
+    size_t begin = layout_cell_begin(layout, collective->first),
+           stop = layout_cell_begin(layout, collective->end),
+           own_end = layout_piece(layout, collective->end, rank).own;
+    LayoutRange range = {.own = layout_piece(layout, collective->first, rank).own};
     Collective staged = *collective;
     staged.buffer = comm->host_buffer;
     staged.source = NULL;
@@ -75,7 +76,7 @@ static inline void staged_exchange(CommBackend *comm, Stream *stream, const Coll
     if (kind == REDUCE_SCATTER) {
         staged_copy(stream, staged.buffer, collective->buffer, begin, stop);
     } else {
-        while (layout_next_in(layout, rank, end, &range)) {
+        while (layout_next(layout, rank, own_end, &range)) {
             stream_copy(stream, staged.buffer + range.flat, collective_source(collective, &range),
                         range.count * sizeof(float));
         }
@@ -84,7 +85,7 @@ static inline void staged_exchange(CommBackend *comm, Stream *stream, const Coll
     stream_settle(stream);
     host_exchange(comm->transport, &staged, kind);
     if (kind == REDUCE_SCATTER) {
-        while (layout_next_in(layout, rank, end, &range)) {
+        while (layout_next(layout, rank, own_end, &range)) {
             staged_copy(stream, collective->buffer, staged.buffer, range.flat, range.flat + range.count);
         }
     } else {
@@ -121,31 +122,29 @@ static inline void comm_exchange(CommBackend *comm, Stream *stream, const Collec
 static inline void comm_gather_casts(CommBackend *comm, Stream *stream, const Collective *collective,
                                      Real *casts) {
     const Layout *layout = collective->layout;
+#ifdef ACCO_HAVE_CUDA
     int rank = comm->transport->rank;
-    size_t end = collective->end;
-    LayoutRange range = layout_own(layout, rank, collective->first);
-    if (layout->piece > 0 && layout_next_in(layout, rank, end, &range)) { // all pieces at once
-        size_t cell = layout_cell_begin(layout, 1);
-        WirePieces pieces = wire_range(WIRE_BF16, layout->piece);
-        pieces.cells = end - collective->first;
-        pieces.bytes = cell * 2;
-        pieces.cell_stride = collective->source != NULL ? layout->piece : cell;
-        wire_encode_on_gpu(stream, WIRE_BF16, real_at(casts, range.flat, PRECISION_BF16),
-                           collective_source(collective, &range), NULL, &pieces);
-    } else {
-        while (layout_next_in(layout, rank, end, &range)) {
-            WirePieces pieces = wire_range(WIRE_BF16, range.count);
-            wire_encode_on_gpu(stream, WIRE_BF16, real_at(casts, range.flat, PRECISION_BF16),
-                               collective_source(collective, &range), NULL, &pieces);
+    size_t own_end = layout_piece(layout, collective->end, rank).own;
+    LayoutRange range = {.own = layout_piece(layout, collective->first, rank).own};
+    while (layout_next(layout, rank, own_end, &range)) {
+        WirePieces pieces = wire_range(WIRE_BF16, range.count);
+        if (layout->piece > 0) { // all pieces at once
+            pieces.cells = collective->end - collective->first;
+            pieces.bytes = layout_cell_begin(layout, 1) * 2;
+            pieces.cell_stride = collective->source != NULL ? layout->piece : layout_cell_begin(layout, 1);
         }
+        cuda_wire_encode(stream, WIRE_BF16, real_at(casts, range.flat, PRECISION_BF16),
+                         collective_source(collective, &range), NULL, &pieces);
+        if (layout->piece > 0) { break; }
     }
+#endif
     Layout words = *layout; // of 32 bits; pieces are even
     words.count = (layout->count + 1) / 2;
     words.piece = layout->piece / 2;
     words.pairs = true;
     Collective travelling = {.layout = &words,
                              .first = collective->first,
-                             .end = end,
+                             .end = collective->end,
                              .wire = WIRE_FP32,
                              .buffer = (float *)(void *)casts};
     comm_exchange(comm, stream, &travelling, ALL_GATHER);

@@ -109,9 +109,9 @@ static inline void nccl_reduce_inside(NcclBatch *batch) {
     size_t mine = (size_t)nccl->mine_count * own.owner_bytes;
     char *out = nccl->inside_sent, *in = nccl->inside_received;
     if (groups->mates == 1) { return; }
-    wire_encode_on_gpu(&batch->inside, WIRE_FP32, out, batch->vector, NULL, &others);
-    wire_encode_on_gpu(&batch->inside, WIRE_FP32, in + (size_t)groups->place[groups->rank] * mine,
-                       batch->vector, NULL, &own);
+    cuda_wire_encode(&batch->inside, WIRE_FP32, out, batch->vector, NULL, &others);
+    cuda_wire_encode(&batch->inside, WIRE_FP32, in + (size_t)groups->place[groups->rank] * mine,
+                     batch->vector, NULL, &own);
     nccl_begin(nccl);
     for (int step = 1; step < groups->mates; step++) {
         int to = groups_mate(groups, step), from = groups_mate(groups, -step);
@@ -122,7 +122,7 @@ static inline void nccl_reduce_inside(NcclBatch *batch) {
         out += bytes;
     }
     nccl_end(nccl, INSIDE_HOSTS);
-    wire_sum_on_gpu(&batch->inside, WIRE_FP32, batch->vector, in, mine, groups->mates, &own);
+    cuda_wire_sum(&batch->inside, WIRE_FP32, batch->vector, in, mine, groups->mates, &own);
     gpu_mark(nccl->inside_done, batch->inside.queue);
     gpu_wait_for(batch->stream->queue, nccl->inside_done);
 }
@@ -138,8 +138,8 @@ static inline void nccl_reduce_between(NcclBatch *batch) {
     float *mine = batch->vector + (size_t)groups->rank * own.count;
     char *out = nccl->sent, *in = nccl->received;
     if (groups->hosts == 1) { return; }
-    wire_encode_on_gpu(batch->stream, wire, out, batch->vector, NULL, &remote);
-    wire_encode_on_gpu(batch->stream, wire, in + (size_t)groups->host * owner, mine, NULL, &own);
+    cuda_wire_encode(batch->stream, wire, out, batch->vector, NULL, &remote);
+    cuda_wire_encode(batch->stream, wire, in + (size_t)groups->host * owner, mine, NULL, &own);
     nccl_begin(nccl);
     for (int step = 1; step < groups->hosts; step++) {
         int host = groups_other_host(groups, step), other = groups_other_host(groups, -step);
@@ -152,7 +152,7 @@ static inline void nccl_reduce_between(NcclBatch *batch) {
         nccl_post(nccl, BETWEEN_HOSTS, batch->stream->queue, false, from, in + (size_t)other * owner, owner);
     }
     nccl_end(nccl, BETWEEN_HOSTS);
-    wire_sum_on_gpu(batch->stream, wire, mine, in, owner, groups->hosts, &own);
+    cuda_wire_sum(batch->stream, wire, mine, in, owner, groups->hosts, &own);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -175,12 +175,12 @@ static inline void nccl_gather(NcclBatch *batch) {
     char *in = *nccl->gathered, *mine = in + rank * own.owner_bytes;
     if (collective->source != NULL) { own.cell_stride = piece; }
     if (!nccl_gathers_as_it_is(collective)) {
-        wire_encode_on_gpu(batch->stream, collective->wire, mine, source,
-                           batch->base != NULL ? batch->base + rank * piece : NULL, &own);
+        cuda_wire_encode(batch->stream, collective->wire, mine, source,
+                         batch->base != NULL ? batch->base + rank * piece : NULL, &own);
         nccl_begin(nccl);
         nccl_collect(nccl, batch->stream->queue, ALL_GATHER, ncclChar, mine, in, own.owner_bytes);
         nccl_end(nccl, nccl_level_of_all(nccl));
-        wire_decode_on_gpu(batch->stream, collective->wire, batch->vector, in, batch->base, &all);
+        cuda_wire_decode(batch->stream, collective->wire, batch->vector, in, batch->base, &all);
         return;
     }
     nccl_begin(nccl);
@@ -205,7 +205,7 @@ static inline void nccl_reduce_by_library(NcclBatch *batch) {
     WirePieces all = wire_range(WIRE_BF16, batch->cells * cell),
                mine = nccl_pieces(batch, WIRE_BF16, NULL, 1);
     mine.bytes = cell * element;
-    if (bf16) { wire_encode_on_gpu(batch->stream, WIRE_BF16, data, batch->vector, NULL, &all); }
+    if (bf16) { cuda_wire_encode(batch->stream, WIRE_BF16, data, batch->vector, NULL, &all); }
     nccl_begin(nccl);
     for (size_t i = 0; i < batch->cells; i++) {
         char *whole = data + i * mine.bytes; // the cell
@@ -214,7 +214,7 @@ static inline void nccl_reduce_by_library(NcclBatch *batch) {
     }
     nccl_end(nccl, nccl_level_of_all(nccl));
     if (bf16) {
-        wire_decode_on_gpu(batch->stream, WIRE_BF16, batch->vector + own, data + own * element, NULL, &mine);
+        cuda_wire_decode(batch->stream, WIRE_BF16, batch->vector + own, data + own * element, NULL, &mine);
     }
 }
 

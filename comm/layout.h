@@ -139,16 +139,6 @@ static inline bool layout_next(const Layout *layout, int rank, size_t end, Layou
     return true;
 }
 
-// The same, in the cells up to `end`; `range` begins as layout_own() of the first cell.
-static inline bool layout_next_in(const Layout *layout, int rank, size_t end, LayoutRange *range) {
-    return layout_next(layout, rank, layout_piece(layout, end, rank).own, range);
-}
-
-static inline LayoutRange layout_own(const Layout *layout, int rank, size_t cell) {
-    LayoutRange range = {.own = layout_piece(layout, cell, rank).own};
-    return range;
-}
-
 // ---------------------------------------------------------------------------------------
 // Whole matrices
 

@@ -287,30 +287,24 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
 // ---------------------------------------------------------------------------------------
 // Updates: whole vectors of fp32
 
-// A step over a range (kernels/cpu/adamw.h). commit: moves master and moments; otherwise
-// only writes to range->out what a commit would write.
-static inline void adamw(Stream *stream, const StepRange *range) {
-    assert(range->commit || range->out != range->master);
-    KERNEL(adamw, range->moments, stream, range);
-}
+// A step over a range: of AdamW (kernels/cpu/adamw.h), and the elementwise parts of one of Muon
+// (kernels/cpu/muon.h). commit: moves master and moments; otherwise only writes to range->out
+// what a commit would write.
+#define STEP(operation, precision) \
+    static inline void operation(Stream *stream, const StepRange *range) { \
+        assert(range->commit || range->out != range->master); \
+        KERNEL(operation, precision, stream, range); \
+    }
 
-// The elementwise parts of a step of Muon (kernels/cpu/muon.h).
-static inline void muon_norm(Stream *stream, const StepRange *range) {
-    KERNEL(muon_norm, range->moments, stream, range);
-}
-
-static inline void muon_direction(Stream *stream, const StepRange *range) {
-    KERNEL(muon_direction, stream->precision, stream, range);
-}
+STEP(adamw, range->moments)
+STEP(muon_norm, range->moments)
+STEP(muon_direction, stream->precision)
+STEP(muon_apply, stream->precision)
 
 // Each of the `count` polynomials (side, side) = a I + b square + c polynomial.
 static inline void muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side,
                                    int count) {
     KERNEL(muon_polynomial, stream->precision, stream, polynomial, square, side, count);
-}
-
-static inline void muon_apply(Stream *stream, const StepRange *range) {
-    KERNEL(muon_apply, stream->precision, stream, range);
 }
 
 // out (count) = in (count) unless out is NULL; then in = 0 if `clear`.
@@ -381,32 +375,6 @@ static inline void sparse_apply(Stream *stream, float *outer, float *local, cons
                                 const SparseStep *step) {
     KERNEL_ON_GPU(stream, cuda_sparse_apply(stream, outer, local, sent, error, blocks, stride, count, step))
     cpu_sparse_apply(outer, local, sent, error, blocks, stride, count, step);
-}
-
-// ---------------------------------------------------------------------------------------
-// Messages in GPU memory, with the same bytes as those of kernels/wire.h. They are never called
-// on the CPU.
-
-// message = the pieces of `values` encoded, or of values - base if there is a base.
-static inline void wire_encode_on_gpu(Stream *stream, WireFormat format, void *message, const float *values,
-                                      const float *base, const WirePieces *pieces) {
-    (void)format, (void)message, (void)values, (void)base, (void)pieces;
-    KERNEL_ON_GPU(stream, cuda_wire_encode(stream, format, message, values, base, pieces))
-}
-
-// The pieces of `out` = the message decoded, plus base if there is one. out may be base.
-static inline void wire_decode_on_gpu(Stream *stream, WireFormat format, float *out, const void *message,
-                                      const float *base, const WirePieces *pieces) {
-    (void)format, (void)out, (void)message, (void)base, (void)pieces;
-    KERNEL_ON_GPU(stream, cuda_wire_decode(stream, format, out, message, base, pieces))
-}
-
-// The pieces of `out` = the sum, from 0 and in their order, of `count` messages. They begin
-// message_stride bytes apart.
-static inline void wire_sum_on_gpu(Stream *stream, WireFormat format, float *out, const void *messages,
-                                   size_t message_stride, int count, const WirePieces *pieces) {
-    (void)format, (void)out, (void)messages, (void)message_stride, (void)count, (void)pieces;
-    KERNEL_ON_GPU(stream, cuda_wire_sum(stream, format, out, messages, message_stride, count, pieces))
 }
 
 #endif

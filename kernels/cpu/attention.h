@@ -330,16 +330,7 @@ static inline void attention_decode_task(void *context, int task, int thread) {
 static inline void cpu_attention_decode(Stream *stream, float *output, float *scores, const float *query,
                                         const float *keys, const float *values, int position, int positions,
                                         int C, int heads, int window) {
-    AttentionDecode work = {.output = output,
-                            .scores = scores,
-                            .query = query,
-                            .keys = keys,
-                            .values = values,
-                            .position = position,
-                            .positions = positions,
-                            .channels = C,
-                            .heads = heads,
-                            .window = window};
+    AttentionDecode work = {output, scores, query, keys, values, position, positions, C, heads, window};
     thread_pool_run(stream->pool, heads, attention_decode_task, &work);
 }
 

@@ -6,8 +6,7 @@
 //   reals_from_floats       reals = in, rounded to the stream's precision
 //
 // Arrays are (count), fp32 except for reals. A task takes BUFFER_BLOCK elements. The partial
-// sums of the blocks are added in order, so the result does not depend on the number of
-// threads. Limited by memory.
+// sums of the blocks are added in order, so the result does not depend on the number of threads.
 #ifndef ACCO_KERNELS_CPU_BUFFERS_H
 #define ACCO_KERNELS_CPU_BUFFERS_H
 

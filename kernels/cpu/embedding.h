@@ -3,12 +3,9 @@
 //   forward    output[b][t] = wte[tokens[b][t]] + wpe[t]
 //   backward   d_wte[tokens[b][t]] += d_output[b][t];  d_wpe[t] += d_output[b][t]
 //
-// output, d_output (B, T, C); wte (V, C); wpe (positions, C); tokens (B, T). Limited by
-// memory, and of little weight in a step.
-//
-// In backward several positions may add to the same row of d_wte. Each task owns a strip
-// of columns and visits all positions in order: no atomics, no races, and the same sums
-// for any number of threads.
+// output, d_output (B, T, C); wte (V, C); wpe (positions, C); tokens (B, T). In backward several
+// positions may add to the same row of d_wte: each task owns a strip of columns and visits all
+// positions in order, so there are no races, and the same sums for any number of threads.
 #ifndef ACCO_KERNELS_CPU_EMBEDDING_H
 #define ACCO_KERNELS_CPU_EMBEDDING_H
 

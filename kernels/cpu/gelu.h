@@ -8,9 +8,7 @@
 // 0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3) equals x s with s =
 // logistic(2u), which loses no digits for negative u. The derivative is s + x s (1 - s)
 // 2u'. Forward, which has s at hand, stores the derivative over its own input; so
-// backward is one multiplication and no exponential. Forward is limited by its arithmetic
-// (one exponential an element), backward by memory. Tasks and the sums over rows:
-// row_blocks.h.
+// backward is one multiplication and no exponential. Tasks and the sums over rows: row_blocks.h.
 #ifndef ACCO_KERNELS_CPU_GELU_H
 #define ACCO_KERNELS_CPU_GELU_H
 

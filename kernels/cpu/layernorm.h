@@ -12,12 +12,10 @@
 // x, output, branch and their gradients (rows, C) with rows = B T; weight and biases (C).
 // Means are over columns, sums over rows.
 //
-// The plain loop goes row by row; it is limited by memory. Unfused, the residual addition
-// would write its result and LayerNorm would read it again at once; here the row is
-// normalised while it is in the first-level cache. In backward the finished d_residual is
-// also the gradient of the branch, so its sum over rows, the gradient of branch_bias, is
-// taken in the same pass. Forward keeps mean and 1/stddev. Tasks and the sums over rows:
-// row_blocks.h.
+// Limited by memory: unfused, the residual addition would write its result and LayerNorm would
+// read it again at once. The finished d_residual is also the gradient of the branch, so its sum
+// over rows, the gradient of branch_bias, is taken in the same pass. Forward keeps mean and
+// 1/stddev. Tasks and the sums over rows: row_blocks.h.
 #ifndef ACCO_KERNELS_CPU_LAYERNORM_H
 #define ACCO_KERNELS_CPU_LAYERNORM_H
 

@@ -11,8 +11,7 @@
 // are fp32, the momentum m is fp32 or bf16 (rounded at random when it is stored, as AdamW's
 // moments are: kernels/moments.h). X, A and P are in the stream's precision. X is computed
 // twice, because it is divided by its norm before it is rounded. A task takes BUFFER_BLOCK
-// elements; partial sums are added in the order of blocks. All but the products is limited by
-// memory.
+// elements; partial sums are added in the order of blocks.
 #ifndef ACCO_KERNELS_CPU_MUON_H
 #define ACCO_KERNELS_CPU_MUON_H
 

@@ -1,14 +1,11 @@
-// product_rates.h: how fast this machine's processors compute matrix products, in fp32
-// and in bf16.
-//
-// This is the one measurement of the kind: --precision fastest, the peak that a run's
-// model operations are compared with (program/machine_rates.h) and plans use it.
+// product_rates.h: how fast this machine's processors compute matrix products, in fp32 and in
+// bf16: for --precision fastest, the peak that a run's model operations are compared with
+// (program/machine_rates.h), and plans.
 //
 // Which format is faster depends on the processor. With AVX-512 BF16 bf16 is about twice
 // as fast, with AMX several times; processors without these convert, and may be slower
-// than in fp32. Only a measurement tells. It computes the three products of a linear
-// layer with random numbers, in the two formats in turns, because the clock of a shared
-// machine changes from moment to moment.
+// than in fp32. The three products of a linear layer are computed with random numbers, in the
+// two formats in turns, because the clock of a shared machine changes from moment to moment.
 #ifndef ACCO_KERNELS_CPU_PRODUCT_RATES_H
 #define ACCO_KERNELS_CPU_PRODUCT_RATES_H
 

@@ -2,10 +2,9 @@
 // rows stay independent of the number of threads.
 //
 // Rows are cut into at most ROW_BLOCKS blocks, a number that depends on the rows alone. A
-// kernel that sums over rows (gradients of biases and of LayerNorm weights) adds the rows
-// of a block, in order, to partial sums of that block; then column_sums_add adds the
-// partial sums in the order of blocks. The additions are the same no matter which thread runs
-// a block, so the bits repeat for any number of threads.
+// kernel that sums over rows adds the rows of a block, in order, to partial sums of that block;
+// then column_sums_add adds the partial sums in the order of blocks. So the additions are the
+// same no matter which thread runs a block.
 #ifndef ACCO_KERNELS_CPU_ROW_BLOCKS_H
 #define ACCO_KERNELS_CPU_ROW_BLOCKS_H
 

@@ -1,13 +1,10 @@
-// sparse.h: error feedback and the outer step of SparseLoCo, in the format of
-// kernels/sparse.h.
-//
-// Both functions are loops over whole blocks in the calling thread. A vector may be cut
-// between blocks and gives the same bits.
+// sparse.h: error feedback and the outer step of SparseLoCo, in the format of kernels/sparse.h,
+// in loops over whole blocks in the calling thread. A vector may be cut between blocks and gives
+// the same bits.
 //
 // The 64th largest magnitude is found bit by bit: a bit belongs to it if at least 64
 // magnitudes are no smaller than what has been found so far together with this bit. That
-// is 31 passes over a block, which fits the first cache, each a plain count of comparisons;
-// it needs no sorting and no branch on the data.
+// is 31 passes over a block, each a plain count of comparisons, without a branch on the data.
 #ifndef ACCO_KERNELS_CPU_SPARSE_H
 #define ACCO_KERNELS_CPU_SPARSE_H
 

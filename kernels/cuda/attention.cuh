@@ -3,8 +3,7 @@
 //
 // Computes what kernels/cpu/attention.h defines. Scores and softmax are fp32. Scores live
 // only in registers: forward keeps the logsumexp of each row, and backward computes the
-// probabilities again from it. qkv is (B, T, 3C), head h of q, k, v at columns h D of
-// each.
+// probabilities again from it.
 //
 // There are two families of kernels.
 //
@@ -15,14 +14,11 @@
 // one is used. Tiles outside the band are never read, and only those on its edge are
 // masked. The registers in which a product leaves its result are those from which the
 // next product takes its left operand, so neither scores nor probabilities pass through
-// shared memory.
-// Limit: the tensor cores' rate, and close to it the exponentials and the reads of shared
-// memory. With 16 rows a warp the reads are the limit: four cycles of them for two
-// products, which is half of an H100's rate.
+// shared memory. With 16 rows a warp the reads of shared memory are the limit: four cycles of
+// them for two products, which is half of an H100's rate.
 //
 // Rows (everything else) give each row a warp, whose lanes share the columns of the head.
-// Limit: the reductions over the lanes, one for each score. These kernels are for
-// correctness.
+// These kernels are for correctness.
 //
 // Backward computes scores twice, by queries for dQ and by keys for dK and dV. So each
 // gradient has one writer, which adds in the order of rows: no atomic operations, and the

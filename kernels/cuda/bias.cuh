@@ -3,7 +3,6 @@
 // Computes what kernels/cpu/bias.h defines. Layout: a thread owns a Piece of columns
 // (column_sums.cuh), keeps its bias, and goes down the rows of its block; in backward it leaves
 // its sums for cuda_column_sums_add.
-// Limit: memory. The array is read once and written once.
 #ifndef ACCO_KERNELS_CUDA_BIAS_CUH
 #define ACCO_KERNELS_CUDA_BIAS_CUH
 

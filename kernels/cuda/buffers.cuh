@@ -2,14 +2,12 @@
 // squares, and how every elementwise kernel over flat fp32 vectors cuts its work.
 //
 // Computes what kernels/cpu/buffers.h defines, except that the partial sums of squares
-// stay on the device; the caller downloads and adds them in order. cuda_buffer_round and
-// cuda_reals_from_floats round to bf16.
+// stay on the device; the caller downloads and adds them in order.
 //
 // Layout: a thread has a Quad, four elements, which it loads and stores in one access of
 // 16 bytes if the pointers are aligned. Shards begin anywhere, so all kernels also work on
 // pointers aligned to 4 bytes. A block takes BUFFER_QUADS elements; for the sum of squares it
 // takes one BUFFER_BLOCK, so that every GPU has as many partial sums as the CPU.
-// Limit: memory. Each byte is read once and written once.
 #ifndef ACCO_KERNELS_CUDA_BUFFERS_CUH
 #define ACCO_KERNELS_CUDA_BUFFERS_CUH
 

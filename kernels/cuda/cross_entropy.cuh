@@ -6,12 +6,10 @@
 //
 // Layout: one block does one row. It first reads the row for the maximum and the sum of
 // exponentials: each thread keeps both for what it has seen, and rescales its sum when
-// its maximum grows. Then it reads the row again, backwards, to begin with what it read
-// last and the caches still hold (two rows of 100 KB a multiprocessor, at a vocabulary of
-// 50257 in bf16), and writes each pack once in its place. Block sizes are such that
-// exactly two blocks share a multiprocessor: one reads while the other waits for its
-// sums, and more would evict each other's rows.
-// Limit: memory, one read and one write of the logits.
+// its maximum grows. Then it reads the row again, backwards, to begin with what the caches
+// still hold, and writes each pack once in its place. Block sizes are such that exactly two
+// blocks share a multiprocessor: one reads while the other waits for its sums, and more would
+// evict each other's rows.
 #ifndef ACCO_KERNELS_CUDA_CROSS_ENTROPY_CUH
 #define ACCO_KERNELS_CUDA_CROSS_ENTROPY_CUH
 

@@ -1,21 +1,18 @@
 // embedding.cuh: token embedding plus position embedding, and the gradients of both
 // tables, on a GPU.
 //
-// Computes what kernels/cpu/embedding.h defines.
+// Computes what kernels/cpu/embedding.h defines. Forward: a thread owns a Piece of columns
+// (column_sums.cuh) in EMBEDDING_ROWS rows. d_wpe: one block for each position sums over the B
+// rows there.
 //
-// Layout, forward: a thread owns a Piece of columns (column_sums.cuh) in EMBEDDING_ROWS
-// rows.
-// Layout, d_wpe: one block for each position sums over the B rows there.
-// Layout, d_wte: many positions may share a row, and atomic additions would not give the
-// same bits twice. So the host sorts the positions by token (embedding_order in
-// kernels/cpu/embedding.h), which makes the positions of a token a range of that order. Each
-// block sums a segment of EMBEDDING_SEGMENT positions of the order. A range inside one
-// segment is added to d_wte at once. A range that crosses segments leaves one partial sum in
-// each of them, and a second kernel adds those in order; thus many blocks share a frequent
-// token, such as the space in a vocabulary of bytes. A segment has at most two such sums: one
-// for the range that it continues from the segment before, and one for the range that begins
-// in it and continues in the next.
-// Limit: memory.
+// d_wte: many positions may share a row, and atomic additions would not give the same bits
+// twice. So the host sorts the positions by token (embedding_order in kernels/cpu/embedding.h),
+// which makes the positions of a token a range of that order. Each block sums a segment of
+// EMBEDDING_SEGMENT positions of the order. A range inside one segment is added to d_wte at
+// once. A range that crosses segments leaves one partial sum in each of them, and a second
+// kernel adds those in order: many blocks share a frequent token. A segment has at most two such
+// sums: one for the range that it continues from the segment before, and one for the range that
+// begins in it and continues in the next.
 #ifndef ACCO_KERNELS_CUDA_EMBEDDING_CUH
 #define ACCO_KERNELS_CUDA_EMBEDDING_CUH
 

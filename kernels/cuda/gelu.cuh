@@ -7,11 +7,8 @@
 // is expensive, `saved` becomes the derivative. Here it stays the product without bias:
 // forward need not write it, and backward computes s again while it waits for memory.
 //
-// Layout: a thread owns a Piece of columns (column_sums.cuh) and keeps its bias. It loads
-// GELU_ROWS rows before it computes, to have enough loads in flight. In backward it goes
-// down the rows of its block and leaves its sums for cuda_column_sums_add.
-// Limit: memory. Forward reads one array and writes one; backward reads two and writes
-// one.
+// Layout: as bias.cuh, but a thread loads GELU_ROWS rows before it computes, to have enough
+// loads in flight.
 #ifndef ACCO_KERNELS_CUDA_GELU_CUH
 #define ACCO_KERNELS_CUDA_GELU_CUH
 

@@ -6,15 +6,13 @@
 // Layout: a group of whole warps works on a row, each thread on COUNT Pieces of it
 // (column_sums.cuh), and a block on as many rows as it has groups. All groups pass the
 // same barriers, including those without a row. A row stays in registers between its sums
-// and its result. Forward has one block for every few rows.
+// and its result.
 //
 // Backward sums three things over rows: the gradients of weight and bias, and the
 // finished d_residual. So each of at most CUDA_ROW_BLOCKS blocks goes down rows of its
 // own, and its threads keep the three sums of their columns in registers. While a row is
 // computed, the next one is loaded (AHEAD), which keeps memory busy during the reduction.
 // Very wide rows, and rows that are not aligned, lack the registers for this.
-//
-// Limit: memory. Every array is read once and written once.
 #ifndef ACCO_KERNELS_CUDA_LAYERNORM_CUH
 #define ACCO_KERNELS_CUDA_LAYERNORM_CUH
 

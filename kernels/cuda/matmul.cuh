@@ -3,18 +3,12 @@
 // Contract: kernels/kernels.h (matmul_forward, matmul_backward_input,
 // matmul_backward_weight); the plain loops are in kernels/cpu/matmul.h.
 //
-// Layout: cuBLASLt, the library, decides; on bf16 it uses tensor cores. It stores
-// matrices column by column, so to it a row-major (rows, columns) array is the transposed
-// matrix. Therefore every product here is written for the transposed result: of y = x W^T
-// it is told y^T = W x^T. Operands are in the stream's precision, sums are fp32 (never
-// TF32). Weight gradients are fp32, and the product itself adds to them (beta = 1). No
-// epilogue of the library is used: bias and GELU have a pass of their own, and the
-// residual addition is part of the next LayerNorm. What epilogues for GELU would save,
-// and what speaks against them: docs/kernels.md, section 8; dev/gpu/gelu_epilogues.cuh
-// times them.
-//
-// Limit: the multiply-add rate, as long as rows, inputs and outputs are all a few
-// hundred.
+// cuBLASLt, the library, stores matrices column by column, so to it a row-major (rows, columns)
+// array is the transposed matrix. Therefore every product here is written for the transposed
+// result: of y = x W^T it is told y^T = W x^T. Operands are in the stream's precision, sums are
+// fp32 (never TF32, and with FP8 never the library's fast accumulation). Weight gradients are
+// fp32, and the product itself adds to them (beta = 1). Why no epilogue of the library is used:
+// docs/kernels.md, section 8.
 //
 // For every shape the library offers several algorithms. Its first offer is taken, so that
 // runs repeat bit for bit. What the quickest would save, dev/gpu/bench measures. The
@@ -22,11 +16,10 @@
 // batch of an evaluation may have rows of its own. Where an exchange may be under way
 // (scheduler.h), a shape has a second plan, which counts on fewer multiprocessors. Some
 // products are several at once, of matrices that lie one behind the other: their algorithm
-// is chosen for the largest number of them, so that bits do not depend on how many there
-// are. The library's workspace is the one buffer that the memory plan lists.
+// is chosen for the largest number of them, so that bits do not depend on how many there are.
 //
 // Products of FP8 sum over what lies side by side in both operands: GPUs before 10.0 have
-// no others. Sums are fp32 if nobody asks the library for fast accumulation.
+// no others.
 #ifndef ACCO_KERNELS_CUDA_MATMUL_CUH
 #define ACCO_KERNELS_CUDA_MATMUL_CUH
 

@@ -7,7 +7,6 @@
 // Every thread has SPARSE_OWN neighbours of them in registers. As on the CPU, the smallest
 // magnitude that is taken is found bit by bit: a count over all threads for each bit.
 // Then the number of elements taken by the threads before says where a thread's own go.
-// Limit: memory for the apply; for the encoding the counts.
 #ifndef ACCO_KERNELS_CUDA_SPARSE_CUH
 #define ACCO_KERNELS_CUDA_SPARSE_CUH
 

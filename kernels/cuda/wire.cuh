@@ -4,15 +4,12 @@
 // The contract is in kernels/wire.h, and the bits are the same: what one machine encodes
 // on its GPU another may decode on its CPU. Only the NaNs that arithmetic on NaNs makes
 // (with a base, or in a sum) have the machine's own bits. How one element is converted is
-// in kernels/wire.h, for both; this file says which thread converts which elements. With
-// a base, differences to it are encoded and added again, which saves a pass over memory.
+// in kernels/wire.h, for both. With a base, differences to it are encoded and added again.
 //
 // A warp does one block of the wire. Lane l has eight of its elements: 4l to 4l + 3 of
 // the lower part and the same of the upper part, which begins at half of the block. The
-// bytes of e3m0 pair them in this way. So in every format a lane reads and writes whole
-// words of its own: two accesses of 16 bytes for the values where they are aligned, one
-// or two of 4 to 16 bytes for the codes. Each byte is read once and written once. Warps
-// share nothing.
+// bytes of codes of 4 bits pair them in this way. So in every format a lane reads and writes
+// whole words of its own, and each byte is read once and written once. Warps share nothing.
 #ifndef ACCO_KERNELS_CUDA_WIRE_CUH
 #define ACCO_KERNELS_CUDA_WIRE_CUH
 

@@ -5,9 +5,7 @@
 //   host memory           through the transport: collectives_host.h
 //   GPU, with NCCL        from GPU to GPU: collectives_nccl.h
 //   GPU, without NCCL     staged: copied to pinned host memory, and from there as above
-//
-// Staging serves several ranks on one GPU, ranks with and without GPUs, and builds
-// without NCCL. On a slow network the copies cost little.
+//                         (several ranks on one GPU, ranks with and without GPUs)
 //
 // All three give the same bits. When they return, later tasks of the stream see them.
 #ifndef ACCO_COMM_COLLECTIVES_H

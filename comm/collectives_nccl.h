@@ -3,8 +3,7 @@
 //
 // NCCL only moves bytes. Our own kernels encode, add and decode (kernels/cuda/wire.cuh):
 // any wire format travels, and sums are those of collectives_host.h bit for bit. An
-// all-gather adds nothing, so it is the library's own, whose way through the network
-// changes no bit.
+// all-gather adds nothing, so it is the library's own.
 //
 // A batch is as many cells as the message buffers hold. A message has pieces of owners:
 //
@@ -20,8 +19,7 @@
 //
 // What is gathered as it is, in fp32 or as casts, goes from vector to vector in one batch.
 // Each level of a reduce-scatter has a communicator and a queue, so that both are busy at
-// the same time, with successive batches. All ranks put the same messages into them in the
-// same order.
+// the same time, with successive batches.
 #ifndef ACCO_COMM_COLLECTIVES_NCCL_H
 #define ACCO_COMM_COLLECTIVES_NCCL_H
 

@@ -10,15 +10,13 @@
 //
 // `flat` counts elements of the vector, padded to whole cells; `own` those of a shard.
 //
-// Why cells: every range of them, such as a bucket, is shared out evenly. So rules that
-// send the last layers' gradients while others are still computed keep all ranks busy.
+// Every range of cells, such as a bucket, is shared out evenly. So rules that send the last
+// layers' gradients while others are still computed keep all ranks busy.
 //
 // Pieces are all equal (layout_make), unless an optimizer needs whole matrices
 // (layout_make_whole): then a piece is a run of matrices with the vectors between them, and
-// what is not a matrix fills up the shards, so that all are about as long.
-//
-// The cut depends on nothing but the vector's length, the number of ranks and the
-// matrices: no size of buckets or messages changes an owner or the order of a sum.
+// what is not a matrix fills up the shards, so that all are about as long. The cut depends on
+// nothing but the vector's length, the number of ranks and the matrices.
 #ifndef ACCO_COMM_LAYOUT_H
 #define ACCO_COMM_LAYOUT_H
 

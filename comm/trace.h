@@ -8,16 +8,14 @@
 //                  kept in memory until then.
 //
 // In the CUDA program a span is also a range of NVTX, which profilers show under its name.
-//
-// Exposed communication, which overlapping failed to hide, runs while compute does not.
+// Exposed communication, which overlapping failed to hide, runs while compute does not:
 //
 //   compute         ####....####
 //   communication   ..######....     6 of communication, 4 of them exposed
 //
 // The sums need no list of spans. Every begin, end and take adds the time since the one
-// before to the sums of the lanes that were running: a span that is under way at a take is
-// divided there. The clock is read while the mutex is held: otherwise the two threads could
-// report their times in the wrong order.
+// before to the sums of the lanes that were running. The clock is read while the mutex is held:
+// otherwise the two threads could report their times in the wrong order.
 //
 // Each rank's clock has its own start. Its offset to that of rank 0 is measured at the
 // start and at the end of a run; spans in between are moved along the line through both.

@@ -12,10 +12,9 @@
 // communication stream, once it runs), and all ranks call the same operations in order.
 //
 // A waiting rank sleeps between polls for an eighth of the time it has already waited, at
-// most 1 ms, so that the compute threads keep their cores. Every wait has a deadline.
-// When it passes, the rank names those that it waits for and ends all ranks.
-//
-// An emulated slow network sends through a token bucket, and arrives late by a latency.
+// most 1 ms, so that the compute threads keep their cores. At a deadline, which every wait has,
+// the rank names those that it waits for and ends all ranks. An emulated slow network sends
+// through a token bucket, and arrives late by a latency.
 #ifndef ACCO_COMM_TRANSPORT_H
 #define ACCO_COMM_TRANSPORT_H
 

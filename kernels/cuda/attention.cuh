@@ -694,57 +694,40 @@ static __global__ void cuda_attention_forward_rows_kernel(Attention work) {
     if (lane_index() == 0) { work.logsumexp[place.head * (size_t)T + (size_t)query] = maximum + logf(total); }
 }
 
-// A warp does dQ of one query.
-template <typename R, int PARTS, bool DOCUMENTS>
-static __global__ void cuda_attention_d_queries_rows_kernel(Attention work) {
+// A warp does dQ of one query or, BY_KEY, dK and dV of one key.
+template <typename R, int PARTS, bool BY_KEY, bool DOCUMENTS>
+static __global__ void cuda_attention_backward_rows_kernel(Attention work) {
     CudaAttentionPlace place = cuda_attention_place(work);
     int T = work.T, D = work.channels / work.heads,
-        query = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
-    if (query >= T) { return; } // all lanes of the warp
-    size_t C = (size_t)work.channels, stride = 3 * C, row_number = place.head * (size_t)T + (size_t)query;
-    const R *head = reals<R>(work.qkv) + place.row * stride + place.column;
-    float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], sums[PARTS] = {}, logsumexp = work.logsumexp[row_number],
-                                                    delta = work.scratch[row_number];
-    cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
-    cuda_attention_row_load<R, PARTS>(
-        d_o, reals<R>(work.d_output) + (place.row + (size_t)query) * C + place.column, D);
-    for (int key = cuda_attention_first_key<DOCUMENTS>(work, query); key <= query; key++) {
-        cuda_attention_row_load<R, PARTS>(k, head + (size_t)key * stride + C, D);
-        cuda_attention_row_load<R, PARTS>(v, head + (size_t)key * stride + 2 * C, D);
-        float p = expf(cuda_attention_row_product<PARTS>(q, k) - logsumexp);
-        cuda_attention_row_add<PARTS>(sums, p * (cuda_attention_row_product<PARTS>(d_o, v) - delta), k);
-    }
-    cuda_attention_row_store<R, PARTS>(
-        reals<R>(work.d_qkv) + (place.row + (size_t)query) * (size_t)work.d_qkv_stride + place.column, sums,
-        1.0f, D);
-}
-
-// A warp does dK and dV of one key.
-template <typename R, int PARTS, bool DOCUMENTS>
-static __global__ void cuda_attention_d_keys_rows_kernel(Attention work) {
-    CudaAttentionPlace place = cuda_attention_place(work);
-    int T = work.T, D = work.channels / work.heads,
-        key = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
-    if (key >= T) { return; } // all lanes of the warp
+        own = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
+    if (own >= T) { return; } // all lanes of the warp
+    int begin = BY_KEY ? own : cuda_attention_first_key<DOCUMENTS>(work, own),
+        end = BY_KEY ? cuda_attention_end_query<DOCUMENTS>(work, own) : own + 1;
     size_t C = (size_t)work.channels, stride = 3 * C, head_rows = place.head * (size_t)T;
-    const R *head = reals<R>(work.qkv) + place.row * stride + place.column;
-    float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], d_k[PARTS] = {}, d_v[PARTS] = {};
-    cuda_attention_row_load<R, PARTS>(k, head + (size_t)key * stride + C, D);
-    cuda_attention_row_load<R, PARTS>(v, head + (size_t)key * stride + 2 * C, D);
-    for (int query = key, end = cuda_attention_end_query<DOCUMENTS>(work, key); query < end; query++) {
-        cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
-        cuda_attention_row_load<R, PARTS>(
-            d_o, reals<R>(work.d_output) + (place.row + (size_t)query) * C + place.column, D);
-        float p = expf(cuda_attention_row_product<PARTS>(q, k) - work.logsumexp[head_rows + (size_t)query]);
-        cuda_attention_row_add<PARTS>(d_v, p, d_o);
-        cuda_attention_row_add<PARTS>(
-            d_k, p * (cuda_attention_row_product<PARTS>(d_o, v) - work.scratch[head_rows + (size_t)query]),
-            q);
+    const R *head = reals<R>(work.qkv) + place.row * stride + place.column,
+            *d_output = reals<R>(work.d_output) + place.row * C + place.column;
+    float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], sums[PARTS] = {}, d_v[PARTS] = {};
+    auto load_query = [&](size_t query) {
+        cuda_attention_row_load<R, PARTS>(q, head + query * stride, D);
+        cuda_attention_row_load<R, PARTS>(d_o, d_output + query * C, D);
+    };
+    auto load_key = [&](size_t key) {
+        cuda_attention_row_load<R, PARTS>(k, head + key * stride + C, D);
+        cuda_attention_row_load<R, PARTS>(v, head + key * stride + 2 * C, D);
+    };
+    BY_KEY ? load_key((size_t)own) : load_query((size_t)own);
+    for (int other = begin; other < end; other++) {
+        size_t query = (size_t)(BY_KEY ? other : own);
+        BY_KEY ? load_query((size_t)other) : load_key((size_t)other);
+        float p = expf(cuda_attention_row_product<PARTS>(q, k) - work.logsumexp[head_rows + query]),
+              d_score = p * (cuda_attention_row_product<PARTS>(d_o, v) - work.scratch[head_rows + query]);
+        cuda_attention_row_add<PARTS>(sums, d_score, BY_KEY ? q : k);
+        if (BY_KEY) { cuda_attention_row_add<PARTS>(d_v, p, d_o); }
     }
-    R *target =
-        reals<R>(work.d_qkv) + (place.row + (size_t)key) * (size_t)work.d_qkv_stride + place.column + C;
-    cuda_attention_row_store<R, PARTS>(target, d_k, 1.0f, D);
-    cuda_attention_row_store<R, PARTS>(target + C, d_v, 1.0f, D);
+    R *target = reals<R>(work.d_qkv) + (place.row + (size_t)own) * (size_t)work.d_qkv_stride + place.column +
+                (BY_KEY ? C : 0);
+    cuda_attention_row_store<R, PARTS>(target, sums, 1.0f, D);
+    if (BY_KEY) { cuda_attention_row_store<R, PARTS>(target + C, d_v, 1.0f, D); }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -815,8 +798,9 @@ static inline void cuda_attention_rows(Stream *stream, const Attention &work) {
         return;
     }
     cuda_attention_deltas<R, WARP, 1>(stream, work);
-    cuda_launch(stream, cuda_attention_d_queries_rows_kernel<R, PARTS, DOCUMENTS>, grid, block, 0, work);
-    cuda_launch(stream, cuda_attention_d_keys_rows_kernel<R, PARTS, DOCUMENTS>, grid, block, 0, work);
+    cuda_launch(stream, cuda_attention_backward_rows_kernel<R, PARTS, false, DOCUMENTS>, grid, block, 0,
+                work);
+    cuda_launch(stream, cuda_attention_backward_rows_kernel<R, PARTS, true, DOCUMENTS>, grid, block, 0, work);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -18,9 +18,6 @@
 #define ACCO_COMM_GROUPS_H
 
 #include <assert.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "runtime/errors.h"
 #include "runtime/numbers.h"

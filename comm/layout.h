@@ -20,12 +20,6 @@
 #ifndef ACCO_COMM_LAYOUT_H
 #define ACCO_COMM_LAYOUT_H
 
-#include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "runtime/errors.h"
 #include "runtime/numbers.h"
 

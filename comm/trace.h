@@ -22,13 +22,6 @@
 #ifndef ACCO_COMM_TRACE_H
 #define ACCO_COMM_TRACE_H
 
-#include <assert.h>
-#include <errno.h>
-#include <math.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <sys/stat.h>
-
 #include "comm/transport.h"
 #include "runtime/files.h"
 

@@ -18,13 +18,6 @@
 #ifndef ACCO_COMM_TRANSPORT_H
 #define ACCO_COMM_TRANSPORT_H
 
-#include <math.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "comm/groups.h"
 #include "runtime/device.h"
 #include "runtime/errors.h"

@@ -38,11 +38,7 @@
 #ifndef ACCO_KERNELS_WIRE_H
 #define ACCO_KERNELS_WIRE_H
 
-#include <math.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "runtime/numbers.h"
 

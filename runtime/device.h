@@ -17,15 +17,9 @@
 #ifndef ACCO_RUNTIME_DEVICE_H
 #define ACCO_RUNTIME_DEVICE_H
 
-#include <errno.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "runtime/gpu.h"
 #include "runtime/thread_pool.h"

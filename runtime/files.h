@@ -14,16 +14,11 @@
 #include <limits.h>
 #include <linux/fs.h>
 #include <setjmp.h>
-#include <signal.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #include "runtime/errors.h"
 

@@ -9,10 +9,6 @@
 #ifndef ACCO_RUNTIME_GPU_H
 #define ACCO_RUNTIME_GPU_H
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "runtime/errors.h"
 #include "runtime/precision.h"
 

@@ -15,14 +15,8 @@
 #define ACCO_RUNTIME_LOG_H
 
 #include <assert.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "runtime/errors.h"
 #include "runtime/files.h"

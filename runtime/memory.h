@@ -11,12 +11,6 @@
 #define ACCO_RUNTIME_MEMORY_H
 
 #include <assert.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "runtime/files.h"
 #include "runtime/gpu.h"

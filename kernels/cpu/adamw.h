@@ -20,9 +20,6 @@
 #ifndef ACCO_KERNELS_CPU_ADAMW_H
 #define ACCO_KERNELS_CPU_ADAMW_H
 
-#include <math.h>
-#include <stddef.h>
-
 #include "kernels/cpu/reals.h"
 #include "kernels/moments.h"
 #include "runtime/device.h"

@@ -32,10 +32,6 @@
 #ifndef ACCO_KERNELS_CPU_ATTENTION_H
 #define ACCO_KERNELS_CPU_ATTENTION_H
 
-#include <math.h>
-#include <stddef.h>
-#include <string.h>
-
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/vector_math.h"
 #include "runtime/device.h"

@@ -9,8 +9,6 @@
 #ifndef ACCO_KERNELS_CPU_BIAS_H
 #define ACCO_KERNELS_CPU_BIAS_H
 
-#include <stddef.h>
-
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 

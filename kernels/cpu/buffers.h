@@ -10,9 +10,6 @@
 #ifndef ACCO_KERNELS_CPU_BUFFERS_H
 #define ACCO_KERNELS_CPU_BUFFERS_H
 
-#include <stddef.h>
-#include <string.h>
-
 #include "kernels/cpu/reals.h"
 #include "runtime/device.h"
 #include "runtime/numbers.h"

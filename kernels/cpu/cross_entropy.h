@@ -12,12 +12,6 @@
 #ifndef ACCO_KERNELS_CPU_CROSS_ENTROPY_H
 #define ACCO_KERNELS_CPU_CROSS_ENTROPY_H
 
-#include <assert.h>
-#include <math.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/vector_math.h"

@@ -9,10 +9,6 @@
 #ifndef ACCO_KERNELS_CPU_EMBEDDING_H
 #define ACCO_KERNELS_CPU_EMBEDDING_H
 
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 

@@ -12,9 +12,6 @@
 #ifndef ACCO_KERNELS_CPU_GELU_H
 #define ACCO_KERNELS_CPU_GELU_H
 
-#include <stddef.h>
-#include <string.h>
-
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/vector_math.h"

@@ -19,10 +19,6 @@
 #ifndef ACCO_KERNELS_CPU_LAYERNORM_H
 #define ACCO_KERNELS_CPU_LAYERNORM_H
 
-#include <math.h>
-#include <stddef.h>
-#include <string.h>
-
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 

@@ -22,10 +22,6 @@
 #ifndef ACCO_KERNELS_CPU_MATMUL_H
 #define ACCO_KERNELS_CPU_MATMUL_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdio.h>
-
 #include "kernels/cpu/reals.h"
 #include "runtime/device.h"
 

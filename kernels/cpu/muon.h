@@ -15,8 +15,6 @@
 #ifndef ACCO_KERNELS_CPU_MUON_H
 #define ACCO_KERNELS_CPU_MUON_H
 
-#include <math.h>
-
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/buffers.h"
 

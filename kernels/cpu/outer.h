@@ -16,9 +16,6 @@
 #ifndef ACCO_KERNELS_CPU_OUTER_H
 #define ACCO_KERNELS_CPU_OUTER_H
 
-#include <stdbool.h>
-#include <stddef.h>
-
 #include "kernels/wire.h"
 
 #define OUTER_FUNCTION __attribute__((noinline, unused)) static

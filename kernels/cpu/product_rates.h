@@ -9,9 +9,6 @@
 #ifndef ACCO_KERNELS_CPU_PRODUCT_RATES_H
 #define ACCO_KERNELS_CPU_PRODUCT_RATES_H
 
-#include <math.h>
-#include <string.h>
-
 #include "kernels/kernels.h"
 #include "runtime/numbers.h"
 #include "runtime/random.h"

@@ -8,8 +8,6 @@
 #ifndef ACCO_KERNELS_CPU_ROW_BLOCKS_H
 #define ACCO_KERNELS_CPU_ROW_BLOCKS_H
 
-#include <stddef.h>
-
 #include "runtime/device.h"
 
 enum { ROW_BLOCKS = 32, COLUMN_BLOCK = 256 }; // blocks of rows at most; columns of a task of column_sums_add

@@ -29,9 +29,6 @@
 #ifndef ACCO_KERNELS_CUDA_ATTENTION_CUH
 #define ACCO_KERNELS_CUDA_ATTENTION_CUH
 
-#include <assert.h>
-#include <math.h>
-
 #ifdef ACCO_HAVE_CUDNN
 #include "kernels/cuda/cudnn.cuh"
 #endif

@@ -18,7 +18,6 @@
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
-#include <stdint.h>
 
 #include "kernels/cuda/sizes.h"
 #include "runtime/device.h"

@@ -41,9 +41,6 @@ static inline void comm_reserve(CommBackend *comm, Arena *arena, const Layout *l
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Staged: through pinned host memory
-
 // Elements of a copy. A GPU makes one copy in each direction at a time, and a batch of
 // tokens would wait for a whole vector: 16 MiB take less than a millisecond. The host
 // notices an end up to 0.1 ms late, so copies must not be much smaller.

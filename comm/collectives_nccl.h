@@ -31,9 +31,6 @@
 // a fast link moves 30 MB.
 enum { NCCL_BUFFER_BYTES = 128 << 20, NCCL_ALIGNMENT = 128 };
 
-// ---------------------------------------------------------------------------------------
-// Message buffers
-
 static inline size_t nccl_piece_bytes(WireFormat wire, size_t piece) {
     return layout_round_up(wire_bytes(wire, piece), 16);
 }
@@ -94,9 +91,6 @@ static inline WirePieces nccl_pieces(const NcclBatch *batch, WireFormat wire, co
     return pieces;
 }
 
-// ---------------------------------------------------------------------------------------
-// Reduce-scatter
-
 // Every rank of this host adds up what the others have for the owners whose delegate it
 // is. Its own part is packed among those that arrive.
 static inline void nccl_reduce_inside(NcclBatch *batch) {
@@ -152,9 +146,6 @@ static inline void nccl_reduce_between(NcclBatch *batch) {
     nccl_end(nccl, BETWEEN_HOSTS);
     cuda_wire_sum(batch->stream, wire, mine, in, owner, groups->hosts, &own);
 }
-
-// ---------------------------------------------------------------------------------------
-// All-gather
 
 // Whether own pieces go from vector to vector as they are.
 static inline bool nccl_gathers_as_it_is(const Collective *collective) {

@@ -145,9 +145,6 @@ static inline void nccl_collect(Nccl *nccl, void *queue, CollectiveKind kind, nc
     transport_count(nccl->transport, bytes, hosts->hosts > 1 ? bytes / (size_t)hosts->mates : 0);
 }
 
-// ---------------------------------------------------------------------------------------
-// Opening
-
 // Exchanges a byte with every rank that this one has messages for, so that NCCL connects
 // them and takes its memory now. NCCL's own collectives have connections of their own,
 // which depend on the size: they are run on a vector of a batch's length.

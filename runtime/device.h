@@ -85,9 +85,6 @@ static inline void sleep_seconds(double seconds) {
     while (nanosleep(&duration, &duration) != 0 && errno == EINTR) {}
 }
 
-// ---------------------------------------------------------------------------------------
-// Streams
-
 // In a task: waits for what it has put into the CUDA queue. After 50 us it sleeps between
 // polls, for an eighth of the time waited and 100 us at most: the host's cores stay free.
 static inline void stream_settle(Stream *stream) {
@@ -199,9 +196,6 @@ static inline void stream_destroy(Stream *stream) {
     watermark_destroy(&stream->ended);
     free(stream);
 }
-
-// ---------------------------------------------------------------------------------------
-// Events
 
 static inline void event_record(Event *event, Stream *stream) {
     event->stream = stream;

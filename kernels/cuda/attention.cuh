@@ -800,9 +800,6 @@ static inline void cuda_attention_rows(Stream *stream, const Attention &work) {
     cuda_launch(stream, cuda_attention_backward_rows_kernel<R, PARTS, true, DOCUMENTS>, grid, block, 0, work);
 }
 
-// ---------------------------------------------------------------------------------------
-// The operations
-
 // The size of the heads, if kernels by tiles can do them; otherwise 0. Within a sample,
 // kernels count elements in 32 bits.
 static inline int cuda_attention_tiled_head(const Attention *work) {

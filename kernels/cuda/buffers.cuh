@@ -17,9 +17,6 @@
 
 enum { BUFFER_THREADS = 256, BUFFER_QUADS = 4 * BUFFER_THREADS, BUFFER_SQUARES_THREADS = 512 };
 
-// ---------------------------------------------------------------------------------------
-// Four elements of a thread
-
 // The elements first, first + step, first + 2 step, first + 3 step, as far as they are
 // below end. If four may be accessed at once, they are neighbours. Otherwise they are a
 // block's width apart: each access is narrow, but those of a warp together are whole
@@ -84,9 +81,6 @@ static inline void quad_launch(Stream *stream, void (*kernel)(Parameters...), si
                 arguments...);
 }
 
-// ---------------------------------------------------------------------------------------
-// Moving, clearing, converting
-
 template <typename R>
 static __global__ void buffer_move_kernel(R *out, float *in, size_t count, bool clear, bool wide) {
     const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -123,9 +117,6 @@ static __global__ void buffer_round_kernel(float *values, size_t count, bool wid
 static inline void cuda_buffer_round(Stream *stream, float *values, size_t count) {
     quad_launch(stream, buffer_round_kernel, count, values, count, quad_fits(values));
 }
-
-// ---------------------------------------------------------------------------------------
-// Norm
 
 // Grid: (blocks of a piece, pieces).
 static __global__ void buffer_squares_kernel(double *partials, const float *pieces, size_t count,

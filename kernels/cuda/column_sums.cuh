@@ -17,9 +17,6 @@
 
 enum { COLUMN_STRIP = 384, COLUMN_SLICES = 16 };
 
-// ---------------------------------------------------------------------------------------
-// Pieces of rows, in strips
-
 // place (WIDTH) = values, or += if ADD, 16 bytes at a time.
 template <int WIDTH, bool ADD> DEVICE void floats_write(float *place, const float values[WIDTH]) {
     constexpr int STEP = WIDTH < 4 ? 1 : 4;
@@ -46,9 +43,6 @@ static inline void strips_launch(Stream *stream, void (*kernel)(Parameters...), 
 
 // The first column of this thread's piece; blocks of one strip have the same blockIdx.y.
 DEVICE int strip_column(int width) { return (int)(blockIdx.y * blockDim.x + threadIdx.x) * width; }
-
-// ---------------------------------------------------------------------------------------
-// Sums over rows
 
 static inline int cuda_row_blocks(int rows) { return rows < CUDA_ROW_BLOCKS ? rows : CUDA_ROW_BLOCKS; }
 

@@ -21,9 +21,6 @@
 
 enum { EMBEDDING_ROWS = 4, EMBEDDING_AHEAD = 4, EMBEDDING_CROSSING_THREADS = 256 };
 
-// ---------------------------------------------------------------------------------------
-// Forward
-
 template <typename R, int WIDTH>
 static __global__ void __launch_bounds__(COLUMN_STRIP) embedding_forward_kernel(Embedding work) {
     int c = strip_column(WIDTH), first = (int)blockIdx.x * EMBEDDING_ROWS, rows = work.B * work.T;
@@ -57,9 +54,6 @@ template <typename R> static inline void cuda_embedding_forward(Stream *stream, 
                   cuda_blocks((size_t)work->B * (size_t)work->T, EMBEDDING_ROWS), work->channels,
                   packed ? (int)Pack<R>::COUNT : 1, 0, *work);
 }
-
-// ---------------------------------------------------------------------------------------
-// Backward
 
 // sums += piece
 template <typename R, int WIDTH> DEVICE void piece_add(float sums[WIDTH], const Piece<R, WIDTH> &piece) {

@@ -217,9 +217,6 @@ static inline void cuda_gemm_align(CudaGemm *gemm, const void *a, const void *b,
     gemm->result_alignment = cuda_gemm_alignment(result, gemm->result_stride, gemm->result_precision);
 }
 
-// ---------------------------------------------------------------------------------------
-// The operations
-
 // Opens the library for a stream. workspace (GEMM_WORKSPACE_BYTES): device memory.
 static inline void cuda_gemm_open(Stream *stream, void *workspace) {
     CudaGemmLibrary *library = (CudaGemmLibrary *)calloc(1, sizeof *library);

@@ -71,9 +71,6 @@ DEVICE void wire_values_store(float *block, const float values[WIRE_LANE], int h
     wire_store<4>(block, values + 4, half + first, n);
 }
 
-// ---------------------------------------------------------------------------------------
-// bf16
-
 DEVICE void wire_warp_encode_bf16(char *out, const float values[WIRE_LANE], int n) {
     uint32_t words[4], *place = (uint32_t *)(void *)out;
     for (int i = 0; i < 4; i++) {

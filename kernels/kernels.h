@@ -28,7 +28,6 @@
 #include "kernels/cpu/outer.h"
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/sparse.h"
-#include "kernels/cuda/sizes.h"
 #include "kernels/wire.h"
 
 #ifdef ACCO_HAVE_CUDA

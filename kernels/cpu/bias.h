@@ -26,23 +26,17 @@ REAL_LOOP void bias_rows(const Bias *work, int block, Precision precision) {
     size_t columns = (size_t)work->columns, scaled = (size_t)work->scaled;
     float *sums = work->partials + (size_t)block * columns;
     const Real *bias = work->bias;
-    for (size_t c = 0; c < columns && work->d_bias != NULL; c++) { sums[c] = 0.0f; }
+    const bool backward = work->d_bias != NULL;
+    for (size_t c = 0; c < columns && backward; c++) { sums[c] = 0.0f; }
     for (int row = row_block_begin(block, work->rows); row < row_block_begin(block + 1, work->rows); row++) {
         Real *values = real_at(work->values, (size_t)row * (size_t)work->stride, precision);
-        if (work->d_bias == NULL) {
-#pragma omp simd
-            for (size_t c = 0; c < columns; c++) {
-                float x = real_load(values, c, precision) + real_load(bias, c, precision);
-                real_store(values, c, c < scaled ? x * work->scale : x, precision);
-            }
-            continue;
-        }
 #pragma omp simd
         for (size_t c = 0; c < columns; c++) {
-            float g = real_load(values, c, precision);
-            g = c < scaled ? g * work->scale : g;
-            real_store(values, c, g, precision);
-            sums[c] += g;
+            float x = real_load(values, c, precision);
+            x = backward ? x : x + real_load(bias, c, precision);
+            x = c < scaled ? x * work->scale : x;
+            real_store(values, c, x, precision);
+            if (backward) { sums[c] += x; }
         }
     }
 }

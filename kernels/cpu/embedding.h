@@ -12,7 +12,10 @@
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 
-enum { EMBEDDING_STRIP = 64 }; // columns of one task: four cache lines
+enum {
+    EMBEDDING_STRIP = 64,  // columns of one task: four cache lines
+    EMBEDDING_SEGMENT = 64 // see embedding.cuh
+};
 
 typedef struct Embedding {
     Real *output;          // forward (B, T, C)
@@ -61,6 +64,12 @@ REAL_LOOP void embedding_backward_strip(const Embedding *work, int strip, Precis
 
 REAL_KERNEL(cpu_embedding_backward, Embedding, precision, embedding_backward_strip,
             (work->channels + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP)
+
+// Floats of partials for embedding_backward, on a GPU: each segment has a sum for the
+// range that it continues, and one for the range that the next segment continues.
+static inline size_t embedding_partials_floats(int rows, int C) {
+    return ((size_t)rows + EMBEDDING_SEGMENT - 1) / EMBEDDING_SEGMENT * 2 * (size_t)C;
+}
 
 // order (rows) = the indices of tokens (rows), sorted by token, equal tokens by index:
 // the order in which a GPU sums the gradient of wte. A counting sort; counts (V + 1) is

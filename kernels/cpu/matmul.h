@@ -58,6 +58,7 @@ typedef struct Matmul {
 } Matmul;
 
 enum {
+    GEMM_WORKSPACE_BYTES = 32 << 20,   // for the products of a stream of a GPU
     MATMUL_TILE_ELEMENTS = 512 * 1024, // elements of a tile at most: 2 MB
     MATMUL_TILES = 4,                  // tiles at least: with a large K even a small result is a long task.
     MATMUL_TILE_LEAST = 64 * 1024,     // But a tile of this many elements is not cut for that

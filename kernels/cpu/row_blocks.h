@@ -10,7 +10,11 @@
 
 #include "runtime/device.h"
 
-enum { ROW_BLOCKS = 32, COLUMN_BLOCK = 256 }; // blocks of rows at most; columns of a task of column_sums_add
+enum {
+    ROW_BLOCKS = 32,       // at most
+    CUDA_ROW_BLOCKS = 264, // on a GPU: see column_sums.cuh
+    COLUMN_BLOCK = 256     // columns of a task of column_sums_add
+};
 
 static inline int row_block_count(int rows) { return rows < ROW_BLOCKS ? rows : ROW_BLOCKS; }
 

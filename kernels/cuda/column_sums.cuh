@@ -13,6 +13,7 @@
 #ifndef ACCO_KERNELS_CUDA_COLUMN_SUMS_CUH
 #define ACCO_KERNELS_CUDA_COLUMN_SUMS_CUH
 
+#include "kernels/cpu/row_blocks.h"
 #include "kernels/cuda/language.cuh"
 
 enum { COLUMN_STRIP = 384, COLUMN_SLICES = 16 };

@@ -7,6 +7,7 @@
 #ifndef ACCO_KERNELS_CUDA_FP8_CUH
 #define ACCO_KERNELS_CUDA_FP8_CUH
 
+#include "kernels/cpu/row_blocks.h"
 #include "kernels/cuda/language.cuh"
 #include "runtime/numbers.h"
 

@@ -19,7 +19,6 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/sizes.h"
 #include "runtime/device.h"
 
 enum { WARP = 32, CUDA_SHARED_DEFAULT = 48 * 1024 };

@@ -106,8 +106,10 @@ static inline void comm_exchange(CommBackend *comm, Stream *stream, const Collec
         }
         if (collective->wire == WIRE_BF16) { buffer_round(stream, own, count); }
         stream_settle(stream);
+#ifdef ACCO_HAVE_NCCL
     } else if (!alone && comm->nccl != NULL) {
         nccl_exchange(comm->nccl, stream, collective, kind);
+#endif
     } else {
         staged_exchange(comm, stream, collective, kind);
     }

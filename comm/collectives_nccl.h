@@ -243,13 +243,6 @@ static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *c
     nccl_settle(nccl, BETWEEN_HOSTS, stream->queue, transport->operation);
 }
 
-#else
-
-static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *collective,
-                                 CollectiveKind kind) {
-    (void)nccl, (void)stream, (void)collective, (void)kind;
-}
-
 #endif
 
 #endif

@@ -34,15 +34,6 @@ static inline Precision product_rates_faster(const ProductRates *rates) {
 // of about the upper one's size.
 enum { LAYER_INPUT, LAYER_WEIGHT, LAYER_OUTPUT, LAYER_D_INPUT, LAYER_D_WEIGHT, LAYER_ARRAYS };
 
-static inline Real *product_layer_values(size_t count, uint64_t seed) {
-    Real *values = (Real *)memory_take(count, sizeof(float));
-    Random random = {random_hash(seed, count)};
-    for (size_t i = 0; i < 2 * count; i++) {
-        real_store(values, i, (float)(random_uniform(&random) - 0.5), PRECISION_BF16);
-    }
-    return values;
-}
-
 // Measures with as many threads of its own for about `seconds`, and each wanted format
 // (by Precision) at least once. A rate is 0 where it was not measured: the library has no
 // products of bf16, or the system gives no threads.
@@ -60,7 +51,13 @@ static inline ProductRates product_rates_measure(int threads, const bool wanted[
     size_t in = (size_t)rows * (size_t)inputs, out = (size_t)rows * (size_t)outputs,
            weight = (size_t)outputs * (size_t)inputs;
     const size_t counts[LAYER_ARRAYS] = {in, weight, out, in, weight};
-    for (int i = 0; i < LAYER_ARRAYS; i++) { layer[i] = product_layer_values(counts[i], (uint64_t)i + 1); }
+    Random random = {random_hash(1, in)};
+    for (int i = 0; i < LAYER_ARRAYS; i++) {
+        layer[i] = (Real *)memory_take(counts[i], sizeof(float));
+        for (size_t j = 0; j < 2 * counts[i]; j++) {
+            real_store(layer[i], j, (float)(random_uniform(&random) - 0.5), PRECISION_BF16);
+        }
+    }
     double end = clock_seconds() + seconds;
     for (; stream.pool != NULL && rounds < PRODUCT_RATES_ROUNDS && (rounds == 0 || clock_seconds() < end);
          rounds++) {

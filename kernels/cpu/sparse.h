@@ -11,10 +11,11 @@
 #include "kernels/cpu/outer.h"
 #include "kernels/sparse.h"
 
-// Takes the largest of `values` (elements), one block at most.
-OUTER_FUNCTION void cpu_sparse_take(SparseTaken *taken, const float *values, int elements) {
+// Encodes the largest of `values` (elements), one block at most.
+OUTER_FUNCTION void cpu_sparse_encode_block(SparseBlock *block, const float *values, int elements) {
     uint32_t magnitudes[SPARSE_BLOCK], smallest = 0;
     int entries = sparse_entries(elements), above = 0, found = 0;
+    SparseTaken taken = {{0}, {0}};
     for (int i = 0; i < elements; i++) { magnitudes[i] = sparse_magnitude_bits(values[i]); }
     for (int bit = 30; bit >= 0; bit--) {
         uint32_t candidate = smallest | 1u << bit;
@@ -23,19 +24,12 @@ OUTER_FUNCTION void cpu_sparse_take(SparseTaken *taken, const float *values, int
         if (count >= entries) { smallest = candidate; }
     }
     for (int i = 0; i < elements; i++) { above += magnitudes[i] > smallest ? 1 : 0; }
-    memset(taken, 0, sizeof *taken);
     for (int i = 0, equal = entries - above; i < elements && found < entries; i++) {
         if (magnitudes[i] < smallest || (magnitudes[i] == smallest && equal-- <= 0)) { continue; }
-        taken->indexes[found] = (uint16_t)i;
-        taken->values[found++] = values[i];
+        taken.indexes[found] = (uint16_t)i;
+        taken.values[found++] = values[i];
     }
-}
-
-// Encodes `values` (elements), one block at most.
-OUTER_FUNCTION void cpu_sparse_encode_block(SparseBlock *block, const float *values, int elements) {
-    SparseTaken taken;
-    cpu_sparse_take(&taken, values, elements);
-    float mean = sparse_set_magnitudes(block, taken.values, sparse_entries(elements));
+    float mean = sparse_set_magnitudes(block, taken.values, entries);
     for (int group = 0; group < SPARSE_ENTRIES / 4; group++) {
         sparse_set_entries(block, group, &taken, mean);
     }

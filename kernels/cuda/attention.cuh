@@ -800,44 +800,36 @@ static inline void cuda_attention_rows(Stream *stream, const Attention &work) {
     cuda_launch(stream, cuda_attention_backward_rows_kernel<R, PARTS, true, DOCUMENTS>, grid, block, 0, work);
 }
 
-// The size of the heads, if kernels by tiles can do them; otherwise 0. Within a sample,
-// kernels count elements in 32 bits.
-static inline int cuda_attention_tiled_head(const Attention *work) {
-    int D = work->channels / work->heads;
-    size_t C = (size_t)work->channels;
-    assert(work->channels % work->heads == 0 && D <= CUDA_ATTENTION_MAX_HEAD && work->window >= 0);
-    assert((size_t)work->T * 3 * C <= UINT32_MAX);
-    bool fits = pack_fits(3 * C, reals<__nv_bfloat16>(work->qkv)) &&
-                pack_fits(C, reals<__nv_bfloat16>(work->output), reals<__nv_bfloat16>(work->d_output)) &&
-                pack_fits((size_t)work->d_qkv_stride, reals<__nv_bfloat16>(work->d_qkv));
-    return work->precision == PRECISION_BF16 && fits ? D : 0;
-}
-
 template <int D, bool DOCUMENTS>
 static inline void cuda_attention_tiles(Stream *stream, const Attention &work) {
     (work.d_qkv == NULL ? cuda_attention_forward_tiles<D, DOCUMENTS>
                         : cuda_attention_backward_tiles<D, DOCUMENTS>)(stream, work);
 }
 
-// Whether the heads have one of these sizes; then it is done by tiles.
-template <bool DOCUMENTS, int... SIZES>
-static inline bool cuda_attention_by_tiles(Stream *stream, const Attention *work) {
-    int D = cuda_attention_tiled_head(work);
-    return ((D == SIZES && (cuda_attention_tiles<SIZES, DOCUMENTS>(stream, *work), true)) || ...);
-}
-
-template <typename R, bool DOCUMENTS>
-static inline void cuda_attention_choose(Stream *stream, const Attention *work) {
-    if (cuda_attention_by_tiles<DOCUMENTS, 16, 32, 48, 64, 80, 96, 128>(stream, work)) { return; }
-    bool narrow = work->channels / work->heads <= 2 * WARP;
-    (narrow ? cuda_attention_rows<R, 2, DOCUMENTS> : cuda_attention_rows<R, 8, DOCUMENTS>)(stream, *work);
+// By tiles, if the heads have one of these sizes and all rows are aligned; otherwise by rows.
+// Within a sample, kernels count elements in 32 bits.
+template <typename R, bool DOCUMENTS, int... SIZES>
+static inline void cuda_attention_choose(Stream *stream, const Attention &work) {
+    int D = work.channels / work.heads;
+    size_t C = (size_t)work.channels;
+    assert(work.channels % work.heads == 0 && D <= CUDA_ATTENTION_MAX_HEAD && work.window >= 0);
+    assert((size_t)work.T * 3 * C <= UINT32_MAX);
+    bool fits = work.precision == PRECISION_BF16 && pack_fits(3 * C, reals<__nv_bfloat16>(work.qkv)) &&
+                pack_fits(C, reals<__nv_bfloat16>(work.output), reals<__nv_bfloat16>(work.d_output)) &&
+                pack_fits((size_t)work.d_qkv_stride, reals<__nv_bfloat16>(work.d_qkv));
+    if (fits && ((D == SIZES && (cuda_attention_tiles<SIZES, DOCUMENTS>(stream, work), true)) || ...)) {
+        return;
+    }
+    (D <= 2 * WARP ? cuda_attention_rows<R, 2, DOCUMENTS> : cuda_attention_rows<R, 8, DOCUMENTS>)(stream,
+                                                                                                  work);
 }
 
 template <typename R> static inline void cuda_attention(Stream *stream, const Attention *work) {
 #ifdef ACCO_HAVE_CUDNN
     if (cudnn_attention_forward(stream, work)) { return; }
 #endif
-    (work->starts == NULL ? cuda_attention_choose<R, false> : cuda_attention_choose<R, true>)(stream, work);
+    (work->starts == NULL ? cuda_attention_choose<R, false, 16, 32, 48, 64, 80, 96, 128>
+                          : cuda_attention_choose<R, true, 16, 32, 48, 64, 80, 96, 128>)(stream, *work);
 }
 
 #endif

@@ -243,8 +243,8 @@ DEVICE void cuda_attention_store(__nv_bfloat16 *head, size_t stride, int first, 
     for (int i = lane; i < 16 * PIECES; i += WARP) {
         int row = i / PIECES, piece = i % PIECES;
         if (first + row >= T) { continue; }
-        pack_store(head + (size_t)(first + row) * stride + piece * 8,
-                   pack_load(rows + row * cuda_attention_stride<D> + piece * 8));
+        auto pack = piece_load<8>((const __nv_bfloat16 *)rows + row * cuda_attention_stride<D> + piece * 8);
+        store_16_bytes(head + (size_t)(first + row) * stride + piece * 8, &pack);
     }
 }
 
@@ -392,11 +392,11 @@ static __global__ void cuda_attention_delta_kernel(Attention work) {
         if constexpr (WIDTH == 1) {
             sum += to_float(*a) * to_float(*b);
         } else {
-            Pack<R> a_pack = pack_load(a), b_pack = pack_load(b);
+            float a_values[WIDTH], b_values[WIDTH];
+            piece_unpack(a_values, piece_load<WIDTH>(a));
+            piece_unpack(b_values, piece_load<WIDTH>(b));
             UNROLL
-            for (int i = 0; i < WIDTH; i++) {
-                sum += to_float(a_pack.values[i]) * to_float(b_pack.values[i]);
-            }
+            for (int i = 0; i < WIDTH; i++) { sum += a_values[i] * b_values[i]; }
         }
     }
     for (int lanes = GROUP / 2; lanes > 0; lanes /= 2) { sum += __shfl_xor_sync(0xffffffffu, sum, lanes); }

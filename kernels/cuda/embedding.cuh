@@ -49,10 +49,9 @@ static __global__ void __launch_bounds__(COLUMN_STRIP) embedding_forward_kernel(
 template <typename R> static inline void cuda_embedding_forward(Stream *stream, const Embedding *work) {
     bool packed =
         pack_fits((size_t)work->channels, reals<R>(work->output), reals<R>(work->wte), reals<R>(work->wpe));
-    strips_launch(stream,
-                  packed ? embedding_forward_kernel<R, Pack<R>::COUNT> : embedding_forward_kernel<R, 1>,
+    strips_launch(stream, packed ? embedding_forward_kernel<R, PACK<R>> : embedding_forward_kernel<R, 1>,
                   cuda_blocks((size_t)work->B * (size_t)work->T, EMBEDDING_ROWS), work->channels,
-                  packed ? (int)Pack<R>::COUNT : 1, 0, *work);
+                  packed ? PACK<R> : 1, 0, *work);
 }
 
 // sums += piece
@@ -195,7 +194,7 @@ static inline void embedding_backward_start(Stream *stream, const Embedding *wor
 template <typename R> static inline void cuda_embedding_backward(Stream *stream, const Embedding *work) {
     bool packed =
         pack_fits((size_t)work->channels, reals<R>(work->d_output), work->d_wte, work->d_wpe, work->partials);
-    (packed ? embedding_backward_start<R, Pack<R>::COUNT> : embedding_backward_start<R, 1>)(stream, work);
+    (packed ? embedding_backward_start<R, PACK<R>> : embedding_backward_start<R, 1>)(stream, work);
 }
 
 #endif

@@ -66,9 +66,8 @@ static __global__ void __launch_bounds__(COLUMN_STRIP) gelu_forward_kernel(Gelu 
 template <typename R> static inline void cuda_gelu_forward(Stream *stream, const Gelu *work) {
     bool packed =
         pack_fits((size_t)work->columns, reals<R>(work->output), reals<R>(work->saved), reals<R>(work->bias));
-    strips_launch(stream, packed ? gelu_forward_kernel<R, Pack<R>::COUNT> : gelu_forward_kernel<R, 1>,
-                  cuda_blocks((size_t)work->rows, GELU_ROWS), work->columns, packed ? (int)Pack<R>::COUNT : 1,
-                  0, *work);
+    strips_launch(stream, packed ? gelu_forward_kernel<R, PACK<R>> : gelu_forward_kernel<R, 1>,
+                  cuda_blocks((size_t)work->rows, GELU_ROWS), work->columns, packed ? PACK<R> : 1, 0, *work);
 }
 
 template <typename R, int WIDTH>
@@ -114,8 +113,8 @@ template <typename R> static inline void cuda_gelu_backward(Stream *stream, cons
     int blocks = cuda_row_blocks(work->rows), columns = work->columns;
     bool packed = pack_fits((size_t)work->gradient_stride, reals<R>(work->gradient)) &&
                   pack_fits((size_t)columns, reals<R>(work->saved), reals<R>(work->bias), work->partials);
-    strips_launch(stream, packed ? gelu_backward_kernel<R, Pack<R>::COUNT> : gelu_backward_kernel<R, 1>,
-                  (unsigned)blocks, columns, packed ? (int)Pack<R>::COUNT : 1, 0, *work);
+    strips_launch(stream, packed ? gelu_backward_kernel<R, PACK<R>> : gelu_backward_kernel<R, 1>,
+                  (unsigned)blocks, columns, packed ? PACK<R> : 1, 0, *work);
     cuda_column_sums_add(stream, {.first = work->d_bias}, 1, work->partials, blocks, columns, columns);
 }
 

@@ -202,17 +202,8 @@ DEVICE void store_16_bytes(void *place, const void *bytes) {
     __stwb((uint4 *)place, words);
 }
 
-// 16 bytes, the widest access of one thread. Addresses must be multiples of 16.
-template <typename R> struct __align__(16) Pack {
-    enum { COUNT = 16 / sizeof(R) };
-    R values[16 / sizeof(R)];
-};
-
-template <typename R> DEVICE Pack<R> pack_load(const R *place) {
-    return *reinterpret_cast<const Pack<R> *>(place);
-}
-
-template <typename R> DEVICE void pack_store(R *place, const Pack<R> &pack) { store_16_bytes(place, &pack); }
+// Elements of a pack: 16 bytes, the widest access of one thread. Addresses must be multiples of 16.
+template <typename R> static constexpr int PACK = 16 / sizeof(R);
 
 // Whether rows of `columns` elements, one behind the other from each of `places` on, may
 // be read in packs.

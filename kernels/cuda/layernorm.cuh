@@ -173,7 +173,7 @@ template <typename R> static inline void cuda_layernorm_forward(Stream *stream, 
     bool packed = pack_fits(C, reals<R>(work->output), reals<R>(work->residual), reals<R>(work->weight),
                             reals<R>(work->bias), reals<R>(work->residual_before), reals<R>(work->branch),
                             reals<R>(work->branch_bias));
-    (packed ? layernorm_forward_start<R, Pack<R>::COUNT, LAYERNORM_PIECES>
+    (packed ? layernorm_forward_start<R, PACK<R>, LAYERNORM_PIECES>
             : layernorm_forward_start<R, 1, LAYERNORM_WIDE_ELEMENTS>)(stream, work);
 }
 
@@ -371,7 +371,7 @@ static inline void layernorm_backward_start(Stream *stream, const Layernorm *wor
 
 // The sums of d_branch_bias are taken before d_residual is rounded.
 template <typename R> static inline void cuda_layernorm_backward(Stream *stream, const Layernorm *work) {
-    constexpr int WIDTH = Pack<R>::COUNT;
+    constexpr int WIDTH = PACK<R>;
     int arrays = work->d_branch_bias != NULL ? 3 : 2, C = work->channels;
     bool packed = pack_fits((size_t)C, reals<R>(work->d_residual), reals<R>(work->d_output),
                             reals<R>(work->residual), reals<R>(work->weight));

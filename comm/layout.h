@@ -97,28 +97,19 @@ static inline size_t layout_cell_with(const Layout *layout, size_t flat) {
     return cell;
 }
 
-// The last cell in which the piece of `rank` begins at `own` or before it.
-static inline size_t layout_cell_of(const Layout *layout, int rank, size_t own) {
-    if (layout->begins == NULL) { return own / layout->piece; }
-    size_t first = 0, last = layout->cells;
-    while (last - first > 1) {
-        size_t middle = (first + last) / 2;
-        if (layout_piece(layout, middle, rank).own <= own) {
-            first = middle;
-        } else {
-            last = middle;
-        }
-    }
-    return first;
-}
-
 // Steps through a rank's own elements up to `end`, stretch by stretch; `range` begins as {.own =
 // the first}. Returns false behind the last one.
 static inline bool layout_next(const Layout *layout, int rank, size_t end, LayoutRange *range) {
     size_t own = range->own + range->count;
     end = size_min(end, layout_piece(layout, layout->cells, rank).own);
     if (own >= end) { return false; }
-    size_t cell = layout_cell_of(layout, rank, own);
+    size_t cell = layout->piece > 0 ? own / layout->piece : 0, last = layout->cells;
+    while (layout->piece == 0 && last - cell > 1) { // finds the last piece that begins at `own` or before
+        size_t middle = (cell + last) / 2;
+        bool is_behind = layout_piece(layout, middle, rank).own > own;
+        cell = is_behind ? cell : middle;
+        last = is_behind ? middle : last;
+    }
     LayoutRange piece = layout_piece(layout, cell, rank);
     while (own >= piece.own + piece.count) { // a gap
         piece = layout_piece(layout, ++cell, rank);

@@ -272,14 +272,8 @@ LAYER(gelu_backward, Gelu)
 // target < 0; if gradient_scale is 0, their new values mean nothing.
 static inline void cross_entropy(Stream *stream, Real *logits, int stride, float *losses,
                                  const int32_t *targets, int rows, int vocabulary, float gradient_scale) {
-    CrossEntropy work = {.logits = logits,
-                         .losses = losses,
-                         .targets = targets,
-                         .rows = rows,
-                         .vocabulary = vocabulary,
-                         .stride = stride,
-                         .gradient_scale = gradient_scale,
-                         .precision = stream->precision};
+    CrossEntropy work = {logits,     losses, targets,        rows,
+                         vocabulary, stride, gradient_scale, stream->precision};
     KERNEL(cross_entropy, stream->precision, stream, &work);
 }
 

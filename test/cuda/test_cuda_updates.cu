@@ -279,7 +279,8 @@ static void adamw_check(size_t count, int out, bool commit) {
         }
         const char *const names[5] = {"out", "master", "first moment", "second moment", "gradient"};
         for (size_t i = 0; i < 5; i++) { // the terms of a second moment cannot cancel
-            check_close_terms(names[i], got + i * count, arrays.values[i], count, i == 3 ? 0 : ADAMW_SIZE, 1e-6);
+            check_close_terms(names[i], got + i * count, arrays.values[i], count, i == 3 ? 0 : ADAMW_SIZE,
+                              1e-6);
         }
     }
     free(start);

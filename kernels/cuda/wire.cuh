@@ -227,6 +227,7 @@ static __global__ void wire_encode_kernel(char *message, const float *values, co
     wire_warp_encode<FORMAT>(message + block.offset, mine, block.n);
 }
 
+// message = the pieces of `values` encoded, or of values - base if there is a base.
 static inline void cuda_wire_encode(Stream *stream, WireFormat format, void *message, const float *values,
                                     const float *base, const WirePieces *pieces) {
     static decltype(&wire_encode_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_encode_kernel);
@@ -249,6 +250,7 @@ static __global__ void wire_decode_kernel(float *out, const char *message, const
     wire_values_store(out + block.begin, mine, half, block.n);
 }
 
+// The pieces of `out` = the message decoded, plus base if there is one. out may be base.
 static inline void cuda_wire_decode(Stream *stream, WireFormat format, float *out, const void *message,
                                     const float *base, const WirePieces *pieces) {
     static decltype(&wire_decode_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_decode_kernel);
@@ -269,6 +271,8 @@ static __global__ void wire_sum_kernel(float *out, const char *messages, size_t 
     wire_values_store(out + block.begin, sums, wire_half<FORMAT>(block.n), block.n);
 }
 
+// The pieces of `out` = the sum, from 0 and in their order, of `count` messages. They begin
+// message_stride bytes apart.
 static inline void cuda_wire_sum(Stream *stream, WireFormat format, float *out, const void *messages,
                                  size_t message_stride, int count, const WirePieces *pieces) {
     static decltype(&wire_sum_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_sum_kernel);

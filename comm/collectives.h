@@ -5,9 +5,7 @@
 //   host memory           through the transport: collectives_host.h
 //   GPU, with NCCL        from GPU to GPU: collectives_nccl.h
 //   GPU, without NCCL     staged: copied to pinned host memory, and from there as above
-//
-// Staging serves several ranks on one GPU, ranks with and without GPUs, and builds
-// without NCCL. On a slow network the copies cost little.
+//                         (several ranks on one GPU, ranks with and without GPUs)
 //
 // All three give the same bits. When they return, later tasks of the stream see them.
 #ifndef ACCO_COMM_COLLECTIVES_H
@@ -43,9 +41,6 @@ static inline void comm_reserve(CommBackend *comm, Arena *arena, const Layout *l
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Staged: through pinned host memory
-
 // Elements of a copy. A GPU makes one copy in each direction at a time, and a batch of
 // tokens would wait for a whole vector: 16 MiB take less than a millisecond. The host
 // notices an end up to 0.1 ms late, so copies must not be much smaller.
@@ -65,9 +60,10 @@ static inline void staged_exchange(CommBackend *comm, Stream *stream, const Coll
                                    CollectiveKind kind) {
     const Layout *layout = collective->layout;
     int rank = comm->transport->rank;
-    size_t end = collective->end, begin = layout_cell_begin(layout, collective->first),
-           stop = layout_cell_begin(layout, end);
-    LayoutRange range = layout_own(layout, rank, collective->first);
+    size_t begin = layout_cell_begin(layout, collective->first),
+           stop = layout_cell_begin(layout, collective->end),
+           own_end = layout_piece(layout, collective->end, rank).own;
+    LayoutRange range = {.own = layout_piece(layout, collective->first, rank).own};
     Collective staged = *collective;
     staged.buffer = comm->host_buffer;
     staged.source = NULL;
@@ -75,7 +71,7 @@ static inline void staged_exchange(CommBackend *comm, Stream *stream, const Coll
     if (kind == REDUCE_SCATTER) {
         staged_copy(stream, staged.buffer, collective->buffer, begin, stop);
     } else {
-        while (layout_next_in(layout, rank, end, &range)) {
+        while (layout_next(layout, rank, own_end, &range)) {
             stream_copy(stream, staged.buffer + range.flat, collective_source(collective, &range),
                         range.count * sizeof(float));
         }
@@ -84,7 +80,7 @@ static inline void staged_exchange(CommBackend *comm, Stream *stream, const Coll
     stream_settle(stream);
     host_exchange(comm->transport, &staged, kind);
     if (kind == REDUCE_SCATTER) {
-        while (layout_next_in(layout, rank, end, &range)) {
+        while (layout_next(layout, rank, own_end, &range)) {
             staged_copy(stream, collective->buffer, staged.buffer, range.flat, range.flat + range.count);
         }
     } else {
@@ -110,8 +106,10 @@ static inline void comm_exchange(CommBackend *comm, Stream *stream, const Collec
         }
         if (collective->wire == WIRE_BF16) { buffer_round(stream, own, count); }
         stream_settle(stream);
+#ifdef ACCO_HAVE_NCCL
     } else if (!alone && comm->nccl != NULL) {
         nccl_exchange(comm->nccl, stream, collective, kind);
+#endif
     } else {
         staged_exchange(comm, stream, collective, kind);
     }
@@ -121,31 +119,29 @@ static inline void comm_exchange(CommBackend *comm, Stream *stream, const Collec
 static inline void comm_gather_casts(CommBackend *comm, Stream *stream, const Collective *collective,
                                      Real *casts) {
     const Layout *layout = collective->layout;
+#ifdef ACCO_HAVE_CUDA
     int rank = comm->transport->rank;
-    size_t end = collective->end;
-    LayoutRange range = layout_own(layout, rank, collective->first);
-    if (layout->piece > 0 && layout_next_in(layout, rank, end, &range)) { // all pieces at once
-        size_t cell = layout_cell_begin(layout, 1);
-        WirePieces pieces = wire_range(WIRE_BF16, layout->piece);
-        pieces.cells = end - collective->first;
-        pieces.bytes = cell * 2;
-        pieces.cell_stride = collective->source != NULL ? layout->piece : cell;
-        wire_encode_on_gpu(stream, WIRE_BF16, real_at(casts, range.flat, PRECISION_BF16),
-                           collective_source(collective, &range), NULL, &pieces);
-    } else {
-        while (layout_next_in(layout, rank, end, &range)) {
-            WirePieces pieces = wire_range(WIRE_BF16, range.count);
-            wire_encode_on_gpu(stream, WIRE_BF16, real_at(casts, range.flat, PRECISION_BF16),
-                               collective_source(collective, &range), NULL, &pieces);
+    size_t own_end = layout_piece(layout, collective->end, rank).own;
+    LayoutRange range = {.own = layout_piece(layout, collective->first, rank).own};
+    while (layout_next(layout, rank, own_end, &range)) {
+        WirePieces pieces = wire_range(WIRE_BF16, range.count);
+        if (layout->piece > 0) { // all pieces at once
+            pieces.cells = collective->end - collective->first;
+            pieces.bytes = layout_cell_begin(layout, 1) * 2;
+            pieces.cell_stride = collective->source != NULL ? layout->piece : layout_cell_begin(layout, 1);
         }
+        cuda_wire_encode(stream, WIRE_BF16, real_at(casts, range.flat, PRECISION_BF16),
+                         collective_source(collective, &range), NULL, &pieces);
+        if (layout->piece > 0) { break; }
     }
+#endif
     Layout words = *layout; // of 32 bits; pieces are even
     words.count = (layout->count + 1) / 2;
     words.piece = layout->piece / 2;
     words.pairs = true;
     Collective travelling = {.layout = &words,
                              .first = collective->first,
-                             .end = end,
+                             .end = collective->end,
                              .wire = WIRE_FP32,
                              .buffer = (float *)(void *)casts};
     comm_exchange(comm, stream, &travelling, ALL_GATHER);

@@ -37,9 +37,6 @@
 #include "comm/collective.h"
 #include "comm/transport.h"
 
-// ---------------------------------------------------------------------------------------
-// Message buffers
-
 // A lane receives about 1 MB, so that messages are added up while they are in the second-level
 // cache. On two levels it is more, because a rank collects messages for several owners, and
 // those between hosts should not become too short. All ranks get the same answer.

@@ -3,8 +3,7 @@
 //
 // NCCL only moves bytes. Our own kernels encode, add and decode (kernels/cuda/wire.cuh):
 // any wire format travels, and sums are those of collectives_host.h bit for bit. An
-// all-gather adds nothing, so it is the library's own, whose way through the network
-// changes no bit.
+// all-gather adds nothing, so it is the library's own.
 //
 // A batch is as many cells as the message buffers hold. A message has pieces of owners:
 //
@@ -20,8 +19,7 @@
 //
 // What is gathered as it is, in fp32 or as casts, goes from vector to vector in one batch.
 // Each level of a reduce-scatter has a communicator and a queue, so that both are busy at
-// the same time, with successive batches. All ranks put the same messages into them in the
-// same order.
+// the same time, with successive batches.
 #ifndef ACCO_COMM_COLLECTIVES_NCCL_H
 #define ACCO_COMM_COLLECTIVES_NCCL_H
 
@@ -32,9 +30,6 @@
 // Bytes of encoded messages in each direction: the host takes about 0.1 ms for a batch, in which
 // a fast link moves 30 MB.
 enum { NCCL_BUFFER_BYTES = 128 << 20, NCCL_ALIGNMENT = 128 };
-
-// ---------------------------------------------------------------------------------------
-// Message buffers
 
 static inline size_t nccl_piece_bytes(WireFormat wire, size_t piece) {
     return layout_round_up(wire_bytes(wire, piece), 16);
@@ -96,9 +91,6 @@ static inline WirePieces nccl_pieces(const NcclBatch *batch, WireFormat wire, co
     return pieces;
 }
 
-// ---------------------------------------------------------------------------------------
-// Reduce-scatter
-
 // Every rank of this host adds up what the others have for the owners whose delegate it
 // is. Its own part is packed among those that arrive.
 static inline void nccl_reduce_inside(NcclBatch *batch) {
@@ -109,9 +101,9 @@ static inline void nccl_reduce_inside(NcclBatch *batch) {
     size_t mine = (size_t)nccl->mine_count * own.owner_bytes;
     char *out = nccl->inside_sent, *in = nccl->inside_received;
     if (groups->mates == 1) { return; }
-    wire_encode_on_gpu(&batch->inside, WIRE_FP32, out, batch->vector, NULL, &others);
-    wire_encode_on_gpu(&batch->inside, WIRE_FP32, in + (size_t)groups->place[groups->rank] * mine,
-                       batch->vector, NULL, &own);
+    cuda_wire_encode(&batch->inside, WIRE_FP32, out, batch->vector, NULL, &others);
+    cuda_wire_encode(&batch->inside, WIRE_FP32, in + (size_t)groups->place[groups->rank] * mine,
+                     batch->vector, NULL, &own);
     nccl_begin(nccl);
     for (int step = 1; step < groups->mates; step++) {
         int to = groups_mate(groups, step), from = groups_mate(groups, -step);
@@ -122,7 +114,7 @@ static inline void nccl_reduce_inside(NcclBatch *batch) {
         out += bytes;
     }
     nccl_end(nccl, INSIDE_HOSTS);
-    wire_sum_on_gpu(&batch->inside, WIRE_FP32, batch->vector, in, mine, groups->mates, &own);
+    cuda_wire_sum(&batch->inside, WIRE_FP32, batch->vector, in, mine, groups->mates, &own);
     gpu_mark(nccl->inside_done, batch->inside.queue);
     gpu_wait_for(batch->stream->queue, nccl->inside_done);
 }
@@ -138,8 +130,8 @@ static inline void nccl_reduce_between(NcclBatch *batch) {
     float *mine = batch->vector + (size_t)groups->rank * own.count;
     char *out = nccl->sent, *in = nccl->received;
     if (groups->hosts == 1) { return; }
-    wire_encode_on_gpu(batch->stream, wire, out, batch->vector, NULL, &remote);
-    wire_encode_on_gpu(batch->stream, wire, in + (size_t)groups->host * owner, mine, NULL, &own);
+    cuda_wire_encode(batch->stream, wire, out, batch->vector, NULL, &remote);
+    cuda_wire_encode(batch->stream, wire, in + (size_t)groups->host * owner, mine, NULL, &own);
     nccl_begin(nccl);
     for (int step = 1; step < groups->hosts; step++) {
         int host = groups_other_host(groups, step), other = groups_other_host(groups, -step);
@@ -152,11 +144,8 @@ static inline void nccl_reduce_between(NcclBatch *batch) {
         nccl_post(nccl, BETWEEN_HOSTS, batch->stream->queue, false, from, in + (size_t)other * owner, owner);
     }
     nccl_end(nccl, BETWEEN_HOSTS);
-    wire_sum_on_gpu(batch->stream, wire, mine, in, owner, groups->hosts, &own);
+    cuda_wire_sum(batch->stream, wire, mine, in, owner, groups->hosts, &own);
 }
-
-// ---------------------------------------------------------------------------------------
-// All-gather
 
 // Whether own pieces go from vector to vector as they are.
 static inline bool nccl_gathers_as_it_is(const Collective *collective) {
@@ -175,12 +164,12 @@ static inline void nccl_gather(NcclBatch *batch) {
     char *in = *nccl->gathered, *mine = in + rank * own.owner_bytes;
     if (collective->source != NULL) { own.cell_stride = piece; }
     if (!nccl_gathers_as_it_is(collective)) {
-        wire_encode_on_gpu(batch->stream, collective->wire, mine, source,
-                           batch->base != NULL ? batch->base + rank * piece : NULL, &own);
+        cuda_wire_encode(batch->stream, collective->wire, mine, source,
+                         batch->base != NULL ? batch->base + rank * piece : NULL, &own);
         nccl_begin(nccl);
         nccl_collect(nccl, batch->stream->queue, ALL_GATHER, ncclChar, mine, in, own.owner_bytes);
         nccl_end(nccl, nccl_level_of_all(nccl));
-        wire_decode_on_gpu(batch->stream, collective->wire, batch->vector, in, batch->base, &all);
+        cuda_wire_decode(batch->stream, collective->wire, batch->vector, in, batch->base, &all);
         return;
     }
     nccl_begin(nccl);
@@ -205,7 +194,7 @@ static inline void nccl_reduce_by_library(NcclBatch *batch) {
     WirePieces all = wire_range(WIRE_BF16, batch->cells * cell),
                mine = nccl_pieces(batch, WIRE_BF16, NULL, 1);
     mine.bytes = cell * element;
-    if (bf16) { wire_encode_on_gpu(batch->stream, WIRE_BF16, data, batch->vector, NULL, &all); }
+    if (bf16) { cuda_wire_encode(batch->stream, WIRE_BF16, data, batch->vector, NULL, &all); }
     nccl_begin(nccl);
     for (size_t i = 0; i < batch->cells; i++) {
         char *whole = data + i * mine.bytes; // the cell
@@ -214,7 +203,7 @@ static inline void nccl_reduce_by_library(NcclBatch *batch) {
     }
     nccl_end(nccl, nccl_level_of_all(nccl));
     if (bf16) {
-        wire_decode_on_gpu(batch->stream, WIRE_BF16, batch->vector + own, data + own * element, NULL, &mine);
+        cuda_wire_decode(batch->stream, WIRE_BF16, batch->vector + own, data + own * element, NULL, &mine);
     }
 }
 
@@ -252,13 +241,6 @@ static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *c
     // The level that came first is waited for first, so that a late rank is named for that level.
     nccl_settle(nccl, INSIDE_HOSTS, nccl->inside_queue, transport->operation);
     nccl_settle(nccl, BETWEEN_HOSTS, stream->queue, transport->operation);
-}
-
-#else
-
-static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *collective,
-                                 CollectiveKind kind) {
-    (void)nccl, (void)stream, (void)collective, (void)kind;
 }
 
 #endif

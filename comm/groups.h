@@ -11,19 +11,13 @@
 //   host 2                        r1      r1, r3, r4
 //   | r4 |                        r3      r1, r3, r4
 //
-// So hosts need not have equally many ranks, and nothing goes to a rank that does not
-// need it. If every rank counts as a host of its own, every rank sends straight to every
-// owner: the flat exchange.
-//
-// The order of a sum follows from the groups alone: host after host, in each the ranks in
-// ascending order. Hosts are in the order of their lowest ranks.
+// If every rank counts as a host of its own, every rank sends straight to every owner: the flat
+// exchange. The order of a sum follows from the groups alone: hosts in the order of their lowest
+// ranks, in each the ranks in ascending order.
 #ifndef ACCO_COMM_GROUPS_H
 #define ACCO_COMM_GROUPS_H
 
 #include <assert.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "runtime/errors.h"
 #include "runtime/numbers.h"

@@ -10,23 +10,15 @@
 //
 // `flat` counts elements of the vector, padded to whole cells; `own` those of a shard.
 //
-// Why cells: every range of them, such as a bucket, is shared out evenly. So rules that
-// send the last layers' gradients while others are still computed keep all ranks busy.
+// Every range of cells, such as a bucket, is shared out evenly. So rules that send the last
+// layers' gradients while others are still computed keep all ranks busy.
 //
 // Pieces are all equal (layout_make), unless an optimizer needs whole matrices
 // (layout_make_whole): then a piece is a run of matrices with the vectors between them, and
-// what is not a matrix fills up the shards, so that all are about as long.
-//
-// The cut depends on nothing but the vector's length, the number of ranks and the
-// matrices: no size of buckets or messages changes an owner or the order of a sum.
+// what is not a matrix fills up the shards, so that all are about as long. The cut depends on
+// nothing but the vector's length, the number of ranks and the matrices.
 #ifndef ACCO_COMM_LAYOUT_H
 #define ACCO_COMM_LAYOUT_H
-
-#include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "runtime/errors.h"
 #include "runtime/numbers.h"
@@ -105,28 +97,19 @@ static inline size_t layout_cell_with(const Layout *layout, size_t flat) {
     return cell;
 }
 
-// The last cell in which the piece of `rank` begins at `own` or before it.
-static inline size_t layout_cell_of(const Layout *layout, int rank, size_t own) {
-    if (layout->begins == NULL) { return own / layout->piece; }
-    size_t first = 0, last = layout->cells;
-    while (last - first > 1) {
-        size_t middle = (first + last) / 2;
-        if (layout_piece(layout, middle, rank).own <= own) {
-            first = middle;
-        } else {
-            last = middle;
-        }
-    }
-    return first;
-}
-
 // Steps through a rank's own elements up to `end`, stretch by stretch; `range` begins as {.own =
 // the first}. Returns false behind the last one.
 static inline bool layout_next(const Layout *layout, int rank, size_t end, LayoutRange *range) {
     size_t own = range->own + range->count;
     end = size_min(end, layout_piece(layout, layout->cells, rank).own);
     if (own >= end) { return false; }
-    size_t cell = layout_cell_of(layout, rank, own);
+    size_t cell = layout->piece > 0 ? own / layout->piece : 0, last = layout->cells;
+    while (layout->piece == 0 && last - cell > 1) { // finds the last piece that begins at `own` or before
+        size_t middle = (cell + last) / 2;
+        bool is_behind = layout_piece(layout, middle, rank).own > own;
+        cell = is_behind ? cell : middle;
+        last = is_behind ? middle : last;
+    }
     LayoutRange piece = layout_piece(layout, cell, rank);
     while (own >= piece.own + piece.count) { // a gap
         piece = layout_piece(layout, ++cell, rank);
@@ -137,16 +120,6 @@ static inline bool layout_next(const Layout *layout, int rank, size_t end, Layou
     range->flat = piece.flat + (own - piece.own);
     range->count = size_min(piece.own + piece.count, end) - own;
     return true;
-}
-
-// The same, in the cells up to `end`; `range` begins as layout_own() of the first cell.
-static inline bool layout_next_in(const Layout *layout, int rank, size_t end, LayoutRange *range) {
-    return layout_next(layout, rank, layout_piece(layout, end, rank).own, range);
-}
-
-static inline LayoutRange layout_own(const Layout *layout, int rank, size_t cell) {
-    LayoutRange range = {.own = layout_piece(layout, cell, rank).own};
-    return range;
 }
 
 // ---------------------------------------------------------------------------------------

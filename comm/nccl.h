@@ -16,10 +16,12 @@
 
 #ifdef ACCO_HAVE_NCCL
 #include <nccl.h>
+#else
+typedef void *ncclComm_t;
 #endif
 
 typedef struct Nccl {
-    void *communicators[TRANSPORT_LEVELS]; // ncclComm_t, by Level; NULL: nothing travels there
+    ncclComm_t communicators[TRANSPORT_LEVELS]; // by Level; NULL: nothing travels there
     Transport *transport;
     int mine_count;  // how many owners this rank is the delegate of
     int other_count; // how many owners its mates are the delegates of
@@ -45,13 +47,9 @@ static inline void nccl_version(char *text, size_t size) {
     snprintf(text, size, "%d.%d.%d", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
 }
 
-static inline ncclComm_t nccl_communicator(const Nccl *nccl, Level level) {
-    return (ncclComm_t)nccl->communicators[level];
-}
-
 // Ends all ranks. Does not return.
 static inline void nccl_fail(Nccl *nccl, Level level, const char *what, const char *why) {
-    ncclComm_t communicator = nccl_communicator(nccl, level);
+    ncclComm_t communicator = nccl->communicators[level];
     const char *last = communicator != NULL ? ncclGetLastError(communicator) : "";
     transport_fail(nccl->transport, "NCCL, %s%s: %s%s%s", what, transport_level_name(nccl->transport, level),
                    why, last[0] != '\0' ? "; " : "", last);
@@ -70,7 +68,7 @@ static inline void nccl_settle(Nccl *nccl, Level level, void *queue, const char 
     for (double began = clock_seconds(), looked = began;;) {
         ncclResult_t state = ncclSuccess;
         if (nccl->communicators[level] != NULL) {
-            nccl_check(nccl, level, ncclCommGetAsyncError(nccl_communicator(nccl, level), &state), what);
+            nccl_check(nccl, level, ncclCommGetAsyncError(nccl->communicators[level], &state), what);
             nccl_check(nccl, level, state, what);
         }
         if (state == ncclSuccess && (queue == NULL || gpu_queue_is_idle(queue))) { return; }
@@ -110,7 +108,7 @@ static inline void nccl_end(Nccl *nccl, Level level) {
 // Puts a message into a CUDA queue. `data` of a message that is sent stays as it is.
 static inline void nccl_post(Nccl *nccl, Level level, void *queue, bool is_send, int peer, void *data,
                              size_t bytes) {
-    ncclComm_t communicator = nccl_communicator(nccl, level);
+    ncclComm_t communicator = nccl->communicators[level];
     cudaStream_t stream = (cudaStream_t)queue;
     int number = nccl_peer(nccl, level, peer);
     if (is_send) {
@@ -132,7 +130,7 @@ static inline Level nccl_level_of_all(const Nccl *nccl) {
 static inline void nccl_collect(Nccl *nccl, void *queue, CollectiveKind kind, ncclDataType_t type,
                                 const void *in, void *out, size_t count) {
     Level level = nccl_level_of_all(nccl);
-    ncclComm_t communicator = nccl_communicator(nccl, level);
+    ncclComm_t communicator = nccl->communicators[level];
     cudaStream_t stream = (cudaStream_t)queue;
     nccl_check(nccl, level,
                kind == REDUCE_SCATTER ? ncclReduceScatter(in, out, count, type, ncclSum, communicator, stream)
@@ -144,9 +142,6 @@ static inline void nccl_collect(Nccl *nccl, void *queue, CollectiveKind kind, nc
     size_t bytes = count * element * (size_t)(nccl->transport->size - 1);
     transport_count(nccl->transport, bytes, hosts->hosts > 1 ? bytes / (size_t)hosts->mates : 0);
 }
-
-// ---------------------------------------------------------------------------------------
-// Opening
 
 // Exchanges a byte with every rank that this one has messages for, so that NCCL connects
 // them and takes its memory now. NCCL's own collectives have connections of their own,
@@ -250,9 +245,9 @@ static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t 
 static inline void nccl_close(Nccl *nccl) {
     for (int level = 0; level < TRANSPORT_LEVELS; level++) {
         if (nccl->communicators[level] == NULL) { continue; }
-        ncclCommFinalize(nccl_communicator(nccl, (Level)level));
+        ncclCommFinalize(nccl->communicators[level]);
         nccl_settle(nccl, (Level)level, NULL, "end");
-        ncclCommDestroy(nccl_communicator(nccl, (Level)level));
+        ncclCommDestroy(nccl->communicators[level]);
     }
     gpu_queue_destroy(nccl->inside_queue);
     gpu_mark_destroy(nccl->between_done);

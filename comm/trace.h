@@ -8,28 +8,19 @@
 //                  kept in memory until then.
 //
 // In the CUDA program a span is also a range of NVTX, which profilers show under its name.
-//
-// Exposed communication, which overlapping failed to hide, runs while compute does not.
+// Exposed communication, which overlapping failed to hide, runs while compute does not:
 //
 //   compute         ####....####
 //   communication   ..######....     6 of communication, 4 of them exposed
 //
 // The sums need no list of spans. Every begin, end and take adds the time since the one
-// before to the sums of the lanes that were running: a span that is under way at a take is
-// divided there. The clock is read while the mutex is held: otherwise the two threads could
-// report their times in the wrong order.
+// before to the sums of the lanes that were running. The clock is read while the mutex is held:
+// otherwise the two threads could report their times in the wrong order.
 //
 // Each rank's clock has its own start. Its offset to that of rank 0 is measured at the
 // start and at the end of a run; spans in between are moved along the line through both.
 #ifndef ACCO_COMM_TRACE_H
 #define ACCO_COMM_TRACE_H
-
-#include <assert.h>
-#include <errno.h>
-#include <math.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <sys/stat.h>
 
 #include "comm/transport.h"
 #include "runtime/files.h"
@@ -253,59 +244,16 @@ static inline int trace_print_span(FILE *file, int rank, const Span *span, doubl
                    duration % 1000, (long long)span->commit);
 }
 
-// How many spans of a rank travel in the piece that begins with span `begin`; 0 or less: none.
+// How many spans of a rank travel in the piece that begins with span `begin`.
 static inline int64_t trace_piece(int64_t spans, int64_t begin) {
-    return int64_min(spans - begin, TRACE_PIECE);
+    return spans > begin ? int64_min(spans - begin, TRACE_PIECE) : 0;
 }
 
-// Rank 0 receives one piece of every rank at a time and writes it, so it never holds more
-// than one piece of each. If it cannot write, it receives all the same, because the others
-// send. On failure a file that had the name before is still there.
-static inline void trace_write_file(const Trace *trace, Transport *transport, const TraceRank *ranks,
-                                    double origin, const char *path, Error *error) {
-    const Lane lane = {BETWEEN_HOSTS, 0};
-    int64_t most = 0;
-    int reason = 0; // errno of the first write that failed
-    Span *received = (Span *)memory_take((size_t)transport->size * TRACE_PIECE, sizeof(Span));
-    FILE *file = trace_path_check(path, error) ? file_replace_begin(path, error) : NULL;
-    if (file != NULL) { fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", file); } // into its buffer
-    for (int rank = 0; rank < transport->size; rank++) {
-        most = ranks[rank].spans > most ? ranks[rank].spans : most;
-        if (file != NULL) { trace_print_names(file, rank, &ranks[rank]); }
-    }
-    for (int64_t begin = 0; begin < most; begin += TRACE_PIECE) {
-        for (int rank = 1; rank < transport->size; rank++) {
-            int64_t count = trace_piece(ranks[rank].spans, begin);
-            if (count <= 0) { continue; }
-            transport_post(transport, lane, false, rank, received + rank * TRACE_PIECE,
-                           (size_t)count * sizeof(Span));
-        }
-        transport_wait(transport, lane);
-        for (int rank = 0; file != NULL && reason == 0 && rank < transport->size; rank++) {
-            for (int64_t i = 0; i < trace_piece(ranks[rank].spans, begin); i++) {
-                const Span *span = rank == 0 ? &trace->spans[begin + i] : &received[rank * TRACE_PIECE + i];
-                if (trace_print_span(file, rank, span, origin) < 0) { reason = errno; }
-            }
-        }
-    }
-    free(received);
-    if (file == NULL) { return; }
-    if (reason == 0 && fputs("\n]}\n", file) < 0) { reason = errno; }
-    errno = reason;
-    file_replace_end(file, path, reason == 0, error);
-}
-
-// Writes the spans of all ranks to `path`, in the time of rank 0, in which it leaves
-// them. All ranks call it when no span is running, each with its two measurements of the
-// clock, and get the same result. ts in the file: microseconds since the earliest span.
-static inline bool trace_write(Trace *trace, Transport *transport, const ClockOffset *start,
-                               const ClockOffset *end, const char *path, Error *error) {
-    const Lane lane = {BETWEEN_HOSTS, 0};
-    TraceRank mine;
-    memset(&mine, 0, sizeof mine);
-    mine.origin = INFINITY;
-    mine.spans = (int64_t)trace->span_count;
-    mine.dropped = trace->dropped;
+// The spans of this rank on the clock of rank 0, and what rank 0 has to know of them.
+static inline TraceRank trace_move_spans(Trace *trace, const Transport *transport, const ClockOffset *start,
+                                         const ClockOffset *end) {
+    TraceRank mine = {
+        .origin = INFINITY, .spans = (int64_t)trace->span_count, .dropped = trace->dropped, .host = ""};
     memcpy(mine.host, transport->host, sizeof mine.host);
     for (char *c = mine.host; *c != '\0'; c++) {
         if (*c < 32 || *c == 127 || *c == '"' || *c == '\\') { *c = '?'; } // a host name may be anything
@@ -315,18 +263,57 @@ static inline bool trace_write(Trace *trace, Transport *transport, const ClockOf
         span->ended = clock_on_rank_0(start, end, span->ended);
         mine.origin = fmin(mine.origin, span->began);
     }
+    return mine;
+}
+
+// Writes the spans of all ranks to `path`, in the time of rank 0, in which it leaves
+// them. All ranks call it when no span is running, each with its two measurements of the
+// clock, and get the same result. ts in the file: microseconds since the earliest span.
+//
+// Rank 0 receives one piece of every rank at a time and writes it, so it never holds more
+// than one piece of each. If it cannot write, it receives all the same, because the others
+// send. On failure a file that had the name before is still there.
+static inline bool trace_write(Trace *trace, Transport *transport, const ClockOffset *start,
+                               const ClockOffset *end, const char *path, Error *error) {
+    const Lane lane = {BETWEEN_HOSTS, 0};
+    const TraceRank mine = trace_move_spans(trace, transport, start, end);
+    bool writes = transport->rank == 0;
+    int reason = 0, size = transport->size; // errno of the first write that failed
     TraceRank *ranks =
         (TraceRank *)transport_collect_records(transport, "start of the trace", &mine, sizeof mine);
+    Span *received = (Span *)memory_take(writes ? (size_t)size * TRACE_PIECE : 0, sizeof(Span));
+    FILE *file = writes && trace_path_check(path, error) ? file_replace_begin(path, error) : NULL;
     double origin = INFINITY;
-    for (int rank = 0; rank < transport->size; rank++) { origin = fmin(origin, ranks[rank].origin); }
-    transport_begin(transport, "gathering of the trace");
-    if (transport->rank == 0) { trace_write_file(trace, transport, ranks, origin, path, error); }
-    for (int64_t begin = 0; transport->rank != 0 && begin < mine.spans; begin += TRACE_PIECE) {
-        transport_post(transport, lane, true, 0, trace->spans + begin,
-                       (size_t)trace_piece(mine.spans, begin) * sizeof(Span));
-        transport_wait(transport, lane);
+    int64_t most = 0;
+    if (file != NULL) { fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", file); } // into its buffer
+    for (int rank = 0; rank < size; rank++) {
+        origin = fmin(origin, ranks[rank].origin);
+        most = ranks[rank].spans > most ? ranks[rank].spans : most;
+        if (file != NULL) { trace_print_names(file, rank, &ranks[rank]); }
     }
+    transport_begin(transport, "gathering of the trace");
+    for (int64_t begin = 0; begin < most; begin += TRACE_PIECE) {
+        for (int rank = 1; rank < size; rank++) {
+            size_t bytes = (size_t)trace_piece(ranks[rank].spans, begin) * sizeof(Span);
+            if (bytes == 0 || !(writes || rank == transport->rank)) { continue; }
+            Span *piece = writes ? received + rank * TRACE_PIECE : trace->spans + begin;
+            transport_post(transport, lane, !writes, writes ? rank : 0, piece, bytes);
+        }
+        transport_wait(transport, lane);
+        for (int rank = 0; file != NULL && reason == 0 && rank < size; rank++) {
+            const Span *piece = rank == 0 ? trace->spans + begin : received + rank * TRACE_PIECE;
+            for (int64_t i = 0; i < trace_piece(ranks[rank].spans, begin); i++) {
+                if (trace_print_span(file, rank, &piece[i], origin) < 0) { reason = errno; }
+            }
+        }
+    }
+    free(received);
     free(ranks);
+    if (file != NULL) {
+        if (reason == 0 && fputs("\n]}\n", file) < 0) { reason = errno; }
+        errno = reason;
+        file_replace_end(file, path, reason == 0, error);
+    }
     share_from_rank_zero(transport, "end of the trace", error, sizeof *error);
     return !error_is_set(error);
 }

@@ -12,19 +12,11 @@
 // communication stream, once it runs), and all ranks call the same operations in order.
 //
 // A waiting rank sleeps between polls for an eighth of the time it has already waited, at
-// most 1 ms, so that the compute threads keep their cores. Every wait has a deadline.
-// When it passes, the rank names those that it waits for and ends all ranks.
-//
-// An emulated slow network sends through a token bucket, and arrives late by a latency.
+// most 1 ms, so that the compute threads keep their cores. At a deadline, which every wait has,
+// the rank names those that it waits for and ends all ranks. An emulated slow network sends
+// through a token bucket, and arrives late by a latency.
 #ifndef ACCO_COMM_TRANSPORT_H
 #define ACCO_COMM_TRANSPORT_H
-
-#include <math.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "comm/groups.h"
 #include "runtime/device.h"

@@ -28,7 +28,6 @@
 #include "kernels/cpu/outer.h"
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/sparse.h"
-#include "kernels/cuda/sizes.h"
 #include "kernels/wire.h"
 
 #ifdef ACCO_HAVE_CUDA
@@ -234,8 +233,14 @@ static inline void fp8_cast(Stream *stream, const Fp8 *out, bool turns, float *l
 // result (rows, outputs) = a (rows, inputs) b^T for b (outputs, inputs).
 static inline void matmul_fp8(Stream *stream, Real *result, int result_stride, const Fp8 *a, const Fp8 *b,
                               int rows, int inputs, int outputs) {
-    (void)result, (void)result_stride, (void)a, (void)b, (void)rows, (void)inputs, (void)outputs;
-    KERNEL_ON_GPU(stream, cuda_matmul_fp8(stream, result, result_stride, a, b, rows, inputs, outputs))
+    Matmul work =
+        matmul_describe(PRECISION_BF16, result, result_stride, (Real *)(void *)a->codes, inputs, false,
+                        (Real *)(void *)b->codes, inputs, true, rows, outputs, inputs, false);
+    work.precision = a->format;
+    work.b_precision = b->format;
+    work.a_scale = a->scale;
+    work.b_scale = b->scale;
+    matmul(stream, &work);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -267,43 +272,32 @@ LAYER(gelu_backward, Gelu)
 // target < 0; if gradient_scale is 0, their new values mean nothing.
 static inline void cross_entropy(Stream *stream, Real *logits, int stride, float *losses,
                                  const int32_t *targets, int rows, int vocabulary, float gradient_scale) {
-    CrossEntropy work = {.logits = logits,
-                         .losses = losses,
-                         .targets = targets,
-                         .rows = rows,
-                         .vocabulary = vocabulary,
-                         .stride = stride,
-                         .gradient_scale = gradient_scale,
-                         .precision = stream->precision};
+    CrossEntropy work = {logits,     losses, targets,        rows,
+                         vocabulary, stride, gradient_scale, stream->precision};
     KERNEL(cross_entropy, stream->precision, stream, &work);
 }
 
 // ---------------------------------------------------------------------------------------
 // Updates: whole vectors of fp32
 
-// A step over a range (kernels/cpu/adamw.h). commit: moves master and moments; otherwise
-// only writes to range->out what a commit would write.
-static inline void adamw(Stream *stream, const StepRange *range) {
-    KERNEL(adamw, range->moments, stream, range);
-}
+// A step over a range: of AdamW (kernels/cpu/adamw.h), and the elementwise parts of one of Muon
+// (kernels/cpu/muon.h). commit: moves master and moments; otherwise only writes to range->out
+// what a commit would write.
+#define STEP(operation, precision) \
+    static inline void operation(Stream *stream, const StepRange *range) { \
+        assert(range->commit || range->out != range->master); \
+        KERNEL(operation, precision, stream, range); \
+    }
 
-// The elementwise parts of a step of Muon (kernels/cpu/muon.h).
-static inline void muon_norm(Stream *stream, const StepRange *range) {
-    KERNEL(muon_norm, range->moments, stream, range);
-}
-
-static inline void muon_direction(Stream *stream, const StepRange *range) {
-    KERNEL(muon_direction, stream->precision, stream, range);
-}
+STEP(adamw, range->moments)
+STEP(muon_norm, range->moments)
+STEP(muon_direction, stream->precision)
+STEP(muon_apply, stream->precision)
 
 // Each of the `count` polynomials (side, side) = a I + b square + c polynomial.
 static inline void muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side,
                                    int count) {
     KERNEL(muon_polynomial, stream->precision, stream, polynomial, square, side, count);
-}
-
-static inline void muon_apply(Stream *stream, const StepRange *range) {
-    KERNEL(muon_apply, stream->precision, stream, range);
 }
 
 // out (count) = in (count) unless out is NULL; then in = 0 if `clear`.
@@ -374,32 +368,6 @@ static inline void sparse_apply(Stream *stream, float *outer, float *local, cons
                                 const SparseStep *step) {
     KERNEL_ON_GPU(stream, cuda_sparse_apply(stream, outer, local, sent, error, blocks, stride, count, step))
     cpu_sparse_apply(outer, local, sent, error, blocks, stride, count, step);
-}
-
-// ---------------------------------------------------------------------------------------
-// Messages in GPU memory, with the same bytes as those of kernels/wire.h. They are never called
-// on the CPU.
-
-// message = the pieces of `values` encoded, or of values - base if there is a base.
-static inline void wire_encode_on_gpu(Stream *stream, WireFormat format, void *message, const float *values,
-                                      const float *base, const WirePieces *pieces) {
-    (void)format, (void)message, (void)values, (void)base, (void)pieces;
-    KERNEL_ON_GPU(stream, cuda_wire_encode(stream, format, message, values, base, pieces))
-}
-
-// The pieces of `out` = the message decoded, plus base if there is one. out may be base.
-static inline void wire_decode_on_gpu(Stream *stream, WireFormat format, float *out, const void *message,
-                                      const float *base, const WirePieces *pieces) {
-    (void)format, (void)out, (void)message, (void)base, (void)pieces;
-    KERNEL_ON_GPU(stream, cuda_wire_decode(stream, format, out, message, base, pieces))
-}
-
-// The pieces of `out` = the sum, from 0 and in their order, of `count` messages. They begin
-// message_stride bytes apart.
-static inline void wire_sum_on_gpu(Stream *stream, WireFormat format, float *out, const void *messages,
-                                   size_t message_stride, int count, const WirePieces *pieces) {
-    (void)format, (void)out, (void)messages, (void)message_stride, (void)count, (void)pieces;
-    KERNEL_ON_GPU(stream, cuda_wire_sum(stream, format, out, messages, message_stride, count, pieces))
 }
 
 #endif

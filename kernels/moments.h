@@ -3,13 +3,12 @@
 // In one step a second moment falls by at most 1 - beta2 of itself. Half of the spacing of
 // bf16 is 2^-9 to 2^-8 of a number. So with a beta2 above 0.998 a moment that is rounded to
 // nearest would never fall again. Here a number between two neighbours in bf16 becomes the
-// upper one with a probability equal to its place between them (from 0 to 1). The mean of many
-// roundings is then the number itself, and small changes are not lost.
+// upper one with a probability equal to its place between them, so the mean of many roundings is
+// the number itself.
 //
 // The random bits are a function of the run's seed, the number of the commit and the place of
-// the element in the flat parameter vector, and of nothing else. So a run repeats bit for bit,
-// on any number of threads and after a resume, and it does not matter which rank owns an
-// element. The functions are written once for CPU and GPU, in whole numbers.
+// the element in the flat parameter vector, and of nothing else: they repeat on any number of
+// threads and owners, and after a resume. Written once for CPU and GPU, in whole numbers.
 #ifndef ACCO_KERNELS_MOMENTS_H
 #define ACCO_KERNELS_MOMENTS_H
 

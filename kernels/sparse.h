@@ -56,10 +56,8 @@ typedef struct SparseTaken {
     float values[SPARSE_ENTRIES];
 } SparseTaken;
 
-// Blocks, and their bytes, of a vector of `count` elements.
+// Blocks of a vector of `count` elements.
 WIRE_FUNCTION size_t sparse_blocks(size_t count) { return (count + SPARSE_BLOCK - 1) / SPARSE_BLOCK; }
-
-WIRE_FUNCTION size_t sparse_bytes(size_t count) { return sparse_blocks(count) * sizeof(SparseBlock); }
 
 // How many elements the block has that begins at element `begin` of `count`.
 WIRE_FUNCTION int sparse_elements(size_t count, size_t begin) {

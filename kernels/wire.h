@@ -38,11 +38,7 @@
 #ifndef ACCO_KERNELS_WIRE_H
 #define ACCO_KERNELS_WIRE_H
 
-#include <math.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "runtime/numbers.h"
 
@@ -119,7 +115,7 @@ static inline void wire_decode_bf16(float *out, const void *in, size_t count) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Coarse formats: both
+// Coarse formats: largest magnitudes
 
 // The bits of the magnitude of a value. Magnitudes are ordered as their bits are, with
 // NaN above infinity, so a block's largest one shows whether it holds either.
@@ -139,13 +135,6 @@ WIRE_FUNCTION bool wire_is_finite(uint32_t bits) { return bits < 0x7f800000u; }
 
 // The scale of a block that decodes to NaNs.
 enum { WIRE_NAN_BITS = 0x7fc00000 };
-
-// A block that decodes to NaNs. code_bytes: the size of its codes.
-static inline void wire_encode_not_finite(void *out, size_t code_bytes) {
-    float scale = wire_float_from_bits(WIRE_NAN_BITS);
-    memcpy(out, &scale, sizeof scale);
-    memset((char *)out + sizeof scale, 0, code_bytes);
-}
 
 // ---------------------------------------------------------------------------------------
 // int8 and int4
@@ -185,27 +174,6 @@ WIRE_FUNCTION uint8_t wire_int4_code(float value, float scale, float dither) {
     float steps = value / scale;
     steps = steps > 7.0f ? 7.0f : steps < -7.0f ? -7.0f : steps;
     return (uint8_t)(wire_float_bits(steps + dither + 0x1.8p23f) & 15u);
-}
-
-static inline void wire_encode_int8(void *out, const float *in, size_t count) {
-    uint32_t largest = wire_largest(in, count);
-    if (!wire_is_finite(largest)) {
-        wire_encode_not_finite(out, count);
-        return;
-    }
-    float scale = wire_int_scale(largest, WIRE_INT8_STEPS);
-    uint8_t *codes = (uint8_t *)out + sizeof scale;
-    memcpy(out, &scale, sizeof scale);
-#pragma omp simd
-    for (size_t i = 0; i < count; i++) { codes[i] = wire_int_code(in[i], scale); }
-}
-
-static inline void wire_decode_int8(float *out, const void *in, size_t count) {
-    float scale;
-    memcpy(&scale, in, sizeof scale);
-    const int8_t *codes = (const int8_t *)in + sizeof scale;
-#pragma omp simd
-    for (size_t i = 0; i < count; i++) { out[i] = (float)codes[i] * scale; }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -250,78 +218,80 @@ WIRE_FUNCTION float wire_e3m0_level(uint32_t code) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Codes of 4 bits: int4 and e3m0
+// Blocks of the coarse formats
 
-// The scale of a block of codes of 4 bits with this largest magnitude. For e3m0 it is the
-// magnitude, at least 2^-119: then all levels and middles are normal numbers, and exact.
-WIRE_FUNCTION float wire_nibble_scale(WireFormat format, uint32_t largest) {
-    return format == WIRE_INT4 ? wire_int_scale(largest, WIRE_INT4_STEPS)
-                               : fmaxf(wire_float_from_bits(largest), 0x1p-119f);
+// The scale of a block with this largest magnitude. For e3m0 it is the magnitude, at least
+// 2^-119: then all levels and middles are normal numbers, and exact.
+WIRE_FUNCTION float wire_scale(WireFormat format, uint32_t largest) {
+    return format == WIRE_E3M0
+               ? fmaxf(wire_float_from_bits(largest), 0x1p-119f)
+               : wire_int_scale(largest, format == WIRE_INT8 ? WIRE_INT8_STEPS : WIRE_INT4_STEPS);
 }
 
 // The code of element `i` of such a block.
-WIRE_FUNCTION uint8_t wire_nibble_code(WireFormat format, uint32_t largest, float scale, float value,
-                                       uint32_t i) {
-    return format == WIRE_INT4 ? wire_int4_code(value, scale, wire_dither(largest, i))
-                               : wire_e3m0_code(wire_e3m0_levels(scale), value);
+WIRE_FUNCTION uint8_t wire_code(WireFormat format, uint32_t largest, float scale, float value, uint32_t i) {
+    return format == WIRE_INT8   ? wire_int_code(value, scale)
+           : format == WIRE_INT4 ? wire_int4_code(value, scale, wire_dither(largest, i))
+                                 : wire_e3m0_code(wire_e3m0_levels(scale), value);
 }
 
-// The value of the lower four bits of a code, as a multiple of the scale. For int4 they
-// are a signed number.
-WIRE_FUNCTION float wire_nibble_level(WireFormat format, uint32_t code) {
-    return format == WIRE_INT4 ? (float)((int32_t)(code << 28) >> 28) : wire_e3m0_level(code);
+// The value of the lower bits of a code, as a multiple of the scale. For int8 and int4 they are
+// a signed number.
+WIRE_FUNCTION float wire_level(WireFormat format, uint32_t code) {
+    return format == WIRE_INT8   ? (float)(int8_t)code
+           : format == WIRE_INT4 ? (float)((int32_t)(code << 28) >> 28)
+                                 : wire_e3m0_level(code);
 }
 
 // In a block of n elements of 4 bits, byte j holds element j in its lower half and
 // element j + (n + 1) / 2 in its upper half: so both halves of the block are read as
 // whole vectors. The format is a constant where these two are called.
-static inline __attribute__((always_inline)) void wire_encode_nibbles(WireFormat format, void *out,
-                                                                      const float *in, size_t count) {
-    uint32_t largest = wire_largest(in, count), pairs = (uint32_t)count / 2, half = ((uint32_t)count + 1) / 2;
-    if (!wire_is_finite(largest)) {
-        wire_encode_not_finite(out, half);
-        return;
-    }
-    float scale = wire_nibble_scale(format, largest);
+static inline __attribute__((always_inline)) void wire_encode_coarse(WireFormat format, void *out,
+                                                                     const float *in, size_t count) {
+    uint32_t n = (uint32_t)count, pairs = format == WIRE_INT8 ? 0 : n / 2, bytes = n - pairs;
+    uint32_t largest = wire_largest(in, count);
+    bool finite = wire_is_finite(largest);
+    float scale = finite ? wire_scale(format, largest) : wire_float_from_bits(WIRE_NAN_BITS);
     uint8_t *codes = (uint8_t *)out + sizeof scale;
     memcpy(out, &scale, sizeof scale);
+    if (!finite) {
+        memset(codes, 0, bytes);
+        return;
+    }
 #pragma omp simd
     for (uint32_t i = 0; i < pairs; i++) {
-        codes[i] = (uint8_t)(wire_nibble_code(format, largest, scale, in[i], i) |
-                             wire_nibble_code(format, largest, scale, in[half + i], half + i) << 4);
+        codes[i] = (uint8_t)(wire_code(format, largest, scale, in[i], i) |
+                             wire_code(format, largest, scale, in[bytes + i], bytes + i) << 4);
     }
-    if (pairs < half) { codes[pairs] = wire_nibble_code(format, largest, scale, in[pairs], pairs); }
+#pragma omp simd
+    for (uint32_t i = pairs; i < bytes; i++) { codes[i] = wire_code(format, largest, scale, in[i], i); }
 }
 
-static inline __attribute__((always_inline)) void wire_decode_nibbles(WireFormat format, float *out,
-                                                                      const void *in, size_t count) {
+static inline __attribute__((always_inline)) void wire_decode_coarse(WireFormat format, float *out,
+                                                                     const void *in, size_t count) {
     float scale;
     memcpy(&scale, in, sizeof scale);
     const uint8_t *codes = (const uint8_t *)in + sizeof scale;
-    size_t pairs = count / 2, half = (count + 1) / 2;
+    size_t pairs = format == WIRE_INT8 ? 0 : count / 2, bytes = count - pairs;
 #pragma omp simd
     for (size_t i = 0; i < pairs; i++) {
-        out[i] = wire_nibble_level(format, codes[i]) * scale;
-        out[half + i] = wire_nibble_level(format, (uint32_t)codes[i] >> 4) * scale;
+        out[i] = wire_level(format, codes[i]) * scale;
+        out[bytes + i] = wire_level(format, (uint32_t)codes[i] >> 4) * scale;
     }
-    if (pairs < half) { out[pairs] = wire_nibble_level(format, codes[pairs]) * scale; }
+#pragma omp simd
+    for (size_t i = pairs; i < bytes; i++) { out[i] = wire_level(format, codes[i]) * scale; }
 }
 
-static inline void wire_encode_int4(void *out, const float *in, size_t count) {
-    wire_encode_nibbles(WIRE_INT4, out, in, count);
-}
-
-static inline void wire_decode_int4(float *out, const void *in, size_t count) {
-    wire_decode_nibbles(WIRE_INT4, out, in, count);
-}
-
-static inline void wire_encode_e3m0(void *out, const float *in, size_t count) {
-    wire_encode_nibbles(WIRE_E3M0, out, in, count);
-}
-
-static inline void wire_decode_e3m0(float *out, const void *in, size_t count) {
-    wire_decode_nibbles(WIRE_E3M0, out, in, count);
-}
+#define WIRE_COARSE(name, format) \
+    static inline void wire_encode_##name(void *out, const float *in, size_t count) { \
+        wire_encode_coarse(format, out, in, count); \
+    } \
+    static inline void wire_decode_##name(float *out, const void *in, size_t count) { \
+        wire_decode_coarse(format, out, in, count); \
+    }
+WIRE_COARSE(int8, WIRE_INT8)
+WIRE_COARSE(int4, WIRE_INT4)
+WIRE_COARSE(e3m0, WIRE_E3M0)
 
 // ---------------------------------------------------------------------------------------
 // The table of formats, and ranges

@@ -218,7 +218,7 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
     if (ctas == 0) { ctas = placement_default_ctas(processors); }
     nccl_open(&placement->nccl, transport, ctas, buffers);
     gpu_measure(&placement->gpu); // NCCL has taken some of the memory
-    void *const *communicators = placement->nccl.communicators;
+    const ncclComm_t *communicators = placement->nccl.communicators;
     int levels = (communicators[INSIDE_HOSTS] != NULL) + (communicators[BETWEEN_HOSTS] != NULL),
         most = processors / 2 / levels;
     int taken = placement_taken_ctas(ctas, transport->library) * levels;

@@ -4,13 +4,12 @@
 //   stream          ......| a ....... | b ..... | e |
 //   other stream    ............| c ............... | d ...
 //
-// A stream is a queue and a worker thread that runs its tasks one after another. An event
-// marks a point of a stream that the host can wait for. Because a stream is a thread,
-// computation and communication overlap on any machine. On a GPU a task puts its kernels
-// into the stream's CUDA queue, and the worker waits until they have ended (gpu.h).
-//
-// A stream can also be simulated: then its tasks are not run, and a simulator computes when
-// they would have ended, on a clock of its own (plan/simulation.h).
+// A stream is a queue and a worker thread that runs its tasks one after another, so
+// computation and communication overlap on any machine. An event marks a point of a stream that
+// the host can wait for. On a GPU a task puts its kernels into the stream's CUDA queue, and the
+// worker waits until they have ended (gpu.h). A stream can also be simulated: then its tasks are
+// not run, and a simulator computes when they would have ended, on a clock of its own
+// (plan/simulation.h).
 //
 // One host thread fills a stream, records its events and waits for them. `context` belongs
 // to the caller and must live until the task has run, and a stream as long as its events are
@@ -18,15 +17,9 @@
 #ifndef ACCO_RUNTIME_DEVICE_H
 #define ACCO_RUNTIME_DEVICE_H
 
-#include <errno.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "runtime/gpu.h"
 #include "runtime/thread_pool.h"
@@ -91,9 +84,6 @@ static inline void sleep_seconds(double seconds) {
     duration.tv_nsec = (long)((seconds - (double)duration.tv_sec) * 1e9);
     while (nanosleep(&duration, &duration) != 0 && errno == EINTR) {}
 }
-
-// ---------------------------------------------------------------------------------------
-// Streams
 
 // In a task: waits for what it has put into the CUDA queue. After 50 us it sleeps between
 // polls, for an eighth of the time waited and 100 us at most: the host's cores stay free.
@@ -206,9 +196,6 @@ static inline void stream_destroy(Stream *stream) {
     watermark_destroy(&stream->ended);
     free(stream);
 }
-
-// ---------------------------------------------------------------------------------------
-// Events
 
 static inline void event_record(Event *event, Stream *stream) {
     event->stream = stream;

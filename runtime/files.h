@@ -1,11 +1,10 @@
 // files.h: mapping, writing, bringing to disk, publishing and removing files.
 //
-// These functions keep two promises. A write is complete: it continues after a signal and
-// after a short count. And what is reported as written survives a power failure: fsync
-// brings a file's bytes to disk, but its name only that of the directory which holds it.
-//
-// So a directory that must be whole or absent is written and synced under a temporary name;
-// directory_publish syncs it, renames it, which is atomic, and syncs the parent.
+// A write is complete: it continues after a signal and after a short count. And what is
+// reported as written survives a power failure: fsync brings a file's bytes to disk, but its
+// name only that of the directory which holds it. So a directory that must be whole or absent is
+// written and synced under a temporary name; directory_publish syncs it, renames it, which is
+// atomic, and syncs the parent.
 #ifndef ACCO_RUNTIME_FILES_H
 #define ACCO_RUNTIME_FILES_H
 
@@ -15,16 +14,11 @@
 #include <limits.h>
 #include <linux/fs.h>
 #include <setjmp.h>
-#include <signal.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #include "runtime/errors.h"
 

@@ -1,18 +1,13 @@
 // gpu.h: the GPU of this process: its memory, its queues, and waiting for them. Only
 // runtime/, comm/nccl.h and kernels/ call CUDA.
 //
-// A GPU is driven the way the CPU is. A stream (device.h) is a thread that takes tasks
-// from a queue; a task puts its kernels into the stream's CUDA queue and has ended when
-// they have. So events, watermarks and deadlines of the scheduler mean the same on both,
-// and the host is never further ahead of a GPU than one task. No wait blocks inside CUDA.
+// A stream (device.h) is a thread that takes tasks from a queue; on a GPU a task puts its
+// kernels into the stream's CUDA queue and has ended when they have. So events, watermarks and
+// deadlines of the scheduler mean the same on both. No wait blocks inside CUDA.
 //
 // A program built without CUDA has the same functions and never finds a GPU.
 #ifndef ACCO_RUNTIME_GPU_H
 #define ACCO_RUNTIME_GPU_H
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "runtime/errors.h"
 #include "runtime/precision.h"

@@ -5,25 +5,18 @@
 // is cut off again and the caller gets an Error. But a full disk may have space again in a
 // minute: a patient log keeps the lines in memory, and the next write begins with them. An
 // event that is lost all the same leaves a gap: {"event":"gap","lines":N}, in the same write
-// as the next one, so that the last bytes of a disk do not go to such lines alone.
+// as the next one.
 //
-// JSON has no NaN, and a single `nan` makes the whole file unreadable to a strict parser, just
-// when it matters: it becomes null. Text that is not UTF-8 (a small model samples arbitrary
-// bytes) is repaired for the same reason.
+// JSON has no NaN: it becomes null. Text that is not UTF-8 (a small model samples arbitrary
+// bytes) is repaired.
 //
 // Not thread safe: one thread of one rank owns a Log.
 #ifndef ACCO_RUNTIME_LOG_H
 #define ACCO_RUNTIME_LOG_H
 
 #include <assert.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "runtime/errors.h"
 #include "runtime/files.h"

@@ -5,18 +5,12 @@
 //
 // arena_reserve plans memory that kernels work on: on a GPU, device memory.
 // arena_reserve_host plans memory that the host works on too: on a GPU, pinned host
-// memory, which kernels can reach, but slowly. On the CPU both are one anonymous mapping,
-// of which pages that are never touched cost nothing.
+// memory. On the CPU both are one anonymous mapping, of which pages that are never touched cost
+// nothing.
 #ifndef ACCO_RUNTIME_MEMORY_H
 #define ACCO_RUNTIME_MEMORY_H
 
 #include <assert.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "runtime/files.h"
 #include "runtime/gpu.h"

@@ -5,9 +5,6 @@
 #include <assert.h>
 #include <ctype.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "runtime/numbers.h"
 

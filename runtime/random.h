@@ -8,9 +8,8 @@
 // multiple of the step share a stream.
 //     Random random = {random_hash(random_hash(seed, tensor), element)};
 //
-// Constants and period: Steele, Lea and Flood, "Fast splittable pseudorandom number
-// generators", OOPSLA 2014; the mixing rounds are Stafford's variant 13. The period is 2^64
-// and has every word once. Not for secrets.
+// Constants: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+// 2014; the mixing rounds are Stafford's variant 13. Not for secrets.
 #ifndef ACCO_RUNTIME_RANDOM_H
 #define ACCO_RUNTIME_RANDOM_H
 

@@ -2,10 +2,6 @@
 #ifndef ACCO_RUNTIME_SHA256_H
 #define ACCO_RUNTIME_SHA256_H
 
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
 #include "runtime/numbers.h"
 
 enum { SHA256_BYTES = 32, SHA256_BLOCK = 64 };

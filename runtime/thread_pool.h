@@ -5,9 +5,9 @@
 // write only what no other task writes, and must not add into anything shared: this is what
 // keeps every kernel reproducible bit for bit, whatever the number of threads.
 //
-// Why not OpenMP: its waiting threads spin by default, which costs far too much when ranks
-// share cores, and ThreadSanitizer cannot look into its runtime. Here idle members spin only
-// for a moment, because one kernel follows another within microseconds, and then sleep.
+// Not OpenMP, whose waiting threads spin by default, which costs too much when ranks share
+// cores. Here idle members spin only for a moment, because one kernel follows another within
+// microseconds, and then sleep.
 #ifndef ACCO_RUNTIME_THREAD_POOL_H
 #define ACCO_RUNTIME_THREAD_POOL_H
 

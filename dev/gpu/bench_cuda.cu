@@ -500,25 +500,25 @@ static void run_outer_nesterov(Bench *bench, const Case *work, void **arrays) {
 
 static void run_wire_encode(Bench *bench, const Case *work, void **arrays) {
     WirePieces run = wire_range(work->format, bench->elements);
-    wire_encode_on_gpu(&bench->stream, work->format, arrays[0], (const float *)arrays[1], NULL, &run);
+    cuda_wire_encode(&bench->stream, work->format, arrays[0], (const float *)arrays[1], NULL, &run);
 }
 
 static void run_wire_decode(Bench *bench, const Case *work, void **arrays) {
     WirePieces run = wire_range(work->format, bench->elements);
-    wire_decode_on_gpu(&bench->stream, work->format, (float *)arrays[1], arrays[0], NULL, &run);
+    cuda_wire_decode(&bench->stream, work->format, (float *)arrays[1], arrays[0], NULL, &run);
 }
 
 // Of two ranks.
 static void run_wire_sum(Bench *bench, const Case *work, void **arrays) {
     WirePieces run = wire_range(work->format, bench->elements);
-    wire_sum_on_gpu(&bench->stream, work->format, (float *)arrays[2], arrays[0],
-                    layout_round_up(work->bytes[0], ARENA_ALIGNMENT), 2, &run);
+    cuda_wire_sum(&bench->stream, work->format, (float *)arrays[2], arrays[0],
+                  layout_round_up(work->bytes[0], ARENA_ALIGNMENT), 2, &run);
 }
 
 static void prepare_wire(Bench *bench, const Case *work, void **arrays) {
     WirePieces run = wire_range(work->format, bench->elements);
-    wire_encode_on_gpu(&bench->stream, work->format, arrays[0], (const float *)arrays[2], NULL, &run);
-    wire_encode_on_gpu(&bench->stream, work->format, arrays[1], (const float *)arrays[2], NULL, &run);
+    cuda_wire_encode(&bench->stream, work->format, arrays[0], (const float *)arrays[2], NULL, &run);
+    cuda_wire_encode(&bench->stream, work->format, arrays[1], (const float *)arrays[2], NULL, &run);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -34,17 +34,12 @@ typedef struct EpilogueArrays {
     void *bias;  // (m), or (n) for BGRADB: the bias, or its gradient; NULL: none
 } EpilogueArrays;
 
-static inline void epilogue_set(const CudaGemmPlan *plan, cublasLtMatmulDescAttributes_t attribute,
-                                const void *value, size_t bytes) {
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan->operation, attribute, value, bytes));
-}
-
 static inline void epilogue_point(const CudaGemmPlan *plan, const EpilogueArrays *arrays) {
     if (arrays->saved != NULL) {
-        epilogue_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &arrays->saved, sizeof arrays->saved);
+        cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, arrays->saved);
     }
     if (arrays->bias != NULL) {
-        epilogue_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &arrays->bias, sizeof arrays->bias);
+        cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, arrays->bias);
     }
 }
 
@@ -53,16 +48,18 @@ static inline void epilogue_plan(Stream *stream, EpilogueProduct *product, const
                                  cublasLtEpilogue_t epilogue, const EpilogueArrays *arrays) {
     const CudaGemmLibrary *library = (const CudaGemmLibrary *)stream->gemm;
     CudaGemmPlan *plan = &product->plan;
+    cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS];
     int64_t stride = gemm->m;
+    int count;
     plan->gemm = *gemm;
     cuda_gemm_align(&plan->gemm, arrays->a, arrays->b, arrays->result);
     cuda_gemm_describe(plan);
-    epilogue_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
     if (arrays->saved != NULL) {
-        epilogue_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &stride, sizeof stride);
+        cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, stride);
     }
     epilogue_point(plan, arrays);
-    product->status = cuda_gemm_choose(library, plan);
+    product->status = cuda_gemm_offers(library, plan, offers, &count);
     product->planned = true;
     if (product->status != CUBLAS_STATUS_SUCCESS) { cuda_gemm_forget(plan); }
 }
@@ -74,8 +71,7 @@ static inline cublasStatus_t epilogue_run(Stream *stream, EpilogueProduct *produ
     if (!product->planned) { epilogue_plan(stream, product, gemm, epilogue, arrays); }
     if (product->status != CUBLAS_STATUS_SUCCESS) { return product->status; }
     epilogue_point(&product->plan, arrays);
-    product->status = cuda_gemm_run(stream, &product->plan, &product->plan.algorithm, 1.0f, arrays->a,
-                                    arrays->b, arrays->result);
+    product->status = cuda_gemm_run(stream, &product->plan, 1.0f, arrays->a, arrays->b, arrays->result);
     if (product->status != CUBLAS_STATUS_SUCCESS) { cuda_gemm_forget(&product->plan); }
     return product->status;
 }

@@ -20,9 +20,6 @@
 #ifndef ACCO_KERNELS_CPU_ADAMW_H
 #define ACCO_KERNELS_CPU_ADAMW_H
 
-#include <math.h>
-#include <stddef.h>
-
 #include "kernels/cpu/reals.h"
 #include "kernels/moments.h"
 #include "runtime/device.h"
@@ -103,12 +100,6 @@ REAL_LOOP void adamw_block(const StepRange *range, int block, Precision moments)
     }
 }
 
-REAL_TASK(StepRange, moments, adamw_block);
-
-static inline void cpu_adamw(Stream *stream, const StepRange *range) {
-    assert(range->commit || range->out != range->master);
-    thread_pool_run(stream->pool, (int)((range->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK), adamw_block_task,
-                    (void *)range);
-}
+REAL_KERNEL(cpu_adamw, StepRange, moments, adamw_block, (int)((work->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK))
 
 #endif

@@ -32,10 +32,6 @@
 #ifndef ACCO_KERNELS_CPU_ATTENTION_H
 #define ACCO_KERNELS_CPU_ATTENTION_H
 
-#include <math.h>
-#include <stddef.h>
-#include <string.h>
-
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/vector_math.h"
 #include "runtime/device.h"
@@ -172,14 +168,6 @@ static inline AttentionBlock attention_block(const AttentionHead *head, int firs
     return block;
 }
 
-// The columns [*begin, *end) of the block's scores that query `row` of the block sees.
-static inline void attention_visible(const AttentionHead *head, const AttentionBlock *block, int row,
-                                     int *begin, int *end) {
-    int query = block->first + row;
-    *begin = attention_first_key(head, query) - block->keys;
-    *end = query + 1 - block->keys;
-}
-
 // result (M, N) = or += a (M, K) b (K, N), on the calling thread.
 static inline void attention_matmul(float *result, int result_stride, const float *a, int a_stride,
                                     bool a_transposed, const float *b, int b_stride, bool b_transposed, int M,
@@ -219,8 +207,8 @@ static inline void attention_forward_task(void *context, int task, int thread) {
         attention_matmul(head.scores, keys, block.q, stride, false, block.k, stride, true, block.rows, keys,
                          D, false);
         for (int row = 0; row < block.rows; row++) {
-            int begin, end;
-            attention_visible(&head, &block, row, &begin, &end);
+            int begin = attention_first_key(&head, first + row) - block.keys,
+                end = first + row + 1 - block.keys;
             head.logsumexp[first + row] =
                 attention_softmax(head.scores + (size_t)row * (size_t)keys, begin, end, keys);
         }
@@ -271,9 +259,9 @@ static inline void attention_backward_task(void *context, int task, int thread) 
         attention_matmul(d_scores, keys, d_output, o_stride, false, block.v, stride, true, rows, keys, D,
                          false);
         for (int row = 0; row < rows; row++) {
-            int begin, end;
+            int begin = attention_first_key(&head, first + row) - block.keys,
+                end = first + row + 1 - block.keys;
             size_t offset = (size_t)row * (size_t)keys;
-            attention_visible(&head, &block, row, &begin, &end);
             attention_softmax_backward(scores + offset, d_scores + offset, head.logsumexp[first + row], begin,
                                        end, keys);
         }
@@ -330,16 +318,7 @@ static inline void attention_decode_task(void *context, int task, int thread) {
 static inline void cpu_attention_decode(Stream *stream, float *output, float *scores, const float *query,
                                         const float *keys, const float *values, int position, int positions,
                                         int C, int heads, int window) {
-    AttentionDecode work = {.output = output,
-                            .scores = scores,
-                            .query = query,
-                            .keys = keys,
-                            .values = values,
-                            .position = position,
-                            .positions = positions,
-                            .channels = C,
-                            .heads = heads,
-                            .window = window};
+    AttentionDecode work = {output, scores, query, keys, values, position, positions, C, heads, window};
     thread_pool_run(stream->pool, heads, attention_decode_task, &work);
 }
 

@@ -9,8 +9,6 @@
 #ifndef ACCO_KERNELS_CPU_BIAS_H
 #define ACCO_KERNELS_CPU_BIAS_H
 
-#include <stddef.h>
-
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 
@@ -28,32 +26,26 @@ REAL_LOOP void bias_rows(const Bias *work, int block, Precision precision) {
     size_t columns = (size_t)work->columns, scaled = (size_t)work->scaled;
     float *sums = work->partials + (size_t)block * columns;
     const Real *bias = work->bias;
-    for (size_t c = 0; c < columns && work->d_bias != NULL; c++) { sums[c] = 0.0f; }
+    const bool backward = work->d_bias != NULL;
+    for (size_t c = 0; c < columns && backward; c++) { sums[c] = 0.0f; }
     for (int row = row_block_begin(block, work->rows); row < row_block_begin(block + 1, work->rows); row++) {
         Real *values = real_at(work->values, (size_t)row * (size_t)work->stride, precision);
-        if (work->d_bias == NULL) {
-#pragma omp simd
-            for (size_t c = 0; c < columns; c++) {
-                float x = real_load(values, c, precision) + real_load(bias, c, precision);
-                real_store(values, c, c < scaled ? x * work->scale : x, precision);
-            }
-            continue;
-        }
 #pragma omp simd
         for (size_t c = 0; c < columns; c++) {
-            float g = real_load(values, c, precision);
-            g = c < scaled ? g * work->scale : g;
-            real_store(values, c, g, precision);
-            sums[c] += g;
+            float x = real_load(values, c, precision);
+            x = backward ? x : x + real_load(bias, c, precision);
+            x = c < scaled ? x * work->scale : x;
+            real_store(values, c, x, precision);
+            if (backward) { sums[c] += x; }
         }
     }
 }
 
-REAL_TASK(Bias, precision, bias_rows);
+REAL_KERNEL(bias_blocks, Bias, precision, bias_rows, row_block_count(work->rows))
 
 static inline void cpu_bias_add(Stream *stream, const Bias *work) {
     int blocks = row_block_count(work->rows), columns = work->columns;
-    thread_pool_run(stream->pool, blocks, bias_rows_task, (void *)work);
+    bias_blocks(stream, work);
     if (work->d_bias != NULL) {
         column_sums_add(stream, work->d_bias, work->partials, blocks, columns, columns);
     }

@@ -6,13 +6,9 @@
 //   reals_from_floats       reals = in, rounded to the stream's precision
 //
 // Arrays are (count), fp32 except for reals. A task takes BUFFER_BLOCK elements. The partial
-// sums of the blocks are added in order, so the result does not depend on the number of
-// threads. Limited by memory.
+// sums of the blocks are added in order, so the result does not depend on the number of threads.
 #ifndef ACCO_KERNELS_CPU_BUFFERS_H
 #define ACCO_KERNELS_CPU_BUFFERS_H
-
-#include <stddef.h>
-#include <string.h>
 
 #include "kernels/cpu/reals.h"
 #include "runtime/device.h"
@@ -42,16 +38,16 @@ REAL_LOOP void buffer_move_block(const BufferWork *work, int block, Precision pr
     if (work->clear) { memset(in, 0, count * sizeof *in); }
 }
 
-REAL_TASK(BufferWork, precision, buffer_move_block);
+REAL_KERNEL(buffer_move_blocks, BufferWork, precision, buffer_move_block, (int)buffer_blocks(work->count))
 
 static inline void cpu_buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
     BufferWork work = {.out = as_reals(out), .in = in, .count = count, .clear = clear};
-    thread_pool_run(stream->pool, (int)buffer_blocks(count), buffer_move_block_task, &work);
+    buffer_move_blocks(stream, &work);
 }
 
 static inline void cpu_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
     BufferWork work = {.out = out, .in = (float *)in, .count = count, .precision = stream->precision};
-    thread_pool_run(stream->pool, (int)buffer_blocks(count), buffer_move_block_task, &work);
+    buffer_move_blocks(stream, &work);
 }
 
 static inline void buffer_square_task(void *context, int task, int thread) {

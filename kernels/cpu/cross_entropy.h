@@ -4,21 +4,13 @@
 //   losses[row] = -log p[target]
 //   logits[row] = gradient_scale * (p - one_hot(target))
 //
-// logits (rows, V), targets (rows), losses (rows). The plain loop, for each row: the
-// maximum; exponentials of the differences to it, and their sum; scaling. A row (200 KB
-// at a vocabulary of 50257) stays in the second-level cache for its three passes, so
-// memory sees one read and one write of the logits; the limit is memory, and next to it
-// the exponential. Probabilities have no array of their own: the gradient overwrites the
-// logits. In fp32 the exponentials overwrite them first; in bf16 they would be rounded twice,
-// so they are computed again. A task takes CROSS_ENTROPY_ROWS rows.
+// logits (rows, V), targets (rows), losses (rows). For each row: the maximum; exponentials of the
+// differences to it, and their sum; scaling. A row (200 KB at a vocabulary of 50257) stays in the
+// second-level cache for its three passes. In fp32 the exponentials overwrite the logits first;
+// in bf16 they would be rounded twice, so they are computed again. A task takes
+// CROSS_ENTROPY_ROWS rows.
 #ifndef ACCO_KERNELS_CPU_CROSS_ENTROPY_H
 #define ACCO_KERNELS_CPU_CROSS_ENTROPY_H
-
-#include <assert.h>
-#include <math.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"

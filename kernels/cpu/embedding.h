@@ -3,23 +3,19 @@
 //   forward    output[b][t] = wte[tokens[b][t]] + wpe[t]
 //   backward   d_wte[tokens[b][t]] += d_output[b][t];  d_wpe[t] += d_output[b][t]
 //
-// output, d_output (B, T, C); wte (V, C); wpe (positions, C); tokens (B, T). Limited by
-// memory, and of little weight in a step.
-//
-// In backward several positions may add to the same row of d_wte. Each task owns a strip
-// of columns and visits all positions in order: no atomics, no races, and the same sums
-// for any number of threads.
+// output, d_output (B, T, C); wte (V, C); wpe (positions, C); tokens (B, T). In backward several
+// positions may add to the same row of d_wte: each task owns a strip of columns and visits all
+// positions in order, so there are no races, and the same sums for any number of threads.
 #ifndef ACCO_KERNELS_CPU_EMBEDDING_H
 #define ACCO_KERNELS_CPU_EMBEDDING_H
-
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 
-enum { EMBEDDING_STRIP = 64 }; // columns of one task: four cache lines
+enum {
+    EMBEDDING_STRIP = 64,  // columns of one task: four cache lines
+    EMBEDDING_SEGMENT = 64 // see embedding.cuh
+};
 
 typedef struct Embedding {
     Real *output;          // forward (B, T, C)
@@ -47,12 +43,8 @@ REAL_LOOP void embedding_forward_rows(const Embedding *work, int block, Precisio
     }
 }
 
-REAL_TASK(Embedding, precision, embedding_forward_rows);
-
-static inline void cpu_embedding_forward(Stream *stream, const Embedding *work) {
-    thread_pool_run(stream->pool, row_block_count(work->B * work->T), embedding_forward_rows_task,
-                    (void *)work);
-}
+REAL_KERNEL(cpu_embedding_forward, Embedding, precision, embedding_forward_rows,
+            row_block_count(work->B * work->T))
 
 REAL_LOOP void embedding_backward_strip(const Embedding *work, int strip, Precision precision) {
     size_t C = (size_t)work->channels, begin = (size_t)strip * EMBEDDING_STRIP,
@@ -70,11 +62,13 @@ REAL_LOOP void embedding_backward_strip(const Embedding *work, int strip, Precis
     }
 }
 
-REAL_TASK(Embedding, precision, embedding_backward_strip);
+REAL_KERNEL(cpu_embedding_backward, Embedding, precision, embedding_backward_strip,
+            (work->channels + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP)
 
-static inline void cpu_embedding_backward(Stream *stream, const Embedding *work) {
-    thread_pool_run(stream->pool, (work->channels + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP,
-                    embedding_backward_strip_task, (void *)work);
+// Floats of partials for embedding_backward, on a GPU: each segment has a sum for the
+// range that it continues, and one for the range that the next segment continues.
+static inline size_t embedding_partials_floats(int rows, int C) {
+    return ((size_t)rows + EMBEDDING_SEGMENT - 1) / EMBEDDING_SEGMENT * 2 * (size_t)C;
 }
 
 // order (rows) = the indices of tokens (rows), sorted by token, equal tokens by index:

@@ -8,14 +8,9 @@
 // 0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3) equals x s with s =
 // logistic(2u), which loses no digits for negative u. The derivative is s + x s (1 - s)
 // 2u'. Forward, which has s at hand, stores the derivative over its own input; so
-// backward is one multiplication and no exponential. Forward is limited by its arithmetic
-// (one exponential an element), backward by memory. Tasks and the sums over rows:
-// row_blocks.h.
+// backward is one multiplication and no exponential. Tasks and the sums over rows: row_blocks.h.
 #ifndef ACCO_KERNELS_CPU_GELU_H
 #define ACCO_KERNELS_CPU_GELU_H
-
-#include <stddef.h>
-#include <string.h>
 
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
@@ -49,11 +44,7 @@ REAL_LOOP void gelu_forward_rows(const Gelu *work, int block, Precision precisio
     }
 }
 
-REAL_TASK(Gelu, precision, gelu_forward_rows);
-
-static inline void cpu_gelu_forward(Stream *stream, const Gelu *work) {
-    thread_pool_run(stream->pool, row_block_count(work->rows), gelu_forward_rows_task, (void *)work);
-}
+REAL_KERNEL(cpu_gelu_forward, Gelu, precision, gelu_forward_rows, row_block_count(work->rows))
 
 REAL_LOOP void gelu_backward_rows(const Gelu *work, int block, Precision precision) {
     size_t columns = (size_t)work->columns, stride = (size_t)work->gradient_stride;
@@ -71,12 +62,12 @@ REAL_LOOP void gelu_backward_rows(const Gelu *work, int block, Precision precisi
     }
 }
 
-REAL_TASK(Gelu, precision, gelu_backward_rows);
+REAL_KERNEL(gelu_backward_blocks, Gelu, precision, gelu_backward_rows, row_block_count(work->rows))
 
 static inline void cpu_gelu_backward(Stream *stream, const Gelu *work) {
-    int blocks = row_block_count(work->rows);
-    thread_pool_run(stream->pool, blocks, gelu_backward_rows_task, (void *)work);
-    column_sums_add(stream, work->d_bias, work->partials, blocks, work->columns, work->columns);
+    gelu_backward_blocks(stream, work);
+    column_sums_add(stream, work->d_bias, work->partials, row_block_count(work->rows), work->columns,
+                    work->columns);
 }
 
 #endif

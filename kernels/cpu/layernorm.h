@@ -12,18 +12,12 @@
 // x, output, branch and their gradients (rows, C) with rows = B T; weight and biases (C).
 // Means are over columns, sums over rows.
 //
-// The plain loop goes row by row; it is limited by memory. Unfused, the residual addition
-// would write its result and LayerNorm would read it again at once; here the row is
-// normalised while it is in the first-level cache. In backward the finished d_residual is
-// also the gradient of the branch, so its sum over rows, the gradient of branch_bias, is
-// taken in the same pass. Forward keeps mean and 1/stddev. Tasks and the sums over rows:
-// row_blocks.h.
+// Limited by memory: unfused, the residual addition would write its result and LayerNorm would
+// read it again at once. The finished d_residual is also the gradient of the branch, so its sum
+// over rows, the gradient of branch_bias, is taken in the same pass. Forward keeps mean and
+// 1/stddev. Tasks and the sums over rows: row_blocks.h.
 #ifndef ACCO_KERNELS_CPU_LAYERNORM_H
 #define ACCO_KERNELS_CPU_LAYERNORM_H
-
-#include <math.h>
-#include <stddef.h>
-#include <string.h>
 
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
@@ -84,11 +78,7 @@ REAL_LOOP void layernorm_forward_rows(const Layernorm *work, int block, Precisio
     }
 }
 
-REAL_TASK(Layernorm, precision, layernorm_forward_rows);
-
-static inline void cpu_layernorm_forward(Stream *stream, const Layernorm *work) {
-    thread_pool_run(stream->pool, row_block_count(work->rows), layernorm_forward_rows_task, (void *)work);
-}
+REAL_KERNEL(cpu_layernorm_forward, Layernorm, precision, layernorm_forward_rows, row_block_count(work->rows))
 
 REAL_LOOP void layernorm_backward_rows(const Layernorm *work, int block, Precision precision) {
     size_t C = (size_t)work->channels;
@@ -124,11 +114,12 @@ REAL_LOOP void layernorm_backward_rows(const Layernorm *work, int block, Precisi
     }
 }
 
-REAL_TASK(Layernorm, precision, layernorm_backward_rows);
+REAL_KERNEL(layernorm_backward_blocks, Layernorm, precision, layernorm_backward_rows,
+            row_block_count(work->rows))
 
 static inline void cpu_layernorm_backward(Stream *stream, const Layernorm *work) {
     int blocks = row_block_count(work->rows), C = work->channels;
-    thread_pool_run(stream->pool, blocks, layernorm_backward_rows_task, (void *)work);
+    layernorm_backward_blocks(stream, work);
     column_sums_add(stream, work->d_weight, work->partials, blocks, 3 * C, C);
     column_sums_add(stream, work->d_bias, work->partials + C, blocks, 3 * C, C);
     if (work->d_branch_bias != NULL) {

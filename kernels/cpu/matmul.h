@@ -5,30 +5,22 @@
 //   backward weight   d_weight += d_output^T input  (outputs, inputs), sums over rows
 //
 // Row-major, with strides; weight (outputs, inputs) as PyTorch stores it. All three are
-// result = a b [+ result] with some operand transposed; matmul_block_plain is the plain
-// loop. Operands are both fp32 or both bf16; sums are fp32, and a result that is bf16 is
-// rounded once.
+// result = a b [+ result] with some operand transposed. Operands are both fp32 or both bf16;
+// sums are fp32, and a result that is bf16 is rounded once.
 //
 // oneDNN computes, single-threaded, inside our tasks. The result is cut into tiles whose
 // size depends on the shape alone, never on the number of threads, and never across the
-// inner dimension K: an element is one sum in one order no matter which thread computes it. On
-// two AVX-512 cores our tiles reach the rate of oneDNN's own threads (about 300 GFLOP/s;
-// make bench prints both), and our threads stay the only ones in the process: no second
-// pool spins while communication needs a core. The limit is the rate of the multiply-add
-// units.
+// inner dimension K: an element is one sum in one order no matter which thread computes it. Our
+// threads stay the only ones in the process, at the rate of oneDNN's own (make bench prints
+// both): no second pool spins while communication needs a core.
 //
 // oneDNN is kept single-threaded through the OpenMP setting of the calling thread; the
 // symbols are weak, because a oneDNN built without OpenMP does not need them. If the library
 // is absent (ACCO_NO_ONEDNN) or refuses, matmul_block_plain computes: blocked, vectorised by
-// the compiler, several times slower. The tests also compare against it. oneDNN caches what
-// it has compiled for a product of bf16, so asking for it again in every tile costs only 3
-// microseconds.
+// the compiler, several times slower; the tests also compare against it. oneDNN caches what it
+// has compiled for a product of bf16: asking again in every tile costs 3 microseconds.
 #ifndef ACCO_KERNELS_CPU_MATMUL_H
 #define ACCO_KERNELS_CPU_MATMUL_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdio.h>
 
 #include "kernels/cpu/reals.h"
 #include "runtime/device.h"
@@ -49,7 +41,7 @@ extern void omp_set_num_threads(int threads) __attribute__((weak));
 // (K, M) or (N, K). Strides are between rows as stored.
 typedef struct Matmul {
     int M, N, K;
-    Precision precision; // of a and b
+    Precision precision, b_precision; // of a and b: they differ where both are FP8's, on GPUs
     const Real *a;
     int a_stride;
     bool a_transposed;
@@ -62,9 +54,11 @@ typedef struct Matmul {
     bool accumulate; // += instead of =
     float scale;
     int count, most; // products of matrices that lie one behind the other, and their largest count
+    const float *a_scale, *b_scale; // of operands in FP8, in a GPU's memory; otherwise NULL
 } Matmul;
 
 enum {
+    GEMM_WORKSPACE_BYTES = 32 << 20,   // for the products of a stream of a GPU
     MATMUL_TILE_ELEMENTS = 512 * 1024, // elements of a tile at most: 2 MB
     MATMUL_TILES = 4,                  // tiles at least: with a large K even a small result is a long task.
     MATMUL_TILE_LEAST = 64 * 1024,     // But a tile of this many elements is not cut for that
@@ -276,6 +270,7 @@ static inline Matmul matmul_describe(Precision precision, Real *result, int resu
                    .N = N,
                    .K = K,
                    .precision = precision,
+                   .b_precision = precision,
                    .a = a,
                    .a_stride = a_stride,
                    .a_transposed = a_transposed,

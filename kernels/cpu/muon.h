@@ -11,12 +11,9 @@
 // are fp32, the momentum m is fp32 or bf16 (rounded at random when it is stored, as AdamW's
 // moments are: kernels/moments.h). X, A and P are in the stream's precision. X is computed
 // twice, because it is divided by its norm before it is rounded. A task takes BUFFER_BLOCK
-// elements; partial sums are added in the order of blocks. All but the products is limited by
-// memory.
+// elements; partial sums are added in the order of blocks.
 #ifndef ACCO_KERNELS_CPU_MUON_H
 #define ACCO_KERNELS_CPU_MUON_H
-
-#include <math.h>
 
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/buffers.h"
@@ -44,11 +41,7 @@ REAL_LOOP void muon_norm_block(const StepRange *range, int block, Precision mome
     range->partials[block] = sum;
 }
 
-REAL_TASK(StepRange, moments, muon_norm_block);
-
-static inline void cpu_muon_norm(Stream *stream, const StepRange *range) {
-    thread_pool_run(stream->pool, (int)buffer_blocks(range->count), muon_norm_block_task, (void *)range);
-}
+REAL_KERNEL(cpu_muon_norm, StepRange, moments, muon_norm_block, (int)buffer_blocks(work->count))
 
 REAL_LOOP void muon_direction_elements(const StepRange *range, int block, Precision precision,
                                        Precision moments) {
@@ -68,21 +61,21 @@ REAL_LOOP void muon_direction_block(const StepRange *range, int block, Precision
     REAL_CALL(range->moments, muon_direction_elements, range, block, precision);
 }
 
-REAL_TASK(StepRange, precision, muon_direction_block);
+REAL_KERNEL(muon_direction_blocks, StepRange, precision, muon_direction_block,
+            (int)buffer_blocks(work->count))
 
 static inline void cpu_muon_direction(Stream *stream, const StepRange *range) {
-    size_t blocks = buffer_blocks(range->count);
     double sum = 0;
-    for (size_t i = 0; i < blocks; i++) { sum += range->partials[i]; }
+    for (size_t i = 0; i < buffer_blocks(range->count); i++) { sum += range->partials[i]; }
     StepRange here = *range;
     here.factor = (float)(1 / fmax(sqrt(sum), MUON_LEAST));
-    thread_pool_run(stream->pool, (int)blocks, muon_direction_block_task, &here);
+    muon_direction_blocks(stream, &here);
 }
 
 typedef struct MuonPolynomial {
     Real *polynomial;   // (count, side, side): A A, then P
     const Real *square; // (count, side, side): A
-    int side;
+    int side, count;
     Precision precision;
 } MuonPolynomial;
 
@@ -96,13 +89,12 @@ REAL_LOOP void muon_polynomial_row(const MuonPolynomial *work, int row, Precisio
     }
 }
 
-REAL_TASK(MuonPolynomial, precision, muon_polynomial_row);
+REAL_KERNEL(muon_polynomial_rows, MuonPolynomial, precision, muon_polynomial_row, work->count * work->side)
 
 static inline void cpu_muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side,
                                        int count) {
-    MuonPolynomial work = {
-        .polynomial = polynomial, .square = square, .side = side, .precision = stream->precision};
-    thread_pool_run(stream->pool, count * side, muon_polynomial_row_task, &work);
+    MuonPolynomial work = {polynomial, square, side, count, stream->precision};
+    muon_polynomial_rows(stream, &work);
 }
 
 REAL_LOOP void muon_apply_block(const StepRange *range, int block, Precision precision) {
@@ -116,10 +108,6 @@ REAL_LOOP void muon_apply_block(const StepRange *range, int block, Precision pre
     }
 }
 
-REAL_TASK(StepRange, precision, muon_apply_block);
-
-static inline void cpu_muon_apply(Stream *stream, const StepRange *range) {
-    thread_pool_run(stream->pool, (int)buffer_blocks(range->count), muon_apply_block_task, (void *)range);
-}
+REAL_KERNEL(cpu_muon_apply, StepRange, precision, muon_apply_block, (int)buffer_blocks(work->count))
 
 #endif

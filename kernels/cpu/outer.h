@@ -10,17 +10,11 @@
 //                     (Sun et al., 2024)
 //
 // All arrays are (count), fp32; the pseudo-gradient is taken in fp32 before any narrower
-// wire format rounds it. Each function is one plain loop in the calling thread, limited
-// by memory.
-//
-// The functions are kept out of line. If they were inlined, the compiler might fuse
-// multiplications and additions differently at each call, and the result of a run would
-// depend on how the vector was cut.
+// wire format rounds it. Each function is one plain loop in the calling thread, and kept out of
+// line: inlined, multiplications and additions might be fused differently at each call, and
+// the result of a run would depend on how the vector was cut.
 #ifndef ACCO_KERNELS_CPU_OUTER_H
 #define ACCO_KERNELS_CPU_OUTER_H
-
-#include <stdbool.h>
-#include <stddef.h>
 
 #include "kernels/wire.h"
 

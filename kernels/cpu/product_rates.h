@@ -1,19 +1,13 @@
-// product_rates.h: how fast this machine's processors compute matrix products, in fp32
-// and in bf16.
-//
-// This is the one measurement of the kind: --precision fastest, the peak that a run's
-// model operations are compared with (program/machine_rates.h) and plans use it.
+// product_rates.h: how fast this machine's processors compute matrix products, in fp32 and in
+// bf16: for --precision fastest, the peak that a run's model operations are compared with
+// (program/machine_rates.h), and plans.
 //
 // Which format is faster depends on the processor. With AVX-512 BF16 bf16 is about twice
 // as fast, with AMX several times; processors without these convert, and may be slower
-// than in fp32. Only a measurement tells. It computes the three products of a linear
-// layer with random numbers, in the two formats in turns, because the clock of a shared
-// machine changes from moment to moment.
+// than in fp32. The three products of a linear layer are computed with random numbers, in the
+// two formats in turns, because the clock of a shared machine changes from moment to moment.
 #ifndef ACCO_KERNELS_CPU_PRODUCT_RATES_H
 #define ACCO_KERNELS_CPU_PRODUCT_RATES_H
-
-#include <math.h>
-#include <string.h>
 
 #include "kernels/kernels.h"
 #include "runtime/numbers.h"
@@ -36,17 +30,9 @@ static inline Precision product_rates_faster(const ProductRates *rates) {
     return faster ? PRECISION_BF16 : PRECISION_FP32;
 }
 
-// The arrays of a linear layer, in one format; d_weight is fp32.
+// The arrays of a linear layer, for both formats: two numbers of bf16 side by side are one of fp32,
+// of about the upper one's size.
 enum { LAYER_INPUT, LAYER_WEIGHT, LAYER_OUTPUT, LAYER_D_INPUT, LAYER_D_WEIGHT, LAYER_ARRAYS };
-
-static inline Real *product_layer_values(size_t count, Precision precision, uint64_t seed) {
-    Real *values = (Real *)memory_take(1, count * precision_bytes(precision));
-    Random random = {random_hash(seed, count)};
-    for (size_t i = 0; i < count; i++) {
-        real_store(values, i, (float)(random_uniform(&random) - 0.5), precision);
-    }
-    return values;
-}
 
 // Measures with as many threads of its own for about `seconds`, and each wanted format
 // (by Precision) at least once. A rate is 0 where it was not measured: the library has no
@@ -54,11 +40,10 @@ static inline Real *product_layer_values(size_t count, Precision precision, uint
 static inline ProductRates product_rates_measure(int threads, const bool wanted[2], int rows, int inputs,
                                                  int outputs, double seconds) {
     ProductRates rates = {{0, 0}};
-    Real *layers[2][LAYER_ARRAYS];
+    Real *layer[LAYER_ARRAYS];
     double times[2][PRODUCT_RATES_ROUNDS];
     int rounds = 0;
     Stream stream;
-    memset(layers, 0, sizeof layers);
     memset(&stream, 0, sizeof stream);
     stream.pool = thread_pool_create(threads, false);
     bool has[2] = {wanted[PRECISION_FP32], wanted[PRECISION_BF16] && matmul_has_bf16()};
@@ -66,31 +51,31 @@ static inline ProductRates product_rates_measure(int threads, const bool wanted[
     size_t in = (size_t)rows * (size_t)inputs, out = (size_t)rows * (size_t)outputs,
            weight = (size_t)outputs * (size_t)inputs;
     const size_t counts[LAYER_ARRAYS] = {in, weight, out, in, weight};
-    for (int i = 0; i < 2 * LAYER_ARRAYS; i++) {
-        int format = i / LAYER_ARRAYS, array = i % LAYER_ARRAYS;
-        if (!has[format]) { continue; }
-        Precision precision = array == LAYER_D_WEIGHT ? PRECISION_FP32 : (Precision)format;
-        layers[format][array] = product_layer_values(counts[array], precision, (uint64_t)array + 1);
+    Random random = {random_hash(1, in)};
+    for (int i = 0; i < LAYER_ARRAYS; i++) {
+        layer[i] = (Real *)memory_take(counts[i], sizeof(float));
+        for (size_t j = 0; j < 2 * counts[i]; j++) {
+            real_store(layer[i], j, (float)(random_uniform(&random) - 0.5), PRECISION_BF16);
+        }
     }
     double end = clock_seconds() + seconds;
     for (; stream.pool != NULL && rounds < PRODUCT_RATES_ROUNDS && (rounds == 0 || clock_seconds() < end);
          rounds++) {
         for (int format = 0; format < 2; format++) {
-            Real *const *l = layers[format];
             double began = clock_seconds();
             if (!has[format]) { continue; }
             stream.precision = (Precision)format;
-            matmul_forward(&stream, l[LAYER_OUTPUT], outputs, l[LAYER_INPUT], l[LAYER_WEIGHT], rows, inputs,
-                           outputs);
-            matmul_backward_input(&stream, l[LAYER_D_INPUT], inputs, l[LAYER_OUTPUT], outputs,
-                                  l[LAYER_WEIGHT], rows, inputs, outputs);
-            matmul_backward_weight(&stream, real_floats(l[LAYER_D_WEIGHT]), l[LAYER_OUTPUT], outputs,
-                                   l[LAYER_INPUT], rows, inputs, outputs);
+            matmul_forward(&stream, layer[LAYER_OUTPUT], outputs, layer[LAYER_INPUT], layer[LAYER_WEIGHT],
+                           rows, inputs, outputs);
+            matmul_backward_input(&stream, layer[LAYER_D_INPUT], inputs, layer[LAYER_OUTPUT], outputs,
+                                  layer[LAYER_WEIGHT], rows, inputs, outputs);
+            matmul_backward_weight(&stream, real_floats(layer[LAYER_D_WEIGHT]), layer[LAYER_OUTPUT], outputs,
+                                   layer[LAYER_INPUT], rows, inputs, outputs);
             times[format][rounds] = clock_seconds() - began;
         }
     }
+    for (int i = 0; i < LAYER_ARRAYS; i++) { free(layer[i]); }
     for (int format = 0; format < 2; format++) {
-        for (int array = 0; array < LAYER_ARRAYS; array++) { free(layers[format][array]); }
         if (rounds == 0 || !has[format]) { continue; }
         rates.gflops[format] =
             6e-9 * rows * inputs * outputs / fmax(median_of(times[format], (size_t)rounds), 1e-9);

@@ -13,25 +13,29 @@
 // So the compiler makes a loop for each format and vectorises it, and in fp32 it is a loop
 // over floats. Arithmetic is fp32; what is stored as bf16 is rounded to nearest even.
 //
-// REAL_TASK makes such a loop a task of a thread pool.
+// REAL_KERNEL makes such a loop an operation that threads share.
 #ifndef ACCO_KERNELS_CPU_REALS_H
 #define ACCO_KERNELS_CPU_REALS_H
 
 #include "kernels/wire.h"
-#include "runtime/precision.h"
+#include "runtime/device.h"
 
 #define REAL_LOOP static inline __attribute__((always_inline))
 #define REAL_CALL(precision, function, ...) \
     ((precision) == PRECISION_FP32 ? function(__VA_ARGS__, PRECISION_FP32) \
                                    : function(__VA_ARGS__, PRECISION_BF16))
 
-// Defines LOOP_task(context, task, thread), which calls LOOP(work, task, precision):
-// context is a Work, whose member `format` is the precision.
-#define REAL_TASK(Work, format, loop) \
+// Defines OPERATION(stream, work), which calls LOOP(work, task, precision) for every task on
+// the stream's threads. work is a Work, whose member `format` is the precision; `tasks`, how
+// many there are, may use it.
+#define REAL_KERNEL(operation, Work, format, loop, tasks) \
     static inline void loop##_task(void *context, int task, int thread) { \
         const Work *work = (const Work *)context; \
         (void)thread; \
         REAL_CALL(work->format, loop, work, task); \
+    } \
+    static inline void operation(Stream *stream, const Work *work) { \
+        thread_pool_run(stream->pool, tasks, loop##_task, (void *)work); \
     }
 
 REAL_LOOP float real_load(const Real *base, size_t i, Precision precision) {

@@ -2,18 +2,19 @@
 // rows stay independent of the number of threads.
 //
 // Rows are cut into at most ROW_BLOCKS blocks, a number that depends on the rows alone. A
-// kernel that sums over rows (gradients of biases and of LayerNorm weights) adds the rows
-// of a block, in order, to partial sums of that block; then column_sums_add adds the
-// partial sums in the order of blocks. The additions are the same no matter which thread runs
-// a block, so the bits repeat for any number of threads.
+// kernel that sums over rows adds the rows of a block, in order, to partial sums of that block;
+// then column_sums_add adds the partial sums in the order of blocks. So the additions are the
+// same no matter which thread runs a block.
 #ifndef ACCO_KERNELS_CPU_ROW_BLOCKS_H
 #define ACCO_KERNELS_CPU_ROW_BLOCKS_H
 
-#include <stddef.h>
-
 #include "runtime/device.h"
 
-enum { ROW_BLOCKS = 32, COLUMN_BLOCK = 256 }; // blocks of rows at most; columns of a task of column_sums_add
+enum {
+    ROW_BLOCKS = 32,       // at most
+    CUDA_ROW_BLOCKS = 264, // on a GPU: see column_sums.cuh
+    COLUMN_BLOCK = 256     // columns of a task of column_sums_add
+};
 
 static inline int row_block_count(int rows) { return rows < ROW_BLOCKS ? rows : ROW_BLOCKS; }
 

@@ -1,23 +1,21 @@
-// sparse.h: error feedback and the outer step of SparseLoCo, in the format of
-// kernels/sparse.h.
-//
-// Both functions are loops over whole blocks in the calling thread. A vector may be cut
-// between blocks and gives the same bits.
+// sparse.h: error feedback and the outer step of SparseLoCo, in the format of kernels/sparse.h,
+// in loops over whole blocks in the calling thread. A vector may be cut between blocks and gives
+// the same bits.
 //
 // The 64th largest magnitude is found bit by bit: a bit belongs to it if at least 64
 // magnitudes are no smaller than what has been found so far together with this bit. That
-// is 31 passes over a block, which fits the first cache, each a plain count of comparisons;
-// it needs no sorting and no branch on the data.
+// is 31 passes over a block, each a plain count of comparisons, without a branch on the data.
 #ifndef ACCO_KERNELS_CPU_SPARSE_H
 #define ACCO_KERNELS_CPU_SPARSE_H
 
 #include "kernels/cpu/outer.h"
 #include "kernels/sparse.h"
 
-// Takes the largest of `values` (elements), one block at most.
-OUTER_FUNCTION void cpu_sparse_take(SparseTaken *taken, const float *values, int elements) {
+// Encodes the largest of `values` (elements), one block at most.
+OUTER_FUNCTION void cpu_sparse_encode_block(SparseBlock *block, const float *values, int elements) {
     uint32_t magnitudes[SPARSE_BLOCK], smallest = 0;
     int entries = sparse_entries(elements), above = 0, found = 0;
+    SparseTaken taken = {{0}, {0}};
     for (int i = 0; i < elements; i++) { magnitudes[i] = sparse_magnitude_bits(values[i]); }
     for (int bit = 30; bit >= 0; bit--) {
         uint32_t candidate = smallest | 1u << bit;
@@ -26,19 +24,12 @@ OUTER_FUNCTION void cpu_sparse_take(SparseTaken *taken, const float *values, int
         if (count >= entries) { smallest = candidate; }
     }
     for (int i = 0; i < elements; i++) { above += magnitudes[i] > smallest ? 1 : 0; }
-    memset(taken, 0, sizeof *taken);
     for (int i = 0, equal = entries - above; i < elements && found < entries; i++) {
         if (magnitudes[i] < smallest || (magnitudes[i] == smallest && equal-- <= 0)) { continue; }
-        taken->indexes[found] = (uint16_t)i;
-        taken->values[found++] = values[i];
+        taken.indexes[found] = (uint16_t)i;
+        taken.values[found++] = values[i];
     }
-}
-
-// Encodes `values` (elements), one block at most.
-OUTER_FUNCTION void cpu_sparse_encode_block(SparseBlock *block, const float *values, int elements) {
-    SparseTaken taken;
-    cpu_sparse_take(&taken, values, elements);
-    float mean = sparse_set_magnitudes(block, taken.values, sparse_entries(elements));
+    float mean = sparse_set_magnitudes(block, taken.values, entries);
     for (int group = 0; group < SPARSE_ENTRIES / 4; group++) {
         sparse_set_entries(block, group, &taken, mean);
     }

@@ -1,10 +1,7 @@
 // vector_math.h: the exponential and the logistic function, written so that the compiler
-// turns loops over them into vector instructions.
-//
-// The C library's expf would be one call an element: its vector versions need finite-math
-// flags, under which a NaN may vanish. These functions have no branches (comparisons
-// become masks), so `for (...) { y[i] = vector_exp(x[i]); }` computes 8 or 16 elements at
-// a time.
+// turns loops over them into vector instructions. (The C library's vector versions need
+// finite-math flags, under which a NaN may vanish.) They have no branches: comparisons become
+// masks.
 //
 // Contract: relative error below 1e-6 where the result is a normal number; NaN in gives
 // NaN out; exp underflows to 0 and overflows to infinity. There is no tanh on purpose:

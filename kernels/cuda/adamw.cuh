@@ -1,16 +1,10 @@
 // adamw.cuh: one step of AdamW over a range of elements, on a GPU.
 //
-// Computes what kernels/cpu/adamw.h defines, in the same order. An estimate and the
-// commit that would follow on the same gradient give the same bits, because both run the
-// same instructions. Bits may differ from the CPU's, because multiplications and additions
-// may be fused differently.
+// Computes what kernels/cpu/adamw.h defines, in the same order. Bits may differ from the CPU's,
+// because multiplications and additions may be fused differently.
 //
-// Layout: a thread has a Quad of four elements, a block BUFFER_QUADS (buffers.cuh).
-// bf16 moments of aligned arrays are read and written in accesses of 8 bytes. Their random
-// bits depend on the element only, not on which thread has it.
-// Limit: memory. A commit reads four arrays and writes three (four if `out` is not the master
-// copy), an estimate reads four and writes one. A thread issues all its loads before it needs
-// the first.
+// Layout: a thread has a Quad of four elements, a block BUFFER_QUADS (buffers.cuh). A thread
+// issues all its loads before it needs the first.
 #ifndef ACCO_KERNELS_CUDA_ADAMW_CUH
 #define ACCO_KERNELS_CUDA_ADAMW_CUH
 
@@ -48,7 +42,6 @@ template <typename M> static __global__ void adamw_kernel(StepRange range, bool 
 }
 
 template <typename M> static inline void cuda_adamw(Stream *stream, const StepRange *range) {
-    assert(range->commit || range->out != range->master);
     bool wide = quad_fits(range->out, range->master, range->gradient) &&
                 quad_fits(reals<M>(range->first_moment), reals<M>(range->second_moment));
     quad_launch(stream, adamw_kernel<M>, range->count, *range, wide);

@@ -3,8 +3,7 @@
 //
 // Computes what kernels/cpu/attention.h defines. Scores and softmax are fp32. Scores live
 // only in registers: forward keeps the logsumexp of each row, and backward computes the
-// probabilities again from it. qkv is (B, T, 3C), head h of q, k, v at columns h D of
-// each.
+// probabilities again from it.
 //
 // There are two families of kernels.
 //
@@ -15,14 +14,11 @@
 // one is used. Tiles outside the band are never read, and only those on its edge are
 // masked. The registers in which a product leaves its result are those from which the
 // next product takes its left operand, so neither scores nor probabilities pass through
-// shared memory.
-// Limit: the tensor cores' rate, and close to it the exponentials and the reads of shared
-// memory. With 16 rows a warp the reads are the limit: four cycles of them for two
-// products, which is half of an H100's rate.
+// shared memory. With 16 rows a warp the reads of shared memory are the limit: four cycles of
+// them for two products, which is half of an H100's rate.
 //
 // Rows (everything else) give each row a warp, whose lanes share the columns of the head.
-// Limit: the reductions over the lanes, one for each score. These kernels are for
-// correctness.
+// These kernels are for correctness.
 //
 // Backward computes scores twice, by queries for dQ and by keys for dK and dV. So each
 // gradient has one writer, which adds in the order of rows: no atomic operations, and the
@@ -32,9 +28,6 @@
 // sum does not.
 #ifndef ACCO_KERNELS_CUDA_ATTENTION_CUH
 #define ACCO_KERNELS_CUDA_ATTENTION_CUH
-
-#include <assert.h>
-#include <math.h>
 
 #ifdef ACCO_HAVE_CUDNN
 #include "kernels/cuda/cudnn.cuh"
@@ -250,8 +243,8 @@ DEVICE void cuda_attention_store(__nv_bfloat16 *head, size_t stride, int first, 
     for (int i = lane; i < 16 * PIECES; i += WARP) {
         int row = i / PIECES, piece = i % PIECES;
         if (first + row >= T) { continue; }
-        pack_store(head + (size_t)(first + row) * stride + piece * 8,
-                   pack_load(rows + row * cuda_attention_stride<D> + piece * 8));
+        auto pack = piece_load<8>((const __nv_bfloat16 *)rows + row * cuda_attention_stride<D> + piece * 8);
+        store_16_bytes(head + (size_t)(first + row) * stride + piece * 8, &pack);
     }
 }
 
@@ -399,11 +392,11 @@ static __global__ void cuda_attention_delta_kernel(Attention work) {
         if constexpr (WIDTH == 1) {
             sum += to_float(*a) * to_float(*b);
         } else {
-            Pack<R> a_pack = pack_load(a), b_pack = pack_load(b);
+            float a_values[WIDTH], b_values[WIDTH];
+            piece_unpack(a_values, piece_load<WIDTH>(a));
+            piece_unpack(b_values, piece_load<WIDTH>(b));
             UNROLL
-            for (int i = 0; i < WIDTH; i++) {
-                sum += to_float(a_pack.values[i]) * to_float(b_pack.values[i]);
-            }
+            for (int i = 0; i < WIDTH; i++) { sum += a_values[i] * b_values[i]; }
         }
     }
     for (int lanes = GROUP / 2; lanes > 0; lanes /= 2) { sum += __shfl_xor_sync(0xffffffffu, sum, lanes); }
@@ -698,57 +691,40 @@ static __global__ void cuda_attention_forward_rows_kernel(Attention work) {
     if (lane_index() == 0) { work.logsumexp[place.head * (size_t)T + (size_t)query] = maximum + logf(total); }
 }
 
-// A warp does dQ of one query.
-template <typename R, int PARTS, bool DOCUMENTS>
-static __global__ void cuda_attention_d_queries_rows_kernel(Attention work) {
+// A warp does dQ of one query or, BY_KEY, dK and dV of one key.
+template <typename R, int PARTS, bool BY_KEY, bool DOCUMENTS>
+static __global__ void cuda_attention_backward_rows_kernel(Attention work) {
     CudaAttentionPlace place = cuda_attention_place(work);
     int T = work.T, D = work.channels / work.heads,
-        query = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
-    if (query >= T) { return; } // all lanes of the warp
-    size_t C = (size_t)work.channels, stride = 3 * C, row_number = place.head * (size_t)T + (size_t)query;
-    const R *head = reals<R>(work.qkv) + place.row * stride + place.column;
-    float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], sums[PARTS] = {}, logsumexp = work.logsumexp[row_number],
-                                                    delta = work.scratch[row_number];
-    cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
-    cuda_attention_row_load<R, PARTS>(
-        d_o, reals<R>(work.d_output) + (place.row + (size_t)query) * C + place.column, D);
-    for (int key = cuda_attention_first_key<DOCUMENTS>(work, query); key <= query; key++) {
-        cuda_attention_row_load<R, PARTS>(k, head + (size_t)key * stride + C, D);
-        cuda_attention_row_load<R, PARTS>(v, head + (size_t)key * stride + 2 * C, D);
-        float p = expf(cuda_attention_row_product<PARTS>(q, k) - logsumexp);
-        cuda_attention_row_add<PARTS>(sums, p * (cuda_attention_row_product<PARTS>(d_o, v) - delta), k);
-    }
-    cuda_attention_row_store<R, PARTS>(
-        reals<R>(work.d_qkv) + (place.row + (size_t)query) * (size_t)work.d_qkv_stride + place.column, sums,
-        1.0f, D);
-}
-
-// A warp does dK and dV of one key.
-template <typename R, int PARTS, bool DOCUMENTS>
-static __global__ void cuda_attention_d_keys_rows_kernel(Attention work) {
-    CudaAttentionPlace place = cuda_attention_place(work);
-    int T = work.T, D = work.channels / work.heads,
-        key = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
-    if (key >= T) { return; } // all lanes of the warp
+        own = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
+    if (own >= T) { return; } // all lanes of the warp
+    int begin = BY_KEY ? own : cuda_attention_first_key<DOCUMENTS>(work, own),
+        end = BY_KEY ? cuda_attention_end_query<DOCUMENTS>(work, own) : own + 1;
     size_t C = (size_t)work.channels, stride = 3 * C, head_rows = place.head * (size_t)T;
-    const R *head = reals<R>(work.qkv) + place.row * stride + place.column;
-    float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], d_k[PARTS] = {}, d_v[PARTS] = {};
-    cuda_attention_row_load<R, PARTS>(k, head + (size_t)key * stride + C, D);
-    cuda_attention_row_load<R, PARTS>(v, head + (size_t)key * stride + 2 * C, D);
-    for (int query = key, end = cuda_attention_end_query<DOCUMENTS>(work, key); query < end; query++) {
-        cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
-        cuda_attention_row_load<R, PARTS>(
-            d_o, reals<R>(work.d_output) + (place.row + (size_t)query) * C + place.column, D);
-        float p = expf(cuda_attention_row_product<PARTS>(q, k) - work.logsumexp[head_rows + (size_t)query]);
-        cuda_attention_row_add<PARTS>(d_v, p, d_o);
-        cuda_attention_row_add<PARTS>(
-            d_k, p * (cuda_attention_row_product<PARTS>(d_o, v) - work.scratch[head_rows + (size_t)query]),
-            q);
+    const R *head = reals<R>(work.qkv) + place.row * stride + place.column,
+            *d_output = reals<R>(work.d_output) + place.row * C + place.column;
+    float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], sums[PARTS] = {}, d_v[PARTS] = {};
+    auto load_query = [&](size_t query) {
+        cuda_attention_row_load<R, PARTS>(q, head + query * stride, D);
+        cuda_attention_row_load<R, PARTS>(d_o, d_output + query * C, D);
+    };
+    auto load_key = [&](size_t key) {
+        cuda_attention_row_load<R, PARTS>(k, head + key * stride + C, D);
+        cuda_attention_row_load<R, PARTS>(v, head + key * stride + 2 * C, D);
+    };
+    BY_KEY ? load_key((size_t)own) : load_query((size_t)own);
+    for (int other = begin; other < end; other++) {
+        size_t query = (size_t)(BY_KEY ? other : own);
+        BY_KEY ? load_query((size_t)other) : load_key((size_t)other);
+        float p = expf(cuda_attention_row_product<PARTS>(q, k) - work.logsumexp[head_rows + query]),
+              d_score = p * (cuda_attention_row_product<PARTS>(d_o, v) - work.scratch[head_rows + query]);
+        cuda_attention_row_add<PARTS>(sums, d_score, BY_KEY ? q : k);
+        if (BY_KEY) { cuda_attention_row_add<PARTS>(d_v, p, d_o); }
     }
-    R *target =
-        reals<R>(work.d_qkv) + (place.row + (size_t)key) * (size_t)work.d_qkv_stride + place.column + C;
-    cuda_attention_row_store<R, PARTS>(target, d_k, 1.0f, D);
-    cuda_attention_row_store<R, PARTS>(target + C, d_v, 1.0f, D);
+    R *target = reals<R>(work.d_qkv) + (place.row + (size_t)own) * (size_t)work.d_qkv_stride + place.column +
+                (BY_KEY ? C : 0);
+    cuda_attention_row_store<R, PARTS>(target, sums, 1.0f, D);
+    if (BY_KEY) { cuda_attention_row_store<R, PARTS>(target + C, d_v, 1.0f, D); }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -819,24 +795,9 @@ static inline void cuda_attention_rows(Stream *stream, const Attention &work) {
         return;
     }
     cuda_attention_deltas<R, WARP, 1>(stream, work);
-    cuda_launch(stream, cuda_attention_d_queries_rows_kernel<R, PARTS, DOCUMENTS>, grid, block, 0, work);
-    cuda_launch(stream, cuda_attention_d_keys_rows_kernel<R, PARTS, DOCUMENTS>, grid, block, 0, work);
-}
-
-// ---------------------------------------------------------------------------------------
-// The operations
-
-// The size of the heads, if kernels by tiles can do them; otherwise 0. Within a sample,
-// kernels count elements in 32 bits.
-static inline int cuda_attention_tiled_head(const Attention *work) {
-    int D = work->channels / work->heads;
-    size_t C = (size_t)work->channels;
-    assert(work->channels % work->heads == 0 && D <= CUDA_ATTENTION_MAX_HEAD && work->window >= 0);
-    assert((size_t)work->T * 3 * C <= UINT32_MAX);
-    bool fits = pack_fits(3 * C, reals<__nv_bfloat16>(work->qkv)) &&
-                pack_fits(C, reals<__nv_bfloat16>(work->output), reals<__nv_bfloat16>(work->d_output)) &&
-                pack_fits((size_t)work->d_qkv_stride, reals<__nv_bfloat16>(work->d_qkv));
-    return work->precision == PRECISION_BF16 && fits ? D : 0;
+    cuda_launch(stream, cuda_attention_backward_rows_kernel<R, PARTS, false, DOCUMENTS>, grid, block, 0,
+                work);
+    cuda_launch(stream, cuda_attention_backward_rows_kernel<R, PARTS, true, DOCUMENTS>, grid, block, 0, work);
 }
 
 template <int D, bool DOCUMENTS>
@@ -845,25 +806,30 @@ static inline void cuda_attention_tiles(Stream *stream, const Attention &work) {
                         : cuda_attention_backward_tiles<D, DOCUMENTS>)(stream, work);
 }
 
-// Whether the heads have one of these sizes; then it is done by tiles.
-template <bool DOCUMENTS, int... SIZES>
-static inline bool cuda_attention_by_tiles(Stream *stream, const Attention *work) {
-    int D = cuda_attention_tiled_head(work);
-    return ((D == SIZES && (cuda_attention_tiles<SIZES, DOCUMENTS>(stream, *work), true)) || ...);
-}
-
-template <typename R, bool DOCUMENTS>
-static inline void cuda_attention_choose(Stream *stream, const Attention *work) {
-    if (cuda_attention_by_tiles<DOCUMENTS, 16, 32, 48, 64, 80, 96, 128>(stream, work)) { return; }
-    bool narrow = work->channels / work->heads <= 2 * WARP;
-    (narrow ? cuda_attention_rows<R, 2, DOCUMENTS> : cuda_attention_rows<R, 8, DOCUMENTS>)(stream, *work);
+// By tiles, if the heads have one of these sizes and all rows are aligned; otherwise by rows.
+// Within a sample, kernels count elements in 32 bits.
+template <typename R, bool DOCUMENTS, int... SIZES>
+static inline void cuda_attention_choose(Stream *stream, const Attention &work) {
+    int D = work.channels / work.heads;
+    size_t C = (size_t)work.channels;
+    assert(work.channels % work.heads == 0 && D <= CUDA_ATTENTION_MAX_HEAD && work.window >= 0);
+    assert((size_t)work.T * 3 * C <= UINT32_MAX);
+    bool fits = work.precision == PRECISION_BF16 && pack_fits(3 * C, reals<__nv_bfloat16>(work.qkv)) &&
+                pack_fits(C, reals<__nv_bfloat16>(work.output), reals<__nv_bfloat16>(work.d_output)) &&
+                pack_fits((size_t)work.d_qkv_stride, reals<__nv_bfloat16>(work.d_qkv));
+    if (fits && ((D == SIZES && (cuda_attention_tiles<SIZES, DOCUMENTS>(stream, work), true)) || ...)) {
+        return;
+    }
+    (D <= 2 * WARP ? cuda_attention_rows<R, 2, DOCUMENTS> : cuda_attention_rows<R, 8, DOCUMENTS>)(stream,
+                                                                                                  work);
 }
 
 template <typename R> static inline void cuda_attention(Stream *stream, const Attention *work) {
 #ifdef ACCO_HAVE_CUDNN
     if (cudnn_attention_forward(stream, work)) { return; }
 #endif
-    (work->starts == NULL ? cuda_attention_choose<R, false> : cuda_attention_choose<R, true>)(stream, work);
+    (work->starts == NULL ? cuda_attention_choose<R, false, 16, 32, 48, 64, 80, 96, 128>
+                          : cuda_attention_choose<R, true, 16, 32, 48, 64, 80, 96, 128>)(stream, *work);
 }
 
 #endif

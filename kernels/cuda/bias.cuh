@@ -3,7 +3,6 @@
 // Computes what kernels/cpu/bias.h defines. Layout: a thread owns a Piece of columns
 // (column_sums.cuh), keeps its bias, and goes down the rows of its block; in backward it leaves
 // its sums for cuda_column_sums_add.
-// Limit: memory. The array is read once and written once.
 #ifndef ACCO_KERNELS_CUDA_BIAS_CUH
 #define ACCO_KERNELS_CUDA_BIAS_CUH
 
@@ -40,9 +39,8 @@ static __global__ void __launch_bounds__(COLUMN_STRIP) bias_kernel(Bias work) {
 template <typename R, bool BACKWARD> static inline void cuda_bias_launch(Stream *stream, const Bias &work) {
     bool packed = pack_fits((size_t)work.stride, reals<R>(work.values)) &&
                   pack_fits((size_t)work.columns, reals<R>(work.bias), work.partials);
-    strips_launch(stream, packed ? bias_kernel<R, Pack<R>::COUNT, BACKWARD> : bias_kernel<R, 1, BACKWARD>,
-                  (unsigned)cuda_row_blocks(work.rows), work.columns, packed ? (int)Pack<R>::COUNT : 1, 0,
-                  work);
+    strips_launch(stream, packed ? bias_kernel<R, PACK<R>, BACKWARD> : bias_kernel<R, 1, BACKWARD>,
+                  (unsigned)cuda_row_blocks(work.rows), work.columns, packed ? PACK<R> : 1, 0, work);
 }
 
 // The sums of d_bias are taken before the result is rounded.

@@ -2,14 +2,12 @@
 // squares, and how every elementwise kernel over flat fp32 vectors cuts its work.
 //
 // Computes what kernels/cpu/buffers.h defines, except that the partial sums of squares
-// stay on the device; the caller downloads and adds them in order. cuda_buffer_round and
-// cuda_reals_from_floats round to bf16.
+// stay on the device; the caller downloads and adds them in order.
 //
 // Layout: a thread has a Quad, four elements, which it loads and stores in one access of
 // 16 bytes if the pointers are aligned. Shards begin anywhere, so all kernels also work on
 // pointers aligned to 4 bytes. A block takes BUFFER_QUADS elements; for the sum of squares it
 // takes one BUFFER_BLOCK, so that every GPU has as many partial sums as the CPU.
-// Limit: memory. Each byte is read once and written once.
 #ifndef ACCO_KERNELS_CUDA_BUFFERS_CUH
 #define ACCO_KERNELS_CUDA_BUFFERS_CUH
 
@@ -18,9 +16,6 @@
 #include "kernels/cpu/buffers.h"
 
 enum { BUFFER_THREADS = 256, BUFFER_QUADS = 4 * BUFFER_THREADS, BUFFER_SQUARES_THREADS = 512 };
-
-// ---------------------------------------------------------------------------------------
-// Four elements of a thread
 
 // The elements first, first + step, first + 2 step, first + 3 step, as far as they are
 // below end. If four may be accessed at once, they are neighbours. Otherwise they are a
@@ -86,9 +81,6 @@ static inline void quad_launch(Stream *stream, void (*kernel)(Parameters...), si
                 arguments...);
 }
 
-// ---------------------------------------------------------------------------------------
-// Moving, clearing, converting
-
 template <typename R>
 static __global__ void buffer_move_kernel(R *out, float *in, size_t count, bool clear, bool wide) {
     const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -125,9 +117,6 @@ static __global__ void buffer_round_kernel(float *values, size_t count, bool wid
 static inline void cuda_buffer_round(Stream *stream, float *values, size_t count) {
     quad_launch(stream, buffer_round_kernel, count, values, count, quad_fits(values));
 }
-
-// ---------------------------------------------------------------------------------------
-// Norm
 
 // Grid: (blocks of a piece, pieces).
 static __global__ void buffer_squares_kernel(double *partials, const float *pieces, size_t count,

@@ -7,21 +7,16 @@
 // sum) is loaded once.
 //
 // A kernel that sums over rows cuts them into at most CUDA_ROW_BLOCKS blocks, a number
-// that depends on the rows alone. Each block leaves its sums in a workspace
-// (CUDA_ROW_BLOCKS, width) of floats, and cuda_column_sums_add adds those in a fixed
-// order. CUDA_ROW_BLOCKS is two blocks for each multiprocessor of an H200: all of them
-// run at once, and the workspace stays in the second-level cache. Adding the partial sums
-// with one thread per column would leave most of a GPU idle, because there are few columns;
-// so COLUMN_SLICES warps share a column.
+// that depends on the rows alone: two for each multiprocessor of an H200. Each block leaves its
+// sums in a workspace (CUDA_ROW_BLOCKS, width) of floats, and cuda_column_sums_add adds those in
+// a fixed order. There COLUMN_SLICES warps share a column, because there are few columns.
 #ifndef ACCO_KERNELS_CUDA_COLUMN_SUMS_CUH
 #define ACCO_KERNELS_CUDA_COLUMN_SUMS_CUH
 
+#include "kernels/cpu/row_blocks.h"
 #include "kernels/cuda/language.cuh"
 
 enum { COLUMN_STRIP = 384, COLUMN_SLICES = 16 };
-
-// ---------------------------------------------------------------------------------------
-// Pieces of rows, in strips
 
 // place (WIDTH) = values, or += if ADD, 16 bytes at a time.
 template <int WIDTH, bool ADD> DEVICE void floats_write(float *place, const float values[WIDTH]) {
@@ -49,9 +44,6 @@ static inline void strips_launch(Stream *stream, void (*kernel)(Parameters...), 
 
 // The first column of this thread's piece; blocks of one strip have the same blockIdx.y.
 DEVICE int strip_column(int width) { return (int)(blockIdx.y * blockDim.x + threadIdx.x) * width; }
-
-// ---------------------------------------------------------------------------------------
-// Sums over rows
 
 static inline int cuda_row_blocks(int rows) { return rows < CUDA_ROW_BLOCKS ? rows : CUDA_ROW_BLOCKS; }
 

@@ -6,12 +6,10 @@
 //
 // Layout: one block does one row. It first reads the row for the maximum and the sum of
 // exponentials: each thread keeps both for what it has seen, and rescales its sum when
-// its maximum grows. Then it reads the row again, backwards, to begin with what it read
-// last and the caches still hold (two rows of 100 KB a multiprocessor, at a vocabulary of
-// 50257 in bf16), and writes each pack once in its place. Block sizes are such that
-// exactly two blocks share a multiprocessor: one reads while the other waits for its
-// sums, and more would evict each other's rows.
-// Limit: memory, one read and one write of the logits.
+// its maximum grows. Then it reads the row again, backwards, to begin with what the caches
+// still hold, and writes each pack once in its place. Block sizes are such that exactly two
+// blocks share a multiprocessor: one reads while the other waits for its sums, and more would
+// evict each other's rows.
 #ifndef ACCO_KERNELS_CUDA_CROSS_ENTROPY_CUH
 #define ACCO_KERNELS_CUDA_CROSS_ENTROPY_CUH
 
@@ -30,31 +28,29 @@ template <typename R> struct CrossEntropyRow {
 };
 
 // Columns from V on are not read; they become -infinity, whose exponential is 0.
-template <typename R> DEVICE Pack<R> cross_entropy_load(const CrossEntropyRow<R> &row, int first) {
-    if (row.wide && first + Pack<R>::COUNT <= row.V) { return pack_load(row.logits + first); }
-    Pack<R> pack;
-    for (int i = 0; i < Pack<R>::COUNT; i++) {
-        pack.values[i] = first + i < row.V ? row.logits[first + i] : from_float<R>(-INFINITY);
+template <typename R> DEVICE Piece<R, PACK<R>> cross_entropy_load(const CrossEntropyRow<R> &row, int first) {
+    if (row.wide && first + PACK<R> <= row.V) { return piece_load<PACK<R>>(row.logits + first); }
+    Piece<R, PACK<R>> pack;
+    float values[PACK<R>];
+    for (int i = 0; i < PACK<R>; i++) {
+        values[i] = first + i < row.V ? to_float(row.logits[first + i]) : -INFINITY;
     }
+    piece_pack(pack, values);
     return pack;
 }
 
 // Columns from V on become 0, whatever `values` says.
 template <typename R>
-DEVICE void cross_entropy_store(const CrossEntropyRow<R> &row, const float values[Pack<R>::COUNT],
-                                int first) {
+DEVICE void cross_entropy_store(const CrossEntropyRow<R> &row, float values[PACK<R>], int first) {
+    for (int i = 0; i < PACK<R>; i++) { values[i] = first + i < row.V ? values[i] : 0.0f; }
     if (row.wide) {
-        Pack<R> pack;
-        for (int i = 0; i < Pack<R>::COUNT; i++) {
-            pack.values[i] = from_float<R>(first + i < row.V ? values[i] : 0.0f);
-        }
-        pack_store(row.logits + first, pack);
+        Piece<R, PACK<R>> pack;
+        piece_pack(pack, values);
+        store_16_bytes(row.logits + first, &pack);
         return;
     }
-    for (int i = 0; i < Pack<R>::COUNT; i++) {
-        if (first + i < row.stride) {
-            row.logits[first + i] = from_float<R>(first + i < row.V ? values[i] : 0.0f);
-        }
+    for (int i = 0; i < PACK<R> && first + i < row.stride; i++) {
+        row.logits[first + i] = from_float<R>(values[i]);
     }
 }
 
@@ -68,18 +64,16 @@ DEVICE float cross_entropy_exp(float difference) { return exp2_approximate(diffe
 // keeps it.
 template <typename R>
 DEVICE float cross_entropy_sum(const CrossEntropyRow<R> &row, float *maximum, float *scratch) {
-    const int step = (int)blockDim.x * Pack<R>::COUNT;
-    int first = (int)threadIdx.x * Pack<R>::COUNT;
+    const int step = (int)blockDim.x * PACK<R>;
+    int first = (int)threadIdx.x * PACK<R>;
     float largest = -FLT_MAX, sum = 0.0f;
-    for (Pack<R> next = cross_entropy_load(row, first); first < row.V; first += step) {
-        Pack<R> pack = next;
-        next = cross_entropy_load(row, first + step); // in flight while `pack` is added
-        float before = largest;
-        for (int i = 0; i < Pack<R>::COUNT; i++) { largest = fmaxf(largest, to_float(pack.values[i])); }
+    for (auto next = cross_entropy_load(row, first); first < row.V; first += step) {
+        float before = largest, values[PACK<R>];
+        piece_unpack(values, next);
+        next = cross_entropy_load(row, first + step); // in flight while the values are added
+        for (int i = 0; i < PACK<R>; i++) { largest = fmaxf(largest, values[i]); }
         sum *= cross_entropy_exp(before - largest);
-        for (int i = 0; i < Pack<R>::COUNT; i++) {
-            sum += cross_entropy_exp(to_float(pack.values[i]) - largest);
-        }
+        for (int i = 0; i < PACK<R>; i++) { sum += cross_entropy_exp(values[i] - largest); }
     }
     *maximum = block_max(largest, scratch);
     return block_sum(sum * cross_entropy_exp(largest - *maximum), scratch + blockDim.x / WARP);
@@ -89,20 +83,16 @@ DEVICE float cross_entropy_sum(const CrossEntropyRow<R> &row, float *maximum, fl
 template <typename R>
 DEVICE void cross_entropy_gradient(const CrossEntropyRow<R> &row, float maximum, float sum, int target,
                                    float gradient_scale) {
-    const int step = (int)blockDim.x * Pack<R>::COUNT, mine = (int)threadIdx.x * Pack<R>::COUNT;
+    const int step = (int)blockDim.x * PACK<R>, mine = (int)threadIdx.x * PACK<R>;
     float scale = gradient_scale / sum;
     for (int begin = (row.stride - 1) / step * step; begin >= 0; begin -= step) {
         int first = begin + mine;
         if (first >= row.stride) { continue; }
-        float values[Pack<R>::COUNT];
-        Pack<R> pack = cross_entropy_load(row, first);
-        for (int i = 0; i < Pack<R>::COUNT; i++) {
-            values[i] = cross_entropy_exp(to_float(pack.values[i]) - maximum) * scale;
-        }
-        if (target >= first && target < first + Pack<R>::COUNT) {
-            for (int i = 0; i < Pack<R>::COUNT; i++) {
-                values[i] -= target == first + i ? gradient_scale : 0.0f;
-            }
+        float values[PACK<R>];
+        piece_unpack(values, cross_entropy_load(row, first));
+        for (int i = 0; i < PACK<R>; i++) { values[i] = cross_entropy_exp(values[i] - maximum) * scale; }
+        if (target >= first && target < first + PACK<R>) {
+            for (int i = 0; i < PACK<R>; i++) { values[i] -= target == first + i ? gradient_scale : 0.0f; }
         }
         cross_entropy_store(row, values, first);
     }
@@ -116,11 +106,11 @@ static __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS, 2)
     CrossEntropyRow<R> row = {
         .logits = logits + (size_t)blockIdx.x * (size_t)stride, .V = V, .stride = stride, .wide = wide};
     if (target < 0) { // in all threads of the block
-        const float zeros[Pack<R>::COUNT] = {};
-        const int step = (int)blockDim.x * Pack<R>::COUNT;
+        float zeros[PACK<R>] = {};
+        const int step = (int)blockDim.x * PACK<R>;
         if (threadIdx.x == 0) { losses[blockIdx.x] = 0.0f; }
         if (gradient_scale == 0.0f) { return; }
-        for (int first = (int)threadIdx.x * Pack<R>::COUNT; first < row.stride; first += step) {
+        for (int first = (int)threadIdx.x * PACK<R>; first < row.stride; first += step) {
             cross_entropy_store(row, zeros, first);
         }
         return;
@@ -136,7 +126,7 @@ static __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS, 2)
 
 template <typename R> static inline void cuda_cross_entropy(Stream *stream, const CrossEntropy *work) {
     size_t stride = (size_t)work->stride;
-    unsigned packs = cuda_blocks(stride, Pack<R>::COUNT), threads = cuda_blocks(packs, WARP) * WARP;
+    unsigned packs = cuda_blocks(stride, PACK<R>), threads = cuda_blocks(packs, WARP) * WARP;
     if (work->rows == 0) { return; }
     if (threads > (unsigned)CROSS_ENTROPY_THREADS) { threads = CROSS_ENTROPY_THREADS; }
     R *logits = reals<R>(work->logits);

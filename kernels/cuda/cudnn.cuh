@@ -1,8 +1,7 @@
 // cudnn.cuh: attention's forward pass by cuDNN, in programs that were built with CUDNN=1.
 //
 // Contract: kernels/cpu/attention.h, without documents. Our own kernels compute the backward
-// pass: they need the output and the logsumexp, which cuDNN calls its statistics, in natural
-// logarithms and fp32.
+// pass: they need the output and the logsumexp, which cuDNN calls its statistics.
 //
 // A plan belongs to a shape; compiling one takes a second or so, and a training has two shapes
 // at most. Its workspace is that of the products (matmul.cuh), which are never under way at

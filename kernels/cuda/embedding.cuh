@@ -1,21 +1,18 @@
 // embedding.cuh: token embedding plus position embedding, and the gradients of both
 // tables, on a GPU.
 //
-// Computes what kernels/cpu/embedding.h defines.
+// Computes what kernels/cpu/embedding.h defines. Forward: a thread owns a Piece of columns
+// (column_sums.cuh) in EMBEDDING_ROWS rows. d_wpe: one block for each position sums over the B
+// rows there.
 //
-// Layout, forward: a thread owns a Piece of columns (column_sums.cuh) in EMBEDDING_ROWS
-// rows.
-// Layout, d_wpe: one block for each position sums over the B rows there.
-// Layout, d_wte: many positions may share a row, and atomic additions would not give the
-// same bits twice. So the host sorts the positions by token (embedding_order in
-// kernels/cpu/embedding.h), which makes the positions of a token a range of that order. Each
-// block sums a segment of EMBEDDING_SEGMENT positions of the order. A range inside one
-// segment is added to d_wte at once. A range that crosses segments leaves one partial sum in
-// each of them, and a second kernel adds those in order; thus many blocks share a frequent
-// token, such as the space in a vocabulary of bytes. A segment has at most two such sums: one
-// for the range that it continues from the segment before, and one for the range that begins
-// in it and continues in the next.
-// Limit: memory.
+// d_wte: many positions may share a row, and atomic additions would not give the same bits
+// twice. So the host sorts the positions by token (embedding_order in kernels/cpu/embedding.h),
+// which makes the positions of a token a range of that order. Each block sums a segment of
+// EMBEDDING_SEGMENT positions of the order. A range inside one segment is added to d_wte at
+// once. A range that crosses segments leaves one partial sum in each of them, and a second
+// kernel adds those in order: many blocks share a frequent token. A segment has at most two such
+// sums: one for the range that it continues from the segment before, and one for the range that
+// begins in it and continues in the next.
 #ifndef ACCO_KERNELS_CUDA_EMBEDDING_CUH
 #define ACCO_KERNELS_CUDA_EMBEDDING_CUH
 
@@ -24,21 +21,17 @@
 
 enum { EMBEDDING_ROWS = 4, EMBEDDING_AHEAD = 4, EMBEDDING_CROSSING_THREADS = 256 };
 
-// ---------------------------------------------------------------------------------------
-// Forward
-
 template <typename R, int WIDTH>
-static __global__ void __launch_bounds__(COLUMN_STRIP)
-    embedding_forward_kernel(R *output, const R *wte, const R *wpe, const int32_t *tokens, int rows, int T,
-                             int C) {
-    int c = strip_column(WIDTH), first = (int)blockIdx.x * EMBEDDING_ROWS;
-    if (c >= C) { return; }
+static __global__ void __launch_bounds__(COLUMN_STRIP) embedding_forward_kernel(Embedding work) {
+    int c = strip_column(WIDTH), first = (int)blockIdx.x * EMBEDDING_ROWS, rows = work.B * work.T;
+    size_t C = (size_t)work.channels;
+    if (c >= work.channels) { return; }
     Piece<R, WIDTH> words[EMBEDDING_ROWS], positions[EMBEDDING_ROWS];
     UNROLL
     for (int i = 0; i < EMBEDDING_ROWS; i++) {
         if (first + i >= rows) { break; }
-        words[i] = piece_load<WIDTH>(wte + (size_t)tokens[first + i] * (size_t)C + c);
-        positions[i] = piece_load<WIDTH>(wpe + (size_t)((first + i) % T) * (size_t)C + c);
+        words[i] = piece_load<WIDTH>(reals<R>(work.wte) + (size_t)work.tokens[first + i] * C + c);
+        positions[i] = piece_load<WIDTH>(reals<R>(work.wpe) + (size_t)((first + i) % work.T) * C + c);
     }
     UNROLL
     for (int i = 0; i < EMBEDDING_ROWS; i++) {
@@ -49,23 +42,17 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
         UNROLL
         for (int k = 0; k < WIDTH; k++) { word[k] += position[k]; }
         piece_pack(words[i], word);
-        piece_store<WIDTH>(output + (size_t)(first + i) * (size_t)C + c, words[i]);
+        piece_store<WIDTH>(reals<R>(work.output) + (size_t)(first + i) * C + c, words[i]);
     }
 }
 
 template <typename R> static inline void cuda_embedding_forward(Stream *stream, const Embedding *work) {
-    R *sums = reals<R>(work->output);
-    const R *words = reals<R>(work->wte), *positions = reals<R>(work->wpe);
-    int rows = work->B * work->T, C = work->channels;
-    bool packed = pack_fits((size_t)C, sums, words, positions);
-    strips_launch(stream,
-                  packed ? embedding_forward_kernel<R, Pack<R>::COUNT> : embedding_forward_kernel<R, 1>,
-                  cuda_blocks((size_t)rows, EMBEDDING_ROWS), C, packed ? (int)Pack<R>::COUNT : 1, 0, sums,
-                  words, positions, work->tokens, rows, work->T, C);
+    bool packed =
+        pack_fits((size_t)work->channels, reals<R>(work->output), reals<R>(work->wte), reals<R>(work->wpe));
+    strips_launch(stream, packed ? embedding_forward_kernel<R, PACK<R>> : embedding_forward_kernel<R, 1>,
+                  cuda_blocks((size_t)work->B * (size_t)work->T, EMBEDDING_ROWS), work->channels,
+                  packed ? PACK<R> : 1, 0, *work);
 }
-
-// ---------------------------------------------------------------------------------------
-// Backward
 
 // sums += piece
 template <typename R, int WIDTH> DEVICE void piece_add(float sums[WIDTH], const Piece<R, WIDTH> &piece) {
@@ -76,23 +63,23 @@ template <typename R, int WIDTH> DEVICE void piece_add(float sums[WIDTH], const 
 }
 
 template <typename R, int WIDTH>
-static __global__ void __launch_bounds__(COLUMN_STRIP)
-    embedding_positions_kernel(float *d_wpe, const R *d_output, int B, int T, int C) {
-    int c = strip_column(WIDTH), position = (int)blockIdx.x;
-    if (c >= C) { return; }
+static __global__ void __launch_bounds__(COLUMN_STRIP) embedding_positions_kernel(Embedding work) {
+    int c = strip_column(WIDTH);
+    size_t C = (size_t)work.channels, position = blockIdx.x;
+    if (c >= work.channels) { return; }
     float sums[WIDTH] = {};
-    for (int b = 0; b < B; b++) {
-        Piece<R, WIDTH> piece =
-            piece_load<WIDTH>(d_output + ((size_t)b * (size_t)T + (size_t)position) * (size_t)C + c);
-        piece_add(sums, piece);
+    for (int b = 0; b < work.B; b++) {
+        size_t row = (size_t)b * (size_t)work.T + position;
+        piece_add(sums, piece_load<WIDTH>(reals<R>(work.d_output) + row * C + c));
     }
-    floats_write<WIDTH, true>(d_wpe + (size_t)position * (size_t)C + c, sums);
+    floats_write<WIDTH, true>(work.d_wpe + position * C + c, sums);
 }
 
 // Whether the positions at `place` - 1 and `place` of the order have the same token; false at
 // both ends of the order.
-DEVICE bool embedding_continues(const int32_t *tokens, const int32_t *order, int place, int rows) {
-    return place > 0 && place < rows && tokens[order[place - 1]] == tokens[order[place]];
+DEVICE bool embedding_continues(const Embedding &work, int place) {
+    return place > 0 && place < work.B * work.T &&
+           work.tokens[work.order[place - 1]] == work.tokens[work.order[place]];
 }
 
 // A segment of the order as its block sees it, with tokens and positions in shared
@@ -145,74 +132,69 @@ DEVICE void embedding_segment_sum(float *d_wte, const R *d_output, const Embeddi
 }
 
 template <typename R, int WIDTH>
-static __global__ void __launch_bounds__(COLUMN_STRIP)
-    embedding_segments_kernel(float *d_wte, float *partials, const R *d_output, const int32_t *tokens,
-                              const int32_t *order, int rows, int C) {
+static __global__ void __launch_bounds__(COLUMN_STRIP) embedding_segments_kernel(Embedding work) {
     int32_t *places = (int32_t *)cuda_shared(), *words = places + EMBEDDING_SEGMENT;
-    int c = strip_column(WIDTH), begin = (int)blockIdx.x * EMBEDDING_SEGMENT;
+    int c = strip_column(WIDTH), begin = (int)blockIdx.x * EMBEDDING_SEGMENT, rows = work.B * work.T,
+        C = work.channels;
     EmbeddingSegment segment;
     segment.tokens = words;
     segment.places = places;
     segment.count = rows - begin < EMBEDDING_SEGMENT ? rows - begin : EMBEDDING_SEGMENT;
-    segment.from_before = embedding_continues(tokens, order, begin, rows);
-    segment.ends_later = embedding_continues(tokens, order, begin + segment.count, rows);
-    segment.partials = partials + (size_t)blockIdx.x * 2 * (size_t)C;
+    segment.from_before = embedding_continues(work, begin);
+    segment.ends_later = embedding_continues(work, begin + segment.count);
+    segment.partials = work.partials + (size_t)blockIdx.x * 2 * (size_t)C;
     for (int i = (int)threadIdx.x; i < segment.count; i += (int)blockDim.x) {
-        places[i] = order[begin + i];
-        words[i] = tokens[places[i]];
+        places[i] = work.order[begin + i];
+        words[i] = work.tokens[places[i]];
     }
     __syncthreads();
-    if (c < C) { embedding_segment_sum<R, WIDTH>(d_wte, d_output, segment, c, C); }
+    if (c < C) { embedding_segment_sum<R, WIDTH>(work.d_wte, reals<R>(work.d_output), segment, c, C); }
 }
 
 // Finishes the ranges that cross segments. The block of the segment in which such a range
 // begins adds all its partial sums; the other blocks return.
 static __global__ void __launch_bounds__(EMBEDDING_CROSSING_THREADS)
-    embedding_crossing_kernel(float *d_wte, const float *partials, const int32_t *tokens,
-                              const int32_t *order, int rows, int C) {
+    embedding_crossing_kernel(Embedding work) {
     int c = strip_column(1), segment = (int)blockIdx.x, begin = segment * EMBEDDING_SEGMENT,
         next = begin + EMBEDDING_SEGMENT;
-    if (!embedding_continues(tokens, order, next, rows)) { return; }
-    int32_t token = tokens[order[next]];
-    bool began_earlier = tokens[order[begin]] == token && embedding_continues(tokens, order, begin, rows);
+    size_t C = (size_t)work.channels;
+    if (!embedding_continues(work, next)) { return; }
+    int32_t token = work.tokens[work.order[next]];
+    bool began_earlier = work.tokens[work.order[begin]] == token && embedding_continues(work, begin);
     if (began_earlier) { return; }
     // How many segments from the next one on begin with the token. In the sorted order
     // these come first. Each lane of a warp looks at one segment at a time.
     int others = 0;
     for (int found = WARP; found == WARP; others += found) {
         int other = segment + 1 + others + lane_index();
-        bool begins = other < (int)gridDim.x && tokens[order[other * EMBEDDING_SEGMENT]] == token;
+        bool begins = other < (int)gridDim.x && work.tokens[work.order[other * EMBEDDING_SEGMENT]] == token;
         found = __popc(__ballot_sync(0xffffffffu, begins));
     }
-    if (c >= C) { return; }
-    const float *sums = partials + (size_t)segment * 2 * (size_t)C + c;
+    if (c >= work.channels) { return; }
+    const float *sums = work.partials + (size_t)segment * 2 * C + c;
     float sum = sums[C];
-    for (int i = 1; i <= others; i++) { sum += sums[(size_t)i * 2 * (size_t)C]; }
-    d_wte[(size_t)token * (size_t)C + c] += sum;
+    for (int i = 1; i <= others; i++) { sum += sums[(size_t)i * 2 * C]; }
+    work.d_wte[(size_t)token * C + c] += sum;
 }
 
 template <typename R, int WIDTH>
 static inline void embedding_backward_start(Stream *stream, const Embedding *work) {
-    const R *d_output = reals<R>(work->d_output);
-    int T = work->T, C = work->channels, rows = work->B * T;
-    unsigned segments = cuda_blocks((size_t)rows, EMBEDDING_SEGMENT);
+    int C = work->channels;
+    unsigned segments = cuda_blocks((size_t)work->B * (size_t)work->T, EMBEDDING_SEGMENT);
     if (work->d_wpe != NULL) {
-        strips_launch(stream, embedding_positions_kernel<R, WIDTH>, (unsigned)T, C, WIDTH, 0, work->d_wpe,
-                      d_output, work->B, T, C);
+        strips_launch(stream, embedding_positions_kernel<R, WIDTH>, (unsigned)work->T, C, WIDTH, 0, *work);
     }
     if (work->d_wte == NULL) { return; }
     strips_launch(stream, embedding_segments_kernel<R, WIDTH>, segments, C, WIDTH,
-                  2 * EMBEDDING_SEGMENT * sizeof(int32_t), work->d_wte, work->partials, d_output,
-                  work->tokens, work->order, rows, C);
+                  2 * EMBEDDING_SEGMENT * sizeof(int32_t), *work);
     dim3 crossing(segments, cuda_blocks((size_t)C, EMBEDDING_CROSSING_THREADS));
-    cuda_launch(stream, embedding_crossing_kernel, crossing, dim3(EMBEDDING_CROSSING_THREADS), 0, work->d_wte,
-                work->partials, work->tokens, work->order, rows, C);
+    cuda_launch(stream, embedding_crossing_kernel, crossing, dim3(EMBEDDING_CROSSING_THREADS), 0, *work);
 }
 
 template <typename R> static inline void cuda_embedding_backward(Stream *stream, const Embedding *work) {
     bool packed =
         pack_fits((size_t)work->channels, reals<R>(work->d_output), work->d_wte, work->d_wpe, work->partials);
-    (packed ? embedding_backward_start<R, Pack<R>::COUNT> : embedding_backward_start<R, 1>)(stream, work);
+    (packed ? embedding_backward_start<R, PACK<R>> : embedding_backward_start<R, 1>)(stream, work);
 }
 
 #endif

@@ -1,13 +1,13 @@
 // fp8.cuh: operands of matrix products in FP8, on a GPU.
 //
 // Contract: kernels/kernels.h (fp8_cast). One kernel finds the largest magnitude of each
-// block's elements, the next one looks at those of all blocks. Casts are computed with
-// integers: the program is also built for GPUs that lack the instruction.
-//
-// Limit: memory. The matrix is read twice, since its scale is known only behind its end.
+// block's elements, the next one looks at those of all blocks: the matrix is read twice, since
+// its scale is known only behind its end. Casts are computed with integers: the program is also
+// built for GPUs that lack the instruction.
 #ifndef ACCO_KERNELS_CUDA_FP8_CUH
 #define ACCO_KERNELS_CUDA_FP8_CUH
 
+#include "kernels/cpu/row_blocks.h"
 #include "kernels/cuda/language.cuh"
 #include "runtime/numbers.h"
 

@@ -7,11 +7,8 @@
 // is expensive, `saved` becomes the derivative. Here it stays the product without bias:
 // forward need not write it, and backward computes s again while it waits for memory.
 //
-// Layout: a thread owns a Piece of columns (column_sums.cuh) and keeps its bias. It loads
-// GELU_ROWS rows before it computes, to have enough loads in flight. In backward it goes
-// down the rows of its block and leaves its sums for cuda_column_sums_add.
-// Limit: memory. Forward reads one array and writes one; backward reads two and writes
-// one.
+// Layout: as bias.cuh, but a thread loads GELU_ROWS rows before it computes, to have enough
+// loads in flight.
 #ifndef ACCO_KERNELS_CUDA_GELU_CUH
 #define ACCO_KERNELS_CUDA_GELU_CUH
 
@@ -40,20 +37,19 @@ DEVICE float gelu_logistic(float x, float *complement) {
 }
 
 template <typename R, int WIDTH>
-static __global__ void __launch_bounds__(COLUMN_STRIP)
-    gelu_forward_kernel(R *output, const R *saved, const R *bias, int rows, int columns) {
+static __global__ void __launch_bounds__(COLUMN_STRIP) gelu_forward_kernel(Gelu work) {
     int c = strip_column(WIDTH), first = (int)blockIdx.x * GELU_ROWS;
-    if (c >= columns) { return; }
-    Piece<R, WIDTH> shift = piece_load<WIDTH>(bias + c), pieces[GELU_ROWS];
+    size_t columns = (size_t)work.columns, place = (size_t)first * columns + c;
+    if (c >= work.columns) { return; }
+    Piece<R, WIDTH> shift = piece_load<WIDTH>(reals<R>(work.bias) + c), pieces[GELU_ROWS];
     UNROLL
     for (int i = 0; i < GELU_ROWS; i++) {
-        if (first + i < rows) {
-            pieces[i] = piece_load<WIDTH>(saved + (size_t)(first + i) * (size_t)columns + c);
-        }
+        if (first + i >= work.rows) { break; }
+        pieces[i] = piece_load<WIDTH>(reals<R>((const Real *)work.saved) + place + i * columns);
     }
     UNROLL
     for (int i = 0; i < GELU_ROWS; i++) {
-        if (first + i >= rows) { break; }
+        if (first + i >= work.rows) { break; }
         float x[WIDTH], shifts[WIDTH];
         piece_unpack(x, pieces[i]);
         piece_unpack(shifts, shift);
@@ -63,37 +59,34 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
             x[k] = sum * gelu_logistic(sum, &complement);
         }
         piece_pack(pieces[i], x);
-        piece_store<WIDTH>(output + (size_t)(first + i) * (size_t)columns + c, pieces[i]);
+        piece_store<WIDTH>(reals<R>(work.output) + place + i * columns, pieces[i]);
     }
 }
 
 template <typename R> static inline void cuda_gelu_forward(Stream *stream, const Gelu *work) {
-    R *results = reals<R>(work->output);
-    const R *products = reals<R>(work->saved), *shifts = reals<R>(work->bias);
-    bool packed = pack_fits((size_t)work->columns, results, products, shifts);
-    strips_launch(stream, packed ? gelu_forward_kernel<R, Pack<R>::COUNT> : gelu_forward_kernel<R, 1>,
-                  cuda_blocks((size_t)work->rows, GELU_ROWS), work->columns, packed ? (int)Pack<R>::COUNT : 1,
-                  0, results, products, shifts, work->rows, work->columns);
+    bool packed =
+        pack_fits((size_t)work->columns, reals<R>(work->output), reals<R>(work->saved), reals<R>(work->bias));
+    strips_launch(stream, packed ? gelu_forward_kernel<R, PACK<R>> : gelu_forward_kernel<R, 1>,
+                  cuda_blocks((size_t)work->rows, GELU_ROWS), work->columns, packed ? PACK<R> : 1, 0, *work);
 }
 
 template <typename R, int WIDTH>
-static __global__ void __launch_bounds__(COLUMN_STRIP, 2)
-    gelu_backward_kernel(R *gradient, int gradient_stride, float *partials, const R *saved, const R *bias,
-                         int rows, int columns) {
+static __global__ void __launch_bounds__(COLUMN_STRIP, 2) gelu_backward_kernel(Gelu work) {
     int c = strip_column(WIDTH), block = (int)blockIdx.x, blocks = (int)gridDim.x;
-    if (c >= columns) { return; }
-    Piece<R, WIDTH> shift = piece_load<WIDTH>(bias + c);
+    size_t stride = (size_t)work.gradient_stride, columns = (size_t)work.columns;
+    if (c >= work.columns) { return; }
+    Piece<R, WIDTH> shift = piece_load<WIDTH>(reals<R>(work.bias) + c);
     float sums[WIDTH] = {};
-    int end = cuda_row_begin(block + 1, blocks, rows);
-    for (int row = cuda_row_begin(block, blocks, rows); row < end; row += GELU_ROWS) {
-        R *place = gradient + (size_t)row * (size_t)gradient_stride + c;
-        const R *product = saved + (size_t)row * (size_t)columns + c;
+    int end = cuda_row_begin(block + 1, blocks, work.rows);
+    for (int row = cuda_row_begin(block, blocks, work.rows); row < end; row += GELU_ROWS) {
+        R *gradient = reals<R>(work.gradient) + (size_t)row * stride + c;
+        const R *product = reals<R>((const Real *)work.saved) + (size_t)row * columns + c;
         Piece<R, WIDTH> gradients[GELU_ROWS], products[GELU_ROWS];
         UNROLL
         for (int i = 0; i < GELU_ROWS; i++) {
             if (row + i >= end) { break; }
-            gradients[i] = piece_load<WIDTH>((const R *)place + (size_t)i * (size_t)gradient_stride);
-            products[i] = piece_load<WIDTH>(product + (size_t)i * (size_t)columns);
+            gradients[i] = piece_load<WIDTH>((const R *)gradient + i * stride);
+            products[i] = piece_load<WIDTH>(product + i * columns);
         }
         UNROLL
         for (int i = 0; i < GELU_ROWS; i++) {
@@ -109,22 +102,19 @@ static __global__ void __launch_bounds__(COLUMN_STRIP, 2)
                 sums[k] += results[k];
             }
             piece_pack(gradients[i], results);
-            piece_store<WIDTH>(place + (size_t)i * (size_t)gradient_stride, gradients[i]);
+            piece_store<WIDTH>(gradient + i * stride, gradients[i]);
         }
     }
-    floats_write<WIDTH, false>(partials + (size_t)block * (size_t)columns + c, sums);
+    floats_write<WIDTH, false>(work.partials + (size_t)block * columns + c, sums);
 }
 
 // The sums of d_bias are taken before the result is rounded.
 template <typename R> static inline void cuda_gelu_backward(Stream *stream, const Gelu *work) {
-    R *gradients = reals<R>(work->gradient);
-    const R *products = reals<R>(work->saved), *shifts = reals<R>(work->bias);
     int blocks = cuda_row_blocks(work->rows), columns = work->columns;
-    bool packed = pack_fits((size_t)work->gradient_stride, gradients) &&
-                  pack_fits((size_t)columns, products, shifts, work->partials);
-    strips_launch(stream, packed ? gelu_backward_kernel<R, Pack<R>::COUNT> : gelu_backward_kernel<R, 1>,
-                  (unsigned)blocks, columns, packed ? (int)Pack<R>::COUNT : 1, 0, gradients,
-                  work->gradient_stride, work->partials, products, shifts, work->rows, columns);
+    bool packed = pack_fits((size_t)work->gradient_stride, reals<R>(work->gradient)) &&
+                  pack_fits((size_t)columns, reals<R>(work->saved), reals<R>(work->bias), work->partials);
+    strips_launch(stream, packed ? gelu_backward_kernel<R, PACK<R>> : gelu_backward_kernel<R, 1>,
+                  (unsigned)blocks, columns, packed ? PACK<R> : 1, 0, *work);
     cuda_column_sums_add(stream, {.first = work->d_bias}, 1, work->partials, blocks, columns, columns);
 }
 

@@ -18,9 +18,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
-#include <stdint.h>
 
-#include "kernels/cuda/sizes.h"
 #include "runtime/device.h"
 
 enum { WARP = 32, CUDA_SHARED_DEFAULT = 48 * 1024 };
@@ -30,10 +28,8 @@ enum { WARP = 32, CUDA_SHARED_DEFAULT = 48 * 1024 };
 
 // Stands before loops over arrays that must stay in registers. With an index that is
 // known only at run time the compiler would put them into memory.
-#ifdef __CUDACC__
+#ifndef UNROLL
 #define UNROLL _Pragma("unroll")
-#else
-#define UNROLL
 #endif
 
 // ---------------------------------------------------------------------------------------
@@ -59,16 +55,83 @@ static inline unsigned cuda_blocks(size_t count, size_t block) {
     return (unsigned)((count + block - 1) / block);
 }
 
+// ---------------------------------------------------------------------------------------
+// What C++ cannot express. The emulator (test/simt/cuda_bf16.h) has its own functions of these names
+
+#ifdef __CUDACC__
 // The dynamic shared memory of this block, aligned to 128 bytes if its size is a multiple
 // of that.
 DEVICE char *cuda_shared() {
-#ifdef __CUDACC__
     extern __shared__ __align__(128) char memory[];
     return memory;
-#else
-    return simt_block()->shared;
-#endif
 }
+
+// Two bf16 in one register, the first in the lower half, as tensor cores take them.
+DEVICE uint32_t bf16_pair(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// 2^x in one instruction, to about 2 units in the last place; denormal results become 0.
+DEVICE float exp2_approximate(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+// Tensor cores (PTX ISA, "Matrix fragments for mma.m16n8k16"). With g = lane / 4, t =
+// lane % 4 a lane holds:
+//
+//   a (16, 16)   a[0]: row g, columns 2t, 2t+1; a[1]: row g + 8; a[2], a[3]: 8 columns on
+//   b (16, 8)    b[0]: rows 2t, 2t+1 of column g; b[1]: 8 rows on
+//   d (16, 8)    d[0], d[1]: row g, columns 2t, 2t+1; d[2], d[3]: row g + 8
+
+// d += a b; a and b in bf16, sums in fp32. Called by the whole warp.
+DEVICE void mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Loads four 8 x 8 matrices of bf16 from shared memory. Lane l gives the address of row l
+// % 8 of matrix l / 8, a multiple of 16 bytes. r[i] becomes the elements (row g, columns
+// 2t, 2t+1) of matrix i; TRANSPOSED: (rows 2t, 2t+1 of column g). Called by the whole
+// warp.
+template <bool TRANSPOSED> DEVICE void matrix_load_x4(uint32_t r[4], const void *row) {
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(row);
+    if (TRANSPOSED) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(address)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(address)
+                     : "memory");
+    }
+}
+
+// Starts to copy 16 bytes from global to shared memory; both addresses are multiples of 16. If
+// not `valid`, zeros arrive and nothing is read.
+DEVICE void copy_async(void *shared, const void *global, bool valid) {
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
+    int bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(bytes)
+                 : "memory");
+}
+
+// Closes a group of this thread's copies.
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most GROUPS of this thread's latest groups are unfinished. What other
+// threads copied is visible after a barrier behind this wait.
+template <int GROUPS> DEVICE void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
+#endif
 
 // ---------------------------------------------------------------------------------------
 // Numbers
@@ -88,29 +151,6 @@ template <typename R> static __host__ __device__ __forceinline__ R *reals(Real *
 }
 template <typename R> static __host__ __device__ __forceinline__ const R *reals(const Real *place) {
     return (const R *)(const void *)place;
-}
-
-// Two bf16 in one register, the first in the lower half, as tensor cores take them.
-DEVICE uint32_t bf16_pair(float low, float high) {
-#ifdef __CUDACC__
-    uint32_t pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-#else
-    return (uint32_t)__bfloat16_as_ushort(__float2bfloat16_rn(low)) |
-           (uint32_t)__bfloat16_as_ushort(__float2bfloat16_rn(high)) << 16;
-#endif
-}
-
-// 2^x in one instruction, to about 2 units in the last place; denormal results become 0.
-DEVICE float exp2_approximate(float x) {
-#ifdef __CUDACC__
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-#else
-    return exp2f(x);
-#endif
 }
 
 // ---------------------------------------------------------------------------------------
@@ -162,17 +202,8 @@ DEVICE void store_16_bytes(void *place, const void *bytes) {
     __stwb((uint4 *)place, words);
 }
 
-// 16 bytes, the widest access of one thread. Addresses must be multiples of 16.
-template <typename R> struct __align__(16) Pack {
-    enum { COUNT = 16 / sizeof(R) };
-    R values[16 / sizeof(R)];
-};
-
-template <typename R> DEVICE Pack<R> pack_load(const R *place) {
-    return *reinterpret_cast<const Pack<R> *>(place);
-}
-
-template <typename R> DEVICE void pack_store(R *place, const Pack<R> &pack) { store_16_bytes(place, &pack); }
+// Elements of a pack: 16 bytes, the widest access of one thread. Addresses must be multiples of 16.
+template <typename R> static constexpr int PACK = 16 / sizeof(R);
 
 // Whether rows of `columns` elements, one behind the other from each of `places` on, may
 // be read in packs.
@@ -223,84 +254,6 @@ DEVICE float block_max(float value, float *scratch) {
     float maximum = scratch[0];
     for (int i = 1; i < warps; i++) { maximum = fmaxf(maximum, scratch[i]); }
     return maximum;
-}
-
-// ---------------------------------------------------------------------------------------
-// Tensor cores (PTX ISA, "Matrix fragments for mma.m16n8k16"). With g = lane / 4, t =
-// lane % 4 a lane holds:
-//
-//   a (16, 16)   a[0]: row g, columns 2t, 2t+1; a[1]: row g + 8; a[2], a[3]: 8 columns on
-//   b (16, 8)    b[0]: rows 2t, 2t+1 of column g; b[1]: 8 rows on
-//   d (16, 8)    d[0], d[1]: row g, columns 2t, 2t+1; d[2], d[3]: row g + 8
-
-// d += a b; a and b in bf16, sums in fp32. Called by the whole warp.
-DEVICE void mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
-#ifdef __CUDACC__
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else
-    simt_mma_m16n8k16(d, a, b);
-#endif
-}
-
-// Loads four 8 x 8 matrices of bf16 from shared memory. Lane l gives the address of row l
-// % 8 of matrix l / 8, a multiple of 16 bytes. r[i] becomes the elements (row g, columns
-// 2t, 2t+1) of matrix i; TRANSPOSED: (rows 2t, 2t+1 of column g). Called by the whole
-// warp.
-template <bool TRANSPOSED> DEVICE void matrix_load_x4(uint32_t r[4], const void *row) {
-#ifdef __CUDACC__
-    uint32_t address = (uint32_t)__cvta_generic_to_shared(row);
-    if (TRANSPOSED) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(address)
-                     : "memory");
-    } else {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(address)
-                     : "memory");
-    }
-#else
-    simt_matrix_load_x4(r, row, TRANSPOSED);
-#endif
-}
-
-// ---------------------------------------------------------------------------------------
-// Asynchronous copies from global to shared memory
-
-// Starts to copy 16 bytes; both addresses are multiples of 16. If not `valid`, zeros
-// arrive and nothing is read.
-DEVICE void copy_async(void *shared, const void *global, bool valid) {
-#ifdef __CUDACC__
-    uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
-    int bytes = valid ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(bytes)
-                 : "memory");
-#else
-    simt_copy_start(shared, global, 16, valid ? 16 : 0);
-#endif
-}
-
-// Closes a group of this thread's copies.
-DEVICE void copy_async_commit() {
-#ifdef __CUDACC__
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#else
-    simt_copy_commit();
-#endif
-}
-
-// Waits until at most GROUPS of this thread's latest groups are unfinished. What other
-// threads copied is visible after a barrier behind this wait.
-template <int GROUPS> DEVICE void copy_async_wait() {
-#ifdef __CUDACC__
-    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
-#else
-    simt_copy_wait(GROUPS);
-#endif
 }
 
 #endif

@@ -6,15 +6,13 @@
 // Layout: a group of whole warps works on a row, each thread on COUNT Pieces of it
 // (column_sums.cuh), and a block on as many rows as it has groups. All groups pass the
 // same barriers, including those without a row. A row stays in registers between its sums
-// and its result. Forward has one block for every few rows.
+// and its result.
 //
 // Backward sums three things over rows: the gradients of weight and bias, and the
 // finished d_residual. So each of at most CUDA_ROW_BLOCKS blocks goes down rows of its
 // own, and its threads keep the three sums of their columns in registers. While a row is
 // computed, the next one is loaded (AHEAD), which keeps memory busy during the reduction.
 // Very wide rows, and rows that are not aligned, lack the registers for this.
-//
-// Limit: memory. Every array is read once and written once.
 #ifndef ACCO_KERNELS_CUDA_LAYERNORM_CUH
 #define ACCO_KERNELS_CUDA_LAYERNORM_CUH
 
@@ -175,7 +173,7 @@ template <typename R> static inline void cuda_layernorm_forward(Stream *stream, 
     bool packed = pack_fits(C, reals<R>(work->output), reals<R>(work->residual), reals<R>(work->weight),
                             reals<R>(work->bias), reals<R>(work->residual_before), reals<R>(work->branch),
                             reals<R>(work->branch_bias));
-    (packed ? layernorm_forward_start<R, Pack<R>::COUNT, LAYERNORM_PIECES>
+    (packed ? layernorm_forward_start<R, PACK<R>, LAYERNORM_PIECES>
             : layernorm_forward_start<R, 1, LAYERNORM_WIDE_ELEMENTS>)(stream, work);
 }
 
@@ -373,7 +371,7 @@ static inline void layernorm_backward_start(Stream *stream, const Layernorm *wor
 
 // The sums of d_branch_bias are taken before d_residual is rounded.
 template <typename R> static inline void cuda_layernorm_backward(Stream *stream, const Layernorm *work) {
-    constexpr int WIDTH = Pack<R>::COUNT;
+    constexpr int WIDTH = PACK<R>;
     int arrays = work->d_branch_bias != NULL ? 3 : 2, C = work->channels;
     bool packed = pack_fits((size_t)C, reals<R>(work->d_residual), reals<R>(work->d_output),
                             reals<R>(work->residual), reals<R>(work->weight));

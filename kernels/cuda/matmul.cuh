@@ -3,18 +3,12 @@
 // Contract: kernels/kernels.h (matmul_forward, matmul_backward_input,
 // matmul_backward_weight); the plain loops are in kernels/cpu/matmul.h.
 //
-// Layout: cuBLASLt, the library, decides; on bf16 it uses tensor cores. It stores
-// matrices column by column, so to it a row-major (rows, columns) array is the transposed
-// matrix. Therefore every product here is written for the transposed result: of y = x W^T
-// it is told y^T = W x^T. Operands are in the stream's precision, sums are fp32 (never
-// TF32). Weight gradients are fp32, and the product itself adds to them (beta = 1). No
-// epilogue of the library is used: bias and GELU have a pass of their own, and the
-// residual addition is part of the next LayerNorm. What epilogues for GELU would save,
-// and what speaks against them: docs/kernels.md, section 8; dev/gpu/gelu_epilogues.cuh
-// times them.
-//
-// Limit: the multiply-add rate, as long as rows, inputs and outputs are all a few
-// hundred.
+// cuBLASLt, the library, stores matrices column by column, so to it a row-major (rows, columns)
+// array is the transposed matrix. Therefore every product here is written for the transposed
+// result: of y = x W^T it is told y^T = W x^T. Operands are in the stream's precision, sums are
+// fp32 (never TF32, and with FP8 never the library's fast accumulation). Weight gradients are
+// fp32, and the product itself adds to them (beta = 1). Why no epilogue of the library is used:
+// docs/kernels.md, section 8.
 //
 // For every shape the library offers several algorithms. Its first offer is taken, so that
 // runs repeat bit for bit. What the quickest would save, dev/gpu/bench measures. The
@@ -22,11 +16,10 @@
 // batch of an evaluation may have rows of its own. Where an exchange may be under way
 // (scheduler.h), a shape has a second plan, which counts on fewer multiprocessors. Some
 // products are several at once, of matrices that lie one behind the other: their algorithm
-// is chosen for the largest number of them, so that bits do not depend on how many there
-// are. The library's workspace is the one buffer that the memory plan lists.
+// is chosen for the largest number of them, so that bits do not depend on how many there are.
 //
 // Products of FP8 sum over what lies side by side in both operands: GPUs before 10.0 have
-// no others. Sums are fp32 if nobody asks the library for fast accumulation.
+// no others.
 #ifndef ACCO_KERNELS_CUDA_MATMUL_CUH
 #define ACCO_KERNELS_CUDA_MATMUL_CUH
 
@@ -86,9 +79,22 @@ static inline void cublas_check(cublasStatus_t status, const char *call) {
 // ---------------------------------------------------------------------------------------
 // Plans
 
-static inline void cuda_gemm_set_count(cublasLtMatrixLayout_t layout, int32_t count) {
-    CUBLAS_CHECK(
-        cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+template <typename T>
+static inline void cuda_gemm_set(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
+                                 const T &value) {
+    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, attribute, &value, sizeof value));
+}
+
+template <typename T>
+static inline void cuda_gemm_set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
+                                 const T &value) {
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value));
+}
+
+template <typename T>
+static inline void cuda_gemm_set(cublasLtMatmulPreference_t preference,
+                                 cublasLtMatmulPreferenceAttributes_t attribute, const T &value) {
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
 }
 
 static inline void cuda_gemm_layout(cublasLtMatrixLayout_t *layout, const CudaGemm *gemm, Precision precision,
@@ -98,36 +104,23 @@ static inline void cuda_gemm_layout(cublasLtMatrixLayout_t *layout, const CudaGe
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(layout, types[precision], (uint64_t)(transposed ? columns : rows),
                                             (uint64_t)stored_columns, stride));
     if (gemm->most > 1) {
-        cuda_gemm_set_count(*layout, gemm->most);
-        CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                                                      &offset, sizeof offset));
+        cuda_gemm_set(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, gemm->most);
+        cuda_gemm_set(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, offset);
     }
-}
-
-// a, b: the scales of operands in FP8, in device memory.
-static inline void cuda_gemm_set_scales(cublasLtMatmulDesc_t operation, const float *a, const float *b) {
-    CUBLAS_CHECK(
-        cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a, sizeof a));
-    CUBLAS_CHECK(
-        cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &b, sizeof b));
 }
 
 static inline void cuda_gemm_describe(CudaGemmPlan *plan) {
     const CudaGemm *gemm = &plan->gemm;
-    cublasOperation_t a_operation = gemm->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasOperation_t b_operation = gemm->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    int32_t sm_count = gemm->sm_count;
+    const cublasOperation_t operations[] = {CUBLAS_OP_N, CUBLAS_OP_T}; // by whether it is transposed
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, &a_operation,
-                                                sizeof a_operation));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, &b_operation,
-                                                sizeof b_operation));
-    if (sm_count > 0) {
-        CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
-                                                    &sm_count, sizeof sm_count));
+    cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, operations[gemm->a_transposed]);
+    cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, operations[gemm->b_transposed]);
+    if (gemm->sm_count > 0) {
+        cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, gemm->sm_count);
     }
     if (gemm->a_precision > PRECISION_BF16) { // the library sees that there will be scales
-        cuda_gemm_set_scales(plan->operation, (const float *)(void *)plan, (const float *)(void *)plan);
+        cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, plan);
+        cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, plan);
     }
     cuda_gemm_layout(&plan->a, gemm, gemm->a_precision, gemm->a_transposed, gemm->m, gemm->k, gemm->a_stride);
     cuda_gemm_layout(&plan->b, gemm, gemm->b_precision, gemm->b_transposed, gemm->k, gemm->n, gemm->b_stride);
@@ -142,15 +135,9 @@ static inline uint32_t cuda_gemm_alignment(const void *place, int stride, Precis
     return (uint32_t)(common & (~common + 1));
 }
 
-template <typename T>
-static inline void cuda_prefer(cublasLtMatmulPreference_t preference,
-                               cublasLtMatmulPreferenceAttributes_t attribute, const T &value) {
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
-}
-
-// The algorithms that the library proposes for a plan, best first. *count: how many; at
-// least one, unless the status returned is an error.
-static inline cublasStatus_t cuda_gemm_offers(const CudaGemmLibrary *library, const CudaGemmPlan *plan,
+// The algorithms that the library proposes for a plan, which takes the first one. *count: how
+// many; at least one, unless the status returned is an error.
+static inline cublasStatus_t cuda_gemm_offers(const CudaGemmLibrary *library, CudaGemmPlan *plan,
                                               cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS],
                                               int *count) {
     const CudaGemm *gemm = &plan->gemm;
@@ -158,41 +145,32 @@ static inline cublasStatus_t cuda_gemm_offers(const CudaGemmLibrary *library, co
     size_t workspace_bytes = GEMM_WORKSPACE_BYTES;
     *count = 0;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
+    cuda_gemm_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
     // A product that is cut along k adds its parts in fp32, also where the result is
     // bf16: the library would else be free to round the parts to the result's type first.
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     if (gemm->result_precision != PRECISION_FP32) {
-        cuda_prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
+        cuda_gemm_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
     }
-    cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, gemm->a_alignment);
-    cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, gemm->b_alignment);
-    cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, gemm->result_alignment);
-    cuda_prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, gemm->result_alignment);
+    cuda_gemm_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, gemm->a_alignment);
+    cuda_gemm_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, gemm->b_alignment);
+    cuda_gemm_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, gemm->result_alignment);
+    cuda_gemm_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, gemm->result_alignment);
     cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(library->handle, plan->operation, plan->a, plan->b, plan->result,
                                        plan->result, preference, CUDA_GEMM_OFFERS, offers, count);
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+    if (*count > 0) { plan->algorithm = offers[0].algo; }
     return status == CUBLAS_STATUS_SUCCESS && *count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : status;
 }
 
-static inline cublasStatus_t cuda_gemm_run(Stream *stream, const CudaGemmPlan *plan,
-                                           const cublasLtMatmulAlgo_t *algorithm, float scale, const void *a,
-                                           const void *b, void *result) {
+static inline cublasStatus_t cuda_gemm_run(Stream *stream, const CudaGemmPlan *plan, float scale,
+                                           const void *a, const void *b, void *result) {
     const CudaGemmLibrary *library = (const CudaGemmLibrary *)stream->gemm;
     float beta = plan->gemm.accumulate ? 1.0f : 0.0f;
     return cublasLtMatmul(library->handle, plan->operation, &scale, a, plan->a, b, plan->b, &beta, result,
-                          plan->result, result, plan->result, algorithm, library->workspace,
+                          plan->result, result, plan->result, &plan->algorithm, library->workspace,
                           GEMM_WORKSPACE_BYTES, (cudaStream_t)stream->queue);
-}
-
-// Takes the library's first offer. Returns an error if it offers nothing.
-static inline cublasStatus_t cuda_gemm_choose(const CudaGemmLibrary *library, CudaGemmPlan *plan) {
-    cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS];
-    int count;
-    cublasStatus_t status = cuda_gemm_offers(library, plan, offers, &count);
-    if (status == CUBLAS_STATUS_SUCCESS) { plan->algorithm = offers[0].algo; }
-    return status;
 }
 
 // The library has read a plan when its call returns: what is under way does not need it.
@@ -203,31 +181,27 @@ static inline void cuda_gemm_forget(CudaGemmPlan *plan) {
     CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->result));
 }
 
-// Room for a plan; if there is none, the plan that was not used for longest gives way.
-static inline CudaGemmPlan *cuda_gemm_room(CudaGemmLibrary *library) {
-    if (library->count < CUDA_GEMM_SHAPES) { return &library->plans[library->count++]; }
-    CudaGemmPlan *oldest = &library->plans[0];
-    for (int i = 1; i < CUDA_GEMM_SHAPES; i++) {
-        if (library->plans[i].used < oldest->used) { oldest = &library->plans[i]; }
-    }
-    cuda_gemm_forget(oldest);
-    return oldest;
-}
-
-// The plan of a shape, made when the shape is first met or was forgotten.
+// The plan of a shape, made when the shape is first met or was forgotten. If there is no room,
+// the plan that was not used for longest gives way.
 static inline CudaGemmPlan *cuda_gemm_plan(CudaGemmLibrary *library, const CudaGemm *gemm) {
-    library->products++;
-    for (int i = 0; i < library->count; i++) {
-        CudaGemmPlan *plan = &library->plans[i];
-        if (!(plan->gemm == *gemm)) { continue; }
-        plan->used = library->products;
-        return plan;
+    CudaGemmPlan *plan = library->plans, *end = plan + library->count, *oldest = plan;
+    for (; plan < end && !(plan->gemm == *gemm); plan++) {
+        oldest = plan->used < oldest->used ? plan : oldest;
     }
-    CudaGemmPlan *plan = cuda_gemm_room(library);
+    bool is_known = plan < end;
+    if (!is_known && library->count == CUDA_GEMM_SHAPES) {
+        cuda_gemm_forget(oldest);
+        plan = oldest;
+    } else if (!is_known) {
+        library->count++;
+    }
+    plan->used = ++library->products;
+    if (is_known) { return plan; }
     plan->gemm = *gemm;
-    plan->used = library->products;
     cuda_gemm_describe(plan);
-    cublasStatus_t status = cuda_gemm_choose(library, plan);
+    cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS];
+    int offer_count;
+    cublasStatus_t status = cuda_gemm_offers(library, plan, offers, &offer_count);
     char text[256];
     snprintf(text, sizeof text, "no algorithm for a product of m %d, n %d, k %d%s%s, of %s, the result %s%s",
              gemm->m, gemm->n, gemm->k, gemm->a_transposed ? ", a transposed" : "",
@@ -242,9 +216,6 @@ static inline void cuda_gemm_align(CudaGemm *gemm, const void *a, const void *b,
     gemm->b_alignment = cuda_gemm_alignment(b, gemm->b_stride, gemm->b_precision);
     gemm->result_alignment = cuda_gemm_alignment(result, gemm->result_stride, gemm->result_precision);
 }
-
-// ---------------------------------------------------------------------------------------
-// The operations
 
 // Opens the library for a stream. workspace (GEMM_WORKSPACE_BYTES): device memory.
 static inline void cuda_gemm_open(Stream *stream, void *workspace) {
@@ -278,7 +249,7 @@ static inline void cuda_matmul(Stream *stream, const Matmul *work) {
                      .a_stride = work->b_stride,
                      .b_stride = work->a_stride,
                      .result_stride = work->result_stride,
-                     .a_precision = work->precision,
+                     .a_precision = work->b_precision,
                      .b_precision = work->precision,
                      .result_precision = work->result_precision,
                      .accumulate = work->accumulate,
@@ -287,29 +258,14 @@ static inline void cuda_matmul(Stream *stream, const Matmul *work) {
     cuda_gemm_align(&gemm, work->b, work->a, work->result);
     const CudaGemmPlan *plan = cuda_gemm_plan(library, &gemm);
     cublasLtMatrixLayout_t layouts[3] = {plan->a, plan->b, plan->result};
-    for (int i = 0; i < 3 && work->most > 1; i++) { cuda_gemm_set_count(layouts[i], work->count); }
-    CUBLAS_CHECK(cuda_gemm_run(stream, plan, &plan->algorithm, work->scale, work->b, work->a, work->result));
-}
-
-static inline void cuda_matmul_fp8(Stream *stream, Real *result, int result_stride, const Fp8 *a,
-                                   const Fp8 *b, int rows, int inputs, int outputs) {
-    CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;
-    CudaGemm gemm = {.m = outputs,
-                     .n = rows,
-                     .k = inputs,
-                     .a_transposed = true,
-                     .a_stride = inputs,
-                     .b_stride = inputs,
-                     .result_stride = result_stride,
-                     .a_precision = b->format,
-                     .b_precision = a->format,
-                     .result_precision = PRECISION_BF16,
-                     .most = 1,
-                     .sm_count = library->sm_count};
-    cuda_gemm_align(&gemm, b->codes, a->codes, result);
-    const CudaGemmPlan *plan = cuda_gemm_plan(library, &gemm);
-    cuda_gemm_set_scales(plan->operation, b->scale, a->scale);
-    CUBLAS_CHECK(cuda_gemm_run(stream, plan, &plan->algorithm, 1.0f, b->codes, a->codes, result));
+    for (int i = 0; i < 3 && work->most > 1; i++) {
+        cuda_gemm_set(layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, work->count);
+    }
+    if (work->a_scale != NULL) {
+        cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, work->b_scale);
+        cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, work->a_scale);
+    }
+    CUBLAS_CHECK(cuda_gemm_run(stream, plan, work->scale, work->b, work->a, work->result));
 }
 
 #endif

@@ -1,12 +1,11 @@
 // muon.cuh: the elementwise parts of a step of Muon on one matrix, on a GPU.
 //
 // Computes what kernels/cpu/muon.h defines, in the same order of blocks for the norm. Bits may
-// differ from the CPU's, because multiplications and additions may be fused differently.
+// differ from the CPU's, as AdamW's.
 //
-// Layout: a thread has a Quad of four elements, a block BUFFER_QUADS; for the sum of squares it
-// takes one BUFFER_BLOCK (buffers.cuh). Every block of muon_direction adds up the partial sums
-// by itself: there are few, and the host need not wait for them.
-// Limit: memory.
+// Layout: as adamw.cuh; for the sum of squares a block takes one BUFFER_BLOCK (buffers.cuh).
+// Every block of muon_direction adds up the partial sums by itself: there are few, and the host
+// need not wait for them.
 #ifndef ACCO_KERNELS_CUDA_MUON_CUH
 #define ACCO_KERNELS_CUDA_MUON_CUH
 

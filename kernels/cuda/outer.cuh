@@ -2,11 +2,7 @@
 //
 // Computes what kernels/cpu/outer.h defines, in the same order; bits may differ from the
 // CPU's where a multiplication and an addition are fused. A result does not depend on how
-// a vector is cut.
-//
-// Layout: a thread has a Quad of four elements, a block BUFFER_QUADS (buffers.cuh).
-// Limit: memory. Each array is read once and written once; a thread issues all its loads
-// before it needs the first.
+// a vector is cut. Layout: as adamw.cuh.
 #ifndef ACCO_KERNELS_CUDA_OUTER_CUH
 #define ACCO_KERNELS_CUDA_OUTER_CUH
 

@@ -7,7 +7,6 @@
 // Every thread has SPARSE_OWN neighbours of them in registers. As on the CPU, the smallest
 // magnitude that is taken is found bit by bit: a count over all threads for each bit.
 // Then the number of elements taken by the threads before says where a thread's own go.
-// Limit: memory for the apply; for the encoding the counts.
 #ifndef ACCO_KERNELS_CUDA_SPARSE_CUH
 #define ACCO_KERNELS_CUDA_SPARSE_CUH
 
@@ -35,15 +34,12 @@ struct SparseShared {
 // their second, meet in no bank.
 DEVICE int sparse_place(int element) { return element + element / SPARSE_OWN; }
 
-DEVICE int sparse_lane() { return (int)threadIdx.x % WARP; }
-
 // The sum of the counts of all threads, for each of them. turn: changes from call to call.
 DEVICE int sparse_count(SparseShared *shared, int count, int turn) {
-    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) { count += __shfl_xor_sync(0xffffffffu, count, lanes); }
-    int *counts = shared->counts[turn % 2];
-    if (sparse_lane() == 0) { counts[threadIdx.x / WARP] = count; }
+    int *counts = shared->counts[turn % 2], sum = 0;
+    count = warp_sum(count);
+    if (lane_index() == 0) { counts[warp_index()] = count; }
     __syncthreads();
-    int sum = 0;
     for (int warp = 0; warp < SPARSE_WARPS; warp++) { sum += counts[warp]; }
     return sum;
 }
@@ -52,13 +48,13 @@ DEVICE int sparse_count(SparseShared *shared, int count, int turn) {
 DEVICE int sparse_count_before(SparseShared *shared, int count, int turn) {
     int sum = count;
     for (int lanes = 1; lanes < WARP; lanes *= 2) {
-        int source = sparse_lane() - lanes, other = __shfl_sync(0xffffffffu, sum, source < 0 ? 0 : source);
+        int source = lane_index() - lanes, other = __shfl_sync(0xffffffffu, sum, source < 0 ? 0 : source);
         sum += source < 0 ? 0 : other;
     }
     int *counts = shared->counts[turn % 2], before = sum - count;
-    if (sparse_lane() == WARP - 1) { counts[threadIdx.x / WARP] = sum; }
+    if (lane_index() == WARP - 1) { counts[warp_index()] = sum; }
     __syncthreads();
-    for (int warp = 0; warp < (int)threadIdx.x / WARP; warp++) { before += counts[warp]; }
+    for (int warp = 0; warp < warp_index(); warp++) { before += counts[warp]; }
     return before;
 }
 

@@ -4,15 +4,12 @@
 // The contract is in kernels/wire.h, and the bits are the same: what one machine encodes
 // on its GPU another may decode on its CPU. Only the NaNs that arithmetic on NaNs makes
 // (with a base, or in a sum) have the machine's own bits. How one element is converted is
-// in kernels/wire.h, for both; this file says which thread converts which elements. With
-// a base, differences to it are encoded and added again, which saves a pass over memory.
+// in kernels/wire.h, for both. With a base, differences to it are encoded and added again.
 //
 // A warp does one block of the wire. Lane l has eight of its elements: 4l to 4l + 3 of
 // the lower part and the same of the upper part, which begins at half of the block. The
-// bytes of e3m0 pair them in this way. So in every format a lane reads and writes whole
-// words of its own: two accesses of 16 bytes for the values where they are aligned, one
-// or two of 4 to 16 bytes for the codes. Each byte is read once and written once. Warps
-// share nothing.
+// bytes of codes of 4 bits pair them in this way. So in every format a lane reads and writes
+// whole words of its own, and each byte is read once and written once. Warps share nothing.
 #ifndef ACCO_KERNELS_CUDA_WIRE_CUH
 #define ACCO_KERNELS_CUDA_WIRE_CUH
 
@@ -74,9 +71,6 @@ DEVICE void wire_values_store(float *block, const float values[WIRE_LANE], int h
     wire_store<4>(block, values + 4, half + first, n);
 }
 
-// ---------------------------------------------------------------------------------------
-// bf16
-
 DEVICE void wire_warp_encode_bf16(char *out, const float values[WIRE_LANE], int n) {
     uint32_t words[4], *place = (uint32_t *)(void *)out;
     for (int i = 0; i < 4; i++) {
@@ -97,7 +91,7 @@ DEVICE void wire_warp_decode_bf16(float values[WIRE_LANE], const char *in, int n
 }
 
 // ---------------------------------------------------------------------------------------
-// Coarse formats: both
+// Coarse formats
 
 // The bits of the largest magnitude of the block, a NaN's above all, for every lane.
 DEVICE uint32_t wire_warp_largest(const float values[WIRE_LANE]) {
@@ -113,67 +107,46 @@ DEVICE uint32_t wire_warp_largest(const float values[WIRE_LANE]) {
     return largest;
 }
 
-// level * scale. A scale that is a NaN keeps its bits, which arithmetic on a GPU would
-// not.
-DEVICE float wire_scaled(float level, float scale) { return scale == scale ? level * scale : scale; }
+// Words of codes of a lane: int8's lie as the elements do, those of 4 bits in pairs.
+template <WireFormat FORMAT> static constexpr int WIRE_WORDS = FORMAT == WIRE_INT8 ? 2 : 1;
 
-// ---------------------------------------------------------------------------------------
-// int8
+// The place of the code of element i in these words.
+template <WireFormat FORMAT> DEVICE int wire_shift(int i) {
+    return i % 4 * 8 + (FORMAT == WIRE_INT8 ? 0 : i / 4 * 4);
+}
 
-DEVICE void wire_warp_encode_int8(char *out, const float values[WIRE_LANE], int n) {
-    uint32_t largest = wire_warp_largest(values), words[2] = {0, 0}, *place = (uint32_t *)(void *)out;
+template <WireFormat FORMAT>
+DEVICE void wire_warp_encode_coarse(char *out, const float values[WIRE_LANE], int n) {
+    enum { WORDS = WIRE_WORDS<FORMAT> };
+    uint32_t largest = wire_warp_largest(values), words[WORDS] = {}, *place = (uint32_t *)(void *)out;
     float scale = wire_float_from_bits(WIRE_NAN_BITS);
     if (wire_is_finite(largest)) {
-        scale = wire_int_scale(largest, WIRE_INT8_STEPS);
+        scale = wire_scale(FORMAT, largest);
         for (int i = 0; i < WIRE_LANE; i++) {
-            words[i / 4] |= (uint32_t)wire_int_code(values[i], scale) << (i % 4 * 8);
+            uint32_t at = (uint32_t)(4 * lane_index() + i % 4 + (i < 4 ? 0 : wire_half<FORMAT>(n)));
+            uint32_t code = wire_code(FORMAT, largest, scale, values[i], at);
+            words[i * WORDS / WIRE_LANE] |= code << wire_shift<FORMAT>(i);
         }
     }
     if (lane_index() == 0) { place[0] = wire_float_bits(scale); }
-    wire_store<1>(place + 1, words, lane_index(), (n + 3) / 4);
-    wire_store<1>(place + 1, words + 1, WIRE_BLOCK / 8 + lane_index(), (n + 3) / 4);
+    for (int word = 0; word < WORDS; word++) {
+        wire_store<1>(place + 1, words + word, word * WARP + lane_index(), (n * WORDS + 7) / 8);
+    }
 }
 
-DEVICE void wire_warp_decode_int8(float values[WIRE_LANE], const char *in, int n) {
+// A scale that is a NaN keeps its bits, which arithmetic on a GPU would not.
+template <WireFormat FORMAT>
+DEVICE void wire_warp_decode_coarse(float values[WIRE_LANE], const char *in, int n) {
+    enum { WORDS = WIRE_WORDS<FORMAT> };
     const uint32_t *place = (const uint32_t *)(const void *)in;
-    uint32_t words[2];
+    uint32_t words[WORDS];
     float scale = wire_float_from_bits(place[0]);
-    wire_load<1>(words, place + 1, lane_index(), (n + 3) / 4);
-    wire_load<1>(words + 1, place + 1, WIRE_BLOCK / 8 + lane_index(), (n + 3) / 4);
+    for (int word = 0; word < WORDS; word++) {
+        wire_load<1>(words + word, place + 1, word * WARP + lane_index(), (n * WORDS + 7) / 8);
+    }
     for (int i = 0; i < WIRE_LANE; i++) {
-        values[i] = wire_scaled((float)(int8_t)(words[i / 4] >> (i % 4 * 8) & 0xffu), scale);
-    }
-}
-
-// ---------------------------------------------------------------------------------------
-// int4 and e3m0
-
-template <WireFormat FORMAT>
-DEVICE void wire_warp_encode_nibbles(char *out, const float values[WIRE_LANE], int n) {
-    uint32_t largest = wire_warp_largest(values), word = 0, *place = (uint32_t *)(void *)out;
-    float scale = wire_float_from_bits(WIRE_NAN_BITS);
-    if (wire_is_finite(largest)) {
-        scale = wire_nibble_scale(FORMAT, largest);
-        for (int i = 0; i < 4; i++) {
-            uint32_t at = 4u * (uint32_t)lane_index() + (uint32_t)i, up = at + (uint32_t)wire_half<FORMAT>(n);
-            uint32_t low = wire_nibble_code(FORMAT, largest, scale, values[i], at),
-                     high = wire_nibble_code(FORMAT, largest, scale, values[4 + i], up);
-            word |= (low | high << 4) << (8 * i);
-        }
-    }
-    if (lane_index() == 0) { place[0] = wire_float_bits(scale); }
-    wire_store<1>(place + 1, &word, lane_index(), (n + 7) / 8);
-}
-
-template <WireFormat FORMAT>
-DEVICE void wire_warp_decode_nibbles(float values[WIRE_LANE], const char *in, int n) {
-    const uint32_t *place = (const uint32_t *)(const void *)in;
-    uint32_t word;
-    float scale = wire_float_from_bits(place[0]);
-    wire_load<1>(&word, place + 1, lane_index(), (n + 7) / 8);
-    for (int i = 0; i < 4; i++) {
-        values[i] = wire_scaled(wire_nibble_level(FORMAT, word >> (8 * i)), scale);
-        values[4 + i] = wire_scaled(wire_nibble_level(FORMAT, word >> (8 * i + 4)), scale);
+        float level = wire_level(FORMAT, words[i * WORDS / WIRE_LANE] >> wire_shift<FORMAT>(i));
+        values[i] = scale == scale ? level * scale : scale;
     }
 }
 
@@ -185,8 +158,7 @@ DEVICE void wire_warp_decode_nibbles(float values[WIRE_LANE], const char *in, in
 template <WireFormat FORMAT> DEVICE void wire_warp_encode(char *out, const float values[WIRE_LANE], int n) {
     if (FORMAT == WIRE_FP32) { wire_values_store((float *)(void *)out, values, wire_half<FORMAT>(n), n); }
     if (FORMAT == WIRE_BF16) { wire_warp_encode_bf16(out, values, n); }
-    if (FORMAT == WIRE_INT8) { wire_warp_encode_int8(out, values, n); }
-    if (FORMAT == WIRE_INT4 || FORMAT == WIRE_E3M0) { wire_warp_encode_nibbles<FORMAT>(out, values, n); }
+    if constexpr (FORMAT > WIRE_BF16) { wire_warp_encode_coarse<FORMAT>(out, values, n); }
 }
 
 template <WireFormat FORMAT> DEVICE void wire_warp_decode(float values[WIRE_LANE], const char *in, int n) {
@@ -194,8 +166,7 @@ template <WireFormat FORMAT> DEVICE void wire_warp_decode(float values[WIRE_LANE
         wire_values_load(values, (const float *)(const void *)in, wire_half<FORMAT>(n), n);
     }
     if (FORMAT == WIRE_BF16) { wire_warp_decode_bf16(values, in, n); }
-    if (FORMAT == WIRE_INT8) { wire_warp_decode_int8(values, in, n); }
-    if (FORMAT == WIRE_INT4 || FORMAT == WIRE_E3M0) { wire_warp_decode_nibbles<FORMAT>(values, in, n); }
+    if constexpr (FORMAT > WIRE_BF16) { wire_warp_decode_coarse<FORMAT>(values, in, n); }
 }
 
 // The block of this warp.
@@ -256,6 +227,7 @@ static __global__ void wire_encode_kernel(char *message, const float *values, co
     wire_warp_encode<FORMAT>(message + block.offset, mine, block.n);
 }
 
+// message = the pieces of `values` encoded, or of values - base if there is a base.
 static inline void cuda_wire_encode(Stream *stream, WireFormat format, void *message, const float *values,
                                     const float *base, const WirePieces *pieces) {
     static decltype(&wire_encode_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_encode_kernel);
@@ -278,6 +250,7 @@ static __global__ void wire_decode_kernel(float *out, const char *message, const
     wire_values_store(out + block.begin, mine, half, block.n);
 }
 
+// The pieces of `out` = the message decoded, plus base if there is one. out may be base.
 static inline void cuda_wire_decode(Stream *stream, WireFormat format, float *out, const void *message,
                                     const float *base, const WirePieces *pieces) {
     static decltype(&wire_decode_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_decode_kernel);
@@ -298,6 +271,8 @@ static __global__ void wire_sum_kernel(float *out, const char *messages, size_t 
     wire_values_store(out + block.begin, sums, wire_half<FORMAT>(block.n), block.n);
 }
 
+// The pieces of `out` = the sum, from 0 and in their order, of `count` messages. They begin
+// message_stride bytes apart.
 static inline void cuda_wire_sum(Stream *stream, WireFormat format, float *out, const void *messages,
                                  size_t message_stride, int count, const WirePieces *pieces) {
     static decltype(&wire_sum_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_sum_kernel);

@@ -279,7 +279,8 @@ static void adamw_check(size_t count, int out, bool commit) {
         }
         const char *const names[5] = {"out", "master", "first moment", "second moment", "gradient"};
         for (size_t i = 0; i < 5; i++) { // the terms of a second moment cannot cancel
-            check_close_terms(names[i], got + i * count, arrays.values[i], count, i == 3 ? 0 : ADAMW_SIZE, 1e-6);
+            check_close_terms(names[i], got + i * count, arrays.values[i], count, i == 3 ? 0 : ADAMW_SIZE,
+                              1e-6);
         }
     }
     free(start);
@@ -618,7 +619,7 @@ static float *sparse_inputs(size_t count, bool many) {
 static void sparse_check_encode(size_t count, bool many, bool bad) {
     float *error = sparse_inputs(count, many), *outer = sparse_inputs(count, many),
           *local = sparse_inputs(count, many), *got = host_copy(error, count), *expected;
-    size_t bytes = sparse_bytes(count);
+    size_t bytes = sparse_blocks(count) * sizeof(SparseBlock);
     SparseBlock *blocks = (SparseBlock *)malloc(bytes), *first = (SparseBlock *)malloc(bytes),
                 *found = (SparseBlock *)malloc(bytes);
     if (bad) { local[count / 2] = INFINITY; }
@@ -654,7 +655,7 @@ static void sparse_errors_have_the_bits_of_the_cpu(void **state) {
 
 static void sparse_check_apply(size_t count, bool keeps, bool eager) {
     const SparseStep step = {.ranks = SPARSE_RANKS, .alpha = 0.7f};
-    size_t bytes = sparse_bytes(count), stride = sparse_blocks(count);
+    size_t bytes = sparse_blocks(count) * sizeof(SparseBlock), stride = sparse_blocks(count);
     float *outer = sparse_inputs(count, true), *local = sparse_inputs(count, true),
           *sent = sparse_inputs(count, true), *unsent = sparse_inputs(count, true),
           *zeros = (float *)calloc(count, sizeof(float)), *got = host_copy(outer, count),

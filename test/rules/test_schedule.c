@@ -282,7 +282,8 @@ static bool expect_traffic(const RuleCase *row, WireFormat wire, WireFormat esti
     double others = ranks - 1, f = others / ranks;
     double element =
         row->exchanges * WIRE_ELEMENT_BYTES[wire] + row->estimates * WIRE_ELEMENT_BYTES[estimate_wire];
-    double expected = 2 * f * element * (double)count + row->blocks * others * (double)sparse_bytes(count);
+    double expected = 2 * f * element * (double)count +
+                      row->blocks * others * (double)(sparse_blocks(count) * sizeof(SparseBlock));
     for (int rank = 0; rank < ranks; rank++) {
         if (!have_rank(rank)) { continue; }
         double bytes = (double)results[rank].bytes_sent - row->jobs * others * (double)sizeof(Tally);
@@ -405,7 +406,9 @@ static void overlapped_rules_hide_a_job_that_is_shorter_than_a_round(void **stat
     for (int i = 0; i < 6; i++) {
         RunSpec spec = slow_spec(rules[i], 60e-3);
         set_link(&spec, is_streaming(rules[i]) ? 1 : 2, 20e-3);
-        if (is_sparse(rules[i])) { spec.link_bytes_per_second = (double)sparse_bytes(20000) / 20e-3; }
+        if (is_sparse(rules[i])) {
+            spec.link_bytes_per_second = (double)(sparse_blocks(20000) * sizeof(SparseBlock)) / 20e-3;
+        }
         expect_exposed(&spec, 0, 0.4);
     }
 }

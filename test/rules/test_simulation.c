@@ -133,7 +133,7 @@ static void local_rules_take_their_closed_form(void **state) {
         expect(world_run(world, "co2").seconds, fmax(step, (R + r) / H), "co2", RATIOS[i]);
         world->settings.fragments = 1;
         for (int tau = 0; tau < H; tau += 5) {
-            double bytes = (double)sparse_bytes(world->problem.parameter_count);
+            double bytes = (double)(sparse_blocks(world->problem.parameter_count) * sizeof(SparseBlock));
             double S = 3 * bytes / world->machine.host.bytes_per_second + r;
             world->settings.delay = tau;
             expect(world_run(world, "sparse-loco").seconds, step + fmax(S - tau * step, 0) / H, "sparse-loco",
@@ -289,8 +289,8 @@ static void sparse_blocks_leave_a_host_once_for_each_other_host(void **state) {
         world->transport.two_level = cases[i].two_level;
         world->settings.steps = 1;
         expect(world_run(world, "sparse-loco").bytes_outside,
-               cases[i].sent * (double)sparse_bytes(world->problem.parameter_count), "sparse-loco",
-               cases[i].each);
+               cases[i].sent * (double)(sparse_blocks(world->problem.parameter_count) * sizeof(SparseBlock)),
+               "sparse-loco", cases[i].each);
         world_free(world);
     }
 }

@@ -1,6 +1,6 @@
 // cuda_bf16.h: stands in for the toolkit's header where kernels are emulated (simt.h). It
-// has the type and the conversions that this project uses, and the products of
-// tensor cores.
+// has the type and the conversions that this project uses, and what the language of its kernels
+// writes as assembly.
 #ifndef ACCO_SIMT_CUDA_BF16_H
 #define ACCO_SIMT_CUDA_BF16_H
 
@@ -38,8 +38,28 @@ inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) {
     return result;
 }
 
-// d += a b for fragments of m16n8k16 (kernels/cuda/language.cuh).
-inline void simt_mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+// ---------------------------------------------------------------------------------------
+// What kernels/cuda/language.cuh writes as assembly, with its contracts
+
+#define UNROLL
+
+inline char *cuda_shared() { return simt_block()->shared; }
+
+inline uint32_t bf16_pair(float low, float high) {
+    return (uint32_t)__float2bfloat16_rn(low).bits | (uint32_t)__float2bfloat16_rn(high).bits << 16;
+}
+
+inline float exp2_approximate(float x) { return exp2f(x); }
+
+inline void copy_async(void *shared, const void *global, bool valid) {
+    simt_copy_start(shared, global, 16, valid ? 16 : 0);
+}
+
+inline void copy_async_commit() { simt_copy_commit(); }
+
+template <int GROUPS> inline void copy_async_wait() { simt_copy_wait(GROUPS); }
+
+inline void mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
     simt_counts.product_operations += 2 * 16 * 8 * 16 / SIMT_WARP; // this lane's share
     uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
     const char(*slots)[SIMT_SLOT] = simt_warp_exchange(0xffffffffu, mine, sizeof mine);
@@ -58,8 +78,7 @@ inline void simt_mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[
     }
 }
 
-// Four 8 x 8 matrices of bf16 from shared memory; `row` is this lane's.
-inline void simt_matrix_load_x4(uint32_t r[4], const void *row, bool transposed) {
+template <bool TRANSPOSED> inline void matrix_load_x4(uint32_t r[4], const void *row) {
     if ((uintptr_t)row % 16 != 0) { simt_fail("a row of a matrix load is not aligned"); }
     if (!simt_is_shared(row, 16)) { simt_fail("a row of a matrix load is not in shared memory"); }
     char mine[16];
@@ -68,7 +87,7 @@ inline void simt_matrix_load_x4(uint32_t r[4], const void *row, bool transposed)
     int lane = (int)threadIdx.x % SIMT_WARP, g = lane / 4, t = lane % 4;
     for (int i = 0; i < 4; i++) {
         for (int half = 0; half < 2; half++) {
-            int line = transposed ? 2 * t + half : g, column = transposed ? g : 2 * t + half;
+            int line = TRANSPOSED ? 2 * t + half : g, column = TRANSPOSED ? g : 2 * t + half;
             memcpy((char *)&r[i] + half * 2, slots[i * 8 + line] + column * 2, 2);
         }
     }

@@ -26,8 +26,7 @@
 //
 // In the paper both rounds have half of the micro-batches. acco_split.h says why round A is
 // longer here; it sets round_a and first_round.
-#ifndef ACCO_ACCO_H
-#define ACCO_ACCO_H
+#pragma once
 
 #include "acco_split.h"
 #include "scheduler.h"
@@ -62,5 +61,3 @@ static const Rule acco_rule = {
     .choose = acco_choose,
     .describe = acco_describe,
 };
-
-#endif

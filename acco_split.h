@@ -35,8 +35,7 @@
 // A coarse estimate argues for a short A: A's gradients are computed at the rounded
 // estimate, B's at the exact parameters. A coarse format touches only theta~; the commit
 // still adds up every gradient in full.
-#ifndef ACCO_ACCO_SPLIT_H
-#define ACCO_ACCO_SPLIT_H
+#pragma once
 
 #include "rule.h"
 
@@ -130,5 +129,3 @@ static inline bool acco_choose(void *own, const SchedulerSettings *settings, int
     if (any_split) { snprintf(options->split, sizeof options->split, "%.9g", (double)a / k); }
     return true;
 }
-
-#endif

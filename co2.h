@@ -30,8 +30,7 @@
 // amplitude, 2 halves it in two periods, and 4, the smallest value that does not
 // overshoot, halves it in about one. Far from a minimum a larger Lambda only makes the
 // steps shorter.
-#ifndef ACCO_CO2_H
-#define ACCO_CO2_H
+#pragma once
 
 #include "local_steps.h"
 #include "rule.h"
@@ -95,5 +94,3 @@ static const Rule co2_rule = {
     .finish = co2_finish,
     .configure = co2_configure,
 };
-
-#endif

@@ -6,8 +6,7 @@
 // gradient accumulator and casts beside the casts that compute uses. All ranks call these
 // functions together, and give back what they borrowed with return_committed before the next
 // commit.
-#ifndef ACCO_COMMITTED_H
-#define ACCO_COMMITTED_H
+#pragma once
 
 #include "rule.h"
 #include "scheduler.h"
@@ -71,5 +70,3 @@ static inline void return_committed(Scheduler *s, const void *committed) {
         stream_settle(s->compute);
     }
 }
-
-#endif

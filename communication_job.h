@@ -20,8 +20,7 @@
 // embedding lies at the start: it is used first and, being tied to the head, its gradient
 // is finished last. Its buckets are the ones that nothing can hide. Buckets decide when
 // something travels, never which values are added in which order.
-#ifndef ACCO_COMMUNICATION_JOB_H
-#define ACCO_COMMUNICATION_JOB_H
+#pragma once
 
 #include "scheduler_state.h"
 
@@ -369,5 +368,3 @@ static inline void job_gather_task(void *context, Stream *stream) {
     }
     watermark_raise(&s->arrived, WATERMARK_ALL);
 }
-
-#endif

@@ -11,8 +11,7 @@
 // (zero.h); the difference is `replicated`: every rank receives all the sums, holds the
 // whole optimizer state and steps all of it. The sums have the same bits as under zero1,
 // and with an fp32 wire so have the parameters.
-#ifndef ACCO_DDP_H
-#define ACCO_DDP_H
+#pragma once
 
 #include "zero.h"
 
@@ -24,5 +23,3 @@ static const Rule ddp_rule = {
     .replicated = true,
     .commit = zero1_commit,
 };
-
-#endif

@@ -30,8 +30,7 @@
 // At the end of a run DiLoCo shortens its last period. Streaming DiLoCo sends no fragment
 // that it could not apply before the end. It then exchanges every fragment once more that
 // has changed since its last exchange.
-#ifndef ACCO_DILOCO_H
-#define ACCO_DILOCO_H
+#pragma once
 
 #include "local_steps.h"
 #include "rule.h"
@@ -156,5 +155,3 @@ static const Rule streaming_diloco_rule = {
     .configure = streaming_diloco_configure,
     .describe = diloco_describe,
 };
-
-#endif

@@ -20,8 +20,7 @@
 // shards, so where it is needed (evaluation, saving) it is gathered into the gradient
 // accumulator, which is empty then. The prediction uses the learning rate of the commit
 // just made.
-#ifndef ACCO_DPU_H
-#define ACCO_DPU_H
+#pragma once
 
 #include "rule.h"
 #include "scheduler.h"
@@ -66,5 +65,3 @@ static const Rule acco_wp_rule = {
     .finish = delayed_finish,
     .predicts = true, // while no sum is handed over, the last job made nothing but the commit
 };
-
-#endif

@@ -24,8 +24,7 @@
 // of a whole batch never exist. They are computed in chunks (gpt_chunk_rows); each
 // chunk becomes its own gradient in place, and that gradient is used at once for the
 // gradients of the last hidden state and of wte.
-#ifndef ACCO_GPT_H
-#define ACCO_GPT_H
+#pragma once
 
 #include "gpt_config.h"
 #include "kernels/kernels.h"
@@ -846,5 +845,3 @@ static const ModelFamily gpt2_family = {
     .write_config = gpt2_config_write,
     GPT_PASSES,
 };
-
-#endif

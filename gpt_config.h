@@ -5,8 +5,7 @@
 // all of them, a (3C, C) matrix, computes all three. Files of GPT-Neo have three tensors.
 // Those of GPT-2 have one, transposed as all its matrices in layers are; Muon steps its
 // three parts one by one.
-#ifndef ACCO_GPT_CONFIG_H
-#define ACCO_GPT_CONFIG_H
+#pragma once
 
 #include "model.h"
 
@@ -268,5 +267,3 @@ static inline void gpt_parameter_table(const ModelConfig *config, ParameterTable
     parameter_table_add(table, outside, "ln_f.weight", C, 0, 1.0f)->role = gpt_tensor(L, TENSOR_LN_1_WEIGHT);
     parameter_table_add(table, outside, "ln_f.bias", C, 0, 0.0f)->role = gpt_tensor(L, TENSOR_LN_1_BIAS);
 }
-
-#endif

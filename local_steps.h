@@ -25,8 +25,7 @@
 // every rank, because every rank makes the same outer step with the same sum. The outer
 // copy is what is evaluated and saved. Losses travel with the exchanges, so the report of
 // the steps up to a sending comes with the job that sent them.
-#ifndef ACCO_LOCAL_STEPS_H
-#define ACCO_LOCAL_STEPS_H
+#pragma once
 
 #include "scheduler.h"
 
@@ -272,5 +271,3 @@ static inline void apply_sparse(Scheduler *s, bool keep) {
     FragmentWork work = {.scheduler = s, .operation = SPARSE_APPLY, .keeps = keep};
     scheduler_call(s, s->compute, fragment_task, &work);
 }
-
-#endif

@@ -5,8 +5,7 @@
 // Both are measured beside each other, as training runs them, because they share cores
 // and memory. The exchange is the reduce-scatter and the all-gather of a job, without its
 // short records and the step. Nothing is trained: gradients are dropped, all else stays.
-#ifndef ACCO_MEASURE_H
-#define ACCO_MEASURE_H
+#pragma once
 
 #include "scheduler.h"
 
@@ -91,5 +90,3 @@ static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
                               work.compute_seconds / work.micro_batches};
     return measured;
 }
-
-#endif

@@ -11,8 +11,7 @@
 // a layer, which Muon steps. Initialisation, weight decay, checkpoints, export, the
 // memory plan and the model itself all read this table; there is no second list of
 // tensors.
-#ifndef ACCO_MODEL_H
-#define ACCO_MODEL_H
+#pragma once
 
 #include <jansson.h>
 #include <math.h>
@@ -284,5 +283,3 @@ static inline float losses_mean(Stream *stream, const float *losses, const int32
     for (size_t i = 0; i < count && predicted > 0; i++) { sum += (double)losses[i]; }
     return predicted > 0 ? (float)(sum / predicted) : 0.0f;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // models.h: the families of models, their presets, and one model of any family.
-#ifndef ACCO_MODELS_H
-#define ACCO_MODELS_H
+#pragma once
 
 #include <limits.h>
 #include <sys/stat.h>
@@ -183,5 +182,3 @@ static inline void model_start(Model *model, Stream *stream, const void *paramet
 static inline void model_stop(Model *model, Stream *stream) {
     if (model->settings.on_gpu) { gemm_close(stream); }
 }
-
-#endif

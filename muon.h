@@ -22,8 +22,7 @@
 // has four (C, C) of them, with as many elements as the (4C, C) that the workspace must hold
 // anyway. The library chooses for a full batch, however many there are, so a matrix has the same
 // bits in any company. A product on the CPU fills its threads: one matrix at a time.
-#ifndef ACCO_MUON_H
-#define ACCO_MUON_H
+#pragma once
 
 #include "kernels/kernels.h"
 #include "runtime/memory.h"
@@ -125,5 +124,3 @@ static inline void muon_add(Stream *stream, const MuonWorkspace *workspace, Muon
     batch->columns = columns;
     batch->ranges[batch->count++] = range;
 }
-
-#endif

@@ -8,8 +8,7 @@
 //
 //   learning_rate_at(progress) -> optimizer_step: a commit (the state moves)
 //                                              or an estimate (the state stays)
-#ifndef ACCO_OPTIMIZER_H
-#define ACCO_OPTIMIZER_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -261,5 +260,3 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const Op
     if (batch.count > 0) { muon_step(stream, &optimizer->muon, &batch, settings->muon_iterations); }
     if (step->commit) { optimizer->commits++; }
 }
-
-#endif

@@ -5,8 +5,7 @@
 // its settings and its commit, which is a few lines of the scheduler's verbs. A `Rule` at
 // the end of the page lists them. All other code works through a Rule and knows no rule
 // by its name.
-#ifndef ACCO_RULE_H
-#define ACCO_RULE_H
+#pragma once
 
 #include "runtime/names.h"
 #include "scheduler_state.h"
@@ -70,5 +69,3 @@ typedef struct Rule {
     bool (*choose)(void *own, const SchedulerSettings *settings, int format, int split);
     void (*describe)(const SchedulerSettings *settings, char text[RULE_TEXT]);
 } Rule;
-
-#endif

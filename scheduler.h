@@ -43,8 +43,7 @@
 // Only the host thread calls these functions. Between two of its calls at most one job
 // and one round of micro-batches run; in synchronous rules the gather of the previous job may
 // still run, too.
-#ifndef ACCO_SCHEDULER_H
-#define ACCO_SCHEDULER_H
+#pragma once
 
 #include "commit_report.h"
 #include "communication_job.h"
@@ -277,5 +276,3 @@ static inline bool sequential_commit(Scheduler *s) {
     wait_for(s);
     return true;
 }
-
-#endif

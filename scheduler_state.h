@@ -26,8 +26,7 @@
 //   local         every worker steps an optimizer of its own; workers exchange
 //                 pseudo-gradients, the distance from the parameters that all share to
 //                 their own
-#ifndef ACCO_SCHEDULER_STATE_H
-#define ACCO_SCHEDULER_STATE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -592,5 +591,3 @@ static inline void scheduler_call(Scheduler *s, Stream *stream, StreamTask task,
     event_record(event, stream);
     scheduler_wait_event(s, event);
 }
-
-#endif

@@ -33,8 +33,7 @@
 // The paper waits (tau = 0) and has alpha = 1 and beta = 0.95. At the end of a run the steps
 // since the last sending are exchanged in the same way. What is in the errors then is lost:
 // to send all of it did not end lower.
-#ifndef ACCO_SPARSE_LOCO_H
-#define ACCO_SPARSE_LOCO_H
+#pragma once
 
 #include "local_steps.h"
 #include "rule.h"
@@ -109,5 +108,3 @@ static const Rule sparse_loco_rule = {
     .check = sparse_loco_check,
     .configure = sparse_loco_configure,
 };
-
-#endif

@@ -10,8 +10,7 @@
 // SPIKE_MEMORY commits, because norms and losses vary by factors, not by differences. A
 // value above the limit is learnt as if it were at the limit, so that a level which has
 // really changed is accepted after a while. A NaN changes nothing.
-#ifndef ACCO_SPIKE_H
-#define ACCO_SPIKE_H
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -86,5 +85,3 @@ static inline SpikeKind spike_judge_both(SpikeDetector *norms, SpikeDetector *lo
     bool large = spike_judge(norms, norm), high = spike_judge(losses, loss);
     return large ? SPIKE_NORM : high ? SPIKE_HIGH_LOSS : SPIKE_NONE;
 }
-
-#endif

@@ -9,8 +9,7 @@
 // other: what is frozen has no gradient, no moments and sends no byte. The frozen tensors
 // lie in a vector of their own, in the precision of the model. A TrainedPart says where
 // each tensor of the model is; the model reads both vectors.
-#ifndef ACCO_TRAINED_H
-#define ACCO_TRAINED_H
+#pragma once
 
 #include <fnmatch.h>
 
@@ -202,5 +201,3 @@ static inline bool trained_part_make(TrainedPart *part, const ModelConfig *confi
     if (!good) { trained_part_free(part); }
     return good;
 }
-
-#endif

@@ -3,8 +3,7 @@
 // Micro-batches are counted over all ranks and over all parts of a run that was resumed:
 // micro-batch `index` of this rank is number data_base + index * ranks + rank, so no
 // sample is used twice and none is left out, whatever the number of ranks.
-#ifndef ACCO_TRAINING_PROBLEM_H
-#define ACCO_TRAINING_PROBLEM_H
+#pragma once
 
 #include "comm/transport.h"
 #include "dataloader.h"
@@ -120,5 +119,3 @@ static inline int training_tensors(const ParameterTable *table, bool decays_all,
     }
     return count;
 }
-
-#endif

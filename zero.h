@@ -8,8 +8,7 @@
 // ranks. Both halves of the traffic overlap with computation: gradients are sent as the
 // last backward pass finishes them, and the next forward pass starts while the parameters
 // of later layers are still arriving.
-#ifndef ACCO_ZERO_H
-#define ACCO_ZERO_H
+#pragma once
 
 #include "rule.h"
 #include "scheduler.h"
@@ -28,5 +27,3 @@ static const Rule zero1_rule = {
     .recipes = {{"", {1, 1}, {1, 1}}},
     .commit = zero1_commit,
 };
-
-#endif

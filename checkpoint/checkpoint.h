@@ -31,8 +31,7 @@
 //                 between commits
 //   exp_avg,      all; local: each       the moments, in the format of --moments; casts are bf16, all
 //   exp_avg_sq    worker its own         others fp32. exp_avg_sq lacks the matrices that Muon steps
-#ifndef ACCO_CHECKPOINT_CHECKPOINT_H
-#define ACCO_CHECKPOINT_CHECKPOINT_H
+#pragma once
 
 #include <zlib.h>
 
@@ -567,5 +566,3 @@ static inline bool checkpoint_find(char *directory, size_t capacity) {
     }
     return false;
 }
-
-#endif

@@ -18,8 +18,7 @@
 //
 // What differs between families of models, the names of tensors and the members of
 // config.json, comes from the model's ModelFamily (model.h).
-#ifndef ACCO_CHECKPOINT_HF_MODEL_H
-#define ACCO_CHECKPOINT_HF_MODEL_H
+#pragma once
 
 #include <sys/sendfile.h>
 
@@ -510,5 +509,3 @@ static inline bool hf_model_save_trained(const char *directory, const ModelConfi
     free(whole);
     return good;
 }
-
-#endif

@@ -8,8 +8,7 @@
 // A run that differs from the saved one (another rule, number of ranks, kind of device, or
 // option that changes the numbers) cannot continue bit for bit. That is no error: it becomes
 // a remark, which the program prints.
-#ifndef ACCO_CHECKPOINT_LOAD_H
-#define ACCO_CHECKPOINT_LOAD_H
+#pragma once
 
 #include "checkpoint/checkpoint.h"
 
@@ -546,5 +545,3 @@ static inline bool checkpoint_load(CheckpointedRun *run, const char *path,
     if (opened) { checkpoint_close(&source); }
     return good;
 }
-
-#endif

@@ -21,8 +21,7 @@
 // its name must be one that no reader looks for.
 //
 // Elements are in the byte order of the machine, which must be little-endian.
-#ifndef ACCO_CHECKPOINT_SAFETENSORS_H
-#define ACCO_CHECKPOINT_SAFETENSORS_H
+#pragma once
 
 #include <assert.h>
 #include <jansson.h>
@@ -391,5 +390,3 @@ static inline int safetensors_join(const char *path, const SafetensorsPlan *plan
     if (descriptor >= 0) { close(descriptor); }
     return -1;
 }
-
-#endif

@@ -27,8 +27,7 @@
 // A failure at any step leaves the older checkpoints as they were, and training continues.
 // Checksums are computed in memory, from what was meant to be written: if the disk stores
 // something else, loading finds out.
-#ifndef ACCO_CHECKPOINT_SAVE_H
-#define ACCO_CHECKPOINT_SAVE_H
+#pragma once
 
 #include "checkpoint/checkpoint.h"
 
@@ -359,5 +358,3 @@ static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Err
     saver_free(saver);
     return good;
 }
-
-#endif

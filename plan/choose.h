@@ -5,8 +5,7 @@
 // which of the ways to run that the rule offers (Rule::choose) makes the shortest commits: it
 // simulates the rule with the measured times. Formats are measured from the finest to coarser
 // ones, and no further once computation hides the exchanges.
-#ifndef ACCO_PLAN_CHOOSE_H
-#define ACCO_PLAN_CHOOSE_H
+#pragma once
 
 #include "measure.h"
 #include "plan/forecast.h"
@@ -232,5 +231,3 @@ static inline void choose_by_measurement(Run *run) {
     run->checkpointed.chosen = options_chosen_as_json(options);
     run->checkpointed.measured = run->rule_reason;
 }
-
-#endif

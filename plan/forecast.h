@@ -13,8 +13,7 @@
 // needs, over those of plain training with AdamW. These are not simulated: they were
 // measured with small models (Recipe). Among those that are there as soon, within
 // FORECAST_TOLERANCE, it is the one that needs the fewest tokens, and then the least memory.
-#ifndef ACCO_PLAN_FORECAST_H
-#define ACCO_PLAN_FORECAST_H
+#pragma once
 
 #include "kernels/cpu/product_rates.h"
 #include "plan/simulation.h"
@@ -459,5 +458,3 @@ static inline void forecast_make(const Setup *setup, const Machine *machine, Opt
     forecast->recommended = forecast_choose(forecast, true);
     forecast->committing = forecast_choose(forecast, false);
 }
-
-#endif

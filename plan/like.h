@@ -5,8 +5,7 @@
 //                       cores; with more ranks computing at the same time it grows. Ranks that take
 //                       turns for whole rounds do not show it: then their threads over the cores
 //   tokens per second   of all ranks, communication included
-#ifndef ACCO_PLAN_LIKE_H
-#define ACCO_PLAN_LIKE_H
+#pragma once
 
 #include "plan/machine.h"
 #include "runtime/log.h"
@@ -117,5 +116,3 @@ static inline void like_set_machine(const LikeRun *like, double tokens, bool aga
     machine->exchange_bytes_per_second /= full;
     machine->memory_bytes_per_second /= full;
 }
-
-#endif

@@ -19,8 +19,7 @@
 //
 // The ranks of a host share its link. Chunks go through two lanes (collectives_host.h),
 // so links and ranks work at the same time except for one chunk.
-#ifndef ACCO_PLAN_MACHINE_H
-#define ACCO_PLAN_MACHINE_H
+#pragma once
 
 #include "comm/collectives_host.h"
 
@@ -158,5 +157,3 @@ static inline double machine_records(const Machine *machine, const Transport *tr
     if (transport->hosts.hosts > 1) { seconds += N * bytes / machine->host.bytes_per_second; }
     return seconds + (crosses + (levels ? 2 : 0)) * machine->wake_seconds;
 }
-
-#endif

@@ -4,8 +4,7 @@
 // Each cell of the map is a plan of its own, made by forecast_make: the run's cell has the
 // table that the terminal shows. A cell names the first at a loss among the rules as asked
 // for, without recipes. The page holds all of them as JSON, and draws them itself (page.html).
-#ifndef ACCO_PLAN_PAGE_H
-#define ACCO_PLAN_PAGE_H
+#pragma once
 
 #include "plan/forecast.h"
 
@@ -146,5 +145,3 @@ static inline bool page_write(const Setup *setup, const Forecast *own, OptionCho
     free(text);
     return written || error_set(error, "--page %.300s cannot be written: %s", path, strerror(errno));
 }
-
-#endif

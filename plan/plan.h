@@ -5,8 +5,7 @@
 // The numbers of memory are those of the run itself: a plan makes the same choices and
 // the same reservations (reserve_memory), and ends where a run would allocate. Times are
 // simulated (forecast.h) from what is measured here or was measured by a run (like.h).
-#ifndef ACCO_PLAN_PLAN_H
-#define ACCO_PLAN_PLAN_H
+#pragma once
 
 #include "plan/forecast.h"
 #include "plan/like.h"
@@ -424,5 +423,3 @@ static inline int command_plan(Run *run) {
     free(run->tensors);
     return 0;
 }
-
-#endif

@@ -18,8 +18,7 @@
 //
 // Not simulated: other traffic on the links, files, validation, and ranks of one host
 // that compete for its cores (their micro-batches are measured together).
-#ifndef ACCO_PLAN_SIMULATION_H
-#define ACCO_PLAN_SIMULATION_H
+#pragma once
 
 #include "local_steps.h"
 #include "plan/machine.h"
@@ -508,5 +507,3 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
                             .bytes_outside = (after.bytes_outside - before.bytes_outside) / commits};
     return mean;
 }
-
-#endif

@@ -2,8 +2,7 @@
 //
 //   micro-batch         mean time of rank 0 over its reports
 //   crowding            wall time divided by CPU time of a micro-batch. Above 1, ranks compete for
-//                       cores; with more ranks computing at the same time it grows. Ranks that take
-//                       turns for whole rounds do not show it: then their threads over the cores
+//                       cores. Ranks that take turns do not show it: then their threads over the cores
 //   tokens per second   of all ranks, communication included
 #pragma once
 

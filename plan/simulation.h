@@ -1,20 +1,18 @@
 // simulation.h: how long an update rule takes on machines that need not exist.
 //
-// The rule itself runs: its page and the scheduler's verbs, line by line. Only its two
-// streams are simulated (StreamSimulator, runtime/device.h). Instead of running a task,
-// the simulator adds the task's cost (machine.h) to a clock; where the host would wait
-// for an event, the host's clock jumps. So the simulator knows no rule. It knows the
-// kinds of tasks that streams are given, and what a task of one stream waits for in
-// the other, which is H6 and H7 of scheduler.h:
+// The rule itself runs: its page and the scheduler's verbs. Only its two streams are
+// simulated (StreamSimulator, runtime/device.h): a task's cost (machine.h) is added to a
+// clock; where the host would wait for an event, its clock jumps. So the simulator knows no
+// rule, but the kinds of tasks, and what a task of one stream waits for in the other, which
+// is H6 and H7 of scheduler.h:
 //
 //   compute         | forward, where parameters have arrived | backward, layer after layer |
 //   communication   ... gather, bucket after bucket |        reduce, bucket after bucket .. |
 //
-// One host thread stands for all ranks, which run the same lines in the same order. If
-// ranks differ, each rank has clocks of its own for host and compute. There is one clock
-// of communication, because an exchange ends on all ranks when the last of them has begun
-// and the data have arrived. With --accumulate auto a rank whose job has ended leaves the
-// remaining micro-batches of the round to the others.
+// One host thread stands for all ranks. If they differ, each has clocks of its own for host
+// and compute. There is one clock of communication, because an exchange ends on all ranks
+// when the last of them has begun and the data have arrived. With --accumulate auto a rank
+// whose job has ended leaves the remaining micro-batches of the round to the others.
 //
 // Not simulated: other traffic on the links, files, validation, and ranks of one host
 // that compete for its cores (their micro-batches are measured together).
@@ -452,8 +450,8 @@ static inline void simulation_close(Simulation *simulation) {
 
 enum { SIMULATION_CALLS = 16 }; // of Rule::commit that are measured, after as many that are not
 
-// The totals since the start.
-static inline SimulatedCommit simulation_totals(const Simulation *simulation) {
+// Adds `times` times what there has been since the start.
+static inline void simulation_add(const Simulation *simulation, double times, SimulatedCommit *sum) {
     double now = 0, useful = 0, busy = 0;
     for (int i = 0; i < simulation->width; i++) {
         const RankClock *clock = &simulation->clocks[i];
@@ -461,12 +459,11 @@ static inline SimulatedCommit simulation_totals(const Simulation *simulation) {
         useful += clock->useful;
         busy += clock->busy;
     }
-    SimulatedCommit totals = {.seconds = now,
-                              .computing = useful / simulation->width,
-                              .waiting = now - busy / simulation->width,
-                              .micro_batches = simulation->micro_batches,
-                              .bytes_outside = simulation->bytes_outside};
-    return totals;
+    sum->seconds += times * now;
+    sum->computing += times * useful / simulation->width;
+    sum->waiting += times * (now - busy / simulation->width);
+    sum->micro_batches += times * simulation->micro_batches;
+    sum->bytes_outside += times * simulation->bytes_outside;
 }
 
 // How often Rule::commit is called, before what is measured and then again.
@@ -494,16 +491,17 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
     s->settings.sequential = 0;
     s->settings.first_round = s->settings.round_a;
     s->settings.target = 1e15;
+    SimulatedCommit mean = {0};
     for (int i = 0; i < calls; i++) { rule->commit(s); }
-    SimulatedCommit before = simulation_totals(simulation);
     double commits = -(double)s->optimizer.commits;
+    simulation_add(simulation, -1, &mean);
     for (int i = 0; i < calls; i++) { rule->commit(s); }
-    SimulatedCommit after = simulation_totals(simulation);
     commits += (double)s->optimizer.commits;
-    SimulatedCommit mean = {.seconds = (after.seconds - before.seconds) / commits,
-                            .computing = (after.computing - before.computing) / commits,
-                            .waiting = (after.waiting - before.waiting) / commits,
-                            .micro_batches = (after.micro_batches - before.micro_batches) / commits,
-                            .bytes_outside = (after.bytes_outside - before.bytes_outside) / commits};
+    simulation_add(simulation, 1, &mean);
+    mean.seconds /= commits;
+    mean.computing /= commits;
+    mean.waiting /= commits;
+    mean.micro_batches /= commits;
+    mean.bytes_outside /= commits;
     return mean;
 }

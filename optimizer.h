@@ -2,9 +2,8 @@
 //
 // A worker owns pieces of the flat parameter vector (comm/layout.h): one piece that is
 // the whole vector under rules that do not shard, its share of every cell under rules
-// that do. Its state (master copy and two moments) lies in the order of its own elements,
-// without gaps. Weight decay applies to some tensors only, given as ranges of the flat
-// vector; a piece may begin or end anywhere inside a tensor. Nothing here communicates.
+// that do. Its state lies in the order of its own elements, without gaps. A piece may begin
+// or end anywhere inside a tensor. Nothing here communicates.
 //
 //   learning_rate_at(progress) -> optimizer_step: a commit (the state moves)
 //                                              or an estimate (the state stays)

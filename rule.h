@@ -1,10 +1,9 @@
 // rule.h: what an update rule is. Each rule is one page (acco.h, ddp.h, ...), and rules.h
 // lists them.
 //
-// A page opens with the rule's timeline and formulas. Then come its options, its checks,
-// its settings and its commit, which is a few lines of the scheduler's verbs. A `Rule` at
-// the end of the page lists them. All other code works through a Rule and knows no rule
-// by its name.
+// A page opens with the rule's timeline and formulas; its commit is a few lines of the
+// scheduler's verbs. All other code works through the `Rule` at the end of the page and knows
+// no rule by its name.
 #pragma once
 
 #include "runtime/names.h"

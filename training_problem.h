@@ -66,7 +66,7 @@ static inline void training_lose_data(TrainingProblem *training, const Error *er
 
 // Data that cannot be read any more count as a micro-batch in which nothing is to be
 // predicted. While a GPU computes, the host fills the next batch, since data that are not
-// in memory may take long. An error in them is reported when they are needed, if ever.
+// in memory may take long.
 static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, uint64_t index,
                                                     const void *weights, float *gradients, const Pace *pace) {
     TrainingProblem *training = (TrainingProblem *)self;

@@ -6,21 +6,18 @@
 //      NAME: {"dtype": "F32", "shape": [2, 3], "data_offsets": [BEGIN, END]}, ...}
 //
 // Offsets count from the end of the JSON, which may be padded with spaces. Every byte of
-// the data belongs to exactly one tensor.
+// the data belongs to exactly one tensor. Elements are in the byte order of the machine,
+// which must be little-endian.
 //
 // Reading: the bytes come from others and may be anything. In a file that has been
 // opened, every tensor lies inside the data, has the size that its type and shape say,
-// and overlaps no other; any other file is refused with one sentence in an Error. Files
-// are mapped read-only. Data may lie at any address, because old files have headers of
+// and overlaps no other. Data may lie at any address, because old files have headers of
 // odd lengths: so elements are copied, never pointed to.
 //
-// Writing: a plan says what the file will hold, and determines every byte but the data.
-// One process creates the file; then any number of processes, each with the same plan,
-// join and write the parts that they own, in any order and without locks, because no two own
-// the same bytes. The file is whole when file_finish has returned in all of them. Until then
-// its name must be one that no reader looks for.
-//
-// Elements are in the byte order of the machine, which must be little-endian.
+// Writing: a plan determines every byte but the data. One process creates the file; then any
+// number of processes with the same plan join and write the parts that they own, in any
+// order. The file is whole when file_finish has returned in all of them; until then its name
+// must be one that no reader looks for.
 #pragma once
 
 #include <assert.h>

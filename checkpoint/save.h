@@ -3,30 +3,24 @@
 //   streams             training | begin | training ...                | end | training
 //   writer (a thread)                    | parts to disk, sync, model/ |
 //
-//   begin    between two commits, both streams idle: makes the temporary directory,
-//            gathers the numbers, and copies what this rank has to write; without memory
-//            for a copy it writes at once
-//   writer   writes the copies and computes their checksums; needs no other rank
-//   end      between two commits, when the writer of every rank has ended, which all
-//            ranks learn with the same job (Tally::ended): writes checkpoint.json, and
-//            renames the directory
-//
-// All ranks write their parts of one file, in a directory that all of them see.
+// Begin and end are between two commits, when both streams are idle. Begin copies what this
+// rank has to write, or writes it at once if there is no memory for copies. All ranks write
+// their parts of one file, in a directory that all of them see. All learn with the same job
+// (Tally::ended) that every writer has ended.
 //
 // A checkpoint is whole or absent, whenever the program or the machine stops, by order:
 //
 //   1. every rank writes its parts of state.safetensors under the temporary name and
 //      syncs the file; rank 0 also writes and syncs model/
 //   2. all ranks agree that all of that is on disk
-//   3. rank 0 writes and syncs checkpoint.json, which comes last because it holds the
-//      checksums of the state
+//   3. rank 0 writes and syncs checkpoint.json, which holds the checksums of the state
 //   4. rank 0 syncs the temporary directory, renames it to commit-N, and syncs the folder
 //      that holds it (directory_publish in runtime/files.h)
 //   5. only then older checkpoints are removed
 //
 // A failure at any step leaves the older checkpoints as they were, and training continues.
-// Checksums are computed in memory, from what was meant to be written: if the disk stores
-// something else, loading finds out.
+// Checksums are of what was meant to be written: if the disk stores something else, loading
+// finds out.
 #pragma once
 
 #include "checkpoint/checkpoint.h"

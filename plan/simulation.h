@@ -162,12 +162,12 @@ static inline double simulation_finished(const Simulation *simulation, size_t be
     return began + (ended - began) * simulation_share(simulation, layer, problem->layer_count, true);
 }
 
-// Adds an exchange of the cells [begin, end) to a clock; its work, to *work.
+// Adds an exchange to a clock; its work, to *work.
 static inline double simulation_exchange(Simulation *simulation, const Collective *collective, bool gather,
-                                         size_t begin, size_t end, double now, double *work) {
+                                         double now, double *work) {
     const Machine *machine = simulation->machine;
     const Job *job = &simulation->scheduler->job;
-    double own = (double)layout_most(collective->layout, begin, end);
+    double own = (double)layout_most(collective->layout, collective->first, collective->end);
     ExchangeCost cost =
         machine_exchange(machine, simulation->scheduler->transport, own, collective->wire, gather);
     if (machine->measured_exchange != NULL) {
@@ -202,24 +202,20 @@ static inline double simulation_reduce(Simulation *simulation, double now, doubl
     const Layout *layout = collective.layout;
     *hidden = 0;
     if (s->settings.sparse) { return simulation_gather_blocks(simulation, now, work); }
-    for (size_t end = layout->cells; end > 0;) {
-        size_t begin = end > job->bucket_cells ? end - job->bucket_cells : 0;
-        if (job->follows) {
-            now = fmax(now, simulation_finished(simulation, layout_cell_begin(layout, begin)));
-        }
+    for (collective.end = layout->cells; collective.end > 0; collective.end = collective.first) {
+        collective.first = collective.end > job->bucket_cells ? collective.end - job->bucket_cells : 0;
+        size_t first = layout_cell_begin(layout, collective.first),
+               last = layout_cell_begin(layout, collective.end);
+        if (job->follows) { now = fmax(now, simulation_finished(simulation, first)); }
         double started = now;
         if (job->inspects) {
-            double elements = (double)(layout_cell_begin(layout, end) - layout_cell_begin(layout, begin));
-            double seconds = machine_exchange_pass(simulation->machine, elements, PASS_SQUARE);
+            double seconds = machine_exchange_pass(simulation->machine, (double)(last - first), PASS_SQUARE);
             now += seconds;
             *work += seconds;
         }
-        now = simulation_exchange(simulation, &collective, false, begin, end, now, work);
-        if (job->all_reduces) {
-            now = simulation_exchange(simulation, &collective, true, begin, end, now, work);
-        }
+        now = simulation_exchange(simulation, &collective, false, now, work);
+        if (job->all_reduces) { now = simulation_exchange(simulation, &collective, true, now, work); }
         if (job->follows) { *hidden += fmax(fmin(now, simulation->backward_ended) - started, 0); }
-        end = begin;
     }
     return now;
 }
@@ -293,11 +289,11 @@ static inline void simulation_job_gather(Simulation *simulation) {
     Collective collective = job_reduction(s, job);
     double began = simulation->communication, ended = began, work = 0;
     collective.wire = job_gather_wire(s, collective.wire);
-    for (size_t begin = 0, number = 0; begin < s->layout.cells && !job->all_reduces;
-         begin += job->bucket_cells) {
-        size_t end = size_min(begin + job->bucket_cells, s->layout.cells);
-        ended = simulation_exchange(simulation, &collective, true, begin, end, ended, &work);
-        simulation->arrivals[number++] = ended;
+    for (size_t bucket = 0; !job->all_reduces && collective.first < s->layout.cells; bucket++) {
+        collective.end = size_min(collective.first + job->bucket_cells, s->layout.cells);
+        ended = simulation_exchange(simulation, &collective, true, ended, &work);
+        simulation->arrivals[bucket] = ended;
+        collective.first = collective.end;
     }
     if (job->follows && !job->all_reduces) { simulation->arrival_cells = job->bucket_cells; }
     simulation->communication = simulation->communicated = ended;

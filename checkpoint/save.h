@@ -36,12 +36,13 @@ typedef struct SavedPart {
 typedef struct Saver {
     CheckpointedRun *run;
     CheckpointPaths paths;
-    SafetensorsPlan plan; // for state.safetensors
-    int state;            // descriptor of state.safetensors; -1: not open
-    size_t area;          // where the vector that is being walked begins in the file
-    size_t width;         // bytes of each of its elements
-    bool without_muon;    // it lacks the matrices that Muon steps
-    uint32_t *sums;       // (blocks): this rank's share of the CRC-32 of each block of the file
+    SafetensorsPlan plan;                 // for state.safetensors
+    int state;                            // descriptor of state.safetensors; -1: not open
+    size_t areas[CHECKPOINT_MAX_VECTORS]; // (vectors): where this rank's area of each begins in the data
+    size_t area;                          // where that of the vector that is being walked begins in the file
+    size_t width;                         // bytes of each of its elements
+    bool without_muon;                    // it lacks the matrices that Muon steps
+    uint32_t *sums; // (blocks): this rank's share of the CRC-32 of each block of the file
     size_t blocks;
     char *copies;     // all parts, one behind the other; NULL: all is written as it comes
     size_t copied;    // bytes of `copies` that are filled
@@ -88,6 +89,9 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
     for (const SavedVector *vector = vectors; vector < vectors + count; vector++) {
         bool of_workers = vector->scope == SAVED_WORKER;
         for (int worker = 0; worker < (of_workers ? run->transport->size : 1); worker++) {
+            if (!of_workers || worker == run->transport->rank) {
+                saver->areas[vector - vectors] = saver->plan.file_bytes;
+            }
             for (int i = 0; i < run->table->count; i++) {
                 const ParameterInfo *entry = &run->table->entries[i];
                 char name[128];
@@ -158,8 +162,7 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
     Scheduler *s = run->scheduler;
     bool is_main = run->transport->rank == 0;
     size_t elements = run->table->parameter_count, whole = elements * sizeof(float),
-           ranks = (size_t)run->transport->size, begin = saver->plan.header_bytes;
-    size_t part = layout_shard(&s->layout) + ranks; // elements, at most
+           part = layout_shard(&s->layout) + (size_t)run->transport->size; // elements, at most
     size_t copies = 0;
     for (int i = 0; i < count; i++) {
         copies += saved_bytes(&vectors[i], vectors[i].scope == SAVED_WORKER ? elements : part);
@@ -174,15 +177,12 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
         .stage = s->settings.gpu != NULL ? (float *)memory_take(1, CHECKPOINT_STAGE * sizeof(float)) : NULL,
         .visit = saver_take,
         .context = saver};
-    bool good = !is_main || saver_write(saver, 0, saver->plan.header, begin, error);
+    bool good = !is_main || saver_write(saver, 0, saver->plan.header, saver->plan.header_bytes, error);
     for (int i = 0; good && i < count; i++) {
         saver->without_muon = vectors[i].of_adamw && checkpoint_has_muon(run);
-        size_t areas = vectors[i].scope == SAVED_WORKER ? ranks : 1,
-               bytes = saved_bytes(&vectors[i], area_place(run->table, saver->without_muon, elements));
         saver->width = saved_bytes(&vectors[i], 1);
-        saver->area = begin + (areas > 1 ? (size_t)run->transport->rank * bytes : 0);
+        saver->area = saver->plan.header_bytes + saver->areas[i];
         good = walk_vector(&walk, &vectors[i], error);
-        begin += areas * bytes;
     }
     free(walk.stage);
     saver->committed = (float *)committed;
@@ -236,7 +236,7 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
     if (s->job_in_flight && s->job.spike != SPIKE_NONE) {
         return error_set(error, "the exchange between the ranks that is in flight holds a spike");
     }
-    const float *committed = borrow_committed(s, run->rule);
+    const float *committed = (const float *)borrow_committed(s, run->rule, true);
     int count = saved_vectors(s, vectors);
     Saver *saver = saver_create(run, vectors, count);
     const CheckpointPaths *paths = &saver->paths;

@@ -1,19 +1,14 @@
 // local_steps.h: the verbs of local rules, whose workers step on their own and exchange
 // now and then.
 //
-//   inner_steps(n)           n times: micro-batches, then a step of this worker's own
-//                            optimizer, all on the compute stream
-//   send_fragment(f)         starts the all-reduce of fragment f's pseudo-gradient, outer
-//                            - local
-//   wait_for()               waits for that job: the communication buffer then holds the
-//                            sum over all workers
-//   apply_fragment(f, alpha) makes an outer step with it, and merges the result into the
-//                            local parameters
-//   send_sparse()            starts the gathering of the largest elements of all workers' errors,
-//                            to which it has added the pseudo-gradient
-//   apply_sparse(keep)       after wait_for(): makes an outer step with them. The local
-//                            parameters become the outer ones, and keep the steps since the
-//                            sending if asked
+//   inner_steps(n)           n times: micro-batches, then a step of this worker's optimizer
+//   send_fragment(f)         starts the all-reduce of fragment f's pseudo-gradient, outer - local
+//   wait_for()               waits for it: the communication buffer then holds the sum
+//   apply_fragment(f, alpha) makes an outer step with it, and merges it into the local parameters
+//   send_sparse()            adds the pseudo-gradient to this worker's error, and starts the
+//                            gathering of the largest elements of all errors
+//   apply_sparse(keep)       makes an outer step with them; asked to, the local parameters keep
+//                            the steps since the sending
 //   local_keep_start()       remembers the local parameters: what is done since then counts from there
 //
 //   compute         | inner step | ... | inner step | send | inner step | ... | wait_for . apply | ...

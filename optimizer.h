@@ -22,8 +22,7 @@
 
 // Progress is counted in micro-batch gradients that all workers have committed (--lr-by
 // grads), so that rules and runs with other batch sizes have the same rate at the same
-// number of tokens; or in commits (--lr-by commits). An estimate uses the rate of the
-// commit that it anticipates, because progress moves at commits only.
+// number of tokens; or in commits (--lr-by commits).
 
 // The choices of --schedule, in their order.
 typedef enum ScheduleKind {

@@ -34,13 +34,15 @@ typedef struct TrainingProblem {
 } TrainingProblem;
 
 static inline void training_reserve(TrainingProblem *training, Arena *arena) {
-    size_t bytes = (size_t)training->B * (size_t)training->T * sizeof(int32_t);
-    arena_reserve_host(arena, MEMORY_WORKSPACE, "tokens", bytes, &training->batch.tokens);
-    arena_reserve_host(arena, MEMORY_WORKSPACE, "targets", bytes, &training->batch.targets);
-    if (arena->on_gpu) {
-        arena_reserve_host(arena, MEMORY_WORKSPACE, "next tokens", bytes, &training->next_batch.tokens);
-        arena_reserve_host(arena, MEMORY_WORKSPACE, "next targets", bytes, &training->next_batch.targets);
-    }
+    size_t bytes = (size_t)training->B * (size_t)training->T * sizeof(int32_t),
+           next = arena->on_gpu ? bytes : 0;
+    const ArenaRow rows[] = {
+        {MEMORY_WORKSPACE, "tokens", bytes, &training->batch.tokens},
+        {MEMORY_WORKSPACE, "targets", bytes, &training->batch.targets},
+        {MEMORY_WORKSPACE, "next tokens", next, &training->next_batch.tokens},
+        {MEMORY_WORKSPACE, "next targets", next, &training->next_batch.targets},
+    };
+    arena_reserve_rows(arena, rows, sizeof rows / sizeof rows[0], true);
 }
 
 // The first sample, in the global order, of micro-batch `index` of this rank.

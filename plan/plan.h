@@ -36,12 +36,6 @@ static inline void print_memory_verdict(const Setup *setup) {
     printf("fits             yes: %s of the %s for this rank %s; %s are left\n", size_text(bytes, needed),
            size_text(most, available), arena->on_gpu ? "on the GPU" : "on this machine",
            size_text(most - bytes, left));
-    double together = (double)bytes * (double)setup->options->ranks;
-    if (!arena->on_gpu && setup->options->ranks > 1) {
-        printf("                 %lld ranks on this machine would need %s, which %s\n",
-               (long long)setup->options->ranks, size_text((size_t)together, needed),
-               together <= (double)most ? "fits, too" : "does not fit");
-    }
     Options with_blocks = *setup->options;
     printf("                 the largest micro-batch that fits is %lld",
            (long long)fit_micro_batch(setup, &room, setup->options));

@@ -46,8 +46,7 @@ typedef struct Simulation {
     // When the backward pass of the latest micro-batch began and ended, on the slowest
     // rank.
     double backward_began, backward_ended;
-    // Operations of Muon's products in a step, on the rank with most; 0: none, or their rate is unknown.
-    double step_flops;
+    double step_flops;    // Optimizer::flops; 0: their rate is unknown
     double *arrivals;     // (layout.cells): when the latest gather brought each bucket
     size_t arrival_cells; // of a bucket; 0: everything is there
     // Totals.
@@ -416,9 +415,7 @@ static inline void simulation_open(Simulation *simulation, Scheduler *scheduler,
     simulation->ranks = scheduler->transport->size;
     bool alike = machine->slow_rank < 0 && machine->slowness == NULL && machine->counts == NULL;
     simulation->width = alike ? 1 : simulation->ranks;
-    if (machine->flops_per_second > 0) {
-        simulation->step_flops = optimizer_most_needs(&scheduler->optimizer).flops;
-    }
+    if (machine->flops_per_second > 0) { simulation->step_flops = scheduler->optimizer.flops; }
     StreamSimulator simulator = {.self = simulation,
                                  .run = simulation_run,
                                  .record = simulation_record,

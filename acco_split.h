@@ -30,9 +30,9 @@
 //              by 1 / (1 - x^2), x = (1-beta) (1-s) h: without bound for equal rounds, by 10
 //              at s = 3/4, by 1.3 at s = 7/8 (dev/results/rounds-2026-11-22.md).
 //
-// Noise and stability ask for a long A, time for one that suits the two exchanges. A coarse
-// estimate argues for a short A, whose gradients are computed at the rounded theta~; the
-// commit still adds up every gradient in full.
+// Noise and stability ask for a long A, time for one that suits the two exchanges. A
+// coarse estimate argues for a short A, whose gradients are computed at the rounded
+// theta~; the commit still adds up every gradient in full.
 #pragma once
 
 #include "rule.h"

@@ -13,9 +13,10 @@
 // Reduce and gather work bucket by bucket. In synchronous rules the reduction follows the
 // last backward pass, from the end of the vector to its start, as the watermark
 // `finished` rises. Where the state is sharded, the gather then runs ahead of the next
-// forward pass, from the start to the end, and raises the watermark `arrived`. Nothing can
-// hide the token embedding at the start: it is used first and its gradient is finished last.
-// Buckets decide when something travels, never which values are added in which order.
+// forward pass, from the start to the end, and raises the watermark `arrived`. Nothing
+// can hide the token embedding at the start: it is used first and its gradient is
+// finished last. Buckets decide when something travels, never which values are added in
+// which order.
 #pragma once
 
 #include "scheduler_state.h"
@@ -35,9 +36,10 @@ static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) 
     return size_max(1, size_min(cells, layout->cells));
 }
 
-// Host: decides all that depends on the kind of the rule or of the job. A rank looks for NaNs
-// in its own gradients before they are summed; not for an estimate, since the commit sends
-// them again, nor in a world of one rank, unless compute steps with them (local rules).
+// Host: decides all that depends on the kind of the rule or of the job. A rank looks for
+// NaNs in its own gradients before they are summed; not for an estimate, since the commit
+// sends them again, nor in a world of one rank, unless compute steps with them (local
+// rules).
 static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
     Job *job = &s->job;
     bool average = kind == AVERAGE;
@@ -245,10 +247,10 @@ static inline double job_shard_square(const Scheduler *s, const float *values, S
     return square;
 }
 
-// Counts, losses and the norm decide whether and how far all ranks step. The norm is taken
-// of the sum in this rank's shard, also where it has the rest: so rules that shard the state
-// and others find the same bits. (On a narrower wire than fp32 the latter take it of the
-// rounded sums, with which they step.)
+// Counts, losses and the norm decide whether and how far all ranks step. The norm is
+// taken of the sum in this rank's shard, also where it has the rest: so rules that shard
+// the state and others find the same bits. (On a narrower wire than fp32 the latter take
+// it of the rounded sums, with which they step.)
 static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     Tally *own = &job->tally;
     job_span_begins(s, "summary");

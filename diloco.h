@@ -21,12 +21,13 @@
 //
 // Both rules exchange every element once in H inner steps. Streaming DiLoCo sends one
 // fragment at a time, hidden by tau inner steps. D is of the moment of sending; the local
-// parameters, which the tau steps have moved meanwhile, enter the result with weight alpha.
-// All ranks count the same steps, so they agree without a message on which fragment is due.
+// parameters, which the tau steps have moved meanwhile, enter the result with weight
+// alpha. All ranks count the same steps, so they agree without a message on which
+// fragment is due.
 //
 // At the end of a run DiLoCo shortens its last period. Streaming DiLoCo sends no fragment
-// that it could not apply before the end, and then exchanges every fragment once more that
-// has changed since its last exchange.
+// that it could not apply before the end, and then exchanges every fragment once more
+// that has changed since its last exchange.
 #pragma once
 
 #include "local_steps.h"

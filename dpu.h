@@ -16,9 +16,9 @@
 //   acco-wp (weight prediction; the second option of SAPipe, Chen et al., 2022)
 //   communication   | COMMIT theta(t), then predict theta~(t+1) = Est(theta(t), the same gradient) |
 //
-// Compute continues at the prediction; theta itself exists only in the master copies of the
-// shards (committed.h gathers it). The prediction uses the learning rate of the commit just
-// made.
+// Compute continues at the prediction; theta itself exists only in the master copies of
+// the shards (committed.h gathers it). The prediction uses the learning rate of the
+// commit just made.
 #pragma once
 
 #include "rule.h"

@@ -9,19 +9,20 @@
 //
 // The last section is what others see of it (ModelFamily in model.h).
 //
-// The model owns no parameters: it keeps the place of every tensor in a flat array (the table
-// is in gpt_config.h; trained.h has what is frozen), because the buffer that the scheduler
-// passes may change with every call. If it computes in bf16 and is given floats, it keeps a
-// copy in that format: its weights. It reserves activations and workspace in an arena and never
-// allocates. Tokens and targets come from the host, and losses go there.
+// The model owns no parameters: it keeps the place of every tensor in a flat array (the
+// table is in gpt_config.h; trained.h has what is frozen), because the buffer that the
+// scheduler passes may change with every call. If it computes in bf16 and is given
+// floats, it keeps a copy in that format: its weights. It reserves activations and
+// workspace in an arena and never allocates. Tokens and targets come from the host, and
+// losses go there.
 //
 // With ModelSettings::fp8 it also keeps the layers' matrices in FP8, as they are and
 // turned, cast when the parameters have changed. What they multiply is cast before each
 // product. Gradients of weights and the head stay in bf16.
 //
 // What the backward pass needs is either kept or computed again (Recompute). Logits are
-// computed in chunks; each chunk becomes its own gradient in place, and that is used at once
-// for the gradients of the last hidden state and of wte.
+// computed in chunks; each chunk becomes its own gradient in place, and that is used at
+// once for the gradients of the last hidden state and of wte.
 #pragma once
 
 #include "gpt_config.h"
@@ -117,9 +118,10 @@ static inline int gpt_logits_stride(int vocabulary, bool on_gpu) {
 }
 
 // Rows of logits at a time: equal chunks, as few as the bytes allow. On a GPU at least
-// GPT_GPU_CHUNKS: each costs a pass over the fp32 gradient of wte (at 125M 154 MB, read and
-// written), but with one, the logits would be the largest array of all. Chunks there are a
-// multiple of GPT_GPU_CHUNK_ROWS, because the library computes tiles of up to 256 rows.
+// GPT_GPU_CHUNKS: each costs a pass over the fp32 gradient of wte (at 125M 154 MB, read
+// and written), but with one, the logits would be the largest array of all. Chunks there
+// are a multiple of GPT_GPU_CHUNK_ROWS, because the library computes tiles of up to 256
+// rows.
 static inline int gpt_chunk_rows(int rows, int logits_stride, Precision precision, bool on_gpu) {
     size_t bytes = on_gpu ? GPT_GPU_LOGITS_BYTES : GPT_LOGITS_BYTES;
     int most = (int)(bytes / ((size_t)logits_stride * precision_bytes(precision)));
@@ -134,10 +136,10 @@ static inline int gpt_chunk_rows(int rows, int logits_stride, Precision precisio
 // How many columns of logits the head's products compute. On a GPU they compute as many
 // as a row has room for, because V is odd in most models, and the library's fast products
 // want the dimensions of their operands in multiples of 16 bytes. The weights of the
-// columns from V on are the rows behind wte (wpe, perhaps the first layer); if there are too
-// few, V columns are computed. cross_entropy does not read these columns and makes their
-// gradients 0, so exact zeros are added to the gradients of those rows and of the hidden state.
-// (NaN where they are not finite, but then wte's gradient is NaN anyway.)
+// columns from V on are the rows behind wte (wpe, perhaps the first layer); if there are
+// too few, V columns are computed. cross_entropy does not read these columns and makes
+// their gradients 0, so exact zeros are added to the gradients of those rows and of the
+// hidden state. (NaN where they are not finite, but then wte's gradient is NaN anyway.)
 static inline int gpt_logits_columns(const Gpt *model) {
     const TensorPlace *place = &model->places[GPT_WTE];
     size_t needed = (size_t)model->logits_stride * (size_t)model->config.channels,

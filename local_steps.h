@@ -15,9 +15,10 @@
 //   communication                                   | reduce . gather  |
 //
 // The local parameters are the master copy of the inner optimizer, whose state stays with
-// the worker. Outer parameters and momentum are the same bits on every rank, because every
-// rank makes the same outer step with the same sum. The outer copy is what is evaluated and
-// saved. The report of the steps up to a sending comes with the job that sent them.
+// the worker. Outer parameters and momentum are the same bits on every rank, because
+// every rank makes the same outer step with the same sum. The outer copy is what is
+// evaluated and saved. The report of the steps up to a sending comes with the job that
+// sent them.
 #pragma once
 
 #include "scheduler.h"
@@ -26,9 +27,10 @@
 // Inner steps
 
 // Decides whether this inner step is made, and adds it to the tally of the steps since
-// the latest exchange. With --on-spike skip only bad steps are left out, and SPIKE_PATIENCE
-// of them in a row count as parameters that are not finite, which ends the run. Otherwise a
-// worker makes no further step between its first bad one and the sending.
+// the latest exchange. With --on-spike skip only bad steps are left out, and
+// SPIKE_PATIENCE of them in a row count as parameters that are not finite, which ends the
+// run. Otherwise a worker makes no further step between its first bad one and the
+// sending.
 static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm) {
     Tally step = s->tally;
     SpikeState *spikes = &s->spikes;
@@ -126,9 +128,9 @@ enum { FRAGMENT_BLOCK = 16384 }; // elements of one task of the thread pool
 
 static_assert((int)FRAGMENT_BLOCK % (int)SPARSE_BLOCK == 0, "tasks have whole sparse blocks");
 
-// Works on packed elements [begin, end), stretch by stretch of adjacent segments: they stand in this
-// order in the communication buffer. A sparse vector is one stretch, of whole blocks. On the CPU
-// several threads call it at once, each for its own elements.
+// Works on packed elements [begin, end), stretch by stretch of adjacent segments: they
+// stand in this order in the communication buffer. A sparse vector is one stretch, of
+// whole blocks. On the CPU several threads call it at once, each for its own elements.
 static inline void fragment_work_on(const FragmentWork *work, size_t begin, size_t end) {
     Scheduler *s = work->scheduler;
     const SparseState *sparse = &s->local.sparse;
@@ -211,8 +213,8 @@ static inline void launch_average(Scheduler *s, int fragment) {
     launch(s, AVERAGE);
 }
 
-// The padding behind the pseudo-gradient is cleared: a longer fragment may have left values
-// there, which must not reach the scale of the last block on a coarse wire.
+// The padding behind the pseudo-gradient is cleared: a longer fragment may have left
+// values there, which must not reach the scale of the last block on a coarse wire.
 static inline void send_fragment(Scheduler *s, int fragment) {
     const Layout *layout = &s->local.fragments[fragment].layout;
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);

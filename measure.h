@@ -1,9 +1,9 @@
 // measure.h: how long a micro-batch and an exchange take, measured on the run itself
 // before training: its own model and data, ranks and link.
 //
-// Both are measured beside each other, because they share cores and memory. The exchange is
-// the reduce-scatter and the all-gather of a job. Nothing is trained: gradients are dropped.
-// plan/choose.h chooses by these numbers.
+// Both are measured beside each other, because they share cores and memory. The exchange
+// is the reduce-scatter and the all-gather of a job. Nothing is trained: gradients are
+// dropped. plan/choose.h chooses by these numbers.
 #pragma once
 
 #include "scheduler.h"

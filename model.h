@@ -1,11 +1,12 @@
 // model.h: what a model is, to everything that trains, measures or stores one.
 //
-// A model belongs to a family (gpt.h), whose functions its `ModelFamily` lists; models.h lists
-// the families. All other code works through them and knows no family by its name.
+// A model belongs to a family (gpt.h), whose functions its `ModelFamily` lists; models.h
+// lists the families. All other code works through them and knows no family by its name.
 //
-// Which model is meant is a ModelConfig, from a preset or from a Hugging Face config.json.
-// From it follows the parameter table, the only list of tensors: initialisation, weight decay,
-// checkpoints, export, the memory plan and the model itself all read it.
+// Which model is meant is a ModelConfig, from a preset or from a Hugging Face
+// config.json. From it follows the parameter table, the only list of tensors:
+// initialisation, weight decay, checkpoints, export, the memory plan and the model itself
+// all read it.
 #pragma once
 
 #include <jansson.h>
@@ -151,8 +152,8 @@ static inline void parameters_initialize_task(void *context, int task, int threa
     }
 }
 
-// Fills `parameters` (parameter_count). Each element is a function of the seed, its tensor's
-// index, its block of INITIAL_BLOCK elements and its place there.
+// Fills `parameters` (parameter_count). Each element is a function of the seed, its
+// tensor's index, its block of INITIAL_BLOCK elements and its place there.
 static inline void parameters_initialize(const ParameterTable *table, uint64_t seed, ThreadPool *pool,
                                          float *parameters) {
     ParameterInitialization work = {table, seed, parameters};
@@ -229,8 +230,8 @@ typedef struct ModelFamily {
     void (*reserve)(void *self, Arena *arena, const ModelConfig *config, const ModelSettings *settings);
     // gradients (parameter_count) += the gradient of the mean loss over the targets (B,
     // T) >= 0; 0 if there is none. Calls pace->need before it reads parameters, and
-    // pace->finish. Returns the losses (B, T), which mean nothing if no target counts. They can
-    // be read, and tokens and targets changed, when the stream has settled.
+    // pace->finish. Returns the losses (B, T), which mean nothing if no target counts.
+    // They can be read, and tokens and targets changed, when the stream has settled.
     const float *(*gradients)(void *self, Stream *stream, const void *parameters, float *gradients,
                               const int32_t *tokens, const int32_t *targets, const Pace *pace);
     // The same losses, (query->count), without gradients.

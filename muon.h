@@ -17,10 +17,10 @@
 //
 // The whole matrix must be here (layout_make_whole). Its momentum is the only state.
 //
-// A GPU takes equal matrices together, since the products of a small one do not fill it: the
-// four (C, C) of a layer have as many elements as the (4C, C) for which the workspace is there
-// anyway. The library chooses for a full batch, however many there are, so a matrix has the
-// same bits in any company.
+// A GPU takes equal matrices together, since the products of a small one do not fill it:
+// the four (C, C) of a layer have as many elements as the (4C, C) for which the workspace
+// is there anyway. The library chooses for a full batch, however many there are, so a
+// matrix has the same bits in any company.
 #pragma once
 
 #include "kernels/kernels.h"

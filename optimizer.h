@@ -2,8 +2,8 @@
 //
 // A worker owns pieces of the flat parameter vector (comm/layout.h): one piece that is
 // the whole vector under rules that do not shard, its share of every cell under rules
-// that do. Its state lies in the order of its own elements, without gaps. A piece may begin
-// or end anywhere inside a tensor. Nothing here communicates.
+// that do. Its state lies in the order of its own elements, without gaps. A piece may
+// begin or end anywhere inside a tensor. Nothing here communicates.
 //
 //   learning_rate_at(progress) -> optimizer_step: a commit (the state moves)
 //                                              or an estimate (the state stays)
@@ -150,9 +150,9 @@ static inline Layout optimizer_whole(size_t count) {
     return layout;
 }
 
-// Plans the state for the pieces of `rank`; of what depends on the rank as much as any needs, so
-// that one plan holds for all. `master_is_elsewhere`: the caller points `master` to a buffer that
-// it keeps anyway.
+// Plans the state for the pieces of `rank`; of what depends on the rank as much as any
+// needs, so that one plan holds for all. `master_is_elsewhere`: the caller points
+// `master` to a buffer that it keeps anyway.
 static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const OptimizerSettings *settings,
                                      const Layout *layout, int rank, bool master_is_elsewhere) {
     memset(optimizer, 0, sizeof *optimizer);

@@ -2,8 +2,8 @@
 // lists them.
 //
 // A page opens with the rule's timeline and formulas; its commit is a few lines of the
-// scheduler's verbs. All other code works through the `Rule` at the end of the page and knows
-// no rule by its name.
+// scheduler's verbs. All other code works through the `Rule` at the end of the page and
+// knows no rule by its name.
 #pragma once
 
 #include "runtime/names.h"

@@ -38,8 +38,8 @@
 //       scheduler_finish() to job_reduce().
 //   H7  A parameter has arrived before a forward pass reads it. Watermark `arrived`:
 //       job_gather_task() to scheduler_need().
-// Only the host thread calls the verbs. Between two of them at most one job and one round of
-// micro-batches run; in synchronous rules perhaps also the gather of the previous job.
+// Only the host thread calls the verbs. Between two of them at most one job and one round
+// of micro-batches run; in synchronous rules perhaps also the gather of the previous job.
 #pragma once
 
 #include "commit_report.h"
@@ -207,9 +207,10 @@ static inline void scheduler_move_gradients(Scheduler *s, float *out, bool clear
     scheduler_call(s, s->compute, boundary_task, &work);
 }
 
-// Waits for the job and takes what it produced. A job that followed the backward pass stepped
-// with the accumulator, which is cleared now; its parameters keep arriving. The job of an
-// overlapped rule gathered them beside those that compute uses: they change places.
+// Waits for the job and takes what it produced. A job that followed the backward pass
+// stepped with the accumulator, which is cleared now; its parameters keep arriving. The
+// job of an overlapped rule gathered them beside those that compute uses: they change
+// places.
 static inline void wait_for(Scheduler *s) {
     const Job *job = &s->job;
     scheduler_wait_event(s, job->follows ? &s->stepped : &s->communicated); // H2, H5

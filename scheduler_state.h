@@ -172,8 +172,9 @@ static inline void tally_add(Tally *sum, const Tally *tally) {
 static inline double tally_mean_loss(const Tally *tally) { return tally->loss / tally->predicted; }
 
 // COMMIT steps the optimizer. ESTIMATE makes the parameters that such a step would give.
-// COMMIT_THEN_PREDICT commits, and then spreads an estimate of the next commit. AVERAGE adds up
-// pseudo-gradients, or brings their largest elements to all ranks (settings.sparse).
+// COMMIT_THEN_PREDICT commits, and then spreads an estimate of the next commit. AVERAGE
+// adds up pseudo-gradients, or brings their largest elements to all ranks
+// (settings.sparse).
 typedef enum JobKind { COMMIT, ESTIMATE, COMMIT_THEN_PREDICT, AVERAGE } JobKind;
 
 // What hand_over does with the gradient accumulator: clear it, or let it keep growing.
@@ -259,8 +260,8 @@ typedef struct LocalState {
     double norm, rate;  // of the latest inner step
 } LocalState;
 
-// How far the backward pass of a round's last micro-batch has come: the positions to which
-// `finished` was raised, on a GPU with a mark in compute's queue.
+// How far the backward pass of a round's last micro-batch has come: the positions to
+// which `finished` was raised, on a GPU with a mark in compute's queue.
 typedef struct Announcements {
     bool active; // the running micro-batch is the last of a round, and a job follows it
     int count;
@@ -520,8 +521,9 @@ static inline void scheduler_close_progress(Scheduler *s) {
     trace_close(&s->trace);
 }
 
-// Starts the streams, when the caller has filled scheduler_first_parameters, the same on every
-// rank. `pool` serves the compute stream, and those parts of a job that compute must wait for.
+// Starts the streams, when the caller has filled scheduler_first_parameters, the same on
+// every rank. `pool` serves the compute stream, and those parts of a job that compute
+// must wait for.
 static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_trace) {
     StreamPlace computing = {.gpu = s->settings.gpu, .precision = s->settings.precision},
                 communicating = computing;

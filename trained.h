@@ -6,8 +6,8 @@
 //   adapted    W x + alpha / r B (A x)    W frozen, A (r, inputs) and B (outputs, r) trained
 //
 // Scheduler, optimizer, wires and checkpoints know a vector of what is trained, and no
-// other. The frozen tensors lie in a vector of their own, in the precision of the model. A
-// TrainedPart says where each tensor of the model is; the model reads both vectors.
+// other. The frozen tensors lie in a vector of their own, in the precision of the model.
+// A TrainedPart says where each tensor of the model is; the model reads both vectors.
 #pragma once
 
 #include <fnmatch.h>

@@ -4,9 +4,9 @@
 //   compute         | micro-batches | forward . backward |idle| forward . backward ...
 //   communication                        | reduce-scatter . step | all-gather |
 //
-// The traffic is that of an all-reduce, and both halves overlap with computation: gradients
-// are sent as the last backward pass finishes them, and the next forward pass starts while
-// the parameters of later layers are still arriving.
+// The traffic is that of an all-reduce, and both halves overlap with computation:
+// gradients are sent as the last backward pass finishes them, and the next forward pass
+// starts while the parameters of later layers are still arriving.
 #pragma once
 
 #include "rule.h"

@@ -1,9 +1,9 @@
 // checkpoint.h: the format of a checkpoint, on which its writer, checkpoint/save.h, and
 // its reader, checkpoint/load.h, must agree.
 //
-// A checkpoint holds everything that a run needs to continue as if it had never stopped. It
-// is a directory, OUT/checkpoints/commit-N, where N counts commits; local rules count inner
-// steps.
+// A checkpoint holds everything that a run needs to continue as if it had never stopped.
+// It is a directory, OUT/checkpoints/commit-N, where N counts commits; local rules count
+// inner steps.
 //
 //   model/              the committed parameters as a Hugging Face directory, which
 //                       transformers loads as it is

@@ -1,12 +1,13 @@
 // hf_model.h: reads and writes a model as Hugging Face keeps it: a directory with
 // config.json and model.safetensors.
 //
-// Reading takes what transformers' from_pretrained takes: one file, or shards with an index;
-// names with or without the family's prefix; fp32, bf16, fp16 or fp64. Constants that old
-// versions stored (attention masks) are ignored by name. lm_head.weight is tied to the
-// embedding of tokens: a file that has both must have the same bits in both. All of that is
-// checked when the directory is opened; reading parameters afterwards cannot fail. A directory
-// of adapters (adapters.h) is read as the model that it names, with the adapters merged.
+// Reading takes what transformers' from_pretrained takes: one file, or shards with an
+// index; names with or without the family's prefix; fp32, bf16, fp16 or fp64. Constants
+// that old versions stored (attention masks) are ignored by name. lm_head.weight is tied
+// to the embedding of tokens: a file that has both must have the same bits in both. All
+// of that is checked when the directory is opened; reading parameters afterwards cannot
+// fail. A directory of adapters (adapters.h) is read as the model that it names, with the
+// adapters merged.
 //
 // Writing makes what from_pretrained takes, and checksums of the files (file_sums.h).
 //
@@ -408,8 +409,8 @@ static inline json_t *hf_model_describe(const ModelConfig *config, const char *t
 // Writing: the weights, and the whole directory
 
 // Writes the file `name` into `directory`; *sum gets its CRC-32. prefix: of all names of
-// tensors, which lie in the file as in the table. parameters (table->parameter_count), on the
-// host.
+// tensors, which lie in the file as in the table. parameters (table->parameter_count), on
+// the host.
 static inline bool hf_model_write_weights(const char *directory, const char *name, const char *prefix,
                                           const ParameterTable *table, const float *parameters, uint32_t *sum,
                                           Error *error) {

@@ -4,8 +4,9 @@
 // be wrong is found before anything of the run changes, and is an error on all ranks
 // alike.
 //
-// A run that differs from the saved one (another rule, number of ranks, kind of device, or
-// option that changes the numbers) cannot continue bit for bit. That is a remark, no error.
+// A run that differs from the saved one (another rule, number of ranks, kind of device,
+// or option that changes the numbers) cannot continue bit for bit. That is a remark, no
+// error.
 #pragma once
 
 #include "checkpoint/checkpoint.h"
@@ -30,8 +31,8 @@ typedef struct CheckpointSource {
 // ---------------------------------------------------------------------------------------
 // Checking the manifest
 
-// Reads the numbers of the manifest. False: one that loading takes out of it is missing, or they
-// cannot be the state of a run of the rule (NULL: there is no rule of its name).
+// Reads the numbers of the manifest. False: one that loading takes out of it is missing,
+// or they cannot be the state of a run of the rule (NULL: there is no rule of its name).
 static inline bool source_read_numbers(CheckpointSource *source) {
     const json_t *manifest = source->manifest, *workers = json_object_get(manifest, "workers"),
                  *applied = json_object_get(manifest, "applied_at"),

@@ -14,10 +14,10 @@
 // and overlaps no other. Data may lie at any address, because old files have headers of
 // odd lengths: so elements are copied, never pointed to.
 //
-// Writing: a plan determines every byte but the data. One process creates the file; then any
-// number of processes with the same plan join and write the parts that they own, in any
-// order. The file is whole when file_finish has returned in all of them; until then its name
-// must be one that no reader looks for.
+// Writing: a plan determines every byte but the data. One process creates the file; then
+// any number of processes with the same plan join and write the parts that they own, in
+// any order. The file is whole when file_finish has returned in all of them; until then
+// its name must be one that no reader looks for.
 #pragma once
 
 #include <assert.h>

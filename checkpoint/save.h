@@ -3,10 +3,10 @@
 //   streams             training | begin | training ...                | end | training
 //   writer (a thread)                    | parts to disk, sync, model/ |
 //
-// Begin and end are between two commits, when both streams are idle. Begin copies what this
-// rank has to write, or writes it at once if there is no memory for copies. All ranks write
-// their parts of one file, in a directory that all of them see. All learn with the same job
-// (Tally::ended) that every writer has ended.
+// Begin and end are between two commits, when both streams are idle. Begin copies what
+// this rank has to write, or writes it at once if there is no memory for copies. All
+// ranks write their parts of one file, in a directory that all of them see. All learn
+// with the same job (Tally::ended) that every writer has ended.
 //
 // A checkpoint is whole or absent, whenever the program or the machine stops, by order:
 //
@@ -18,9 +18,9 @@
 //      that holds it (directory_publish in runtime/files.h)
 //   5. only then older checkpoints are removed
 //
-// A failure at any step leaves the older checkpoints as they were, and training continues.
-// Checksums are of what was meant to be written: if the disk stores something else, loading
-// finds out.
+// A failure at any step leaves the older checkpoints as they were, and training
+// continues. Checksums are of what was meant to be written: if the disk stores something
+// else, loading finds out.
 #pragma once
 
 #include "checkpoint/checkpoint.h"

@@ -348,8 +348,9 @@ static inline int forecast_choose(const Forecast *forecast, bool local_too) {
     return chosen;
 }
 
-// A row for a run with another rule or inner optimizer than the plan's, which NCCL may not be
-// able to serve, or alone. recompute: the one asked for, before --fit chose the run's.
+// A row for a run with another rule or inner optimizer than the plan's, which NCCL may
+// not be able to serve, or alone. recompute: the one asked for, before --fit chose the
+// run's.
 static inline void forecast_alternative(const Setup *setup, OptionChoice recompute, Options *options,
                                         const Machine *machine, ForecastRow *row) {
     Placement placement = *setup->placement;
@@ -411,8 +412,8 @@ static inline void forecast_add_variants(const Setup *setup, Forecast *forecast)
     }
 }
 
-// All rules. That of the run comes first: with --accumulate auto it says how large the batch
-// of the others is. Options that another rule does not have are at their defaults.
+// All rules. That of the run comes first: with --accumulate auto it says how large the
+// batch of the others is. Options that another rule does not have are at their defaults.
 static inline void forecast_make(const Setup *setup, const Machine *machine, OptionChoice recompute,
                                  bool recipes, bool variants, Forecast *forecast) {
     int size = setup->transport->size, own = setup->options->rule;

@@ -8,8 +8,8 @@
 //
 // simulation.h puts these costs on a clock.
 //
-// The exchange, per rank: n hosts of g ranks, N ranks in all, and S bytes for the elements
-// that a rank owns of the range, in the format of the wire:
+// The exchange, per rank: n hosts of g ranks, N ranks in all, and S bytes for the
+// elements that a rank owns of the range, in the format of the wire:
 //
 //                       leaves the host, of each rank   stays inside, of each rank
 //   reduce, two levels  (n - 1) S                       n (g - 1) own elements in fp32
@@ -130,8 +130,8 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
     return cost;
 }
 
-// The encoded vectors of all ranks to all ranks, `bytes` each, in so many slices. On two levels
-// the first rank of a host passes those of all ranks on to each of its mates.
+// The encoded vectors of all ranks to all ranks, `bytes` each, in so many slices. On two
+// levels the first rank of a host passes those of all ranks on to each of its mates.
 static inline ExchangeCost machine_gather(const Machine *machine, const Transport *transport, double bytes,
                                           double slices) {
     double N = transport->size, n = transport->hosts.hosts, g = ceil(N / n);

@@ -1,8 +1,9 @@
 // page.h: a plan as a page for a browser (--page): every rule over the link between hosts and the
 // micro-batches of a commit.
 //
-// Each cell of the map is a plan of its own; it names the first at a loss among the rules as
-// asked for, without recipes. The page holds all of them as JSON, and draws them (page.html).
+// Each cell of the map is a plan of its own; it names the first at a loss among the rules
+// as asked for, without recipes. The page holds all of them as JSON, and draws them
+// (page.html).
 #pragma once
 
 #include "plan/forecast.h"
@@ -46,8 +47,8 @@ static inline json_t *page_axis_as_json(const PageAxis *axis) {
     return list;
 }
 
-// Plans for all links and numbers of micro-batches: a row for each of the latter. Of each rule
-// [tokens/s, share of the time computing, 1: fits], or null: it cannot be run so.
+// Plans for all links and numbers of micro-batches: a row for each of the latter. Of each
+// rule [tokens/s, share of the time computing, 1: fits], or null: it cannot be run so.
 static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionChoice recompute,
                                const PageAxis *mbit, const PageAxis *counts) {
     json_t *map = json_array();

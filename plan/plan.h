@@ -1,9 +1,9 @@
 // plan.h: train_gpt plan: what memory a rank needs and whether it is there, how long a
 // commit takes under every rule, and which rule to take.
 //
-// A plan makes the choices and reservations of the run itself (reserve_memory), and ends where
-// a run would allocate. Times are simulated (forecast.h) from what is measured here or was
-// measured by a run (like.h).
+// A plan makes the choices and reservations of the run itself (reserve_memory), and ends
+// where a run would allocate. Times are simulated (forecast.h) from what is measured here
+// or was measured by a run (like.h).
 #pragma once
 
 #include "plan/forecast.h"
@@ -275,9 +275,9 @@ static inline const char *plan_file(const Options *options) {
     return options->json[0] != '\0' ? "--json" : options->page[0] != '\0' ? "--page" : NULL;
 }
 
-// Prints what the run and its alternatives would take, and writes it to --json and --page.
-// like: the run of --like, or NULL. again: the plan is for that very run, whose log tells how
-// fast its network is. recompute: as asked for, before --fit.
+// Prints what the run and its alternatives would take, and writes it to --json and
+// --page. like: the run of --like, or NULL. again: the plan is for that very run, whose
+// log tells how fast its network is. recompute: as asked for, before --fit.
 static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again, OptionChoice recompute,
                              Error *error) {
     const Options *options = setup->options;

@@ -2,17 +2,18 @@
 //
 // The rule itself runs: its page and the scheduler's verbs. Only its two streams are
 // simulated (StreamSimulator, runtime/device.h): a task's cost (machine.h) is added to a
-// clock; where the host would wait for an event, its clock jumps. So the simulator knows no
-// rule, but the kinds of tasks, and what a task of one stream waits for in the other, which
-// is H6 and H7 of scheduler.h:
+// clock; where the host would wait for an event, its clock jumps. So the simulator knows
+// no rule, but the kinds of tasks, and what a task of one stream waits for in the other,
+// which is H6 and H7 of scheduler.h:
 //
 //   compute         | forward, where parameters have arrived | backward, layer after layer |
 //   communication   ... gather, bucket after bucket |        reduce, bucket after bucket .. |
 //
-// One host thread stands for all ranks. If they differ, each has clocks of its own for host
-// and compute. There is one clock of communication, because an exchange ends on all ranks
-// when the last of them has begun and the data have arrived. With --accumulate auto a rank
-// whose job has ended leaves the remaining micro-batches of the round to the others.
+// One host thread stands for all ranks. If they differ, each has clocks of its own for
+// host and compute. There is one clock of communication, because an exchange ends on all
+// ranks when the last of them has begun and the data have arrived. With --accumulate auto
+// a rank whose job has ended leaves the remaining micro-batches of the round to the
+// others.
 //
 // Not simulated: other traffic on the links, files, validation, and ranks of one host
 // that compete for its cores (their micro-batches are measured together).

@@ -136,7 +136,7 @@ static inline bool hf_model_place(HfModel *model, const SafetensorsEntry *entry,
     char got[96], wanted[96];
     if (!safetensors_is_real(entry->type)) {
         return error_set(error, "%.80s is %s, allowed are F32, BF16, F16 and F64", entry->name,
-                         safetensors_type(entry->type)->name);
+                         SAFETENSORS_INFO[entry->type].name);
     }
     return safetensors_has_shape(entry, dimensions, shape) ||
            error_set(error, "%.80s has shape %s, expected %s", entry->name,

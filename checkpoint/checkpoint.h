@@ -261,6 +261,7 @@ static const StateNumber SCHEDULER_NUMBERS[] = {
     {"gradients_done", NUMBER_AMOUNT, offsetof(Scheduler, gradients_done)},
     {"spikes", NUMBER_AMOUNT, offsetof(Scheduler, spikes.count)},
     {"rollbacks", NUMBER_AMOUNT, offsetof(Scheduler, spikes.rollbacks)},
+    {"fragment", NUMBER_INT, offsetof(Scheduler, local.fragment)},
     {"beside_commit", NUMBER_INT, offsetof(Scheduler, settings.beside[0])},
     {"beside_estimate", NUMBER_INT, offsetof(Scheduler, settings.beside[1])},
     {"reports", NUMBER_COUNT, offsetof(Scheduler, reports)},
@@ -376,14 +377,13 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
         json_array_append_new(applied, json_integer((json_int_t)s->local.fragments[i].applied_at));
     }
     json_t *manifest = json_pack(
-        "{s:i, s:s, s:s, s:I, s:o, s:s, s:s, s:i, s:o, s:b, s:o, s:o, s:O, s:O?, s:s, s:s, s:b, s:b}",
+        "{s:i, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:b, s:o, s:o, s:O, s:O?, s:s, s:s, s:b, s:b}",
         "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name, "parameters",
         (json_int_t)run->table->parameter_count, "model", hf_model_describe(run->config, NULL), "device",
-        s->settings.gpu != NULL ? "cuda" : "cpu", "data", run->data, "fragment", s->local.fragment,
-        "applied_at", applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job",
-        numbers_write(json_object(), JOB_NUMBERS, &s->job), "workers", list, "options", run->options,
-        "chosen", run->chosen, "measured", run->measured, "exchange", exchange, "casts",
-        s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon", checkpoint_has_muon(run));
+        s->settings.gpu != NULL ? "cuda" : "cpu", "data", run->data, "applied_at", applied, "job_in_flight",
+        s->job_in_flight ? 1 : 0, "job", numbers_write(json_object(), JOB_NUMBERS, &s->job), "workers", list,
+        "options", run->options, "chosen", run->chosen, "measured", run->measured, "exchange", exchange,
+        "casts", s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon", checkpoint_has_muon(run));
     numbers_write(manifest, SCHEDULER_NUMBERS, s);
     numbers_write(manifest, RUN_NUMBERS, run);
     return numbers_write(manifest, PROGRESS_NUMBERS, run);

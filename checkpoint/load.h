@@ -35,8 +35,7 @@ typedef struct CheckpointSource {
 // or they cannot be the state of a run of the rule (NULL: there is no rule of its name).
 static inline bool source_read_numbers(CheckpointSource *source) {
     const json_t *manifest = source->manifest, *workers = json_object_get(manifest, "workers"),
-                 *applied = json_object_get(manifest, "applied_at"),
-                 *fragment = json_object_get(manifest, "fragment");
+                 *applied = json_object_get(manifest, "applied_at");
     const Rule *rule = source->rule;
     CheckpointedRun *before = &source->before;
     size_t count = json_array_size(workers), fragments = json_array_size(applied);
@@ -66,8 +65,7 @@ static inline bool source_read_numbers(CheckpointSource *source) {
         good = json_is_integer(item) && json_integer_value(item) >= 0 &&
                json_integer_value(item) <= s.optimizer.commits;
     }
-    good = good && json_is_integer(fragment) && json_integer_value(fragment) >= 0 &&
-           json_integer_value(fragment) < (fragments > 1 ? (json_int_t)fragments : 1);
+    good = good && s.local.fragment >= 0 && (size_t)s.local.fragment < size_max(fragments, 1);
     // The position in the data, counted in tokens: load_numbers computes with it.
     return good && ((double)before->data_base + (double)source->furthest * (double)count) *
                            (double)before->B * (double)before->T <=
@@ -434,13 +432,11 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
         s->job.gradients_done *= scale;
         s->job.spike = SPIKE_NONE; // checkpoint_begin saves no job with a spike
     }
-    if (source->same_rule && s->local.fragments != NULL &&
-        json_array_size(applied) == (size_t)s->settings.fragments) {
-        s->local.fragment = (int)integer_from_json(manifest, "fragment");
-        for (int i = 0; i < s->settings.fragments; i++) {
-            s->local.fragments[i].applied_at =
-                (int64_t)json_integer_value(json_array_get(applied, (size_t)i));
-        }
+    bool same_fragments = source->same_rule && s->local.fragments != NULL &&
+                          json_array_size(applied) == (size_t)s->settings.fragments;
+    if (!same_fragments) { s->local.fragment = 0; }
+    for (int i = 0; same_fragments && i < s->settings.fragments; i++) {
+        s->local.fragments[i].applied_at = (int64_t)json_integer_value(json_array_get(applied, (size_t)i));
     }
     s->spikes.norms = mine.norms;
     s->spikes.losses = mine.losses;

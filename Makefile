@@ -342,7 +342,7 @@ $(BUILD)/fuzz/%: test/fuzz/fuzz_%.h test/fuzz/entry.c test/fuzz/not-traced Makef
 # it as C++.
 check-cxx: $(CONFIG) $(PLAN_PAGE)
 	@for header in $(filter-out test/%,$(wildcard *.h */*.h)); do \
-	    $(CXX) -std=c++20 $(ARCH_FLAGS) $(CXX_WARNINGS) $(MPI_FLAGS) $(ONEDNN_FLAGS) -I. -fopenmp-simd -fsyntax-only -x c++ $$header || exit 1; done
+	    $(CXX) -std=c++20 $(ARCH_FLAGS) $(CXX_WARNINGS) $(MPI_FLAGS) $(ONEDNN_FLAGS) -I. -fopenmp-simd -fsyntax-only -include $$header -x c++ /dev/null || exit 1; done
 	@$(CXX) -std=c++20 $(ARCH_FLAGS) $(CXX_WARNINGS) $(MPI_FLAGS) $(ONEDNN_FLAGS) -I. -fopenmp-simd -fsyntax-only -x c++ train_gpt.cu
 
 # --- checks and layout ---

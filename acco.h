@@ -14,20 +14,17 @@
 //   theta~(t+1) = Est(theta(t), A / count(A))
 //   theta (t+1) = Opt(theta(t), (A + B) / count(A + B))     starts from the same theta(t)
 //
-// Opt is the optimizer's step. Est, the estimate, is the parameters that this step would
-// give; moments, master copy and number of steps stay as they are (see OptimizerStep in
-// optimizer.h).
+// Opt is the optimizer's step. Est is the parameters that this step would give; the
+// optimizer's state stays as it is.
 //
 // KEEP: after a commit the accumulator holds the new round A. It is given to the estimate
 // and also stays in the accumulator, so that round B adds to it. Counts are sums over all
-// workers, so workers may contribute different numbers of micro-batches. The first round
-// A is computed at theta(0) before anything is sent, so the first commit is exactly that
-// of zero1. The round A that is computed beside the last commit is not used.
+// workers, which may contribute different numbers of micro-batches. The first round A is
+// computed at theta(0) before anything is sent, so the first commit is exactly that of
+// zero1. The round A that is computed beside the last commit is not used.
 //
-// In the paper both rounds have half of the micro-batches. acco_split.h says why round A is
-// longer here; it sets round_a and first_round.
-#ifndef ACCO_ACCO_H
-#define ACCO_ACCO_H
+// acco_split.h divides the batch: it sets round_a and first_round.
+#pragma once
 
 #include "acco_split.h"
 #include "scheduler.h"
@@ -62,5 +59,3 @@ static const Rule acco_rule = {
     .choose = acco_choose,
     .describe = acco_describe,
 };
-
-#endif

@@ -1,5 +1,4 @@
-// acco_split.h: how ACCO divides a batch into its two rounds, and the options for it. acco.h
-// is the rule itself.
+// acco_split.h: how ACCO (acco.h) divides a batch into its two rounds, and its options.
 //
 // In the paper both rounds have half of the micro-batches. Here round A has the share s of
 // them (--acco-split). Three things depend on it:
@@ -31,12 +30,10 @@
 //              by 1 / (1 - x^2), x = (1-beta) (1-s) h: without bound for equal rounds, by 10
 //              at s = 3/4, by 1.3 at s = 7/8 (dev/results/rounds-2026-11-22.md).
 //
-// Noise and stability ask for a long A, time for one that suits the two exchanges.
-// A coarse estimate argues for a short A: A's gradients are computed at the rounded
-// estimate, B's at the exact parameters. A coarse format touches only theta~; the commit
-// still adds up every gradient in full.
-#ifndef ACCO_ACCO_SPLIT_H
-#define ACCO_ACCO_SPLIT_H
+// Noise and stability ask for a long A, time for one that suits the two exchanges. A
+// coarse estimate argues for a short A, whose gradients are computed at the rounded
+// theta~; the commit still adds up every gradient in full.
+#pragma once
 
 #include "rule.h"
 
@@ -130,5 +127,3 @@ static inline bool acco_choose(void *own, const SchedulerSettings *settings, int
     if (any_split) { snprintf(options->split, sizeof options->split, "%.9g", (double)a / k); }
     return true;
 }
-
-#endif

@@ -10,28 +10,26 @@
 //   m = beta m + D(t-1) / Lambda
 //   b(t+1) = b(t) - alpha clip(m, phi)        b(1) = b(0): nothing has been received yet
 //
-// An exchange may take as long as the tau inner steps of the next period, so even a very
-// slow network is hidden. The price is that the pseudo-gradient is one period old. Lambda
-// makes the outer step smaller to allow for that; here it is a constant (--co2-gap), as in
-// the released code. At the end of a run the workers wait for the last sum and apply it.
+// An exchange may take as long as the tau inner steps of the next period. The price is
+// that the pseudo-gradient is one period old. Lambda makes the outer step smaller to
+// allow for that; it is a constant (--co2-gap), as in the released code. At the end of a
+// run the workers wait for the last sum and apply it.
 //
-// eager (--co2-eager; Kale et al., 2025, arXiv 2502.12996): of what a worker has computed
-// itself, it need not wait for the sum. It starts its next period at
+// eager (--co2-eager; Kale et al., 2025, arXiv 2502.12996): a worker need not wait for
+// its own part of the sum. It starts its next period at
 //
 //   x(t+1) = b(t+1) - alpha (start - x) / workers
 //
 // so that only the others' parts are a period late. start is where its period began, which
 // is b(t) without this. b stays the same on all workers.
 //
-// How to choose Lambda: let b be the distance to a minimum, and let each period cover the
-// fraction g of it. With alpha = 1 and beta = 0, b(t+1) = b(t) - (g / Lambda) b(t-1). If
-// g > Lambda / 4, this oscillates, and its amplitude changes by the factor sqrt(g /
-// Lambda) a period. If a period covers the whole distance (g = 1), Lambda = 1 keeps the
-// amplitude, 2 halves it in two periods, and 4, the smallest value that does not
-// overshoot, halves it in about one. Far from a minimum a larger Lambda only makes the
-// steps shorter.
-#ifndef ACCO_CO2_H
-#define ACCO_CO2_H
+// How to choose Lambda: let b be the distance to a minimum, of which each period covers
+// the fraction g. With alpha = 1 and beta = 0, b(t+1) = b(t) - (g / Lambda) b(t-1). If g
+// > Lambda / 4, this oscillates with an amplitude that changes by sqrt(g / Lambda) a
+// period. At g = 1 Lambda = 1 keeps the amplitude, 2 halves it in two periods, and 4, the
+// smallest that does not overshoot, halves it in about one. Far from a minimum a larger
+// Lambda only makes the steps shorter.
+#pragma once
 
 #include "local_steps.h"
 #include "rule.h"
@@ -95,5 +93,3 @@ static const Rule co2_rule = {
     .finish = co2_finish,
     .configure = co2_configure,
 };
-
-#endif

@@ -3,8 +3,7 @@
 //
 // Nothing here moves data or waits. The boundary calls scheduler_account_job once per job,
 // when the job has ended and its parameters have been taken.
-#ifndef ACCO_COMMIT_REPORT_H
-#define ACCO_COMMIT_REPORT_H
+#pragma once
 
 #include "scheduler_state.h"
 
@@ -67,5 +66,3 @@ static inline void scheduler_account_job(Scheduler *s) {
     s->report = report;
     s->reports++;
 }
-
-#endif

@@ -3,11 +3,9 @@
 //
 // Compute may hold something else: a prediction, casts, or with local rules the parameters
 // of one worker. Then the master copies of all ranks are gathered, exact ones into the
-// gradient accumulator and casts beside the casts that compute uses. All ranks call these
-// functions together, and give back what they borrowed with return_committed before the next
-// commit.
-#ifndef ACCO_COMMITTED_H
-#define ACCO_COMMITTED_H
+// gradient accumulator and casts beside the casts that compute uses. All ranks borrow
+// together, and give back with return_committed before the next commit.
+#pragma once
 
 #include "rule.h"
 #include "scheduler.h"
@@ -37,25 +35,16 @@ static inline void gather_masters_task(void *context, Stream *stream) {
     }
 }
 
-// The parameters (parameter_count), the same bits on every rank.
-static inline const float *borrow_committed(Scheduler *s, const Rule *rule) {
+// The parameters (parameter_count), the same bits on every rank: exact floats, or as a
+// micro-batch computes with them (scheduler_weights).
+static inline const void *borrow_committed(Scheduler *s, const Rule *rule, bool exact) {
     scheduler_settle(s);
     if (rule->kind == RULE_LOCAL) { return s->local.outer; }
-    if (!s->settings.gathers_casts && !rule_is_ahead(rule, s)) { return s->parameters.data; }
-    MasterGather work = {.scheduler = s, .casts = NULL};
+    if (!rule_is_ahead(rule, s) && !(exact && s->settings.gathers_casts)) { return scheduler_weights(s); }
+    Real *casts = exact || !s->settings.keeps_casts ? NULL : s->arriving_casts;
+    MasterGather work = {.scheduler = s, .casts = casts};
     scheduler_call(s, s->communication, gather_masters_task, &work);
-    return s->gradients.data;
-}
-
-// The same as what a micro-batch computes with (scheduler_weights): casts are good enough.
-static inline const void *borrow_committed_weights(Scheduler *s, const Rule *rule) {
-    bool ahead = rule_is_ahead(rule, s);
-    if (rule->kind == RULE_LOCAL || (ahead && !s->settings.keeps_casts)) { return borrow_committed(s, rule); }
-    scheduler_settle(s);
-    if (!ahead) { return scheduler_weights(s); }
-    MasterGather work = {.scheduler = s, .casts = s->arriving_casts};
-    scheduler_call(s, s->communication, gather_masters_task, &work);
-    return s->arriving_casts;
+    return casts != NULL ? (const void *)casts : s->gradients.data;
 }
 
 // The accumulator is empty between two commits, or holds what was handed over and is to be
@@ -71,5 +60,3 @@ static inline void return_committed(Scheduler *s, const void *committed) {
         stream_settle(s->compute);
     }
 }
-
-#endif

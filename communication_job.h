@@ -3,11 +3,8 @@
 //   reduce     adds up the gradient sums (in local rules the pseudo-gradients) of all
 //              workers, each element at the rank that owns it; where only the largest
 //              elements travel, brings those of all ranks to all ranks instead
-//   summary    one small exchange of records: counts, losses, the norm of the mean
-//              gradient
-//   step       the optimizer steps what this worker owns: a commit; or an estimate, which
-//              leaves the optimizer state bit for bit as it was; or first one and then
-//              the other
+//   summary    one small exchange of records: counts, losses, the norm of the gradient
+//   step       the optimizer steps what this worker owns: a commit, an estimate, or both
 //   gather     sends what was stepped to all ranks
 //
 //                     | reduce | summary | step | gather |
@@ -16,12 +13,11 @@
 // Reduce and gather work bucket by bucket. In synchronous rules the reduction follows the
 // last backward pass, from the end of the vector to its start, as the watermark
 // `finished` rises. Where the state is sharded, the gather then runs ahead of the next
-// forward pass, from the start to the end, and raises the watermark `arrived`. The token
-// embedding lies at the start: it is used first and, being tied to the head, its gradient
-// is finished last. Its buckets are the ones that nothing can hide. Buckets decide when
-// something travels, never which values are added in which order.
-#ifndef ACCO_COMMUNICATION_JOB_H
-#define ACCO_COMMUNICATION_JOB_H
+// forward pass, from the start to the end, and raises the watermark `arrived`. Nothing
+// can hide the token embedding at the start: it is used first and its gradient is
+// finished last. Buckets decide when something travels, never which values are added in
+// which order.
+#pragma once
 
 #include "scheduler_state.h"
 
@@ -40,10 +36,10 @@ static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) 
     return size_max(1, size_min(cells, layout->cells));
 }
 
-// Host: decides all that depends on the kind of the rule or of the job. A rank looks
-// for NaNs in its own gradients before they are summed. Not those of an estimate: the
-// commit sends them again, and looks. Nor those of a world of one rank, which are their own
-// sum, unless compute steps with them (local rules).
+// Host: decides all that depends on the kind of the rule or of the job. A rank looks for
+// NaNs in its own gradients before they are summed; not for an estimate, since the commit
+// sends them again, nor in a world of one rank, unless compute steps with them (local
+// rules).
 static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
     Job *job = &s->job;
     bool average = kind == AVERAGE;
@@ -98,8 +94,7 @@ static inline double job_last_bad_element(const float *values, size_t begin, siz
     return (double)last;
 }
 
-// This rank's own gradients in values [begin, end) have this sum of squares. If it is not
-// finite, the last value that is not is found.
+// This rank's own gradients in values [begin, end) have this sum of squares.
 static inline void job_note_own(Job *job, double square, const float *values, size_t begin, size_t end,
                                 Stream *stream) {
     job->sent_square += square;
@@ -214,8 +209,7 @@ static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
 
 // Why nothing may be stepped or applied after this job; the same on all ranks. A large
 // estimate is no spike: its gradients are also in the commit, which is judged. An AVERAGE
-// carries the verdicts of workers on their own inner steps. Steps that were left out are no
-// reason where the user asked for that; parameters that are not finite are.
+// carries the verdicts of workers on their own inner steps.
 static inline SpikeKind job_judge(Scheduler *s, Job *job) {
     SpikeState *spikes = &s->spikes;
     if (job->kind == AVERAGE) {
@@ -254,9 +248,9 @@ static inline double job_shard_square(const Scheduler *s, const float *values, S
 }
 
 // Counts, losses and the norm decide whether and how far all ranks step. The norm is
-// taken piece by piece of the sum in this rank's shard, also where it has the rest: so
-// rules that shard the state and others find the same bits, where the wire is fp32. (On a
-// narrower one the latter take it of the rounded sums, with which they step.)
+// taken of the sum in this rank's shard, also where it has the rest: so rules that shard
+// the state and others find the same bits. (On a narrower wire than fp32 the latter take
+// it of the rounded sums, with which they step.)
 static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     Tally *own = &job->tally;
     job_span_begins(s, "summary");
@@ -314,15 +308,12 @@ static inline void job_step(Scheduler *s, Job *job, Stream *stream) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Gather
+// The two tasks of a job
 
 // The format in which an all-gather sends where sums travel in `wire`.
 static inline WireFormat job_gather_wire(const Scheduler *s, WireFormat wire) {
     return s->settings.gathers_casts && wire == WIRE_FP32 ? WIRE_BF16 : wire;
 }
-
-// ---------------------------------------------------------------------------------------
-// The two tasks of a job
 
 // Everything up to the step, which a job that follows a backward pass makes with the
 // threads of compute, idle then; on a GPU in its own queue. The host may write s->job
@@ -369,5 +360,3 @@ static inline void job_gather_task(void *context, Stream *stream) {
     }
     watermark_raise(&s->arrived, WATERMARK_ALL);
 }
-
-#endif

@@ -6,13 +6,11 @@
 //
 //   theta(t+1) = Opt(theta(t), sum of all gradients / their number)
 //
-// Gradients are sent bucket by bucket while the last backward pass still computes others,
-// so that on a fast network most of the exchange is hidden. The verbs are those of zero1
-// (zero.h); the difference is `replicated`: every rank receives all the sums, holds the
-// whole optimizer state and steps all of it. The sums have the same bits as under zero1,
-// and with an fp32 wire so have the parameters.
-#ifndef ACCO_DDP_H
-#define ACCO_DDP_H
+// Gradients are sent bucket by bucket while the last backward pass still computes others.
+// The verbs are those of zero1; the difference is `replicated`: every rank receives all
+// the sums, holds the whole optimizer state and steps all of it. The sums have the same
+// bits as under zero1, and with an fp32 wire so have the parameters.
+#pragma once
 
 #include "zero.h"
 
@@ -24,5 +22,3 @@ static const Rule ddp_rule = {
     .replicated = true,
     .commit = zero1_commit,
 };
-
-#endif

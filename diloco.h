@@ -9,10 +9,9 @@
 //   buf = mu buf + D;  outer -= lr_outer (D + mu buf);  local = outer
 //
 //   The momentum multiplies the outer rate by up to 1 / (1 - mu). The papers have 0.7 and mu
-//   0.9, up to 7 times the mean. Here DiLoCo ended lower with 1 and 0.3, over 40 and over 305
-//   outer steps, so they are its default (dev/results/local-rules-2026-11-25.md); thousands
-//   have not been tried. Streaming DiLoCo keeps the papers': its merge (alpha) damps what the
-//   momentum overshoots.
+//   0.9. Here DiLoCo ended lower with 1 and 0.3, over 40 and over 305 outer steps, so they are
+//   its default (dev/results/local-rules-2026-11-25.md). Streaming DiLoCo keeps the papers':
+//   its merge (alpha) damps what the momentum overshoots.
 //
 //   streaming-diloco: fragments p = 0, 1, .. P-1 in turn, one every H/P steps
 //   compute         | H/P - tau inner steps | send p | tau inner steps | apply p | ...
@@ -21,17 +20,15 @@
 //   local = alpha local + (1 - alpha) outer, of the fragment
 //
 // Both rules exchange every element once in H inner steps. Streaming DiLoCo sends one
-// fragment at a time, so each message is P times smaller, and tau inner steps hide it. It
-// computes D when it sends the fragment; the local parameters, which the tau steps have
-// moved meanwhile, enter the result with weight alpha. All ranks count the same steps, so
-// they agree without a message on which fragment is due. Evaluation and checkpoints use
-// the outer copy.
+// fragment at a time, hidden by tau inner steps. D is of the moment of sending; the local
+// parameters, which the tau steps have moved meanwhile, enter the result with weight
+// alpha. All ranks count the same steps, so they agree without a message on which
+// fragment is due.
 //
 // At the end of a run DiLoCo shortens its last period. Streaming DiLoCo sends no fragment
-// that it could not apply before the end. It then exchanges every fragment once more that
-// has changed since its last exchange.
-#ifndef ACCO_DILOCO_H
-#define ACCO_DILOCO_H
+// that it could not apply before the end, and then exchanges every fragment once more
+// that has changed since its last exchange.
+#pragma once
 
 #include "local_steps.h"
 #include "rule.h"
@@ -156,5 +153,3 @@ static const Rule streaming_diloco_rule = {
     .configure = streaming_diloco_configure,
     .describe = diloco_describe,
 };
-
-#endif

@@ -16,12 +16,10 @@
 //   acco-wp (weight prediction; the second option of SAPipe, Chen et al., 2022)
 //   communication   | COMMIT theta(t), then predict theta~(t+1) = Est(theta(t), the same gradient) |
 //
-// Compute continues at the prediction. theta itself exists only in the master copies of the
-// shards, so where it is needed (evaluation, saving) it is gathered into the gradient
-// accumulator, which is empty then. The prediction uses the learning rate of the commit
-// just made.
-#ifndef ACCO_DPU_H
-#define ACCO_DPU_H
+// Compute continues at the prediction; theta itself exists only in the master copies of
+// the shards (committed.h gathers it). The prediction uses the learning rate of the
+// commit just made.
+#pragma once
 
 #include "rule.h"
 #include "scheduler.h"
@@ -66,5 +64,3 @@ static const Rule acco_wp_rule = {
     .finish = delayed_finish,
     .predicts = true, // while no sum is handed over, the last job made nothing but the commit
 };
-
-#endif

@@ -7,25 +7,23 @@
 //     x = x + W_proj gelu(W_fc LayerNorm_2(x) + b_fc) + b_proj
 //   loss = mean of cross_entropy(wte LayerNorm_f(x)) over the targets >= 0
 //
-// The last section is what others see of it (ModelFamily in model.h); all before it are
-// the parts of one pass.
+// The last section is what others see of it (ModelFamily in model.h).
 //
-// The model owns no parameters. It keeps the place of every tensor in a flat array (the
+// The model owns no parameters: it keeps the place of every tensor in a flat array (the
 // table is in gpt_config.h; trained.h has what is frozen), because the buffer that the
-// scheduler passes may change with every call. If it computes in bf16 and is given floats, it keeps a copy of the
-// parameters in that format: its weights. It reserves activations and workspace in an
-// arena and never allocates. Tokens and targets come from the host, and losses go there.
+// scheduler passes may change with every call. If it computes in bf16 and is given
+// floats, it keeps a copy in that format: its weights. It reserves activations and
+// workspace in an arena and never allocates. Tokens and targets come from the host, and
+// losses go there.
 //
 // With ModelSettings::fp8 it also keeps the layers' matrices in FP8, as they are and
 // turned, cast when the parameters have changed. What they multiply is cast before each
 // product. Gradients of weights and the head stay in bf16.
 //
-// What the backward pass needs is either kept or computed again (Recompute). The logits
-// of a whole batch never exist. They are computed in chunks (gpt_chunk_rows); each
-// chunk becomes its own gradient in place, and that gradient is used at once for the
-// gradients of the last hidden state and of wte.
-#ifndef ACCO_GPT_H
-#define ACCO_GPT_H
+// What the backward pass needs is either kept or computed again (Recompute). Logits are
+// computed in chunks; each chunk becomes its own gradient in place, and that is used at
+// once for the gradients of the last hidden state and of wte.
+#pragma once
 
 #include "gpt_config.h"
 #include "kernels/kernels.h"
@@ -119,13 +117,11 @@ static inline int gpt_logits_stride(int vocabulary, bool on_gpu) {
     return on_gpu ? (vocabulary + GPT_LOGITS_UNIT - 1) / GPT_LOGITS_UNIT * GPT_LOGITS_UNIT : vocabulary;
 }
 
-// Rows of logits at a time: equal chunks, as few as the bytes allow.
-//
-// On a GPU there are GPT_GPU_CHUNKS, or more if these were too large. Each of them
-// costs a pass over the fp32 gradient of wte (at 125M 154 MB, read and written), so there
-// should be few; with one, the logits would be the largest array of all. In large batches
-// chunks are a multiple of GPT_GPU_CHUNK_ROWS, because the library computes tiles of
-// up to 256 rows, and a tile that is not full costs as much as a full one.
+// Rows of logits at a time: equal chunks, as few as the bytes allow. On a GPU at least
+// GPT_GPU_CHUNKS: each costs a pass over the fp32 gradient of wte (at 125M 154 MB, read
+// and written), but with one, the logits would be the largest array of all. Chunks there
+// are a multiple of GPT_GPU_CHUNK_ROWS, because the library computes tiles of up to 256
+// rows.
 static inline int gpt_chunk_rows(int rows, int logits_stride, Precision precision, bool on_gpu) {
     size_t bytes = on_gpu ? GPT_GPU_LOGITS_BYTES : GPT_LOGITS_BYTES;
     int most = (int)(bytes / ((size_t)logits_stride * precision_bytes(precision)));
@@ -140,12 +136,10 @@ static inline int gpt_chunk_rows(int rows, int logits_stride, Precision precisio
 // How many columns of logits the head's products compute. On a GPU they compute as many
 // as a row has room for, because V is odd in most models, and the library's fast products
 // want the dimensions of their operands in multiples of 16 bytes. The weights of the
-// columns from V on are the rows behind wte: those of wpe, and in a model with few
-// positions also those of the first layer. cross_entropy does not read these columns and
-// makes their gradients 0, so exact zeros are added to the gradients of those rows and of
-// the hidden state. (0 times infinity or NaN is NaN. If a hidden value is not finite, all
-// of wte's gradient is NaN anyway; if a row behind wte is not, the model is broken.) A
-// model that has too little behind wte computes V columns.
+// columns from V on are the rows behind wte (wpe, perhaps the first layer); if there are
+// too few, V columns are computed. cross_entropy does not read these columns and makes
+// their gradients 0, so exact zeros are added to the gradients of those rows and of the
+// hidden state. (NaN where they are not finite, but then wte's gradient is NaN anyway.)
 static inline int gpt_logits_columns(const Gpt *model) {
     const TensorPlace *place = &model->places[GPT_WTE];
     size_t needed = (size_t)model->logits_stride * (size_t)model->config.channels,
@@ -214,23 +208,6 @@ static inline void gpt_reserve_arrays(Gpt *model, Arena *arena) {
     arena_reserve_rows(arena, arrays, sizeof arrays / sizeof arrays[0], false);
 }
 
-static inline void gpt_reserve_on_host(Gpt *model, Arena *arena) {
-    const ModelSettings *settings = &model->settings;
-    size_t rows = gpt_rows(model), ids = rows * sizeof(int32_t), of_gpu = settings->on_gpu ? 1 : 0;
-    size_t counts = ((size_t)model->config.vocabulary + 1) * sizeof(int32_t),
-           logits =
-               (size_t)model->chunk * (size_t)model->logits_stride * precision_bytes(settings->precision);
-    const MemoryClass W = MEMORY_WORKSPACE;
-    const ArenaRow arrays[] = {
-        {W, "losses", rows * sizeof(float), &model->losses},
-        {W, "starts of documents", settings->separator != NULL ? ids : 0, &model->host_starts},
-        {W, "order of tokens", of_gpu * ids, &model->host_order},
-        {W, "counts of tokens", of_gpu * counts, &model->host_counts},
-        {W, "logits on the host", settings->ranks_tokens ? of_gpu * logits : 0, &model->host_logits},
-    };
-    arena_reserve_rows(arena, arrays, sizeof arrays / sizeof arrays[0], true);
-}
-
 static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *config,
                                const ModelSettings *settings) {
     Gpt *model = (Gpt *)self;
@@ -261,7 +238,19 @@ static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *conf
     model->chunk =
         gpt_chunk_rows((int)gpt_rows(model), model->logits_stride, settings->precision, settings->on_gpu);
     gpt_reserve_arrays(model, arena);
-    gpt_reserve_on_host(model, arena);
+    size_t ids = gpt_rows(model) * sizeof(int32_t), of_gpu = settings->on_gpu ? 1 : 0,
+           counts = ((size_t)config->vocabulary + 1) * sizeof(int32_t),
+           logits =
+               (size_t)model->chunk * (size_t)model->logits_stride * precision_bytes(settings->precision);
+    const MemoryClass W = MEMORY_WORKSPACE;
+    const ArenaRow on_host[] = {
+        {W, "losses", gpt_rows(model) * sizeof(float), &model->losses},
+        {W, "starts of documents", settings->separator != NULL ? ids : 0, &model->host_starts},
+        {W, "order of tokens", of_gpu * ids, &model->host_order},
+        {W, "counts of tokens", of_gpu * counts, &model->host_counts},
+        {W, "logits on the host", settings->ranks_tokens ? of_gpu * logits : 0, &model->host_logits},
+    };
+    arena_reserve_rows(arena, on_host, sizeof on_host / sizeof on_host[0], true);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -415,52 +404,73 @@ static inline LowRank gpt_adapter(const Gpt *model, float *gradients, int tensor
     return work;
 }
 
-// How many tensors of the table the layer's weight W is: queries, keys and values of
-// GPT-Neo are three, one below the other. They are all trained, or none is.
-static inline int gpt_tensors(const Gpt *model, GptTensor weight) {
-    return weight == TENSOR_Q && !model->config.qkv_biases ? 3 : 1;
+// output (B, T, outputs) = input (B, T, inputs) weight^T for one of a layer's weights.
+typedef struct GptProduct {
+    const Real *input;
+    Real *output;
+    int inputs, outputs;
+    int tensors;   // of the table: queries, keys and values of GPT-Neo are three; all are trained, or none
+    size_t before; // elements of the layers' weights that precede this one
+} GptProduct;
+
+// weight: its first tensor in the table.
+static inline GptProduct gpt_product(const Gpt *model, int l, GptTensor weight) {
+    int C = model->config.channels, F = model->config.mlp_channels;
+    size_t square = (size_t)C * (size_t)C, wide = (size_t)C * (size_t)F,
+           begin = (size_t)l * (4 * square + 2 * wide);
+    GptLayer layer = gpt_layer(model, l);
+    const GptProduct qkv = {gpt_norm(model, 2 * l).work.output, layer.qkv, C, 3 * C,
+                            model->config.qkv_biases ? 1 : 3,   begin},
+                     out = {layer.attention, model->branch, C, C, 1, begin + 3 * square},
+                     fc = {gpt_norm(model, 2 * l + 1).work.output,
+                           layer.gelu_saved,
+                           C,
+                           F,
+                           1,
+                           begin + 4 * square},
+                     proj = {layer.mlp_hidden, model->branch, F, C, 1, begin + 4 * square + wide};
+    return weight == TENSOR_Q            ? qkv
+           : weight == TENSOR_OUT_WEIGHT ? out
+           : weight == TENSOR_FC_WEIGHT  ? fc
+                                         : proj;
 }
 
 // In FP8: result (B, T, outputs) = factor (B, T, inputs) W^T or, backward, result (B, T,
 // inputs) = factor (B, T, outputs) W. Rows are their strides apart.
 static inline void gpt_fp8_product(Gpt *model, Stream *stream, bool backward, Real *result, int result_stride,
-                                   const Real *factor, int factor_stride, int l, GptTensor weight, int inputs,
-                                   int outputs) {
-    size_t C = (size_t)model->config.channels, F = (size_t)model->config.mlp_channels,
-           place = (size_t)l * (4 * C * C + 2 * C * F) + (weight == TENSOR_Q            ? 0
-                                                          : weight == TENSOR_OUT_WEIGHT ? 3 * C * C
-                                                          : weight == TENSOR_FC_WEIGHT  ? 4 * C * C
-                                                                                        : 4 * C * C + C * F);
-    int rows = (int)gpt_rows(model), sums = backward ? outputs : inputs,
-        results = backward ? inputs : outputs;
+                                   const Real *factor, int factor_stride, int l, GptTensor weight) {
+    GptProduct product = gpt_product(model, l, weight);
+    int rows = (int)gpt_rows(model), sums = backward ? product.outputs : product.inputs,
+        results = backward ? product.inputs : product.outputs;
     Fp8 operand = {model->fp8_operand, model->fp8_scales, backward ? PRECISION_E5M2 : PRECISION_E4M3};
-    Fp8 matrix = {model->fp8_weights + 2 * place, model->fp8_scales + 1 + l * TENSORS_PER_LAYER + (int)weight,
-                  PRECISION_E4M3};
+    Fp8 matrix = {model->fp8_weights + 2 * product.before,
+                  model->fp8_scales + 1 + l * TENSORS_PER_LAYER + (int)weight, PRECISION_E4M3};
     if (model->fp8_changed) {
-        fp8_cast(stream, &matrix, true, model->partials, gpt_weight(model, gpt_tensor(l, weight)), outputs,
-                 inputs, inputs);
+        fp8_cast(stream, &matrix, true, model->partials, gpt_weight(model, gpt_tensor(l, weight)),
+                 product.outputs, product.inputs, product.inputs);
     }
-    if (backward) { matrix.codes += (size_t)inputs * (size_t)outputs; }
+    if (backward) { matrix.codes += (size_t)product.inputs * (size_t)product.outputs; }
     fp8_cast(stream, &operand, false, model->partials, factor, rows, sums, factor_stride);
     matmul_fp8(stream, result, result_stride, &operand, &matrix, rows, sums, results);
 }
 
-// output (B, T, outputs) = input (B, T, inputs) W^T for the layer's weight W (outputs,
-// inputs).
-static inline void gpt_linear(Gpt *model, Stream *stream, Real *output, const Real *input, int l,
-                              GptTensor weight, int inputs, int outputs) {
-    int first = gpt_tensor(l, weight), tensors = gpt_tensors(model, weight), each = outputs / tensors;
+// The layer's product with this weight.
+static inline void gpt_linear(Gpt *model, Stream *stream, int l, GptTensor weight) {
+    GptProduct product = gpt_product(model, l, weight);
+    int first = gpt_tensor(l, weight), each = product.outputs / product.tensors;
     if (model->settings.fp8) {
-        gpt_fp8_product(model, stream, false, output, outputs, input, inputs, l, weight, inputs, outputs);
+        gpt_fp8_product(model, stream, false, product.output, product.outputs, product.input, product.inputs,
+                        l, weight);
     } else {
-        matmul_forward(stream, output, outputs, input, gpt_weight(model, first), (int)gpt_rows(model), inputs,
-                       outputs);
+        matmul_forward(stream, product.output, product.outputs, product.input, gpt_weight(model, first),
+                       (int)gpt_rows(model), product.inputs, product.outputs);
     }
-    for (int i = 0; i < tensors; i++) {
+    for (int i = 0; i < product.tensors; i++) {
         if (model->places[first + i].kind != TRAINED_ADAPTED) { continue; }
-        LowRank adapter = gpt_adapter(model, NULL, first + i, inputs, each);
-        low_rank_forward(stream, &adapter, real_at(output, (size_t)(i * each), model->settings.precision),
-                         outputs, input);
+        LowRank adapter = gpt_adapter(model, NULL, first + i, product.inputs, each);
+        low_rank_forward(stream, &adapter,
+                         real_at(product.output, (size_t)(i * each), model->settings.precision),
+                         product.outputs, product.input);
     }
 }
 
@@ -530,12 +540,9 @@ static inline void gpt_gelu_forward(Gpt *model, Stream *stream, int l) {
 // Layer l up to mlp_hidden, which its last product reads. add_branch: as in
 // gpt_layernorm.
 static inline void gpt_layer_forward(Gpt *model, Stream *stream, int l, bool add_branch) {
-    int C = model->config.channels, F = model->config.mlp_channels;
-    GptLayer layer = gpt_layer(model, l);
-
     // q, k, v = W_qkv LayerNorm_1(x); attention = softmax(q k^T) v
     gpt_layernorm(model, stream, 2 * l, add_branch);
-    gpt_linear(model, stream, layer.qkv, gpt_norm(model, 2 * l).work.output, l, TENSOR_Q, C, 3 * C);
+    gpt_linear(model, stream, l, TENSOR_Q);
     gpt_qkv_bias(model, stream, l, NULL);
     if (model->settings.decodes) {
         gpt_attention_decode(model, stream, l);
@@ -545,10 +552,9 @@ static inline void gpt_layer_forward(Gpt *model, Stream *stream, int l, bool add
     }
 
     // x = x + W_out attention + b_out, then mlp_hidden = gelu(W_fc LayerNorm_2(x) + b_fc)
-    gpt_linear(model, stream, model->branch, layer.attention, l, TENSOR_OUT_WEIGHT, C, C);
+    gpt_linear(model, stream, l, TENSOR_OUT_WEIGHT);
     gpt_layernorm(model, stream, 2 * l + 1, true);
-    gpt_linear(model, stream, layer.gelu_saved, gpt_norm(model, 2 * l + 1).work.output, l, TENSOR_FC_WEIGHT,
-               C, F);
+    gpt_linear(model, stream, l, TENSOR_FC_WEIGHT);
     gpt_gelu_forward(model, stream, l);
 }
 
@@ -569,7 +575,7 @@ static inline void gpt_find_documents(Gpt *model, Stream *stream, const int32_t 
 // layer it waits with `pace` for the parameters of that layer.
 static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameters, const int32_t *tokens,
                                const Pace *pace) {
-    int L = model->config.layers, C = model->config.channels, F = model->config.mlp_channels;
+    int L = model->config.layers, C = model->config.channels;
     // Copies of weights of the same version stay valid.
     uint64_t version = pace != NULL ? pace->version : 0;
     bool copied = !gpt_has_weights(model), valid = version != 0 && version == model->weights_version;
@@ -594,7 +600,7 @@ static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameter
         gpt_need(model, stream, parameters, pace, gpt_at(model, l + 1, TENSOR_LN_1_WEIGHT));
         gpt_layer_forward(model, stream, l, l > 0);
         // The next LayerNorm adds this product and b_proj to the residual.
-        gpt_linear(model, stream, model->branch, gpt_layer(model, l).mlp_hidden, l, TENSOR_PROJ_WEIGHT, F, C);
+        gpt_linear(model, stream, l, TENSOR_PROJ_WEIGHT);
     }
     model->fp8_changed = false;
     gpt_need(model, stream, parameters, pace, model->parameter_count);
@@ -675,29 +681,34 @@ static inline void gpt_layernorm_backward(Gpt *model, Stream *stream, float *gra
     layernorm_backward(stream, work);
 }
 
-// Back through output = input W^T: the gradients of W (outputs, inputs) and of the input.
-static inline void gpt_linear_backward(Gpt *model, Stream *stream, float *gradients, int l, GptTensor weight,
-                                       Real *d_input, int d_input_stride, const Real *d_output,
-                                       int d_output_stride, const Real *input, int inputs, int outputs) {
-    int rows = (int)gpt_rows(model), first = gpt_tensor(l, weight), tensors = gpt_tensors(model, weight),
-        each = outputs / tensors;
+// Back through the layer's product with this weight. The gradient of a branch's end is
+// model->d_residual, that of what is wider model->d_wide. That of the input becomes
+// model->d_wide where this is W_proj, else model->branch.
+static inline void gpt_linear_backward(Gpt *model, Stream *stream, float *gradients, int l,
+                                       GptTensor weight) {
+    GptProduct product = gpt_product(model, l, weight);
+    bool last = weight == TENSOR_PROJ_WEIGHT, ends = last || weight == TENSOR_OUT_WEIGHT;
+    int C = model->config.channels, wide = model->d_wide_stride, d_output_stride = ends ? C : wide,
+        d_input_stride = last ? wide : C;
+    const Real *d_output = ends ? model->d_residual : model->d_wide;
+    Real *d_input = last ? model->d_wide : model->branch;
+    int rows = (int)gpt_rows(model), first = gpt_tensor(l, weight), each = product.outputs / product.tensors;
     if (gpt_trains(model, first)) {
         matmul_backward_weight(stream, gpt_gradient(model, gradients, first), d_output, d_output_stride,
-                               input, rows, inputs, outputs);
+                               product.input, rows, product.inputs, product.outputs);
     }
     if (model->settings.fp8) {
-        gpt_fp8_product(model, stream, true, d_input, d_input_stride, d_output, d_output_stride, l, weight,
-                        inputs, outputs);
+        gpt_fp8_product(model, stream, true, d_input, d_input_stride, d_output, d_output_stride, l, weight);
     } else {
         matmul_backward_input(stream, d_input, d_input_stride, d_output, d_output_stride,
-                              gpt_weight(model, first), rows, inputs, outputs);
+                              gpt_weight(model, first), rows, product.inputs, product.outputs);
     }
-    for (int i = 0; i < tensors; i++) {
+    for (int i = 0; i < product.tensors; i++) {
         if (model->places[first + i].kind != TRAINED_ADAPTED) { continue; }
-        LowRank adapter = gpt_adapter(model, gradients, first + i, inputs, each);
+        LowRank adapter = gpt_adapter(model, gradients, first + i, product.inputs, each);
         low_rank_backward(stream, &adapter, d_input, d_input_stride,
                           real_at_const(d_output, (size_t)(i * each), model->settings.precision),
-                          d_output_stride, input);
+                          d_output_stride, product.input);
     }
 }
 
@@ -705,7 +716,6 @@ static inline void gpt_linear_backward(Gpt *model, Stream *stream, float *gradie
 // of its input. What the forward pass has not kept is computed again. Tells `pace` twice
 // that gradients are finished, from the end of the layer towards its beginning.
 static inline void gpt_layer_backward(Gpt *model, Stream *stream, float *gradients, int l, const Pace *pace) {
-    int C = model->config.channels, F = model->config.mlp_channels, wide = model->d_wide_stride;
     Recompute recompute = model->settings.recompute;
     bool again = recompute == RECOMPUTE_LAYERNORM; // each LayerNorm is computed again before its use
     if (recompute >= RECOMPUTE_BLOCK) {
@@ -713,41 +723,36 @@ static inline void gpt_layer_backward(Gpt *model, Stream *stream, float *gradien
     } else if (recompute >= RECOMPUTE_GELU) {
         gpt_gelu_forward(model, stream, l);
     }
-    GptLayer layer = gpt_layer(model, l);
 
     // x = x + W_proj gelu(W_fc LayerNorm_2(x) + b_fc) + b_proj
-    gpt_linear_backward(model, stream, gradients, l, TENSOR_PROJ_WEIGHT, model->d_wide, wide,
-                        model->d_residual, C, layer.mlp_hidden, F, C);
+    gpt_linear_backward(model, stream, gradients, l, TENSOR_PROJ_WEIGHT);
     int fc_bias = gpt_tensor(l, TENSOR_FC_BIAS);
-    Gelu gelu = {.saved = layer.gelu_saved,
+    Gelu gelu = {.saved = gpt_layer(model, l).gelu_saved,
                  .gradient = model->d_wide,
                  .bias = gpt_weight(model, fc_bias),
                  .d_bias = gpt_gradient(model, gradients, fc_bias),
                  .partials = model->partials,
                  .rows = (int)gpt_rows(model),
-                 .columns = F,
-                 .gradient_stride = wide};
+                 .columns = model->config.mlp_channels,
+                 .gradient_stride = model->d_wide_stride};
     gelu_backward(stream, &gelu);
     if (again) { gpt_layernorm(model, stream, 2 * l + 1, false); }
-    gpt_linear_backward(model, stream, gradients, l, TENSOR_FC_WEIGHT, model->branch, C, model->d_wide, wide,
-                        gpt_norm(model, 2 * l + 1).work.output, C, F);
+    gpt_linear_backward(model, stream, gradients, l, TENSOR_FC_WEIGHT);
     gpt_layernorm_backward(model, stream, gradients, 2 * l + 1);
     pace_finish(pace, gpt_at(model, l, TENSOR_LN_2_WEIGHT));
 
     // x = x + W_out attention(q, k, v) + b_out
-    gpt_linear_backward(model, stream, gradients, l, TENSOR_OUT_WEIGHT, model->branch, C, model->d_residual,
-                        C, layer.attention, C, C);
+    gpt_linear_backward(model, stream, gradients, l, TENSOR_OUT_WEIGHT);
     Attention heads = gpt_attention(model, l);
     heads.d_qkv = model->d_wide;
-    heads.d_qkv_stride = wide;
+    heads.d_qkv_stride = model->d_wide_stride;
     heads.d_output = model->branch;
     attention(stream, &heads);
     gpt_qkv_bias(model, stream, l, gradients);
 
     // q, k, v = W_qkv LayerNorm_1(x)
     if (again) { gpt_layernorm(model, stream, 2 * l, false); }
-    gpt_linear_backward(model, stream, gradients, l, TENSOR_Q, model->branch, C, model->d_wide, wide,
-                        gpt_norm(model, 2 * l).work.output, C, 3 * C);
+    gpt_linear_backward(model, stream, gradients, l, TENSOR_Q);
     gpt_layernorm_backward(model, stream, gradients, 2 * l);
     pace_finish(pace, gpt_at(model, l, TENSOR_LN_1_WEIGHT));
 }
@@ -846,5 +851,3 @@ static const ModelFamily gpt2_family = {
     .write_config = gpt2_config_write,
     GPT_PASSES,
 };
-
-#endif

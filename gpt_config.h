@@ -1,12 +1,10 @@
 // gpt_config.h: GPT-Neo and GPT-2 on disk: their config.json, and the one table of their
 // tensors.
 //
-// The query, key and value matrices (C, C) follow each other, so that one product with
-// all of them, a (3C, C) matrix, computes all three. Files of GPT-Neo have three tensors.
-// Those of GPT-2 have one, transposed as all its matrices in layers are; Muon steps its
-// three parts one by one.
-#ifndef ACCO_GPT_CONFIG_H
-#define ACCO_GPT_CONFIG_H
+// The query, key and value matrices (C, C) follow each other, so that one product with a
+// (3C, C) matrix computes all three. Files of GPT-Neo have three tensors. Those of GPT-2
+// have one, transposed as all its matrices in layers are; Muon steps its three parts.
+#pragma once
 
 #include "model.h"
 
@@ -146,19 +144,12 @@ static inline json_t *gpt_config_write(const ModelConfig *config, const GptKeys 
 }
 
 static inline json_t *gpt_neo_config_write(const ModelConfig *config) {
-    // attention_types is [[[kind, ...], times]], with the shortest list of kinds that
-    // repeats.
-    int period = 0, l;
-    do {
-        period++;
-        for (l = period; l < config->layers && config->local[l] == config->local[l - period]; l++) {}
-    } while (l < config->layers || config->layers % period != 0);
     json_t *root = gpt_config_write(config, &gpt_neo_keys), *kinds = json_array();
-    for (l = 0; l < period; l++) {
+    for (int l = 0; l < config->layers; l++) {
         json_array_append_new(kinds, json_string(config->local[l] ? "local" : "global"));
     }
     json_object_set_new(root, "window_size", json_integer(config->window));
-    json_object_set_new(root, "attention_types", json_pack("[[o,i]]", kinds, config->layers / period));
+    json_object_set_new(root, "attention_types", json_pack("[[o,i]]", kinds, 1));
     return root;
 }
 
@@ -268,5 +259,3 @@ static inline void gpt_parameter_table(const ModelConfig *config, ParameterTable
     parameter_table_add(table, outside, "ln_f.weight", C, 0, 1.0f)->role = gpt_tensor(L, TENSOR_LN_1_WEIGHT);
     parameter_table_add(table, outside, "ln_f.bias", C, 0, 0.0f)->role = gpt_tensor(L, TENSOR_LN_1_BIAS);
 }
-
-#endif

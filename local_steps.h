@@ -1,32 +1,25 @@
 // local_steps.h: the verbs of local rules, whose workers step on their own and exchange
 // now and then.
 //
-//   inner_steps(n)           n times: micro-batches, then a step of this worker's own
-//                            optimizer, all on the compute stream
-//   send_fragment(f)         starts the all-reduce of fragment f's pseudo-gradient, outer
-//                            - local
-//   wait_for()               waits for that job: the communication buffer then holds the
-//                            sum over all workers
-//   apply_fragment(f, alpha) makes an outer step with it, and merges the result into the
-//                            local parameters
-//   send_sparse()            starts the gathering of the largest elements of all workers' errors,
-//                            to which it has added the pseudo-gradient
-//   apply_sparse(keep)       after wait_for(): makes an outer step with them. The local
-//                            parameters become the outer ones, and keep the steps since the
-//                            sending if asked
-//   local_take_outer()       the local parameters become the outer ones
+//   inner_steps(n)           n times: micro-batches, then a step of this worker's optimizer
+//   send_fragment(f)         starts the all-reduce of fragment f's pseudo-gradient, outer - local
+//   wait_for()               waits for it: the communication buffer then holds the sum
+//   apply_fragment(f, alpha) makes an outer step with it, and merges it into the local parameters
+//   send_sparse()            adds the pseudo-gradient to this worker's error, and starts the
+//                            gathering of the largest elements of all errors
+//   apply_sparse(keep)       makes an outer step with them; asked to, the local parameters keep
+//                            the steps since the sending
 //   local_keep_start()       remembers the local parameters: what is done since then counts from there
 //
 //   compute         | inner step | ... | inner step | send | inner step | ... | wait_for . apply | ...
 //   communication                                   | reduce . gather  |
 //
 // The local parameters are the master copy of the inner optimizer, whose state stays with
-// the worker and is never exchanged. Outer parameters and momentum are the same bits on
-// every rank, because every rank makes the same outer step with the same sum. The outer
-// copy is what is evaluated and saved. Losses travel with the exchanges, so the report of
-// the steps up to a sending comes with the job that sent them.
-#ifndef ACCO_LOCAL_STEPS_H
-#define ACCO_LOCAL_STEPS_H
+// the worker. Outer parameters and momentum are the same bits on every rank, because
+// every rank makes the same outer step with the same sum. The outer copy is what is
+// evaluated and saved. The report of the steps up to a sending comes with the job that
+// sent them.
+#pragma once
 
 #include "scheduler.h"
 
@@ -34,10 +27,10 @@
 // Inner steps
 
 // Decides whether this inner step is made, and adds it to the tally of the steps since
-// the latest exchange; the losses of a step that is not made are not counted. With
-// --on-spike skip only bad steps are left out, and SPIKE_PATIENCE of them in a row count
-// as parameters that are not finite, which ends the run. Otherwise a worker makes no
-// further step between its first bad one and the sending, which tells all ranks.
+// the latest exchange. With --on-spike skip only bad steps are left out, and
+// SPIKE_PATIENCE of them in a row count as parameters that are not finite, which ends the
+// run. Otherwise a worker makes no further step between its first bad one and the
+// sending.
 static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm) {
     Tally step = s->tally;
     SpikeState *spikes = &s->spikes;
@@ -135,57 +128,46 @@ enum { FRAGMENT_BLOCK = 16384 }; // elements of one task of the thread pool
 
 static_assert((int)FRAGMENT_BLOCK % (int)SPARSE_BLOCK == 0, "tasks have whole sparse blocks");
 
-// The same for elements [begin, end) of the whole vector, in whole blocks.
-static inline void sparse_work_on(const FragmentWork *work, size_t begin, size_t end) {
-    Scheduler *s = work->scheduler;
-    const SparseState *sparse = &s->local.sparse;
-    size_t first = begin / SPARSE_BLOCK, count = end - begin;
-    float *outer = s->local.outer + begin, *local = s->parameters.data + begin;
-    float *error = s->comm_buffer.data + begin;
-    bool eager = s->settings.sparse_eager; // outer - local has the error, too
-    if (work->operation == SPARSE_ENCODE) {
-        sparse_encode(s->compute, sparse->sent + first, error, outer, local, count,
-                      s->settings.sparse_beta - (eager ? 1 : 0));
-    } else {
-        sparse_apply(s->compute, outer, local, work->keeps ? s->local.start + begin : NULL,
-                     eager ? error : NULL, sparse->received + first,
-                     sparse_blocks(s->problem.parameter_count), count, &s->settings.sparse_step);
-    }
-}
-
-// Works on packed elements [begin, end), segment by segment: they stand in this order in
-// the communication buffer. On the CPU several threads call it at once, each for its own
-// elements.
+// Works on packed elements [begin, end), stretch by stretch of adjacent segments: they
+// stand in this order in the communication buffer. A sparse vector is one stretch, of
+// whole blocks. On the CPU several threads call it at once, each for its own elements.
 static inline void fragment_work_on(const FragmentWork *work, size_t begin, size_t end) {
     Scheduler *s = work->scheduler;
-    if (s->settings.sparse) {
-        sparse_work_on(work, begin, end);
-        return;
-    }
+    const SparseState *sparse = &s->local.sparse;
+    bool eager = s->settings.sparse_eager; // outer - local has the error, too
+    int segments = s->problem.layer_count + 2;
     size_t packed = 0;
-    for (int i = 0; i < s->problem.layer_count + 2; i++) {
-        if (!fragment_has(s, work->fragment, i)) { continue; }
-        size_t segment = segment_begin(&s->problem, i);
-        size_t next = packed + segment_begin(&s->problem, i + 1) - segment;
-        size_t first = size_max(packed, begin), last = size_min(next, end), flat = segment + first - packed;
-        packed = next;
+    for (int i = 0, next; i < segments; i = next) {
+        bool has = fragment_has(s, work->fragment, i);
+        for (next = i + 1; next < segments && fragment_has(s, work->fragment, next) == has; next++) {}
+        if (!has) { continue; }
+        size_t stretch = segment_begin(&s->problem, i), before = packed;
+        packed += segment_begin(&s->problem, next) - stretch;
+        size_t first = size_max(before, begin), last = size_min(packed, end), flat = stretch + first - before;
         if (first >= last) { continue; }
-        float *outer = s->local.outer + flat, *momentum = s->local.momentum + flat,
-              *local = s->parameters.data + flat, *travelling = s->comm_buffer.data + first;
+        size_t count = last - first, block = flat / SPARSE_BLOCK;
+        float *outer = s->local.outer + flat, *local = s->parameters.data + flat,
+              *momentum = s->local.momentum != NULL ? s->local.momentum + flat : NULL,
+              *start = s->local.start != NULL ? s->local.start + flat : outer,
+              *travelling = s->comm_buffer.data + first;
         switch (work->operation) {
         case FRAGMENT_PSEUDO_GRADIENT:
-            outer_pseudo_gradient(s->compute, travelling, outer, local, last - first);
+            outer_pseudo_gradient(s->compute, travelling, outer, local, count);
             break;
         case FRAGMENT_NESTEROV:
-            outer_nesterov(s->compute, outer, momentum, local, travelling, last - first, &work->nesterov);
+            outer_nesterov(s->compute, outer, momentum, local, travelling, count, &work->nesterov);
             break;
         case FRAGMENT_MOMENTUM:
-            outer_momentum(s->compute, outer, momentum, local, travelling,
-                           s->local.start != NULL ? s->local.start + flat : outer, last - first,
-                           &work->momentum);
+            outer_momentum(s->compute, outer, momentum, local, travelling, start, count, &work->momentum);
             break;
         case SPARSE_ENCODE:
-        case SPARSE_APPLY: break; // sparse_work_on
+            sparse_encode(s->compute, sparse->sent + block, travelling, outer, local, count,
+                          s->settings.sparse_beta - (eager ? 1 : 0));
+            break;
+        case SPARSE_APPLY:
+            sparse_apply(s->compute, outer, local, work->keeps ? start : NULL, eager ? travelling : NULL,
+                         sparse->received + block, sparse_blocks(s->problem.parameter_count), count,
+                         &s->settings.sparse_step);
         }
     }
 }
@@ -231,9 +213,8 @@ static inline void launch_average(Scheduler *s, int fragment) {
     launch(s, AVERAGE);
 }
 
-// Starts the all-reduce of a fragment's pseudo-gradient. The padding behind it is
-// cleared: a longer fragment may have left values there, which must not reach the scale
-// of the last block on a coarse wire.
+// The padding behind the pseudo-gradient is cleared: a longer fragment may have left
+// values there, which must not reach the scale of the last block on a coarse wire.
 static inline void send_fragment(Scheduler *s, int fragment) {
     const Layout *layout = &s->local.fragments[fragment].layout;
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
@@ -245,8 +226,7 @@ static inline void send_fragment(Scheduler *s, int fragment) {
     launch_average(s, fragment);
 }
 
-// The outer step of a fragment, with the sum that wait_for() has brought. alpha: the
-// weight that the local parameters keep.
+// alpha: the weight that the local parameters keep.
 static inline void apply_fragment(Scheduler *s, int fragment, float alpha) {
     if (scheduler_is_halted(s)) { return; }
     FragmentWork work = {.scheduler = s,
@@ -272,5 +252,3 @@ static inline void apply_sparse(Scheduler *s, bool keep) {
     FragmentWork work = {.scheduler = s, .operation = SPARSE_APPLY, .keeps = keep};
     scheduler_call(s, s->compute, fragment_task, &work);
 }
-
-#endif

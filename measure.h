@@ -1,12 +1,10 @@
 // measure.h: how long a micro-batch and an exchange take, measured on the run itself
 // before training: its own model and data, ranks and link.
 //
-// Choices that are left to a measurement are made from these numbers (plan/choose.h).
-// Both are measured beside each other, as training runs them, because they share cores
-// and memory. The exchange is the reduce-scatter and the all-gather of a job, without its
-// short records and the step. Nothing is trained: gradients are dropped, all else stays.
-#ifndef ACCO_MEASURE_H
-#define ACCO_MEASURE_H
+// Both are measured beside each other, because they share cores and memory. The exchange
+// is the reduce-scatter and the all-gather of a job. Nothing is trained: gradients are
+// dropped. plan/choose.h chooses by these numbers.
+#pragma once
 
 #include "scheduler.h"
 
@@ -91,5 +89,3 @@ static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
                               work.compute_seconds / work.micro_batches};
     return measured;
 }
-
-#endif

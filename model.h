@@ -1,18 +1,13 @@
 // model.h: what a model is, to everything that trains, measures or stores one.
 //
-// A model belongs to a family (gpt.h). The family's `ModelFamily`, at the end of its
-// header, lists its functions, and models.h lists the families. All other code works
-// through them and knows no family by its name, as it knows no update rule (rule.h).
+// A model belongs to a family (gpt.h), whose functions its `ModelFamily` lists; models.h
+// lists the families. All other code works through them and knows no family by its name.
 //
 // Which model is meant is a ModelConfig, from a preset or from a Hugging Face
-// config.json. From it follows the parameter table: every tensor with its Hugging Face
-// name, its place in the flat array of parameters, its shape, its initialisation, whether
-// it is a matrix (weight decay may apply to matrices only), and whether it is a matrix of
-// a layer, which Muon steps. Initialisation, weight decay, checkpoints, export, the
-// memory plan and the model itself all read this table; there is no second list of
-// tensors.
-#ifndef ACCO_MODEL_H
-#define ACCO_MODEL_H
+// config.json. From it follows the parameter table, the only list of tensors:
+// initialisation, weight decay, checkpoints, export, the memory plan and the model itself
+// all read it.
+#pragma once
 
 #include <jansson.h>
 #include <math.h>
@@ -157,9 +152,8 @@ static inline void parameters_initialize_task(void *context, int task, int threa
     }
 }
 
-// Fills `parameters` (parameter_count). Each element is a function of the seed, the index
-// of its tensor, its block of INITIAL_BLOCK elements and its place there, and of nothing
-// else.
+// Fills `parameters` (parameter_count). Each element is a function of the seed, its
+// tensor's index, its block of INITIAL_BLOCK elements and its place there.
 static inline void parameters_initialize(const ParameterTable *table, uint64_t seed, ThreadPool *pool,
                                          float *parameters) {
     ParameterInitialization work = {table, seed, parameters};
@@ -236,9 +230,8 @@ typedef struct ModelFamily {
     void (*reserve)(void *self, Arena *arena, const ModelConfig *config, const ModelSettings *settings);
     // gradients (parameter_count) += the gradient of the mean loss over the targets (B,
     // T) >= 0; 0 if there is none. Calls pace->need before it reads parameters, and
-    // pace->finish. Returns the losses (B, T), which the host can read when the stream
-    // has settled; they mean nothing if no target counts. On a GPU everything is only
-    // queued; tokens and targets must stay until then.
+    // pace->finish. Returns the losses (B, T), which mean nothing if no target counts.
+    // They can be read, and tokens and targets changed, when the stream has settled.
     const float *(*gradients)(void *self, Stream *stream, const void *parameters, float *gradients,
                               const int32_t *tokens, const int32_t *targets, const Pace *pace);
     // The same losses, (query->count), without gradients.
@@ -284,5 +277,3 @@ static inline float losses_mean(Stream *stream, const float *losses, const int32
     for (size_t i = 0; i < count && predicted > 0; i++) { sum += (double)losses[i]; }
     return predicted > 0 ? (float)(sum / predicted) : 0.0f;
 }
-
-#endif

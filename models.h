@@ -1,6 +1,5 @@
 // models.h: the families of models, their presets, and one model of any family.
-#ifndef ACCO_MODELS_H
-#define ACCO_MODELS_H
+#pragma once
 
 #include <limits.h>
 #include <sys/stat.h>
@@ -66,7 +65,6 @@ static inline const ModelPreset *model_preset_find(const char *name) {
 static inline bool model_config_load(const char *path, ModelConfig *config, Error *error) {
     json_error_t problem;
     json_t *root = json_load_file(path, 0, &problem);
-    if (root == NULL && access(path, R_OK) != 0) { return error_set(error, "%s: %s", path, problem.text); }
     if (root == NULL) { return error_set(error, "%s is no config.json of a model: %s", path, problem.text); }
     memset(config, 0, sizeof *config);
     size_t length = strlen(path), skip = length < sizeof config->name ? 0 : length - sizeof config->name + 1;
@@ -79,15 +77,12 @@ static inline bool model_config_load(const char *path, ModelConfig *config, Erro
         text_join(allowed, sizeof allowed, " or ", "\"%s\"", family->name);
         if (type != NULL && strcmp(type, family->name) == 0) { config->family = family; }
     }
-    bool good = false;
-    if (!json_is_object(root)) {
-        error_set(error, "%s: a model configuration must be a JSON object", path);
-    } else if (config->family == NULL) {
-        error_set(error, "%s: \"model_type\" is %s%.60s%s and must be %s: other models are not supported",
-                  path, quote, type == NULL ? "not given" : type, quote, allowed);
-    } else {
-        good = config->family->read_config(root, path, config, error);
-    }
+    bool good =
+        config->family != NULL
+            ? config->family->read_config(root, path, config, error)
+            : error_set(error,
+                        "%s: \"model_type\" is %s%.60s%s and must be %s: other models are not supported",
+                        path, quote, type == NULL ? "not given" : type, quote, allowed);
     json_decref(root);
     return good;
 }
@@ -183,5 +178,3 @@ static inline void model_start(Model *model, Stream *stream, const void *paramet
 static inline void model_stop(Model *model, Stream *stream) {
     if (model->settings.on_gpu) { gemm_close(stream); }
 }
-
-#endif

@@ -15,15 +15,13 @@
 // X has a mean square of 1 / max(rows, columns), and 0.2 is the root mean square of AdamW's
 // steps, so a learning rate that suits AdamW suits Muon.
 //
-// The whole matrix must be here (layout_make_whole). Its momentum is the only state. The
-// products take 5 (4 m m n + 2 m m m) operations for m <= n, and nearly all of the time.
+// The whole matrix must be here (layout_make_whole). Its momentum is the only state.
 //
-// A GPU takes equal matrices together: the products of a small one do not fill it, and a layer
-// has four (C, C) of them, with as many elements as the (4C, C) that the workspace must hold
-// anyway. The library chooses for a full batch, however many there are, so a matrix has the same
-// bits in any company. A product on the CPU fills its threads: one matrix at a time.
-#ifndef ACCO_MUON_H
-#define ACCO_MUON_H
+// A GPU takes equal matrices together, since the products of a small one do not fill it:
+// the four (C, C) of a layer have as many elements as the (4C, C) for which the workspace
+// is there anyway. The library chooses for a full batch, however many there are, so a
+// matrix has the same bits in any company.
+#pragma once
 
 #include "kernels/kernels.h"
 #include "runtime/memory.h"
@@ -63,8 +61,7 @@ static inline double muon_flops(int rows, int columns, int iterations) {
     return iterations * (4 * m * m * n + 2 * m * m * m);
 }
 
-// Matrices of one shape that are stepped together.
-typedef struct MuonBatch {
+typedef struct MuonBatch { // matrices of one shape
     int rows, columns, count;
     StepRange ranges[MUON_TOGETHER]; // (count): all but what only Muon has
 } MuonBatch;
@@ -125,5 +122,3 @@ static inline void muon_add(Stream *stream, const MuonWorkspace *workspace, Muon
     batch->columns = columns;
     batch->ranges[batch->count++] = range;
 }
-
-#endif

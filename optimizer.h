@@ -2,14 +2,12 @@
 //
 // A worker owns pieces of the flat parameter vector (comm/layout.h): one piece that is
 // the whole vector under rules that do not shard, its share of every cell under rules
-// that do. Its state (master copy and two moments) lies in the order of its own elements,
-// without gaps. Weight decay applies to some tensors only, given as ranges of the flat
-// vector; a piece may begin or end anywhere inside a tensor. Nothing here communicates.
+// that do. Its state lies in the order of its own elements, without gaps. A piece may
+// begin or end anywhere inside a tensor. Nothing here communicates.
 //
 //   learning_rate_at(progress) -> optimizer_step: a commit (the state moves)
 //                                              or an estimate (the state stays)
-#ifndef ACCO_OPTIMIZER_H
-#define ACCO_OPTIMIZER_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -24,8 +22,7 @@
 
 // Progress is counted in micro-batch gradients that all workers have committed (--lr-by
 // grads), so that rules and runs with other batch sizes have the same rate at the same
-// number of tokens; or in commits (--lr-by commits). An estimate uses the rate of the
-// commit that it anticipates, because progress moves at commits only.
+// number of tokens; or in commits (--lr-by commits).
 
 // The choices of --schedule, in their order.
 typedef enum ScheduleKind {
@@ -106,6 +103,7 @@ typedef struct Optimizer {
     Real *second_moment; // of what AdamW steps (OptimizerRange::second), in the same format
     size_t second_count;
     MuonWorkspace muon;
+    double flops; // of Muon's matrix products in a step, on the rank with most
     int64_t commits;
 } Optimizer;
 
@@ -152,54 +150,40 @@ static inline Layout optimizer_whole(size_t count) {
     return layout;
 }
 
-// What a rank needs beside what all shards have alike.
-typedef struct OptimizerNeeds {
-    size_t second_count, muon_count, muon_side; // see Optimizer and MuonWorkspace
-    double flops;                               // of the matrix products of a step
-} OptimizerNeeds;
-
-// The most that any rank needs of each: all reserve the same, and one plan holds for all.
-static inline OptimizerNeeds optimizer_most_needs(const Optimizer *optimizer) {
-    OptimizerNeeds most = {0};
-    Optimizer one = *optimizer;
-    bool differ = one.layout.pieces != NULL;
-    for (int rank = differ ? 0 : one.rank; rank < (differ ? one.layout.size : one.rank + 1); rank++) {
-        double flops = 0;
-        one.rank = rank;
-        for (OptimizerRange range = {0}; optimizer_next(&one, &range);) {
-            if (!optimizer_range_is_muons(&range)) {
-                most.second_count = size_max(most.second_count, range.second + range.count);
-                continue;
-            }
-            int rows = range.tensor->rows, columns = range.tensor->columns;
-            most.muon_count = size_max(most.muon_count, range.count);
-            most.muon_side = size_max(most.muon_side, (size_t)(rows < columns ? rows : columns));
-            flops += muon_flops(rows, columns, one.settings.muon_iterations);
-        }
-        most.flops = flops > most.flops ? flops : most.flops;
-    }
-    return most;
-}
-
-// Plans the state for the pieces of `rank`. `master_is_elsewhere`: the caller points
+// Plans the state for the pieces of `rank`; of what depends on the rank as much as any
+// needs, so that one plan holds for all. `master_is_elsewhere`: the caller points
 // `master` to a buffer that it keeps anyway.
 static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const OptimizerSettings *settings,
                                      const Layout *layout, int rank, bool master_is_elsewhere) {
+    memset(optimizer, 0, sizeof *optimizer);
     optimizer->settings = *settings;
     optimizer->layout = layout->size > 1 ? *layout : optimizer_whole(layout_shard(layout));
     optimizer->rank = rank;
-    size_t shard = layout_shard(&optimizer->layout), element = precision_bytes(settings->moments);
     MuonWorkspace *muon = &optimizer->muon;
-    OptimizerNeeds needs = optimizer_most_needs(optimizer);
-    optimizer->second_count = needs.second_count;
-    muon->count = needs.muon_count;
-    muon->side = needs.muon_side;
+    Optimizer one = *optimizer;
+    bool differ = one.layout.pieces != NULL;
+    for (one.rank = differ ? 0 : rank; one.rank < (differ ? one.layout.size : rank + 1); one.rank++) {
+        double flops = 0;
+        for (OptimizerRange range = {0}; optimizer_next(&one, &range);) {
+            if (!optimizer_range_is_muons(&range)) {
+                optimizer->second_count = size_max(optimizer->second_count, range.second + range.count);
+                continue;
+            }
+            int rows = range.tensor->rows, columns = range.tensor->columns;
+            muon->count = size_max(muon->count, range.count);
+            muon->side = size_max(muon->side, (size_t)(rows < columns ? rows : columns));
+            flops += muon_flops(rows, columns, settings->muon_iterations);
+        }
+        optimizer->flops = fmax(optimizer->flops, flops);
+    }
+    size_t shard = layout_shard(&optimizer->layout), element = precision_bytes(settings->moments),
+           master = master_is_elsewhere ? 0 : shard * sizeof(float);
     const char *first = muon->count > 0 ? "momentum and first moment" : "AdamW first moment";
-    size_t master = master_is_elsewhere ? 0 : shard * sizeof(float), second = needs.second_count * element;
     const ArenaRow rows[] = {
         {MEMORY_OPTIMIZER, "master parameters", master, &optimizer->master},
         {MEMORY_OPTIMIZER, first, shard * element, &optimizer->first_moment},
-        {MEMORY_OPTIMIZER, "AdamW second moment", second, &optimizer->second_moment},
+        {MEMORY_OPTIMIZER, "AdamW second moment", optimizer->second_count * element,
+         &optimizer->second_moment},
     };
     arena_reserve_rows(arena, rows, sizeof rows / sizeof rows[0], false);
     if (muon->count > 0) { muon_reserve(muon, arena, settings->precision); }
@@ -261,5 +245,3 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const Op
     if (batch.count > 0) { muon_step(stream, &optimizer->muon, &batch, settings->muon_iterations); }
     if (step->commit) { optimizer->commits++; }
 }
-
-#endif

@@ -1,12 +1,10 @@
 // rule.h: what an update rule is. Each rule is one page (acco.h, ddp.h, ...), and rules.h
 // lists them.
 //
-// A page opens with the rule's timeline and formulas. Then come its options, its checks,
-// its settings and its commit, which is a few lines of the scheduler's verbs. A `Rule` at
-// the end of the page lists them. All other code works through a Rule and knows no rule
-// by its name.
-#ifndef ACCO_RULE_H
-#define ACCO_RULE_H
+// A page opens with the rule's timeline and formulas; its commit is a few lines of the
+// scheduler's verbs. All other code works through the `Rule` at the end of the page and
+// knows no rule by its name.
+#pragma once
 
 #include "runtime/names.h"
 #include "scheduler_state.h"
@@ -70,5 +68,3 @@ typedef struct Rule {
     bool (*choose)(void *own, const SchedulerSettings *settings, int format, int split);
     void (*describe)(const SchedulerSettings *settings, char text[RULE_TEXT]);
 } Rule;
-
-#endif

@@ -1,6 +1,5 @@
 // rules.h: the list of update rules, and of the options that single rules have.
-#ifndef ACCO_RULES_H
-#define ACCO_RULES_H
+#pragma once
 
 #include "acco.h"
 #include "co2.h"
@@ -67,5 +66,3 @@ static inline const char *rule_list(bool (*fits)(const Rule *rule), char text[RU
 static inline void *rule_own_options(int rule, const RuleOptions *options) {
     return (char *)options + RULES[rule].own_options;
 }
-
-#endif

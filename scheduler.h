@@ -13,10 +13,8 @@
 //                              gradient sum to the next one, and clears the accumulator or
 //                              lets it keep growing
 //
-// Overlapped rules begin with two questions: is_handed_over() and sequential_commit().
-// local_steps.h adds the verbs of local rules.
-//
-// A round of an overlapped rule, and of a synchronous one, whose job follows backward:
+// local_steps.h adds the verbs of local rules. A round of an overlapped rule, and of a
+// synchronous one, whose job follows backward:
 //
 //   compute         | micro-batches                  |idle| hand_over | micro-batches ...
 //   communication   | reduce . summary . step . gather    |           | ...
@@ -40,11 +38,9 @@
 //       scheduler_finish() to job_reduce().
 //   H7  A parameter has arrived before a forward pass reads it. Watermark `arrived`:
 //       job_gather_task() to scheduler_need().
-// Only the host thread calls these functions. Between two of its calls at most one job
-// and one round of micro-batches run; in synchronous rules the gather of the previous job may
-// still run, too.
-#ifndef ACCO_SCHEDULER_H
-#define ACCO_SCHEDULER_H
+// Only the host thread calls the verbs. Between two of them at most one job and one round
+// of micro-batches run; in synchronous rules perhaps also the gather of the previous job.
+#pragma once
 
 #include "commit_report.h"
 #include "communication_job.h"
@@ -60,14 +56,13 @@ static inline void scheduler_enqueue_job(Scheduler *s) {
     if (!s->settings.overlap) { scheduler_settle(s); }
 }
 
-// Starts a job on what the last hand_over gave. Communication stream.
 static inline void launch(Scheduler *s, JobKind kind) {
     buffer_change(&s->comm_buffer, BUFFER_READY, BUFFER_WRITING);
     job_prepare(s, kind, false);
     scheduler_enqueue_job(s);
 }
 
-// Communication stream. Without overlap accumulate() starts the job when it has ended.
+// Without overlap accumulate() starts the job when it has ended.
 static inline void launch_following(Scheduler *s, JobKind kind) {
     assert(s->settings.kind == RULE_SYNCHRONOUS && !s->settings.adaptive);
     watermark_reset(&s->finished, 0);
@@ -78,7 +73,6 @@ static inline void launch_following(Scheduler *s, JobKind kind) {
 // ---------------------------------------------------------------------------------------
 // A micro-batch keeps pace with the job beside it: its forward pass waits for parameters that
 // are still arriving, its backward pass announces gradients that will not change any more.
-// communication_job.h is the other half of both.
 
 static inline void scheduler_compute_ended(Scheduler *s) {
     trace_end(&s->trace, TRACE_COMPUTE, s->job.commit);
@@ -116,8 +110,7 @@ static inline void scheduler_finish(void *self, size_t begin) {
 
 // Whether something may travel while this micro-batch of accumulate() runs. The schedule
 // decides it, or a measurement that the checkpoint keeps, so bits repeat. A job that
-// follows the backward pass runs beside the last one, and spreads its result beside the
-// first of the next round.
+// follows runs beside the last one, and spreads its result beside the next round's first.
 static inline bool scheduler_is_beside(const Scheduler *s, int index) {
     const Job *job = &s->job;
     int measured = s->settings.beside[job->kind == ESTIMATE];
@@ -214,10 +207,10 @@ static inline void scheduler_move_gradients(Scheduler *s, float *out, bool clear
     scheduler_call(s, s->compute, boundary_task, &work);
 }
 
-// Waits for the job and takes what it produced. Where the job followed the backward pass,
-// it stepped with the accumulator, which is cleared now, and its parameters keep arriving
-// afterwards. The job of an overlapped rule gathered them beside those that compute uses:
-// they change places.
+// Waits for the job and takes what it produced. A job that followed the backward pass
+// stepped with the accumulator, which is cleared now; its parameters keep arriving. The
+// job of an overlapped rule gathered them beside those that compute uses: they change
+// places.
 static inline void wait_for(Scheduler *s) {
     const Job *job = &s->job;
     scheduler_wait_event(s, job->follows ? &s->stepped : &s->communicated); // H2, H5
@@ -250,8 +243,7 @@ static inline void hand_over(Scheduler *s, HandOver mode) {
     buffer_change(&s->gradients, BUFFER_READY, BUFFER_FREE);
 }
 
-// Forgets what has been computed since the latest commit, and the job in flight: the
-// caller is going to put another state in its place.
+// Forgets what has been computed since the latest commit, and the job in flight.
 static inline void scheduler_drop(Scheduler *s) {
     scheduler_settle(s);
     scheduler_move_gradients(s, NULL, true);
@@ -277,5 +269,3 @@ static inline bool sequential_commit(Scheduler *s) {
     wait_for(s);
     return true;
 }
-
-#endif

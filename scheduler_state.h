@@ -21,13 +21,10 @@
 // There are three kinds of rules:
 //   synchronous   compute waits for the optimizer step; gradients and parameters travel
 //                 beside the passes that make and use them
-//   overlapped    compute continues beside the whole job, at parameters that an earlier
-//                 job made
+//   overlapped    compute continues beside the whole job, at parameters of an earlier one
 //   local         every worker steps an optimizer of its own; workers exchange
-//                 pseudo-gradients, the distance from the parameters that all share to
-//                 their own
-#ifndef ACCO_SCHEDULER_STATE_H
-#define ACCO_SCHEDULER_STATE_H
+//                 pseudo-gradients, the distance from the common parameters to their own
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -139,9 +136,7 @@ static inline void buffer_change(Buffer *buffer, BufferState from, BufferState t
 // every job and add them up in the order of ranks, so that all take the same decisions.
 //
 // A reported loss is a mean over predicted tokens; a gradient is a mean over micro-batches,
-// each of which counts the same. The two differ only where a mask leaves tokens out: a token
-// in a micro-batch with few predicted ones then weighs more in the gradient, and a
-// micro-batch without any adds nothing but counts in the gradient's divisor.
+// each of which counts the same, also where a mask leaves few of its tokens or none.
 typedef struct Tally {
     double micro_batches;
     double predicted;          // tokens
@@ -176,10 +171,10 @@ static inline void tally_add(Tally *sum, const Tally *tally) {
 // Nats per predicted token; NaN where none is predicted.
 static inline double tally_mean_loss(const Tally *tally) { return tally->loss / tally->predicted; }
 
-// COMMIT steps the optimizer for good. ESTIMATE makes the parameters that such a step
-// would give, and leaves the optimizer state as it was. COMMIT_THEN_PREDICT commits, and
-// then spreads an estimate of the next commit. AVERAGE adds up pseudo-gradients, or brings
-// their largest elements to all ranks (settings.sparse); compute applies them.
+// COMMIT steps the optimizer. ESTIMATE makes the parameters that such a step would give.
+// COMMIT_THEN_PREDICT commits, and then spreads an estimate of the next commit. AVERAGE
+// adds up pseudo-gradients, or brings their largest elements to all ranks
+// (settings.sparse).
 typedef enum JobKind { COMMIT, ESTIMATE, COMMIT_THEN_PREDICT, AVERAGE } JobKind;
 
 // What hand_over does with the gradient accumulator: clear it, or let it keep growing.
@@ -265,8 +260,8 @@ typedef struct LocalState {
     double norm, rate;  // of the latest inner step
 } LocalState;
 
-// How far the backward pass of a round's last micro-batch has come, for the job: the
-// positions to which `finished` was raised, on a GPU with a mark in compute's queue.
+// How far the backward pass of a round's last micro-batch has come: the positions to
+// which `finished` was raised, on a GPU with a mark in compute's queue.
 typedef struct Announcements {
     bool active; // the running micro-batch is the last of a round, and a job follows it
     int count;
@@ -283,8 +278,8 @@ typedef struct SpikeState {
     bool failed; // a spike ended the run; nothing was updated with it
 } SpikeState;
 
-// What ranks tell each other with every job. Any thread of this rank may write the first
-// three, atomically; the others are what all ranks have learned.
+// What ranks tell each other with every job. Any thread may write the first three,
+// atomically; the others are what all ranks have learned.
 typedef struct Wishes {
     const bool *stop_requested; // this rank was asked to stop; NULL: it cannot be asked
     bool save_requested;        // by this rank's clock it is time for a checkpoint
@@ -526,9 +521,9 @@ static inline void scheduler_close_progress(Scheduler *s) {
     trace_close(&s->trace);
 }
 
-// Starts the streams. To be called after arena_commit, when the caller has filled
-// scheduler_first_parameters, the same on every rank. `pool` serves the compute stream, and those
-// parts of a job that compute must wait for.
+// Starts the streams, when the caller has filled scheduler_first_parameters, the same on
+// every rank. `pool` serves the compute stream, and those parts of a job that compute
+// must wait for.
 static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_trace) {
     StreamPlace computing = {.gpu = s->settings.gpu, .precision = s->settings.precision},
                 communicating = computing;
@@ -592,5 +587,3 @@ static inline void scheduler_call(Scheduler *s, Stream *stream, StreamTask task,
     event_record(event, stream);
     scheduler_wait_event(s, event);
 }
-
-#endif

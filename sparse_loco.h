@@ -18,23 +18,22 @@
 // In the paper local is set to outer (--sparse-eager off): a worker takes back each step
 // that it has made and not sent, until the error brings it to everybody some 64 rounds
 // later. Here it keeps them: what it has not sent is at all times the way from its own
-// parameters to the common ones, and it learns from where it has come to. That is worth half
-// of the distance to DDP at H = 4 and three quarters at H = 1
-// (dev/results/local-rules-2026-11-25.md). beta < 1 lets what is old fade.
+// parameters to the common ones. That is worth half of the distance to DDP at H = 4 and
+// three quarters at H = 1 (dev/results/local-rules-2026-11-25.md). beta < 1 lets what is
+// old fade.
 //
-// Workers gather each other's blocks, 0.23 bits for an element and worker, and each adds them
-// up, in the order of ranks. So outer stays the same bits on all workers, whatever the hosts;
-// --wire has nothing to round.
+// Workers gather each other's blocks, 0.23 bits for an element and worker, and each adds
+// them up, in the order of ranks. So outer stays the same bits on all workers; --wire has
+// nothing to round.
 //
-// The tau steps beside an exchange count once: they are no part of the pseudo-gradient that is
-// under way, and the next one has them, because local keeps them. So with tau > 0 a worker
-// also holds a copy of the parameters that it had at the sending.
+// The tau steps beside an exchange count once: local keeps them, so the next
+// pseudo-gradient has them. For that a worker holds a copy of the parameters that it had
+// at the sending.
 //
-// The paper waits (tau = 0) and has alpha = 1 and beta = 0.95. At the end of a run the steps
-// since the last sending are exchanged in the same way. What is in the errors then is lost:
-// to send all of it did not end lower.
-#ifndef ACCO_SPARSE_LOCO_H
-#define ACCO_SPARSE_LOCO_H
+// The paper waits (tau = 0) and has alpha = 1 and beta = 0.95. At the end of a run the
+// steps since the last sending are exchanged, too. What is in the errors then is lost: to
+// send it did not end lower.
+#pragma once
 
 #include "local_steps.h"
 #include "rule.h"
@@ -109,5 +108,3 @@ static const Rule sparse_loco_rule = {
     .check = sparse_loco_check,
     .configure = sparse_loco_configure,
 };
-
-#endif

@@ -1,17 +1,14 @@
 // spike.h: how bad steps are recognised, and where they come from.
 //
 // A spike is a loss or a gradient that is not finite; or a loss, or the norm of a
-// gradient, that lies far above what earlier commits make likely. Bad data may show in
-// either alone. Every rank inspects its own gradients before it sends them, so it is
-// known which rank they came from, and which tensor the backward pass met first. All
-// ranks decide alike whether to step, from the same few numbers (communication_job.h).
+// gradient, far above what earlier commits make likely: bad data may show in either
+// alone.
 //
 // A detector keeps the mean and the variance of the logarithm over about the latest
-// SPIKE_MEMORY commits, because norms and losses vary by factors, not by differences. A
-// value above the limit is learnt as if it were at the limit, so that a level which has
-// really changed is accepted after a while. A NaN changes nothing.
-#ifndef ACCO_SPIKE_H
-#define ACCO_SPIKE_H
+// SPIKE_MEMORY commits, because norms and losses vary by factors. A value above the limit
+// is learnt as if it were at the limit, so that a level which has really changed is
+// accepted after a while. A NaN changes nothing.
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -86,5 +83,3 @@ static inline SpikeKind spike_judge_both(SpikeDetector *norms, SpikeDetector *lo
     bool large = spike_judge(norms, norm), high = spike_judge(losses, loss);
     return large ? SPIKE_NORM : high ? SPIKE_HIGH_LOSS : SPIKE_NONE;
 }
-
-#endif

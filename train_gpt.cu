@@ -100,7 +100,7 @@ static bool validate(Run *run) {
     for (int i = 0; i < data->source_count; i++) { batches += validation_batches(run, i); }
     scheduler_settle(s); // waiting for communication under way still counts as training
     double began = clock_seconds();
-    Validation validation = {.run = run, .parameters = borrow_committed_weights(s, run->rule)};
+    Validation validation = {.run = run, .parameters = borrow_committed(s, run->rule, false)};
     bool stopped = false;
     for (int64_t first = 0; first < batches && !stopped; first += run->transport.size) {
         validation.batch = first + run->transport.rank;
@@ -309,11 +309,11 @@ static int finish_run(Run *run, bool saved) {
     }
     // Stopped workers of a local rule may each hold parameters of their own; the
     // committed ones are the same everywhere.
-    const void *weights = borrow_committed_weights(s, run->rule);
+    const void *weights = borrow_committed(s, run->rule, false);
     uint64_t fingerprint = check_replicas(s, weights, weights_bytes(s));
     return_committed(s, weights);
     if (s->settings.gathers_casts) { // the weights are casts of what counts
-        const float *committed = borrow_committed(s, run->rule);
+        const float *committed = (const float *)borrow_committed(s, run->rule, true);
         fingerprint = check_replicas(s, committed, run->part.table.parameter_count * sizeof(float));
         return_committed(s, committed);
     }

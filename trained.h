@@ -6,11 +6,9 @@
 //   adapted    W x + alpha / r B (A x)    W frozen, A (r, inputs) and B (outputs, r) trained
 //
 // Scheduler, optimizer, wires and checkpoints know a vector of what is trained, and no
-// other: what is frozen has no gradient, no moments and sends no byte. The frozen tensors
-// lie in a vector of their own, in the precision of the model. A TrainedPart says where
-// each tensor of the model is; the model reads both vectors.
-#ifndef ACCO_TRAINED_H
-#define ACCO_TRAINED_H
+// other. The frozen tensors lie in a vector of their own, in the precision of the model.
+// A TrainedPart says where each tensor of the model is; the model reads both vectors.
+#pragma once
 
 #include <fnmatch.h>
 
@@ -202,5 +200,3 @@ static inline bool trained_part_make(TrainedPart *part, const ModelConfig *confi
     if (!good) { trained_part_free(part); }
     return good;
 }
-
-#endif

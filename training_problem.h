@@ -3,8 +3,7 @@
 // Micro-batches are counted over all ranks and over all parts of a run that was resumed:
 // micro-batch `index` of this rank is number data_base + index * ranks + rank, so no
 // sample is used twice and none is left out, whatever the number of ranks.
-#ifndef ACCO_TRAINING_PROBLEM_H
-#define ACCO_TRAINING_PROBLEM_H
+#pragma once
 
 #include "comm/transport.h"
 #include "dataloader.h"
@@ -35,13 +34,15 @@ typedef struct TrainingProblem {
 } TrainingProblem;
 
 static inline void training_reserve(TrainingProblem *training, Arena *arena) {
-    size_t bytes = (size_t)training->B * (size_t)training->T * sizeof(int32_t);
-    arena_reserve_host(arena, MEMORY_WORKSPACE, "tokens", bytes, &training->batch.tokens);
-    arena_reserve_host(arena, MEMORY_WORKSPACE, "targets", bytes, &training->batch.targets);
-    if (arena->on_gpu) {
-        arena_reserve_host(arena, MEMORY_WORKSPACE, "next tokens", bytes, &training->next_batch.tokens);
-        arena_reserve_host(arena, MEMORY_WORKSPACE, "next targets", bytes, &training->next_batch.targets);
-    }
+    size_t bytes = (size_t)training->B * (size_t)training->T * sizeof(int32_t),
+           next = arena->on_gpu ? bytes : 0;
+    const ArenaRow rows[] = {
+        {MEMORY_WORKSPACE, "tokens", bytes, &training->batch.tokens},
+        {MEMORY_WORKSPACE, "targets", bytes, &training->batch.targets},
+        {MEMORY_WORKSPACE, "next tokens", next, &training->next_batch.tokens},
+        {MEMORY_WORKSPACE, "next targets", next, &training->next_batch.targets},
+    };
+    arena_reserve_rows(arena, rows, sizeof rows / sizeof rows[0], true);
 }
 
 // The first sample, in the global order, of micro-batch `index` of this rank.
@@ -67,7 +68,7 @@ static inline void training_lose_data(TrainingProblem *training, const Error *er
 
 // Data that cannot be read any more count as a micro-batch in which nothing is to be
 // predicted. While a GPU computes, the host fills the next batch, since data that are not
-// in memory may take long. An error in them is reported when they are needed, if ever.
+// in memory may take long.
 static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, uint64_t index,
                                                     const void *weights, float *gradients, const Pace *pace) {
     TrainingProblem *training = (TrainingProblem *)self;
@@ -120,5 +121,3 @@ static inline int training_tensors(const ParameterTable *table, bool decays_all,
     }
     return count;
 }
-
-#endif

@@ -4,12 +4,10 @@
 //   compute         | micro-batches | forward . backward |idle| forward . backward ...
 //   communication                        | reduce-scatter . step | all-gather |
 //
-// The traffic is that of an all-reduce; the optimizer state is divided by the number of
-// ranks. Both halves of the traffic overlap with computation: gradients are sent as the
-// last backward pass finishes them, and the next forward pass starts while the parameters
-// of later layers are still arriving.
-#ifndef ACCO_ZERO_H
-#define ACCO_ZERO_H
+// The traffic is that of an all-reduce, and both halves overlap with computation:
+// gradients are sent as the last backward pass finishes them, and the next forward pass
+// starts while the parameters of later layers are still arriving.
+#pragma once
 
 #include "rule.h"
 #include "scheduler.h"
@@ -28,5 +26,3 @@ static const Rule zero1_rule = {
     .recipes = {{"", {1, 1}, {1, 1}}},
     .commit = zero1_commit,
 };
-
-#endif

@@ -6,8 +6,7 @@
 //
 // The model is another directory, which adapter_config.json names. hf_model.h opens both as
 // one model, whose matrices are W + alpha / r B A.
-#ifndef ACCO_CHECKPOINT_ADAPTERS_H
-#define ACCO_CHECKPOINT_ADAPTERS_H
+#pragma once
 
 #include "checkpoint/file_sums.h"
 #include "checkpoint/safetensors.h"
@@ -184,5 +183,3 @@ static inline bool adapters_write_config(const char *directory, const TrainedPar
                              "inference_mode", 1, "init_lora_weights", 1, "target_modules", modules);
     return json_write(root, directory, ADAPTERS_CONFIG, JSON_INDENT(2) | JSON_REAL_PRECISION(9), error);
 }
-
-#endif

@@ -1,9 +1,9 @@
 // checkpoint.h: the format of a checkpoint, on which its writer, checkpoint/save.h, and
 // its reader, checkpoint/load.h, must agree.
 //
-// A checkpoint holds everything that a run needs to continue as if it had never stopped. It
-// is a directory of its own, OUT/checkpoints/commit-N, where N counts the commits (optimizer
-// steps) of the run up to then; local rules count inner steps.
+// A checkpoint holds everything that a run needs to continue as if it had never stopped.
+// It is a directory, OUT/checkpoints/commit-N, where N counts commits; local rules count
+// inner steps.
 //
 //   model/              the committed parameters as a Hugging Face directory, which
 //                       transformers loads as it is
@@ -15,7 +15,7 @@
 //
 // Vectors are logical: what all ranks share is written once, each part by its owner; what
 // each worker has for itself is stored as worker.R.VECTOR. So a run with another number
-// of ranks, or another rule, can continue; it reports what is not exactly as before.
+// of ranks, or another rule, can continue.
 //
 //   vector        which rules save it    content
 //   master        all                    the exact parameters; local rules: the outer ones
@@ -31,8 +31,7 @@
 //                 between commits
 //   exp_avg,      all; local: each       the moments, in the format of --moments; casts are bf16, all
 //   exp_avg_sq    worker its own         others fp32. exp_avg_sq lacks the matrices that Muon steps
-#ifndef ACCO_CHECKPOINT_CHECKPOINT_H
-#define ACCO_CHECKPOINT_CHECKPOINT_H
+#pragma once
 
 #include <zlib.h>
 
@@ -45,7 +44,7 @@
 
 enum {
     CHECKPOINT_VERSION = 5,
-    CHECKPOINT_MAX_VECTORS = 8,
+    CHECKPOINT_MAX_VECTORS = 9,
     CHECKPOINT_BLOCK = 4 << 20, // bytes under one checksum
     CHECKPOINT_STAGE = 1 << 20, // elements that are copied from or to a GPU at a time
     CHECKPOINT_PATH_SIZE = RUN_PATH_SIZE + 96
@@ -118,11 +117,6 @@ typedef struct SavedVector {
     bool of_adamw; // has only what AdamW steps, and lies in the order of optimizer_next()
 } SavedVector;
 
-static inline SavedVector saved_vector(const char *name, SavedScope scope, Real *data, Precision format) {
-    SavedVector vector = {.name = name, .scope = scope, .data = data, .format = format};
-    return vector;
-}
-
 static inline size_t saved_bytes(const SavedVector *vector, size_t elements) {
     return elements * precision_bytes(vector->format);
 }
@@ -130,36 +124,32 @@ static inline size_t saved_bytes(const SavedVector *vector, size_t elements) {
 // The vectors of a run now, in the order of the file; returns how many. Moments and casts
 // come last: behind one in bf16, a vector might not be aligned for fp32.
 static inline int saved_vectors(const Scheduler *s, SavedVector vectors[CHECKPOINT_MAX_VECTORS]) {
-    bool local = s->settings.kind == RULE_LOCAL, sharded = scheduler_shards(&s->settings);
-    SavedScope master = sharded ? SAVED_SHARD : SAVED_SHARED, own = local ? SAVED_WORKER : SAVED_SHARED;
-    SavedScope moments = local ? SAVED_WORKER : master;
+    bool local = s->settings.kind == RULE_LOCAL, sharded = scheduler_shards(&s->settings),
+         sparse = s->settings.sparse, casts = s->settings.keeps_casts;
+    SavedScope master = sharded ? SAVED_SHARD : SAVED_SHARED, own = local ? SAVED_WORKER : SAVED_SHARED,
+               moments = local ? SAVED_WORKER : master;
     const Optimizer *optimizer = &s->optimizer;
     const Precision fp32 = PRECISION_FP32, format = optimizer->settings.moments;
     Real *exact = as_reals(local ? s->local.outer : optimizer->master),
          *exchanged = as_reals(s->comm_buffer.data);
+    const struct {
+        bool is_saved;
+        SavedVector vector;
+    } rows[] = {
+        {true, {"master", master, exact, fp32, false}},
+        {!casts && (sharded || local), {"parameters", own, as_reals(s->parameters.data), fp32, false}},
+        {sparse, {"error", SAVED_WORKER, exchanged, fp32, false}},
+        {local && !sparse, {"momentum", SAVED_SHARED, as_reals(s->local.momentum), fp32, false}},
+        {local && s->job_in_flight, {"exchange", SAVED_SHARED, exchanged, fp32, false}},
+        {!local && is_handed_over(s), {"gradients", SAVED_WORKER, exchanged, fp32, false}},
+        {true, {"exp_avg", moments, optimizer->first_moment, format, false}},
+        {true, {"exp_avg_sq", moments, optimizer->second_moment, format, true}},
+        {casts, {"parameters", SAVED_SHARED, s->casts, PRECISION_BF16, false}},
+    };
     int count = 0;
-    vectors[count++] = saved_vector("master", master, exact, fp32);
-    if (!s->settings.keeps_casts && (sharded || local)) {
-        vectors[count++] = saved_vector("parameters", own, as_reals(s->parameters.data), fp32);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (rows[i].is_saved) { vectors[count++] = rows[i].vector; }
     }
-    if (s->settings.sparse) {
-        vectors[count++] = saved_vector("error", SAVED_WORKER, exchanged, fp32);
-    } else if (local) {
-        vectors[count++] = saved_vector("momentum", SAVED_SHARED, as_reals(s->local.momentum), fp32);
-    }
-    if (local && s->job_in_flight) {
-        vectors[count++] = saved_vector("exchange", SAVED_SHARED, exchanged, fp32);
-    }
-    if (!local && is_handed_over(s)) {
-        vectors[count++] = saved_vector("gradients", SAVED_WORKER, exchanged, fp32);
-    }
-    vectors[count++] = saved_vector("exp_avg", moments, optimizer->first_moment, format);
-    vectors[count] = saved_vector("exp_avg_sq", moments, optimizer->second_moment, format);
-    vectors[count++].of_adamw = true;
-    if (s->settings.keeps_casts) {
-        vectors[count++] = saved_vector("parameters", SAVED_SHARED, s->casts, PRECISION_BF16);
-    }
-    assert(count <= CHECKPOINT_MAX_VECTORS);
     return count;
 }
 
@@ -271,6 +261,7 @@ static const StateNumber SCHEDULER_NUMBERS[] = {
     {"gradients_done", NUMBER_AMOUNT, offsetof(Scheduler, gradients_done)},
     {"spikes", NUMBER_AMOUNT, offsetof(Scheduler, spikes.count)},
     {"rollbacks", NUMBER_AMOUNT, offsetof(Scheduler, spikes.rollbacks)},
+    {"fragment", NUMBER_INT, offsetof(Scheduler, local.fragment)},
     {"beside_commit", NUMBER_INT, offsetof(Scheduler, settings.beside[0])},
     {"beside_estimate", NUMBER_INT, offsetof(Scheduler, settings.beside[1])},
     {"reports", NUMBER_COUNT, offsetof(Scheduler, reports)},
@@ -386,14 +377,13 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
         json_array_append_new(applied, json_integer((json_int_t)s->local.fragments[i].applied_at));
     }
     json_t *manifest = json_pack(
-        "{s:i, s:s, s:s, s:I, s:o, s:s, s:s, s:i, s:o, s:b, s:o, s:o, s:O, s:O?, s:s, s:s, s:b, s:b}",
+        "{s:i, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:b, s:o, s:o, s:O, s:O?, s:s, s:s, s:b, s:b}",
         "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name, "parameters",
         (json_int_t)run->table->parameter_count, "model", hf_model_describe(run->config, NULL), "device",
-        s->settings.gpu != NULL ? "cuda" : "cpu", "data", run->data, "fragment", s->local.fragment,
-        "applied_at", applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job",
-        numbers_write(json_object(), JOB_NUMBERS, &s->job), "workers", list, "options", run->options,
-        "chosen", run->chosen, "measured", run->measured, "exchange", exchange, "casts",
-        s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon", checkpoint_has_muon(run));
+        s->settings.gpu != NULL ? "cuda" : "cpu", "data", run->data, "applied_at", applied, "job_in_flight",
+        s->job_in_flight ? 1 : 0, "job", numbers_write(json_object(), JOB_NUMBERS, &s->job), "workers", list,
+        "options", run->options, "chosen", run->chosen, "measured", run->measured, "exchange", exchange,
+        "casts", s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon", checkpoint_has_muon(run));
     numbers_write(manifest, SCHEDULER_NUMBERS, s);
     numbers_write(manifest, RUN_NUMBERS, run);
     return numbers_write(manifest, PROGRESS_NUMBERS, run);
@@ -567,5 +557,3 @@ static inline bool checkpoint_find(char *directory, size_t capacity) {
     }
     return false;
 }
-
-#endif

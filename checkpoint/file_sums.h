@@ -7,8 +7,7 @@
 //
 // The sum of the weights was computed from what was meant to be written, so it reveals a disk
 // that stores something else. A gigabyte takes less than a second.
-#ifndef ACCO_CHECKPOINT_FILE_SUMS_H
-#define ACCO_CHECKPOINT_FILE_SUMS_H
+#pragma once
 
 #include <jansson.h>
 #include <zlib.h>
@@ -94,5 +93,3 @@ static inline bool file_sums_check(const char *directory, Error *error) {
     json_decref(sums);
     return good;
 }
-
-#endif

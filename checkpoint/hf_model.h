@@ -1,25 +1,18 @@
 // hf_model.h: reads and writes a model as Hugging Face keeps it: a directory with
 // config.json and model.safetensors.
 //
-// Reading takes what transformers' from_pretrained takes, without converting anything:
-// one file, or shards with an index; names with or without the family's prefix; fp32,
-// bf16, fp16 or fp64. Constants that old versions stored (attention masks) are ignored by
-// name. lm_head.weight is tied to the embedding of tokens: a file that has both must have
-// the same bits in both. All of that is checked against the configuration when the
-// directory is opened, before parameters are allocated; reading them afterwards cannot
-// fail. The files come from others: whatever their bytes are, the worst that follows is
-// an Error.
+// Reading takes what transformers' from_pretrained takes: one file, or shards with an
+// index; names with or without the family's prefix; fp32, bf16, fp16 or fp64. Constants
+// that old versions stored (attention masks) are ignored by name. lm_head.weight is tied
+// to the embedding of tokens: a file that has both must have the same bits in both. All
+// of that is checked when the directory is opened; reading parameters afterwards cannot
+// fail. A directory of adapters (adapters.h) is read as the model that it names, with the
+// adapters merged.
 //
-// A directory of adapters (adapters.h) is read as the model that it names, with the adapters
-// merged into it.
+// Writing makes what from_pretrained takes, and checksums of the files (file_sums.h).
 //
-// Writing makes what from_pretrained takes, and checksums of the files (file_sums.h). The
-// directory is a part of a checkpoint, which is whole or absent (save.h).
-//
-// What differs between families of models, the names of tensors and the members of
-// config.json, comes from the model's ModelFamily (model.h).
-#ifndef ACCO_CHECKPOINT_HF_MODEL_H
-#define ACCO_CHECKPOINT_HF_MODEL_H
+// What differs between families of models comes from the model's ModelFamily (model.h).
+#pragma once
 
 #include <sys/sendfile.h>
 
@@ -143,7 +136,7 @@ static inline bool hf_model_place(HfModel *model, const SafetensorsEntry *entry,
     char got[96], wanted[96];
     if (!safetensors_is_real(entry->type)) {
         return error_set(error, "%.80s is %s, allowed are F32, BF16, F16 and F64", entry->name,
-                         safetensors_type(entry->type)->name);
+                         SAFETENSORS_INFO[entry->type].name);
     }
     return safetensors_has_shape(entry, dimensions, shape) ||
            error_set(error, "%.80s has shape %s, expected %s", entry->name,
@@ -415,24 +408,9 @@ static inline json_t *hf_model_describe(const ModelConfig *config, const char *t
 // ---------------------------------------------------------------------------------------
 // Writing: the weights, and the whole directory
 
-// Writes the tensor's values (info->count) as files hold them; *sum goes on to their CRC-32.
-static inline bool hf_model_write_tensor(int descriptor, size_t place, const ParameterInfo *info,
-                                         const float *values, uint32_t *sum) {
-    size_t rows = (size_t)info->rows, bytes = info->count * sizeof(float);
-    float *turned = info->is_transposed ? (float *)memory_take(1, bytes) : NULL;
-    for (size_t i = 0; turned != NULL && i < info->count; i++) {
-        turned[i] = values[i % rows * (size_t)info->columns + i / rows];
-    }
-    const float *written = info->is_transposed ? turned : values;
-    bool good = file_write_all(descriptor, written, bytes, (off_t)place);
-    if (good) { *sum = (uint32_t)crc32_z(*sum, (const Bytef *)written, bytes); }
-    free(turned);
-    return good;
-}
-
 // Writes the file `name` into `directory`; *sum gets its CRC-32. prefix: of all names of
-// tensors. parameters (table->parameter_count), on the host: tensors lie in the file as in
-// the table.
+// tensors, which lie in the file as in the table. parameters (table->parameter_count), on
+// the host.
 static inline bool hf_model_write_weights(const char *directory, const char *name, const char *prefix,
                                           const ParameterTable *table, const float *parameters, uint32_t *sum,
                                           Error *error) {
@@ -455,8 +433,17 @@ static inline bool hf_model_write_weights(const char *directory, const char *nam
     *sum = (uint32_t)crc32_z(0, (const Bytef *)plan.header, plan.header_bytes);
     for (int i = 0; i < table->count && good; i++) {
         const ParameterInfo *info = &table->entries[i];
-        good = hf_model_write_tensor(descriptor, plan.header_bytes + info->offset * sizeof(float), info,
-                                     parameters + info->offset, sum);
+        size_t rows = (size_t)info->rows, bytes = info->count * sizeof(float),
+               place = plan.header_bytes + info->offset * sizeof(float);
+        const float *values = parameters + info->offset;
+        float *turned = info->is_transposed ? (float *)memory_take(1, bytes) : NULL;
+        for (size_t j = 0; turned != NULL && j < info->count; j++) {
+            turned[j] = values[j % rows * (size_t)info->columns + j / rows];
+        }
+        if (turned != NULL) { values = turned; }
+        good = file_write_all(descriptor, values, bytes, (off_t)place);
+        *sum = (uint32_t)crc32_z(*sum, (const Bytef *)values, bytes);
+        free(turned);
     }
     if (descriptor >= 0) { good = file_finish(descriptor, path, good, error); }
     safetensors_plan_free(&plan);
@@ -510,5 +497,3 @@ static inline bool hf_model_save_trained(const char *directory, const ModelConfi
     free(whole);
     return good;
 }
-
-#endif

@@ -2,14 +2,12 @@
 //
 // A checkpoint is opened and checked without trusting a byte of it. Everything that can
 // be wrong is found before anything of the run changes, and is an error on all ranks
-// alike. Every block of state.safetensors is read and its checksum compared; the ranks
-// share that work.
+// alike.
 //
-// A run that differs from the saved one (another rule, number of ranks, kind of device, or
-// option that changes the numbers) cannot continue bit for bit. That is no error: it becomes
-// a remark, which the program prints.
-#ifndef ACCO_CHECKPOINT_LOAD_H
-#define ACCO_CHECKPOINT_LOAD_H
+// A run that differs from the saved one (another rule, number of ranks, kind of device,
+// or option that changes the numbers) cannot continue bit for bit. That is a remark, no
+// error.
+#pragma once
 
 #include "checkpoint/checkpoint.h"
 
@@ -20,49 +18,45 @@ enum { CHECKPOINT_REMARKS_SIZE = 512 };
 typedef struct CheckpointSource {
     json_t *manifest;
     SafetensorsFile state;
-    const char *rule; // the saving run's
-    bool same_rule;   // as the present run's
-    int workers;      // the saving run's ranks
-    bool muon;        // its inner optimizer
+    CheckpointedRun before; // the saving run: RUN_NUMBERS and PROGRESS_NUMBERS of it
+    const Rule *rule;       // of that run
+    bool same_rule;         // as the present run's
+    bool muon;              // its inner optimizer
+    bool in_flight;         // it had a job under way
+    WorkerNumbers *numbers; // (workers): of each of its ranks
+    int workers;
+    uint64_t furthest; // micro-batches begun by the worker that came furthest
 } CheckpointSource;
 
 // ---------------------------------------------------------------------------------------
 // Checking the manifest
 
-// Micro-batches begun by the worker that came furthest.
-static inline int64_t furthest_worker(const json_t *manifest) {
-    const json_t *workers = json_object_get(manifest, "workers");
-    int64_t furthest = 0;
-    for (size_t i = 0; i < json_array_size(workers); i++) {
-        int64_t begun = integer_from_json(json_array_get(workers, i), "micro_batches_begun");
-        if (begun > furthest) { furthest = begun; }
-    }
-    return furthest;
-}
-
-// Everything that loading takes out of the manifest is there, and can be the state of a
-// run of `rule` (NULL: there is no rule of its name).
-static inline bool manifest_is_sane(const json_t *manifest, const Rule *rule) {
-    const json_t *in_flight = json_object_get(manifest, "job_in_flight"),
-                 *workers = json_object_get(manifest, "workers"),
+// Reads the numbers of the manifest. False: one that loading takes out of it is missing,
+// or they cannot be the state of a run of the rule (NULL: there is no rule of its name).
+static inline bool source_read_numbers(CheckpointSource *source) {
+    const json_t *manifest = source->manifest, *workers = json_object_get(manifest, "workers"),
                  *applied = json_object_get(manifest, "applied_at");
+    const Rule *rule = source->rule;
+    CheckpointedRun *before = &source->before;
     size_t count = json_array_size(workers), fragments = json_array_size(applied);
     Scheduler s;
-    CheckpointedRun run;
-    bool good = rule != NULL && json_is_boolean(in_flight) &&
+    bool good = rule != NULL && json_is_boolean(json_object_get(manifest, "job_in_flight")) &&
                 json_is_array(json_object_get(manifest, "block_crc32")) &&
-                numbers_read(manifest, SCHEDULER_NUMBERS, &s) && numbers_read(manifest, RUN_NUMBERS, &run) &&
-                numbers_read(manifest, PROGRESS_NUMBERS, &run) && run.B > 0 && run.T > 0;
-    if (good && json_is_true(in_flight)) {
+                numbers_read(manifest, SCHEDULER_NUMBERS, &s) &&
+                numbers_read(manifest, RUN_NUMBERS, before) &&
+                numbers_read(manifest, PROGRESS_NUMBERS, before) && before->B > 0 && before->T > 0;
+    if (good && source->in_flight) {
         good = rule->job_in_flight_between_commits &&
                numbers_read(json_object_get(manifest, "job"), JOB_NUMBERS, &s.job) && s.job.kind == AVERAGE &&
                s.job.fragment == 0;
     }
     good = good && count >= 1 && count <= 1000000;
+    if (good) { source->numbers = (WorkerNumbers *)memory_take(count, sizeof *source->numbers); }
     for (size_t i = 0; good && i < count; i++) {
-        WorkerNumbers worker;
-        good = numbers_read(json_array_get(workers, i), WORKER_NUMBERS, &worker) &&
-               isfinite(worker.norms.mean) && isfinite(worker.losses.mean);
+        WorkerNumbers *worker = &source->numbers[i];
+        good = numbers_read(json_array_get(workers, i), WORKER_NUMBERS, worker) &&
+               isfinite(worker->norms.mean) && isfinite(worker->losses.mean);
+        source->furthest = size_max(source->furthest, worker->micro_batches_begun);
     }
     // No fragment was applied in the future, and the next one is one of them.
     good = good && json_is_array(applied) && (fragments > 0 || rule->kind != RULE_LOCAL);
@@ -71,12 +65,10 @@ static inline bool manifest_is_sane(const json_t *manifest, const Rule *rule) {
         good = json_is_integer(item) && json_integer_value(item) >= 0 &&
                json_integer_value(item) <= s.optimizer.commits;
     }
-    const json_t *fragment = json_object_get(manifest, "fragment");
-    good = good && json_is_integer(fragment) && json_integer_value(fragment) >= 0 &&
-           json_integer_value(fragment) < (fragments > 1 ? (json_int_t)fragments : 1);
+    good = good && s.local.fragment >= 0 && (size_t)s.local.fragment < size_max(fragments, 1);
     // The position in the data, counted in tokens: load_numbers computes with it.
-    return good && ((double)run.data_base + (double)furthest_worker(manifest) * (double)count) *
-                           (double)run.B * (double)run.T <=
+    return good && ((double)before->data_base + (double)source->furthest * (double)count) *
+                           (double)before->B * (double)before->T <=
                        0x1p53;
 }
 
@@ -126,11 +118,10 @@ static inline bool source_has(const CheckpointSource *source, const Checkpointed
     return source_area(source, run, vector, worker).data != NULL;
 }
 
-// The state holds every vector that `rule`, under which it was saved, has.
-static inline bool source_is_complete(const CheckpointSource *source, const CheckpointedRun *run,
-                                      const Rule *rule) {
-    bool local = rule->kind == RULE_LOCAL,
-         in_flight = json_is_true(json_object_get(source->manifest, "job_in_flight"));
+// The state holds every vector that the rule under which it was saved has.
+static inline bool source_is_complete(const CheckpointSource *source, const CheckpointedRun *run) {
+    const Rule *rule = source->rule;
+    bool local = rule->kind == RULE_LOCAL;
     bool good = source_has(source, run, "master", -1);
     for (int worker = local ? 0 : -1; good && worker < (local ? source->workers : 0); worker++) {
         good = source_has(source, run, "exp_avg", worker) && source_has(source, run, "exp_avg_sq", worker) &&
@@ -140,7 +131,7 @@ static inline bool source_is_complete(const CheckpointSource *source, const Chec
     for (int worker = 0; good && with_errors && worker < source->workers; worker++) {
         good = source_has(source, run, "error", worker);
     }
-    good = good && in_flight == source_has(source, run, "exchange", -1);
+    good = good && source->in_flight == source_has(source, run, "exchange", -1);
     // Only overlapped rules have gradients waiting for a job; then every worker has them.
     bool waiting = source_has(source, run, "gradients", 0);
     good = good && (!waiting || rule->kind == RULE_OVERLAPPED);
@@ -164,22 +155,22 @@ static inline bool source_open_manifest(CheckpointSource *source, const Checkpoi
             path);
     }
     if (source->manifest == NULL) { return error_set(error, "%.400s: %.120s", file, problem.text); }
-    source->rule = json_string_value(json_object_get(source->manifest, "optimizer"));
-    source->workers = (int)json_array_size(json_object_get(source->manifest, "workers"));
+    const char *rule = json_string_value(json_object_get(source->manifest, "optimizer"));
     if (!json_is_integer(json_object_get(source->manifest, "checkpoint")) ||
-        integer_from_json(source->manifest, "checkpoint") != CHECKPOINT_VERSION || source->rule == NULL) {
+        integer_from_json(source->manifest, "checkpoint") != CHECKPOINT_VERSION || rule == NULL) {
         return error_set(
             error, "%.400s is no checkpoint of this version of the program; --from reads its model", path);
     }
-    source->same_rule = strcmp(source->rule, run->rule->name) == 0;
+    source->rule = rule_find(rule);
+    source->same_rule = source->rule == run->rule;
     source->muon = json_is_true(json_object_get(source->manifest, "muon"));
+    source->in_flight = json_is_true(json_object_get(source->manifest, "job_in_flight"));
+    source->workers = (int)json_array_size(json_object_get(source->manifest, "workers"));
     if (integer_from_json(source->manifest, "checksum") != manifest_checksum(source->manifest)) {
         return error_set(error, "%.400s is damaged: it is not what was written", file);
     }
-    if (!manifest_is_sane(source->manifest, rule_find(source->rule))) {
-        return error_set(error, "%.400s holds a state that no run of %.40s can be in", file, source->rule);
-    }
-    return true;
+    return source_read_numbers(source) ||
+           error_set(error, "%.400s holds a state that no run of %.40s can be in", file, rule);
 }
 
 // The checkpoint is of this run's model, of which the same tensors are trained.
@@ -196,7 +187,7 @@ static inline bool source_is_of_model(const CheckpointSource *source, const Chec
     }
     long long trained = (long long)integer_from_json(source->manifest, "parameters");
     return (trained == (long long)run->table->parameter_count &&
-            integer_from_json(source->manifest, "trained_crc32") == run->trained_sum) ||
+            source->before.trained_sum == run->trained_sum) ||
            error_set(error,
                      "%.400s has other trained parameters, %lld, than this run, %zu: --freeze and --lora-... "
                      "must be as they were",
@@ -215,6 +206,7 @@ static inline bool source_has_moments(const CheckpointSource *source, const Chec
 
 static inline void checkpoint_close(CheckpointSource *source) {
     json_decref(source->manifest);
+    free(source->numbers);
     safetensors_close(&source->state);
 }
 
@@ -229,8 +221,9 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
         source_open_manifest(source, run, path, error) && safetensors_open(&source->state, file, error);
     good = good && source_is_of_model(source, run, path, error);
     good = good && source_has_moments(source, run, path, error);
-    if (good && !source_is_complete(source, run, rule_find(source->rule))) {
-        good = error_set(error, "%.400s lacks a vector that every checkpoint of %s has", file, source->rule);
+    if (good && !source_is_complete(source, run)) {
+        good = error_set(error, "%.400s lacks a vector that every checkpoint of %s has", file,
+                         source->rule->name);
     }
     if (!good) { checkpoint_close(source); }
     return good;
@@ -273,7 +266,7 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
     int64_t mine = integer_from_json(source->manifest, "checksum"), first = mine;
     share_from_rank_zero(run->transport, "checkpoint", &first, sizeof first);
     if (first != mine) { return error_set(error, "%.400s is another checkpoint than on rank 0", path); }
-    if (integer_from_json(source->manifest, "frozen_crc32") != run->frozen_sum) {
+    if (source->before.frozen_sum != run->frozen_sum) {
         return error_set(error, "%.400s was trained beside other frozen parameters than those of %.400s",
                          path, run->base_directory);
     }
@@ -341,18 +334,15 @@ static inline float *source_gradients(const CheckpointSource *source, const Chec
                                       Tally *handed_over, Tally *kept) {
     size_t count = run->table->parameter_count;
     float *sum = (float *)memory_take(count, sizeof(float));
-    const json_t *workers = json_object_get(source->manifest, "workers");
     memset(handed_over, 0, sizeof *handed_over);
     memset(kept, 0, sizeof *kept);
     for (int worker = run->transport->rank; worker < source->workers; worker += run->transport->size) {
         SourceArea gradients = source_area(source, run, "gradients", worker);
-        WorkerNumbers numbers;
-        numbers_read(json_array_get(workers, (size_t)worker), WORKER_NUMBERS, &numbers);
         for (size_t i = 0; gradients.data != NULL && i < count; i++) {
             sum[i] += real_load(gradients.data, i, gradients.format);
         }
-        tally_add(handed_over, &numbers.handed_over);
-        tally_add(kept, &numbers.tally);
+        tally_add(handed_over, &source->numbers[worker].handed_over);
+        tally_add(kept, &source->numbers[worker].tally);
     }
     return sum;
 }
@@ -367,20 +357,20 @@ typedef struct PieceReader {
 // and no optimizer step is lost by it.
 static inline bool read_piece(void *context, size_t flat, Real *host, size_t count, Error *error) {
     const PieceReader *reader = (const PieceReader *)context;
-    Precision was = reader->from.format, is = reader->format;
+    const SourceArea *from = &reader->from;
+    Precision is = reader->format;
     (void)error;
-    if (reader->from.data == NULL) {
+    if (from->data == NULL) {
         memset(host, 0, count * precision_bytes(is));
         return true;
     }
-    size_t place = area_place(reader->table, reader->from.without_muon, flat);
-    const Real *from = real_at_const(reader->from.data, place, was);
-    if (was == is && reader->from.scale == 1) {
-        memcpy(host, from, count * precision_bytes(is));
+    size_t place = area_place(reader->table, from->without_muon, flat);
+    if (from->format == is && from->scale == 1) {
+        memcpy(host, real_at_const(from->data, place, is), count * precision_bytes(is));
         return true;
     }
     for (size_t i = 0; i < count; i++) {
-        real_store(host, i, real_load(from, i, was) * reader->from.scale, is);
+        real_store(host, i, real_load(from->data, place + i, from->format) * from->scale, is);
     }
     return true;
 }
@@ -391,15 +381,15 @@ static inline void read_vector(CheckpointedRun *run, const SavedVector *vector, 
     PieceReader reader = {.table = run->table, .from = from, .format = vector->format};
     PieceWalk walk = {
         .scheduler = run->scheduler, .loads = true, .stage = stage, .visit = read_piece, .context = &reader};
-    Error error = {""};
-    walk_vector(&walk, vector, &error); // cannot fail: read_piece does not
+    Error never;
+    walk_vector(&walk, vector, &never);
 }
 
 static inline void load_vectors(const CheckpointSource *source, CheckpointedRun *run) {
     Scheduler *s = run->scheduler;
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
     float *stage = (float *)memory_take(1, CHECKPOINT_STAGE * sizeof(float));
-    s->job_in_flight = source->same_rule && json_is_true(json_object_get(source->manifest, "job_in_flight"));
+    s->job_in_flight = source->same_rule && source->in_flight;
     int count = saved_vectors(s, vectors);
     for (int i = 0; i < count; i++) {
         read_vector(run, &vectors[i], source_vector(source, run, &vectors[i]), stage);
@@ -408,13 +398,12 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
     if (source->same_rule && source_has(source, run, "gradients", 0)) {
         float *sum = source_gradients(source, run, &s->job.tally, &s->tally);
         SourceArea from = {.data = as_reals_const(sum), .format = PRECISION_FP32, .scale = 1};
-        SavedVector handed_over =
-            saved_vector("gradients", SAVED_WORKER, as_reals(s->comm_buffer.data), PRECISION_FP32);
-        SavedVector accumulator = handed_over;
-        accumulator.data = as_reals(s->gradients.data);
-        read_vector(run, &handed_over, from, stage);
+        SavedVector to = {
+            .scope = SAVED_WORKER, .data = as_reals(s->comm_buffer.data), .format = from.format};
+        read_vector(run, &to, from, stage);
+        to.data = as_reals(s->gradients.data);
         // After hand_over(KEEP) the accumulator holds the same sum, and grows.
-        if (s->tally.micro_batches > 0) { read_vector(run, &accumulator, from, stage); }
+        if (s->tally.micro_batches > 0) { read_vector(run, &to, from, stage); }
         s->comm_buffer.state = BUFFER_READY;
         free(sum);
     }
@@ -427,15 +416,11 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
 static inline void load_numbers(const CheckpointSource *source, CheckpointedRun *run) {
     Scheduler *s = run->scheduler;
     const json_t *manifest = source->manifest, *applied = json_object_get(manifest, "applied_at");
-    int worker = run->transport->rank % source->workers;
-    WorkerNumbers mine;
-    CheckpointedRun before;
-    numbers_read(json_array_get(json_object_get(manifest, "workers"), (size_t)worker), WORKER_NUMBERS, &mine);
+    WorkerNumbers mine = source->numbers[run->transport->rank % source->workers];
     numbers_read(manifest, SCHEDULER_NUMBERS, s);
-    numbers_read(manifest, RUN_NUMBERS, &before);
     numbers_read(manifest, PROGRESS_NUMBERS, run);
     // Micro-batches of this run in a saved one.
-    double scale = (double)before.B * (double)before.T / (double)((int64_t)run->B * run->T);
+    double scale = (double)source->before.B * (double)source->before.T / (double)((int64_t)run->B * run->T);
     s->gradients_done *= scale;
     s->report.gradients_done *= scale;
     if (!source->same_rule) { // then reports begin anew, at the present commit
@@ -447,13 +432,11 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
         s->job.gradients_done *= scale;
         s->job.spike = SPIKE_NONE; // checkpoint_begin saves no job with a spike
     }
-    if (source->same_rule && s->local.fragments != NULL &&
-        json_array_size(applied) == (size_t)s->settings.fragments) {
-        s->local.fragment = (int)integer_from_json(manifest, "fragment");
-        for (int i = 0; i < s->settings.fragments; i++) {
-            s->local.fragments[i].applied_at =
-                (int64_t)json_integer_value(json_array_get(applied, (size_t)i));
-        }
+    bool same_fragments = source->same_rule && s->local.fragments != NULL &&
+                          json_array_size(applied) == (size_t)s->settings.fragments;
+    if (!same_fragments) { s->local.fragment = 0; }
+    for (int i = 0; same_fragments && i < s->settings.fragments; i++) {
+        s->local.fragments[i].applied_at = (int64_t)json_integer_value(json_array_get(applied, (size_t)i));
     }
     s->spikes.norms = mine.norms;
     s->spikes.losses = mine.losses;
@@ -461,7 +444,7 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     s->spikes.in_a_row = mine.spikes_in_a_row;
     if (source->workers != run->transport->size || scale != 1) {
         // The data continue where the furthest worker was, so that none are used twice.
-        double begun = (double)furthest_worker(manifest) * source->workers;
+        double begun = (double)source->furthest * source->workers;
         run->data_base = (int64_t)ceil(((double)run->data_base + begun) * scale);
         return;
     }
@@ -492,10 +475,7 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     char today[64];
     json_t *value;
     transport_sum_order(run->transport, today, sizeof today);
-    for (size_t i = 0; i < (size_t)source->workers; i++) {
-        const json_t *worker = json_array_get(json_object_get(manifest, "workers"), i);
-        changed = changed || json_is_true(json_object_get(worker, "data_changed"));
-    }
+    for (int i = 0; i < source->workers; i++) { changed = changed || source->numbers[i].data_changed; }
     const struct {
         bool holds;
         const char *remark;
@@ -509,7 +489,7 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
          "other hosts, or another --exchange: sums are rounded in another order"},
         {device != NULL && (strcmp(device, "cuda") == 0) != (settings->gpu != NULL),
          "another kind of device rounds in another way"},
-        {integer_from_json(manifest, "product_processors") != run->product_processors,
+        {source->before.product_processors != run->product_processors,
          "another share of the GPU for NCCL: matrix products may be computed in another way"},
         {other_data, "other data"},
         {!other_data && strcmp(data, run->data) != 0, "other sources or weights in --data"},
@@ -546,5 +526,3 @@ static inline bool checkpoint_load(CheckpointedRun *run, const char *path,
     if (opened) { checkpoint_close(&source); }
     return good;
 }
-
-#endif

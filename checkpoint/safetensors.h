@@ -6,23 +6,19 @@
 //      NAME: {"dtype": "F32", "shape": [2, 3], "data_offsets": [BEGIN, END]}, ...}
 //
 // Offsets count from the end of the JSON, which may be padded with spaces. Every byte of
-// the data belongs to exactly one tensor.
+// the data belongs to exactly one tensor. Elements are in the byte order of the machine,
+// which must be little-endian.
 //
 // Reading: the bytes come from others and may be anything. In a file that has been
 // opened, every tensor lies inside the data, has the size that its type and shape say,
-// and overlaps no other; any other file is refused with one sentence in an Error. Files
-// are mapped read-only. Data may lie at any address, because old files have headers of
+// and overlaps no other. Data may lie at any address, because old files have headers of
 // odd lengths: so elements are copied, never pointed to.
 //
-// Writing: a plan says what the file will hold, and determines every byte but the data.
-// One process creates the file; then any number of processes, each with the same plan,
-// join and write the parts that they own, in any order and without locks, because no two own
-// the same bytes. The file is whole when file_finish has returned in all of them. Until then
+// Writing: a plan determines every byte but the data. One process creates the file; then
+// any number of processes with the same plan join and write the parts that they own, in
+// any order. The file is whole when file_finish has returned in all of them; until then
 // its name must be one that no reader looks for.
-//
-// Elements are in the byte order of the machine, which must be little-endian.
-#ifndef ACCO_CHECKPOINT_SAFETENSORS_H
-#define ACCO_CHECKPOINT_SAFETENSORS_H
+#pragma once
 
 #include <assert.h>
 #include <jansson.h>
@@ -50,15 +46,10 @@ enum {
     SAFETENSORS_PATH_SIZE = 304         // of a path in messages; longer ones are cut
 };
 
-typedef struct SafetensorsTypeInfo {
+static const struct {
     const char *name;
-    size_t bytes;
-} SafetensorsTypeInfo;
-
-static inline const SafetensorsTypeInfo *safetensors_type(SafetensorsType type) {
-    static const SafetensorsTypeInfo types[] = {SAFETENSORS_TYPES(SAFETENSORS_ROW)};
-    return &types[type];
-}
+    size_t bytes; // of an element
+} SAFETENSORS_INFO[] = {SAFETENSORS_TYPES(SAFETENSORS_ROW)};
 
 // ---------------------------------------------------------------------------------------
 // Reading
@@ -95,7 +86,7 @@ static inline bool safetensors_read_shape(const SafetensorsFile *file, const jso
         entry->shape[i] = (size_t)json_integer_value(size);
         overflow |= __builtin_mul_overflow(entry->count, entry->shape[i], &entry->count);
     }
-    overflow |= __builtin_mul_overflow(entry->count, safetensors_type(entry->type)->bytes, &entry->bytes);
+    overflow |= __builtin_mul_overflow(entry->count, SAFETENSORS_INFO[entry->type].bytes, &entry->bytes);
     return (good && !overflow) ||
            error_set(
                error,
@@ -125,10 +116,7 @@ static inline bool safetensors_read_entry(const SafetensorsFile *file, const cha
                          "\"data_offsets\" [BEGIN, END], two whole numbers from 0 on, BEGIN <= END",
                          path, name);
     }
-    while (type < SAFETENSORS_TYPE_COUNT &&
-           strcmp(dtype, safetensors_type((SafetensorsType)type)->name) != 0) {
-        type++;
-    }
+    while (type < SAFETENSORS_TYPE_COUNT && strcmp(dtype, SAFETENSORS_INFO[type].name) != 0) { type++; }
     if (type == SAFETENSORS_TYPE_COUNT) {
         return error_set(error,
                          "%s: tensor %.80s has the unknown \"dtype\" %.40s: known are F32, BF16, F16, F64, "
@@ -285,7 +273,7 @@ static inline bool safetensors_is_real(SafetensorsType type) {
 static inline void safetensors_read_floats(const SafetensorsEntry *entry, size_t first, size_t count,
                                            float *out) {
     assert(safetensors_is_real(entry->type) && first <= entry->count && count <= entry->count - first);
-    const uint8_t *in = entry->data + first * safetensors_type(entry->type)->bytes;
+    const uint8_t *in = entry->data + first * SAFETENSORS_INFO[entry->type].bytes;
     if (count == 0) { return; }
     if (entry->type == SAFETENSORS_F32) {
         memcpy(out, in, count * sizeof *out);
@@ -335,7 +323,7 @@ static inline void safetensors_plan_free(SafetensorsPlan *plan) {
 // where tensors of wide elements come first. A name that occurs twice is a bug.
 static inline void safetensors_plan_add(SafetensorsPlan *plan, const char *name, SafetensorsType type,
                                         int dimensions, const size_t *shape) {
-    size_t bytes = safetensors_type(type)->bytes, begin = plan->file_bytes;
+    size_t bytes = SAFETENSORS_INFO[type].bytes, begin = plan->file_bytes;
     json_t *sizes = json_array();
     assert(plan->header == NULL && json_object_get(plan->tensors, name) == NULL);
     for (int i = 0; i < dimensions; i++) {
@@ -344,7 +332,7 @@ static inline void safetensors_plan_add(SafetensorsPlan *plan, const char *name,
     }
     plan->file_bytes = begin + bytes;
     json_object_set_new(plan->tensors, name,
-                        json_pack("{s:s, s:o, s:[I, I]}", "dtype", safetensors_type(type)->name, "shape",
+                        json_pack("{s:s, s:o, s:[I, I]}", "dtype", SAFETENSORS_INFO[type].name, "shape",
                                   sizes, "data_offsets", (json_int_t)begin, (json_int_t)(begin + bytes)));
 }
 
@@ -391,5 +379,3 @@ static inline int safetensors_join(const char *path, const SafetensorsPlan *plan
     if (descriptor >= 0) { close(descriptor); }
     return -1;
 }
-
-#endif

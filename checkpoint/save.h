@@ -3,32 +3,25 @@
 //   streams             training | begin | training ...                | end | training
 //   writer (a thread)                    | parts to disk, sync, model/ |
 //
-//   begin    between two commits, both streams idle: makes the temporary directory,
-//            gathers the numbers, and copies what this rank has to write; without memory
-//            for a copy it writes at once
-//   writer   writes the copies and computes their checksums; needs no other rank
-//   end      between two commits, when the writer of every rank has ended, which all
-//            ranks learn with the same job (Tally::ended): writes checkpoint.json, and
-//            renames the directory
-//
-// All ranks write their parts of one file, in a directory that all of them see.
+// Begin and end are between two commits, when both streams are idle. Begin copies what
+// this rank has to write, or writes it at once if there is no memory for copies. All
+// ranks write their parts of one file, in a directory that all of them see. All learn
+// with the same job (Tally::ended) that every writer has ended.
 //
 // A checkpoint is whole or absent, whenever the program or the machine stops, by order:
 //
 //   1. every rank writes its parts of state.safetensors under the temporary name and
 //      syncs the file; rank 0 also writes and syncs model/
 //   2. all ranks agree that all of that is on disk
-//   3. rank 0 writes and syncs checkpoint.json, which comes last because it holds the
-//      checksums of the state
+//   3. rank 0 writes and syncs checkpoint.json, which holds the checksums of the state
 //   4. rank 0 syncs the temporary directory, renames it to commit-N, and syncs the folder
 //      that holds it (directory_publish in runtime/files.h)
 //   5. only then older checkpoints are removed
 //
-// A failure at any step leaves the older checkpoints as they were, and training continues.
-// Checksums are computed in memory, from what was meant to be written: if the disk stores
-// something else, loading finds out.
-#ifndef ACCO_CHECKPOINT_SAVE_H
-#define ACCO_CHECKPOINT_SAVE_H
+// A failure at any step leaves the older checkpoints as they were, and training
+// continues. Checksums are of what was meant to be written: if the disk stores something
+// else, loading finds out.
+#pragma once
 
 #include "checkpoint/checkpoint.h"
 
@@ -43,12 +36,13 @@ typedef struct SavedPart {
 typedef struct Saver {
     CheckpointedRun *run;
     CheckpointPaths paths;
-    SafetensorsPlan plan; // for state.safetensors
-    int state;            // descriptor of state.safetensors; -1: not open
-    size_t area;          // where the vector that is being walked begins in the file
-    size_t width;         // bytes of each of its elements
-    bool without_muon;    // it lacks the matrices that Muon steps
-    uint32_t *sums;       // (blocks): this rank's share of the CRC-32 of each block of the file
+    SafetensorsPlan plan;                 // for state.safetensors
+    int state;                            // descriptor of state.safetensors; -1: not open
+    size_t areas[CHECKPOINT_MAX_VECTORS]; // (vectors): where this rank's area of each begins in the data
+    size_t area;                          // where that of the vector that is being walked begins in the file
+    size_t width;                         // bytes of each of its elements
+    bool without_muon;                    // it lacks the matrices that Muon steps
+    uint32_t *sums; // (blocks): this rank's share of the CRC-32 of each block of the file
     size_t blocks;
     char *copies;     // all parts, one behind the other; NULL: all is written as it comes
     size_t copied;    // bytes of `copies` that are filled
@@ -95,6 +89,9 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
     for (const SavedVector *vector = vectors; vector < vectors + count; vector++) {
         bool of_workers = vector->scope == SAVED_WORKER;
         for (int worker = 0; worker < (of_workers ? run->transport->size : 1); worker++) {
+            if (!of_workers || worker == run->transport->rank) {
+                saver->areas[vector - vectors] = saver->plan.file_bytes;
+            }
             for (int i = 0; i < run->table->count; i++) {
                 const ParameterInfo *entry = &run->table->entries[i];
                 char name[128];
@@ -165,8 +162,7 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
     Scheduler *s = run->scheduler;
     bool is_main = run->transport->rank == 0;
     size_t elements = run->table->parameter_count, whole = elements * sizeof(float),
-           ranks = (size_t)run->transport->size, begin = saver->plan.header_bytes;
-    size_t part = layout_shard(&s->layout) + ranks; // elements, at most
+           part = layout_shard(&s->layout) + (size_t)run->transport->size; // elements, at most
     size_t copies = 0;
     for (int i = 0; i < count; i++) {
         copies += saved_bytes(&vectors[i], vectors[i].scope == SAVED_WORKER ? elements : part);
@@ -181,15 +177,12 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
         .stage = s->settings.gpu != NULL ? (float *)memory_take(1, CHECKPOINT_STAGE * sizeof(float)) : NULL,
         .visit = saver_take,
         .context = saver};
-    bool good = !is_main || saver_write(saver, 0, saver->plan.header, begin, error);
+    bool good = !is_main || saver_write(saver, 0, saver->plan.header, saver->plan.header_bytes, error);
     for (int i = 0; good && i < count; i++) {
         saver->without_muon = vectors[i].of_adamw && checkpoint_has_muon(run);
-        size_t areas = vectors[i].scope == SAVED_WORKER ? ranks : 1,
-               bytes = saved_bytes(&vectors[i], area_place(run->table, saver->without_muon, elements));
         saver->width = saved_bytes(&vectors[i], 1);
-        saver->area = begin + (areas > 1 ? (size_t)run->transport->rank * bytes : 0);
+        saver->area = saver->plan.header_bytes + saver->areas[i];
         good = walk_vector(&walk, &vectors[i], error);
-        begin += areas * bytes;
     }
     free(walk.stage);
     saver->committed = (float *)committed;
@@ -243,7 +236,7 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
     if (s->job_in_flight && s->job.spike != SPIKE_NONE) {
         return error_set(error, "the exchange between the ranks that is in flight holds a spike");
     }
-    const float *committed = borrow_committed(s, run->rule);
+    const float *committed = (const float *)borrow_committed(s, run->rule, true);
     int count = saved_vectors(s, vectors);
     Saver *saver = saver_create(run, vectors, count);
     const CheckpointPaths *paths = &saver->paths;
@@ -359,5 +352,3 @@ static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Err
     saver_free(saver);
     return good;
 }
-
-#endif

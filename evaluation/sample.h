@@ -323,7 +323,7 @@ static inline void print_sample(Run *run, bool last) {
     if (options->sample_tokens == 0) { return; }
     scheduler_settle(s); // waiting for communication under way still counts as training
     double began = clock_seconds();
-    const float *committed = borrow_committed(s, run->rule);
+    const float *committed = (const float *)borrow_committed(s, run->rule, true);
     if (run_is_main(run)) {
         Error error = {""};
         const TrainedPart *part = &run->part;

@@ -1,12 +1,11 @@
-// choose.h: the choices of a rule that are left to a measurement, such as --acco-split auto.
-// They are made when a run could start to train, and before anything is printed about it.
+// choose.h: the choices of a rule that are left to a measurement, such as --acco-split
+// auto, when a run could start to train.
 //
-// The ranks measure a micro-batch and exchanges on the run itself (measure.h). Rank 0 chooses
-// which of the ways to run that the rule offers (Rule::choose) makes the shortest commits: it
-// simulates the rule with the measured times. Formats are measured from the finest to coarser
-// ones, and no further once computation hides the exchanges.
-#ifndef ACCO_PLAN_CHOOSE_H
-#define ACCO_PLAN_CHOOSE_H
+// The ranks measure a micro-batch and exchanges on the run itself (measure.h). Rank 0
+// simulates the ways to run that the rule offers (Rule::choose) with these times, and
+// takes the shortest commits. Formats are measured from the finest to coarser ones, and
+// no further once computation hides the exchanges.
+#pragma once
 
 #include "measure.h"
 #include "plan/forecast.h"
@@ -109,10 +108,20 @@ static inline double simulated_seconds(const Measurements *measured, const RuleO
     return seconds;
 }
 
-// The best split with a format: of all that are as short, in the mean, the first.
+// The first choice whose commits are as short as those of any other; late: with slow
+// exchanges, else in the mean.
+static inline const Choice *choose_first(const Measurements *measured, const Choice *list, int count,
+                                         bool late) {
+    double least = INFINITY;
+    for (int i = 0; i < count; i++) { least = fmin(least, late ? list[i].late : list[i].expected); }
+    double most = least + CHOOSE_TOLERANCE * measured_computing(measured);
+    while (!((late ? list->late : list->expected) <= most)) { list++; }
+    return list;
+}
+
+// The best split with a format.
 static inline Choice choose_split(const Measurements *measured, const RuleOptions *options, int format) {
     Choice choices[CHOOSE_SPLITS + 1];
-    double least = INFINITY;
     int count = 0, most = 0;
     for (int rank = 1; rank < measured->transport->size; rank++) {
         if (measured->ranks[rank].micro_batches > measured->ranks[most].micro_batches) { most = rank; }
@@ -126,14 +135,9 @@ static inline Choice choose_split(const Measurements *measured, const RuleOption
         if (!RULES[measured->rule].rule->choose(own, &settings, format, split)) { break; }
         choice->late = simulated_seconds(measured, &choice->options, CHOOSE_MARGIN);
         choice->expected = (choice->late + simulated_seconds(measured, &choice->options, 1)) / 2;
-        least = fmin(least, choice->expected);
         count++;
     }
-    int chosen = 0;
-    while (!(choices[chosen].expected <= least + CHOOSE_TOLERANCE * measured_computing(measured))) {
-        chosen++;
-    }
-    return choices[chosen];
+    return *choose_first(measured, choices, count, false);
 }
 
 // How many micro-batches of rank 0 an exchange in this format runs beside.
@@ -144,14 +148,6 @@ static inline int measured_beside(const Measurements *measured, WireFormat wire)
 // Whether no coarser format can make commits shorter.
 static inline bool choice_hides_everything(const Measurements *measured, const Choice *choice) {
     return choice->late <= (1 + CHOOSE_TOLERANCE) * measured_computing(measured);
-}
-
-// The first, and so the finest format, whose commits take no longer than those of any other.
-static inline const Choice *choose_format(const Measurements *measured, const Choice *list, int count) {
-    double least = INFINITY;
-    for (int i = 0; i < count; i++) { least = fmin(least, list[i].late); }
-    while (!(list->late <= least + CHOOSE_TOLERANCE * measured_computing(measured))) { list++; }
-    return list;
 }
 
 // ---------------------------------------------------------------------------------------
@@ -188,7 +184,7 @@ static inline void measure_and_choose(Run *run) {
         share_from_rank_zero(&run->transport, "sharing", &enough, sizeof enough);
     }
     if (run_is_main(run)) {
-        const Choice *chosen = choose_format(&measured, choices, count);
+        const Choice *chosen = choose_first(&measured, choices, count, true); // the finest such format
         double a = 0, b = 0;
         SchedulerSettings settings = settings_of_rank(&measured, &chosen->options, 0);
         for (int rank = 0; rank < run->transport.size; rank++) {
@@ -232,5 +228,3 @@ static inline void choose_by_measurement(Run *run) {
     run->checkpointed.chosen = options_chosen_as_json(options);
     run->checkpointed.measured = run->rule_reason;
 }
-
-#endif

@@ -1,20 +1,11 @@
 // forecast.h: how fast a run would be under its rule and under all others, and which to
 // take.
 //
-//   micro_batch_seconds   the time of a micro-batch on this machine
-//   machine_of_setup      the cost of everything else, as far as options say
-//   forecast_row          one run, simulated
-//   forecast_fit          the rate of the network at which the simulation of a run takes as
-//                         long as the run took
-//   forecast_make         every rule at the same batch, and other ways to run it
-//   forecast_choose       the one to recommend
-//
 // What is recommended is the first at a loss: its speed is divided by the tokens that it
 // needs, over those of plain training with AdamW. These are not simulated: they were
 // measured with small models (Recipe). Among those that are there as soon, within
 // FORECAST_TOLERANCE, it is the one that needs the fewest tokens, and then the least memory.
-#ifndef ACCO_PLAN_FORECAST_H
-#define ACCO_PLAN_FORECAST_H
+#pragma once
 
 #include "kernels/cpu/product_rates.h"
 #include "plan/simulation.h"
@@ -357,9 +348,9 @@ static inline int forecast_choose(const Forecast *forecast, bool local_too) {
     return chosen;
 }
 
-// A row for a run with another rule or inner optimizer than the plan's. NCCL may be out of the
-// question for the one and not for the other. recompute: the one asked for, before --fit chose
-// the run's.
+// A row for a run with another rule or inner optimizer than the plan's, which NCCL may
+// not be able to serve, or alone. recompute: the one asked for, before --fit chose the
+// run's.
 static inline void forecast_alternative(const Setup *setup, OptionChoice recompute, Options *options,
                                         const Machine *machine, ForecastRow *row) {
     Placement placement = *setup->placement;
@@ -421,9 +412,8 @@ static inline void forecast_add_variants(const Setup *setup, Forecast *forecast)
     }
 }
 
-// All rules. The rule of the run comes first: with --accumulate auto it says how large
-// the batch of the others is. Options that another rule does not have are at their defaults.
-// recipes: with them, too; variants: with those of the run.
+// All rules. That of the run comes first: with --accumulate auto it says how large the
+// batch of the others is. Options that another rule does not have are at their defaults.
 static inline void forecast_make(const Setup *setup, const Machine *machine, OptionChoice recompute,
                                  bool recipes, bool variants, Forecast *forecast) {
     int size = setup->transport->size, own = setup->options->rule;
@@ -459,5 +449,3 @@ static inline void forecast_make(const Setup *setup, const Machine *machine, Opt
     forecast->recommended = forecast_choose(forecast, true);
     forecast->committing = forecast_choose(forecast, false);
 }
-
-#endif

@@ -2,11 +2,9 @@
 //
 //   micro-batch         mean time of rank 0 over its reports
 //   crowding            wall time divided by CPU time of a micro-batch. Above 1, ranks compete for
-//                       cores; with more ranks computing at the same time it grows. Ranks that take
-//                       turns for whole rounds do not show it: then their threads over the cores
+//                       cores. Ranks that take turns do not show it: then their threads over the cores
 //   tokens per second   of all ranks, communication included
-#ifndef ACCO_PLAN_LIKE_H
-#define ACCO_PLAN_LIKE_H
+#pragma once
 
 #include "plan/machine.h"
 #include "runtime/log.h"
@@ -117,5 +115,3 @@ static inline void like_set_machine(const LikeRun *like, double tokens, bool aga
     machine->exchange_bytes_per_second /= full;
     machine->memory_bytes_per_second /= full;
 }
-
-#endif

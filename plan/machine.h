@@ -6,11 +6,10 @@
 //   exchange      the time of the links, the work of the ranks (encode, copy, add), and the
 //                 latency of messages
 //
-// Nothing here knows time or order: simulation.h puts these costs on a clock.
+// simulation.h puts these costs on a clock.
 //
-// The exchange, per rank. A rank owns some elements of the range that is exchanged. There
-// are n hosts of g ranks, N ranks in all, and S bytes for the own elements in the format
-// of the wire:
+// The exchange, per rank: n hosts of g ranks, N ranks in all, and S bytes for the
+// elements that a rank owns of the range, in the format of the wire:
 //
 //                       leaves the host, of each rank   stays inside, of each rank
 //   reduce, two levels  (n - 1) S                       n (g - 1) own elements in fp32
@@ -19,8 +18,7 @@
 //
 // The ranks of a host share its link. Chunks go through two lanes (collectives_host.h),
 // so links and ranks work at the same time except for one chunk.
-#ifndef ACCO_PLAN_MACHINE_H
-#define ACCO_PLAN_MACHINE_H
+#pragma once
 
 #include "comm/collectives_host.h"
 
@@ -132,9 +130,8 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
     return cost;
 }
 
-// The encoded vectors of all ranks to all ranks, `bytes` each, in so many slices: records that
-// are so long that links count (transport_all_gather_records). On two levels the first rank of
-// a host passes those of all ranks on to each of its mates.
+// The encoded vectors of all ranks to all ranks, `bytes` each, in so many slices. On two
+// levels the first rank of a host passes those of all ranks on to each of its mates.
 static inline ExchangeCost machine_gather(const Machine *machine, const Transport *transport, double bytes,
                                           double slices) {
     double N = transport->size, n = transport->hosts.hosts, g = ceil(N / n);
@@ -158,5 +155,3 @@ static inline double machine_records(const Machine *machine, const Transport *tr
     if (transport->hosts.hosts > 1) { seconds += N * bytes / machine->host.bytes_per_second; }
     return seconds + (crosses + (levels ? 2 : 0)) * machine->wake_seconds;
 }
-
-#endif

@@ -1,11 +1,10 @@
 // page.h: a plan as a page for a browser (--page): every rule over the link between hosts and the
 // micro-batches of a commit.
 //
-// Each cell of the map is a plan of its own, made by forecast_make: the run's cell has the
-// table that the terminal shows. A cell names the first at a loss among the rules as asked
-// for, without recipes. The page holds all of them as JSON, and draws them itself (page.html).
-#ifndef ACCO_PLAN_PAGE_H
-#define ACCO_PLAN_PAGE_H
+// Each cell of the map is a plan of its own; it names the first at a loss among the rules
+// as asked for, without recipes. The page holds all of them as JSON, and draws them
+// (page.html).
+#pragma once
 
 #include "plan/forecast.h"
 
@@ -48,24 +47,8 @@ static inline json_t *page_axis_as_json(const PageAxis *axis) {
     return list;
 }
 
-// [tokens/s, share of the time computing, 1: fits] of each rule, null: cannot be run so;
-// and what is recommended.
-static inline json_t *page_cell(const Forecast *forecast) {
-    json_t *rules = json_array();
-    for (int i = 0; i < RULE_COUNT; i++) {
-        const ForecastRow *row = &forecast->rows[i];
-        bool refused = row->refused[0] != '\0';
-        json_array_append_new(rules, refused
-                                         ? json_null()
-                                         : json_pack("[o, o, i]", log_real(row->tokens_per_second),
-                                                     log_real(row->commit.computing / row->commit.seconds),
-                                                     (int)row->fits));
-    }
-    return json_pack("{s:o, s:i, s:i}", "rules", rules, "recommended", forecast->recommended, "committing",
-                     forecast->committing);
-}
-
-// Plans for all links and numbers of micro-batches: a row for each of the latter.
+// Plans for all links and numbers of micro-batches: a row for each of the latter. Of each
+// rule [tokens/s, share of the time computing, 1: fits], or null: it cannot be run so.
 static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionChoice recompute,
                                const PageAxis *mbit, const PageAxis *counts) {
     json_t *map = json_array();
@@ -84,7 +67,18 @@ static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionCh
             options.accumulate = as_given ? setup->options->accumulate : (int64_t)counts->values[i];
             machine.host.bytes_per_second *= mbit->values[j] / mbit->own;
             forecast_make(&other, &machine, recompute, false, false, forecast);
-            json_array_append_new(row, page_cell(forecast));
+            json_t *rules = json_array();
+            for (int rule = 0; rule < RULE_COUNT; rule++) {
+                const ForecastRow *of = &forecast->rows[rule];
+                json_array_append_new(rules,
+                                      of->refused[0] != '\0'
+                                          ? json_null()
+                                          : json_pack("[o, o, i]", log_real(of->tokens_per_second),
+                                                      log_real(of->commit.computing / of->commit.seconds),
+                                                      (int)of->fits));
+            }
+            json_array_append_new(row, json_pack("{s:o, s:i, s:i}", "rules", rules, "recommended",
+                                                 forecast->recommended, "committing", forecast->committing));
         }
         json_array_append_new(map, row);
     }
@@ -146,5 +140,3 @@ static inline bool page_write(const Setup *setup, const Forecast *own, OptionCho
     free(text);
     return written || error_set(error, "--page %.300s cannot be written: %s", path, strerror(errno));
 }
-
-#endif

@@ -1,12 +1,10 @@
 // plan.h: train_gpt plan: what memory a rank needs and whether it is there, how long a
-// commit takes under every rule, and which rule to take. Nothing is
-// trained; only what times a micro-batch is allocated (forecast.h).
+// commit takes under every rule, and which rule to take.
 //
-// The numbers of memory are those of the run itself: a plan makes the same choices and
-// the same reservations (reserve_memory), and ends where a run would allocate. Times are
-// simulated (forecast.h) from what is measured here or was measured by a run (like.h).
-#ifndef ACCO_PLAN_PLAN_H
-#define ACCO_PLAN_PLAN_H
+// A plan makes the choices and reservations of the run itself (reserve_memory), and ends
+// where a run would allocate. Times are simulated (forecast.h) from what is measured here
+// or was measured by a run (like.h).
+#pragma once
 
 #include "plan/forecast.h"
 #include "plan/like.h"
@@ -38,12 +36,6 @@ static inline void print_memory_verdict(const Setup *setup) {
     printf("fits             yes: %s of the %s for this rank %s; %s are left\n", size_text(bytes, needed),
            size_text(most, available), arena->on_gpu ? "on the GPU" : "on this machine",
            size_text(most - bytes, left));
-    double together = (double)bytes * (double)setup->options->ranks;
-    if (!arena->on_gpu && setup->options->ranks > 1) {
-        printf("                 %lld ranks on this machine would need %s, which %s\n",
-               (long long)setup->options->ranks, size_text((size_t)together, needed),
-               together <= (double)most ? "fits, too" : "does not fit");
-    }
     Options with_blocks = *setup->options;
     printf("                 the largest micro-batch that fits is %lld",
            (long long)fit_micro_batch(setup, &room, setup->options));
@@ -170,23 +162,6 @@ static inline void print_speed(const ForecastRow *row) {
     printf(" in %s", human_duration(tokens / speed, text));
 }
 
-// How sure it is that the row is the first at a loss.
-static inline void print_needs(const ForecastRow *row, OptionChoice asked_inner) {
-    TokensNeeded needs = row->needs;
-    const char *rule = options_rule(&row->options)->name;
-    if (needs.least == 1 && needs.most == 1) {
-        printf("loss             the steps of %s are those of plain data-parallel training\n", rule);
-    } else {
-        printf("loss             %s needs %.3g to %.3g times the tokens of plain data-parallel training\n",
-               rule, needs.least, needs.most);
-    }
-    if ((OptionChoice)row->options.inner != asked_inner) {
-        printf("                 which with Muon needs %.3g to %.3g of the tokens that it needs with AdamW\n",
-               MUON_NEEDS.least, MUON_NEEDS.most);
-    }
-    printf("                 that is not planned, it was measured with small models (docs/simulation.md)\n");
-}
-
 // "RULE --name value ...", with what is not as in the run of that rule that was asked for.
 static inline void print_recommended(const char *word, const Forecast *forecast, const ForecastRow *row) {
     printf("%-16s %s", word, options_rule(&row->options)->name);
@@ -214,12 +189,24 @@ static inline void print_recommendation(const Setup *setup, const Forecast *fore
         printf("\n");
         print_command(setup, other);
     }
-    print_needs(best, own->options.inner);
+    // How sure it is that this is the first at a loss.
+    TokensNeeded needs = best->needs;
+    const char *rule = options_rule(&best->options)->name;
+    if (needs.least == 1 && needs.most == 1) {
+        printf("loss             the steps of %s are those of plain data-parallel training\n", rule);
+    } else {
+        printf("loss             %s needs %.3g to %.3g times the tokens of plain data-parallel training\n",
+               rule, needs.least, needs.most);
+    }
+    if (best->options.inner != own->options.inner) {
+        printf("                 which with Muon needs %.3g to %.3g of the tokens that it needs with AdamW\n",
+               MUON_NEEDS.least, MUON_NEEDS.most);
+    }
+    printf("                 that is not planned, it was measured with small models (docs/simulation.md)\n");
 }
 
 // What would have the run at its loss sooner, and how many updates the same tokens then give:
-// the best way to run each rule. What a larger batch needs more is not known. Returns the
-// lines for --json.
+// the best way to run each rule. Returns the lines for --json.
 static inline json_t *print_faster(const Forecast *forecast) {
     const ForecastRow *own = &forecast->rows[forecast->own];
     bool told[RULE_COUNT] = {false};
@@ -250,30 +237,25 @@ static inline json_t *print_faster(const Forecast *forecast) {
     return lines;
 }
 
-// options: what is not as in the run of that rule that was asked for; "" for that run.
-static inline json_t *forecast_row_as_json(const Forecast *forecast, const ForecastRow *row) {
-    const SimulatedCommit *commit = &row->commit;
-    char *options = options_as_text(&row->options, &forecast->rows[row->options.rule].options);
-    json_t *object = json_pack(
-        "{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:I, s:b}", "rule",
-        options_rule(&row->options)->name, "options", options[0] == ' ' ? options + 1 : options,
-        "tokens_needed", log_real(row_tokens_needed(row)), "commit_ms", log_real(1e3 * commit->seconds),
-        "tokens_per_second", log_real(row->tokens_per_second), "computing",
-        log_real(commit->computing / commit->seconds), "waiting_ms", log_real(1e3 * commit->waiting),
-        "micro_batches", log_real(commit->micro_batches), "micro_batch", (json_int_t)row->options.micro_batch,
-        "host_bytes", log_real(commit->bytes_outside), "memory_bytes", (json_int_t)row->bytes, "fits",
-        (int)row->fits);
-    free(options);
-    return object;
-}
-
+// "options" of a row: what is not as in the run of that rule that was asked for.
 static inline json_t *forecast_as_json(const Setup *setup, const Forecast *forecast) {
     const Machine *machine = &forecast->machine;
     json_t *rules = json_array(), *recipes = json_array(), *best = json_null();
     for (int i = 0; i < forecast->recipes_end; i++) {
         const ForecastRow *row = &forecast->rows[i];
+        const SimulatedCommit *commit = &row->commit;
         if (row->refused[0] != '\0') { continue; }
-        json_t *object = forecast_row_as_json(forecast, row);
+        char *options = options_as_text(&row->options, &forecast->rows[row->options.rule].options);
+        json_t *object = json_pack(
+            "{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:I, s:b}", "rule",
+            options_rule(&row->options)->name, "options", options[0] == ' ' ? options + 1 : options,
+            "tokens_needed", log_real(row_tokens_needed(row)), "commit_ms", log_real(1e3 * commit->seconds),
+            "tokens_per_second", log_real(row->tokens_per_second), "computing",
+            log_real(commit->computing / commit->seconds), "waiting_ms", log_real(1e3 * commit->waiting),
+            "micro_batches", log_real(commit->micro_batches), "micro_batch",
+            (json_int_t)row->options.micro_batch, "host_bytes", log_real(commit->bytes_outside),
+            "memory_bytes", (json_int_t)row->bytes, "fits", (int)row->fits);
+        free(options);
         if (i == forecast->recommended) {
             best = json_incref(json_object_get(object, "rule"));
             json_object_set_new(object, "recommended", json_true());
@@ -293,9 +275,9 @@ static inline const char *plan_file(const Options *options) {
     return options->json[0] != '\0' ? "--json" : options->page[0] != '\0' ? "--page" : NULL;
 }
 
-// Prints what the run and its alternatives would take, and writes it to --json. like: the
-// run of --like, or NULL. again: the plan is for that very run, whose log tells how fast
-// its network is. recompute: as asked for, before --fit.
+// Prints what the run and its alternatives would take, and writes it to --json and
+// --page. like: the run of --like, or NULL. again: the plan is for that very run, whose
+// log tells how fast its network is. recompute: as asked for, before --fit.
 static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again, OptionChoice recompute,
                              Error *error) {
     const Options *options = setup->options;
@@ -424,5 +406,3 @@ static inline int command_plan(Run *run) {
     free(run->tensors);
     return 0;
 }
-
-#endif

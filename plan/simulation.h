@@ -1,25 +1,23 @@
 // simulation.h: how long an update rule takes on machines that need not exist.
 //
-// The rule itself runs: its page and the scheduler's verbs, line by line. Only its two
-// streams are simulated (StreamSimulator, runtime/device.h). Instead of running a task,
-// the simulator adds the task's cost (machine.h) to a clock; where the host would wait
-// for an event, the host's clock jumps. So the simulator knows no rule. It knows the
-// kinds of tasks that streams are given, and what a task of one stream waits for in
-// the other, which is H6 and H7 of scheduler.h:
+// The rule itself runs: its page and the scheduler's verbs. Only its two streams are
+// simulated (StreamSimulator, runtime/device.h): a task's cost (machine.h) is added to a
+// clock; where the host would wait for an event, its clock jumps. So the simulator knows
+// no rule, but the kinds of tasks, and what a task of one stream waits for in the other,
+// which is H6 and H7 of scheduler.h:
 //
 //   compute         | forward, where parameters have arrived | backward, layer after layer |
 //   communication   ... gather, bucket after bucket |        reduce, bucket after bucket .. |
 //
-// One host thread stands for all ranks, which run the same lines in the same order. If
-// ranks differ, each rank has clocks of its own for host and compute. There is one clock
-// of communication, because an exchange ends on all ranks when the last of them has begun
-// and the data have arrived. With --accumulate auto a rank whose job has ended leaves the
-// remaining micro-batches of the round to the others.
+// One host thread stands for all ranks. If they differ, each has clocks of its own for
+// host and compute. There is one clock of communication, because an exchange ends on all
+// ranks when the last of them has begun and the data have arrived. With --accumulate auto
+// a rank whose job has ended leaves the remaining micro-batches of the round to the
+// others.
 //
 // Not simulated: other traffic on the links, files, validation, and ranks of one host
 // that compete for its cores (their micro-batches are measured together).
-#ifndef ACCO_PLAN_SIMULATION_H
-#define ACCO_PLAN_SIMULATION_H
+#pragma once
 
 #include "local_steps.h"
 #include "plan/machine.h"
@@ -49,8 +47,7 @@ typedef struct Simulation {
     // When the backward pass of the latest micro-batch began and ended, on the slowest
     // rank.
     double backward_began, backward_ended;
-    // Operations of Muon's products in a step, on the rank with most; 0: none, or their rate is unknown.
-    double step_flops;
+    double step_flops;    // Optimizer::flops; 0: their rate is unknown
     double *arrivals;     // (layout.cells): when the latest gather brought each bucket
     size_t arrival_cells; // of a bucket; 0: everything is there
     // Totals.
@@ -165,12 +162,12 @@ static inline double simulation_finished(const Simulation *simulation, size_t be
     return began + (ended - began) * simulation_share(simulation, layer, problem->layer_count, true);
 }
 
-// Adds an exchange of the cells [begin, end) to a clock; its work, to *work.
+// Adds an exchange to a clock; its work, to *work.
 static inline double simulation_exchange(Simulation *simulation, const Collective *collective, bool gather,
-                                         size_t begin, size_t end, double now, double *work) {
+                                         double now, double *work) {
     const Machine *machine = simulation->machine;
     const Job *job = &simulation->scheduler->job;
-    double own = (double)layout_most(collective->layout, begin, end);
+    double own = (double)layout_most(collective->layout, collective->first, collective->end);
     ExchangeCost cost =
         machine_exchange(machine, simulation->scheduler->transport, own, collective->wire, gather);
     if (machine->measured_exchange != NULL) {
@@ -205,24 +202,20 @@ static inline double simulation_reduce(Simulation *simulation, double now, doubl
     const Layout *layout = collective.layout;
     *hidden = 0;
     if (s->settings.sparse) { return simulation_gather_blocks(simulation, now, work); }
-    for (size_t end = layout->cells; end > 0;) {
-        size_t begin = end > job->bucket_cells ? end - job->bucket_cells : 0;
-        if (job->follows) {
-            now = fmax(now, simulation_finished(simulation, layout_cell_begin(layout, begin)));
-        }
+    for (collective.end = layout->cells; collective.end > 0; collective.end = collective.first) {
+        collective.first = collective.end > job->bucket_cells ? collective.end - job->bucket_cells : 0;
+        size_t first = layout_cell_begin(layout, collective.first),
+               last = layout_cell_begin(layout, collective.end);
+        if (job->follows) { now = fmax(now, simulation_finished(simulation, first)); }
         double started = now;
         if (job->inspects) {
-            double elements = (double)(layout_cell_begin(layout, end) - layout_cell_begin(layout, begin));
-            double seconds = machine_exchange_pass(simulation->machine, elements, PASS_SQUARE);
+            double seconds = machine_exchange_pass(simulation->machine, (double)(last - first), PASS_SQUARE);
             now += seconds;
             *work += seconds;
         }
-        now = simulation_exchange(simulation, &collective, false, begin, end, now, work);
-        if (job->all_reduces) {
-            now = simulation_exchange(simulation, &collective, true, begin, end, now, work);
-        }
+        now = simulation_exchange(simulation, &collective, false, now, work);
+        if (job->all_reduces) { now = simulation_exchange(simulation, &collective, true, now, work); }
         if (job->follows) { *hidden += fmax(fmin(now, simulation->backward_ended) - started, 0); }
-        end = begin;
     }
     return now;
 }
@@ -296,11 +289,11 @@ static inline void simulation_job_gather(Simulation *simulation) {
     Collective collective = job_reduction(s, job);
     double began = simulation->communication, ended = began, work = 0;
     collective.wire = job_gather_wire(s, collective.wire);
-    for (size_t begin = 0, number = 0; begin < s->layout.cells && !job->all_reduces;
-         begin += job->bucket_cells) {
-        size_t end = size_min(begin + job->bucket_cells, s->layout.cells);
-        ended = simulation_exchange(simulation, &collective, true, begin, end, ended, &work);
-        simulation->arrivals[number++] = ended;
+    for (size_t bucket = 0; !job->all_reduces && collective.first < s->layout.cells; bucket++) {
+        collective.end = size_min(collective.first + job->bucket_cells, s->layout.cells);
+        ended = simulation_exchange(simulation, &collective, true, ended, &work);
+        simulation->arrivals[bucket] = ended;
+        collective.first = collective.end;
     }
     if (job->follows && !job->all_reduces) { simulation->arrival_cells = job->bucket_cells; }
     simulation->communication = simulation->communicated = ended;
@@ -423,9 +416,7 @@ static inline void simulation_open(Simulation *simulation, Scheduler *scheduler,
     simulation->ranks = scheduler->transport->size;
     bool alike = machine->slow_rank < 0 && machine->slowness == NULL && machine->counts == NULL;
     simulation->width = alike ? 1 : simulation->ranks;
-    if (machine->flops_per_second > 0) {
-        simulation->step_flops = optimizer_most_needs(&scheduler->optimizer).flops;
-    }
+    if (machine->flops_per_second > 0) { simulation->step_flops = scheduler->optimizer.flops; }
     StreamSimulator simulator = {.self = simulation,
                                  .run = simulation_run,
                                  .record = simulation_record,
@@ -453,8 +444,8 @@ static inline void simulation_close(Simulation *simulation) {
 
 enum { SIMULATION_CALLS = 16 }; // of Rule::commit that are measured, after as many that are not
 
-// The totals since the start.
-static inline SimulatedCommit simulation_totals(const Simulation *simulation) {
+// Adds `times` times what there has been since the start.
+static inline void simulation_add(const Simulation *simulation, double times, SimulatedCommit *sum) {
     double now = 0, useful = 0, busy = 0;
     for (int i = 0; i < simulation->width; i++) {
         const RankClock *clock = &simulation->clocks[i];
@@ -462,12 +453,11 @@ static inline SimulatedCommit simulation_totals(const Simulation *simulation) {
         useful += clock->useful;
         busy += clock->busy;
     }
-    SimulatedCommit totals = {.seconds = now,
-                              .computing = useful / simulation->width,
-                              .waiting = now - busy / simulation->width,
-                              .micro_batches = simulation->micro_batches,
-                              .bytes_outside = simulation->bytes_outside};
-    return totals;
+    sum->seconds += times * now;
+    sum->computing += times * useful / simulation->width;
+    sum->waiting += times * (now - busy / simulation->width);
+    sum->micro_batches += times * simulation->micro_batches;
+    sum->bytes_outside += times * simulation->bytes_outside;
 }
 
 // How often Rule::commit is called, before what is measured and then again.
@@ -495,18 +485,17 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
     s->settings.sequential = 0;
     s->settings.first_round = s->settings.round_a;
     s->settings.target = 1e15;
+    SimulatedCommit mean = {0};
     for (int i = 0; i < calls; i++) { rule->commit(s); }
-    SimulatedCommit before = simulation_totals(simulation);
     double commits = -(double)s->optimizer.commits;
+    simulation_add(simulation, -1, &mean);
     for (int i = 0; i < calls; i++) { rule->commit(s); }
-    SimulatedCommit after = simulation_totals(simulation);
     commits += (double)s->optimizer.commits;
-    SimulatedCommit mean = {.seconds = (after.seconds - before.seconds) / commits,
-                            .computing = (after.computing - before.computing) / commits,
-                            .waiting = (after.waiting - before.waiting) / commits,
-                            .micro_batches = (after.micro_batches - before.micro_batches) / commits,
-                            .bytes_outside = (after.bytes_outside - before.bytes_outside) / commits};
+    simulation_add(simulation, 1, &mean);
+    mean.seconds /= commits;
+    mean.computing /= commits;
+    mean.waiting /= commits;
+    mean.micro_batches /= commits;
+    mean.bytes_outside /= commits;
     return mean;
 }
-
-#endif

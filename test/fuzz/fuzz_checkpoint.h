@@ -107,7 +107,7 @@ static inline void fuzz_checkpoint_vectors(const CheckpointSource *source, Check
                                         "exchange", "exp_avg",    "exp_avg_sq"};
     SavedScope scope = run->rule->kind == RULE_LOCAL ? SAVED_WORKER : SAVED_SHARED;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        SavedVector vector = saved_vector(names[i], scope, NULL, PRECISION_FP32);
+        SavedVector vector = {.name = names[i], .scope = scope, .format = PRECISION_FP32};
         SourceArea area = source_vector(source, run, &vector);
         fuzz_require(area.data != NULL || i > 1, "there are parameters to go on from");
         fuzz_checkpoint_area(source, run, area);
@@ -148,8 +148,7 @@ static inline bool fuzz_checkpoint_open(const FuzzFolder *folder, const char *ru
     if (seal.size > 0) { fuzz_checkpoint_seal(folder, checkpointed, seal); }
     bool good = fuzz_accepted(checkpoint_open(&source, checkpointed, folder->path, &error), &error);
     if (good) {
-        run->scheduler.job_in_flight =
-            source.same_rule && json_is_true(json_object_get(source.manifest, "job_in_flight"));
+        run->scheduler.job_in_flight = source.same_rule && source.in_flight;
         fuzz_checkpoint_vectors(&source, checkpointed);
         fuzz_checkpoint_numbers(&source, checkpointed);
         checkpoint_close(&source);

@@ -8,7 +8,7 @@
 #include "test/fuzz/fuzz.h"
 
 static inline void fuzz_safetensors_entry(const SafetensorsFile *file, const SafetensorsEntry *entry) {
-    size_t count = 1, width = safetensors_type(entry->type)->bytes;
+    size_t count = 1, width = SAFETENSORS_INFO[entry->type].bytes;
     for (int i = 0; i < entry->dimensions; i++) { count *= entry->shape[i]; }
     fuzz_require(entry->count == count && entry->bytes == count * width,
                  "a tensor has as many bytes as its shape says");

@@ -201,7 +201,7 @@ static inline uint64_t hash_look(const Look *look, size_t count) {
 static inline void look_at(Bench *bench, Look *look) {
     Scheduler *s = &bench->scheduler;
     size_t count = s->problem.parameter_count, owned = layout_shard(&s->optimizer.layout);
-    const float *committed = borrow_committed(s, bench->rule);
+    const float *committed = (const float *)borrow_committed(s, bench->rule, true);
     look->committed = copy_floats(committed, count);
     return_committed(s, committed);
     look->local = copy_floats(s->parameters.data, count);

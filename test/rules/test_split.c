@@ -248,13 +248,13 @@ static void the_finest_format_that_is_as_fast_is_chosen(void **state) {
         assert_true(choice_hides_everything(measured, &list[format]) == (format >= WIRE_INT8));
     }
     assert_close(list[0].late, 110e-3, 1e-9, "fp32");
-    assert_ptr_equal(choose_format(measured, list, 4), &list[WIRE_INT8]);
-    assert_ptr_equal(choose_format(measured, list, 2), &list[WIRE_BF16]);
-    assert_ptr_equal(choose_format(measured, list, 1), &list[WIRE_FP32]);
+    assert_ptr_equal(choose_first(measured, list, 4, true), &list[WIRE_INT8]);
+    assert_ptr_equal(choose_first(measured, list, 2, true), &list[WIRE_BF16]);
+    assert_ptr_equal(choose_first(measured, list, 1, true), &list[WIRE_FP32]);
     list[1].late = 80.7e-3; // within the tolerance
-    assert_ptr_equal(choose_format(measured, list, 4), &list[WIRE_BF16]);
+    assert_ptr_equal(choose_first(measured, list, 4, true), &list[WIRE_BF16]);
     for (int i = 0; i < 4; i++) { list[i].late = 1 - 0.1 * i; } // nothing hides: the fastest
-    assert_ptr_equal(choose_format(measured, list, 4), &list[WIRE_INT4]);
+    assert_ptr_equal(choose_first(measured, list, 4, true), &list[WIRE_INT4]);
     case_free(one);
 }
 

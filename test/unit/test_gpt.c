@@ -967,7 +967,7 @@ static void test_config_json(void **state) {
         const char *text, *message;
     } bad[] = {
         {"{\"model_type\":\"gptj\"}", "must be \"gpt_neo\" or \"gpt2\""},
-        {"[1, 2]", "object"},
+        {"[1, 2]", "\"model_type\" is not given"},
         {"{\"model_type\":", "end of file"},
         {CONFIG_START CONFIG_REST "}", "attention_types"},
         {CONFIG_START CONFIG_REST ",\"attention_types\":[[[\"global\",\"local\"],3]]}", "num_layers"},

@@ -302,7 +302,7 @@ static void ranks_with_unequal_pieces_reserve_the_same(void **state) {
         optimizer_reserve(&optimizer, &arena, &settings, &layout, rank, false);
         assert_int_equal(optimizer.muon.count, WIDE);
         assert_int_equal(optimizer.muon.side, 16);
-        assert_true(optimizer_most_needs(&optimizer).flops == muon_flops(16, 64, 5));
+        assert_true(optimizer.flops == muon_flops(16, 64, 5));
         size_t own = 0;
         for (OptimizerRange range = {0}; optimizer_next(&optimizer, &range);) {
             own += optimizer_range_is_muons(&range) ? 0 : range.count;

@@ -113,7 +113,7 @@ static void what_is_written_is_read_again(void **state) {
         size_t begin = planned_place(&plan, name, 0);
         assert_int_equal((size_t)(entry->data - file.bytes), begin);
         assert_int_equal(entry->bytes, planned_place(&plan, name, 1) - begin);
-        assert_int_equal(begin % safetensors_type(entry->type)->bytes, 0);
+        assert_int_equal(begin % SAFETENSORS_INFO[entry->type].bytes, 0);
         fill_bytes(bytes, sizeof bytes, seed++);
         assert_memory_equal(entry->data, bytes, entry->bytes);
     }

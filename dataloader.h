@@ -23,6 +23,7 @@
 #ifndef ACCO_DATALOADER_H
 #define ACCO_DATALOADER_H
 
+#include <assert.h>
 #include <glob.h>
 
 #include "runtime/errors.h"
@@ -322,13 +323,11 @@ static inline Text *data_files_texts(const DataFile *files, int count) {
     return texts;
 }
 
-// The SHA-256 of the tokenizer that made the data; NULL: the files do not say.
-static inline const uint8_t *data_loader_tokenizer(const DataLoader *loader) {
-    for (int i = 0; i < loader->file_count; i++) {
-        const uint8_t *hash = loader->files[i].content.tokenizer_hash;
-        if (token_hash_is_known(hash)) { return hash; }
-    }
-    return NULL;
+// The sum of the tokenizer that made the data; 0: the files do not say.
+static inline uint32_t data_loader_tokenizer(const DataLoader *loader) {
+    uint32_t sum = 0;
+    for (int i = 0; i < loader->file_count && sum == 0; i++) { sum = loader->files[i].content.tokenizer; }
+    return sum;
 }
 
 static inline bool data_file_is_same(const DataFile *a, const DataFile *b) {
@@ -353,7 +352,7 @@ static inline bool data_loader_map(DataLoader *loader, bool divides, Error *erro
         TokenFileCheck check =
             file->bytes <= DATA_SCAN_BYTES - scanned ? TOKEN_FILE_CHECK_ALL : TOKEN_FILE_CHECK_HEADER;
         if (!data_file_read(file, loader->vocabulary, check, error)) { return false; }
-        if (!token_hashes_agree(data_loader_tokenizer(loader), file->content.tokenizer_hash)) {
+        if (!token_sums_agree(data_loader_tokenizer(loader), file->content.tokenizer)) {
             return error_set(error,
                              "%s and the files before it were made by different tokenizers: a run needs one",
                              file->path);
@@ -373,7 +372,7 @@ static inline bool data_loader_map(DataLoader *loader, bool divides, Error *erro
         if (divides && (loader->separator == 0 || file->content.separator != loader->separator)) {
             return error_set(error,
                              "%s does not say which token divides its documents%s. --attend document takes "
-                             "files of tokenizer.prepare (older ones must be made again), except chats whose "
+                             "files of tokenizer.prepare , except chats whose "
                              "turns end with that token, which --pad keeps apart; texts for a tokenizer; and "
                              "llm.c's files of GPT-2",
                              file->path, file->content.separator == 0 ? "" : " as the file before it does");

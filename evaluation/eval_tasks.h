@@ -193,8 +193,7 @@ static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) 
                          "are token files, or text for a vocabulary of 256, as bytes",
                          data->path, request->vocabulary);
     }
-    if (request->tokenizer != NULL &&
-        !token_hashes_agree(data->content.tokenizer_hash, request->tokenizer->hash)) {
+    if (request->tokenizer != NULL && !token_sums_agree(data->content.tokenizer, request->tokenizer->sum)) {
         return error_set(error, "%.300s was made with another tokenizer than the one that is given",
                          data->path);
     }

@@ -138,7 +138,7 @@ static inline bool open_data(Run *run, Error *error) {
                          options->data, text ? "is read as bytes" : "holds token ids", options->val_data,
                          text ? "holds token ids" : "is read as bytes");
     }
-    return token_hashes_agree(data_loader_tokenizer(data), data_loader_tokenizer(held)) ||
+    return token_sums_agree(data_loader_tokenizer(data), data_loader_tokenizer(held)) ||
            error_set(error, "--data %.300s and --val-data %.300s were made by different tokenizers",
                      options->data, options->val_data);
 }
@@ -155,7 +155,7 @@ static inline bool check_tokenizer(Run *run, Error *error) {
     bool good = true;
     for (int i = 0; good && i < 2; i++) {
         const DataLoader *loader = loaders[i];
-        if (!token_hashes_agree(data_loader_tokenizer(loader), codec.tokenizer.hash)) {
+        if (!token_sums_agree(data_loader_tokenizer(loader), codec.tokenizer.sum)) {
             good = error_set(error, "%.400s is not the tokenizer that made %.400s", path, loader->name);
         } else if (data_loader_is_text(loader) && text_codec_end(&codec) < 0) {
             good = error_set(
@@ -203,7 +203,7 @@ static inline bool make_token_file(const DataLoader *loader, const DataSource *s
     size_t size = 0;
     void *bytes = file_map(path, "a token file", &size, &ignored);
     bool whole = bytes != NULL && token_file_open(&file, path, bytes, size, TOKEN_FILE_CHECK_ALL, &ignored) &&
-                 memcmp(file.tokenizer_hash, tokenizer->hash, TOKEN_FILE_HASH_BYTES) == 0;
+                 file.tokenizer == tokenizer->sum;
     if (bytes != NULL) { munmap(bytes, size); }
     if (whole) {
         printf("tokens     %s, made before: text and tokenizer are the same\n", path);

@@ -95,11 +95,11 @@ static inline bool token_writer_end(TokenWriter *writer, Error *error) {
                               .vocabulary = (uint32_t)writer->tokenizer->vocabulary,
                               .flags = masked ? (uint32_t)TOKEN_FILE_HAS_MASK : 0,
                               .token_count = writer->count,
+                              .tokenizer = writer->tokenizer->sum,
                               .padded = (uint32_t)writer->padded,
                               .separator = writer->separator};
     memcpy(header.magic, TOKEN_FILE_MAGIC, sizeof header.magic);
-    memcpy(header.tokenizer_hash, writer->tokenizer->hash, sizeof header.tokenizer_hash);
-    header.checksum = crc32_z(writer->checksum, (const Bytef *)&header, sizeof header);
+    header.checksum = (uint32_t)crc32_z(writer->checksum, (const Bytef *)&header, sizeof header);
     bool written =
         fseek(writer->file, 0, SEEK_SET) == 0 && fwrite(&header, sizeof header, 1, writer->file) == 1;
     bool good = file_replace_end(writer->file, writer->path, written, error);

@@ -289,7 +289,7 @@ static inline bool token_shards_end(TokenShards *shards, bool good, Error *error
 // times, and a changed text would go unnoticed.
 static inline void texts_name(const Text *texts, int count, const Tokenizer *tokenizer,
                               char name[TEXTS_NAME_SIZE]) {
-    uLong sum = crc32_z(0, tokenizer->hash, sizeof tokenizer->hash);
+    uLong sum = tokenizer->sum;
     for (int i = 0; i < count; i++) {
         uint64_t size = texts[i].size;
         sum = crc32_z(sum, (const Bytef *)&size, sizeof size);

@@ -29,11 +29,11 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #endif
 #include <pcre2.h>
+#include <zlib.h>
 
 #include "runtime/errors.h"
 #include "runtime/files.h"
 #include "runtime/random.h"
-#include "runtime/sha256.h"
 #include "runtime/utf8.h"
 
 enum {
@@ -70,7 +70,7 @@ typedef struct Tokenizer {
     AddedToken *added;
     int added_count;
     pcre2_code *pattern;
-    uint8_t hash[SHA256_BYTES]; // of all tokens and merges: hash_of in tokenizer/vocabulary.py
+    uint32_t sum; // CRC-32 of all tokens and merges: sum_of in tokenizer/vocabulary.py
 } Tokenizer;
 
 typedef struct TokenList {
@@ -302,28 +302,16 @@ static inline bool tokenizer_split_merge(const json_t *merge, const char **left,
     return *length > 0 && (*right)[0] != '\0';
 }
 
-static inline void tokenizer_hash_number(Sha256 *sha, uint32_t number) {
-    uint8_t bytes[4] = {(uint8_t)number, (uint8_t)(number >> 8), (uint8_t)(number >> 16),
-                        (uint8_t)(number >> 24)};
-    sha256_add(sha, bytes, sizeof bytes);
-}
-
-// The first part of the hash: the numbers of tokens and merges, and all tokens.
-static inline void tokenizer_hash_tokens(const Tokenizer *tokenizer, const TokenizerFile *file, Sha256 *sha) {
-    static const char prefix[] = "acco tokenizer 1\n";
-    uint32_t count = 0;
-    for (int i = 0; i < tokenizer->vocabulary; i++) { count += file->texts[i] != NULL; }
-    sha256_begin(sha);
-    sha256_add(sha, prefix, sizeof prefix - 1);
-    tokenizer_hash_number(sha, count);
-    tokenizer_hash_number(sha, (uint32_t)json_array_size(file->merges));
+// The CRC-32 of all tokens: ids, lengths and texts.
+static inline uLong tokenizer_sum_tokens(const Tokenizer *tokenizer, const TokenizerFile *file) {
+    uLong sum = 0;
     for (int i = 0; i < tokenizer->vocabulary; i++) {
         if (file->texts[i] == NULL) { continue; }
-        size_t length = strlen(file->texts[i]);
-        tokenizer_hash_number(sha, (uint32_t)i);
-        tokenizer_hash_number(sha, (uint32_t)length);
-        sha256_add(sha, file->texts[i], length);
+        const int32_t numbers[2] = {i, (int32_t)strlen(file->texts[i])};
+        sum = crc32_z(sum, (const Bytef *)numbers, sizeof numbers);
+        sum = crc32_z(sum, (const Bytef *)file->texts[i], (size_t)numbers[1]);
     }
+    return sum;
 }
 
 static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
@@ -332,14 +320,13 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
         return error_set(error, "%s has %zu merges; allowed: at most %d", file->name, count,
                          (int)TOKENIZER_MOST_TOKENS);
     }
-    Sha256 sha;
+    uLong sum = tokenizer_sum_tokens(tokenizer, file);
     char *text = NULL; // of a token of the merge
     tokenizer->merge_slots = 16;
     while (tokenizer->merge_slots < 2 * count) { tokenizer->merge_slots *= 2; }
     tokenizer->merges = (TokenMerge *)memory_take(tokenizer->merge_slots, sizeof *tokenizer->merges);
     bool good = true;
     for (size_t i = 0; i < tokenizer->merge_slots; i++) { tokenizer->merges[i].pair = UINT64_MAX; }
-    tokenizer_hash_tokens(tokenizer, file, &sha);
     for (size_t rank = 0; good && rank < count; rank++) {
         const char *left, *right;
         size_t length;
@@ -360,20 +347,18 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
                              file->name, rank, text);
             break;
         }
-        int32_t first_id = (int32_t)json_integer_value(first),
-                second_id = (int32_t)json_integer_value(second);
-        TokenMerge merge = {tokenizer_pair(first_id, second_id), (uint32_t)rank,
+        const int32_t ids[2] = {(int32_t)json_integer_value(first), (int32_t)json_integer_value(second)};
+        TokenMerge merge = {tokenizer_pair(ids[0], ids[1]), (uint32_t)rank,
                             (int32_t)json_integer_value(whole)},
                    *slot = tokenizer_slot(tokenizer, merge.pair);
         if (slot->pair != UINT64_MAX) {
             good = error_set(error, "%s: merges %u and %zu are the same", file->name, slot->rank, rank);
         }
         *slot = merge;
-        tokenizer_hash_number(&sha, (uint32_t)first_id);
-        tokenizer_hash_number(&sha, (uint32_t)second_id);
+        sum = crc32_z(sum, (const Bytef *)ids, sizeof ids);
     }
     free(text);
-    sha256_end(&sha, tokenizer->hash);
+    tokenizer->sum = (uint32_t)sum;
     return good;
 }
 

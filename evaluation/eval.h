@@ -328,10 +328,6 @@ static inline int command_eval(Run *run) {
     ThreadPool *pool = thread_pool_create(threads, true);
     Stream *stream = stream_create("evaluation", pool, &place);
     Event ended = {NULL, 0};
-    if (pool == NULL || stream == NULL) {
-        transport_fail(transport, "the system does not give %d threads", threads);
-    }
-
     terminal_open(&run->terminal, stdout);
     stream_run(stream, evaluation_task, evaluation);
     event_record(&ended, stream);

@@ -393,15 +393,12 @@ static inline int command_sample(const Options *options) {
     float *parameters = (float *)memory_take(model.table.parameter_count, sizeof(float));
     launch_threads(1, (int)options->threads, &threads);
     ThreadPool *pool = thread_pool_create(threads.threads, true);
-    bool good = pool != NULL || error_set(&error, "the system does not give %d threads", threads.threads);
-    if (good) {
-        hf_model_read(&model, parameters);
-        sample.parameters = parameters;
-        good = sample_open(&sample, &model.config, pool, threads.threads, &error) &&
-               (prompts != NULL ? sample_lines(&sample, prompts, options->interactive, &error)
-                                : sample_text(&sample, options->prompt, true, &error));
-        sample_close(&sample);
-    }
+    hf_model_read(&model, parameters);
+    sample.parameters = parameters;
+    bool good = sample_open(&sample, &model.config, pool, threads.threads, &error) &&
+                (prompts != NULL ? sample_lines(&sample, prompts, options->interactive, &error)
+                                 : sample_text(&sample, options->prompt, true, &error));
+    sample_close(&sample);
     if (!good) { exit_user_mistake(&error); }
     if (prompts != NULL) { fclose(prompts); }
     thread_pool_destroy(pool);

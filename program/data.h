@@ -237,7 +237,7 @@ typedef char TokenPaths[DATA_SOURCES_MOST][DATA_PATH_SIZE];
 // failed.
 static inline bool make_token_files(Run *run, TokenPaths paths[2], Error *error) {
     const DataLoader *loaders[2] = {&run->data, &run->validation_data};
-    int sides = has_validation_data(&run->options) ? 2 : 1, threads = run->threads.threads;
+    int sides = has_validation_data(&run->options) ? 2 : 1;
     char path[TOKENIZER_PATH_SIZE], model[TOKENIZER_PATH_SIZE], from[PATH_MAX], to[PATH_MAX];
     Tokenizer tokenizer;
     if (tokenizer_path(&run->options, path)[0] == '\0') { return true; }
@@ -255,9 +255,8 @@ static inline bool make_token_files(Run *run, TokenPaths paths[2], Error *error)
         }
     }
     if (!tokenizer_open(&tokenizer, path, error)) { return false; }
-    ThreadPool *pool = thread_pool_create(threads, false);
-    bool good =
-        pool != NULL || error_set(error, "the system does not give %d threads: lower --threads", threads);
+    ThreadPool *pool = thread_pool_create(run->threads.threads, false);
+    bool good = true;
     for (int i = 0; good && i < sides; i++) {
         int sources = data_loader_is_text(loaders[i]) ? loaders[i]->source_count : 0;
         for (int k = 0; good && k < sources; k++) {

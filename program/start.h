@@ -148,10 +148,6 @@ static inline void start_run(Run *run) {
     agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
     bool may_spin = run->threads.threads * transport->local_size <= launch_node_cores();
     run->pool = thread_pool_create(run->threads.threads, may_spin);
-    if (run->pool == NULL) {
-        transport_fail(transport, "the system does not give %d threads: lower --threads",
-                       run->threads.threads);
-    }
     initialize_parameters(run);
     transport->timeout_seconds = run->options.timeout_s;
     bool traced = run->options.trace[0] != '\0';

@@ -73,8 +73,7 @@ static inline ProductRates product_rates_measure(int threads, const bool wanted[
         layers[format][array] = product_layer_values(counts[array], precision, (uint64_t)array + 1);
     }
     double end = clock_seconds() + seconds;
-    for (; stream.pool != NULL && rounds < PRODUCT_RATES_ROUNDS && (rounds == 0 || clock_seconds() < end);
-         rounds++) {
+    for (; rounds < PRODUCT_RATES_ROUNDS && (rounds == 0 || clock_seconds() < end); rounds++) {
         for (int format = 0; format < 2; format++) {
             Real *const *l = layers[format];
             double began = clock_seconds();

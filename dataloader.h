@@ -43,6 +43,7 @@ typedef struct DataRequest {
     bool hold_out;             // keep the last windows for validation
     const char *const *tokens; // of each source, which is a text: the token file to read instead; or NULL
     bool divides;              // token files must say which token divides their documents
+    bool encodes;              // a tokenizer makes tokens of texts; otherwise their bytes are tokens
 } DataRequest;
 
 typedef struct DataFile {
@@ -334,9 +335,8 @@ static inline bool data_file_is_same(const DataFile *a, const DataFile *b) {
     return a->opened.st_dev == b->opened.st_dev && a->opened.st_ino == b->opened.st_ino;
 }
 
-// Maps all listed files, checks their ids, and that they are of one kind and tokenizer. divides: as
-// in DataRequest.
-static inline bool data_loader_map(DataLoader *loader, bool divides, Error *error) {
+// Maps all listed files, checks their ids, and that they are of one kind and tokenizer.
+static inline bool data_loader_map(DataLoader *loader, const DataRequest *request, Error *error) {
     size_t scanned = 0;
     const DataSource *source = loader->sources;
     for (int i = 0; i < loader->file_count; i++) {
@@ -361,18 +361,12 @@ static inline bool data_loader_map(DataLoader *loader, bool divides, Error *erro
             return error_set(error, "%s and %s cannot be mixed: one is text, the other holds token ids",
                              first->path, file->path);
         }
-        if (file->content.token_bytes == 1 && loader->vocabulary < 256) {
-            return error_set(error,
-                             "%s is text, which is read as bytes and needs a vocabulary of at least 256, but "
-                             "the model has %d",
-                             file->path, loader->vocabulary);
-        }
         if (file->content.token_bytes == 1) { continue; }
-        loader->separator = divides ? first->content.separator : 0;
-        if (divides && (loader->separator == 0 || file->content.separator != loader->separator)) {
+        loader->separator = request->divides ? first->content.separator : 0;
+        if (request->divides && (loader->separator == 0 || file->content.separator != loader->separator)) {
             return error_set(error,
                              "%s does not say which token divides its documents%s. --attend document takes "
-                             "files of tokenizer.prepare , except chats whose "
+                             "files of tokenizer.prepare, except chats whose "
                              "turns end with that token, which --pad keeps apart; texts for a tokenizer; and "
                              "llm.c's files of GPT-2",
                              file->path, file->content.separator == 0 ? "" : " as the file before it does");
@@ -441,16 +435,28 @@ static inline bool data_loader_find_files(DataLoader *loader, const DataRequest 
     loader->seed = request->seed;
     loader->hold_out = request->hold_out;
     loader->builtin = strcmp(request->path, "builtin") == 0;
-    if (loader->builtin) {
-        loader->sources[loader->source_count++].weight = 1;
-        if (loader->vocabulary >= 256) { return true; }
+    if (loader->builtin && loader->vocabulary < 256) {
         return error_set(error,
                          "the built-in corpus is made of bytes and needs a vocabulary of at least 256, but "
                          "the model has %d",
                          loader->vocabulary);
     }
-    bool good =
-        data_loader_add_sources(loader, request, error) && data_loader_map(loader, request->divides, error);
+    if (loader->builtin) { loader->sources[loader->source_count++].weight = 1; }
+    bool good = loader->builtin ||
+                (data_loader_add_sources(loader, request, error) && data_loader_map(loader, request, error));
+    bool as_bytes = good && data_loader_is_text(loader) && !request->encodes;
+    if (as_bytes && !loader->builtin && loader->vocabulary != 256) {
+        good = error_set(error,
+                         "%s is text, and the model has a vocabulary of %d: where that is 256, bytes are its "
+                         "tokens; otherwise give --tokenizer DIR, or the token files that python -m "
+                         "tokenizer.prepare makes of it",
+                         loader->files[0].path, loader->vocabulary);
+    } else if (as_bytes && request->divides) {
+        good = error_set(error,
+                         "--attend document: %.300s is read as bytes, and no token divides its documents; "
+                         "give token files, or a text and a --tokenizer",
+                         loader->name);
+    }
     if (!good) { data_loader_close(loader); }
     return good;
 }

@@ -187,12 +187,6 @@ static inline bool evaluate_read_texts(EvaluateSet *set, Error *error) {
 static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) {
     const EvaluateRequest *request = &set->request;
     DataFile *data = &set->data.files[file];
-    if (data->content.token_bytes == 1 && request->vocabulary != 256) {
-        return error_set(error,
-                         "%.300s is text, and the model has a vocabulary of %d: allowed without --tokenizer "
-                         "are token files, or text for a vocabulary of 256, as bytes",
-                         data->path, request->vocabulary);
-    }
     if (request->tokenizer != NULL && !token_sums_agree(data->content.tokenizer, request->tokenizer->sum)) {
         return error_set(error, "%.300s was made with another tokenizer than the one that is given",
                          data->path);
@@ -218,7 +212,11 @@ static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) 
 static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
     const EvaluateRequest *request = &set->request;
     // A sequence length of 1: no file is too short here, and windows are made above.
-    DataRequest files = {request->path, 1, request->vocabulary, 0, false, NULL, request->divides};
+    DataRequest files = {.path = request->path,
+                         .sequence_length = 1,
+                         .vocabulary = request->vocabulary,
+                         .divides = request->divides,
+                         .encodes = request->tokenizer != NULL};
     if (request->T < 2) {
         return error_set(error,
                          "perplexity needs --seq-len of at least 2: a window's first token is not predicted");
@@ -229,12 +227,7 @@ static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
     }
     // An open loader has files; gcc cannot know that and warns of a negative size.
     if (!data_loader_open(&set->data, &files, error) || set->data.file_count < 1) { return false; }
-    bool encodes = request->tokenizer != NULL && data_loader_is_text(&set->data);
-    if (request->divides && !encodes && data_loader_is_text(&set->data)) {
-        return error_set(error,
-                         "--attend document: %.300s is read as bytes, and no token divides its documents",
-                         request->path);
-    }
+    bool encodes = files.encodes && data_loader_is_text(&set->data);
     if (encodes && !evaluate_read_texts(set, error)) { return false; }
     for (int i = 0; i < (encodes ? 1 : set->data.file_count); i++) {
         if (!evaluate_read_file(set, i, error)) { return false; }

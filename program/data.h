@@ -12,7 +12,7 @@
 #include "tokenizer/text_codec.h"
 #include "tokenizer/tokenize.h"
 
-enum { BYTE_VOCABULARY = 256, DATA_PATH_SIZE = RUN_PATH_SIZE + 64, TOKENIZER_PATH_SIZE = 2048 };
+enum { DATA_PATH_SIZE = RUN_PATH_SIZE + 64, TOKENIZER_PATH_SIZE = 2048 };
 
 // ---------------------------------------------------------------------------------------
 // The tokenizer
@@ -62,7 +62,6 @@ static inline bool open_side(Run *run, bool validation, const char *const *token
                              Error *error) {
     const Options *options = &run->options;
     DataLoader *loader = validation ? &run->validation_data : &run->data;
-    const char *option = validation ? "--val-data" : "--data";
     int vocabulary = run->config.vocabulary;
     bool has_tokenizer = tokenizer[0] != '\0', starts_fresh = options_start(options)[0] == '\0';
     DataRequest request = {
@@ -73,31 +72,17 @@ static inline bool open_side(Run *run, bool validation, const char *const *token
         .hold_out = !validation && !has_validation_data(options) && options->val_batches > 0,
         .tokens = tokens,
         .divides = options->attend == ATTEND_DOCUMENT,
+        .encodes = has_tokenizer,
     };
     if (!data_loader_find_files(loader, &request, error)) { return false; }
-    bool text = data_loader_is_text(loader), builtin = loader->builtin;
-    bool reads_bytes = !has_tokenizer && (vocabulary == BYTE_VOCABULARY || (builtin && starts_fresh));
-    if (text && has_tokenizer && !builtin) { return true; }
-    if (text && request.divides) {
-        return error_set(
-            error,
-            "--attend document: %.300s is read as bytes, and no token divides its documents; give "
-            "token files, or a text and a --tokenizer",
-            loader->name);
-    }
-    if (text && !reads_bytes && builtin) {
+    bool builtin = loader->builtin;
+    if (builtin && (has_tokenizer || (vocabulary != 256 && !starts_fresh))) {
         return error_set(error,
                          "the model reads the tokens of a tokenizer, and the built-in corpus is made of "
-                         "bytes: name a text or token files with %s",
-                         option);
+                         "bytes: name a text or token files with --%sdata",
+                         validation ? "val-" : "");
     }
-    if (text && !reads_bytes) {
-        return error_set(error,
-                         "%.300s is text, and the model has a vocabulary of %d, but no tokenizer that turns "
-                         "text into its tokens: give --tokenizer DIR, or %s 'PREFIX_train_*.bin' with what "
-                         "python -m tokenizer.prepare makes of it",
-                         loader->files[0].path, vocabulary, option);
-    }
+    if (has_tokenizer && data_loader_is_text(loader)) { return true; }
     for (int i = 0; i < loader->file_count; i++) {
         if (!data_file_check_length(&loader->files[i], run->T, error)) { return false; }
     }

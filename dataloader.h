@@ -7,19 +7,13 @@
 // model with a tokenizer, program/data.h makes a token file of it first); this program's
 // own token files (tokenizer/token_file.h), which may have a mask; nanoGPT's
 // files (".bin", uint16 ids and nothing else); llm.c's files (a header of 256 int32, then
-// uint16 or uint32 ids). The user names one file, a directory of .bin files, or a
-// pattern. Files are read in the order of their names and mapped read-only.
+// uint16 or uint32 ids). Files are read in the order of their names and mapped read-only.
 //
 // Window w of a file is its tokens from w * T on, T + 1 of them: the first T are the
-// inputs, the last T the targets. Windows are numbered through all files. With hold_out the
-// last 5 % of each source (at least 1 window, at most 4096) are kept for validation. The order
-// of training is a pure function of the seed and of the index of the sample, which counts on
-// from epoch to epoch (data_loader_window; docs/data.md has it in Python). No list is shuffled,
-// stored or sent: a run's position in its data is one number, all that a checkpoint keeps of
-// it, and the samples of a step do not depend on how many ranks share them.
-//
-// Files should not change while a run reads them. data_loader_look finds out whether one did,
-// and data_loader_fill fails, with its name, where one has become shorter.
+// inputs, the last T the targets. The order of training is a pure function of the seed and of
+// the index of the sample (data_loader_window; docs/data.md has it in Python). No list is
+// shuffled, stored or sent: a run's position in its data is one number, all that a checkpoint
+// keeps of it, and the samples of a step do not depend on how many ranks share them.
 #ifndef ACCO_DATALOADER_H
 #define ACCO_DATALOADER_H
 

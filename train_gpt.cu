@@ -2,9 +2,7 @@
 // loop, the life of a run, the commands.
 //
 // The update rule (rules.h) decides what a commit is and what runs beside what; this file
-// calls one commit after another. A mistake of the user ends all ranks with one line and
-// exit code 2 before anything is allocated (program/agreement.h); later only the system
-// can fail: one line with rank, host and operation, and exit code 3 (comm/transport.h).
+// calls one commit after another. Errors are explained in runtime/errors.h.
 
 #include <signal.h>
 

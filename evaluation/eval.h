@@ -1,9 +1,8 @@
 // eval.h: `train_gpt eval`, which measures a model on disk: the perplexity of a text,
-// LAMBADA or HellaSwag. Its numbers can be compared with those of other programs.
+// LAMBADA or HellaSwag.
 //
 // eval_tasks.h reads the data into sequences; here all ranks score them, and the command sums up.
-// After each round all ranks exchange their scores, which are kept in the order of the data. A
-// batch does not depend on the number of ranks, so neither does a score, to the last bit.
+// A batch does not depend on the number of ranks, so neither does a score, to the last bit.
 #ifndef ACCO_EVALUATION_EVAL_H
 #define ACCO_EVALUATION_EVAL_H
 
@@ -14,10 +13,8 @@
 
 typedef struct Evaluator {
     Model model;
-    int32_t *tokens; // (B, T)
-    // (B, T), filled from the front: the positions that predict
-    // something, their targets, and the most probable tokens there (lambada)
-    int32_t *positions, *targets, *largest;
+    int32_t *tokens;                        // (B, T); the others, too, filled from the front:
+    int32_t *positions, *targets, *largest; // what is predicted, and the most probable tokens there (lambada)
 } Evaluator;
 
 typedef struct EvaluateScore {
@@ -27,8 +24,7 @@ typedef struct EvaluateScore {
     int64_t greedy;        // lambada: 1 where each of them is the most probable token
 } EvaluateScore;
 
-// Reserves a model for the batches of `request`, with no more
-// activations than a forward pass needs. `evaluator` must not move afterwards.
+// Reserves a model for the batches of `request`. `evaluator` must not move afterwards.
 static inline void evaluator_reserve(Evaluator *evaluator, Arena *arena, const ModelConfig *config,
                                      const ModelSettings *machine, const EvaluateRequest *request) {
     ModelSettings settings = *machine;

@@ -5,8 +5,7 @@
 //                The first token of a file is not predicted and does not count; with S = T
 //                the first token of every window does not count either. This is the method
 //                of Hugging Face's guide to the perplexity of fixed-length models. A text for a
-//                model with a tokenizer becomes the tokens that it is trained on: documents,
-//                each followed by <|endoftext|> (tokenizer/documents.h).
+//                model with a tokenizer becomes the tokens that it is trained on.
 //   lambada      JSON lines {"text"}: the last word, with the space before it, is
 //                predicted from all that precedes it.
 //   hellaswag    JSON lines as in the data set (ctx_a, ctx_b, activity_label, endings,
@@ -19,9 +18,6 @@
 // predicted. Spaces at the end of the context belong to the continuation. A sequence that
 // is too long loses its beginning. One difference remains: capital and small letters are
 // PCRE2's, which maps one character to one.
-//
-// They are put into batches, longest first, which depend on nothing but the data and a
-// batch's size. Every error is one line that names the file and, of JSON lines, the line.
 #ifndef ACCO_EVALUATION_EVAL_TASKS_H
 #define ACCO_EVALUATION_EVAL_TASKS_H
 

@@ -1,11 +1,9 @@
 // sample.h: writes text with a model, one token at a time, on the CPU, whatever device trains the
 // model: `train_gpt sample` for a model on disk, and the samples during and after training.
 //
-// A step decodes one token: the model caches what it needs of all earlier positions. The
-// logits of a step equal those of a full forward pass up to rounding. When all positions
-// of the model are used, the text ends.
-//
-// A sampler has an arena of its own, so training reserves nothing for it.
+// A step decodes one token: the model caches what it needs of all earlier positions. When all
+// of its positions are used, the text ends. A sampler has an arena of its own, so training
+// reserves nothing for it.
 #ifndef ACCO_EVALUATION_SAMPLE_H
 #define ACCO_EVALUATION_SAMPLE_H
 

@@ -3,7 +3,7 @@
 //
 // Some mistakes only one rank can see, such as a file that is missing on its node; therefore
 // all ranks meet in agree_or_exit, and leave in order. All functions but exit_user_mistake
-// are collective: every rank calls them, in the same order.
+// are collective.
 #ifndef ACCO_PROGRAM_AGREEMENT_H
 #define ACCO_PROGRAM_AGREEMENT_H
 

@@ -1,9 +1,7 @@
 // data.h: what a run trains and validates on, and what its tokens mean.
 //
-// A model reads bytes or the tokens of a tokenizer. If a text is given to a model with a
-// tokenizer, all threads of rank 0 tokenize it before training, into a token file in the
-// run's directory (tokenizer/tokenize.h), which all ranks read, and later starts again if text
-// and tokenizer are the same.
+// A text for a model with a tokenizer is tokenized before training by all threads of rank 0,
+// into a token file in the run's directory (tokenizer/tokenize.h), which all ranks read.
 #ifndef ACCO_PROGRAM_DATA_H
 #define ACCO_PROGRAM_DATA_H
 

@@ -1,7 +1,7 @@
 // fit.h: does a run fit into the memory that there is? If not, what would?
 //
-// A plan and the start of a run ask the same question. What would fit is found by trial:
-// the reservations are made again with other options, which allocates nothing.
+// What would is found by trial: the reservations are made again with other options, which
+// allocates nothing.
 #ifndef ACCO_PROGRAM_FIT_H
 #define ACCO_PROGRAM_FIT_H
 

@@ -2,8 +2,7 @@
 //
 // Open MPI binds each of one or two ranks to one core, so that more threads bring nothing. A
 // launcher of another MPI starts N copies that each believe to be alone. Decisions are
-// functions of numbers and of the environment, so that tests can put them on any machine, and
-// come with a reason that the program prints. Nothing here needs MPI.
+// functions of numbers and of the environment, so that tests can put them on any machine.
 #ifndef ACCO_PROGRAM_LAUNCH_CHECKS_H
 #define ACCO_PROGRAM_LAUNCH_CHECKS_H
 

@@ -1,8 +1,7 @@
 // placement.h: where a rank computes, in what precision, how vectors travel between
 // ranks, and which activations are kept for the backward pass.
 //
-// Each is chosen once, before memory is planned, and printed with its reason. What the
-// user asked for and cannot have ends the run; nothing is replaced in silence.
+// Each is chosen once, before memory is planned, and printed with its reason.
 #ifndef ACCO_PROGRAM_PLACEMENT_H
 #define ACCO_PROGRAM_PLACEMENT_H
 

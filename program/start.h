@@ -1,7 +1,6 @@
 // start.h: from what was chosen to a run that can train: its directory and files, memory,
 // threads, first parameters, streams.
 //
-// From here on only the system can fail, except that the start model may be unreadable.
 // The order matters: the directory exists before memory is filled, so that a mistake in
 // --out costs nothing; emulated delays begin after the ranks' clocks were compared.
 #ifndef ACCO_PROGRAM_START_H

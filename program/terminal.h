@@ -1,7 +1,5 @@
 // terminal.h: what people see while they wait: numbers in few characters, and a bar with the
 // time left. If the output is no screen, a line takes the bar's place after a silence.
-//
-// Not thread safe; rank 0 prints.
 #ifndef ACCO_PROGRAM_TERMINAL_H
 #define ACCO_PROGRAM_TERMINAL_H
 

@@ -9,8 +9,6 @@
 //     system   the same around a system text and that; null: the template takes none
 //     next     the same where an answer stands before it; begins with its end
 //     end      the token that ends an answer
-//
-// The file may hold anything; every member is checked.
 #ifndef ACCO_TOKENIZER_CHAT_H
 #define ACCO_TOKENIZER_CHAT_H
 

@@ -1,9 +1,8 @@
 // corpus.h: the built-in corpus: an endless stream of small children's stories, bytes as
 // tokens, whose entropy is known.
 //
-// So the loss of a perfect model is known, too. Most bytes are certain once the hero, the
-// friend, the toy, its colour and the place have been chosen, but knowing them takes looking
-// back up to 200 bytes: a loss above the entropy is what the model has not yet learned of that.
+// So the loss of a perfect model is known, too. Most bytes are certain once the hero, the friend,
+// the toy, its colour and the place have been chosen; knowing them takes looking back 200 bytes.
 //
 // Window i of a seed is a pure function of (seed, i): '\n', a fresh story, '\n', the next
 // story and so on, cut at T + 1 bytes. A window never begins inside a story, so all that

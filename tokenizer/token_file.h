@@ -1,8 +1,7 @@
 // token_file.h: reads this program's own format for tokens, which token_writer.h writes.
 //
-// It says what llm.c's and nanoGPT's formats cannot: which tokenizer made the tokens, how
-// large its vocabulary is, which tokens are to be predicted, and whether the file is
-// still what was written. All numbers are little-endian:
+// It says what llm.c's and nanoGPT's formats cannot: which tokenizer made the tokens, which
+// are to be predicted, and whether the file is still what was written. Numbers are little-endian:
 //
 //     offset  bytes
 //          0      8   magic: 89 41 43 43 4F 0D 0A 1A ("\x89ACCO\r\n\x1a"; a program that
@@ -25,8 +24,7 @@
 //                     of byte i / 8; unused bits are 0. 1: the token is to be predicted;
 //                     0: it is only read, as the prompt is in fine-tuning
 //
-// The header determines the size of the file. Every field is checked at open, because the
-// bytes may be anything; test/fuzz/fuzz_token_file.h feeds random ones.
+// The header determines the size of the file.
 #ifndef ACCO_TOKENIZER_TOKEN_FILE_H
 #define ACCO_TOKENIZER_TOKEN_FILE_H
 

@@ -9,8 +9,7 @@
 // Text that looks like a special token is text, but in chats. Bytes that are not UTF-8 become
 // one token each (tokenizer.h). A token that is only read is ~id until it is written.
 //
-// The calling thread reads and writes, all threads encode. Memory is a few MB a thread,
-// however much there is to read. The files do not depend on the number of threads.
+// The calling thread reads and writes, all threads encode. The files do not depend on how many.
 #ifndef ACCO_TOKENIZER_TOKENIZE_H
 #define ACCO_TOKENIZER_TOKENIZE_H
 

@@ -10,17 +10,9 @@
 //   merges          Each piece begins as bytes. As long as two neighbours can be merged,
 //                   the pair whose merge was learned first becomes one token.
 //
-// Decoding joins the bytes of the tokens. One token's bytes need not be UTF-8, so
-// TokenDecoder holds back the beginning of a character until its other bytes come; bytes
-// that can never become a character turn into U+FFFD, as in the library.
-//
-// The library takes only valid UTF-8. Here, bytes that are not valid become one token
-// each, so every text can be encoded, and the tokens' bytes are the text. Characters that
-// only one of the library and PCRE2 knows may be cut differently (docs/data.md).
-//
-// A tokenizer.json that asks for more (a normalizer, another pattern, dropout, bytes
-// without a token) is refused. Its post-processor is ignored: no tokens are put around a
-// text. The file may hold anything; every field is checked.
+// Bytes that are no UTF-8, which the library refuses, become one token each. A tokenizer.json
+// that asks for more (a normalizer, another pattern, dropout, bytes without a token) is
+// refused. Its post-processor is ignored: no tokens are put around a text.
 #ifndef ACCO_TOKENIZER_TOKENIZER_H
 #define ACCO_TOKENIZER_TOKENIZER_H
 
@@ -80,7 +72,7 @@ typedef struct TokenList {
 
 // All zeros before the first token.
 typedef struct TokenDecoder {
-    uint8_t held[4]; // the beginning of a character whose other bytes have not come yet
+    uint8_t held[4]; // of a token: the beginning of a character whose other bytes have not come yet
     int held_count;
 } TokenDecoder;
 

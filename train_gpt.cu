@@ -348,19 +348,11 @@ static int finish_run(Run *run, bool saved) {
     return run->saving.times.never ? EXIT_STOPPED_UNSAVED : EXIT_ASKED_TO_STOP;
 }
 
+// Ends what could not be cut off; memory ends with the process.
 static void release_run(Run *run) {
     model_stop(&run->model, run->scheduler.compute);
     scheduler_stop(&run->scheduler);
-    json_decref(run->checkpointed.options);
-    json_decref(run->checkpointed.chosen);
-    free(run->checkpointed.damaged);
     thread_pool_destroy(run->pool);
-    arena_release(&run->arena);
-    if (run->part.frozen_count > 0) { hf_model_close(&run->base); }
-    trained_part_free(&run->part);
-    free(run->tensors);
-    data_loader_close(&run->data);
-    data_loader_close(&run->validation_data);
     transport_barrier(&run->transport, "end");
     placement_close(&run->placement);
     transport_close(&run->transport);

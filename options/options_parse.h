@@ -267,14 +267,6 @@ static inline const char *option_excluded_by(const OptionSpec *option, const Opt
     return NULL;
 }
 
-// The option that must be set where this one is as it is; NULL: none.
-static inline const OptionSpec *option_needed_by(const OptionSpec *option, const Options *options) {
-    char words[2][64];
-    int count = option->needs == NULL ? 0 : sscanf(option->needs, "%63s %63s", words[0], words[1]);
-    bool counts = count == 1 || (count == 2 && option_has_value(option, options, words[0]));
-    return counts ? option_find(words[count - 1]) : NULL;
-}
-
 // Whether a choice is left to a measurement that has not been made yet.
 static inline bool option_is_left_to_measure(const OptionSpec *option, const Options *options) {
     return option->effect == MEASURED && option_has_value(option, options, "auto");

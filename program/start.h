@@ -145,7 +145,7 @@ static inline void start_run(Run *run) {
                                         reports_open(&run->reports, run->directory, &error));
     bool good = opened && arena_commit(&run->arena, &error);
     agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    bool may_spin = run->threads.threads * transport->local_size <= launch_node_cores();
+    bool may_spin = run->threads.threads * transport->local_size <= run->threads.cores;
     run->pool = thread_pool_create(run->threads.threads, may_spin);
     initialize_parameters(run);
     transport->timeout_seconds = run->options.timeout_s;

@@ -241,25 +241,23 @@ static inline bool tokenizer_make_bytes(Tokenizer *tokenizer, const TokenizerFil
     tokenizer->bytes = (uint8_t *)memory_take(total + 1, 1);
     tokenizer->offsets =
         (uint32_t *)memory_take((size_t)tokenizer->vocabulary + 1, sizeof *tokenizer->offsets);
+    memset(tokenizer->byte_ids, 0xFF, sizeof tokenizer->byte_ids);
     for (int i = 0; i < tokenizer->vocabulary; i++) {
+        const char *text = file->texts[i];
         uint8_t *bytes = tokenizer->bytes + tokenizer->offsets[i];
-        size_t count = file->texts[i] != NULL ? tokenizer_token_bytes(letters, file->texts[i], bytes) : 0;
+        size_t count = text != NULL ? tokenizer_token_bytes(letters, text, bytes) : 0;
         tokenizer->offsets[i + 1] = tokenizer->offsets[i] + (uint32_t)count;
+        // One letter, as the model has it; a byte that stands literally is no letter.
+        bool is_letter = count == 1 && (text[1] != '\0' || letters[bytes[0]] == bytes[0]);
+        if (is_letter && json_object_get(file->vocabulary, text) != NULL) {
+            tokenizer->byte_ids[bytes[0]] = i;
+        }
     }
-    for (int i = 0; i < BYTE_LETTERS; i++) {
-        if (letters[i] < 0) { continue; }
-        char letter[3] = {(char)i, '\0', '\0'}; // in UTF-8, where letters below U+0800 have at most two bytes
-        if (i >= 0x80) {
-            letter[0] = (char)(0xC0 | i >> 6);
-            letter[1] = (char)(0x80 | (i & 0x3F));
-        }
-        const json_t *id = json_object_get(file->vocabulary, letter);
-        if (id == NULL) {
-            return error_set(
-                error, "%s: no token stands for the byte 0x%02X; allowed are vocabularies with all 256 bytes",
-                file->name, (unsigned)letters[i]);
-        }
-        tokenizer->byte_ids[letters[i]] = (int32_t)json_integer_value(id);
+    for (int byte = 0; byte < 256; byte++) {
+        if (tokenizer->byte_ids[byte] >= 0) { continue; }
+        return error_set(
+            error, "%s: no token stands for the byte 0x%02X; allowed are vocabularies with all 256 bytes",
+            file->name, (unsigned)byte);
     }
     return true;
 }

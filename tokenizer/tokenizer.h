@@ -508,10 +508,6 @@ static inline PieceMerge piece_pop(TokenizerWork *work) {
 // One piece of `count` bytes (at least one) in O(count log count).
 static inline void tokenizer_encode_piece(TokenizerWork *work, const uint8_t *bytes, size_t count) {
     const Tokenizer *tokenizer = work->tokenizer;
-    if (count == 1) {
-        tokenizer_give(work, tokenizer->byte_ids[bytes[0]], bytes);
-        return;
-    }
     list_reserve((void **)&work->tokens, 0, &work->token_capacity, count, sizeof *work->tokens);
     for (size_t i = 0; i < count; i++) {
         PieceToken token = {tokenizer->byte_ids[bytes[i]], (int32_t)i - 1,

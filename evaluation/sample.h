@@ -233,36 +233,25 @@ static inline void sample_close(Sample *sample) {
     arena_release(&sample->arena);
 }
 
-// Appends the tokens of the prompt to `tokens`; in a chat, of all that stands before the answer.
-static inline bool sample_encode(const Sample *sample, const char *prompt, TokenList *tokens, Error *error) {
-    char *text = NULL;
-    size_t size = 0;
-    FILE *memory = sample->chat.root != NULL && prompt[0] != '\0' ? open_memstream(&text, &size) : NULL;
-    if (memory != NULL) {
-        chat_write(&sample->chat, sample->options->system, sample->sampler.length > 0, prompt, memory);
-        fclose(memory);
-    }
-    bool good = text_codec_encode(&sample->codec, text != NULL ? text : prompt, tokens, error);
-    free(text);
-    return good;
-}
-
 // Prints the prompt, if that is wanted, and what the model writes after it, token by token. The
 // text goes on from what it was.
 static inline bool sample_text(Sample *sample, const char *prompt, bool shows, Error *error) {
     int positions = sample->sampler.model.config.positions, before = sample->sampler.length,
         count = (int)sample->options->sample_tokens;
+    bool good = true, said = sample->chat.root != NULL && prompt[0] != '\0';
     TokenList tokens = {NULL, 0, 0};
-    bool good = true;
     if (sample->last >= 0) { token_list_add(&tokens, sample->last); }
-    if (prompt[0] != '\0' || tokens.count == 0) { good = sample_encode(sample, prompt, &tokens, error); }
+    if (prompt[0] != '\0' || tokens.count == 0) { // in a chat all that stands before the answer
+        char *text = said ? chat_text(&sample->chat, sample->options->system, before > 0, prompt) : NULL;
+        good = text_codec_encode(&sample->codec, said ? text : prompt, &tokens, error);
+        free(text);
+    }
     if (good && tokens.count > (size_t)(positions - before)) {
         good = error_set(error, "the prompt has %zu tokens, and the model %d positions%s: %s", tokens.count,
                          positions - before, before > 0 ? " left" : "",
                          before > 0 ? "/reset begins another text" : "shorten it");
     }
     if (good) {
-        bool said = sample->chat.root != NULL && prompt[0] != '\0';
         if (shows) { fprintf(sample->memory, said ? "> %s\n" : "%s", prompt); }
         sample_show(sample);
         int written = sample_generate(sample, &tokens);

@@ -544,17 +544,6 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
     return true;
 }
 
-static inline bool options_check_use(OptionsCommand command, const OptionSpec *option, Error *error) {
-    char users[96] = "";
-    if (option_is_of_command(option, command)) { return true; }
-    for (int user = COMMAND_TRAIN; user < COMMAND_HELP; user++) {
-        bool uses = option_is_of_command(option, (OptionsCommand)user);
-        if (uses) { text_join(users, sizeof users, " and ", "%s", command_names[user]); }
-    }
-    return error_set(error, "--%s has no effect on train_gpt %s: it is for %s", option->name,
-                     command_names[command], users);
-}
-
 // Where one option takes the place of another, the one from the later source counts, and the
 // other goes back to its default. Two from the same source are refused.
 static inline bool options_settle_rivals(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE],
@@ -667,6 +656,7 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
     OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
     const char *given[OPTION_COUNT_OF_TABLE] = {NULL}, *value = NULL; // given: on the command line
     const OptionSpec *option = NULL;
+    char users[96] = "";
     int position;
     options_defaults(options);
     if (!options_parse_command(argc, argv, options, &position, error)) { return false; }
@@ -676,7 +666,14 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
         if (given[option - option_table] != NULL) {
             return error_set(error, "--%s is given twice", option->name);
         }
-        if (!options_check_use(options->command, option, error)) { return false; }
+        if (!option_is_of_command(option, options->command)) {
+            for (int user = COMMAND_TRAIN; user < COMMAND_HELP; user++) {
+                bool uses = option_is_of_command(option, (OptionsCommand)user);
+                if (uses) { text_join(users, sizeof users, " and ", "%s", command_names[user]); }
+            }
+            return error_set(error, "--%s has no effect on train_gpt %s: it is for %s", option->name,
+                             command_names[options->command], users);
+        }
         given[option - option_table] = value;
         if (option->offset == offsetof(Options, config) && !option_set(option, options, value, error)) {
             return false;

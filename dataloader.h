@@ -264,9 +264,8 @@ static inline bool data_loader_list(DataLoader *loader, const char *path, Error 
         what, path);
 }
 
-// Divides request->path into sources, and lists their files. What exists, or matches files,
-// is one source, whatever letters it has. Otherwise commas divide sources, and a colon stands
-// before each weight.
+// Divides request->path into sources, and lists their files. What exists, or matches files, is
+// one source; otherwise commas divide sources, and a colon stands before each weight.
 static inline bool data_loader_add_sources(DataLoader *loader, const DataRequest *request, Error *error) {
     struct stat status;
     glob_t matches = {0};
@@ -540,9 +539,8 @@ typedef enum DataChange {
     DATA_CHANGED // a file has other content, which was perhaps trained on
 } DataChange;
 
-// What has happened to the files since they were identified; *found: to the first of
-// them. One that is gone is found once; then only its samples tell whether what is mapped
-// is the same. A change always moves ctime, which no program can set back.
+// What has happened to the files since they were identified; *found: to the first of them. One
+// that is gone is found once. A change always moves ctime, which no program can set back.
 static inline DataChange data_loader_look(DataLoader *loader, const DataFile **found) {
     for (int i = 0; i < loader->file_count; i++) {
         DataFile *file = &loader->files[i];
@@ -596,10 +594,8 @@ static inline uint64_t data_permute(uint64_t key, uint64_t n, uint64_t index) {
 
 // The source that has sample *number; *number <- how many of the samples before it are of that
 // source. `index`: the source to ask for instead, or -1. Halves of the sources share the
-// samples by their weights, in exact integers, and so do halves of these. In a row of samples,
-// wherever it begins, two sources have their shares to less than one sample, up to four to
-// less than two, up to eight to less than three: a part of what is off goes on, and each
-// division adds less than one.
+// samples by their weights, in exact integers, and so do halves of these. In a row of samples
+// two sources have their shares to less than one sample; each further division adds less than one.
 static inline int data_loader_source(const DataLoader *loader, int index, uint64_t *number) {
     int low = 0, high = loader->source_count;
     while (high - low > 1) {
@@ -666,10 +662,9 @@ static inline void data_copy_window(void *context) {
     }
 }
 
-// Fills tokens (B, T) and targets (B, T) with B samples from first_sample on, in this
-// order. *perfect_loss: of a perfect model on these targets, in nats per token; NaN for
-// files. Any thread may call it. False: an id beyond the vocabulary, in data that were
-// not checked at open, or a file that has become shorter.
+// Fills tokens (B, T) and targets (B, T) with B samples from first_sample on. *perfect_loss: of a
+// perfect model on these targets, in nats per token; NaN for files. Any thread may call it. False:
+// an id beyond the vocabulary, in data that were not checked at open, or a file that became shorter.
 static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, uint64_t first_sample, int B,
                                     int32_t *tokens, int32_t *targets, double *perfect_loss, Error *error) {
     int T = loader->sequence_length;

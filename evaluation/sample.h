@@ -44,9 +44,8 @@ static inline void sampler_reserve(Sampler *sampler, Arena *arena, const ModelCo
                   &sampler->text);
 }
 
-// Appends `token` to the text. Returns the logits (V) of the token that follows, valid
-// until the next step, or NULL if all positions are used. parameters: (parameter_count),
-// on the host.
+// Appends `token` to the text. Returns the logits (V) of the token that follows, valid until the
+// next step, or NULL if all positions are used. parameters: (parameter_count), on the host.
 static inline const float *sampler_step(Sampler *sampler, Stream *stream, const float *parameters,
                                         int32_t token) {
     Model *model = &sampler->model;
@@ -301,9 +300,8 @@ static inline bool sample_lines(Sample *sample, FILE *input, bool interactive, E
 // ---------------------------------------------------------------------------------------
 // Samples of a run
 
-// All ranks, between two commits or at the end: rank 0 prints and logs a sample of
-// --sample-tokens tokens by the committed parameters, which it does not change. An error
-// is printed, too, and does not end the run.
+// All ranks, between two commits or at the end: rank 0 prints and logs a sample by the committed
+// parameters. An error is printed, too, and does not end the run.
 static inline void print_sample(Run *run, bool last) {
     Scheduler *s = &run->scheduler;
     const Options *options = &run->options;

@@ -286,9 +286,8 @@ static inline const char *options_choice_name(const Options *options, const Opti
 // ---------------------------------------------------------------------------------------
 // A configuration as JSON
 
-// Every option by its name, as one object: numbers as numbers, switches as booleans, the
-// rest (words such as "auto" too) as strings. null: the option counts for nothing, because
-// another takes its place, or because it names the file that the others were read from.
+// Every option by its name, as one object; words such as "auto" are strings. null: the option
+// counts for nothing, because another takes its place, or because it is --config.
 static inline json_t *options_as_json(const Options *options) {
     json_t *object = json_object();
     char text[OPTION_VALUE_SIZE];
@@ -444,8 +443,7 @@ static inline bool options_read_file(const char *path, bool again, Options *opti
 
 // Writes every option. What the program has chosen is left to it in the file, too, with the
 // values beside it: so the file repeats the run, is a template for another model, and a run
-// that goes on keeps what was chosen. The old file stays until the new one is whole, since a
-// resumed run depends on it.
+// that goes on keeps what was chosen.
 static inline bool options_save_file(const Options *options, const char *path, Error *error) {
     FILE *file = file_replace_begin(path, error);
     if (file == NULL) { return false; }

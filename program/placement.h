@@ -245,9 +245,7 @@ static inline const char *placement_uneven(const Options *options) {
 }
 
 // Collective; all ranks choose the same, and refuse options for GPUs or for NCCL if neither is
-// used. hellos (ranks): of all of them. If the rule does not shard, every rank makes the
-// same steps by itself, so all must round alike; but kernels compiled for other GPUs, and
-// those for CPUs, may fuse other operations.
+// used. hellos (ranks): of all of them.
 static inline bool placement_choose_gpu_exchange(Placement *placement, const Options *options,
                                                  Transport *transport, const Hello *hellos, Error *error) {
     int ranks = transport->size;

@@ -56,8 +56,7 @@ typedef struct ReportField {
     bool optional;       // left out of log.jsonl if it is not known
 } ReportField;
 
-// With a blank between the columns a line has 79, so that it fits where the last column
-// of 80 must stay free.
+// With a blank between the columns a line has 79: the last of 80 must stay free on some terminals.
 // clang-format off
 #define AT(member) offsetof(Report, member)
 #define AS(format) format, NULL

@@ -165,8 +165,7 @@ static inline double corpus_fill(uint64_t seed, uint64_t index, int T, uint8_t *
 }
 
 // The loss of a perfect model on windows of T + 1 bytes (T >= 1): nats per predicted byte, as the
-// mean over about a million bytes. It falls slowly with T, towards the entropy of the endless
-// stream, because a story that is cut has not repeated its choices yet.
+// mean over about a million bytes. It falls with T: a story that is cut has not repeated its choices.
 static inline double corpus_entropy(int T) {
     int windows = 1 + (1 << 20) / (T > 256 ? T : 256);
     uint8_t *bytes = (uint8_t *)memory_take((size_t)T + 1, 1);

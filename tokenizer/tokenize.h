@@ -163,10 +163,9 @@ static inline void encoder_fill(Encoder *encoder, NextPart next, void *source) {
 
 enum { SHARDS_TRAIN, SHARDS_VALIDATION, SHARDS_SIDES };
 
-// One token file, or the shards PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. Without
-// padding, documents follow each other. With padding each is one sequence of `pad` tokens. Window
-// w of training is tokens [w*T, w*T + T], of which the last is only a target: with T =
-// pad that is document w and the first token of the next, which the mask excludes.
+// One token file, or the shards PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. With
+// padding each document is one sequence of `pad` tokens. A window of training has one token more,
+// the first of the next document, which the mask excludes.
 typedef struct TokenShards {
     const char *name; // the path of the only file; of shards the prefix
     const Tokenizer *tokenizer;
@@ -283,9 +282,8 @@ static inline bool token_shards_end(TokenShards *shards, bool good, Error *error
     return good;
 }
 
-// The name of the token file of these texts: another one if a byte of a text or of the
-// tokenizer differs, so such a file can be used again. Copying tools preserve sizes and
-// times, and a changed text would go unnoticed.
+// The name of the token file of these texts: another one if a byte of a text or of the tokenizer
+// differs, so such a file can be used again.
 static inline void texts_name(const Text *texts, int count, const Tokenizer *tokenizer,
                               char name[TEXTS_NAME_SIZE]) {
     uLong sum = tokenizer->sum;

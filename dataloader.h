@@ -10,10 +10,10 @@
 // uint16 or uint32 ids). Files are read in the order of their names and mapped read-only.
 //
 // Window w of a file is its tokens from w * T on, T + 1 of them: the first T are the
-// inputs, the last T the targets. The order of training is a pure function of the seed and of
-// the index of the sample (data_loader_window; docs/data.md has it in Python). No list is
-// shuffled, stored or sent: a run's position in its data is one number, all that a checkpoint
-// keeps of it, and the samples of a step do not depend on how many ranks share them.
+// inputs, the last T the targets. The order of training is a pure function of the seed
+// and of the index of the sample (data_loader_window; docs/data.md has it in Python). No
+// list is shuffled, stored or sent: a run's position in its data is one number, and the
+// samples of a step do not depend on how many ranks share them.
 #ifndef ACCO_DATALOADER_H
 #define ACCO_DATALOADER_H
 
@@ -264,8 +264,8 @@ static inline bool data_loader_list(DataLoader *loader, const char *path, Error 
         what, path);
 }
 
-// Divides request->path into sources, and lists their files. What exists, or matches files, is
-// one source; otherwise commas divide sources, and a colon stands before each weight.
+// Divides request->path into sources, and lists their files. What exists, or matches
+// files, is one source; otherwise commas divide, and a colon stands before each weight.
 static inline bool data_loader_add_sources(DataLoader *loader, const DataRequest *request, Error *error) {
     struct stat status;
     glob_t matches = {0};
@@ -539,8 +539,8 @@ typedef enum DataChange {
     DATA_CHANGED // a file has other content, which was perhaps trained on
 } DataChange;
 
-// What has happened to the files since they were identified; *found: to the first of them. One
-// that is gone is found once. A change always moves ctime, which no program can set back.
+// What has happened to the files since they were identified; *found: to the first of
+// them. One that is gone is found once. A change moves ctime, which nothing can set back.
 static inline DataChange data_loader_look(DataLoader *loader, const DataFile **found) {
     for (int i = 0; i < loader->file_count; i++) {
         DataFile *file = &loader->files[i];
@@ -592,10 +592,10 @@ static inline uint64_t data_permute(uint64_t key, uint64_t n, uint64_t index) {
     return index;
 }
 
-// The source that has sample *number; *number <- how many of the samples before it are of that
-// source. `index`: the source to ask for instead, or -1. Halves of the sources share the
-// samples by their weights, in exact integers, and so do halves of these. In a row of samples
-// two sources have their shares to less than one sample; each further division adds less than one.
+// The source that has sample *number; *number <- how many of the samples before it are of
+// that source. `index`: the source to ask for instead, or -1. Halves of the sources share
+// the samples by their weights, in exact integers, and so do halves of these. In a row of
+// samples two sources have their shares to less than one; each division adds less than one.
 static inline int data_loader_source(const DataLoader *loader, int index, uint64_t *number) {
     int low = 0, high = loader->source_count;
     while (high - low > 1) {
@@ -662,9 +662,10 @@ static inline void data_copy_window(void *context) {
     }
 }
 
-// Fills tokens (B, T) and targets (B, T) with B samples from first_sample on. *perfect_loss: of a
-// perfect model on these targets, in nats per token; NaN for files. Any thread may call it. False:
-// an id beyond the vocabulary, in data that were not checked at open, or a file that became shorter.
+// Fills tokens (B, T) and targets (B, T) with B samples from first_sample on.
+// *perfect_loss: of a perfect model on these targets, in nats per token; NaN for files.
+// Any thread may call it. False: an id beyond the vocabulary, in data that were not
+// checked at open, or a file that became shorter.
 static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, uint64_t first_sample, int B,
                                     int32_t *tokens, int32_t *targets, double *perfect_loss, Error *error) {
     int T = loader->sequence_length;

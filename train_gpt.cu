@@ -87,9 +87,9 @@ static void validate_exchange_task(void *context, Stream *stream) {
     s->wishes.stop_agreed = s->wishes.stop_agreed || total->stops > 0;
 }
 
-// The mean loss of the committed parameters over the predicted tokens of the held-out batches, on
-// all ranks; of several sources the mean of their losses by their weights. False: a rank was asked
-// to stop, and all have left it unfinished.
+// The mean loss of the committed parameters over the predicted tokens of the held-out
+// batches, on all ranks; of several sources the mean of their losses by their weights.
+// False: a rank was asked to stop, and all have left it unfinished.
 static bool validate(Run *run) {
     Scheduler *s = &run->scheduler;
     const DataLoader *data = validation_loader(run);
@@ -360,10 +360,11 @@ static void release_run(Run *run) {
 // ---------------------------------------------------------------------------------------
 // Commands
 
-// All ranks meet before one of them can leave: under mpirun others would wait for ever for it.
-// understood: false if the command line has an error, which is in `error`. Training and eval keep
-// the transport; of other commands all ranks but 0 exit. Help and --version never meet: scripts
-// that start ranks may call them first, and a process of mpirun can use MPI only once.
+// All ranks meet before one of them can leave: under mpirun others would wait for ever
+// for it. understood: false if the command line has an error, which is in `error`.
+// Training and eval keep the transport; of other commands all ranks but 0 exit. Help and
+// --version never meet: scripts that start ranks may call them first, and a process of
+// mpirun can use MPI only once.
 static void meet_ranks(Run *run, bool understood, Error *error) {
     OptionsCommand command = run->options.command;
     bool trains = understood && command == COMMAND_TRAIN, together = trains || command == COMMAND_EVAL;

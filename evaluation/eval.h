@@ -1,8 +1,8 @@
 // eval.h: `train_gpt eval`, which measures a model on disk: the perplexity of a text,
 // LAMBADA or HellaSwag.
 //
-// eval_tasks.h reads the data into sequences; here all ranks score them, and the command sums up.
-// A batch does not depend on the number of ranks, so neither does a score, to the last bit.
+// eval_tasks.h reads the data into sequences; here all ranks score them. A batch does not
+// depend on the number of ranks, so neither does a score, to the last bit.
 #ifndef ACCO_EVALUATION_EVAL_H
 #define ACCO_EVALUATION_EVAL_H
 
@@ -94,8 +94,8 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
     return true;
 }
 
-// The scores of all sequences in the order of the data, to be freed, on every rank. Rank r of N
-// scores batches r, r + N, ... terminal: shows the progress; or NULL. An error ends all ranks.
+// The scores of all sequences in the order of the data, to be freed. Rank r of N scores
+// batches r, r + N, ... terminal: shows the progress; or NULL. An error ends all ranks.
 static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, const float *parameters,
                                           const EvaluateSet *set, Transport *transport, Terminal *terminal) {
     size_t ranks = (size_t)transport->size, record = EVALUATE_MOST_ROWS * sizeof(EvaluateScore);

@@ -1,9 +1,9 @@
 // sample.h: writes text with a model, one token at a time, on the CPU, whatever device trains the
 // model: `train_gpt sample` for a model on disk, and the samples during and after training.
 //
-// A step decodes one token: the model caches what it needs of all earlier positions. When all
-// of its positions are used, the text ends. A sampler has an arena of its own, so training
-// reserves nothing for it.
+// A step decodes one token: the model caches what it needs of all earlier positions. When
+// all of its positions are used, the text ends. A sampler has an arena of its own, so
+// training reserves nothing for it.
 #ifndef ACCO_EVALUATION_SAMPLE_H
 #define ACCO_EVALUATION_SAMPLE_H
 
@@ -44,8 +44,8 @@ static inline void sampler_reserve(Sampler *sampler, Arena *arena, const ModelCo
                   &sampler->text);
 }
 
-// Appends `token` to the text. Returns the logits (V) of the token that follows, valid until the
-// next step, or NULL if all positions are used. parameters: (parameter_count), on the host.
+// Appends `token` to the text. Returns the logits (V) of the token that follows, valid
+// until the next step, or NULL if all positions are used. parameters: on the host.
 static inline const float *sampler_step(Sampler *sampler, Stream *stream, const float *parameters,
                                         int32_t token) {
     Model *model = &sampler->model;
@@ -300,8 +300,8 @@ static inline bool sample_lines(Sample *sample, FILE *input, bool interactive, E
 // ---------------------------------------------------------------------------------------
 // Samples of a run
 
-// All ranks, between two commits or at the end: rank 0 prints and logs a sample by the committed
-// parameters. An error is printed, too, and does not end the run.
+// All ranks, between two commits or at the end: rank 0 prints and logs a sample by the
+// committed parameters. An error is printed, too, and does not end the run.
 static inline void print_sample(Run *run, bool last) {
     Scheduler *s = &run->scheduler;
     const Options *options = &run->options;

@@ -1,8 +1,8 @@
 // options_check.h: options that are valid one by one and contradict each other.
 //
-// Values that are automatic (0, or -1 for some rates) are not compared here; a caller that has
-// filled them in may check again. options_check_rule and options_check_ranks wait for the model
-// and the ranks.
+// Values that are automatic (0, or -1 for some rates) are not compared here; a caller
+// that has filled them in may check again. options_check_rule and options_check_ranks
+// wait for the model and the ranks.
 #ifndef ACCO_OPTIONS_OPTIONS_CHECK_H
 #define ACCO_OPTIONS_OPTIONS_CHECK_H
 

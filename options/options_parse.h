@@ -286,8 +286,8 @@ static inline const char *options_choice_name(const Options *options, const Opti
 // ---------------------------------------------------------------------------------------
 // A configuration as JSON
 
-// Every option by its name, as one object; words such as "auto" are strings. null: the option
-// counts for nothing, because another takes its place, or because it is --config.
+// Every option by its name, as one object; words such as "auto" are strings. null: the
+// option counts for nothing, because another takes its place, or because it is --config.
 static inline json_t *options_as_json(const Options *options) {
     json_t *object = json_object();
     char text[OPTION_VALUE_SIZE];

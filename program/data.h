@@ -1,7 +1,7 @@
 // data.h: what a run trains and validates on, and what its tokens mean.
 //
-// A text for a model with a tokenizer is tokenized before training by all threads of rank 0,
-// into a token file in the run's directory (tokenizer/tokenize.h), which all ranks read.
+// A text for a model with a tokenizer is tokenized before training by rank 0, into a token
+// file in the run's directory (tokenizer/tokenize.h), which all ranks read.
 #ifndef ACCO_PROGRAM_DATA_H
 #define ACCO_PROGRAM_DATA_H
 

@@ -71,9 +71,9 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Error *erro
                      has_mpi ? " of the MPI that it was built with (ldd train_gpt names it)" : "");
 }
 
-// Chooses how many threads this rank computes with: a fair share of the node_cores that its
-// local_ranks may use together, one at least. A narrower affinity mask (mask_cores) is obeyed,
-// with a warning that names the flag to lift it. asked: --threads; 0: choose here.
+// Chooses how many threads this rank computes with: a fair share of the node_cores that
+// its local_ranks may use together, one at least. A narrower affinity mask (mask_cores)
+// is obeyed, with a warning. asked: --threads; 0: choose here.
 static inline void launch_choose_threads(int mask_cores, int node_cores, int local_ranks, int asked,
                                          ThreadChoice *choice) {
     int share = node_cores / local_ranks < 1 ? 1 : node_cores / local_ranks;

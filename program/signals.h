@@ -39,8 +39,8 @@ typedef struct SignalWatch {
     const Hello *hellos;  // atomic: (ranks), which live as long as the process; NULL: not known yet
 } SignalWatch;
 
-// Before the first thread is made: blocks the signals that ask to stop, in all. Signals that
-// the parent process ignores (nohup) stay ignored.
+// Before the first thread is made: blocks the signals that ask to stop, in all. Signals
+// that the parent process ignores (nohup) stay ignored.
 static inline void signal_watch_mask(SignalWatch *watch) {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     sigemptyset(&watch->signals);
@@ -147,7 +147,7 @@ static inline void *signal_watch_main(void *argument) {
     return NULL;
 }
 
-// Starts the thread that waits for them. If the system gives none, they keep their default action.
+// Starts the thread that waits for them; without one they keep their default action.
 static inline void signal_watch_prepare(SignalWatch *watch) {
     pthread_t thread;
     watch->saved_commit = -1;

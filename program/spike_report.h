@@ -1,6 +1,6 @@
-// spike_report.h: what a run says about spikes (spike.h): losses, gradients and norms that
-// were too large or not finite, so that no step was made with them. A user has to find the
-// cause. So the text names the rank and, where it can, the sequences or the tensor. Rank 0 only.
+// spike_report.h: what a run says about spikes (spike.h): losses, gradients and norms
+// that were too large or not finite, so that no step was made with them. For the user to
+// find the cause, it names the rank and, where it can, the sequences or the tensor.
 #ifndef ACCO_PROGRAM_SPIKE_REPORT_H
 #define ACCO_PROGRAM_SPIKE_REPORT_H
 

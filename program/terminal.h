@@ -121,7 +121,7 @@ static inline void terminal_bar(Terminal *terminal, const Progress *progress, do
                           progress->what, human_count((double)progress->done, have),
                           human_count((double)progress->total, all), progress->unit,
                           human_duration(seconds_left, left));
-    // For brackets, the head and a blank; the last column stays free, where some terminals wrap.
+    // For brackets, the head and a blank; some terminals wrap at the last column.
     int width = (int)int64_min(terminal->columns - length - 6, 39), done = (int)(share * width);
     if (!terminal->interactive) {
         fprintf(terminal->stream, "%s\n", text);

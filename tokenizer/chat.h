@@ -59,8 +59,8 @@ static inline bool chat_open(Chat *chat, const char *path, const Tokenizer *toke
                      file);
 }
 
-// What stands from where the text is up to the answer, for the caller to free. follows: an answer
-// stands before it.
+// What stands from where the text is up to the answer, for the caller to free. follows:
+// an answer stands before it.
 static inline char *chat_text(const Chat *chat, const char *system, bool follows, const char *said) {
     char *text = NULL;
     size_t size = 0;

@@ -1,8 +1,8 @@
 // corpus.h: the built-in corpus: an endless stream of small children's stories, bytes as
 // tokens, whose entropy is known.
 //
-// So the loss of a perfect model is known, too. Most bytes are certain once the hero, the friend,
-// the toy, its colour and the place have been chosen; knowing them takes looking back 200 bytes.
+// So the loss of a perfect model is known, too. Most bytes are certain once the hero, the
+// friend, the toy, its colour and the place have been chosen, up to 200 bytes before.
 //
 // Window i of a seed is a pure function of (seed, i): '\n', a fresh story, '\n', the next
 // story and so on, cut at T + 1 bytes. A window never begins inside a story, so all that
@@ -164,8 +164,8 @@ static inline double corpus_fill(uint64_t seed, uint64_t index, int T, uint8_t *
     return corpus_fill_from(corpus_rules, CORPUS_RULES, seed, index, T, bytes, nats);
 }
 
-// The loss of a perfect model on windows of T + 1 bytes (T >= 1): nats per predicted byte, as the
-// mean over about a million bytes. It falls with T: a story that is cut has not repeated its choices.
+// The loss of a perfect model on windows of T + 1 bytes (T >= 1): nats per predicted
+// byte, the mean over about a million. It falls with T: a story that is cut repeats less.
 static inline double corpus_entropy(int T) {
     int windows = 1 + (1 << 20) / (T > 256 ? T : 256);
     uint8_t *bytes = (uint8_t *)memory_take((size_t)T + 1, 1);

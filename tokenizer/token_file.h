@@ -1,7 +1,7 @@
 // token_file.h: reads this program's own format for tokens, which token_writer.h writes.
 //
-// It says what llm.c's and nanoGPT's formats cannot: which tokenizer made the tokens, which
-// are to be predicted, and whether the file is still what was written. Numbers are little-endian:
+// It says what llm.c's and nanoGPT's formats cannot: which tokenizer made the tokens,
+// which are to be predicted, and whether the file is what was written. Little-endian:
 //
 //     offset  bytes
 //          0      8   magic: 89 41 43 43 4F 0D 0A 1A ("\x89ACCO\r\n\x1a"; a program that

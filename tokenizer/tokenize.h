@@ -9,7 +9,7 @@
 // Text that looks like a special token is text, but in chats. Bytes that are not UTF-8 become
 // one token each (tokenizer.h). A token that is only read is ~id until it is written.
 //
-// The calling thread reads and writes, all threads encode. The files do not depend on how many.
+// The calling thread reads and writes, all threads encode: the same, however many.
 #ifndef ACCO_TOKENIZER_TOKENIZE_H
 #define ACCO_TOKENIZER_TOKENIZE_H
 
@@ -163,9 +163,9 @@ static inline void encoder_fill(Encoder *encoder, NextPart next, void *source) {
 
 enum { SHARDS_TRAIN, SHARDS_VALIDATION, SHARDS_SIDES };
 
-// One token file, or the shards PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. With
-// padding each document is one sequence of `pad` tokens. A window of training has one token more,
-// the first of the next document, which the mask excludes.
+// One token file, or the shards PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on.
+// With padding each document is one sequence of `pad` tokens. A window of training has
+// one token more, the first of the next document, which the mask excludes.
 typedef struct TokenShards {
     const char *name; // the path of the only file; of shards the prefix
     const Tokenizer *tokenizer;
@@ -282,8 +282,8 @@ static inline bool token_shards_end(TokenShards *shards, bool good, Error *error
     return good;
 }
 
-// The name of the token file of these texts: another one if a byte of a text or of the tokenizer
-// differs, so such a file can be used again.
+// The name of the token file of these texts: another one if a byte of a text or of the
+// tokenizer differs, so such a file can be used again.
 static inline void texts_name(const Text *texts, int count, const Tokenizer *tokenizer,
                               char name[TEXTS_NAME_SIZE]) {
     uLong sum = tokenizer->sum;

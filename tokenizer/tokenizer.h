@@ -10,9 +10,9 @@
 //   merges          Each piece begins as bytes. As long as two neighbours can be merged,
 //                   the pair whose merge was learned first becomes one token.
 //
-// Bytes that are no UTF-8, which the library refuses, become one token each. A tokenizer.json
-// that asks for more (a normalizer, another pattern, dropout, bytes without a token) is
-// refused. Its post-processor is ignored: no tokens are put around a text.
+// Bytes that are no UTF-8, which the library refuses, become one token each. A
+// tokenizer.json that asks for more (a normalizer, another pattern, dropout, bytes
+// without a token) is refused. Its post-processor, which puts tokens around, is ignored.
 #ifndef ACCO_TOKENIZER_TOKENIZER_H
 #define ACCO_TOKENIZER_TOKENIZER_H
 
@@ -592,9 +592,9 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
     return true;
 }
 
-// Appends the tokens of `count` bytes of text to `out`. special: the text of a special token
-// becomes that token, as in a prompt; otherwise it is text, as in data of unknown origin. begins:
-// gets where in the text each token begins, or NULL. Any thread may call it.
+// Appends the tokens of `count` bytes of text to `out`. special: the text of a special
+// token becomes that token, as in a prompt; otherwise it is text, as in data of unknown
+// origin. begins: gets where in the text each token begins, or NULL.
 static inline bool tokenizer_encode_places(const Tokenizer *tokenizer, const char *text, size_t count,
                                            bool special, TokenList *out, TokenList *begins, Error *error) {
     if (count > TOKENIZER_MOST_TEXT_BYTES) {

@@ -207,10 +207,10 @@ static inline bool evaluate_summarise(const EvaluateSet *set, const EvaluateScor
     return true;
 }
 
-static inline void evaluate_print(FILE *file, const EvaluateSet *set, const EvaluateSummary *summary) {
+static inline void evaluate_print(FILE *file, const char *task, const EvaluateSet *set,
+                                  const EvaluateSummary *summary) {
     bool windows = set->request.task == EVALUATE_PERPLEXITY;
-    fprintf(file, "%-14s %s, %s, contexts of %d\n", "evaluation", evaluate_task_name(set->request.task),
-            set->request.path, set->request.T);
+    fprintf(file, "%-14s %s, %s, contexts of %d\n", "evaluation", task, set->request.path, set->request.T);
     fprintf(file, "%-14s %llu\n", windows ? "windows" : "lines", (unsigned long long)summary->items);
     fprintf(file, "%-14s %llu\n", "tokens", (unsigned long long)summary->counted);
     if (windows) { fprintf(file, "%-14s %.6f\n", "nats per token", summary->nats); }
@@ -330,7 +330,9 @@ static inline int command_eval(Run *run) {
     terminal_clear(&run->terminal);
     good = evaluate_summarise(&evaluation->set, evaluation->scores, &summary, &error);
     agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    if (run_is_main(run)) { evaluate_print(stdout, &evaluation->set, &summary); }
+    if (run_is_main(run)) {
+        evaluate_print(stdout, options_choice_name(options, &options->task), &evaluation->set, &summary);
+    }
 
     stream_destroy(stream);
     thread_pool_destroy(pool);

@@ -65,11 +65,6 @@ typedef struct EvaluateSet {
     size_t batch_count;
 } EvaluateSet;
 
-static inline const char *evaluate_task_name(EvaluateTask task) {
-    static const char *const names[3] = {"perplexity", "lambada", "hellaswag"};
-    return names[task];
-}
-
 // ---------------------------------------------------------------------------------------
 // Preparing text as the harness does
 
@@ -337,9 +332,9 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
     const EvaluateRequest *request = &set->request;
     if (request->tokenizer == NULL && request->vocabulary != 256) {
         return error_set(error,
-                         "%s needs a --tokenizer: without one a token is a byte, and the model has a "
+                         "--task needs a --tokenizer: without one a token is a byte, and the model has a "
                          "vocabulary of %d, not 256",
-                         evaluate_task_name(request->task), request->vocabulary);
+                         request->vocabulary);
     }
     data_loader_add(&set->data, strdup(request->path));
     DataFile *file = &set->data.files[0];

@@ -25,8 +25,7 @@
 
 enum {
     CORPUS_MAX_RULES = 24,
-    CORPUS_MAX_ALTERNATIVES = 16, // of one rule, and the NULL; at most 32, because they are bits of a uint32
-    CORPUS_MAX_STORY = 512        // bytes, separator included; the test checks it
+    CORPUS_MAX_ALTERNATIVES = 16 // of one rule, and the NULL; at most 32, because they are bits of a uint32
 };
 
 typedef struct CorpusRule {

@@ -1,30 +1,10 @@
 // token_file.h: reads this program's own format for tokens, which token_writer.h writes.
 //
 // It says what llm.c's and nanoGPT's formats cannot: which tokenizer made the tokens,
-// which are to be predicted, and whether the file is what was written. Little-endian:
-//
-//     offset  bytes
-//          0      8   magic: 89 41 43 43 4F 0D 0A 1A ("\x89ACCO\r\n\x1a"; a program that
-//                     converts line ends destroys it, so the damage is noticed)
-//          8      4   version: 2
-//         12      4   bytes of a token: 2 or 4
-//         16      4   vocabulary: every token is below it; at most 65536 where tokens have
-//                     2 bytes
-//         20      4   flags: bit 0, a mask follows the tokens; all others are 0
-//         24      8   number of tokens, at least 1
-//         32      4   CRC-32 (as in zlib) of the tokenizer (Tokenizer.sum); 0: unknown
-//         36      4   checksum: CRC-32 of everything after the header, continued over the header
-//                     with zeros in this field
-//         40      4   length to which each document was padded, at most 65536; 0: documents
-//                     follow each other without padding
-//         44      4   1 + the token that stands between documents and nowhere within one; 0: none is
-//                     known, as in chats whose turns end with it
-//         48    208   zeros
-//        256          tokens, then the mask: (count + 7) / 8 bytes; token i is bit i % 8
-//                     of byte i / 8; unused bits are 0. 1: the token is to be predicted;
-//                     0: it is only read, as the prompt is in fine-tuning
-//
-// The header determines the size of the file.
+// which are to be predicted, and whether the file is what was written. A file is a
+// TokenFileHeader, then tokens, then the mask: (count + 7) / 8 bytes; token i is bit i % 8
+// of byte i / 8; unused bits are 0. 1: the token is to be predicted; 0: it is only read, as
+// the prompt is in fine-tuning.
 #ifndef ACCO_TOKENIZER_TOKEN_FILE_H
 #define ACCO_TOKENIZER_TOKEN_FILE_H
 
@@ -37,12 +17,18 @@ static const uint8_t TOKEN_FILE_MAGIC[8] = {0x89, 'A', 'C', 'C', 'O', '\r', '\n'
 
 enum { TOKEN_FILE_VERSION = 2, TOKEN_FILE_HAS_MASK = 1, TOKEN_FILE_MAX_PADDED = 65536 };
 
-// The table above, as reader and writer use it. The machine, too, must be little-endian.
+// In the order of the file. Numbers are little-endian, and so must be the machine.
 typedef struct TokenFileHeader {
-    uint8_t magic[sizeof TOKEN_FILE_MAGIC];
-    uint32_t version, token_bytes, vocabulary, flags;
-    uint64_t token_count;
-    uint32_t tokenizer, checksum, padded, separator;
+    uint8_t magic[sizeof TOKEN_FILE_MAGIC]; // what converts line ends destroys it
+    uint32_t version;                       // TOKEN_FILE_VERSION
+    uint32_t token_bytes;                   // 2 or 4
+    uint32_t vocabulary;  // every token is below it; at most 65536 where tokens have 2 bytes
+    uint32_t flags;       // TOKEN_FILE_HAS_MASK: a mask follows the tokens
+    uint64_t token_count; // at least 1
+    uint32_t tokenizer;   // CRC-32 (as in zlib) of the tokenizer (Tokenizer.sum); 0: unknown
+    uint32_t checksum;    // CRC-32 of all behind the header, and then of it with 0 here
+    uint32_t padded;      // length of each document, at most TOKEN_FILE_MAX_PADDED; 0: not padded
+    uint32_t separator;   // 1 + the token that stands between documents and nowhere within one; 0: unknown
     uint8_t zeros[208];
 } TokenFileHeader;
 

@@ -19,6 +19,8 @@
 #include "runtime/errors.h"
 #include "tokenizer/corpus.h"
 
+enum { CORPUS_MAX_STORY = 512 }; // bytes, separator included
+
 static void assert_close(double value, double expected, double tolerance) {
     if (!(fabs(value - expected) <= tolerance)) {
         fail_msg("%.12g is not within %g of %.12g", value, tolerance, expected);

@@ -26,9 +26,9 @@
 
 typedef struct Validation {
     Run *run;
-    const void *parameters; // the committed ones, as the model takes them
-    int64_t batch;          // the one that this rank computes, counted through all sources
-    Tally mine[DATA_SOURCES_MOST], total[DATA_SOURCES_MOST]; // of what is done: of this rank, of all ranks
+    const void *parameters;        // the committed ones, as the model takes them
+    int64_t batch;                 // the one that this rank computes, counted through all sources
+    Tally mine[DATA_SOURCES_MOST]; // of what this rank has done of each
 } Validation;
 
 // One held-out batch. Compute stream.
@@ -71,41 +71,34 @@ static void validate_task(void *context, Stream *stream) {
     sums->predicted += predicted;
 }
 
-// Communication stream: all ranks learn the sums, and whether one was asked to stop.
-static void validate_exchange_task(void *context, Stream *stream) {
-    (void)stream;
-    Validation *validation = (Validation *)context;
-    Scheduler *s = &validation->run->scheduler;
-    Tally *mine = validation->mine, *total = validation->total;
-    int sources = validation_loader(validation->run)->source_count;
-    mine->stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
-    Tally *all =
-        (Tally *)transport_collect_records(s->transport, "validation", mine, (size_t)sources * sizeof *mine);
-    memset(total, 0, sizeof validation->total);
-    for (int i = 0; i < s->transport->size * sources; i++) { tally_add(&total[i % sources], &all[i]); }
-    free(all);
-    s->wishes.stop_agreed = s->wishes.stop_agreed || total->stops > 0;
-}
-
 // The mean loss of the committed parameters over the predicted tokens of the held-out
 // batches, on all ranks; of several sources the mean of their losses by their weights.
 // False: a rank was asked to stop, and all have left it unfinished.
 static bool validate(Run *run) {
     Scheduler *s = &run->scheduler;
     const DataLoader *data = validation_loader(run);
-    int64_t batches = 0;
-    for (int i = 0; i < data->source_count; i++) { batches += validation_batches(run, i); }
-    scheduler_settle(s); // waiting for communication under way still counts as training
+    int64_t batches = 0, ranks = run->transport.size;
+    int sources = data->source_count;
+    for (int i = 0; i < sources; i++) { batches += validation_batches(run, i); }
+    // Waiting for communication under way still counts as training. Then the transport is free.
+    scheduler_settle(s);
     double began = clock_seconds();
     Validation validation = {.run = run, .parameters = borrow_committed_weights(s, run->rule)};
+    Tally total[DATA_SOURCES_MOST]; // of all ranks
     bool stopped = false;
-    for (int64_t first = 0; first < batches && !stopped; first += run->transport.size) {
+    for (int64_t first = 0; first < batches && !stopped; first += ranks) {
         validation.batch = first + run->transport.rank;
         if (validation.batch < batches) { scheduler_call(s, s->compute, validate_task, &validation); }
-        scheduler_call(s, s->communication, validate_exchange_task, &validation);
-        stopped = s->wishes.stop_agreed && first + run->transport.size < batches;
+        validation.mine->stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
+        Tally *all = (Tally *)transport_collect_records(s->transport, "validation", validation.mine,
+                                                        (size_t)sources * sizeof *all);
+        memset(total, 0, sizeof total);
+        for (int i = 0; i < ranks * sources; i++) { tally_add(&total[i % sources], &all[i]); }
+        free(all);
+        s->wishes.stop_agreed = s->wishes.stop_agreed || total->stops > 0;
+        stopped = s->wishes.stop_agreed && first + ranks < batches;
         double now = clock_seconds();
-        int64_t done = int64_min(first + run->transport.size, batches);
+        int64_t done = int64_min(first + ranks, batches);
         Progress progress = {"validation, ", "batches", done, batches, now - began, QUIET_SECONDS};
         if (run_is_main(run) && now - began >= 1) { terminal_bar(&run->terminal, &progress, now); }
     }
@@ -113,11 +106,11 @@ static bool validate(Run *run) {
     if (!stopped) {
         Reports *reports = &run->reports;
         reports->validation = 0;
-        for (int i = 0; i < data->source_count; i++) {
-            reports->source_validation[i] = tally_mean_loss(&validation.total[i]);
+        for (int i = 0; i < sources; i++) {
+            reports->source_validation[i] = tally_mean_loss(&total[i]);
             reports->validation += data_loader_share(data, i) * reports->source_validation[i];
         }
-        reports->perfect_validation = validation.total[0].perfect_loss / validation.total[0].predicted;
+        reports->perfect_validation = total->perfect_loss / total->predicted;
     }
     run->clock.paused += clock_seconds() - began;
     return !stopped;

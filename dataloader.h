@@ -417,9 +417,10 @@ static inline void data_loader_close(DataLoader *loader) {
     memset(loader, 0, sizeof *loader);
 }
 
-// All but the windows: files are mapped and recognised, and the ids of the first GiB
-// checked. Keeps nothing of the request. On failure there is nothing to close.
-static inline bool data_loader_find_files(DataLoader *loader, const DataRequest *request, Error *error) {
+// What request->path names, ready for batches: files are mapped and recognised, and the ids
+// of the first GiB checked. Texts that are still to be encoded get no windows yet. Keeps
+// nothing of the request. On failure there is nothing to close.
+static inline bool data_loader_open(DataLoader *loader, const DataRequest *request, Error *error) {
     assert(request->sequence_length >= 1 && request->vocabulary >= 1);
     memset(loader, 0, sizeof *loader);
     snprintf(loader->name, sizeof loader->name, "%.255s", request->path);
@@ -450,16 +451,10 @@ static inline bool data_loader_find_files(DataLoader *loader, const DataRequest 
                          "give token files, or a text and a --tokenizer",
                          loader->name);
     }
+    bool waits = request->encodes && good && data_loader_is_text(loader);
+    good = good && (loader->builtin || waits || data_loader_divide(loader, error));
     if (!good) { data_loader_close(loader); }
     return good;
-}
-
-// What request->path names, ready for batches. On failure there is nothing to close.
-static inline bool data_loader_open(DataLoader *loader, const DataRequest *request, Error *error) {
-    if (!data_loader_find_files(loader, request, error)) { return false; }
-    if (loader->builtin || data_loader_divide(loader, error)) { return true; }
-    data_loader_close(loader);
-    return false;
 }
 
 // Whether one epoch has a micro-batch for every rank.

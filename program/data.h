@@ -72,7 +72,7 @@ static inline bool open_side(Run *run, bool validation, const char *const *token
         .divides = options->attend == ATTEND_DOCUMENT,
         .encodes = has_tokenizer,
     };
-    if (!data_loader_find_files(loader, &request, error)) { return false; }
+    if (!data_loader_open(loader, &request, error)) { return false; }
     bool builtin = loader->builtin;
     if (builtin && (has_tokenizer || (vocabulary != 256 && !starts_fresh))) {
         return error_set(error,
@@ -80,11 +80,10 @@ static inline bool open_side(Run *run, bool validation, const char *const *token
                          "bytes: name a text or token files with --%sdata",
                          validation ? "val-" : "");
     }
-    if (has_tokenizer && data_loader_is_text(loader)) { return true; }
     for (int i = 0; i < loader->file_count; i++) {
         if (!data_file_check_length(&loader->files[i], run->T, error)) { return false; }
     }
-    return builtin || data_loader_divide(loader, error);
+    return true;
 }
 
 // Opens --data and --val-data. Errors may be this rank's alone.

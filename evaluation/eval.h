@@ -73,7 +73,7 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
             bool counts = token_mask_counts(file->content.mask, place);
             size_t bytes = 1; // of the token's text; a special token, such as <|endoftext|>, has none
             if (tokenizer != NULL) { tokenizer_bytes(tokenizer, (int32_t)token, &bytes); }
-            if (tokenizer != NULL && tokenizer->kinds[token] == TOKEN_SPECIAL) { bytes = 0; }
+            if (tokenizer != NULL && tokenizer->is_special[token]) { bytes = 0; }
             evaluator->positions[query.count] = row * T + t - 1;
             evaluator->targets[query.count++] = counts ? (int32_t)token : -1;
             scores[row].counted += counts;
@@ -274,7 +274,6 @@ static inline bool evaluation_open(Evaluation *evaluation, const Options *option
 // Runs on the stream: reads the parameters to where the kernels want them, and scores.
 static inline void evaluation_task(void *context, Stream *stream) {
     Evaluation *evaluation = (Evaluation *)context;
-    Transport *transport = evaluation->transport;
     Model *model = &evaluation->evaluator.model;
     size_t bytes = evaluation->model.table.parameter_count * sizeof(float);
     bool on_gpu = model->settings.on_gpu;
@@ -287,7 +286,7 @@ static inline void evaluation_task(void *context, Stream *stream) {
         gemm_open(stream, model->gemm_workspace);
     }
     evaluation->scores = evaluate_run(&evaluation->evaluator, stream, evaluation->parameters,
-                                      &evaluation->set, transport, evaluation->terminal);
+                                      &evaluation->set, evaluation->transport, evaluation->terminal);
     model_stop(model, stream);
 }
 

@@ -18,8 +18,7 @@ static inline bool options_check_columns(const Options *options, Error *error) {
     char pair[OPTION_VALUE_SIZE];
     Options defaults;
     options_defaults(&defaults);
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i];
+    for (const OptionSpec *option = option_table; option < option_end; option++) {
         if (option_is_same(option, options, &defaults)) { continue; }
         char words[2][64];
         int count = option->needs == NULL ? 0 : sscanf(option->needs, "%63s %63s", words[0], words[1]);

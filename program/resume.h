@@ -187,8 +187,7 @@ static inline void keep_measured_choices(Run *run, const CheckpointSource *sourc
     const char *measured = json_string_value(json_object_get(source->manifest, "measured"));
     bool keeps = measured != NULL && measured[0] != '\0' && source->same_rule &&
                  source->workers == run->transport.size;
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE && keeps; i++) {
-        const OptionSpec *option = &option_table[i];
+    for (const OptionSpec *option = option_table; option < option_end && keeps; option++) {
         const json_t *old = json_object_get(before, option->name),
                      *value = json_object_get(now, option->name);
         bool is_counted = run->options.epochs == 0 || option->effect != FROM_TOKENS ||

@@ -34,8 +34,6 @@ enum {
     TOKENIZER_MOST_TEXT_BYTES = 1 << 30  // positions are int32
 };
 
-typedef enum TokenKind { TOKEN_MISSING, TOKEN_PLAIN, TOKEN_ADDED, TOKEN_SPECIAL } TokenKind;
-
 // (left, right) become `id`. rank: its place in the order in which merges were learned.
 typedef struct TokenMerge {
     uint64_t pair; // left << 32 | right; UINT64_MAX: an empty slot
@@ -55,7 +53,7 @@ typedef struct Tokenizer {
     int vocabulary;    // the largest id plus one
     uint8_t *bytes;    // of all tokens, without gaps
     uint32_t *offsets; // (vocabulary + 1) token i is bytes[offsets[i]] up to bytes[offsets[i + 1]]
-    uint8_t *kinds;    // (vocabulary) TokenKind
+    bool *is_special;  // (vocabulary)
     int32_t byte_ids[256];
     TokenMerge *merges; // (merge_slots), a hash table with open addressing
     size_t merge_slots; // a power of two
@@ -184,7 +182,7 @@ static inline bool tokenizer_find_parts(TokenizerFile *file, const json_t *root,
 
 // Enters a token with its id. Errors: that is no id, or it has another text already.
 static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, const char *text,
-                                   const json_t *value, TokenKind kind, Error *error) {
+                                   const json_t *value, bool special, Error *error) {
     json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
     if (id < 0 || id >= TOKENIZER_MOST_TOKENS) {
         return error_set(error, "%s: the id of the token '%.40s' is not a number from 0 to %d", file->name,
@@ -196,7 +194,7 @@ static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, co
     }
     if (id >= tokenizer->vocabulary) { tokenizer->vocabulary = (int)id + 1; }
     file->texts[id] = text;
-    tokenizer->kinds[id] = (uint8_t)kind;
+    tokenizer->is_special[id] = special;
     return true;
 }
 
@@ -222,9 +220,7 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
         return error_set(error, "%s: the added token '%.40s' has the id %d, but %d in the vocabulary",
                          file->name, text, (int)added.id, (int)json_integer_value(in_vocabulary));
     }
-    if (!tokenizer_place(tokenizer, file, text, id, added.special ? TOKEN_SPECIAL : TOKEN_ADDED, error)) {
-        return false;
-    }
+    if (!tokenizer_place(tokenizer, file, text, id, added.special, error)) { return false; }
     added.text = strdup(text);
     tokenizer->added[tokenizer->added_count++] = added;
     return true;
@@ -366,7 +362,7 @@ static inline void tokenizer_close(Tokenizer *tokenizer) {
     free(tokenizer->added);
     free(tokenizer->bytes);
     free(tokenizer->offsets);
-    free(tokenizer->kinds);
+    free(tokenizer->is_special);
     free(tokenizer->merges);
     pcre2_code_free(tokenizer->pattern);
     memset(tokenizer, 0, sizeof *tokenizer);
@@ -389,10 +385,10 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
     const char *text;
     json_t *id;
     file.texts = (const char **)memory_take(TOKENIZER_MOST_TOKENS, sizeof *file.texts);
-    tokenizer->kinds = (uint8_t *)memory_take(TOKENIZER_MOST_TOKENS, 1);
+    tokenizer->is_special = (bool *)memory_take(TOKENIZER_MOST_TOKENS, sizeof(bool));
     tokenizer->added = (AddedToken *)memory_take(added + 1, sizeof *tokenizer->added);
     json_object_foreach((json_t *)file.vocabulary, text, id) {
-        good = good && tokenizer_place(tokenizer, &file, text, id, TOKEN_PLAIN, error);
+        good = good && tokenizer_place(tokenizer, &file, text, id, false, error);
     }
     for (size_t i = 0; good && i < added; i++) { good = tokenizer_read_added(tokenizer, &file, i, error); }
     good = good && tokenizer_make_bytes(tokenizer, &file, error) &&
@@ -650,7 +646,7 @@ static inline void tokenizer_decode(const Tokenizer *tokenizer, TokenDecoder *de
     for (size_t i = 0; i < count; i++) {
         size_t length = 0;
         const uint8_t *bytes = tokenizer_bytes(tokenizer, ids[i], &length);
-        if (!special && length > 0 && tokenizer->kinds[ids[i]] == TOKEN_SPECIAL) { continue; }
+        if (!special && length > 0 && tokenizer->is_special[ids[i]]) { continue; }
         for (size_t k = 0; k < length; k++) {
             decoder->held[decoder->held_count++] = bytes[k];
             token_decoder_release(decoder, false, out);

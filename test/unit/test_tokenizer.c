@@ -227,8 +227,8 @@ static void ids_without_a_token_have_no_text(void **state) {
     free(text.bytes);
     assert_int_equal(tokenizer_find_added(&tokenizer, "<|endoftext|>"), 0);
     assert_int_equal(tokenizer_find_added(&tokenizer, "<|nowhere|>"), -1);
-    assert_int_equal(tokenizer.kinds[0], TOKEN_SPECIAL);
-    assert_int_not_equal(tokenizer.kinds[1], TOKEN_SPECIAL);
+    assert_true(tokenizer.is_special[0]);
+    assert_false(tokenizer.is_special[1]);
     tokenizer_close(&tokenizer);
 }
 

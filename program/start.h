@@ -35,7 +35,7 @@ static inline void open_run_directory(Run *run) {
 
 // Where first parameters wait on their way to a GPU, or to another precision.
 typedef struct Staging {
-    void *queue;     // of the GPU; NULL: on the CPU
+    Stream *stream;
     float *host;     // (most)
     Real *converted; // (most), bf16
 } Staging;
@@ -46,12 +46,8 @@ static inline void staging_copy(const Staging *staging, Real *to, size_t count, 
     for (size_t i = 0; i < count && precision == PRECISION_BF16; i++) {
         real_store(staging->converted, i, staging->host[i], precision);
     }
-    if (staging->queue != NULL) {
-        gpu_copy(staging->queue, to, from, count * precision_bytes(precision));
-        while (!gpu_queue_is_idle(staging->queue)) { sleep_seconds(1e-4); }
-    } else {
-        memcpy(to, from, count * precision_bytes(precision));
-    }
+    stream_copy(staging->stream, to, from, count * precision_bytes(precision));
+    stream_settle(staging->stream);
 }
 
 // Reads the model that training begins with, tensor by tensor: what is trained goes to
@@ -91,7 +87,8 @@ static inline void initialize_parameters(Run *run) {
     size_t most = random ? table->parameter_count : 0;
     for (int i = 0; i < model->count; i++) { most = size_max(most, model->entries[i].count); }
     float *target = scheduler_first_parameters(&run->scheduler);
-    Staging staging = {.queue = run->placement.on_gpu ? gpu_queue_create(false) : NULL,
+    Stream stream = {.queue = run->placement.on_gpu ? gpu_queue_create(false) : NULL};
+    Staging staging = {.stream = &stream,
                        .host = (float *)memory_take(most, sizeof(float)),
                        .converted = (Real *)memory_take(most, sizeof(uint16_t))};
     if (random) {
@@ -99,7 +96,7 @@ static inline void initialize_parameters(Run *run) {
         staging_copy(&staging, as_reals(target), table->parameter_count, PRECISION_FP32);
     }
     if (reads) { read_start(run, &staging, target); }
-    if (staging.queue != NULL) { gpu_queue_destroy(staging.queue); }
+    if (stream.queue != NULL) { gpu_queue_destroy(stream.queue); }
     free(staging.host);
     free(staging.converted);
 }

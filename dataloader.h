@@ -7,22 +7,17 @@
 // model with a tokenizer, program/data.h makes a token file of it first); this program's
 // own token files (tokenizer/token_file.h), which may have a mask; nanoGPT's
 // files (".bin", uint16 ids and nothing else); llm.c's files (a header of 256 int32, then
-// uint16 or uint32 ids). The user names one file, a directory of .bin files, or a
-// pattern. Files are read in the order of their names and mapped read-only.
+// uint16 or uint32 ids). Files are read in the order of their names and mapped read-only.
 //
 // Window w of a file is its tokens from w * T on, T + 1 of them: the first T are the
-// inputs, the last T the targets. Windows are numbered through all files. With hold_out the
-// last 5 % of each source (at least 1 window, at most 4096) are kept for validation. The order
-// of training is a pure function of the seed and of the index of the sample, which counts on
-// from epoch to epoch (data_loader_window; docs/data.md has it in Python). No list is shuffled,
-// stored or sent: a run's position in its data is one number, all that a checkpoint keeps of
-// it, and the samples of a step do not depend on how many ranks share them.
-//
-// Files should not change while a run reads them. data_loader_look finds out whether one did,
-// and data_loader_fill fails, with its name, where one has become shorter.
+// inputs, the last T the targets. The order of training is a pure function of the seed
+// and of the index of the sample (data_loader_window; docs/data.md has it in Python). No
+// list is shuffled, stored or sent: a run's position in its data is one number, and the
+// samples of a step do not depend on how many ranks share them.
 #ifndef ACCO_DATALOADER_H
 #define ACCO_DATALOADER_H
 
+#include <assert.h>
 #include <glob.h>
 
 #include "runtime/errors.h"
@@ -42,6 +37,7 @@ typedef struct DataRequest {
     bool hold_out;             // keep the last windows for validation
     const char *const *tokens; // of each source, which is a text: the token file to read instead; or NULL
     bool divides;              // token files must say which token divides their documents
+    bool encodes;              // a tokenizer makes tokens of texts; otherwise their bytes are tokens
 } DataRequest;
 
 typedef struct DataFile {
@@ -268,9 +264,8 @@ static inline bool data_loader_list(DataLoader *loader, const char *path, Error 
         what, path);
 }
 
-// Divides request->path into sources, and lists their files. What exists, or matches files,
-// is one source, whatever letters it has. Otherwise commas divide sources, and a colon stands
-// before each weight.
+// Divides request->path into sources, and lists their files. What exists, or matches
+// files, is one source; otherwise commas divide, and a colon stands before each weight.
 static inline bool data_loader_add_sources(DataLoader *loader, const DataRequest *request, Error *error) {
     struct stat status;
     glob_t matches = {0};
@@ -322,22 +317,19 @@ static inline Text *data_files_texts(const DataFile *files, int count) {
     return texts;
 }
 
-// The SHA-256 of the tokenizer that made the data; NULL: the files do not say.
-static inline const uint8_t *data_loader_tokenizer(const DataLoader *loader) {
-    for (int i = 0; i < loader->file_count; i++) {
-        const uint8_t *hash = loader->files[i].content.tokenizer_hash;
-        if (token_hash_is_known(hash)) { return hash; }
-    }
-    return NULL;
+// The sum of the tokenizer that made the data; 0: the files do not say.
+static inline uint32_t data_loader_tokenizer(const DataLoader *loader) {
+    uint32_t sum = 0;
+    for (int i = 0; i < loader->file_count && sum == 0; i++) { sum = loader->files[i].content.tokenizer; }
+    return sum;
 }
 
 static inline bool data_file_is_same(const DataFile *a, const DataFile *b) {
     return a->opened.st_dev == b->opened.st_dev && a->opened.st_ino == b->opened.st_ino;
 }
 
-// Maps all listed files, checks their ids, and that they are of one kind and tokenizer. divides: as
-// in DataRequest.
-static inline bool data_loader_map(DataLoader *loader, bool divides, Error *error) {
+// Maps all listed files, checks their ids, and that they are of one kind and tokenizer.
+static inline bool data_loader_map(DataLoader *loader, const DataRequest *request, Error *error) {
     size_t scanned = 0;
     const DataSource *source = loader->sources;
     for (int i = 0; i < loader->file_count; i++) {
@@ -353,7 +345,7 @@ static inline bool data_loader_map(DataLoader *loader, bool divides, Error *erro
         TokenFileCheck check =
             file->bytes <= DATA_SCAN_BYTES - scanned ? TOKEN_FILE_CHECK_ALL : TOKEN_FILE_CHECK_HEADER;
         if (!data_file_read(file, loader->vocabulary, check, error)) { return false; }
-        if (!token_hashes_agree(data_loader_tokenizer(loader), file->content.tokenizer_hash)) {
+        if (!token_sums_agree(data_loader_tokenizer(loader), file->content.tokenizer)) {
             return error_set(error,
                              "%s and the files before it were made by different tokenizers: a run needs one",
                              file->path);
@@ -362,18 +354,12 @@ static inline bool data_loader_map(DataLoader *loader, bool divides, Error *erro
             return error_set(error, "%s and %s cannot be mixed: one is text, the other holds token ids",
                              first->path, file->path);
         }
-        if (file->content.token_bytes == 1 && loader->vocabulary < 256) {
-            return error_set(error,
-                             "%s is text, which is read as bytes and needs a vocabulary of at least 256, but "
-                             "the model has %d",
-                             file->path, loader->vocabulary);
-        }
         if (file->content.token_bytes == 1) { continue; }
-        loader->separator = divides ? first->content.separator : 0;
-        if (divides && (loader->separator == 0 || file->content.separator != loader->separator)) {
+        loader->separator = request->divides ? first->content.separator : 0;
+        if (request->divides && (loader->separator == 0 || file->content.separator != loader->separator)) {
             return error_set(error,
                              "%s does not say which token divides its documents%s. --attend document takes "
-                             "files of tokenizer.prepare (older ones must be made again), except chats whose "
+                             "files of tokenizer.prepare, except chats whose "
                              "turns end with that token, which --pad keeps apart; texts for a tokenizer; and "
                              "llm.c's files of GPT-2",
                              file->path, file->content.separator == 0 ? "" : " as the file before it does");
@@ -431,9 +417,10 @@ static inline void data_loader_close(DataLoader *loader) {
     memset(loader, 0, sizeof *loader);
 }
 
-// All but the windows: files are mapped and recognised, and the ids of the first GiB
-// checked. Keeps nothing of the request. On failure there is nothing to close.
-static inline bool data_loader_find_files(DataLoader *loader, const DataRequest *request, Error *error) {
+// What request->path names, ready for batches: files are mapped and recognised, and the ids
+// of the first GiB checked. Texts that are still to be encoded get no windows yet. Keeps
+// nothing of the request. On failure there is nothing to close.
+static inline bool data_loader_open(DataLoader *loader, const DataRequest *request, Error *error) {
     assert(request->sequence_length >= 1 && request->vocabulary >= 1);
     memset(loader, 0, sizeof *loader);
     snprintf(loader->name, sizeof loader->name, "%.255s", request->path);
@@ -442,26 +429,32 @@ static inline bool data_loader_find_files(DataLoader *loader, const DataRequest 
     loader->seed = request->seed;
     loader->hold_out = request->hold_out;
     loader->builtin = strcmp(request->path, "builtin") == 0;
-    if (loader->builtin) {
-        loader->sources[loader->source_count++].weight = 1;
-        if (loader->vocabulary >= 256) { return true; }
+    if (loader->builtin && loader->vocabulary < 256) {
         return error_set(error,
                          "the built-in corpus is made of bytes and needs a vocabulary of at least 256, but "
                          "the model has %d",
                          loader->vocabulary);
     }
-    bool good =
-        data_loader_add_sources(loader, request, error) && data_loader_map(loader, request->divides, error);
+    if (loader->builtin) { loader->sources[loader->source_count++].weight = 1; }
+    bool good = loader->builtin ||
+                (data_loader_add_sources(loader, request, error) && data_loader_map(loader, request, error));
+    bool as_bytes = good && data_loader_is_text(loader) && !request->encodes;
+    if (as_bytes && !loader->builtin && loader->vocabulary != 256) {
+        good = error_set(error,
+                         "%s is text, and the model has a vocabulary of %d: where that is 256, bytes are its "
+                         "tokens; otherwise give --tokenizer DIR, or the token files that python -m "
+                         "tokenizer.prepare makes of it",
+                         loader->files[0].path, loader->vocabulary);
+    } else if (as_bytes && request->divides) {
+        good = error_set(error,
+                         "--attend document: %.300s is read as bytes, and no token divides its documents; "
+                         "give token files, or a text and a --tokenizer",
+                         loader->name);
+    }
+    bool waits = request->encodes && good && data_loader_is_text(loader);
+    good = good && (loader->builtin || waits || data_loader_divide(loader, error));
     if (!good) { data_loader_close(loader); }
     return good;
-}
-
-// What request->path names, ready for batches. On failure there is nothing to close.
-static inline bool data_loader_open(DataLoader *loader, const DataRequest *request, Error *error) {
-    if (!data_loader_find_files(loader, request, error)) { return false; }
-    if (loader->builtin || data_loader_divide(loader, error)) { return true; }
-    data_loader_close(loader);
-    return false;
 }
 
 // Whether one epoch has a micro-batch for every rank.
@@ -542,8 +535,7 @@ typedef enum DataChange {
 } DataChange;
 
 // What has happened to the files since they were identified; *found: to the first of
-// them. One that is gone is found once; then only its samples tell whether what is mapped
-// is the same. A change always moves ctime, which no program can set back.
+// them. One that is gone is found once. A change moves ctime, which nothing can set back.
 static inline DataChange data_loader_look(DataLoader *loader, const DataFile **found) {
     for (int i = 0; i < loader->file_count; i++) {
         DataFile *file = &loader->files[i];
@@ -595,12 +587,10 @@ static inline uint64_t data_permute(uint64_t key, uint64_t n, uint64_t index) {
     return index;
 }
 
-// The source that has sample *number; *number <- how many of the samples before it are of that
-// source. `index`: the source to ask for instead, or -1. Halves of the sources share the
-// samples by their weights, in exact integers, and so do halves of these. In a row of samples,
-// wherever it begins, two sources have their shares to less than one sample, up to four to
-// less than two, up to eight to less than three: a part of what is off goes on, and each
-// division adds less than one.
+// The source that has sample *number; *number <- how many of the samples before it are of
+// that source. `index`: the source to ask for instead, or -1. Halves of the sources share
+// the samples by their weights, in exact integers, and so do halves of these. In a row of
+// samples two sources have their shares to less than one; each division adds less than one.
 static inline int data_loader_source(const DataLoader *loader, int index, uint64_t *number) {
     int low = 0, high = loader->source_count;
     while (high - low > 1) {
@@ -667,10 +657,10 @@ static inline void data_copy_window(void *context) {
     }
 }
 
-// Fills tokens (B, T) and targets (B, T) with B samples from first_sample on, in this
-// order. *perfect_loss: of a perfect model on these targets, in nats per token; NaN for
-// files. Any thread may call it. False: an id beyond the vocabulary, in data that were
-// not checked at open, or a file that has become shorter.
+// Fills tokens (B, T) and targets (B, T) with B samples from first_sample on.
+// *perfect_loss: of a perfect model on these targets, in nats per token; NaN for files.
+// Any thread may call it. False: an id beyond the vocabulary, in data that were not
+// checked at open, or a file that became shorter.
 static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, uint64_t first_sample, int B,
                                     int32_t *tokens, int32_t *targets, double *perfect_loss, Error *error) {
     int T = loader->sequence_length;

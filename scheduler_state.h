@@ -532,9 +532,6 @@ static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_tra
     s->communication_pool = thread_pool_create(1, false); // the stream's own thread and no other
     s->compute = stream_create("compute", pool, &computing);
     s->communication = stream_create("communication", s->communication_pool, &communicating);
-    if (s->compute == NULL || s->communication == NULL) {
-        transport_fail(s->transport, "the system gives no more threads");
-    }
     s->parameters_version = 1;
     s->multiplies = s->optimizer.muon.gemm != NULL && s->settings.kind != RULE_LOCAL;
     if (s->multiplies) { gemm_open(s->communication, s->optimizer.muon.gemm); }

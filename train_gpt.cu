@@ -2,9 +2,7 @@
 // loop, the life of a run, the commands.
 //
 // The update rule (rules.h) decides what a commit is and what runs beside what; this file
-// calls one commit after another. A mistake of the user ends all ranks with one line and
-// exit code 2 before anything is allocated (program/agreement.h); later only the system
-// can fail: one line with rank, host and operation, and exit code 3 (comm/transport.h).
+// calls one commit after another. Errors are explained in runtime/errors.h.
 
 #include <signal.h>
 
@@ -28,9 +26,9 @@
 
 typedef struct Validation {
     Run *run;
-    const void *parameters; // the committed ones, as the model takes them
-    int64_t batch;          // the one that this rank computes, counted through all sources
-    Tally mine[DATA_SOURCES_MOST], total[DATA_SOURCES_MOST]; // of what is done: of this rank, of all ranks
+    const void *parameters;        // the committed ones, as the model takes them
+    int64_t batch;                 // the one that this rank computes, counted through all sources
+    Tally mine[DATA_SOURCES_MOST]; // of what this rank has done of each
 } Validation;
 
 // One held-out batch. Compute stream.
@@ -73,42 +71,34 @@ static void validate_task(void *context, Stream *stream) {
     sums->predicted += predicted;
 }
 
-// Communication stream: all ranks learn the sums, and whether one was asked to stop.
-static void validate_exchange_task(void *context, Stream *stream) {
-    (void)stream;
-    Validation *validation = (Validation *)context;
-    Scheduler *s = &validation->run->scheduler;
-    Tally *mine = validation->mine, *total = validation->total;
-    int sources = validation_loader(validation->run)->source_count;
-    mine->stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
-    Tally *all =
-        (Tally *)transport_collect_records(s->transport, "validation", mine, (size_t)sources * sizeof *mine);
-    memset(total, 0, sizeof validation->total);
-    for (int i = 0; i < s->transport->size * sources; i++) { tally_add(&total[i % sources], &all[i]); }
-    free(all);
-    s->wishes.stop_agreed = s->wishes.stop_agreed || total->stops > 0;
-}
-
 // The mean loss of the committed parameters over the predicted tokens of the held-out
-// batches, and that of a perfect model, on all ranks; of several sources the mean of their
-// losses by their weights. The batches are dealt out to the ranks in turn. False: a rank was
-// asked to stop, and all have left it unfinished.
+// batches, on all ranks; of several sources the mean of their losses by their weights.
+// False: a rank was asked to stop, and all have left it unfinished.
 static bool validate(Run *run) {
     Scheduler *s = &run->scheduler;
     const DataLoader *data = validation_loader(run);
-    int64_t batches = 0;
-    for (int i = 0; i < data->source_count; i++) { batches += validation_batches(run, i); }
-    scheduler_settle(s); // waiting for communication under way still counts as training
+    int64_t batches = 0, ranks = run->transport.size;
+    int sources = data->source_count;
+    for (int i = 0; i < sources; i++) { batches += validation_batches(run, i); }
+    // Waiting for communication under way still counts as training. Then the transport is free.
+    scheduler_settle(s);
     double began = clock_seconds();
     Validation validation = {.run = run, .parameters = borrow_committed(s, run->rule, false)};
+    Tally total[DATA_SOURCES_MOST]; // of all ranks
     bool stopped = false;
-    for (int64_t first = 0; first < batches && !stopped; first += run->transport.size) {
+    for (int64_t first = 0; first < batches && !stopped; first += ranks) {
         validation.batch = first + run->transport.rank;
         if (validation.batch < batches) { scheduler_call(s, s->compute, validate_task, &validation); }
-        scheduler_call(s, s->communication, validate_exchange_task, &validation);
-        stopped = s->wishes.stop_agreed && first + run->transport.size < batches;
+        validation.mine->stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
+        Tally *all = (Tally *)transport_collect_records(s->transport, "validation", validation.mine,
+                                                        (size_t)sources * sizeof *all);
+        memset(total, 0, sizeof total);
+        for (int i = 0; i < ranks * sources; i++) { tally_add(&total[i % sources], &all[i]); }
+        free(all);
+        s->wishes.stop_agreed = s->wishes.stop_agreed || total->stops > 0;
+        stopped = s->wishes.stop_agreed && first + ranks < batches;
         double now = clock_seconds();
-        int64_t done = int64_min(first + run->transport.size, batches);
+        int64_t done = int64_min(first + ranks, batches);
         Progress progress = {"validation, ", "batches", done, batches, now - began, QUIET_SECONDS};
         if (run_is_main(run) && now - began >= 1) { terminal_bar(&run->terminal, &progress, now); }
     }
@@ -116,11 +106,11 @@ static bool validate(Run *run) {
     if (!stopped) {
         Reports *reports = &run->reports;
         reports->validation = 0;
-        for (int i = 0; i < data->source_count; i++) {
-            reports->source_validation[i] = tally_mean_loss(&validation.total[i]);
+        for (int i = 0; i < sources; i++) {
+            reports->source_validation[i] = tally_mean_loss(&total[i]);
             reports->validation += data_loader_share(data, i) * reports->source_validation[i];
         }
-        reports->perfect_validation = validation.total[0].perfect_loss / validation.total[0].predicted;
+        reports->perfect_validation = total->perfect_loss / total->predicted;
     }
     run->clock.paused += clock_seconds() - began;
     return !stopped;
@@ -350,19 +340,11 @@ static int finish_run(Run *run, bool saved) {
     return run->saving.times.never ? EXIT_STOPPED_UNSAVED : EXIT_ASKED_TO_STOP;
 }
 
+// Ends what could not be cut off; memory ends with the process.
 static void release_run(Run *run) {
     model_stop(&run->model, run->scheduler.compute);
     scheduler_stop(&run->scheduler);
-    json_decref(run->checkpointed.options);
-    json_decref(run->checkpointed.chosen);
-    free(run->checkpointed.damaged);
     thread_pool_destroy(run->pool);
-    arena_release(&run->arena);
-    if (run->part.frozen_count > 0) { hf_model_close(&run->base); }
-    trained_part_free(&run->part);
-    free(run->tensors);
-    data_loader_close(&run->data);
-    data_loader_close(&run->validation_data);
     transport_barrier(&run->transport, "end");
     placement_close(&run->placement);
     transport_close(&run->transport);
@@ -373,9 +355,9 @@ static void release_run(Run *run) {
 
 // All ranks meet before one of them can leave: under mpirun others would wait for ever
 // for it. understood: false if the command line has an error, which is in `error`.
-// Training and eval keep the transport; other commands need one process, so all ranks but
-// 0 exit. Help and --version never meet: scripts that start ranks may call them first,
-// and a process of mpirun can use MPI only once.
+// Training and eval keep the transport; of other commands all ranks but 0 exit. Help and
+// --version never meet: scripts that start ranks may call them first, and a process of
+// mpirun can use MPI only once.
 static void meet_ranks(Run *run, bool understood, Error *error) {
     OptionsCommand command = run->options.command;
     bool trains = understood && command == COMMAND_TRAIN, together = trains || command == COMMAND_EVAL;

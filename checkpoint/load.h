@@ -243,18 +243,6 @@ static inline double checkpoint_tokens(const char *path, int64_t *commit) {
     return good ? s.gradients_done * run.B * run.T : 0;
 }
 
-// One rank alone: the manifest of a checkpoint that a run of the same rule and number of
-// ranks has saved; the caller releases it. NULL: there is none to be read.
-static inline json_t *checkpoint_manifest(const CheckpointedRun *run, const char *path) {
-    CheckpointSource source = {.manifest = NULL};
-    Error unreadable = {""};
-    bool good = source_open_manifest(&source, run, path, &unreadable) && source.same_rule &&
-                source.workers == run->transport->size;
-    json_t *manifest = good ? json_incref(source.manifest) : NULL;
-    checkpoint_close(&source);
-    return manifest;
-}
-
 // All ranks, by a CRC-32 of block i on rank i mod ranks: every block of the state is
 // what was written. False with an error of this rank. The file is read, not mapped: a
 // failing disk is then an error, and no signal. What is frozen must be as it was.

@@ -1,9 +1,8 @@
 // eval.h: `train_gpt eval`, which measures a model on disk: the perplexity of a text,
-// LAMBADA or HellaSwag. Its numbers can be compared with those of other programs.
+// LAMBADA or HellaSwag.
 //
-// eval_tasks.h reads the data into sequences; here all ranks score them, and the command sums up.
-// After each round all ranks exchange their scores, which are kept in the order of the data. A
-// batch does not depend on the number of ranks, so neither does a score, to the last bit.
+// eval_tasks.h reads the data into sequences; here all ranks score them. A batch does not
+// depend on the number of ranks, so neither does a score, to the last bit.
 #ifndef ACCO_EVALUATION_EVAL_H
 #define ACCO_EVALUATION_EVAL_H
 
@@ -14,10 +13,8 @@
 
 typedef struct Evaluator {
     Model model;
-    int32_t *tokens; // (B, T)
-    // (B, T), filled from the front: the positions that predict
-    // something, their targets, and the most probable tokens there (lambada)
-    int32_t *positions, *targets, *largest;
+    int32_t *tokens;                        // (B, T); the others, too, filled from the front:
+    int32_t *positions, *targets, *largest; // what is predicted, and the most probable tokens there (lambada)
 } Evaluator;
 
 typedef struct EvaluateScore {
@@ -27,8 +24,7 @@ typedef struct EvaluateScore {
     int64_t greedy;        // lambada: 1 where each of them is the most probable token
 } EvaluateScore;
 
-// Reserves a model for the batches of `request`, with no more
-// activations than a forward pass needs. `evaluator` must not move afterwards.
+// Reserves a model for the batches of `request`. `evaluator` must not move afterwards.
 static inline void evaluator_reserve(Evaluator *evaluator, Arena *arena, const ModelConfig *config,
                                      const ModelSettings *machine, const EvaluateRequest *request) {
     ModelSettings settings = *machine;
@@ -77,7 +73,7 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
             bool counts = token_mask_counts(file->content.mask, place);
             size_t bytes = 1; // of the token's text; a special token, such as <|endoftext|>, has none
             if (tokenizer != NULL) { tokenizer_bytes(tokenizer, (int32_t)token, &bytes); }
-            if (tokenizer != NULL && tokenizer->kinds[token] == TOKEN_SPECIAL) { bytes = 0; }
+            if (tokenizer != NULL && tokenizer->is_special[token]) { bytes = 0; }
             evaluator->positions[query.count] = row * T + t - 1;
             evaluator->targets[query.count++] = counts ? (int32_t)token : -1;
             scores[row].counted += counts;
@@ -98,9 +94,8 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
     return true;
 }
 
-// The scores of all sequences in the order of the data, to be freed, on every rank. Rank
-// r of N scores batches r, r + N, ... stream: of the task this runs in, or on the CPU the
-// calling thread's. terminal: shows the progress; or NULL. An error ends all ranks.
+// The scores of all sequences in the order of the data, to be freed. Rank r of N scores
+// batches r, r + N, ... terminal: shows the progress; or NULL. An error ends all ranks.
 static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, const float *parameters,
                                           const EvaluateSet *set, Transport *transport, Terminal *terminal) {
     size_t ranks = (size_t)transport->size, record = EVALUATE_MOST_ROWS * sizeof(EvaluateScore);
@@ -212,10 +207,10 @@ static inline bool evaluate_summarise(const EvaluateSet *set, const EvaluateScor
     return true;
 }
 
-static inline void evaluate_print(FILE *file, const EvaluateSet *set, const EvaluateSummary *summary) {
+static inline void evaluate_print(FILE *file, const char *task, const EvaluateSet *set,
+                                  const EvaluateSummary *summary) {
     bool windows = set->request.task == EVALUATE_PERPLEXITY;
-    fprintf(file, "%-14s %s, %s, contexts of %d\n", "evaluation", evaluate_task_name(set->request.task),
-            set->request.path, set->request.T);
+    fprintf(file, "%-14s %s, %s, contexts of %d\n", "evaluation", task, set->request.path, set->request.T);
     fprintf(file, "%-14s %llu\n", windows ? "windows" : "lines", (unsigned long long)summary->items);
     fprintf(file, "%-14s %llu\n", "tokens", (unsigned long long)summary->counted);
     if (windows) { fprintf(file, "%-14s %.6f\n", "nats per token", summary->nats); }
@@ -279,7 +274,6 @@ static inline bool evaluation_open(Evaluation *evaluation, const Options *option
 // Runs on the stream: reads the parameters to where the kernels want them, and scores.
 static inline void evaluation_task(void *context, Stream *stream) {
     Evaluation *evaluation = (Evaluation *)context;
-    Transport *transport = evaluation->transport;
     Model *model = &evaluation->evaluator.model;
     size_t bytes = evaluation->model.table.parameter_count * sizeof(float);
     bool on_gpu = model->settings.on_gpu;
@@ -292,7 +286,7 @@ static inline void evaluation_task(void *context, Stream *stream) {
         gemm_open(stream, model->gemm_workspace);
     }
     evaluation->scores = evaluate_run(&evaluation->evaluator, stream, evaluation->parameters,
-                                      &evaluation->set, transport, evaluation->terminal);
+                                      &evaluation->set, evaluation->transport, evaluation->terminal);
     model_stop(model, stream);
 }
 
@@ -328,10 +322,6 @@ static inline int command_eval(Run *run) {
     ThreadPool *pool = thread_pool_create(threads, true);
     Stream *stream = stream_create("evaluation", pool, &place);
     Event ended = {NULL, 0};
-    if (pool == NULL || stream == NULL) {
-        transport_fail(transport, "the system does not give %d threads", threads);
-    }
-
     terminal_open(&run->terminal, stdout);
     stream_run(stream, evaluation_task, evaluation);
     event_record(&ended, stream);
@@ -339,7 +329,9 @@ static inline int command_eval(Run *run) {
     terminal_clear(&run->terminal);
     good = evaluate_summarise(&evaluation->set, evaluation->scores, &summary, &error);
     agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    if (run_is_main(run)) { evaluate_print(stdout, &evaluation->set, &summary); }
+    if (run_is_main(run)) {
+        evaluate_print(stdout, options_choice_name(options, &options->task), &evaluation->set, &summary);
+    }
 
     stream_destroy(stream);
     thread_pool_destroy(pool);

@@ -5,8 +5,7 @@
 //                The first token of a file is not predicted and does not count; with S = T
 //                the first token of every window does not count either. This is the method
 //                of Hugging Face's guide to the perplexity of fixed-length models. A text for a
-//                model with a tokenizer becomes the tokens that it is trained on: documents,
-//                each followed by <|endoftext|> (tokenizer/documents.h).
+//                model with a tokenizer becomes the tokens that it is trained on.
 //   lambada      JSON lines {"text"}: the last word, with the space before it, is
 //                predicted from all that precedes it.
 //   hellaswag    JSON lines as in the data set (ctx_a, ctx_b, activity_label, endings,
@@ -19,9 +18,6 @@
 // predicted. Spaces at the end of the context belong to the continuation. A sequence that
 // is too long loses its beginning. One difference remains: capital and small letters are
 // PCRE2's, which maps one character to one.
-//
-// They are put into batches, longest first, which depend on nothing but the data and a
-// batch's size. Every error is one line that names the file and, of JSON lines, the line.
 #ifndef ACCO_EVALUATION_EVAL_TASKS_H
 #define ACCO_EVALUATION_EVAL_TASKS_H
 
@@ -68,11 +64,6 @@ typedef struct EvaluateSet {
     size_t *starts; // (batch_count + 1) batch b is order[starts[b]] up to order[starts[b + 1]]
     size_t batch_count;
 } EvaluateSet;
-
-static inline const char *evaluate_task_name(EvaluateTask task) {
-    static const char *const names[3] = {"perplexity", "lambada", "hellaswag"};
-    return names[task];
-}
 
 // ---------------------------------------------------------------------------------------
 // Preparing text as the harness does
@@ -187,14 +178,7 @@ static inline bool evaluate_read_texts(EvaluateSet *set, Error *error) {
 static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) {
     const EvaluateRequest *request = &set->request;
     DataFile *data = &set->data.files[file];
-    if (data->content.token_bytes == 1 && request->vocabulary != 256) {
-        return error_set(error,
-                         "%.300s is text, and the model has a vocabulary of %d: allowed without --tokenizer "
-                         "are token files, or text for a vocabulary of 256, as bytes",
-                         data->path, request->vocabulary);
-    }
-    if (request->tokenizer != NULL &&
-        !token_hashes_agree(data->content.tokenizer_hash, request->tokenizer->hash)) {
+    if (request->tokenizer != NULL && !token_sums_agree(data->content.tokenizer, request->tokenizer->sum)) {
         return error_set(error, "%.300s was made with another tokenizer than the one that is given",
                          data->path);
     }
@@ -219,7 +203,11 @@ static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) 
 static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
     const EvaluateRequest *request = &set->request;
     // A sequence length of 1: no file is too short here, and windows are made above.
-    DataRequest files = {request->path, 1, request->vocabulary, 0, false, NULL, request->divides};
+    DataRequest files = {.path = request->path,
+                         .sequence_length = 1,
+                         .vocabulary = request->vocabulary,
+                         .divides = request->divides,
+                         .encodes = request->tokenizer != NULL};
     if (request->T < 2) {
         return error_set(error,
                          "perplexity needs --seq-len of at least 2: a window's first token is not predicted");
@@ -230,12 +218,7 @@ static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
     }
     // An open loader has files; gcc cannot know that and warns of a negative size.
     if (!data_loader_open(&set->data, &files, error) || set->data.file_count < 1) { return false; }
-    bool encodes = request->tokenizer != NULL && data_loader_is_text(&set->data);
-    if (request->divides && !encodes && data_loader_is_text(&set->data)) {
-        return error_set(error,
-                         "--attend document: %.300s is read as bytes, and no token divides its documents",
-                         request->path);
-    }
+    bool encodes = files.encodes && data_loader_is_text(&set->data);
     if (encodes && !evaluate_read_texts(set, error)) { return false; }
     for (int i = 0; i < (encodes ? 1 : set->data.file_count); i++) {
         if (!evaluate_read_file(set, i, error)) { return false; }
@@ -349,9 +332,9 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
     const EvaluateRequest *request = &set->request;
     if (request->tokenizer == NULL && request->vocabulary != 256) {
         return error_set(error,
-                         "%s needs a --tokenizer: without one a token is a byte, and the model has a "
+                         "--task needs a --tokenizer: without one a token is a byte, and the model has a "
                          "vocabulary of %d, not 256",
-                         evaluate_task_name(request->task), request->vocabulary);
+                         request->vocabulary);
     }
     data_loader_add(&set->data, strdup(request->path));
     DataFile *file = &set->data.files[0];

@@ -1,11 +1,9 @@
 // sample.h: writes text with a model, one token at a time, on the CPU, whatever device trains the
 // model: `train_gpt sample` for a model on disk, and the samples during and after training.
 //
-// A step decodes one token: the model caches what it needs of all earlier positions. The
-// logits of a step equal those of a full forward pass up to rounding. When all positions
-// of the model are used, the text ends.
-//
-// A sampler has an arena of its own, so training reserves nothing for it.
+// A step decodes one token: the model caches what it needs of all earlier positions. When
+// all of its positions are used, the text ends. A sampler has an arena of its own, so
+// training reserves nothing for it.
 #ifndef ACCO_EVALUATION_SAMPLE_H
 #define ACCO_EVALUATION_SAMPLE_H
 
@@ -47,8 +45,7 @@ static inline void sampler_reserve(Sampler *sampler, Arena *arena, const ModelCo
 }
 
 // Appends `token` to the text. Returns the logits (V) of the token that follows, valid
-// until the next step, or NULL if all positions are used. parameters: (parameter_count),
-// on the host.
+// until the next step, or NULL if all positions are used. parameters: on the host.
 static inline const float *sampler_step(Sampler *sampler, Stream *stream, const float *parameters,
                                         int32_t token) {
     Model *model = &sampler->model;
@@ -235,36 +232,25 @@ static inline void sample_close(Sample *sample) {
     arena_release(&sample->arena);
 }
 
-// Appends the tokens of the prompt to `tokens`; in a chat, of all that stands before the answer.
-static inline bool sample_encode(const Sample *sample, const char *prompt, TokenList *tokens, Error *error) {
-    char *text = NULL;
-    size_t size = 0;
-    FILE *memory = sample->chat.root != NULL && prompt[0] != '\0' ? open_memstream(&text, &size) : NULL;
-    if (memory != NULL) {
-        chat_write(&sample->chat, sample->options->system, sample->sampler.length > 0, prompt, memory);
-        fclose(memory);
-    }
-    bool good = text_codec_encode(&sample->codec, text != NULL ? text : prompt, tokens, error);
-    free(text);
-    return good;
-}
-
 // Prints the prompt, if that is wanted, and what the model writes after it, token by token. The
 // text goes on from what it was.
 static inline bool sample_text(Sample *sample, const char *prompt, bool shows, Error *error) {
     int positions = sample->sampler.model.config.positions, before = sample->sampler.length,
         count = (int)sample->options->sample_tokens;
+    bool good = true, said = sample->chat.root != NULL && prompt[0] != '\0';
     TokenList tokens = {NULL, 0, 0};
-    bool good = true;
     if (sample->last >= 0) { token_list_add(&tokens, sample->last); }
-    if (prompt[0] != '\0' || tokens.count == 0) { good = sample_encode(sample, prompt, &tokens, error); }
+    if (prompt[0] != '\0' || tokens.count == 0) { // in a chat all that stands before the answer
+        char *text = said ? chat_text(&sample->chat, sample->options->system, before > 0, prompt) : NULL;
+        good = text_codec_encode(&sample->codec, said ? text : prompt, &tokens, error);
+        free(text);
+    }
     if (good && tokens.count > (size_t)(positions - before)) {
         good = error_set(error, "the prompt has %zu tokens, and the model %d positions%s: %s", tokens.count,
                          positions - before, before > 0 ? " left" : "",
                          before > 0 ? "/reset begins another text" : "shorten it");
     }
     if (good) {
-        bool said = sample->chat.root != NULL && prompt[0] != '\0';
         if (shows) { fprintf(sample->memory, said ? "> %s\n" : "%s", prompt); }
         sample_show(sample);
         int written = sample_generate(sample, &tokens);
@@ -314,9 +300,8 @@ static inline bool sample_lines(Sample *sample, FILE *input, bool interactive, E
 // ---------------------------------------------------------------------------------------
 // Samples of a run
 
-// All ranks, between two commits or at the end: rank 0 prints and logs a sample of
-// --sample-tokens tokens by the committed parameters, which it does not change. An error
-// is printed, too, and does not end the run.
+// All ranks, between two commits or at the end: rank 0 prints and logs a sample by the
+// committed parameters. An error is printed, too, and does not end the run.
 static inline void print_sample(Run *run, bool last) {
     Scheduler *s = &run->scheduler;
     const Options *options = &run->options;
@@ -393,15 +378,12 @@ static inline int command_sample(const Options *options) {
     float *parameters = (float *)memory_take(model.table.parameter_count, sizeof(float));
     launch_threads(1, (int)options->threads, &threads);
     ThreadPool *pool = thread_pool_create(threads.threads, true);
-    bool good = pool != NULL || error_set(&error, "the system does not give %d threads", threads.threads);
-    if (good) {
-        hf_model_read(&model, parameters);
-        sample.parameters = parameters;
-        good = sample_open(&sample, &model.config, pool, threads.threads, &error) &&
-               (prompts != NULL ? sample_lines(&sample, prompts, options->interactive, &error)
-                                : sample_text(&sample, options->prompt, true, &error));
-        sample_close(&sample);
-    }
+    hf_model_read(&model, parameters);
+    sample.parameters = parameters;
+    bool good = sample_open(&sample, &model.config, pool, threads.threads, &error) &&
+                (prompts != NULL ? sample_lines(&sample, prompts, options->interactive, &error)
+                                 : sample_text(&sample, options->prompt, true, &error));
+    sample_close(&sample);
     if (!good) { exit_user_mistake(&error); }
     if (prompts != NULL) { fclose(prompts); }
     thread_pool_destroy(pool);

@@ -1,8 +1,8 @@
 // options_check.h: options that are valid one by one and contradict each other.
 //
-// Every refusal says which option to change, and to what. Values that are automatic (0,
-// or -1 for some rates) are not compared here; a caller that has filled them in may check
-// again. options_check_rule and options_check_ranks wait for the model and the ranks.
+// Values that are automatic (0, or -1 for some rates) are not compared here; a caller
+// that has filled them in may check again. options_check_rule and options_check_ranks
+// wait for the model and the ranks.
 #ifndef ACCO_OPTIONS_OPTIONS_CHECK_H
 #define ACCO_OPTIONS_OPTIONS_CHECK_H
 
@@ -18,9 +18,12 @@ static inline bool options_check_columns(const Options *options, Error *error) {
     char pair[OPTION_VALUE_SIZE];
     Options defaults;
     options_defaults(&defaults);
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i], *needed = option_needed_by(option, options);
+    for (const OptionSpec *option = option_table; option < option_end; option++) {
         if (option_is_same(option, options, &defaults)) { continue; }
+        char words[2][64];
+        int count = option->needs == NULL ? 0 : sscanf(option->needs, "%63s %63s", words[0], words[1]);
+        bool needs = count == 1 || (count == 2 && option_has_value(option, options, words[0]));
+        const OptionSpec *needed = needs ? option_find(words[count - 1]) : NULL;
         if (!option_is_of_rule(option, rule)) {
             bool empty = option->default_text[0] == '\0';
             return error_set(error, "--%s belongs to --optimizer %s, this run uses %s: leave it %s%s",
@@ -44,30 +47,6 @@ static inline bool options_check_columns(const Options *options, Error *error) {
 
 enum { RANK_ACCUMULATE_MOST = 1000000 };
 
-// Every round of a commit has a micro-batch at least.
-static inline bool options_check_rounds(const Rule *rule, const char *where, int64_t count, Error *error) {
-    int rounds = 1 + rule->further_rounds;
-    return count >= rounds ||
-           error_set(error,
-                     "%s%lld: %s computes a commit in %d rounds, of one micro-batch each at least; "
-                     "use %d or more",
-                     where, (long long)count, rule->name, rounds, rounds);
-}
-
-static inline bool options_check_accumulate(const Options *options, Error *error) {
-    const Rule *rule = options_rule(options);
-    bool is_auto = options->accumulate == 0, is_list = options->rank_accumulate[0] != '\0';
-    if (!is_auto) {
-        return is_list || options_check_rounds(rule, "--accumulate ", options->accumulate, error);
-    }
-    if (rule->kind != RULE_OVERLAPPED) {
-        char overlapped[RULE_TEXT];
-        return error_set(error, "--accumulate auto needs --optimizer %s: %s takes a fixed number",
-                         rule_list(rule_overlaps, overlapped), rule->name);
-    }
-    return true;
-}
-
 // Number `rank` of --rank-accumulate. 0: it is not valid; -1: the list is shorter.
 static inline int options_rank_number(const Options *options, int rank) {
     const char *number = options->rank_accumulate;
@@ -81,29 +60,45 @@ static inline int options_rank_number(const Options *options, int rank) {
     return count > 0 && count <= RANK_ACCUMULATE_MOST && (*end == ',' || *end == '\0') ? (int)count : 0;
 }
 
-// Every number of the list is a count. options_check_rank_numbers counts them.
-static inline bool options_check_rank_list(const Options *options, Error *error) {
-    for (int rank = 0, count; (count = options_rank_number(options, rank)) >= 0; rank++) {
-        char text[64];
-        if (count == 0) {
+// Whether a rank computes for as long as the communication beside it lasts.
+static inline bool options_are_adaptive(const Options *options) {
+    return options->accumulate == 0 && options->rank_accumulate[0] == '\0';
+}
+
+// Every number of micro-batches is valid, and gives each round of a commit one at least.
+// options_check_rank_numbers counts those of the list.
+static inline bool options_check_accumulate(const Options *options, Error *error) {
+    const Rule *rule = options_rule(options);
+    int rounds = 1 + rule->further_rounds, count = 1;
+    bool is_list = options->rank_accumulate[0] != '\0';
+    char text[64], overlapped[RULE_TEXT];
+    if (options_are_adaptive(options)) {
+        return rule->kind == RULE_OVERLAPPED ||
+               error_set(error, "--accumulate auto needs --optimizer %s: %s takes a fixed number",
+                         rule_list(rule_overlaps, overlapped), rule->name);
+    }
+    for (int rank = 0; count > 0; rank++) {
+        count = is_list ? options_rank_number(options, rank) : (int)options->accumulate;
+        if (is_list && count == 0) {
             return error_set(error,
                              "--rank-accumulate %s: rank %d has no valid number; allowed: a whole number 1 "
                              ".. %d for each rank, with commas between, as 4,4,1,1",
                              text_excerpt(options->rank_accumulate, text), rank, RANK_ACCUMULATE_MOST);
         }
-        snprintf(text, sizeof text, "--rank-accumulate: rank %d's ", rank);
-        if (!options_check_rounds(options_rule(options), text, count, error)) { return false; }
+        snprintf(text, sizeof text, is_list ? "--rank-accumulate: rank %d's" : "--accumulate", rank);
+        if (count > 0 && count < rounds) {
+            return error_set(error,
+                             "%s %d: %s computes a commit in %d rounds, of one micro-batch each at least; "
+                             "use %d or more",
+                             text, count, rule->name, rounds, rounds);
+        }
+        if (!is_list) { break; }
     }
     return true;
 }
 
 // ---------------------------------------------------------------------------------------
 // What follows from the options
-
-// Whether a rank computes for as long as the communication beside it lasts.
-static inline bool options_are_adaptive(const Options *options) {
-    return options->accumulate == 0 && options->rank_accumulate[0] == '\0';
-}
 
 // Micro-batches of `rank` per commit: its number of the list, or --accumulate where there is none. 0:
 // auto. 1 where a list is too short, until options_check_rank_numbers refuses it.
@@ -196,8 +191,7 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
 
 static inline bool options_check(const Options *options, Error *error) {
     return options_check_columns(options, error) && options_check_accumulate(options, error) &&
-           options_check_rank_list(options, error) && options_check_rule(options, 0, error) &&
-           options_check_pairs(options, error);
+           options_check_rule(options, 0, error) && options_check_pairs(options, error);
 }
 
 // The contradictions that show when the number of ranks is known.

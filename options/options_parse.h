@@ -267,14 +267,6 @@ static inline const char *option_excluded_by(const OptionSpec *option, const Opt
     return NULL;
 }
 
-// The option that must be set where this one is as it is; NULL: none.
-static inline const OptionSpec *option_needed_by(const OptionSpec *option, const Options *options) {
-    char words[2][64];
-    int count = option->needs == NULL ? 0 : sscanf(option->needs, "%63s %63s", words[0], words[1]);
-    bool counts = count == 1 || (count == 2 && option_has_value(option, options, words[0]));
-    return counts ? option_find(words[count - 1]) : NULL;
-}
-
 // Whether a choice is left to a measurement that has not been made yet.
 static inline bool option_is_left_to_measure(const OptionSpec *option, const Options *options) {
     return option->effect == MEASURED && option_has_value(option, options, "auto");
@@ -294,9 +286,8 @@ static inline const char *options_choice_name(const Options *options, const Opti
 // ---------------------------------------------------------------------------------------
 // A configuration as JSON
 
-// Every option by its name, as one object: numbers as numbers, switches as booleans, the
-// rest (words such as "auto" too) as strings. null: the option counts for nothing, because
-// another takes its place, or because it names the file that the others were read from.
+// Every option by its name, as one object; words such as "auto" are strings. null: the
+// option counts for nothing, because another takes its place, or because it is --config.
 static inline json_t *options_as_json(const Options *options) {
     json_t *object = json_object();
     char text[OPTION_VALUE_SIZE];
@@ -452,8 +443,7 @@ static inline bool options_read_file(const char *path, bool again, Options *opti
 
 // Writes every option. What the program has chosen is left to it in the file, too, with the
 // values beside it: so the file repeats the run, is a template for another model, and a run
-// that goes on keeps what was chosen. The old file stays until the new one is whole, since a
-// resumed run depends on it.
+// that goes on keeps what was chosen.
 static inline bool options_save_file(const Options *options, const char *path, Error *error) {
     FILE *file = file_replace_begin(path, error);
     if (file == NULL) { return false; }
@@ -550,17 +540,6 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
         }
     }
     return true;
-}
-
-static inline bool options_check_use(OptionsCommand command, const OptionSpec *option, Error *error) {
-    char users[96] = "";
-    if (option_is_of_command(option, command)) { return true; }
-    for (int user = COMMAND_TRAIN; user < COMMAND_HELP; user++) {
-        bool uses = option_is_of_command(option, (OptionsCommand)user);
-        if (uses) { text_join(users, sizeof users, " and ", "%s", command_names[user]); }
-    }
-    return error_set(error, "--%s has no effect on train_gpt %s: it is for %s", option->name,
-                     command_names[command], users);
 }
 
 // Where one option takes the place of another, the one from the later source counts, and the
@@ -675,6 +654,7 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
     OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
     const char *given[OPTION_COUNT_OF_TABLE] = {NULL}, *value = NULL; // given: on the command line
     const OptionSpec *option = NULL;
+    char users[96] = "";
     int position;
     options_defaults(options);
     if (!options_parse_command(argc, argv, options, &position, error)) { return false; }
@@ -684,7 +664,14 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
         if (given[option - option_table] != NULL) {
             return error_set(error, "--%s is given twice", option->name);
         }
-        if (!options_check_use(options->command, option, error)) { return false; }
+        if (!option_is_of_command(option, options->command)) {
+            for (int user = COMMAND_TRAIN; user < COMMAND_HELP; user++) {
+                bool uses = option_is_of_command(option, (OptionsCommand)user);
+                if (uses) { text_join(users, sizeof users, " and ", "%s", command_names[user]); }
+            }
+            return error_set(error, "--%s has no effect on train_gpt %s: it is for %s", option->name,
+                             command_names[options->command], users);
+        }
         given[option - option_table] = value;
         if (option->offset == offsetof(Options, config) && !option_set(option, options, value, error)) {
             return false;

@@ -38,7 +38,7 @@ static inline double micro_batch_measure(const Setup *setup, int threads) {
     arena_reserve(arena, MEMORY_GRADIENTS, "gradients", parameters * sizeof(float), &gradients);
     arena_reserve(arena, MEMORY_WORKSPACE, "tokens", rows * sizeof(int32_t), &tokens);
     model_reserve(model, arena, setup->config, &settings);
-    bool ready = stream.pool != NULL && arena_commit(arena, &unused);
+    bool ready = arena_commit(arena, &unused);
     if (ready) {
         parameters_initialize(&setup->part->table, 1, stream.pool, weights);
         for (size_t i = 0; i < setup->part->frozen_count; i++) {

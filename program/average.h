@@ -9,32 +9,12 @@
 
 #include "program/agreement.h"
 
-// mean (table.parameter_count) <- the mean of itself, which is that of `count` models, and the one in
-// the directory `model`. The first one allocates it, and opens *first. False with an error.
-static inline bool average_add(HfModel *first, float **mean, int64_t count, const char *model, Error *error) {
-    HfModel other;
-    HfModel *opened = count == 0 ? first : &other;
-    if (!hf_model_open(opened, model, error)) { return false; }
-    size_t parameters = opened->table.parameter_count;
-    bool same = parameters == first->table.parameter_count;
-    float *values = (float *)memory_take(parameters, sizeof(float));
-    if (count == 0) { *mean = (float *)memory_take(parameters, sizeof(float)); }
-    if (same) { hf_model_read(opened, values); }
-    for (size_t i = 0; i < parameters && same; i++) {
-        (*mean)[i] += (values[i] - (*mean)[i]) / (float)(count + 1);
-    }
-    free(values);
-    if (count > 0) { hf_model_close(&other); }
-    return same || error_set(error, "%.300s is another model than the others", model);
-}
-
 // options->from: the model in a run's newest checkpoint (find_models), or in the one that
 // was asked for: it and those before it are averaged.
 static inline int command_average(const Options *options) {
     Error error = {""};
-    HfModel first = {.files = NULL};
-    float *mean = NULL;
-    char folder[PATH_MAX], model[PATH_MAX + 64];
+    HfModel first = {.files = NULL}, model; // the first names the parameters
+    char folder[PATH_MAX], path[PATH_MAX + 64];
     const char *name = strstr(options->from, "/commit-"); // RUN/checkpoints/commit-N/model
     for (const char *next = name; next != NULL; next = strstr(next + 1, "/commit-")) { name = next; }
     if (name == NULL || strcmp(options->out, "auto") == 0) {
@@ -46,10 +26,20 @@ static inline int command_average(const Options *options) {
     // A name that cannot be made is not noticed after minutes of reading.
     bool good = (mkdir(options->out, 0777) == 0 && rmdir(options->out) == 0) ||
                 error_set(&error, "cannot create the directory %.300s: %s", options->out, strerror(errno));
+    good = good && hf_model_open(&first, options->from, &error);
+    size_t parameters = first.table.parameter_count;
+    float *mean = (float *)memory_take(parameters, sizeof(float)),
+          *values = (float *)memory_take(parameters, sizeof(float));
     for (; count < options->last && good && commit >= 0; count += good) {
-        snprintf(model, sizeof model, "%s/commit-%lld/model", folder, (long long)commit);
-        good = average_add(&first, &mean, count, model, &error);
-        if (good) { printf("averaged   %s\n", model); }
+        snprintf(path, sizeof path, "%s/commit-%lld/model", folder, (long long)commit);
+        good = hf_model_open(&model, path, &error);
+        if (!good) { break; }
+        good = model.table.parameter_count == parameters ||
+               error_set(&error, "%.300s is another model than the others", path);
+        if (good) { hf_model_read(&model, values); }
+        hf_model_close(&model);
+        for (size_t i = 0; i < parameters; i++) { mean[i] += (values[i] - mean[i]) / (float)(count + 1); }
+        if (good) { printf("averaged   %s\n", path); }
         commit = checkpoint_newest_in(folder, commit);
     }
     if (good && count < options->last) {
@@ -65,6 +55,7 @@ static inline int command_average(const Options *options) {
     if (!good) { exit_user_mistake(&error); }
     printf("model      %s; eval, sample and --from take it\n", options->out);
     free(mean);
+    free(values);
     hf_model_close(&first);
     return 0;
 }

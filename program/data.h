@@ -1,9 +1,7 @@
 // data.h: what a run trains and validates on, and what its tokens mean.
 //
-// A model reads bytes or the tokens of a tokenizer. If a text is given to a model with a
-// tokenizer, all threads of rank 0 tokenize it before training, into a token file in the
-// run's directory (tokenizer/tokenize.h), which all ranks read, and later starts again if text
-// and tokenizer are the same.
+// A text for a model with a tokenizer is tokenized before training by rank 0, into a token
+// file in the run's directory (tokenizer/tokenize.h), which all ranks read.
 #ifndef ACCO_PROGRAM_DATA_H
 #define ACCO_PROGRAM_DATA_H
 
@@ -12,7 +10,7 @@
 #include "tokenizer/text_codec.h"
 #include "tokenizer/tokenize.h"
 
-enum { BYTE_VOCABULARY = 256, DATA_PATH_SIZE = RUN_PATH_SIZE + 64, TOKENIZER_PATH_SIZE = 2048 };
+enum { DATA_PATH_SIZE = RUN_PATH_SIZE + 64, TOKENIZER_PATH_SIZE = 2048 };
 
 // ---------------------------------------------------------------------------------------
 // The tokenizer
@@ -62,7 +60,6 @@ static inline bool open_side(Run *run, bool validation, const char *const *token
                              Error *error) {
     const Options *options = &run->options;
     DataLoader *loader = validation ? &run->validation_data : &run->data;
-    const char *option = validation ? "--val-data" : "--data";
     int vocabulary = run->config.vocabulary;
     bool has_tokenizer = tokenizer[0] != '\0', starts_fresh = options_start(options)[0] == '\0';
     DataRequest request = {
@@ -73,35 +70,20 @@ static inline bool open_side(Run *run, bool validation, const char *const *token
         .hold_out = !validation && !has_validation_data(options) && options->val_batches > 0,
         .tokens = tokens,
         .divides = options->attend == ATTEND_DOCUMENT,
+        .encodes = has_tokenizer,
     };
-    if (!data_loader_find_files(loader, &request, error)) { return false; }
-    bool text = data_loader_is_text(loader), builtin = loader->builtin;
-    bool reads_bytes = !has_tokenizer && (vocabulary == BYTE_VOCABULARY || (builtin && starts_fresh));
-    if (text && has_tokenizer && !builtin) { return true; }
-    if (text && request.divides) {
-        return error_set(
-            error,
-            "--attend document: %.300s is read as bytes, and no token divides its documents; give "
-            "token files, or a text and a --tokenizer",
-            loader->name);
-    }
-    if (text && !reads_bytes && builtin) {
+    if (!data_loader_open(loader, &request, error)) { return false; }
+    bool builtin = loader->builtin;
+    if (builtin && (has_tokenizer || (vocabulary != 256 && !starts_fresh))) {
         return error_set(error,
                          "the model reads the tokens of a tokenizer, and the built-in corpus is made of "
-                         "bytes: name a text or token files with %s",
-                         option);
-    }
-    if (text && !reads_bytes) {
-        return error_set(error,
-                         "%.300s is text, and the model has a vocabulary of %d, but no tokenizer that turns "
-                         "text into its tokens: give --tokenizer DIR, or %s 'PREFIX_train_*.bin' with what "
-                         "python -m tokenizer.prepare makes of it",
-                         loader->files[0].path, vocabulary, option);
+                         "bytes: name a text or token files with --%sdata",
+                         validation ? "val-" : "");
     }
     for (int i = 0; i < loader->file_count; i++) {
         if (!data_file_check_length(&loader->files[i], run->T, error)) { return false; }
     }
-    return builtin || data_loader_divide(loader, error);
+    return true;
 }
 
 // Opens --data and --val-data. Errors may be this rank's alone.
@@ -138,7 +120,7 @@ static inline bool open_data(Run *run, Error *error) {
                          options->data, text ? "is read as bytes" : "holds token ids", options->val_data,
                          text ? "holds token ids" : "is read as bytes");
     }
-    return token_hashes_agree(data_loader_tokenizer(data), data_loader_tokenizer(held)) ||
+    return token_sums_agree(data_loader_tokenizer(data), data_loader_tokenizer(held)) ||
            error_set(error, "--data %.300s and --val-data %.300s were made by different tokenizers",
                      options->data, options->val_data);
 }
@@ -155,7 +137,7 @@ static inline bool check_tokenizer(Run *run, Error *error) {
     bool good = true;
     for (int i = 0; good && i < 2; i++) {
         const DataLoader *loader = loaders[i];
-        if (!token_hashes_agree(data_loader_tokenizer(loader), codec.tokenizer.hash)) {
+        if (!token_sums_agree(data_loader_tokenizer(loader), codec.tokenizer.sum)) {
             good = error_set(error, "%.400s is not the tokenizer that made %.400s", path, loader->name);
         } else if (data_loader_is_text(loader) && text_codec_end(&codec) < 0) {
             good = error_set(
@@ -203,7 +185,7 @@ static inline bool make_token_file(const DataLoader *loader, const DataSource *s
     size_t size = 0;
     void *bytes = file_map(path, "a token file", &size, &ignored);
     bool whole = bytes != NULL && token_file_open(&file, path, bytes, size, TOKEN_FILE_CHECK_ALL, &ignored) &&
-                 memcmp(file.tokenizer_hash, tokenizer->hash, TOKEN_FILE_HASH_BYTES) == 0;
+                 file.tokenizer == tokenizer->sum;
     if (bytes != NULL) { munmap(bytes, size); }
     if (whole) {
         printf("tokens     %s, made before: text and tokenizer are the same\n", path);
@@ -237,7 +219,7 @@ typedef char TokenPaths[DATA_SOURCES_MOST][DATA_PATH_SIZE];
 // failed.
 static inline bool make_token_files(Run *run, TokenPaths paths[2], Error *error) {
     const DataLoader *loaders[2] = {&run->data, &run->validation_data};
-    int sides = has_validation_data(&run->options) ? 2 : 1, threads = run->threads.threads;
+    int sides = has_validation_data(&run->options) ? 2 : 1;
     char path[TOKENIZER_PATH_SIZE], model[TOKENIZER_PATH_SIZE], from[PATH_MAX], to[PATH_MAX];
     Tokenizer tokenizer;
     if (tokenizer_path(&run->options, path)[0] == '\0') { return true; }
@@ -255,9 +237,8 @@ static inline bool make_token_files(Run *run, TokenPaths paths[2], Error *error)
         }
     }
     if (!tokenizer_open(&tokenizer, path, error)) { return false; }
-    ThreadPool *pool = thread_pool_create(threads, false);
-    bool good =
-        pool != NULL || error_set(error, "the system does not give %d threads: lower --threads", threads);
+    ThreadPool *pool = thread_pool_create(run->threads.threads, false);
+    bool good = true;
     for (int i = 0; good && i < sides; i++) {
         int sources = data_loader_is_text(loaders[i]) ? loaders[i]->source_count : 0;
         for (int k = 0; good && k < sources; k++) {

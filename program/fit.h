@@ -1,7 +1,7 @@
 // fit.h: does a run fit into the memory that there is? If not, what would?
 //
-// A plan and the start of a run ask the same question. What would fit is found by trial:
-// the reservations are made again with other options, which allocates nothing.
+// What would is found by trial: the reservations are made again with other options, which
+// allocates nothing.
 #ifndef ACCO_PROGRAM_FIT_H
 #define ACCO_PROGRAM_FIT_H
 
@@ -147,9 +147,8 @@ static inline bool fit_recompute(const Setup *setup, Options *options) {
 
 enum { FIT_TEXT = 400 };
 
-// Refuses a run that does not fit, and says what the user could change: any one of the changes
-// fits. Otherwise the system would promise memory of the host that it does not have, and kill
-// processes when they use it. The run's memory must have been reserved.
+// Refuses a run that does not fit, and says what the user could change. Otherwise the
+// system would promise memory that it does not have, and kill processes when they use it.
 static inline bool fit_check(const Setup *setup, const MemoryRoom *room, Error *error) {
     if (arena_fits(setup->arena, room)) { return true; }
     const Rule *rule = options_rule(setup->options);

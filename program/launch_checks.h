@@ -2,8 +2,7 @@
 //
 // Open MPI binds each of one or two ranks to one core, so that more threads bring nothing. A
 // launcher of another MPI starts N copies that each believe to be alone. Decisions are
-// functions of numbers and of the environment, so that tests can put them on any machine, and
-// come with a reason that the program prints. Nothing here needs MPI.
+// functions of numbers and of the environment, so that tests can put them on any machine.
 #ifndef ACCO_PROGRAM_LAUNCH_CHECKS_H
 #define ACCO_PROGRAM_LAUNCH_CHECKS_H
 
@@ -53,8 +52,7 @@ static inline int launch_launcher_rank(void) {
 }
 
 // Refuses to run where a launcher started several processes, but this one sees a world of
-// one. has_mpi: the program was built with MPI. mpirun's variables count more than Slurm's,
-// which its processes inherit.
+// one. has_mpi: the program was built with MPI.
 static inline bool launch_check_copies(int world_size, bool has_mpi, Error *error) {
     if (world_size > 1) { return true; }
     long started = launch_environment_number("OMPI_COMM_WORLD_SIZE");
@@ -73,10 +71,9 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Error *erro
                      has_mpi ? " of the MPI that it was built with (ldd train_gpt names it)" : "");
 }
 
-// Chooses how many threads this rank computes with: of the physical cores of the node that its
-// local_ranks may use together (node_cores) a fair share, one at least. A narrower affinity
-// mask (mask_cores) is obeyed, because more threads than cores get in each other's way, with a
-// warning that names the flag to lift it. asked: --threads; 0: choose here.
+// Chooses how many threads this rank computes with: a fair share of the node_cores that
+// its local_ranks may use together, one at least. A narrower affinity mask (mask_cores)
+// is obeyed, with a warning. asked: --threads; 0: choose here.
 static inline void launch_choose_threads(int mask_cores, int node_cores, int local_ranks, int asked,
                                          ThreadChoice *choice) {
     int share = node_cores / local_ranks < 1 ? 1 : node_cores / local_ranks;

@@ -1,14 +1,13 @@
 // machine_rates.h: what the machines of a run compute in a second: whether bf16 is worth
 // it, and what reports compare the run with.
 //
-// Processors differ: bf16 may be several times faster than fp32, or slower. So where ranks on
-// CPUs might compute in bf16 (--precision bf16, fastest), they measure their matrix products at
-// the model's own shape. Ranks wait for each other, so in each format the slowest rank counts.
+// Where ranks on CPUs might compute in bf16 (--precision bf16, fastest), they measure
+// their matrix products at the model's own shape. The slowest rank counts.
 //
-// The peak is what the run's model operations are divided by (model FLOPs utilisation, MFU):
-// of a GPU its maker's number for dense products of bf16, without sparsity; of CPUs the rate
-// of the products of a layer, measured by all ranks at once because they share the machine.
-// That takes PEAK_SECONDS, so it is done only where the run is long.
+// The peak is what the run's model operations are divided by (model FLOPs utilisation,
+// MFU): of a GPU its maker's number for dense products of bf16, without sparsity; of CPUs
+// the rate of the products of a layer, measured by all ranks at once because they share
+// the machine, and only where the run is long.
 #ifndef ACCO_PROGRAM_MACHINE_RATES_H
 #define ACCO_PROGRAM_MACHINE_RATES_H
 

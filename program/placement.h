@@ -1,8 +1,7 @@
 // placement.h: where a rank computes, in what precision, how vectors travel between
 // ranks, and which activations are kept for the backward pass.
 //
-// Each is chosen once, before memory is planned, and printed with its reason. What the
-// user asked for and cannot have ends the run; nothing is replaced in silence.
+// Each is chosen once, before memory is planned, and printed with its reason.
 #ifndef ACCO_PROGRAM_PLACEMENT_H
 #define ACCO_PROGRAM_PLACEMENT_H
 
@@ -246,9 +245,7 @@ static inline const char *placement_uneven(const Options *options) {
 }
 
 // Collective; all ranks choose the same, and refuse options for GPUs or for NCCL if neither is
-// used. hellos (ranks): of all of them. If the rule does not shard, every rank makes the
-// same steps by itself, so all must round alike; but kernels compiled for other GPUs, and
-// those for CPUs, may fuse other operations.
+// used. hellos (ranks): of all of them.
 static inline bool placement_choose_gpu_exchange(Placement *placement, const Options *options,
                                                  Transport *transport, const Hello *hellos, Error *error) {
     int ranks = transport->size;

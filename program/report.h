@@ -6,11 +6,8 @@
 //   DIRECTORY/progress.tsv   for gnuplot and spreadsheets: a row per report and validation
 //
 // One table, REPORT_FIELDS, says what a report holds and how each of the three shows it.
-//
-// A log that cannot be written does not end the run (runtime/log.h), but the end of the run
-// tells it, by a message and its exit code.
-//
-// Only rank 0 writes and prints; nothing here is thread safe.
+// A log that cannot be written does not end the run (runtime/log.h), but the end of the
+// run tells it, by a message and its exit code. Rank 0 only.
 #ifndef ACCO_PROGRAM_REPORT_H
 #define ACCO_PROGRAM_REPORT_H
 
@@ -59,8 +56,7 @@ typedef struct ReportField {
     bool optional;       // left out of log.jsonl if it is not known
 } ReportField;
 
-// With a blank between the columns a line has 79, so that it fits where the last column
-// of 80 must stay free.
+// With a blank between the columns a line has 79: some terminals wrap at 80.
 // clang-format off
 #define AT(member) offsetof(Report, member)
 #define AS(format) format, NULL
@@ -316,10 +312,9 @@ static inline void window_begin(Reports *reports, double seconds) {
     window->from_micro_batches = s->micro_batches_begun;
 }
 
-// Prints and logs the commits in the window, and begins a new one. Losses, rates and
-// counts are those of the commits that it names. While an exchange takes several steps, the
-// run is ahead of the commits: speeds are those of what it has computed since the latest
-// report, and unknown if that is nothing. seconds: of training.
+// Prints and logs the commits in the window, and begins a new one. While an exchange
+// takes several steps, the run is ahead of the commits: speeds are those of what it has
+// computed since the latest report, and unknown if that is nothing. seconds: of training.
 static inline void report_window(Reports *reports, double seconds) {
     const Scheduler *s = reports->scheduler;
     const ReportWindow *window = &reports->window;

@@ -176,24 +176,18 @@ static inline int64_t load_newest(CheckpointedRun *checkpointed, char remarks[CH
 }
 
 // What a run has chosen by a measurement stays when it is resumed with the same options
-// and ranks, and so the bits. Otherwise it measures again. The checkpoint says what was
-// chosen. What --epochs leave open until the data are counted may differ.
-static inline void keep_measured_choices(Run *run) {
+// and ranks, and so the bits. Otherwise it measures again. source: the checkpoint; zeros:
+// none. What --epochs leave open until the data are counted may differ.
+static inline void keep_measured_choices(Run *run, const CheckpointSource *source) {
     static const char kept[] = "kept from the checkpoint: ";
-    const char *resume = run->options.resume, *out = run->options.out;
-    bool newest = strcmp(resume, "auto") == 0;
+    const char *resume = run->options.resume;
     if (strcmp(resume, "off") == 0 || !options_left_to_measure(&run->options)) { return; }
-    json_t *manifest = newest ? NULL : checkpoint_manifest(&run->checkpointed, resume);
-    for (int64_t commit = INT64_MAX;
-         newest && manifest == NULL && (commit = checkpoint_newest(out, commit)) >= 0;) {
-        manifest = checkpoint_manifest(&run->checkpointed, checkpoint_paths(out, commit).final);
-    }
     json_t *now = options_as_json(&run->options);
-    const json_t *before = json_object_get(manifest, "options");
-    const char *measured = json_string_value(json_object_get(manifest, "measured"));
-    bool keeps = measured != NULL && measured[0] != '\0';
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE && keeps; i++) {
-        const OptionSpec *option = &option_table[i];
+    const json_t *before = json_object_get(source->manifest, "options");
+    const char *measured = json_string_value(json_object_get(source->manifest, "measured"));
+    bool keeps = measured != NULL && measured[0] != '\0' && source->same_rule &&
+                 source->workers == run->transport.size;
+    for (const OptionSpec *option = option_table; option < option_end && keeps; option++) {
         const json_t *old = json_object_get(before, option->name),
                      *value = json_object_get(now, option->name);
         bool is_counted = run->options.epochs == 0 || option->effect != FROM_TOKENS ||
@@ -211,7 +205,6 @@ static inline void keep_measured_choices(Run *run) {
         bool again = strncmp(measured, kept, sizeof kept - 1) == 0; // the run was resumed before
         snprintf(run->rule_reason, sizeof run->rule_reason, "%s%s", again ? "" : kept, measured);
     }
-    json_decref(manifest);
     json_decref(now);
     share_from_rank_zero(&run->transport, "sharing", &run->options.rules, sizeof run->options.rules);
 }
@@ -259,29 +252,33 @@ static inline bool check_decay(const Options *options, const SchedulerSettings *
 }
 
 // Before anything is allocated or created: every rank can read the checkpoint that
-// --resume names, and it is of this model and inner optimizer.
+// --resume names, and it is of this model and inner optimizer. Takes from it what it chose.
 static inline void check_resume(Run *run) {
-    const char *resume = run->options.resume;
+    const char *resume = run->options.resume, *out = run->options.out;
+    const CheckpointedRun *checkpointed = &run->checkpointed;
     CheckpointSource source = {.manifest = NULL};
     Error error = {""}, unreadable = {""};
-    bool good = true;
-    if (strcmp(resume, "auto") == 0) { // if none can be read, loading says so
-        CheckpointPaths paths =
-            checkpoint_paths(run->options.out, checkpoint_newest(run->options.out, INT64_MAX));
-        if (source_open_manifest(&source, &run->checkpointed, paths.final, &unreadable)) {
-            good = source_is_of_model(&source, &run->checkpointed, paths.final, &error) &&
-                   source_has_moments(&source, &run->checkpointed, paths.final, &error);
+    bool good = true, newest = strcmp(resume, "auto") == 0, found = false;
+    // The newest that can be read; if there is none, loading says so.
+    for (int64_t commit = INT64_MAX; newest && !found && (commit = checkpoint_newest(out, commit)) >= 0;) {
+        CheckpointPaths paths = checkpoint_paths(out, commit);
+        found = source_open_manifest(&source, checkpointed, paths.final, &unreadable);
+        good = !found || (source_is_of_model(&source, checkpointed, paths.final, &error) &&
+                          source_has_moments(&source, checkpointed, paths.final, &error));
+        if (!found) {
+            checkpoint_close(&source);
+            memset(&source, 0, sizeof source);
         }
-        checkpoint_close(&source);
-    } else if (strcmp(resume, "off") != 0) {
-        good = checkpoint_open(&source, &run->checkpointed, resume, &error);
-        if (good) { checkpoint_close(&source); }
+    }
+    if (!newest && strcmp(resume, "off") != 0) {
+        found = good = checkpoint_open(&source, checkpointed, resume, &error);
         bool is_branch = run->options.decay_now > 0;
         run->options.decay_now = 0;
         good = good && (!is_branch || check_decay(&run->options, &run->scheduler.settings, &error));
     }
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
-    keep_measured_choices(run);
+    keep_measured_choices(run, &source);
+    if (found) { checkpoint_close(&source); }
 }
 
 // Prints and logs from where the run goes on. remarks: what is not exact.

@@ -1,8 +1,7 @@
 // run.h: one run of the program: what was asked for, what was chosen, what it lives on.
 //
-// Everything that lives as long as the program does hangs on one Run, which main makes and
-// all commands share; there are no globals. A function takes the parts that it needs, and
-// the Run only where the whole of it is meant. command_train fills it.
+// Everything that lives as long as the program does hangs on one Run, which main makes. A
+// function takes the parts that it needs, and the Run only where all of it is meant.
 #ifndef ACCO_PROGRAM_RUN_H
 #define ACCO_PROGRAM_RUN_H
 

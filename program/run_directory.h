@@ -1,8 +1,5 @@
 // run_directory.h: which directory a run writes to, what it is called, and that no other run
 // writes there at the same time. Rank 0 only.
-//
-// `--out auto` takes the next free number below runs/. A directory that the user names must
-// not hold the log of another run, unless this run continues it.
 #ifndef ACCO_PROGRAM_RUN_DIRECTORY_H
 #define ACCO_PROGRAM_RUN_DIRECTORY_H
 

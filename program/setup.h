@@ -305,10 +305,9 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
 #define BUCKET_SECONDS 300e-6 // dev/results/simulation-2026-11-22.md
 
 // Chooses how many bytes of gradients travel together during the backward pass. After it
-// the last bucket is still to be sent, so more buckets leave less to wait for; but each
-// costs a latency. With n buckets of an exchange of C seconds both take C / n + n *
-// latency, least at n = sqrt(C / latency). supposed: the link of a plan; NULL: all ranks
-// measure theirs and choose the same. reason: where the size comes from.
+// the last bucket is still to be sent, and each costs a latency: with n buckets of an
+// exchange of C seconds C / n + n * latency, least at n = sqrt(C / latency). supposed:
+// the link of a plan; NULL: all ranks measure theirs. reason: where the size comes from.
 static inline void bucket_for_link(Scheduler *s, const Options *options, const Placement *placement,
                                    const LinkMeasure *supposed, char reason[160]) {
     SchedulerSettings *settings = &s->settings;

@@ -14,9 +14,6 @@
 // FAILURE_SIGNAL (runtime/errors.h) comes from this process itself: something that knows no
 // ranks has failed, such as CUDA, and all ranks end at once. SIGPIPE is ignored: the log has
 // all that a reader who has gone, as behind `| head`, would have read (report_window).
-//
-//   signal_watch_mask      before the first thread is created: blocks the signals in all
-//   signal_watch_prepare   starts a thread that waits for them
 #ifndef ACCO_PROGRAM_SIGNALS_H
 #define ACCO_PROGRAM_SIGNALS_H
 
@@ -42,7 +39,7 @@ typedef struct SignalWatch {
     const Hello *hellos;  // atomic: (ranks), which live as long as the process; NULL: not known yet
 } SignalWatch;
 
-// Blocks the signals that ask to stop, in this thread and those that it will make. Signals
+// Before the first thread is made: blocks the signals that ask to stop, in all. Signals
 // that the parent process ignores (nohup) stay ignored.
 static inline void signal_watch_mask(SignalWatch *watch) {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
@@ -150,7 +147,7 @@ static inline void *signal_watch_main(void *argument) {
     return NULL;
 }
 
-// If the system gives no thread, the signals keep their default action.
+// Starts the thread that waits for them; without one they keep their default action.
 static inline void signal_watch_prepare(SignalWatch *watch) {
     pthread_t thread;
     watch->saved_commit = -1;

@@ -1,8 +1,6 @@
-// spike_report.h: what a run says about spikes (spike.h): losses, gradients and norms that
-// were too large or not finite, so that no step was made with them. Rank 0 only.
-//
-// A user has to find the cause of a spike. So the text names the rank and, where it can, the
-// sequences that went in or the tensor that came out.
+// spike_report.h: what a run says about spikes (spike.h): losses, gradients and norms
+// that were too large or not finite, so that no step was made with them. For the user to
+// find the cause, it names the rank and, where it can, the sequences or the tensor.
 #ifndef ACCO_PROGRAM_SPIKE_REPORT_H
 #define ACCO_PROGRAM_SPIKE_REPORT_H
 

@@ -1,7 +1,6 @@
 // start.h: from what was chosen to a run that can train: its directory and files, memory,
 // threads, first parameters, streams.
 //
-// From here on only the system can fail, except that the start model may be unreadable.
 // The order matters: the directory exists before memory is filled, so that a mistake in
 // --out costs nothing; emulated delays begin after the ranks' clocks were compared.
 #ifndef ACCO_PROGRAM_START_H
@@ -34,35 +33,12 @@ static inline void open_run_directory(Run *run) {
     share_from_rank_zero(&run->transport, "sharing", run->directory, sizeof run->directory);
 }
 
-enum { STARTING_PIECE = 4 << 20 }; // elements of a message inside a host
-
-// A tensor, which the first rank of a host has read, to the others of it.
-static inline void share_inside_host(Transport *transport, float *values, size_t count) {
-    const Groups *hosts = &transport->hosts;
-    const Lane lane = {INSIDE_HOSTS, 0};
-    int first = groups_rank(hosts, hosts->host, 0), mates = hosts->mates;
-    transport_begin(transport, "reading the model");
-    for (size_t begin = 0; begin < count && mates > 1; begin += STARTING_PIECE) {
-        size_t bytes = size_min(count - begin, STARTING_PIECE) * sizeof(float);
-        bool reads = transport->rank == first;
-        for (int place = 1; place < (reads ? mates : 2); place++) {
-            int peer = reads ? groups_rank(hosts, hosts->host, place) : first;
-            transport_post(transport, lane, reads, peer, values + begin, bytes);
-        }
-        transport_wait(transport, lane);
-    }
-}
-
 // Where first parameters wait on their way to a GPU, or to another precision.
 typedef struct Staging {
-    void *queue;     // of the GPU; NULL: on the CPU
+    Stream *stream;
     float *host;     // (most)
     Real *converted; // (most), bf16
 } Staging;
-
-static inline void staging_wait(const Staging *staging) {
-    while (staging->queue != NULL && !gpu_queue_is_idle(staging->queue)) { sleep_seconds(1e-4); }
-}
 
 // to (count), in `precision`, = staging->host.
 static inline void staging_copy(const Staging *staging, Real *to, size_t count, Precision precision) {
@@ -70,29 +46,23 @@ static inline void staging_copy(const Staging *staging, Real *to, size_t count, 
     for (size_t i = 0; i < count && precision == PRECISION_BF16; i++) {
         real_store(staging->converted, i, staging->host[i], precision);
     }
-    if (staging->queue != NULL) {
-        gpu_copy(staging->queue, to, from, count * precision_bytes(precision));
-    } else {
-        memcpy(to, from, count * precision_bytes(precision));
-    }
+    stream_copy(staging->stream, to, from, count * precision_bytes(precision));
+    stream_settle(staging->stream);
 }
 
-// Reads the model that training begins with, once on a host and tensor by tensor: what is
-// trained goes to target, in the order of the scheduler, the rest to where it stays.
+// Reads the model that training begins with, tensor by tensor: what is trained goes to
+// target, in the order of the scheduler, the rest to where it stays. The file is mapped,
+// so the ranks of a host read the disk once.
 static inline void read_start(Run *run, const Staging *staging, float *target) {
     const TrainedPart *part = &run->part;
-    const Groups *hosts = &run->transport.hosts;
     Error error = {""};
-    bool good = hf_model_open(&run->base, options_start(&run->options), &error),
-         reads = groups_rank(hosts, hosts->host, 0) == run->transport.rank;
+    bool good = hf_model_open(&run->base, options_start(&run->options), &error);
     uLong sum = 0;
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
     for (int i = 0; i < part->model.count; i++) {
         const TensorPlace *place = &part->places[i];
         size_t count = part->model.entries[i].count;
-        staging_wait(staging); // for the one before
-        if (reads) { hf_model_read_tensor(&run->base, i, staging->host); }
-        share_inside_host(&run->transport, staging->host, count);
+        hf_model_read_tensor(&run->base, i, staging->host);
         if (place->kind == TRAINED_WHOLE) {
             staging_copy(staging, as_reals(target + place->trained), count, PRECISION_FP32);
             continue;
@@ -117,7 +87,8 @@ static inline void initialize_parameters(Run *run) {
     size_t most = random ? table->parameter_count : 0;
     for (int i = 0; i < model->count; i++) { most = size_max(most, model->entries[i].count); }
     float *target = scheduler_first_parameters(&run->scheduler);
-    Staging staging = {.queue = run->placement.on_gpu ? gpu_queue_create(false) : NULL,
+    Stream stream = {.queue = run->placement.on_gpu ? gpu_queue_create(false) : NULL};
+    Staging staging = {.stream = &stream,
                        .host = (float *)memory_take(most, sizeof(float)),
                        .converted = (Real *)memory_take(most, sizeof(uint16_t))};
     if (random) {
@@ -125,8 +96,7 @@ static inline void initialize_parameters(Run *run) {
         staging_copy(&staging, as_reals(target), table->parameter_count, PRECISION_FP32);
     }
     if (reads) { read_start(run, &staging, target); }
-    staging_wait(&staging);
-    if (staging.queue != NULL) { gpu_queue_destroy(staging.queue); }
+    if (stream.queue != NULL) { gpu_queue_destroy(stream.queue); }
     free(staging.host);
     free(staging.converted);
 }
@@ -146,12 +116,8 @@ static inline void start_run(Run *run) {
                                         reports_open(&run->reports, run->directory, &error));
     bool good = opened && arena_commit(&run->arena, &error);
     agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    bool may_spin = run->threads.threads * transport->local_size <= launch_node_cores();
+    bool may_spin = run->threads.threads * transport->local_size <= run->threads.cores;
     run->pool = thread_pool_create(run->threads.threads, may_spin);
-    if (run->pool == NULL) {
-        transport_fail(transport, "the system does not give %d threads: lower --threads",
-                       run->threads.threads);
-    }
     initialize_parameters(run);
     transport->timeout_seconds = run->options.timeout_s;
     bool traced = run->options.trace[0] != '\0';

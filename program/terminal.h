@@ -1,7 +1,5 @@
 // terminal.h: what people see while they wait: numbers in few characters, and a bar with the
 // time left. If the output is no screen, a line takes the bar's place after a silence.
-//
-// Not thread safe; rank 0 prints.
 #ifndef ACCO_PROGRAM_TERMINAL_H
 #define ACCO_PROGRAM_TERMINAL_H
 
@@ -114,7 +112,8 @@ static inline void terminal_bar(Terminal *terminal, const Progress *progress, do
     if (progress->total <= 0 || (recent && !ends)) { return; }
     if (terminal->quiet_since < 0) { terminal->quiet_since = now; }
     if (!terminal->interactive && now - terminal->quiet_since < progress->silence) { return; }
-    char text[PROGRESS_TEXT_SIZE], bar[64];
+    static const char line[] = "========================================";
+    char text[PROGRESS_TEXT_SIZE];
     char have[NUMBER_TEXT_SIZE], all[NUMBER_TEXT_SIZE], left[NUMBER_TEXT_SIZE];
     double share = fmin(fmax((double)progress->done / (double)progress->total, 0), 1);
     double seconds_left = progress->done > 0 ? progress->seconds * (1 - share) / share : NAN;
@@ -122,17 +121,13 @@ static inline void terminal_bar(Terminal *terminal, const Progress *progress, do
                           progress->what, human_count((double)progress->done, have),
                           human_count((double)progress->total, all), progress->unit,
                           human_duration(seconds_left, left));
-    // For brackets and a blank; the last column stays free, where some terminals wrap.
-    int width = (int)int64_min(terminal->columns - length - 5, 40);
-    for (int i = 0; i < width; i++) {
-        bar[i] = i < (int)(share * width) ? '=' : i == (int)(share * width) ? '>' : ' ';
-    }
-    bar[width > 0 ? width : 0] = '\0';
+    // For brackets, the head and a blank; some terminals wrap at the last column.
+    int width = (int)int64_min(terminal->columns - length - 6, 39), done = (int)(share * width);
     if (!terminal->interactive) {
         fprintf(terminal->stream, "%s\n", text);
         terminal->quiet_since = now;
-    } else if (width > 4) {
-        fprintf(terminal->stream, "\r\033[K[%s] %s", bar, text);
+    } else if (width > 3) {
+        fprintf(terminal->stream, "\r\033[K[%.*s>%*s] %s", done, line, width - done, "", text);
     } else {
         fprintf(terminal->stream, "\r\033[K%.*s", terminal->columns > 1 ? terminal->columns - 1 : 1, text);
     }

@@ -30,9 +30,8 @@ static inline int command_tokenize(const Options *options) {
     if (error_is_set(&error)) { exit_user_mistake(&error); }
     launch_threads(1, (int)options->threads, &choice);
     ThreadPool *pool = thread_pool_create(choice.threads, false);
-    if (pool == NULL) { error_set(&error, "the system does not give %d threads", choice.threads); }
-    bool good = pool != NULL && tokenize_lines(stdin, &made, &tokenizer, pool, &error);
-    if (!good && pool != NULL && !made.unwritten) { exit_user_mistake(&error); }
+    bool good = tokenize_lines(stdin, &made, &tokenizer, pool, &error);
+    if (!good && !made.unwritten) { exit_user_mistake(&error); }
     thread_pool_destroy(pool);
     if (!good) {
         fprintf(stderr, "train_gpt: %s\n", error.text);

@@ -153,7 +153,7 @@ typedef struct StreamPlace {
     bool high_priority; // its worker is woken promptly; on a GPU its kernels go first
 } StreamPlace;
 
-// NULL: the system does not give another thread. place: NULL means the CPU, in fp32.
+// place: NULL means the CPU, in fp32.
 static inline Stream *stream_create(const char *name, ThreadPool *pool, const StreamPlace *place) {
     Stream *stream = (Stream *)memory_take(1, sizeof *stream);
     stream->name = name;
@@ -168,9 +168,10 @@ static inline Stream *stream_create(const char *name, ThreadPool *pool, const St
     }
     watermark_create(&stream->enqueued, 0);
     watermark_create(&stream->ended, 0);
-    if (pthread_create(&stream->worker, NULL, stream_main, stream) == 0) { return stream; }
-    free(stream);
-    return NULL;
+    if (pthread_create(&stream->worker, NULL, stream_main, stream) != 0) {
+        failure_report("the system gives no more threads");
+    }
+    return stream;
 }
 
 // Returns at once, unless the stream has STREAM_CAPACITY tasks already.

@@ -16,6 +16,8 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
+#include "runtime/errors.h"
+
 typedef void (*ThreadPoolTask)(void *context, int task, int thread);
 
 typedef struct ThreadPool {
@@ -88,8 +90,8 @@ static inline void thread_pool_destroy(ThreadPool *pool) {
     free(pool);
 }
 
-// A pool of `threads` (>= 1) members; NULL: the system does not give that many. spin:
-// idle members look for work for a moment; pass false if there are fewer cores.
+// A pool of `threads` (>= 1) members; where the system does not give that many, the process
+// ends. spin: idle members look for work for a moment; pass false if there are fewer cores.
 static inline ThreadPool *thread_pool_create(int threads, bool spin) {
     assert(threads >= 1);
     ThreadPool *pool = (ThreadPool *)calloc(1, sizeof *pool);
@@ -100,11 +102,10 @@ static inline ThreadPool *thread_pool_create(int threads, bool spin) {
     pthread_cond_init(&pool->work_ready, NULL);
     pthread_cond_init(&pool->work_done, NULL);
     for (int i = 1; i < threads; i++) {
-        if (pthread_create(&pool->members[i], NULL, thread_pool_member_main, pool) != 0) {
-            pool->threads = i;
-            thread_pool_destroy(pool);
-            return NULL;
-        }
+        if (pthread_create(&pool->members[i], NULL, thread_pool_member_main, pool) == 0) { continue; }
+        char *text = (char *)memory_take(1, 80);
+        snprintf(text, 80, "the system does not give %d threads: lower --threads", threads);
+        failure_report(text);
     }
     return pool;
 }

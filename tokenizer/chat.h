@@ -9,8 +9,6 @@
 //     system   the same around a system text and that; null: the template takes none
 //     next     the same where an answer stands before it; begins with its end
 //     end      the token that ends an answer
-//
-// The file may hold anything; every member is checked.
 #ifndef ACCO_TOKENIZER_CHAT_H
 #define ACCO_TOKENIZER_CHAT_H
 
@@ -61,13 +59,18 @@ static inline bool chat_open(Chat *chat, const char *path, const Tokenizer *toke
                      file);
 }
 
-// Writes what stands from where the text is up to the answer. follows: an answer stands before it.
-static inline void chat_write(const Chat *chat, const char *system, bool follows, const char *said,
-                              FILE *file) {
+// What stands from where the text is up to the answer, for the caller to free. follows:
+// an answer stands before it.
+static inline char *chat_text(const Chat *chat, const char *system, bool follows, const char *said) {
+    char *text = NULL;
+    size_t size = 0;
+    FILE *file = open_memstream(&text, &size);
     bool instructs = !follows && system[0] != '\0';
     const char *const *around = follows ? chat->next : instructs ? chat->system + 1 : chat->first;
     if (instructs) { fprintf(file, "%s%s", chat->system[0], system); }
     fprintf(file, "%s%s%s", around[0], said, around[1]);
+    fclose(file);
+    return text;
 }
 
 #endif

@@ -203,7 +203,7 @@ def run(arguments: argparse.Namespace) -> str:
     name, parent = arguments.out.name, arguments.out.parent
     record = parent / f"{name}.prepared.json"
     request = {
-        "tokenizer": vocabulary.hash_of(tokenizer).hex(),
+        "tokenizer": f"{vocabulary.sum_of(tokenizer):08x}",
         "inputs": [input_facts(name) for name in arguments.inputs],
         **{key: getattr(arguments, key) for key in ("val_fraction", "separator", "template", "field", "dataset_split", "pad")},
         "chat template": chat and hashlib.sha256(chat.source.encode()).hexdigest(),

@@ -2,10 +2,6 @@
 //
 // A model reads bytes, or the tokens of a tokenizer.json. If the meaning of its ids is not
 // known, they are printed as numbers, and no text can be encoded.
-//
-//   text_codec_open     chooses among the three
-//   text_codec_encode   a prompt to ids
-//   text_codec_print    ids to text, as soon as whole characters are there
 #ifndef ACCO_TOKENIZER_TEXT_CODEC_H
 #define ACCO_TOKENIZER_TEXT_CODEC_H
 

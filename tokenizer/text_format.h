@@ -1,7 +1,6 @@
 // text_format.h: whether a file that is to be read as text is text.
 //
-// Any bytes can be trained on, so a compressed file or a program would silently give a
-// model of noise. text_format_check names what a file looks like, and what to do with it.
+// Any bytes can be trained on, so a compressed file would silently give a model of noise.
 #ifndef ACCO_TOKENIZER_TEXT_FORMAT_H
 #define ACCO_TOKENIZER_TEXT_FORMAT_H
 

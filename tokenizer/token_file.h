@@ -1,32 +1,10 @@
 // token_file.h: reads this program's own format for tokens, which token_writer.h writes.
 //
-// It says what llm.c's and nanoGPT's formats cannot: which tokenizer made the tokens, how
-// large its vocabulary is, which tokens are to be predicted, and whether the file is
-// still what was written. All numbers are little-endian:
-//
-//     offset  bytes
-//          0      8   magic: 89 41 43 43 4F 0D 0A 1A ("\x89ACCO\r\n\x1a"; a program that
-//                     converts line ends destroys it, so the damage is noticed)
-//          8      4   version: 1
-//         12      4   bytes of a token: 2 or 4
-//         16      4   vocabulary: every token is below it; at most 65536 where tokens have
-//                     2 bytes
-//         20      4   flags: bit 0, a mask follows the tokens; all others are 0
-//         24      8   number of tokens, at least 1
-//         32     32   SHA-256 of the tokenizer (Tokenizer.hash); zeros: unknown
-//         64      8   checksum: CRC-32 (as in zlib) of everything after the header,
-//                     continued over the header with zeros in this field
-//         72      4   length to which each document was padded, at most 65536; 0: documents
-//                     follow each other without padding
-//         76      4   1 + the token that stands between documents and nowhere within one; 0: none is
-//                     known, as in chats whose turns end with it
-//         80    176   zeros
-//        256          tokens, then the mask: (count + 7) / 8 bytes; token i is bit i % 8
-//                     of byte i / 8; unused bits are 0. 1: the token is to be predicted;
-//                     0: it is only read, as the prompt is in fine-tuning
-//
-// The header determines the size of the file. Every field is checked at open, because the
-// bytes may be anything; test/fuzz/fuzz_token_file.h feeds random ones.
+// It says what llm.c's and nanoGPT's formats cannot: which tokenizer made the tokens,
+// which are to be predicted, and whether the file is what was written. A file is a
+// TokenFileHeader, then tokens, then the mask: (count + 7) / 8 bytes; token i is bit i % 8
+// of byte i / 8; unused bits are 0. 1: the token is to be predicted; 0: it is only read, as
+// the prompt is in fine-tuning.
 #ifndef ACCO_TOKENIZER_TOKEN_FILE_H
 #define ACCO_TOKENIZER_TOKEN_FILE_H
 
@@ -37,22 +15,21 @@
 
 static const uint8_t TOKEN_FILE_MAGIC[8] = {0x89, 'A', 'C', 'C', 'O', '\r', '\n', 0x1a};
 
-enum {
-    TOKEN_FILE_VERSION = 1,
-    TOKEN_FILE_HAS_MASK = 1,
-    TOKEN_FILE_HASH_BYTES = 32,
-    TOKEN_FILE_MAX_PADDED = 65536
-};
+enum { TOKEN_FILE_VERSION = 2, TOKEN_FILE_HAS_MASK = 1, TOKEN_FILE_MAX_PADDED = 65536 };
 
-// The table above, as reader and writer use it. The machine, too, must be little-endian.
+// In the order of the file. Numbers are little-endian, and so must be the machine.
 typedef struct TokenFileHeader {
-    uint8_t magic[sizeof TOKEN_FILE_MAGIC];
-    uint32_t version, token_bytes, vocabulary, flags;
-    uint64_t token_count;
-    uint8_t tokenizer_hash[TOKEN_FILE_HASH_BYTES];
-    uint64_t checksum;
-    uint32_t padded, separator;
-    uint8_t zeros[176];
+    uint8_t magic[sizeof TOKEN_FILE_MAGIC]; // what converts line ends destroys it
+    uint32_t version;                       // TOKEN_FILE_VERSION
+    uint32_t token_bytes;                   // 2 or 4
+    uint32_t vocabulary;  // every token is below it; at most 65536 where tokens have 2 bytes
+    uint32_t flags;       // TOKEN_FILE_HAS_MASK: a mask follows the tokens
+    uint64_t token_count; // at least 1
+    uint32_t tokenizer;   // CRC-32 (as in zlib) of the tokenizer (Tokenizer.sum); 0: unknown
+    uint32_t checksum;    // CRC-32 of all behind the header, and then of it with 0 here
+    uint32_t padded;      // length of each document, at most TOKEN_FILE_MAX_PADDED; 0: not padded
+    uint32_t separator;   // 1 + the token that stands between documents and nowhere within one; 0: unknown
+    uint8_t zeros[208];
 } TokenFileHeader;
 
 enum { TOKEN_FILE_HEADER_BYTES = sizeof(TokenFileHeader) };
@@ -69,7 +46,7 @@ typedef struct TokenFile {
     int token_bytes;    // 2 or 4; 1: a text (dataloader.h)
     int padded;         // length of a sequence, each one document; 0: not padded
     uint32_t separator; // 1 + the token between documents, the first of the one behind it; 0: unknown
-    const uint8_t *tokenizer_hash; // (TOKEN_FILE_HASH_BYTES)
+    uint32_t tokenizer; // Tokenizer.sum of the one that made the file; 0: unknown
 } TokenFile;
 
 // Five of the eight bytes of the magic suffice, so that a damaged token file is not taken
@@ -83,16 +60,8 @@ static inline bool token_file_recognise(const void *bytes, size_t size) {
     return equal >= 5;
 }
 
-// Whether a hash says which tokenizer made a file: NULL and zeros do not.
-static inline bool token_hash_is_known(const uint8_t *hash) {
-    static const uint8_t unknown[TOKEN_FILE_HASH_BYTES] = {0};
-    return hash != NULL && memcmp(hash, unknown, TOKEN_FILE_HASH_BYTES) != 0;
-}
-
-// Whether two may belong together: their hashes are equal, or one is unknown.
-static inline bool token_hashes_agree(const uint8_t *a, const uint8_t *b) {
-    return !token_hash_is_known(a) || !token_hash_is_known(b) || memcmp(a, b, TOKEN_FILE_HASH_BYTES) == 0;
-}
+// Whether two sums may be of one tokenizer: they are equal, or one is unknown.
+static inline bool token_sums_agree(uint32_t a, uint32_t b) { return a == 0 || b == 0 || a == b; }
 
 static inline uint32_t token_file_token(const TokenFile *file, uint64_t position) {
     uint16_t narrow;
@@ -183,16 +152,17 @@ static inline bool token_file_open(TokenFile *file, const char *name, const void
                         .token_bytes = (int)width,
                         .padded = (int)header.padded,
                         .separator = header.separator,
-                        .tokenizer_hash = (const uint8_t *)bytes + offsetof(TokenFileHeader, tokenizer_hash)};
+                        .tokenizer = header.tokenizer};
     if (check == TOKEN_FILE_CHECK_ALL) {
-        uint64_t expected = header.checksum;
+        uint32_t expected = header.checksum;
         header.checksum = 0;
-        uint64_t found = crc32_z(crc32_z(0, tokens, body), (const Bytef *)&header, sizeof header);
+        uint32_t found = (uint32_t)crc32_z(crc32_z(0, tokens, body), (const Bytef *)&header, sizeof header);
         if (found != expected) {
-            return error_set(error,
-                             "%s is damaged: its checksum is %08llx, but the header says %08llx: copy or "
-                             "prepare it again",
-                             name, (unsigned long long)found, (unsigned long long)expected);
+            return error_set(
+                error,
+                "%s is damaged: its checksum is %08x, but the header says %08x: copy or prepare it "
+                "again",
+                name, found, expected);
         }
         // A checksum that fits does not make tokens valid: the writer of the file computed it.
         for (uint64_t i = 0; i < count; i++) {

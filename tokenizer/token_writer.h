@@ -59,15 +59,13 @@ static inline bool token_writer_add(TokenWriter *writer, const int32_t *ids, siz
     size_t width = token_writer_width(writer);
     list_reserve((void **)&writer->mask, (size_t)(writer->count / 8), &writer->mask_capacity, count / 8 + 2,
                  1);
-    for (size_t i = 0; i < count; i++, writer->count++) {
-        uint8_t *byte = &writer->mask[writer->count / 8], bit = (uint8_t)(1u << (writer->count % 8));
-        *byte = (uint8_t)((bit == 1 ? 0 : *byte) | (ids[i] >= 0 ? bit : 0));
-        writer->is_masked = writer->is_masked || ids[i] < 0;
-    }
     for (size_t done = 0; done < count; done += BLOCK) {
         size_t block = size_min(count - done, BLOCK);
-        for (size_t i = 0; i < block; i++) {
-            int32_t id = token_id(ids[done + i]);
+        for (size_t i = 0; i < block; i++, writer->count++) {
+            uint8_t *byte = &writer->mask[writer->count / 8], bit = (uint8_t)(1u << (writer->count % 8));
+            int32_t entry = ids[done + i], id = token_id(entry);
+            *byte = (uint8_t)((bit == 1 ? 0 : *byte) | (entry >= 0 ? bit : 0));
+            writer->is_masked = writer->is_masked || entry < 0;
             memcpy(bytes + i * width, &id, width);
         }
         if (!token_writer_write(writer, bytes, block * width, error)) { return false; }
@@ -95,11 +93,11 @@ static inline bool token_writer_end(TokenWriter *writer, Error *error) {
                               .vocabulary = (uint32_t)writer->tokenizer->vocabulary,
                               .flags = masked ? (uint32_t)TOKEN_FILE_HAS_MASK : 0,
                               .token_count = writer->count,
+                              .tokenizer = writer->tokenizer->sum,
                               .padded = (uint32_t)writer->padded,
                               .separator = writer->separator};
     memcpy(header.magic, TOKEN_FILE_MAGIC, sizeof header.magic);
-    memcpy(header.tokenizer_hash, writer->tokenizer->hash, sizeof header.tokenizer_hash);
-    header.checksum = crc32_z(writer->checksum, (const Bytef *)&header, sizeof header);
+    header.checksum = (uint32_t)crc32_z(writer->checksum, (const Bytef *)&header, sizeof header);
     bool written =
         fseek(writer->file, 0, SEEK_SET) == 0 && fwrite(&header, sizeof header, 1, writer->file) == 1;
     bool good = file_replace_end(writer->file, writer->path, written, error);

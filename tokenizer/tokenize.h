@@ -9,8 +9,7 @@
 // Text that looks like a special token is text, but in chats. Bytes that are not UTF-8 become
 // one token each (tokenizer.h). A token that is only read is ~id until it is written.
 //
-// The calling thread reads and writes, all threads encode. Memory is a few MB a thread,
-// however much there is to read. The files do not depend on the number of threads.
+// The calling thread reads and writes, all threads encode: the same, however many.
 #ifndef ACCO_TOKENIZER_TOKENIZE_H
 #define ACCO_TOKENIZER_TOKENIZE_H
 
@@ -164,10 +163,9 @@ static inline void encoder_fill(Encoder *encoder, NextPart next, void *source) {
 
 enum { SHARDS_TRAIN, SHARDS_VALIDATION, SHARDS_SIDES };
 
-// One token file, or the shards PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. Without
-// padding, documents follow each other. With padding each is one sequence of `pad` tokens. Window
-// w of training is tokens [w*T, w*T + T], of which the last is only a target: with T =
-// pad that is document w and the first token of the next, which the mask excludes.
+// One token file, or the shards PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on.
+// With padding each document is one sequence of `pad` tokens. A window of training has
+// one token more, the first of the next document, which the mask excludes.
 typedef struct TokenShards {
     const char *name; // the path of the only file; of shards the prefix
     const Tokenizer *tokenizer;
@@ -285,11 +283,10 @@ static inline bool token_shards_end(TokenShards *shards, bool good, Error *error
 }
 
 // The name of the token file of these texts: another one if a byte of a text or of the
-// tokenizer differs, so such a file can be used again. Copying tools preserve sizes and
-// times, and a changed text would go unnoticed.
+// tokenizer differs, so such a file can be used again.
 static inline void texts_name(const Text *texts, int count, const Tokenizer *tokenizer,
                               char name[TEXTS_NAME_SIZE]) {
-    uLong sum = crc32_z(0, tokenizer->hash, sizeof tokenizer->hash);
+    uLong sum = tokenizer->sum;
     for (int i = 0; i < count; i++) {
         uint64_t size = texts[i].size;
         sum = crc32_z(sum, (const Bytef *)&size, sizeof size);

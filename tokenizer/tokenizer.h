@@ -10,17 +10,9 @@
 //   merges          Each piece begins as bytes. As long as two neighbours can be merged,
 //                   the pair whose merge was learned first becomes one token.
 //
-// Decoding joins the bytes of the tokens. One token's bytes need not be UTF-8, so
-// TokenDecoder holds back the beginning of a character until its other bytes come; bytes
-// that can never become a character turn into U+FFFD, as in the library.
-//
-// The library takes only valid UTF-8. Here, bytes that are not valid become one token
-// each, so every text can be encoded, and the tokens' bytes are the text. Characters that
-// only one of the library and PCRE2 knows may be cut differently (docs/data.md).
-//
-// A tokenizer.json that asks for more (a normalizer, another pattern, dropout, bytes
-// without a token) is refused. Its post-processor is ignored: no tokens are put around a
-// text. The file may hold anything; every field is checked.
+// Bytes that are no UTF-8, which the library refuses, become one token each. A
+// tokenizer.json that asks for more (a normalizer, another pattern, dropout, bytes
+// without a token) is refused. Its post-processor, which puts tokens around, is ignored.
 #ifndef ACCO_TOKENIZER_TOKENIZER_H
 #define ACCO_TOKENIZER_TOKENIZER_H
 
@@ -29,11 +21,11 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #endif
 #include <pcre2.h>
+#include <zlib.h>
 
 #include "runtime/errors.h"
 #include "runtime/files.h"
 #include "runtime/random.h"
-#include "runtime/sha256.h"
 #include "runtime/utf8.h"
 
 enum {
@@ -41,8 +33,6 @@ enum {
     TOKENIZER_MOST_FILE_BYTES = 1 << 28, // GPT-2's tokenizer.json has 2 MB
     TOKENIZER_MOST_TEXT_BYTES = 1 << 30  // positions are int32
 };
-
-typedef enum TokenKind { TOKEN_MISSING, TOKEN_PLAIN, TOKEN_ADDED, TOKEN_SPECIAL } TokenKind;
 
 // (left, right) become `id`. rank: its place in the order in which merges were learned.
 typedef struct TokenMerge {
@@ -63,14 +53,14 @@ typedef struct Tokenizer {
     int vocabulary;    // the largest id plus one
     uint8_t *bytes;    // of all tokens, without gaps
     uint32_t *offsets; // (vocabulary + 1) token i is bytes[offsets[i]] up to bytes[offsets[i + 1]]
-    uint8_t *kinds;    // (vocabulary) TokenKind
+    bool *is_special;  // (vocabulary)
     int32_t byte_ids[256];
     TokenMerge *merges; // (merge_slots), a hash table with open addressing
     size_t merge_slots; // a power of two
     AddedToken *added;
     int added_count;
     pcre2_code *pattern;
-    uint8_t hash[SHA256_BYTES]; // of all tokens and merges: hash_of in tokenizer/vocabulary.py
+    uint32_t sum; // CRC-32 of all tokens and merges: sum_of in tokenizer/vocabulary.py
 } Tokenizer;
 
 typedef struct TokenList {
@@ -80,7 +70,7 @@ typedef struct TokenList {
 
 // All zeros before the first token.
 typedef struct TokenDecoder {
-    uint8_t held[4]; // the beginning of a character whose other bytes have not come yet
+    uint8_t held[4]; // of a token: the beginning of a character whose other bytes have not come yet
     int held_count;
 } TokenDecoder;
 
@@ -192,7 +182,7 @@ static inline bool tokenizer_find_parts(TokenizerFile *file, const json_t *root,
 
 // Enters a token with its id. Errors: that is no id, or it has another text already.
 static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, const char *text,
-                                   const json_t *value, TokenKind kind, Error *error) {
+                                   const json_t *value, bool special, Error *error) {
     json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
     if (id < 0 || id >= TOKENIZER_MOST_TOKENS) {
         return error_set(error, "%s: the id of the token '%.40s' is not a number from 0 to %d", file->name,
@@ -204,7 +194,7 @@ static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, co
     }
     if (id >= tokenizer->vocabulary) { tokenizer->vocabulary = (int)id + 1; }
     file->texts[id] = text;
-    tokenizer->kinds[id] = (uint8_t)kind;
+    tokenizer->is_special[id] = special;
     return true;
 }
 
@@ -230,9 +220,7 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
         return error_set(error, "%s: the added token '%.40s' has the id %d, but %d in the vocabulary",
                          file->name, text, (int)added.id, (int)json_integer_value(in_vocabulary));
     }
-    if (!tokenizer_place(tokenizer, file, text, id, added.special ? TOKEN_SPECIAL : TOKEN_ADDED, error)) {
-        return false;
-    }
+    if (!tokenizer_place(tokenizer, file, text, id, added.special, error)) { return false; }
     added.text = strdup(text);
     tokenizer->added[tokenizer->added_count++] = added;
     return true;
@@ -249,25 +237,23 @@ static inline bool tokenizer_make_bytes(Tokenizer *tokenizer, const TokenizerFil
     tokenizer->bytes = (uint8_t *)memory_take(total + 1, 1);
     tokenizer->offsets =
         (uint32_t *)memory_take((size_t)tokenizer->vocabulary + 1, sizeof *tokenizer->offsets);
+    memset(tokenizer->byte_ids, 0xFF, sizeof tokenizer->byte_ids);
     for (int i = 0; i < tokenizer->vocabulary; i++) {
+        const char *text = file->texts[i];
         uint8_t *bytes = tokenizer->bytes + tokenizer->offsets[i];
-        size_t count = file->texts[i] != NULL ? tokenizer_token_bytes(letters, file->texts[i], bytes) : 0;
+        size_t count = text != NULL ? tokenizer_token_bytes(letters, text, bytes) : 0;
         tokenizer->offsets[i + 1] = tokenizer->offsets[i] + (uint32_t)count;
+        // One letter, as the model has it; a byte that stands literally is no letter.
+        bool is_letter = count == 1 && (text[1] != '\0' || letters[bytes[0]] == bytes[0]);
+        if (is_letter && json_object_get(file->vocabulary, text) != NULL) {
+            tokenizer->byte_ids[bytes[0]] = i;
+        }
     }
-    for (int i = 0; i < BYTE_LETTERS; i++) {
-        if (letters[i] < 0) { continue; }
-        char letter[3] = {(char)i, '\0', '\0'}; // in UTF-8, where letters below U+0800 have at most two bytes
-        if (i >= 0x80) {
-            letter[0] = (char)(0xC0 | i >> 6);
-            letter[1] = (char)(0x80 | (i & 0x3F));
-        }
-        const json_t *id = json_object_get(file->vocabulary, letter);
-        if (id == NULL) {
-            return error_set(
-                error, "%s: no token stands for the byte 0x%02X; allowed are vocabularies with all 256 bytes",
-                file->name, (unsigned)letters[i]);
-        }
-        tokenizer->byte_ids[letters[i]] = (int32_t)json_integer_value(id);
+    for (int byte = 0; byte < 256; byte++) {
+        if (tokenizer->byte_ids[byte] >= 0) { continue; }
+        return error_set(
+            error, "%s: no token stands for the byte 0x%02X; allowed are vocabularies with all 256 bytes",
+            file->name, (unsigned)byte);
     }
     return true;
 }
@@ -302,28 +288,16 @@ static inline bool tokenizer_split_merge(const json_t *merge, const char **left,
     return *length > 0 && (*right)[0] != '\0';
 }
 
-static inline void tokenizer_hash_number(Sha256 *sha, uint32_t number) {
-    uint8_t bytes[4] = {(uint8_t)number, (uint8_t)(number >> 8), (uint8_t)(number >> 16),
-                        (uint8_t)(number >> 24)};
-    sha256_add(sha, bytes, sizeof bytes);
-}
-
-// The first part of the hash: the numbers of tokens and merges, and all tokens.
-static inline void tokenizer_hash_tokens(const Tokenizer *tokenizer, const TokenizerFile *file, Sha256 *sha) {
-    static const char prefix[] = "acco tokenizer 1\n";
-    uint32_t count = 0;
-    for (int i = 0; i < tokenizer->vocabulary; i++) { count += file->texts[i] != NULL; }
-    sha256_begin(sha);
-    sha256_add(sha, prefix, sizeof prefix - 1);
-    tokenizer_hash_number(sha, count);
-    tokenizer_hash_number(sha, (uint32_t)json_array_size(file->merges));
+// The CRC-32 of all tokens: ids, lengths and texts.
+static inline uLong tokenizer_sum_tokens(const Tokenizer *tokenizer, const TokenizerFile *file) {
+    uLong sum = 0;
     for (int i = 0; i < tokenizer->vocabulary; i++) {
         if (file->texts[i] == NULL) { continue; }
-        size_t length = strlen(file->texts[i]);
-        tokenizer_hash_number(sha, (uint32_t)i);
-        tokenizer_hash_number(sha, (uint32_t)length);
-        sha256_add(sha, file->texts[i], length);
+        const int32_t numbers[2] = {i, (int32_t)strlen(file->texts[i])};
+        sum = crc32_z(sum, (const Bytef *)numbers, sizeof numbers);
+        sum = crc32_z(sum, (const Bytef *)file->texts[i], (size_t)numbers[1]);
     }
+    return sum;
 }
 
 static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
@@ -332,14 +306,13 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
         return error_set(error, "%s has %zu merges; allowed: at most %d", file->name, count,
                          (int)TOKENIZER_MOST_TOKENS);
     }
-    Sha256 sha;
+    uLong sum = tokenizer_sum_tokens(tokenizer, file);
     char *text = NULL; // of a token of the merge
     tokenizer->merge_slots = 16;
     while (tokenizer->merge_slots < 2 * count) { tokenizer->merge_slots *= 2; }
     tokenizer->merges = (TokenMerge *)memory_take(tokenizer->merge_slots, sizeof *tokenizer->merges);
     bool good = true;
     for (size_t i = 0; i < tokenizer->merge_slots; i++) { tokenizer->merges[i].pair = UINT64_MAX; }
-    tokenizer_hash_tokens(tokenizer, file, &sha);
     for (size_t rank = 0; good && rank < count; rank++) {
         const char *left, *right;
         size_t length;
@@ -360,20 +333,18 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
                              file->name, rank, text);
             break;
         }
-        int32_t first_id = (int32_t)json_integer_value(first),
-                second_id = (int32_t)json_integer_value(second);
-        TokenMerge merge = {tokenizer_pair(first_id, second_id), (uint32_t)rank,
+        const int32_t ids[2] = {(int32_t)json_integer_value(first), (int32_t)json_integer_value(second)};
+        TokenMerge merge = {tokenizer_pair(ids[0], ids[1]), (uint32_t)rank,
                             (int32_t)json_integer_value(whole)},
                    *slot = tokenizer_slot(tokenizer, merge.pair);
         if (slot->pair != UINT64_MAX) {
             good = error_set(error, "%s: merges %u and %zu are the same", file->name, slot->rank, rank);
         }
         *slot = merge;
-        tokenizer_hash_number(&sha, (uint32_t)first_id);
-        tokenizer_hash_number(&sha, (uint32_t)second_id);
+        sum = crc32_z(sum, (const Bytef *)ids, sizeof ids);
     }
     free(text);
-    sha256_end(&sha, tokenizer->hash);
+    tokenizer->sum = (uint32_t)sum;
     return good;
 }
 
@@ -391,7 +362,7 @@ static inline void tokenizer_close(Tokenizer *tokenizer) {
     free(tokenizer->added);
     free(tokenizer->bytes);
     free(tokenizer->offsets);
-    free(tokenizer->kinds);
+    free(tokenizer->is_special);
     free(tokenizer->merges);
     pcre2_code_free(tokenizer->pattern);
     memset(tokenizer, 0, sizeof *tokenizer);
@@ -414,10 +385,10 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
     const char *text;
     json_t *id;
     file.texts = (const char **)memory_take(TOKENIZER_MOST_TOKENS, sizeof *file.texts);
-    tokenizer->kinds = (uint8_t *)memory_take(TOKENIZER_MOST_TOKENS, 1);
+    tokenizer->is_special = (bool *)memory_take(TOKENIZER_MOST_TOKENS, sizeof(bool));
     tokenizer->added = (AddedToken *)memory_take(added + 1, sizeof *tokenizer->added);
     json_object_foreach((json_t *)file.vocabulary, text, id) {
-        good = good && tokenizer_place(tokenizer, &file, text, id, TOKEN_PLAIN, error);
+        good = good && tokenizer_place(tokenizer, &file, text, id, false, error);
     }
     for (size_t i = 0; good && i < added; i++) { good = tokenizer_read_added(tokenizer, &file, i, error); }
     good = good && tokenizer_make_bytes(tokenizer, &file, error) &&
@@ -533,10 +504,6 @@ static inline PieceMerge piece_pop(TokenizerWork *work) {
 // One piece of `count` bytes (at least one) in O(count log count).
 static inline void tokenizer_encode_piece(TokenizerWork *work, const uint8_t *bytes, size_t count) {
     const Tokenizer *tokenizer = work->tokenizer;
-    if (count == 1) {
-        tokenizer_give(work, tokenizer->byte_ids[bytes[0]], bytes);
-        return;
-    }
     list_reserve((void **)&work->tokens, 0, &work->token_capacity, count, sizeof *work->tokens);
     for (size_t i = 0; i < count; i++) {
         PieceToken token = {tokenizer->byte_ids[bytes[i]], (int32_t)i - 1,
@@ -622,9 +589,8 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
 }
 
 // Appends the tokens of `count` bytes of text to `out`. special: the text of a special
-// token becomes that token, as in a prompt; otherwise it is encoded as text, as in data
-// of unknown origin. begins: gets where in the text each token begins, or NULL. Any thread may
-// call it. On failure `out` has some of the tokens.
+// token becomes that token, as in a prompt; otherwise it is text, as in data of unknown
+// origin. begins: gets where in the text each token begins, or NULL.
 static inline bool tokenizer_encode_places(const Tokenizer *tokenizer, const char *text, size_t count,
                                            bool special, TokenList *out, TokenList *begins, Error *error) {
     if (count > TOKENIZER_MOST_TEXT_BYTES) {
@@ -680,7 +646,7 @@ static inline void tokenizer_decode(const Tokenizer *tokenizer, TokenDecoder *de
     for (size_t i = 0; i < count; i++) {
         size_t length = 0;
         const uint8_t *bytes = tokenizer_bytes(tokenizer, ids[i], &length);
-        if (!special && length > 0 && tokenizer->kinds[ids[i]] == TOKEN_SPECIAL) { continue; }
+        if (!special && length > 0 && tokenizer->is_special[ids[i]]) { continue; }
         for (size_t k = 0; k < length; k++) {
             decoder->held[decoder->held_count++] = bytes[k];
             token_decoder_release(decoder, false, out);

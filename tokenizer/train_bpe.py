@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     if vocabulary.size(tokenizer) < found.size:
         print(f"train_bpe: the text gives only {vocabulary.size(tokenizer)} tokens, {found.size} were asked for",
               file=sys.stderr)
-    print(f"{vocabulary.size(tokenizer)} tokens in {found.out}, hash {vocabulary.hash_of(tokenizer).hex()[:16]}")
+    print(f"{vocabulary.size(tokenizer)} tokens in {found.out}, sum {vocabulary.sum_of(tokenizer):08x}")
     return 0
 
 

@@ -1,19 +1,18 @@
-"""Loads a tokenizer by directory or name; computes the hash that identifies it in token files and in train_gpt."""
+"""Loads a tokenizer by directory or name; computes the sum that identifies it in token files and in train_gpt."""
 
-import hashlib
 import json
 import os
 import ssl
 import struct
 import urllib.error
 import urllib.request
+import zlib
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 END_OF_TEXT = "<|endoftext|>"
-HASH_PREFIX = b"acco tokenizer 1\n"
 
 
 class TokenizerError(Exception):
@@ -91,20 +90,18 @@ def size(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
-def hash_of(tokenizer: Tokenizer) -> bytes:
-    """SHA-256 of all tokens in the order of their ids and all merges in theirs; tokenizer.h computes the same.
+def sum_of(tokenizer: Tokenizer) -> int:
+    """CRC-32 of all tokens in the order of their ids and all merges in theirs; tokenizer.h computes the same.
 
-    What is hashed: HASH_PREFIX; the numbers of tokens and of merges; for each token its id, the length of its text in UTF-8,
-    and that text as in tokenizer.json; for each merge the ids of both sides. Numbers are uint32, little-endian.
+    What is summed: for each token its id, the length of its text in UTF-8, and that text as in tokenizer.json; for each merge
+    the ids of both sides. Numbers are uint32, little-endian.
     """
     model = json.loads(tokenizer.to_str())["model"]
-    vocabulary = model["vocab"]
-    tokens = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
-    digest = hashlib.sha256(HASH_PREFIX + struct.pack("<II", len(tokens), len(model["merges"])))
-    for text, token in tokens:
+    vocabulary, found = model["vocab"], 0
+    for text, token in sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1]):
         data = text.encode()
-        digest.update(struct.pack("<II", token, len(data)) + data)
+        found = zlib.crc32(struct.pack("<II", token, len(data)) + data, found)
     for merge in model["merges"]:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
-        digest.update(struct.pack("<II", vocabulary[left], vocabulary[right]))
-    return digest.digest()
+        found = zlib.crc32(struct.pack("<II", vocabulary[left], vocabulary[right]), found)
+    return found

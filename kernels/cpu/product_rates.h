@@ -59,8 +59,7 @@ static inline ProductRates product_rates_measure(int threads, const bool wanted[
         }
     }
     double end = clock_seconds() + seconds;
-    for (; stream.pool != NULL && rounds < PRODUCT_RATES_ROUNDS && (rounds == 0 || clock_seconds() < end);
-         rounds++) {
+    for (; rounds < PRODUCT_RATES_ROUNDS && (rounds == 0 || clock_seconds() < end); rounds++) {
         for (int format = 0; format < 2; format++) {
             double began = clock_seconds();
             if (!has[format]) { continue; }

@@ -14,9 +14,14 @@ enum { FUZZ_DATALOADER_WINDOWS = 64, FUZZ_DATALOADER_LENGTH = 16 };
 // vocabulary; bit 7: documents must be divided.
 static inline DataRequest fuzz_dataloader_request(uint8_t choice, const char *path) {
     static const int lengths[4] = {4, 1, 2, FUZZ_DATALOADER_LENGTH}, vocabularies[4] = {300, 256, 50257, 7};
-    DataRequest request = {
-        path, lengths[choice >> 2 & 3], vocabularies[choice >> 4 & 3], 5, (choice & 2) != 0,
-        NULL, (choice & 128) != 0};
+    DataRequest request = {path,
+                           lengths[choice >> 2 & 3],
+                           vocabularies[choice >> 4 & 3],
+                           5,
+                           (choice & 2) != 0,
+                           NULL,
+                           (choice & 128) != 0,
+                           false};
     return request;
 }
 

@@ -10,7 +10,7 @@
 // reached.
 static inline void fuzz_token_file_seal(uint8_t *bytes, size_t size) {
     if (size < TOKEN_FILE_HEADER_BYTES || !token_file_recognise(bytes, size)) { return; }
-    memset(bytes + offsetof(TokenFileHeader, checksum), 0, 8);
+    memset(bytes + offsetof(TokenFileHeader, checksum), 0, 4);
     uLong sum = crc32_z(0, bytes + TOKEN_FILE_HEADER_BYTES, size - TOKEN_FILE_HEADER_BYTES);
     sum = crc32_z(sum, bytes, TOKEN_FILE_HEADER_BYTES);
     for (int i = 0; i < 4; i++) {

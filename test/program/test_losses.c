@@ -44,7 +44,7 @@ static void write_masked(const Stage *stage, const char *name) {
     put_number(file + 20, TOKEN_FILE_HAS_MASK, 4);
     put_number(file + 24, COUNT, 8);
     uLong sum = crc32(0, file + HEADER, sizeof file - HEADER);
-    put_number(file + offsetof(TokenFileHeader, checksum), crc32(sum, file, HEADER), 8);
+    put_number(file + offsetof(TokenFileHeader, checksum), crc32(sum, file, HEADER), 4);
     file_write(stage_path(stage, name, path), file, sizeof file);
 }
 

@@ -556,6 +556,7 @@ static void rerun_open_model(Rerun *rerun) {
                            (uint64_t)logged_number(logged, "seed", 0),
                            true,
                            NULL,
+                           false,
                            false};
     assert_true(data_loader_open(&rerun->data, &request, &error));
     size_t bytes = (size_t)(rerun->B * rerun->T) * sizeof(int32_t), count = part->table.parameter_count;

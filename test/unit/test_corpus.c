@@ -19,6 +19,8 @@
 #include "runtime/errors.h"
 #include "tokenizer/corpus.h"
 
+enum { CORPUS_MAX_STORY = 512 }; // bytes, separator included
+
 static void assert_close(double value, double expected, double tolerance) {
     if (!(fabs(value - expected) <= tolerance)) {
         fail_msg("%.12g is not within %g of %.12g", value, tolerance, expected);
@@ -29,70 +31,73 @@ static void assert_close(double value, double expected, double tolerance) {
 // Checking a grammar
 
 // Whether two alternatives first differ at a plain byte, before either of them ends.
-static bool first_differ_plainly(CorpusText a, CorpusText b) {
-    for (int j = 0; j < a.length && j < b.length; j++) {
-        if (a.start[j] != b.start[j]) {
-            return strchr("{<", a.start[j]) == NULL && strchr("{<", b.start[j]) == NULL;
-        }
-        if (a.start[j] != '{' && a.start[j] != '<') { continue; }
-        char closing = a.start[j] == '{' ? '}' : '>';
-        for (; j < a.length && j < b.length && a.start[j] != closing; j++) {
-            if (a.start[j] != b.start[j]) { return false; }
-        }
-        if (j >= a.length || j >= b.length || b.start[j] != closing) { return false; }
+static bool first_differ_plainly(const char *a, const char *b) {
+    for (; *a != '\0' && *b != '\0'; a++, b++) {
+        if (*a != *b) { return strchr("{<", *a) == NULL && strchr("{<", *b) == NULL; }
+        if (*a != '{' && *a != '<') { continue; }
+        size_t length = strcspn(a, "}>");
+        if (strncmp(a, b, length + 1) != 0) { return false; }
+        a += length - (a[length] == '\0');
+        b += length - (b[length] == '\0');
     }
     return false;
 }
 
-static bool check_rule(const CorpusGrammar *grammar, int rule, Error *error) {
-    const CorpusChoice *choice = &grammar->rules[rule];
-    if (choice->source < 0 || grammar->rules[choice->source].count != choice->count) {
+static int source_of(const CorpusRule *rules, int count, int rule) {
+    const char *follows = rules[rule].follows;
+    return follows == NULL ? rule : corpus_find(rules, count, follows, strlen(follows));
+}
+
+static bool check_rule(const CorpusRule *rules, int count, int rule, Error *error) {
+    const CorpusRule *checked = &rules[rule];
+    int source = source_of(rules, count, rule);
+    if (source < 0 || corpus_alternatives(&rules[source]) != corpus_alternatives(checked)) {
         return error_set(error,
                          "rule %s follows a rule that does not exist or has another number of alternatives",
-                         choice->name.start);
+                         checked->name);
     }
-    for (int a = 0; a < choice->count; a++) {
-        CorpusText text = choice->alternatives[a];
-        for (int j = 0; rule > 0 && j < text.length; j++) {
-            if (strchr("{}<>\n", text.start[j]) != NULL) {
-                return error_set(error, "rule %s: only plots refer to rules", choice->name.start);
-            }
+    for (int a = 0; checked->alternatives[a] != NULL; a++) {
+        if (rule > 0 && strpbrk(checked->alternatives[a], "{}<>\n") != NULL) {
+            return error_set(error, "rule %s: only plots refer to rules", checked->name);
         }
-        for (int b = 0; b < a && choice->source == rule; b++) {
-            if (!first_differ_plainly(text, choice->alternatives[b])) {
+        for (int b = 0; b < a && source == rule; b++) {
+            if (!first_differ_plainly(checked->alternatives[a], checked->alternatives[b])) {
                 return error_set(error, "rule %s: alternatives %d and %d do not first differ at a plain byte",
-                                 choice->name.start, b, a);
+                                 checked->name, b, a);
             }
         }
     }
     return true;
 }
 
-static bool check_plot(const CorpusGrammar *grammar, CorpusText plot, Error *error) {
+static bool check_plot(const CorpusRule *rules, int count, const char *plot, Error *error) {
     bool chosen[CORPUS_MAX_RULES] = {false};
-    int bytes = 1;
-    CorpusPiece piece;
-    for (int position = 0; corpus_next_piece(grammar, plot, &position, &piece);) {
-        int longest = 1;
-        if (piece.kind != CORPUS_BYTE) {
-            const CorpusChoice *choice = piece.rule > 0 ? &grammar->rules[piece.rule] : NULL;
-            bool allowed = choice != NULL &&
-                           (piece.kind == CORPUS_CHOOSE ? choice->source == piece.rule && !chosen[piece.rule]
-                                                        : chosen[choice->source]);
+    size_t bytes = 1;
+    for (const char *at = plot; *at != '\0'; at++) {
+        size_t longest = 1;
+        if (*at == '{' || *at == '<') {
+            bool chooses = *at == '{';
+            size_t length = strcspn(++at, "}>");
+            int rule = corpus_find(rules, count, at, length);
+            int source = rule > 0 ? source_of(rules, count, rule) : -1;
+            bool allowed = source > 0 && at[length] == (chooses ? '}' : '>') &&
+                           (chooses ? source == rule && !chosen[rule] : chosen[source]);
             if (!allowed) {
                 return error_set(error,
                                  "the plot's reference at character %d is unknown, too early or chosen twice",
-                                 piece.position);
+                                 (int)(at - plot));
             }
-            if (piece.kind == CORPUS_CHOOSE) { chosen[piece.rule] = true; }
-            for (int k = 0; k < choice->count; k++) {
-                if (choice->alternatives[k].length > longest) { longest = choice->alternatives[k].length; }
+            chosen[rule] = chosen[rule] || chooses;
+            for (int k = 0; rules[rule].alternatives[k] != NULL; k++) {
+                size_t letters = strlen(rules[rule].alternatives[k]);
+                longest = letters > longest ? letters : longest;
             }
+            at += length;
         }
         bytes += longest;
     }
     if (bytes >= CORPUS_MAX_STORY) {
-        return error_set(error, "a plot may reach %d bytes, %d is the limit", bytes, CORPUS_MAX_STORY - 1);
+        return error_set(error, "a plot may reach %zu bytes, %d is the limit", bytes, CORPUS_MAX_STORY - 1);
     }
     return true;
 }
@@ -100,13 +105,11 @@ static bool check_plot(const CorpusGrammar *grammar, CorpusText plot, Error *err
 // Whether the formulas of corpus.h hold for a grammar, so that whoever changes the
 // stories learns which of its rules they broke.
 static bool check_grammar(const CorpusRule *rules, int count, Error *error) {
-    CorpusGrammar grammar;
-    corpus_read(rules, count, &grammar);
     for (int r = 0; r < count; r++) {
-        if (!check_rule(&grammar, r, error)) { return false; }
+        if (!check_rule(rules, count, r, error)) { return false; }
     }
-    for (int p = 0; p < grammar.rules[0].count; p++) {
-        if (!check_plot(&grammar, grammar.rules[0].alternatives[p], error)) { return false; }
+    for (int p = 0; rules[0].alternatives[p] != NULL; p++) {
+        if (!check_plot(rules, count, rules[0].alternatives[p], error)) { return false; }
     }
     return true;
 }
@@ -140,38 +143,41 @@ static void test_grammar_is_valid(void **state) {
     Error error = {""};
     if (!check_grammar(corpus_rules, CORPUS_RULES, &error)) { fail_msg("%s", error.text); }
     for (int r = 0; r < CORPUS_RULES; r++) {
-        for (const char *c = corpus_rules[r].alternatives; *c != '\0'; c++) {
-            assert_true(*c >= ' ' && *c <= '~');
+        for (int k = 0; corpus_rules[r].alternatives[k] != NULL; k++) {
+            for (const char *c = corpus_rules[r].alternatives[k]; *c != '\0'; c++) {
+                assert_true(*c >= ' ' && *c <= '~');
+            }
         }
     }
 }
 
-static void expect_invalid(const char *plots, const char *words, const char *follower) {
-    CorpusRule rules[] = {{"plot", NULL, plots}, {"word", NULL, words}, {"tail", "word", follower}};
+// NULL: there is one alternative less.
+static bool is_valid(const char *plot, const char *other, const char *word, const char *second,
+                     const char *tail, const char *follower) {
+    const CorpusRule rules[] = {
+        {"plot", NULL, {plot, other}}, {"word", NULL, {word, second}}, {"tail", "word", {tail, follower}}};
     Error error = {""};
-    assert_false(check_grammar(rules, 3, &error));
-    assert_true(error_is_set(&error));
+    bool valid = check_grammar(rules, 3, &error);
+    assert_true(error_is_set(&error) == !valid);
+    return valid;
 }
 
 static void test_check_finds_what_breaks_the_formulas(void **state) {
     (void)state;
-    CorpusRule good[] = {
-        {"plot", NULL, "a {word}<tail>|b {word}"}, {"word", NULL, "cat|car"}, {"tail", "word", "x|y"}};
-    Error error = {""};
-    assert_true(check_grammar(good, 3, &error));
-    expect_invalid("a {word}", "ball|balloon", "x|y");           // a word that begins another
-    expect_invalid("a {word}", "cat|cat", "x|y");                // twice the same
-    expect_invalid("a {word}|a {word} b", "cat|car", "x|y");     // a plot that begins another
-    expect_invalid("a {word}|a x", "cat|car", "x|y");            // plots that part at a choice
-    expect_invalid("a {word}<word>|a {word}", "cat|car", "x|y"); // and at a repetition
-    expect_invalid("a <word>", "cat|car", "x|y");                // repeated before it is chosen
-    expect_invalid("a <tail> {word}", "cat|car", "x|y");
-    expect_invalid("a {word} {word}", "cat|car", "x|y"); // chosen twice
-    expect_invalid("a {wort}", "cat|car", "x|y");
-    expect_invalid("a {word", "cat|car", "x|y");
-    expect_invalid("a {tail}", "cat|car", "x|y");   // a follower has no choice
-    expect_invalid("a {word}", "cat|car", "x");     // a follower of another length
-    expect_invalid("a {word}", "c<tail>|d", "x|y"); // words do not refer
+    assert_true(is_valid("a {word}<tail>", "b {word}", "cat", "car", "x", "y"));
+    assert_false(is_valid("a {word}", NULL, "ball", "balloon", "x", "y"));    // a word that begins another
+    assert_false(is_valid("a {word}", NULL, "cat", "cat", "x", "y"));         // twice the same
+    assert_false(is_valid("a {word}", "a {word} b", "cat", "car", "x", "y")); // a plot that begins another
+    assert_false(is_valid("a {word}", "a x", "cat", "car", "x", "y"));        // plots that part at a choice
+    assert_false(is_valid("a {word}<word>", "a {word}", "cat", "car", "x", "y")); // and at a repetition
+    assert_false(is_valid("a <word>", NULL, "cat", "car", "x", "y")); // repeated before it is chosen
+    assert_false(is_valid("a <tail> {word}", NULL, "cat", "car", "x", "y"));
+    assert_false(is_valid("a {word} {word}", NULL, "cat", "car", "x", "y")); // chosen twice
+    assert_false(is_valid("a {wort}", NULL, "cat", "car", "x", "y"));
+    assert_false(is_valid("a {word", NULL, "cat", "car", "x", "y"));
+    assert_false(is_valid("a {tail}", NULL, "cat", "car", "x", "y"));   // a follower has no choice
+    assert_false(is_valid("a {word}", NULL, "cat", "car", "x", NULL));  // a follower of another length
+    assert_false(is_valid("a {word}", NULL, "c<tail>", "d", "x", "y")); // words do not refer
 }
 
 static void test_window_is_a_pure_function(void **state) {
@@ -223,10 +229,10 @@ static void test_pronouns_and_sounds_belong_together(void **state) {
 // Nested choices with common beginnings, a follower, and lengths that differ: small
 // enough to be listed.
 static const CorpusRule small_rules[] = {
-    {"plot", NULL, "A {who} met {what}; <it> said <what>.|A {who} hid <it>|B {what} {who}, <what>!"},
-    {"who", NULL, "cat|cow|bird|bee|elephant"},
-    {"it", "who", "purr|moo|tweet|z|toot"},
-    {"what", NULL, "Ann|Anton|Bo"},
+    {"plot", NULL, {"A {who} met {what}; <it> said <what>.", "A {who} hid <it>", "B {what} {who}, <what>!"}},
+    {"who", NULL, {"cat", "cow", "bird", "bee", "elephant"}},
+    {"it", "who", {"purr", "moo", "tweet", "z", "toot"}},
+    {"what", NULL, {"Ann", "Anton", "Bo"}},
 };
 enum { SMALL_RULES = 4, SMALL_STORIES = 5 * 3 + 5 + 5 * 3, SMALL_MAX = 64 };
 
@@ -303,17 +309,6 @@ static void test_nats_agree_with_listing_all_stories(void **state) {
 // ---------------------------------------------------------------------------------------
 // The real grammar
 
-// Alternative k of a list separated by bars; false behind the last.
-static bool alternative(const char *list, int k, char *text, size_t size) {
-    for (; k > 0; k--) {
-        list = strchr(list, '|');
-        if (list == NULL) { return false; }
-        list++;
-    }
-    snprintf(text, size, "%.*s", (int)strcspn(list, "|"), list);
-    return true;
-}
-
 static int rule_of(const char *name, size_t length) {
     for (int r = 0; r < CORPUS_RULES; r++) {
         if (strlen(corpus_rules[r].name) == length && strncmp(corpus_rules[r].name, name, length) == 0) {
@@ -326,11 +321,10 @@ static int rule_of(const char *name, size_t length) {
 // Sum of the probabilities of all ways to read `story` (to its end) as what is left of a
 // plot; chosen[r] is -1 before rule r is chosen.
 static double parse_plot(const char *plot, const char *story, int *chosen) {
-    char word[64];
-    while (*plot != '\0' && *plot != '|' && *plot != '{' && *plot != '<') {
+    while (*plot != '\0' && *plot != '{' && *plot != '<') {
         if (*plot++ != *story++) { return 0.0; }
     }
-    if (*plot == '\0' || *plot == '|') { return *story == '\0' ? 1.0 : 0.0; }
+    if (*plot == '\0') { return *story == '\0' ? 1.0 : 0.0; }
     size_t length = strcspn(plot + 1, "}>");
     int r = rule_of(plot + 1, length), source = r;
     const char *rest = plot + length + 2;
@@ -339,12 +333,12 @@ static double parse_plot(const char *plot, const char *story, int *chosen) {
     }
     if (*plot == '<') {
         assert_true(chosen[source] >= 0);
-        alternative(corpus_rules[r].alternatives, chosen[source], word, sizeof word);
+        const char *word = corpus_rules[r].alternatives[chosen[source]];
         return strncmp(story, word, strlen(word)) == 0 ? parse_plot(rest, story + strlen(word), chosen) : 0.0;
     }
     double probability = 0.0;
     int count = 0;
-    for (; alternative(corpus_rules[r].alternatives, count, word, sizeof word); count++) {
+    for (const char *word; (word = corpus_rules[r].alternatives[count]) != NULL; count++) {
         if (strncmp(story, word, strlen(word)) != 0) { continue; }
         chosen[r] = count;
         probability += parse_plot(rest, story + strlen(word), chosen);
@@ -356,11 +350,9 @@ static double parse_plot(const char *plot, const char *story, int *chosen) {
 static double parse_story(const char *story) {
     int chosen[CORPUS_RULES], count = 0;
     double probability = 0.0;
-    for (const char *plot = corpus_rules[0].alternatives; plot != NULL; count++) {
+    for (const char *plot; (plot = corpus_rules[0].alternatives[count]) != NULL; count++) {
         for (int r = 0; r < CORPUS_RULES; r++) { chosen[r] = -1; }
         probability += parse_plot(plot, story, chosen);
-        plot = strchr(plot, '|');
-        plot = plot != NULL ? plot + 1 : NULL;
     }
     return probability / count;
 }

@@ -63,7 +63,7 @@ static const char *write_llmc(Scratch *scratch, const char *name, int32_t magic,
 
 static bool try_open(DataLoader *loader, const char *path, int T, int vocabulary, bool hold_out,
                      Error *error) {
-    DataRequest request = {path, T, vocabulary, 42, hold_out, NULL, false};
+    DataRequest request = {path, T, vocabulary, 42, hold_out, NULL, false, false};
     error->text[0] = '\0';
     return data_loader_open(loader, &request, error);
 }
@@ -188,7 +188,7 @@ static void test_every_epoch_visits_every_window_once(void **state) {
             order[epoch][i] = tokens[0] / T;
         }
     }
-    DataRequest request = {scratch->path, T, 1000, 43, false, NULL, false};
+    DataRequest request = {scratch->path, T, 1000, 43, false, NULL, false, false};
     Error error = {""};
     assert_true(data_loader_open(&other, &request, &error));
     int same_seed = 0;
@@ -325,7 +325,7 @@ static void test_text_is_bytes(void **state) {
     assert_memory_equal(tokens, expected, sizeof tokens);
     assert_memory_equal(targets, expected + 1, sizeof targets);
     data_loader_close(&loader);
-    expect_refusal(scratch->path, 4, 255, "vocabulary of at least 256");
+    expect_refusal(scratch->path, 4, 255, "a vocabulary of 255");
 }
 
 // Where documents must be divided, llm.c's ids of GPT-2 say by which token; Llama's do not, nor
@@ -338,7 +338,7 @@ static void test_files_that_divide_documents(void **state) {
         if (i == 2) { write_file(scratch, "bare.bin", ids, sizeof ids); }
         const char *path =
             i < 2 ? write_llmc(scratch, "llmc.bin", magic[i], version[i], 25, 25, 2 + 2 * i) : scratch->path;
-        DataRequest request = {path, 12, 50257, 42, false, NULL, true};
+        DataRequest request = {path, 12, 50257, 42, false, NULL, true, false};
         DataLoader loader;
         Error error = {""};
         assert_true(data_loader_open(&loader, &request, &error) == (i == 0));
@@ -701,7 +701,7 @@ static void test_a_source_is_read_as_if_alone(void **state) {
         char name[32];
         snprintf(name, sizeof name, "%d,%d.bin", i, i);
         strcpy(path[i], write_ids(scratch, name, windows[i] * T + 1, 1000 * i, 4000));
-        DataRequest request = {path[i], T, 4000, 42 + (uint64_t)i, true, NULL, false};
+        DataRequest request = {path[i], T, 4000, 42 + (uint64_t)i, true, NULL, false, false};
         assert_true(data_loader_open(&alone[i], &request, &error)); // a comma in a name
         char renamed[160];
         snprintf(renamed, sizeof renamed, "%s", scratch_path(scratch, name + 2));

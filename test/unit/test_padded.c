@@ -27,7 +27,8 @@ static int expected_target(int w, int t) {
 
 static void a_window_is_a_document(void **state) {
     (void)state;
-    DataRequest request = {"test/reference/padded_shard.bin", LENGTH, VOCABULARY, 1, false, NULL, false};
+    DataRequest request = {
+        "test/reference/padded_shard.bin", LENGTH, VOCABULARY, 1, false, NULL, false, false};
     DataLoader loader;
     Error error;
     int32_t tokens[DOCUMENTS * LENGTH], targets[DOCUMENTS * LENGTH];

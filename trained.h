@@ -105,10 +105,10 @@ static inline bool trained_refuse_pattern(const TrainedPart *part, const char *o
 // module (h.0.mlp.c_fc), or by the module's last word (c_fc).
 static inline bool trained_mark(TrainedPart *part, const char *option, const char *patterns, size_t prefix,
                                 bool projections, TrainedKind kind, Error *error) {
-    char list[1024], *rest = NULL;
+    char list[1024], *rest = list;
     assert(strlen(patterns) < sizeof list);
     snprintf(list, sizeof list, "%s", patterns);
-    for (char *pattern = strtok_r(list, ",", &rest); pattern != NULL; pattern = strtok_r(NULL, ",", &rest)) {
+    for (char *pattern; (pattern = strsep(&rest, ",")) != NULL;) {
         int matched = 0;
         for (int i = 0; i < part->model.count; i++) {
             const ParameterInfo *entry = &part->model.entries[i];
@@ -183,7 +183,8 @@ static inline bool trained_part_make(TrainedPart *part, const ModelConfig *confi
     for (int i = 0; choice->rank > 0 && i < part->model.count; i++) { part->places[i].kind = TRAINED_FROZEN; }
     bool good = choice->rank > 0
                     ? trained_mark(part, "lora-on", choice->adapted, prefix, true, TRAINED_ADAPTED, error)
-                    : trained_mark(part, "freeze", choice->freeze, prefix, false, TRAINED_FROZEN, error);
+                    : choice->freeze[0] == '\0' ||
+                          trained_mark(part, "freeze", choice->freeze, prefix, false, TRAINED_FROZEN, error);
     for (int i = 1; good && choice->rank == 0 && i < part->model.count; i++) {
         const ParameterInfo *entry = &part->model.entries[i], *before = entry - 1;
         if (!entry->joins_before || part->places[i].kind == part->places[i - 1].kind) { continue; }
@@ -192,10 +193,7 @@ static inline bool trained_part_make(TrainedPart *part, const ModelConfig *confi
     }
     if (good) { trained_lay_out(part); }
     if (good && part->table.parameter_count == 0) {
-        good = error_set(error,
-                         choice->rank > 0 ? "--lora-on \"%.80s\" names no matrix"
-                                          : "--freeze %.80s leaves nothing to train",
-                         choice->rank > 0 ? choice->adapted : choice->freeze);
+        good = error_set(error, "--freeze %.80s leaves nothing to train", choice->freeze);
     }
     if (!good) { trained_part_free(part); }
     return good;

@@ -726,11 +726,11 @@ static void what_was_measured_is_kept(void **state) {
 }
 
 // Resumes a run of --acco-split auto with `options`, and looks at what it says.
-static void check_split(Stage *stage, const char *checkpoint, const char *options, const char *remark,
-                        const char *measured) {
+static void check_split(Stage *stage, int ranks, const char *checkpoint, const char *options,
+                        const char *remark, const char *measured) {
     char arguments[512];
     snprintf(arguments, sizeof arguments, "--optimizer acco --resume %s %s", checkpoint, options);
-    Training training = training_start(stage, 2, arguments);
+    Training training = training_start(stage, ranks, arguments);
     json_t *events = training_finish(stage, &training), *resumed = log_event_of(events, "resume", 0);
     const char *remarks = json_string_value(json_object_get(resumed, "remarks")),
                *why = json_string_value(json_object_get(log_event_of(events, "start", 0), "measured"));
@@ -754,11 +754,14 @@ static void a_measured_split_is_kept_only_where_that_is_exact(void **state) {
     json_decref(training_finish(stage, &first));
     json_decref(training_finish(stage, &by_hand));
     const char *path = step_path(&first, 2);
-    check_split(stage, path, "--accumulate 4 --acco-split auto", "", "kept from the checkpoint: measured: ");
-    check_split(stage, path, "--accumulate 4 --acco-split 0.6", "another --acco-split", "");
-    check_split(stage, path, "--accumulate 6 --acco-split auto", "another --accumulate", "measured: ");
-    check_split(stage, path, "--accumulate 4 --acco-split auto --wire bf16", "another --wire", "measured: ");
-    check_split(stage, step_path(&by_hand, 2), "--accumulate 4 --acco-split auto", "another --acco-split",
+    check_split(stage, 2, path, "--accumulate 4 --acco-split auto", "",
+                "kept from the checkpoint: measured: ");
+    check_split(stage, 3, path, "--accumulate 4 --acco-split auto", "ranks", "measured: ");
+    check_split(stage, 2, path, "--accumulate 4 --acco-split 0.6", "another --acco-split", "");
+    check_split(stage, 2, path, "--accumulate 6 --acco-split auto", "another --accumulate", "measured: ");
+    check_split(stage, 2, path, "--accumulate 4 --acco-split auto --wire bf16", "another --wire",
+                "measured: ");
+    check_split(stage, 2, step_path(&by_hand, 2), "--accumulate 4 --acco-split auto", "another --acco-split",
                 "measured: ");
 }
 

@@ -232,6 +232,22 @@ static void ids_without_a_token_have_no_text(void **state) {
     tokenizer_close(&tokenizer);
 }
 
+// A blank that stands in the vocabulary as a blank is no letter, as for the library.
+static void a_byte_is_the_token_of_its_letter(void **state) {
+    (void)state;
+    Tokenizer tokenizer, reference = open_reference();
+    json_t *root = load_json(REFERENCE);
+    json_t *vocabulary = json_object_get(json_object_get(root, "model"), "vocab");
+    json_object_set_new(vocabulary, " ", json_integer(reference.vocabulary));
+    Error error;
+    if (!open_json(&tokenizer, root, &error)) { fail_msg("%s", error.text); }
+    assert_int_equal(tokenizer.vocabulary, reference.vocabulary + 1);
+    assert_memory_equal(tokenizer.byte_ids, reference.byte_ids, sizeof reference.byte_ids);
+    tokenizer_close(&tokenizer);
+    tokenizer_close(&reference);
+    json_decref(root);
+}
+
 // value: the JSON that is put at a path of a good file; NULL: the path is removed. words:
 // those that the error must have.
 typedef struct Damage {
@@ -441,6 +457,7 @@ int main(void) {
         cmocka_unit_test(hard_strings_have_the_ids_of_the_library),
         cmocka_unit_test(merges_as_one_string_are_the_same_as_pairs),
         cmocka_unit_test(the_sum_is_that_of_the_token_files),
+        cmocka_unit_test(a_byte_is_the_token_of_its_letter),
         cmocka_unit_test(decoding_is_that_of_the_library_in_steps_of_any_length),
         cmocka_unit_test(a_character_appears_when_its_last_byte_does),
         cmocka_unit_test(text_that_is_not_utf8_comes_back_byte_by_byte),

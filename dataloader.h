@@ -14,8 +14,7 @@
 // and of the index of the sample (data_loader_window; docs/data.md has it in Python). No
 // list is shuffled, stored or sent: a run's position in its data is one number, and the
 // samples of a step do not depend on how many ranks share them.
-#ifndef ACCO_DATALOADER_H
-#define ACCO_DATALOADER_H
+#pragma once
 
 #include <assert.h>
 #include <glob.h>
@@ -693,5 +692,3 @@ static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, u
     *perfect_loss = loader->builtin ? nats / ((double)B * T) : NAN;
     return good;
 }
-
-#endif

@@ -3,8 +3,7 @@
 //
 // eval_tasks.h reads the data into sequences; here all ranks score them. A batch does not
 // depend on the number of ranks, so neither does a score, to the last bit.
-#ifndef ACCO_EVALUATION_EVAL_H
-#define ACCO_EVALUATION_EVAL_H
+#pragma once
 
 #include "comm/transport.h"
 #include "evaluation/eval_tasks.h"
@@ -344,5 +343,3 @@ static inline int command_eval(Run *run) {
     transport_close(transport);
     return 0;
 }
-
-#endif

@@ -18,8 +18,7 @@
 // predicted. Spaces at the end of the context belong to the continuation. A sequence that
 // is too long loses its beginning. One difference remains: capital and small letters are
 // PCRE2's, which maps one character to one.
-#ifndef ACCO_EVALUATION_EVAL_TASKS_H
-#define ACCO_EVALUATION_EVAL_TASKS_H
+#pragma once
 
 #include "dataloader.h"
 
@@ -412,5 +411,3 @@ static inline bool evaluate_set_open(EvaluateSet *set, const EvaluateRequest *re
 static inline const EvaluateSequence *evaluate_sequence(const EvaluateSet *set, size_t batch, size_t row) {
     return set->order[set->starts[batch] + row];
 }
-
-#endif

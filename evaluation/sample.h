@@ -4,8 +4,7 @@
 // A step decodes one token: the model caches what it needs of all earlier positions. When
 // all of its positions are used, the text ends. A sampler has an arena of its own, so
 // training reserves nothing for it.
-#ifndef ACCO_EVALUATION_SAMPLE_H
-#define ACCO_EVALUATION_SAMPLE_H
+#pragma once
 
 #include "checkpoint/hf_model.h"
 #include "models.h"
@@ -392,5 +391,3 @@ static inline int command_sample(const Options *options) {
     free(sample.text);
     return 0;
 }
-
-#endif

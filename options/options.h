@@ -1,8 +1,7 @@
 // options.h: what a user asked for, and what is known of every option of the program.
 //
 // Parser, help, documentation, config.json, log and checkpoints all follow options_table.h.
-#ifndef ACCO_OPTIONS_OPTIONS_H
-#define ACCO_OPTIONS_OPTIONS_H
+#pragma once
 
 #include "rules.h"
 
@@ -235,5 +234,3 @@ static inline const char *options_model(const Options *options) {
     const char *start = options_start(options);
     return start[0] != '\0' ? start : options->model;
 }
-
-#endif

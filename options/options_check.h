@@ -3,8 +3,7 @@
 // Values that are automatic (0, or -1 for some rates) are not compared here; a caller
 // that has filled them in may check again. options_check_rule and options_check_ranks
 // wait for the model and the ranks.
-#ifndef ACCO_OPTIONS_OPTIONS_CHECK_H
-#define ACCO_OPTIONS_OPTIONS_CHECK_H
+#pragma once
 
 #include "options/options_parse.h"
 
@@ -228,5 +227,3 @@ static inline bool options_check_ranks(const Options *options, int ranks, int64_
                (long long)options->tokens, batches, ranks, plural(ranks), (long long)options->micro_batch,
                (long long)sequence_length, commit, options->rank_accumulate[0] != '\0' ? "rank-" : "");
 }
-
-#endif

@@ -1,6 +1,5 @@
 // options_help.h: help by topic, and the tables of docs/options.md.
-#ifndef ACCO_OPTIONS_OPTIONS_HELP_H
-#define ACCO_OPTIONS_OPTIONS_HELP_H
+#pragma once
 
 #include "options/options_parse.h"
 
@@ -175,5 +174,3 @@ static inline void options_print_markdown(FILE *file) {
         }
     }
 }
-
-#endif

@@ -10,8 +10,7 @@
 // Nothing is changed or ignored silently: what cannot be taken is refused in one sentence,
 // which says what is allowed and the nearest valid name. (A file may have options for
 // another command, since a saved configuration holds them all.)
-#ifndef ACCO_OPTIONS_OPTIONS_PARSE_H
-#define ACCO_OPTIONS_OPTIONS_PARSE_H
+#pragma once
 
 #include <assert.h>
 #include <ctype.h>
@@ -687,5 +686,3 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
     }
     return options_keep(options, sources, error) && options_settle_rivals(options, sources, error);
 }
-
-#endif

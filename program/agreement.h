@@ -4,8 +4,7 @@
 // Some mistakes only one rank can see, such as a file that is missing on its node; therefore
 // all ranks meet in agree_or_exit, and leave in order. All functions but exit_user_mistake
 // are collective.
-#ifndef ACCO_PROGRAM_AGREEMENT_H
-#define ACCO_PROGRAM_AGREEMENT_H
+#pragma once
 
 #include "program/run.h"
 
@@ -141,5 +140,3 @@ static inline uint64_t check_replicas(const Scheduler *s, const void *parameters
     free(all);
     return mine;
 }
-
-#endif

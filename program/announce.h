@@ -1,7 +1,6 @@
 // announce.h: how the program was built, what a run has chosen, and what came of it.
 // Every choice that the program made by itself is printed with its reason. Rank 0 only.
-#ifndef ACCO_PROGRAM_ANNOUNCE_H
-#define ACCO_PROGRAM_ANNOUNCE_H
+#pragma once
 
 #include <sys/statvfs.h>
 
@@ -407,5 +406,3 @@ static inline void print_files(const Run *run) {
         printf("trace      %s (https://ui.perfetto.dev opens it)\n", run->options.trace);
     }
 }
-
-#endif

@@ -4,8 +4,7 @@
 //
 // With a constant or a slowly falling rate weights swing around a mean that is often better than
 // any of them (stochastic weight averaging, arXiv 1803.05407). One process, on the host.
-#ifndef ACCO_PROGRAM_AVERAGE_H
-#define ACCO_PROGRAM_AVERAGE_H
+#pragma once
 
 #include "program/agreement.h"
 
@@ -59,5 +58,3 @@ static inline int command_average(const Options *options) {
     hf_model_close(&first);
     return 0;
 }
-
-#endif

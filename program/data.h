@@ -2,8 +2,7 @@
 //
 // A text for a model with a tokenizer is tokenized before training by rank 0, into a token
 // file in the run's directory (tokenizer/tokenize.h), which all ranks read.
-#ifndef ACCO_PROGRAM_DATA_H
-#define ACCO_PROGRAM_DATA_H
+#pragma once
 
 #include "checkpoint/hf_model.h"
 #include "program/setup.h"
@@ -333,5 +332,3 @@ static inline int64_t validation_batches(Run *run, int source) {
     uint64_t B = (uint64_t)run->B, asked = (uint64_t)run->options.val_batches;
     return (int64_t)(windows == 0 ? asked : size_min(asked, (windows + B - 1) / B));
 }
-
-#endif

@@ -2,8 +2,7 @@
 //
 // What would is found by trial: the reservations are made again with other options, which
 // allocates nothing.
-#ifndef ACCO_PROGRAM_FIT_H
-#define ACCO_PROGRAM_FIT_H
+#pragma once
 
 #include "program/setup.h"
 
@@ -189,5 +188,3 @@ static inline bool fit_check(const Setup *setup, const MemoryRoom *room, Error *
                      size_text(of_gpu ? needs.gpu : needs.host, needed), of_gpu ? "on the GPU" : "of memory",
                      size_text(of_gpu ? room->gpu : room->host, available), text);
 }
-
-#endif

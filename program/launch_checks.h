@@ -3,8 +3,7 @@
 // Open MPI binds each of one or two ranks to one core, so that more threads bring nothing. A
 // launcher of another MPI starts N copies that each believe to be alone. Decisions are
 // functions of numbers and of the environment, so that tests can put them on any machine.
-#ifndef ACCO_PROGRAM_LAUNCH_CHECKS_H
-#define ACCO_PROGRAM_LAUNCH_CHECKS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -191,5 +190,3 @@ static inline void launch_judge_shared_memory(size_t bytes, int local_ranks, cha
              "container more, docker run --shm-size=2g",
              size_text(bytes, text));
 }
-
-#endif

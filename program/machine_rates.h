@@ -8,8 +8,7 @@
 // MFU): of a GPU its maker's number for dense products of bf16, without sparsity; of CPUs
 // the rate of the products of a layer, measured by all ranks at once because they share
 // the machine, and only where the run is long.
-#ifndef ACCO_PROGRAM_MACHINE_RATES_H
-#define ACCO_PROGRAM_MACHINE_RATES_H
+#pragma once
 
 #include "kernels/cpu/product_rates.h"
 #include "program/agreement.h"
@@ -101,5 +100,3 @@ static inline double find_peak(Run *run) {
     }
     return transport_fold(&run->transport, "measuring", mine, real_add);
 }
-
-#endif

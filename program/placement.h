@@ -2,8 +2,7 @@
 // ranks, and which activations are kept for the backward pass.
 //
 // Each is chosen once, before memory is planned, and printed with its reason.
-#ifndef ACCO_PROGRAM_PLACEMENT_H
-#define ACCO_PROGRAM_PLACEMENT_H
+#pragma once
 
 #include "comm/collectives.h"
 #include "kernels/cpu/product_rates.h"
@@ -363,5 +362,3 @@ static inline bool placement_choose_recompute(Placement *placement, const Option
              (double)needed / 1e9, (double)room / 1e9);
     return true;
 }
-
-#endif

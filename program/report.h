@@ -8,8 +8,7 @@
 // One table, REPORT_FIELDS, says what a report holds and how each of the three shows it.
 // A log that cannot be written does not end the run (runtime/log.h), but the end of the
 // run tells it, by a message and its exit code. Rank 0 only.
-#ifndef ACCO_PROGRAM_REPORT_H
-#define ACCO_PROGRAM_REPORT_H
+#pragma once
 
 #include <stddef.h>
 
@@ -386,5 +385,3 @@ static inline void report_validation(Reports *reports, int64_t tokens, double se
     fflush(stdout);
     report_write(reports, event, &row);
 }
-
-#endif

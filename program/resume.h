@@ -2,8 +2,7 @@
 //
 // checkpoint/ knows how a checkpoint is written and read; this file decides when, prints
 // and logs it, and lets clocks, reports and data continue from a loaded one.
-#ifndef ACCO_PROGRAM_RESUME_H
-#define ACCO_PROGRAM_RESUME_H
+#pragma once
 
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
@@ -392,5 +391,3 @@ static inline bool roll_back(Run *run) {
                            (json_int_t)commit, "count", log_real(rollbacks)));
     return true;
 }
-
-#endif

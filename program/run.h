@@ -2,8 +2,7 @@
 //
 // Everything that lives as long as the program does hangs on one Run, which main makes. A
 // function takes the parts that it needs, and the Run only where all of it is meant.
-#ifndef ACCO_PROGRAM_RUN_H
-#define ACCO_PROGRAM_RUN_H
+#pragma once
 
 #include "checkpoint/checkpoint.h"
 #include "comm/transport_mpi.h"
@@ -94,5 +93,3 @@ static inline int64_t tokens_done(const Run *run) {
 static inline const char *step_name(const Rule *rule) {
     return rule->kind == RULE_LOCAL ? "inner step" : "commit";
 }
-
-#endif

@@ -1,7 +1,6 @@
 // run_directory.h: which directory a run writes to, what it is called, and that no other run
 // writes there at the same time. Rank 0 only.
-#ifndef ACCO_PROGRAM_RUN_DIRECTORY_H
-#define ACCO_PROGRAM_RUN_DIRECTORY_H
+#pragma once
 
 #include <ctype.h>
 #include <regex.h>
@@ -109,5 +108,3 @@ static inline bool run_directory_lock(const char *directory, const char *host, E
     (void)named;
     return true;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // setup.h: what is decided before training, in this order: model, length, rates, memory,
 // bucket size. (data.h opens the data, between model and length.)
-#ifndef ACCO_PROGRAM_SETUP_H
-#define ACCO_PROGRAM_SETUP_H
+#pragma once
 
 #include "program/agreement.h"
 
@@ -333,5 +332,3 @@ static inline void bucket_for_link(Scheduler *s, const Options *options, const P
     snprintf(reason, 160, "measured: %.3g us a message, %.3g MB/s; %.3g s for all of it", 1e6 * link.latency,
              link.rate / 1e6, seconds);
 }
-
-#endif

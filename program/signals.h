@@ -14,8 +14,7 @@
 // FAILURE_SIGNAL (runtime/errors.h) comes from this process itself: something that knows no
 // ranks has failed, such as CUDA, and all ranks end at once. SIGPIPE is ignored: the log has
 // all that a reader who has gone, as behind `| head`, would have read (report_window).
-#ifndef ACCO_PROGRAM_SIGNALS_H
-#define ACCO_PROGRAM_SIGNALS_H
+#pragma once
 
 #include <errno.h>
 #include <pthread.h>
@@ -157,5 +156,3 @@ static inline void signal_watch_prepare(SignalWatch *watch) {
         pthread_sigmask(SIG_UNBLOCK, &watch->signals, NULL);
     }
 }
-
-#endif

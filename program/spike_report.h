@@ -1,8 +1,7 @@
 // spike_report.h: what a run says about spikes (spike.h): losses, gradients and norms
 // that were too large or not finite, so that no step was made with them. For the user to
 // find the cause, it names the rank and, where it can, the sequences or the tensor.
-#ifndef ACCO_PROGRAM_SPIKE_REPORT_H
-#define ACCO_PROGRAM_SPIKE_REPORT_H
+#pragma once
 
 #include "program/resume.h"
 
@@ -131,5 +130,3 @@ static inline void fail_spike(Run *run) {
             step_name(run->rule), (long long)s->spikes.latest.commit, text, tried,
             policy == SPIKE_STOP ? ", or continue with --on-spike skip" : "");
 }
-
-#endif

@@ -3,8 +3,7 @@
 //
 // The order matters: the directory exists before memory is filled, so that a mistake in
 // --out costs nothing; emulated delays begin after the ranks' clocks were compared.
-#ifndef ACCO_PROGRAM_START_H
-#define ACCO_PROGRAM_START_H
+#pragma once
 
 #include "checkpoint/hf_model.h"
 #include "program/agreement.h"
@@ -131,5 +130,3 @@ static inline void start_run(Run *run) {
     check_replicas(&run->scheduler, scheduler_weights(&run->scheduler), weights_bytes(&run->scheduler));
     scheduler_call(&run->scheduler, run->scheduler.compute, prepare_model_task, run);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // terminal.h: what people see while they wait: numbers in few characters, and a bar with the
 // time left. If the output is no screen, a line takes the bar's place after a silence.
-#ifndef ACCO_PROGRAM_TERMINAL_H
-#define ACCO_PROGRAM_TERMINAL_H
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -135,5 +134,3 @@ static inline void terminal_bar(Terminal *terminal, const Progress *progress, do
     terminal->bar_shown = terminal->interactive;
     terminal->bar_seconds = now;
 }
-
-#endif

@@ -4,8 +4,7 @@
 //
 // Writes PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on of lines as documents.h
 // describes them. python -m tokenizer.prepare feeds it with other formats.
-#ifndef ACCO_PROGRAM_TOKENIZE_H
-#define ACCO_PROGRAM_TOKENIZE_H
+#pragma once
 
 #include "program/agreement.h"
 #include "tokenizer/tokenize.h"
@@ -62,5 +61,3 @@ static inline int command_tokenize(const Options *options) {
     tokenizer_close(&tokenizer);
     return 0;
 }
-
-#endif

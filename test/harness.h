@@ -1,7 +1,6 @@
 // harness.h: what every test written in C includes: cmocka with the headers it needs, a
 // comparison of numbers that a NaN fails, and a way to see a program end.
-#ifndef ACCO_TEST_HARNESS_H
-#define ACCO_TEST_HARNESS_H
+#pragma once
 
 #include <math.h>
 #include <setjmp.h>
@@ -53,5 +52,3 @@ static inline int run_in_child(void (*run)(const void *context), const void *con
     waitpid(child, &status, 0);
     return status;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // layer_calls.h: layers called with single arrays and numbers, for tests and benchmarks.
-#ifndef ACCO_TEST_LAYER_CALLS_H
-#define ACCO_TEST_LAYER_CALLS_H
+#pragma once
 
 #include "kernels/kernels.h"
 
@@ -93,5 +92,3 @@ static inline void call_gelu_backward(Stream *stream, Real *gradient, int gradie
                  .gradient_stride = gradient_stride};
     gelu_backward(stream, &work);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // layout_flat.h: where an element of a rank's shard lies in the flat vector, for tests
 // that look at single elements.
-#ifndef ACCO_TEST_LAYOUT_FLAT_H
-#define ACCO_TEST_LAYOUT_FLAT_H
+#pragma once
 
 #include "comm/layout.h"
 
@@ -12,5 +11,3 @@ static inline size_t layout_flat(const Layout *layout, int rank, size_t own) {
     (void)found;
     return range.flat;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // model_loss.h: passes of a GPT-Neo that wait and return the mean loss over the targets
 // (B, T) >= 0, which is 0 where there is none.
-#ifndef ACCO_TEST_MODEL_LOSS_H
-#define ACCO_TEST_MODEL_LOSS_H
+#pragma once
 
 #include "models.h"
 
@@ -19,5 +18,3 @@ static inline float gpt_loss(Gpt *model, Stream *stream, const void *parameters,
     const float *losses = gpt_losses(model, stream, parameters, &query, NULL);
     return losses_mean(stream, losses, targets, (size_t)query.count);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // reference.h: reads the files in test/reference that scripts in dev/reference have made.
 // ACCO_REFERENCE names another directory.
-#ifndef ACCO_TEST_REFERENCE_H
-#define ACCO_TEST_REFERENCE_H
+#pragma once
 
 #include <jansson.h>
 
@@ -67,5 +66,3 @@ static inline void reference_stream(const char *name, uint64_t seed, float scale
         values[i] = (float)((int)(random_bits(&random) >> 48) - 32768) / 32768.0f * scale;
     }
 }
-
-#endif

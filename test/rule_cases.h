@@ -1,7 +1,6 @@
 // rule_cases.h: one row per update rule: what tests and dev/fingerprints know of it. A new rule
 // gets a row here, and with it most tests of whole runs.
-#ifndef ACCO_TEST_RULE_CASES_H
-#define ACCO_TEST_RULE_CASES_H
+#pragma once
 
 enum { MANY_RANKS = 20, MOST_REPLAYS = 24 };
 
@@ -172,5 +171,3 @@ static const RuleCase rule_cases[RULES_TESTED] = {
                                  {5, "--ranks-per-host 2 --sparse-H 4 --sparse-tau 2 --overlap off"},
                                  {3, "--inner muon --sparse-H 3 --sparse-tau 1"}}},
 };
-
-#endif

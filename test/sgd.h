@@ -1,7 +1,6 @@
 // sgd.h: plain SGD in the place of AdamW. With it the worked examples of the update rules
 // are exact in fp32, and can be checked by hand.
-#ifndef ACCO_TEST_SGD_H
-#define ACCO_TEST_SGD_H
+#pragma once
 
 #include "kernels/cpu/adamw.h"
 
@@ -35,5 +34,3 @@ static inline void momentum_step(Stream *stream, const StepRange *range) {
         range->out[i] = theta;
     }
 }
-
-#endif

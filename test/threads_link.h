@@ -5,8 +5,7 @@
 // data, and the receiver copies them when both have come. A send is done only when it was
 // copied, as late as a link may say so: the hardest case for code that reuses a buffer
 // too early.
-#ifndef ACCO_TEST_THREADS_LINK_H
-#define ACCO_TEST_THREADS_LINK_H
+#pragma once
 
 #include "comm/transport.h"
 
@@ -150,5 +149,3 @@ static inline void join_hosts(Transport *transport, int ranks_per_host) {
     transport_meet(transport,
                    ranks_per_host > 1 ? transport->rank - transport->rank % ranks_per_host : transport->rank);
 }
-
-#endif

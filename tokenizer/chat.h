@@ -9,8 +9,7 @@
 //     system   the same around a system text and that; null: the template takes none
 //     next     the same where an answer stands before it; begins with its end
 //     end      the token that ends an answer
-#ifndef ACCO_TOKENIZER_CHAT_H
-#define ACCO_TOKENIZER_CHAT_H
+#pragma once
 
 #include "tokenizer/tokenizer.h"
 
@@ -72,5 +71,3 @@ static inline char *chat_text(const Chat *chat, const char *system, bool follows
     fclose(file);
     return text;
 }
-
-#endif

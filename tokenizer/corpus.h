@@ -17,8 +17,7 @@
 // The alternatives of a choice are prefix-free, and plots first differ at a plain byte
 // (test/unit/test_corpus.c checks it). So the text up to any byte tells which alternatives are
 // still possible, and the byte costs ln(possible before it / possible after it) nats.
-#ifndef ACCO_TOKENIZER_CORPUS_H
-#define ACCO_TOKENIZER_CORPUS_H
+#pragma once
 
 #include "runtime/errors.h"
 #include "runtime/random.h"
@@ -173,5 +172,3 @@ static inline double corpus_entropy(int T) {
     free(bytes);
     return total / windows / T;
 }
-
-#endif

@@ -17,8 +17,7 @@
 //     more     the document continues in the next line
 //
 // Only `text` is required. Other members are ignored.
-#ifndef ACCO_TOKENIZER_DOCUMENTS_H
-#define ACCO_TOKENIZER_DOCUMENTS_H
+#pragma once
 
 #include "runtime/numbers.h"
 #include "tokenizer/tokenizer.h"
@@ -164,5 +163,3 @@ static inline bool json_lines_next(void *source, DocumentPart *part) {
     free(text);
     return false;
 }
-
-#endif

@@ -2,8 +2,7 @@
 //
 // A model reads bytes, or the tokens of a tokenizer.json. If the meaning of its ids is not
 // known, they are printed as numbers, and no text can be encoded.
-#ifndef ACCO_TOKENIZER_TEXT_CODEC_H
-#define ACCO_TOKENIZER_TEXT_CODEC_H
+#pragma once
 
 #include "tokenizer/tokenizer.h"
 
@@ -79,5 +78,3 @@ static inline void text_codec_print(TextCodec *codec, int32_t id, bool last, FIL
     }
     fflush(file);
 }
-
-#endif

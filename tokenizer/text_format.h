@@ -1,8 +1,7 @@
 // text_format.h: whether a file that is to be read as text is text.
 //
 // Any bytes can be trained on, so a compressed file would silently give a model of noise.
-#ifndef ACCO_TOKENIZER_TEXT_FORMAT_H
-#define ACCO_TOKENIZER_TEXT_FORMAT_H
+#pragma once
 
 #include "runtime/errors.h"
 #include "runtime/numbers.h"
@@ -70,5 +69,3 @@ static inline bool text_format_check(const char *name, const void *text, size_t 
                "text with iconv, and give a file of token ids a name that ends with .bin",
                name, zeros + invalid, looked);
 }
-
-#endif

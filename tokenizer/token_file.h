@@ -5,8 +5,7 @@
 // TokenFileHeader, then tokens, then the mask: (count + 7) / 8 bytes; token i is bit i % 8
 // of byte i / 8; unused bits are 0. 1: the token is to be predicted; 0: it is only read, as
 // the prompt is in fine-tuning.
-#ifndef ACCO_TOKENIZER_TOKEN_FILE_H
-#define ACCO_TOKENIZER_TOKEN_FILE_H
+#pragma once
 
 #include <zlib.h>
 
@@ -176,5 +175,3 @@ static inline bool token_file_open(TokenFile *file, const char *name, const void
     *file = opened;
     return true;
 }
-
-#endif

@@ -2,8 +2,7 @@
 //
 // A file has a temporary name until it is whole and on disk (file_replace_begin). It gets
 // a mask, in memory until the end, if one of its tokens is not to be predicted.
-#ifndef ACCO_TOKENIZER_TOKEN_WRITER_H
-#define ACCO_TOKENIZER_TOKEN_WRITER_H
+#pragma once
 
 #include "runtime/numbers.h"
 #include "tokenizer/token_file.h"
@@ -105,5 +104,3 @@ static inline bool token_writer_end(TokenWriter *writer, Error *error) {
     memset(writer, 0, sizeof *writer);
     return good;
 }
-
-#endif

@@ -10,8 +10,7 @@
 // one token each (tokenizer.h). A token that is only read is ~id until it is written.
 //
 // The calling thread reads and writes, all threads encode: the same, however many.
-#ifndef ACCO_TOKENIZER_TOKENIZE_H
-#define ACCO_TOKENIZER_TOKENIZE_H
+#pragma once
 
 #include "runtime/thread_pool.h"
 #include "tokenizer/documents.h"
@@ -323,5 +322,3 @@ static inline bool tokenize_lines(FILE *input, TokenShards *shards, const Tokeni
     }
     return token_shards_end(shards, good, error);
 }
-
-#endif

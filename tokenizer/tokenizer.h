@@ -13,8 +13,7 @@
 // Bytes that are no UTF-8, which the library refuses, become one token each. A
 // tokenizer.json that asks for more (a normalizer, another pattern, dropout, bytes
 // without a token) is refused. Its post-processor, which puts tokens around, is ignored.
-#ifndef ACCO_TOKENIZER_TOKENIZER_H
-#define ACCO_TOKENIZER_TOKENIZER_H
+#pragma once
 
 #include <jansson.h>
 #ifndef PCRE2_CODE_UNIT_WIDTH
@@ -653,5 +652,3 @@ static inline void tokenizer_decode(const Tokenizer *tokenizer, TokenDecoder *de
         }
     }
 }
-
-#endif

@@ -13,8 +13,7 @@
 // gradient has the type of the product's result, bf16 in backward and fp32 in the next
 // product; and it is overwritten, so that a kernel has to add it to the fp32 gradient.
 // Everything else is bf16.
-#ifndef ACCO_DEV_GPU_GELU_EPILOGUES_CUH
-#define ACCO_DEV_GPU_GELU_EPILOGUES_CUH
+#pragma once
 
 #include "kernels/cuda/column_sums.cuh"
 #include "kernels/cuda/matmul.cuh"
@@ -196,5 +195,3 @@ static inline void epilogue_sums(Stream *stream, float *d_bias, float *partials,
                   reals<__nv_bfloat16>(gradient), stride, rows, columns);
     cuda_column_sums_add(stream, {.first = d_bias}, 1, partials, cuda_row_blocks(rows), columns, columns);
 }
-
-#endif

@@ -4,8 +4,7 @@
 // The compiler puts a call before every access to memory that others may see. The
 // functions that are called are those of accesses.c, not ThreadSanitizer's, and count the
 // accesses to one piece of memory. Copies of the C library (memcpy) call nothing.
-#ifndef ACCO_TEST_ACCESSES_H
-#define ACCO_TEST_ACCESSES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -33,6 +32,4 @@ Accesses accesses_end(void);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -7,8 +7,7 @@
 // them with nvcc and runs them on a machine that executes PTX (test/ptx). `make
 // test-gpu` runs them on a GPU, with larger shapes unless ACCO_SMALL is set, which is
 // for tools that make everything a hundred times slower.
-#ifndef ACCO_TEST_CUDA_KERNELS_H
-#define ACCO_TEST_CUDA_KERNELS_H
+#pragma once
 
 #include <math.h>
 #include <setjmp.h>
@@ -200,5 +199,3 @@ static inline void keep_error(const char *what, double error, double tolerance) 
             fail_msg("%s: relative error %g, allowed %g", what, check_error, (double)(tolerance)); \
         } \
     } while (0)
-
-#endif

@@ -14,8 +14,7 @@
 //
 // A parser that wants a file gets one in memory, without a name (FuzzFile). One that
 // wants several files gets a directory (FuzzFolder) in TMPDIR, or else in memory.
-#ifndef ACCO_TEST_FUZZ_FUZZ_H
-#define ACCO_TEST_FUZZ_FUZZ_H
+#pragma once
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -155,5 +154,3 @@ static inline void fuzz_folder_close(const FuzzFolder *folder) {
     if (directory != NULL) { closedir(directory); }
     rmdir(folder->path);
 }
-
-#endif

@@ -7,8 +7,7 @@
 // makes them right, so that the checks behind them are reached. The model's configuration
 // is that of the smallest preset, but it has only two tensors of three elements in all,
 // so that inputs stay small.
-#ifndef ACCO_TEST_FUZZ_FUZZ_CHECKPOINT_H
-#define ACCO_TEST_FUZZ_FUZZ_CHECKPOINT_H
+#pragma once
 
 #include "checkpoint/load.h"
 #include "options/options_parse.h"
@@ -176,5 +175,3 @@ static inline bool fuzz_checkpoint(const uint8_t *data, size_t size) {
     fuzz_folder_close(&folder);
     return good;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // fuzz_config.h: a Hugging Face config.json. What is accepted is a model that can be laid
 // out, and the config.json that is written for it describes the same model.
-#ifndef ACCO_TEST_FUZZ_FUZZ_CONFIG_H
-#define ACCO_TEST_FUZZ_FUZZ_CONFIG_H
+#pragma once
 
 #include "checkpoint/hf_model.h"
 #include "test/fuzz/fuzz.h"
@@ -56,5 +55,3 @@ static inline bool fuzz_config(const uint8_t *data, size_t size) {
     fuzz_config_again(&config);
     return true;
 }
-
-#endif

@@ -2,8 +2,7 @@
 // nanoGPT's, bytes. The first byte of an input chooses the request
 // (fuzz_dataloader_request), the rest is one or two files. Files that are accepted give
 // tokens below the vocabulary in every window, and an epoch visits each window once.
-#ifndef ACCO_TEST_FUZZ_FUZZ_DATALOADER_H
-#define ACCO_TEST_FUZZ_FUZZ_DATALOADER_H
+#pragma once
 
 #include "dataloader.h"
 #include "test/fuzz/fuzz_token_file.h"
@@ -115,5 +114,3 @@ static inline bool fuzz_dataloader(const uint8_t *data, size_t size) {
     fuzz_folder_close(&folder);
     return good;
 }
-
-#endif

@@ -2,8 +2,7 @@
 // lines that are separators part them, line ends around them are dropped, and so are
 // empty ones. The end of a text ends a document. Inputs are far below
 // TEXT_DOCUMENT_BYTES, so that no document comes in parts.
-#ifndef ACCO_TEST_FUZZ_FUZZ_DOCUMENTS_H
-#define ACCO_TEST_FUZZ_FUZZ_DOCUMENTS_H
+#pragma once
 
 #include "test/fuzz/fuzz.h"
 #include "tokenizer/documents.h"
@@ -63,5 +62,3 @@ static inline bool fuzz_documents(const uint8_t *data, size_t size) {
     for (int i = 0; i < FUZZ_DOCUMENTS_TEXTS; i++) { free((void *)texts[i].bytes); }
     return true;
 }
-
-#endif

@@ -2,8 +2,7 @@
 // token files. The first byte of an input chooses the request (fuzz_evaluate_request),
 // the rest is the file. A file that is accepted becomes sequences that lie inside it and
 // fit a batch.
-#ifndef ACCO_TEST_FUZZ_FUZZ_EVAL_H
-#define ACCO_TEST_FUZZ_FUZZ_EVAL_H
+#pragma once
 
 #include "evaluation/eval_tasks.h"
 #include "test/fuzz/fuzz_text.h"
@@ -89,5 +88,3 @@ static inline bool fuzz_eval(const uint8_t *data, size_t size) {
     fuzz_file_close(&file);
     return good;
 }
-
-#endif

@@ -1,8 +1,7 @@
 // fuzz_hf_model.h: a directory of a Hugging Face model. The parts of the input are the
 // files named below, in this order; the last two, adapters, may belong to the model. What is
 // accepted has every tensor of its configuration, and reading them all cannot fail.
-#ifndef ACCO_TEST_FUZZ_FUZZ_HF_MODEL_H
-#define ACCO_TEST_FUZZ_FUZZ_HF_MODEL_H
+#pragma once
 
 #include "checkpoint/hf_model.h"
 #include "test/fuzz/fuzz.h"
@@ -62,5 +61,3 @@ static inline bool fuzz_hf_model(const uint8_t *data, size_t size) {
     fuzz_folder_close(&folder);
     return good;
 }
-
-#endif

@@ -3,8 +3,7 @@
 // saved options read back the same.
 //
 // Inputs with a --config of their own are ignored: it could name any file of the machine.
-#ifndef ACCO_TEST_FUZZ_FUZZ_OPTIONS_H
-#define ACCO_TEST_FUZZ_FUZZ_OPTIONS_H
+#pragma once
 
 #include "options/options_check.h"
 #include "options/options_help.h"
@@ -100,5 +99,3 @@ static inline bool fuzz_options(const uint8_t *data, size_t size) {
     free(text);
     return good;
 }
-
-#endif

@@ -1,8 +1,7 @@
 // fuzz_safetensors.h: a safetensors file. In what is accepted every tensor lies inside
 // the file and is as large as its shape says, and each byte of the data belongs to one of
 // them. All can be read as floats, and can be written and read again.
-#ifndef ACCO_TEST_FUZZ_FUZZ_SAFETENSORS_H
-#define ACCO_TEST_FUZZ_FUZZ_SAFETENSORS_H
+#pragma once
 
 #include "checkpoint/safetensors.h"
 #include "test/fuzz/fuzz.h"
@@ -85,5 +84,3 @@ static inline bool fuzz_safetensors(const uint8_t *data, size_t size) {
     safetensors_close(&file);
     return true;
 }
-
-#endif

@@ -3,8 +3,7 @@
 // overlap, one of them special, one normalized. It must keep the laws of
 // fuzz_tokenizer.h, and its tokens must be those of plain byte-pair encoding, which
 // searches for the best merge again and again.
-#ifndef ACCO_TEST_FUZZ_FUZZ_TEXT_H
-#define ACCO_TEST_FUZZ_FUZZ_TEXT_H
+#pragma once
 
 #include "test/fuzz/fuzz_tokenizer.h"
 
@@ -76,5 +75,3 @@ static inline bool fuzz_text(const uint8_t *data, size_t size) {
     fuzz_text_piece(fuzz_text_tokenizer(), text);
     return true;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // fuzz_token_file.h: token files in this program's own format. One that is accepted has
 // the size that its header says, and every token is below the vocabulary.
-#ifndef ACCO_TEST_FUZZ_FUZZ_TOKEN_FILE_H
-#define ACCO_TEST_FUZZ_FUZZ_TOKEN_FILE_H
+#pragma once
 
 #include "test/fuzz/fuzz.h"
 #include "tokenizer/token_file.h"
@@ -50,5 +49,3 @@ static inline bool fuzz_token_file(const uint8_t *data, size_t size) {
     free(sealed);
     return good;
 }
-
-#endif

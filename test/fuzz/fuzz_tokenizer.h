@@ -4,8 +4,7 @@
 //
 // A vocabulary needs all 256 bytes, which would be most of every input. So a file is
 // tried as it is, and once more with the missing bytes added.
-#ifndef ACCO_TEST_FUZZ_FUZZ_TOKENIZER_H
-#define ACCO_TEST_FUZZ_FUZZ_TOKENIZER_H
+#pragma once
 
 #include "test/fuzz/fuzz.h"
 #include "tokenizer/tokenizer.h"
@@ -201,5 +200,3 @@ static inline bool fuzz_tokenizer(const uint8_t *data, size_t size) {
     }
     return good;
 }
-
-#endif

@@ -1,8 +1,7 @@
 // fleet.h: several training runs at once, which saves time because mpirun mostly sleeps
 // while it starts; comparisons of how they ended; and a pen to change checkpoints
 // with.
-#ifndef ACCO_TEST_FLEET_H
-#define ACCO_TEST_FLEET_H
+#pragma once
 
 #include "test/program/program.h"
 
@@ -88,5 +87,3 @@ static inline void check_all_differ(const Fleet *fleet) {
         }
     }
 }
-
-#endif

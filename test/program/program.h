@@ -12,8 +12,7 @@
 // starts. Each has its own TMPDIR: Open MPI keeps a directory there that all mpiruns of a
 // user share, and one of them fails when another removes it. stage_end_test, the teardown
 // of every test, ends the programs that a failing test leaves running.
-#ifndef ACCO_TEST_PROGRAM_H
-#define ACCO_TEST_PROGRAM_H
+#pragma once
 
 #include "runtime/errors.h" // PRINTF_LIKE
 #include "test/harness.h"
@@ -493,5 +492,3 @@ static inline Fingerprint training_fingerprint(Stage *stage, const Training *tra
     json_decref(events);
     return print;
 }
-
-#endif

@@ -3,8 +3,7 @@
 //
 // An operation is a function of one lane's values. Its types say how wide the registers
 // are; bool is a predicate.
-#ifndef ACCO_PTX_ARITHMETIC_H
-#define ACCO_PTX_ARITHMETIC_H
+#pragma once
 
 #include <bit>
 #include <cmath>
@@ -306,5 +305,3 @@ static inline void add_arithmetic(Operations &all) {
     all["mov.b32.unpack"] = {unpack<u32, u16>, "22:4", PLAIN};
     all["mov.b64.unpack"] = {unpack<u64, u32>, "44:8", PLAIN};
 }
-
-#endif

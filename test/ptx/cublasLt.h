@@ -1,8 +1,7 @@
 // cublasLt.h: stands in for the library where PTX is executed (machine.h): the plain
 // loops of the emulator, between the toolkit's own types. The machine is told what they
 // write.
-#ifndef ACCO_PTX_CUBLASLT_H
-#define ACCO_PTX_CUBLASLT_H
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -55,5 +54,3 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
     return simt_matmul(handle, operation, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout,
                        algorithm, workspace, bytes, stream);
 }
-
-#endif

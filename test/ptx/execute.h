@@ -1,8 +1,7 @@
 // execute.h: runs a launch: block by block, each with its warps in turns of random
 // length, each of them by groups of lanes. Registers and shared memory begin with random
 // bits.
-#ifndef ACCO_PTX_EXECUTE_H
-#define ACCO_PTX_EXECUTE_H
+#pragma once
 
 #include <algorithm>
 #include <numeric>
@@ -290,5 +289,3 @@ static inline void machine_run(Kernel &kernel, Dim grid, Dim size, size_t shared
     }
     kernel.launches++;
 }
-
-#endif

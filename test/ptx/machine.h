@@ -27,8 +27,7 @@
 // of the memory model; streams that run at the same time. Tensor cores add exactly and
 // cut towards zero. Functions that PTX calls approximate are off by a unit or two in the
 // last place, always the same for the same input.
-#ifndef ACCO_PTX_MACHINE_H
-#define ACCO_PTX_MACHINE_H
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -212,5 +211,3 @@ template <typename... T> static std::string text_of(const char *format, T... val
     snprintf(text, sizeof text, format, values...);
     return text;
 }
-
-#endif

@@ -10,8 +10,7 @@
 //    2  of readers: one thread, lanes of one warp, warps of a block, or several blocks
 //
 // Counts go round: what lies exactly 1024 barriers apart looks unordered.
-#ifndef ACCO_PTX_MEMORY_H
-#define ACCO_PTX_MEMORY_H
+#pragma once
 
 #include "test/ptx/arithmetic.h"
 
@@ -251,5 +250,3 @@ static inline void add_memory(Operations &all) {
     all["cp.async.commit_group"] = {copy_commit, ":", PLAIN};
     all["cp.async.wait_group"] = {copy_wait, ":4", PLAIN};
 }
-
-#endif

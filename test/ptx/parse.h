@@ -1,7 +1,6 @@
 // parse.h: PTX text -> kernels. A kernel that has an instruction which is not known
 // cannot be launched, and says why.
-#ifndef ACCO_PTX_PARSE_H
-#define ACCO_PTX_PARSE_H
+#pragma once
 
 #include <fstream>
 
@@ -324,5 +323,3 @@ static inline void machine_load(const char *path) {
         if (lines[at].find(".entry ") != std::string::npos) { at = parse_kernel(&parser, lines, at); }
     }
 }
-
-#endif

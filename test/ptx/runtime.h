@@ -9,8 +9,7 @@
 //   PTX_SEED      a number: other random orders
 //   PTX_REPORT    a file: gets a line for each kernel that was run, and one for each of
 //                 its instructions that was never executed
-#ifndef ACCO_PTX_RUNTIME_H
-#define ACCO_PTX_RUNTIME_H
+#pragma once
 
 #include <cuda_runtime.h>
 #include <sys/mman.h>
@@ -224,5 +223,3 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     *least = *greatest = 0;
     return cudaSuccess;
 }
-
-#endif

@@ -2,8 +2,7 @@
 //
 // Fragments of matrices are those of the PTX ISA for mma.m16n8k16, as language.cuh says
 // them.
-#ifndef ACCO_PTX_WARP_H
-#define ACCO_PTX_WARP_H
+#pragma once
 
 #include "test/ptx/memory.h"
 
@@ -102,5 +101,3 @@ static inline void add_together(Operations &all) {
     all["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"] = {multiply_matrices, "4444:4444444444",
                                                                   OF_WARP};
 }
-
-#endif

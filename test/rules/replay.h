@@ -15,8 +15,7 @@
 //
 // The problem is a callback: the scalar examples that can be checked by hand run through
 // the same lines as a model does.
-#ifndef ACCO_TEST_REPLAY_H
-#define ACCO_TEST_REPLAY_H
+#pragma once
 
 #include "comm/layout.h"
 #include "kernels/cpu/adamw.h"
@@ -882,5 +881,3 @@ static inline double replay_run(const ReplaySettings *settings, const ReplayProb
     free(replay);
     return gradients_done;
 }
-
-#endif

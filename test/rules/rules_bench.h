@@ -12,8 +12,7 @@
 // without noise; and a vector of noisy quadratics of an awkward length, for comparing
 // orders of execution bit for bit. The last one keeps pace as a model does: it waits for
 // parameters and announces gradients part by part.
-#ifndef ACCO_TEST_RULES_BENCH_H
-#define ACCO_TEST_RULES_BENCH_H
+#pragma once
 
 #include "test/harness.h"
 
@@ -730,5 +729,3 @@ static inline int run_rules_tests(const struct CMUnitTest *tests, size_t count) 
     transport_close(&transport);
     return failed == 0 ? 0 : 1;
 }
-
-#endif

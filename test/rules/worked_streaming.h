@@ -1,8 +1,7 @@
 // worked_streaming.h: examples of Streaming DiLoCo that were worked out beforehand. The
 // real scheduler (test_rules.c) and the plain replay (test_replay.c) must both give these
 // numbers.
-#ifndef ACCO_TEST_WORKED_STREAMING_H
-#define ACCO_TEST_WORKED_STREAMING_H
+#pragma once
 
 // The local parameters of two workers before each of eight steps and after the last,
 // worked out by hand: two fragments of one element each, H = 4, tau = 1, alpha = 1/2.
@@ -61,5 +60,3 @@ static const StreamingSequence streaming_sequences[] = {
      {{1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29},
       {1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29}}},
 };
-
-#endif

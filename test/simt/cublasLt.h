@@ -21,8 +21,7 @@
 // Products of FP8 are as the library's documentation has them for GPUs before 10.0: a is
 // transposed and b is not, one of them at least is e4m3, rows of operands lie a multiple
 // of 16 bytes apart, there is one scale for each operand, and here the result is bf16.
-#ifndef ACCO_SIMT_CUBLASLT_H
-#define ACCO_SIMT_CUBLASLT_H
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -387,5 +386,3 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t oper
     }
     return CUBLAS_STATUS_SUCCESS;
 }
-
-#endif

@@ -1,8 +1,7 @@
 // cuda_bf16.h: stands in for the toolkit's header where kernels are emulated (simt.h). It
 // has the type and the conversions that this project uses, and what the language of its kernels
 // writes as assembly.
-#ifndef ACCO_SIMT_CUDA_BF16_H
-#define ACCO_SIMT_CUDA_BF16_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -92,5 +91,3 @@ template <bool TRANSPOSED> inline void matrix_load_x4(uint32_t r[4], const void 
         }
     }
 }
-
-#endif

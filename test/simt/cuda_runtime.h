@@ -3,8 +3,7 @@
 //
 // Streams do not run beside the host: a call that puts work into a stream does it and
 // then returns. Device memory is memory of the host.
-#ifndef ACCO_SIMT_CUDA_RUNTIME_H
-#define ACCO_SIMT_CUDA_RUNTIME_H
+#pragma once
 
 #include <math.h>
 #include <stdlib.h>
@@ -374,5 +373,3 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*k
     simt_launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, [&] { kernel(arguments...); });
     return cudaSuccess;
 }
-
-#endif

@@ -4,8 +4,7 @@
 // Like the library it may answer that a call is still in progress, which the program must
 // wait for. Unlike the library it never fails; what it refuses are habits that cost time
 // on a GPU: to leave the number of thread blocks open, and messages that begin anywhere.
-#ifndef ACCO_SIMT_NCCL_H
-#define ACCO_SIMT_NCCL_H
+#pragma once
 
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
@@ -208,5 +207,3 @@ inline ncclResult_t ncclGroupEnd() {
     communicator->busy = true;
     return ncclInProgress;
 }
-
-#endif

@@ -35,8 +35,7 @@
 //
 // It says nothing about speed. Each thread of the host has one launch at a time; several
 // threads may launch at once.
-#ifndef ACCO_SIMT_H
-#define ACCO_SIMT_H
+#pragma once
 
 #include <stdint.h>
 #include <stdio.h>
@@ -490,5 +489,3 @@ inline void simt_copy_wait(size_t groups) {
         copies.erase(copies.begin());
     }
 }
-
-#endif

@@ -1,8 +1,7 @@
 // nvToolsExt.h: stands in for the toolkit's header where kernels are emulated (simt.h).
 // SIMT_RANGES in the environment names a file: a line is the name of a range that has
 // ended. Ranges do not nest here.
-#ifndef ACCO_SIMT_NVTOOLSEXT_H
-#define ACCO_SIMT_NVTOOLSEXT_H
+#pragma once
 
 #include <assert.h>
 #include <stdio.h>
@@ -30,5 +29,3 @@ inline int nvtxRangePop() {
     simt_range() = nullptr;
     return 0;
 }
-
-#endif

@@ -19,8 +19,7 @@
 //
 // Each rank's clock has its own start. Its offset to that of rank 0 is measured at the
 // start and at the end of a run; spans in between are moved along the line through both.
-#ifndef ACCO_COMM_TRACE_H
-#define ACCO_COMM_TRACE_H
+#pragma once
 
 #include "comm/transport.h"
 #include "runtime/files.h"
@@ -317,5 +316,3 @@ static inline bool trace_write(Trace *trace, Transport *transport, const ClockOf
     share_from_rank_zero(transport, "end of the trace", error, sizeof *error);
     return !error_is_set(error);
 }
-
-#endif

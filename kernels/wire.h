@@ -35,8 +35,7 @@
 //
 // The conversion of one element is written once for CPU and GPU (WIRE_FUNCTION);
 // kernels/cuda/wire.cuh does blocks and ranges on a GPU.
-#ifndef ACCO_KERNELS_WIRE_H
-#define ACCO_KERNELS_WIRE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -381,5 +380,3 @@ static inline void wire_add(WireFormat format, float *sum, const void *in, size_
         for (size_t i = 0; i < n; i++) { sum[begin + i] += values[i]; }
     }
 }
-
-#endif

@@ -277,7 +277,7 @@ static inline bool trace_write(Trace *trace, Transport *transport, const ClockOf
     const Lane lane = {BETWEEN_HOSTS, 0};
     const TraceRank mine = trace_move_spans(trace, transport, start, end);
     bool writes = transport->rank == 0;
-    int reason = 0, size = transport->size; // errno of the first write that failed
+    int size = transport->size, reason = 0; // reason: errno of the first write that failed
     TraceRank *ranks =
         (TraceRank *)transport_collect_records(transport, "start of the trace", &mine, sizeof mine);
     Span *received = (Span *)memory_take(writes ? (size_t)size * TRACE_PIECE : 0, sizeof(Span));

@@ -19,8 +19,7 @@
 // the wire has rounded them. Formats that are too coarse for parameters themselves carry
 // the difference to a vector that all ranks have already (base). What rounding loses is
 // then part of the next difference.
-#ifndef ACCO_COMM_COLLECTIVE_H
-#define ACCO_COMM_COLLECTIVE_H
+#pragma once
 
 #include <assert.h>
 
@@ -56,5 +55,3 @@ static inline const float *collective_source(const Collective *collective, const
 static inline const float *collective_base(const Collective *collective, size_t flat) {
     return collective->base != NULL ? collective->base + flat : NULL;
 }
-
-#endif

@@ -8,8 +8,7 @@
 //                         (several ranks on one GPU, ranks with and without GPUs)
 //
 // All three give the same bits. When they return, later tasks of the stream see them.
-#ifndef ACCO_COMM_COLLECTIVES_H
-#define ACCO_COMM_COLLECTIVES_H
+#pragma once
 
 #include "comm/collectives_host.h"
 #include "comm/collectives_nccl.h"
@@ -146,5 +145,3 @@ static inline void comm_gather_casts(CommBackend *comm, Stream *stream, const Co
                              .buffer = (float *)(void *)casts};
     comm_exchange(comm, stream, &travelling, ALL_GATHER);
 }
-
-#endif

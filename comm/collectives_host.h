@@ -31,8 +31,7 @@
 //
 // There is no deadlock: all ranks start the messages of a level in the order of chunks, and
 // none waits for a message that another starts only after waiting for one of its own.
-#ifndef ACCO_COMM_COLLECTIVES_HOST_H
-#define ACCO_COMM_COLLECTIVES_HOST_H
+#pragma once
 
 #include "comm/collective.h"
 #include "comm/transport.h"
@@ -453,5 +452,3 @@ static inline void host_exchange(Transport *transport, const Collective *collect
         host_round_chunk(&exchange, part, (char *)message);
     }
 }
-
-#endif

@@ -20,8 +20,7 @@
 // What is gathered as it is, in fp32 or as casts, goes from vector to vector in one batch.
 // Each level of a reduce-scatter has a communicator and a queue, so that both are busy at
 // the same time, with successive batches.
-#ifndef ACCO_COMM_COLLECTIVES_NCCL_H
-#define ACCO_COMM_COLLECTIVES_NCCL_H
+#pragma once
 
 #include "comm/collective.h"
 #include "comm/nccl.h"
@@ -242,7 +241,5 @@ static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *c
     nccl_settle(nccl, INSIDE_HOSTS, nccl->inside_queue, transport->operation);
     nccl_settle(nccl, BETWEEN_HOSTS, stream->queue, transport->operation);
 }
-
-#endif
 
 #endif

@@ -14,8 +14,7 @@
 // If every rank counts as a host of its own, every rank sends straight to every owner: the flat
 // exchange. The order of a sum follows from the groups alone: hosts in the order of their lowest
 // ranks, in each the ranks in ascending order.
-#ifndef ACCO_COMM_GROUPS_H
-#define ACCO_COMM_GROUPS_H
+#pragma once
 
 #include <assert.h>
 
@@ -129,5 +128,3 @@ static inline int groups_count_owners(const Groups *groups, int delegate) {
     for (int owner = -1; groups_next_owner(groups, delegate, &owner);) { count++; }
     return count;
 }
-
-#endif

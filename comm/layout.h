@@ -17,8 +17,7 @@
 // (layout_make_whole): then a piece is a run of matrices with the vectors between them, and
 // what is not a matrix fills up the shards, so that all are about as long. The cut depends on
 // nothing but the vector's length, the number of ranks and the matrices.
-#ifndef ACCO_COMM_LAYOUT_H
-#define ACCO_COMM_LAYOUT_H
+#pragma once
 
 #include "runtime/errors.h"
 #include "runtime/numbers.h"
@@ -274,5 +273,3 @@ static inline void layout_free(Layout *layout) {
     free(layout->pieces);
     memset(layout, 0, sizeof *layout);
 }
-
-#endif

@@ -8,8 +8,7 @@
 //
 // NCCL needs a GPU of its own for every rank. program/placement.h decides whether it is
 // used. A build without NCCL never creates a communicator.
-#ifndef ACCO_COMM_NCCL_H
-#define ACCO_COMM_NCCL_H
+#pragma once
 
 #include "comm/collective.h"
 #include "comm/transport.h"
@@ -265,7 +264,5 @@ static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t 
 }
 static inline void nccl_close(Nccl *nccl) { (void)nccl; }
 // clang-format on
-
-#endif
 
 #endif

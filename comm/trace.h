@@ -19,8 +19,7 @@
 //
 // Each rank's clock has its own start. Its offset to that of rank 0 is measured at the
 // start and at the end of a run; spans in between are moved along the line through both.
-#ifndef ACCO_COMM_TRACE_H
-#define ACCO_COMM_TRACE_H
+#pragma once
 
 #include "comm/transport.h"
 #include "runtime/files.h"
@@ -278,7 +277,7 @@ static inline bool trace_write(Trace *trace, Transport *transport, const ClockOf
     const Lane lane = {BETWEEN_HOSTS, 0};
     const TraceRank mine = trace_move_spans(trace, transport, start, end);
     bool writes = transport->rank == 0;
-    int reason = 0, size = transport->size; // errno of the first write that failed
+    int size = transport->size, reason = 0; // reason: errno of the first write that failed
     TraceRank *ranks =
         (TraceRank *)transport_collect_records(transport, "start of the trace", &mine, sizeof mine);
     Span *received = (Span *)memory_take(writes ? (size_t)size * TRACE_PIECE : 0, sizeof(Span));
@@ -317,5 +316,3 @@ static inline bool trace_write(Trace *trace, Transport *transport, const ClockOf
     share_from_rank_zero(transport, "end of the trace", error, sizeof *error);
     return !error_is_set(error);
 }
-
-#endif

@@ -15,8 +15,7 @@
 // most 1 ms, so that the compute threads keep their cores. At a deadline, which every wait has,
 // the rank names those that it waits for and ends all ranks. An emulated slow network sends
 // through a token bucket, and arrives late by a latency.
-#ifndef ACCO_COMM_TRANSPORT_H
-#define ACCO_COMM_TRANSPORT_H
+#pragma once
 
 #include "comm/groups.h"
 #include "runtime/device.h"
@@ -511,5 +510,3 @@ static inline LinkMeasure link_measure(Transport *transport) {
     }
     return measure;
 }
-
-#endif

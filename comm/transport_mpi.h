@@ -6,8 +6,7 @@
 // MPI keeps their order. With CUDA, buffers reach this link through pinned host memory.
 //
 // A build without MPI has the same interface and is always a world of one rank.
-#ifndef ACCO_COMM_TRANSPORT_MPI_H
-#define ACCO_COMM_TRANSPORT_MPI_H
+#pragma once
 
 #include "comm/transport.h"
 
@@ -125,5 +124,3 @@ static inline bool transport_open(Transport *transport, Error *error) {
 #endif
     return true;
 }
-
-#endif

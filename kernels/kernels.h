@@ -12,8 +12,7 @@
 // infinity in an input reach the output. The CPU version is the specification;
 // test/cuda/test_cuda_*.cu compare the CUDA version with it at odd shapes. docs/kernels.md
 // explains each operation.
-#ifndef ACCO_KERNELS_KERNELS_H
-#define ACCO_KERNELS_KERNELS_H
+#pragma once
 
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/attention.h"
@@ -369,5 +368,3 @@ static inline void sparse_apply(Stream *stream, float *outer, float *local, cons
     KERNEL_ON_GPU(stream, cuda_sparse_apply(stream, outer, local, sent, error, blocks, stride, count, step))
     cpu_sparse_apply(outer, local, sent, error, blocks, stride, count, step);
 }
-
-#endif

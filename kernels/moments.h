@@ -9,8 +9,7 @@
 // The random bits are a function of the run's seed, the number of the commit and the place of
 // the element in the flat parameter vector, and of nothing else: they repeat on any number of
 // threads and owners, and after a resume. Written once for CPU and GPU, in whole numbers.
-#ifndef ACCO_KERNELS_MOMENTS_H
-#define ACCO_KERNELS_MOMENTS_H
+#pragma once
 
 #include "kernels/wire.h"
 #include "runtime/random.h"
@@ -44,5 +43,3 @@ WIRE_FUNCTION float moment_round(float value, uint32_t noise) {
     uint32_t rounded = (bits + (noise & 0xffffu)) & 0xffff0000u;
     return wire_is_finite(bits & 0x7fffffffu) ? wire_float_from_bits(rounded) : value;
 }
-
-#endif

@@ -23,8 +23,7 @@
 //
 // What one thread does is written once for CPU and GPU (WIRE_FUNCTION).
 // kernels/cpu/sparse.h and kernels/cuda/sparse.cuh select the elements.
-#ifndef ACCO_KERNELS_SPARSE_H
-#define ACCO_KERNELS_SPARSE_H
+#pragma once
 
 #include "kernels/wire.h"
 
@@ -140,5 +139,3 @@ WIRE_FUNCTION float sparse_feed_back(float error, float outer, float local, floa
 WIRE_FUNCTION float sparse_move(float outer, float sum, const SparseStep *step) {
     return fmaf(-step->alpha, sum / (float)step->ranks, outer);
 }
-
-#endif

@@ -35,8 +35,7 @@
 //
 // The conversion of one element is written once for CPU and GPU (WIRE_FUNCTION);
 // kernels/cuda/wire.cuh does blocks and ranges on a GPU.
-#ifndef ACCO_KERNELS_WIRE_H
-#define ACCO_KERNELS_WIRE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -248,7 +247,8 @@ WIRE_FUNCTION float wire_level(WireFormat format, uint32_t code) {
 // whole vectors. The format is a constant where these two are called.
 static inline __attribute__((always_inline)) void wire_encode_coarse(WireFormat format, void *out,
                                                                      const float *in, size_t count) {
-    uint32_t n = (uint32_t)count, pairs = format == WIRE_INT8 ? 0 : n / 2, bytes = n - pairs;
+    uint32_t n = (uint32_t)count, pairs = format == WIRE_INT8 ? 0 : n / 2,
+             bytes = format == WIRE_INT8 ? n : (n + 1) / 2;
     uint32_t largest = wire_largest(in, count);
     bool finite = wire_is_finite(largest);
     float scale = finite ? wire_scale(format, largest) : wire_float_from_bits(WIRE_NAN_BITS);
@@ -381,5 +381,3 @@ static inline void wire_add(WireFormat format, float *sum, const void *in, size_
         for (size_t i = 0; i < n; i++) { sum[begin + i] += values[i]; }
     }
 }
-
-#endif

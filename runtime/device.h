@@ -14,8 +14,7 @@
 // One host thread fills a stream, records its events and waits for them. `context` belongs
 // to the caller and must live until the task has run, and a stream as long as its events are
 // asked. A kernel uses the threads of its task's stream.
-#ifndef ACCO_RUNTIME_DEVICE_H
-#define ACCO_RUNTIME_DEVICE_H
+#pragma once
 
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -222,5 +221,3 @@ static inline bool event_wait(const Event *event, double timeout_seconds) {
     }
     return watermark_wait_at_most(&stream->ended, event->position, timeout_seconds);
 }
-
-#endif

@@ -8,8 +8,7 @@
 //
 // Functions that read what the user gave us return bool and fill an Error. They never
 // print or exit, so that tests can make them fail. Exit codes are named only here.
-#ifndef ACCO_RUNTIME_ERRORS_H
-#define ACCO_RUNTIME_ERRORS_H
+#pragma once
 
 #include <pthread.h>
 #include <signal.h>
@@ -93,5 +92,3 @@ static inline void *memory_grow(void *memory, size_t bytes) {
     if (larger == NULL) { failure_report("the system has no memory left"); }
     return larger;
 }
-
-#endif

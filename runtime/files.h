@@ -5,8 +5,7 @@
 // name only that of the directory which holds it. So a directory that must be whole or absent is
 // written and synced under a temporary name; directory_publish syncs it, renames it, which is
 // atomic, and syncs the parent.
-#ifndef ACCO_RUNTIME_FILES_H
-#define ACCO_RUNTIME_FILES_H
+#pragma once
 
 #include <dirent.h>
 #include <errno.h>
@@ -214,5 +213,3 @@ static inline bool directory_publish(const char *temporary, const char *final, E
     if (exchanged) { tree_remove(temporary); } // the new name is on disk, so the old one is of no use
     return true;
 }
-
-#endif

@@ -6,8 +6,7 @@
 // deadlines of the scheduler mean the same on both. No wait blocks inside CUDA.
 //
 // A program built without CUDA has the same functions and never finds a GPU.
-#ifndef ACCO_RUNTIME_GPU_H
-#define ACCO_RUNTIME_GPU_H
+#pragma once
 
 #include "runtime/errors.h"
 #include "runtime/precision.h"
@@ -210,5 +209,3 @@ static inline void gpu_fill(void *queue, void *memory, int byte, size_t bytes) {
 
 // Whether this process uses a GPU. gpu: may be NULL.
 static inline bool gpu_is_used(const Gpu *gpu) { return gpu != NULL && gpu->number >= 0; }
-
-#endif

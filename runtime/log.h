@@ -11,8 +11,7 @@
 // bytes) is repaired.
 //
 // Not thread safe: one thread of one rank owns a Log.
-#ifndef ACCO_RUNTIME_LOG_H
-#define ACCO_RUNTIME_LOG_H
+#pragma once
 
 #include <assert.h>
 #include <jansson.h>
@@ -111,5 +110,3 @@ static inline bool log_event(Log *log, json_t *event, Error *error) {
     free(line);
     return written;
 }
-
-#endif

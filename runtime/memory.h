@@ -7,8 +7,7 @@
 // arena_reserve_host plans memory that the host works on too: on a GPU, pinned host
 // memory. On the CPU both are one anonymous mapping, of which pages that are never touched cost
 // nothing.
-#ifndef ACCO_RUNTIME_MEMORY_H
-#define ACCO_RUNTIME_MEMORY_H
+#pragma once
 
 #include <assert.h>
 
@@ -165,5 +164,3 @@ static inline void arena_release(Arena *arena) {
     }
     memset(arena, 0, sizeof *arena);
 }
-
-#endif

@@ -1,6 +1,5 @@
 // names.h: for error messages: the nearest name, and quoting what the user wrote.
-#ifndef ACCO_RUNTIME_NAMES_H
-#define ACCO_RUNTIME_NAMES_H
+#pragma once
 
 #include <assert.h>
 #include <ctype.h>
@@ -83,5 +82,3 @@ static inline const char *text_for_shell(const char *text, char *quoted, size_t 
     strcpy(quoted + used, "'");
     return quoted;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // numbers.h: the smaller and the larger of two numbers; the median; numbers for people.
-#ifndef ACCO_RUNTIME_NUMBERS_H
-#define ACCO_RUNTIME_NUMBERS_H
+#pragma once
 
 #include <math.h>
 #include <stddef.h>
@@ -57,5 +56,3 @@ static inline const char *size_text(size_t bytes, char text[SIZE_TEXT]) {
     }
     return text;
 }
-
-#endif

@@ -12,8 +12,7 @@
 //
 // The model is given a Pace and knows nothing of communication. Without a Pace, or its
 // functions (NULL), all parameters are there, and no one waits for gradients.
-#ifndef ACCO_RUNTIME_PACE_H
-#define ACCO_RUNTIME_PACE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -34,5 +33,3 @@ static inline void pace_need(const Pace *pace, size_t end) {
 static inline void pace_finish(const Pace *pace, size_t begin) {
     if (pace != NULL && pace->finish != NULL) { pace->finish(pace->self, begin); }
 }
-
-#endif

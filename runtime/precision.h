@@ -5,8 +5,7 @@
 //
 // Code for both formats holds such arrays as pointers to Real, a type without a
 // definition, so that nothing is read or added without saying how wide an element is.
-#ifndef ACCO_RUNTIME_PRECISION_H
-#define ACCO_RUNTIME_PRECISION_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -51,5 +50,3 @@ static inline float *real_floats(Real *base) { return (float *)(void *)base; }
 static inline const float *real_floats_const(const Real *base) { return (const float *)(const void *)base; }
 static inline Real *as_reals(float *base) { return (Real *)(void *)base; }
 static inline const Real *as_reals_const(const float *base) { return (const Real *)(const void *)base; }
-
-#endif

@@ -10,8 +10,7 @@
 //
 // Constants: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
 // 2014; the mixing rounds are Stafford's variant 13. Not for secrets.
-#ifndef ACCO_RUNTIME_RANDOM_H
-#define ACCO_RUNTIME_RANDOM_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -51,5 +50,3 @@ static inline double random_normal(Random *random) {
 static inline uint64_t random_hash(uint64_t a, uint64_t b) {
     return random_mix(random_mix(a + UINT64_C(0x9E3779B97F4A7C15)) ^ (b + UINT64_C(0xD1B54A32D192ED03)));
 }
-
-#endif

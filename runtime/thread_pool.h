@@ -8,8 +8,7 @@
 // Not OpenMP, whose waiting threads spin by default, which costs too much when ranks share
 // cores. Here idle members spin only for a moment, because one kernel follows another within
 // microseconds, and then sleep.
-#ifndef ACCO_RUNTIME_THREAD_POOL_H
-#define ACCO_RUNTIME_THREAD_POOL_H
+#pragma once
 
 #include <assert.h>
 #include <pthread.h>
@@ -140,5 +139,3 @@ static inline void thread_pool_run(ThreadPool *pool, int tasks, ThreadPoolTask t
     }
     pthread_mutex_unlock(&pool->mutex);
 }
-
-#endif

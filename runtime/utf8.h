@@ -2,8 +2,7 @@
 //
 // utf8_scan also says how to skip what is not UTF-8. Valid means well formed by the
 // Unicode standard (table 3-7): no overlong forms, no surrogates, nothing above U+10FFFF.
-#ifndef ACCO_RUNTIME_UTF8_H
-#define ACCO_RUNTIME_UTF8_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -32,5 +31,3 @@ static inline Utf8 utf8_scan(const uint8_t *bytes, size_t count, size_t *length)
     }
     return UTF8_VALID;
 }
-
-#endif

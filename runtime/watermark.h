@@ -5,8 +5,7 @@
 //
 // Streams (device.h) count their tasks so. Inside one task, only the task knows the order of
 // its work.
-#ifndef ACCO_RUNTIME_WATERMARK_H
-#define ACCO_RUNTIME_WATERMARK_H
+#pragma once
 
 #include <errno.h>
 #include <pthread.h>
@@ -77,5 +76,3 @@ static inline bool watermark_wait_at_most(Watermark *mark, size_t position, doub
 static inline void watermark_wait(Watermark *mark, size_t position) {
     watermark_wait_at_most(mark, position, 1e9);
 }
-
-#endif

@@ -17,8 +17,7 @@
 // the same gradient.
 //
 // `out` may be `gradient`, or for a commit `master`; otherwise arrays must not overlap.
-#ifndef ACCO_KERNELS_CPU_ADAMW_H
-#define ACCO_KERNELS_CPU_ADAMW_H
+#pragma once
 
 #include "kernels/cpu/reals.h"
 #include "kernels/moments.h"
@@ -101,5 +100,3 @@ REAL_LOOP void adamw_block(const StepRange *range, int block, Precision moments)
 }
 
 REAL_KERNEL(cpu_adamw, StepRange, moments, adamw_block, (int)((work->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK))
-
-#endif

@@ -29,8 +29,7 @@
 // In bf16 a task copies its head to floats, computes with them, and rounds its results
 // once. So scores and probabilities are fp32, and the gradients of keys and values are summed
 // in fp32 over all blocks of queries.
-#ifndef ACCO_KERNELS_CPU_ATTENTION_H
-#define ACCO_KERNELS_CPU_ATTENTION_H
+#pragma once
 
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/vector_math.h"
@@ -321,5 +320,3 @@ static inline void cpu_attention_decode(Stream *stream, float *output, float *sc
     AttentionDecode work = {output, scores, query, keys, values, position, positions, C, heads, window};
     thread_pool_run(stream->pool, heads, attention_decode_task, &work);
 }
-
-#endif

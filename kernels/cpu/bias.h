@@ -6,8 +6,7 @@
 //
 // scale stands for 1 from column `scaled` on. The limit is memory. Tasks and the sums over rows:
 // row_blocks.h.
-#ifndef ACCO_KERNELS_CPU_BIAS_H
-#define ACCO_KERNELS_CPU_BIAS_H
+#pragma once
 
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
@@ -50,5 +49,3 @@ static inline void cpu_bias_add(Stream *stream, const Bias *work) {
         column_sums_add(stream, work->d_bias, work->partials, blocks, columns, columns);
     }
 }
-
-#endif

@@ -7,8 +7,7 @@
 //
 // Arrays are (count), fp32 except for reals. A task takes BUFFER_BLOCK elements. The partial
 // sums of the blocks are added in order, so the result does not depend on the number of threads.
-#ifndef ACCO_KERNELS_CPU_BUFFERS_H
-#define ACCO_KERNELS_CPU_BUFFERS_H
+#pragma once
 
 #include "kernels/cpu/reals.h"
 #include "runtime/device.h"
@@ -70,5 +69,3 @@ static inline double cpu_buffer_sum_of_squares(Stream *stream, const float *in, 
     for (size_t i = 0; i < buffer_blocks(count); i++) { sum += partials[i]; }
     return sum;
 }
-
-#endif

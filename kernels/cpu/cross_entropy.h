@@ -9,8 +9,7 @@
 // second-level cache for its three passes. In fp32 the exponentials overwrite the logits first;
 // in bf16 they would be rounded twice, so they are computed again. A task takes
 // CROSS_ENTROPY_ROWS rows.
-#ifndef ACCO_KERNELS_CPU_CROSS_ENTROPY_H
-#define ACCO_KERNELS_CPU_CROSS_ENTROPY_H
+#pragma once
 
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
@@ -79,5 +78,3 @@ static inline void cpu_cross_entropy(Stream *stream, const CrossEntropy *work) {
     thread_pool_run(stream->pool, (work->rows + CROSS_ENTROPY_ROWS - 1) / CROSS_ENTROPY_ROWS,
                     cross_entropy_task, (void *)work);
 }
-
-#endif

@@ -6,8 +6,7 @@
 // output, d_output (B, T, C); wte (V, C); wpe (positions, C); tokens (B, T). In backward several
 // positions may add to the same row of d_wte: each task owns a strip of columns and visits all
 // positions in order, so there are no races, and the same sums for any number of threads.
-#ifndef ACCO_KERNELS_CPU_EMBEDDING_H
-#define ACCO_KERNELS_CPU_EMBEDDING_H
+#pragma once
 
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
@@ -80,5 +79,3 @@ static inline void embedding_order(int32_t *order, int32_t *counts, const int32_
     for (int token = 0; token < V; token++) { counts[token + 1] += counts[token]; }
     for (int row = 0; row < rows; row++) { order[counts[tokens[row]]++] = row; }
 }
-
-#endif

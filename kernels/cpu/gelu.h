@@ -9,8 +9,7 @@
 // logistic(2u), which loses no digits for negative u. The derivative is s + x s (1 - s)
 // 2u'. Forward, which has s at hand, stores the derivative over its own input; so
 // backward is one multiplication and no exponential. Tasks and the sums over rows: row_blocks.h.
-#ifndef ACCO_KERNELS_CPU_GELU_H
-#define ACCO_KERNELS_CPU_GELU_H
+#pragma once
 
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
@@ -69,5 +68,3 @@ static inline void cpu_gelu_backward(Stream *stream, const Gelu *work) {
     column_sums_add(stream, work->d_bias, work->partials, row_block_count(work->rows), work->columns,
                     work->columns);
 }
-
-#endif

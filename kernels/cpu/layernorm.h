@@ -16,8 +16,7 @@
 // read it again at once. The finished d_residual is also the gradient of the branch, so its sum
 // over rows, the gradient of branch_bias, is taken in the same pass. Forward keeps mean and
 // 1/stddev. Tasks and the sums over rows: row_blocks.h.
-#ifndef ACCO_KERNELS_CPU_LAYERNORM_H
-#define ACCO_KERNELS_CPU_LAYERNORM_H
+#pragma once
 
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
@@ -126,5 +125,3 @@ static inline void cpu_layernorm_backward(Stream *stream, const Layernorm *work)
         column_sums_add(stream, work->d_branch_bias, work->partials + 2 * (size_t)C, blocks, 3 * C, C);
     }
 }
-
-#endif

@@ -19,8 +19,7 @@
 // is absent (ACCO_NO_ONEDNN) or refuses, matmul_block_plain computes: blocked, vectorised by
 // the compiler, several times slower; the tests also compare against it. oneDNN caches what it
 // has compiled for a product of bf16: asking again in every tile costs 3 microseconds.
-#ifndef ACCO_KERNELS_CPU_MATMUL_H
-#define ACCO_KERNELS_CPU_MATMUL_H
+#pragma once
 
 #include "kernels/cpu/reals.h"
 #include "runtime/device.h"
@@ -310,5 +309,3 @@ static inline const char *matmul_library(char text[96]) {
 #endif
     return text;
 }
-
-#endif

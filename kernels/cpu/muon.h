@@ -12,8 +12,7 @@
 // moments are: kernels/moments.h). X, A and P are in the stream's precision. X is computed
 // twice, because it is divided by its norm before it is rounded. A task takes BUFFER_BLOCK
 // elements; partial sums are added in the order of blocks.
-#ifndef ACCO_KERNELS_CPU_MUON_H
-#define ACCO_KERNELS_CPU_MUON_H
+#pragma once
 
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/buffers.h"
@@ -109,5 +108,3 @@ REAL_LOOP void muon_apply_block(const StepRange *range, int block, Precision pre
 }
 
 REAL_KERNEL(cpu_muon_apply, StepRange, precision, muon_apply_block, (int)buffer_blocks(work->count))
-
-#endif

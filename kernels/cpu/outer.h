@@ -13,8 +13,7 @@
 // wire format rounds it. Each function is one plain loop in the calling thread, and kept out of
 // line: inlined, multiplications and additions might be fused differently at each call, and
 // the result of a run would depend on how the vector was cut.
-#ifndef ACCO_KERNELS_CPU_OUTER_H
-#define ACCO_KERNELS_CPU_OUTER_H
+#pragma once
 
 #include "kernels/wire.h"
 
@@ -89,5 +88,3 @@ OUTER_FUNCTION void cpu_outer_momentum(float *base, float *momentum, float *loca
         exchange[i] = delta;
     }
 }
-
-#endif

@@ -6,8 +6,7 @@
 // as fast, with AMX several times; processors without these convert, and may be slower
 // than in fp32. The three products of a linear layer are computed with random numbers, in the
 // two formats in turns, because the clock of a shared machine changes from moment to moment.
-#ifndef ACCO_KERNELS_CPU_PRODUCT_RATES_H
-#define ACCO_KERNELS_CPU_PRODUCT_RATES_H
+#pragma once
 
 #include "kernels/kernels.h"
 #include "runtime/numbers.h"
@@ -82,5 +81,3 @@ static inline ProductRates product_rates_measure(int threads, const bool wanted[
     thread_pool_destroy(stream.pool);
     return rates;
 }
-
-#endif

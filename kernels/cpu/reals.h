@@ -14,8 +14,7 @@
 // over floats. Arithmetic is fp32; what is stored as bf16 is rounded to nearest even.
 //
 // REAL_KERNEL makes such a loop an operation that threads share.
-#ifndef ACCO_KERNELS_CPU_REALS_H
-#define ACCO_KERNELS_CPU_REALS_H
+#pragma once
 
 #include "kernels/wire.h"
 #include "runtime/device.h"
@@ -50,5 +49,3 @@ REAL_LOOP void real_store(Real *base, size_t i, float value, Precision precision
         ((uint16_t *)(void *)base)[i] = bf16_from_float(value);
     }
 }
-
-#endif

@@ -5,8 +5,7 @@
 // kernel that sums over rows adds the rows of a block, in order, to partial sums of that block;
 // then column_sums_add adds the partial sums in the order of blocks. So the additions are the
 // same no matter which thread runs a block.
-#ifndef ACCO_KERNELS_CPU_ROW_BLOCKS_H
-#define ACCO_KERNELS_CPU_ROW_BLOCKS_H
+#pragma once
 
 #include "runtime/device.h"
 
@@ -48,5 +47,3 @@ static inline void column_sums_add(Stream *stream, float *sums, const float *par
         .sums = sums, .partials = partials, .blocks = blocks, .stride = stride, .columns = columns};
     thread_pool_run(stream->pool, (columns + COLUMN_BLOCK - 1) / COLUMN_BLOCK, column_sums_task, &work);
 }
-
-#endif

@@ -5,8 +5,7 @@
 // The 64th largest magnitude is found bit by bit: a bit belongs to it if at least 64
 // magnitudes are no smaller than what has been found so far together with this bit. That
 // is 31 passes over a block, each a plain count of comparisons, without a branch on the data.
-#ifndef ACCO_KERNELS_CPU_SPARSE_H
-#define ACCO_KERNELS_CPU_SPARSE_H
+#pragma once
 
 #include "kernels/cpu/outer.h"
 #include "kernels/sparse.h"
@@ -80,5 +79,3 @@ OUTER_FUNCTION void cpu_sparse_apply(float *outer, float *local, const float *se
         }
     }
 }
-
-#endif

@@ -6,8 +6,7 @@
 // Contract: relative error below 1e-6 where the result is a normal number; NaN in gives
 // NaN out; exp underflows to 0 and overflows to infinity. There is no tanh on purpose:
 // gelu.h uses the logistic function in its place.
-#ifndef ACCO_KERNELS_CPU_VECTOR_MATH_H
-#define ACCO_KERNELS_CPU_VECTOR_MATH_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -54,5 +53,3 @@ static inline float vector_logistic(float x, float *complement) {
     *complement = e * s;
     return s;
 }
-
-#endif

@@ -5,8 +5,7 @@
 //
 // Layout: a thread has a Quad of four elements, a block BUFFER_QUADS (buffers.cuh). A thread
 // issues all its loads before it needs the first.
-#ifndef ACCO_KERNELS_CUDA_ADAMW_CUH
-#define ACCO_KERNELS_CUDA_ADAMW_CUH
+#pragma once
 
 #include "kernels/cuda/buffers.cuh"
 
@@ -46,5 +45,3 @@ template <typename M> static inline void cuda_adamw(Stream *stream, const StepRa
                 quad_fits(reals<M>(range->first_moment), reals<M>(range->second_moment));
     quad_launch(stream, adamw_kernel<M>, range->count, *range, wide);
 }
-
-#endif

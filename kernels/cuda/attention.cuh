@@ -26,8 +26,7 @@
 //
 // A NaN reaches the whole row through the sum of exponentials: the maximum skips it, the
 // sum does not.
-#ifndef ACCO_KERNELS_CUDA_ATTENTION_CUH
-#define ACCO_KERNELS_CUDA_ATTENTION_CUH
+#pragma once
 
 #ifdef ACCO_HAVE_CUDNN
 #include "kernels/cuda/cudnn.cuh"
@@ -831,5 +830,3 @@ template <typename R> static inline void cuda_attention(Stream *stream, const At
     (work->starts == NULL ? cuda_attention_choose<R, false, 16, 32, 48, 64, 80, 96, 128>
                           : cuda_attention_choose<R, true, 16, 32, 48, 64, 80, 96, 128>)(stream, *work);
 }
-
-#endif

@@ -3,8 +3,7 @@
 // Computes what kernels/cpu/bias.h defines. Layout: a thread owns a Piece of columns
 // (column_sums.cuh), keeps its bias, and goes down the rows of its block; in backward it leaves
 // its sums for cuda_column_sums_add.
-#ifndef ACCO_KERNELS_CUDA_BIAS_CUH
-#define ACCO_KERNELS_CUDA_BIAS_CUH
+#pragma once
 
 #include "kernels/cpu/bias.h"
 #include "kernels/cuda/column_sums.cuh"
@@ -53,5 +52,3 @@ template <typename R> static inline void cuda_bias_add(Stream *stream, const Bia
     cuda_column_sums_add(stream, {.first = work->d_bias}, 1, work->partials, cuda_row_blocks(work->rows),
                          work->columns, work->columns);
 }
-
-#endif

@@ -8,8 +8,7 @@
 // 16 bytes if the pointers are aligned. Shards begin anywhere, so all kernels also work on
 // pointers aligned to 4 bytes. A block takes BUFFER_QUADS elements; for the sum of squares it
 // takes one BUFFER_BLOCK, so that every GPU has as many partial sums as the CPU.
-#ifndef ACCO_KERNELS_CUDA_BUFFERS_CUH
-#define ACCO_KERNELS_CUDA_BUFFERS_CUH
+#pragma once
 
 #include "kernels/cuda/language.cuh"
 
@@ -145,5 +144,3 @@ static inline void cuda_buffer_sums_of_squares(Stream *stream, double *partials,
                 dim3(BUFFER_SQUARES_THREADS), BUFFER_SQUARES_THREADS / WARP * sizeof(double), partials,
                 values, count, stride, wide);
 }
-
-#endif

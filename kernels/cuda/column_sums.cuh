@@ -10,8 +10,7 @@
 // that depends on the rows alone: two for each multiprocessor of an H200. Each block leaves its
 // sums in a workspace (CUDA_ROW_BLOCKS, width) of floats, and cuda_column_sums_add adds those in
 // a fixed order. There COLUMN_SLICES warps share a column, because there are few columns.
-#ifndef ACCO_KERNELS_CUDA_COLUMN_SUMS_CUH
-#define ACCO_KERNELS_CUDA_COLUMN_SUMS_CUH
+#pragma once
 
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cuda/language.cuh"
@@ -87,5 +86,3 @@ static inline void cuda_column_sums_add(Stream *stream, ColumnTargets targets, i
     cuda_launch(stream, column_sums_kernel, grid, dim3(WARP * COLUMN_SLICES),
                 COLUMN_SLICES * WARP * sizeof(float), targets, partials, blocks, stride, columns);
 }
-
-#endif

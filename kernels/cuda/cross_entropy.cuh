@@ -10,8 +10,7 @@
 // still hold, and writes each pack once in its place. Block sizes are such that exactly two
 // blocks share a multiprocessor: one reads while the other waits for its sums, and more would
 // evict each other's rows.
-#ifndef ACCO_KERNELS_CUDA_CROSS_ENTROPY_CUH
-#define ACCO_KERNELS_CUDA_CROSS_ENTROPY_CUH
+#pragma once
 
 #include <float.h>
 
@@ -134,5 +133,3 @@ template <typename R> static inline void cuda_cross_entropy(Stream *stream, cons
                 CROSS_ENTROPY_SHARED, logits, work->stride, work->losses, work->targets, work->vocabulary,
                 work->gradient_scale, pack_fits(stride, logits));
 }
-
-#endif

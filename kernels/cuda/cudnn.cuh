@@ -7,8 +7,7 @@
 // at most. Its workspace is that of the products (matmul.cuh), which are never under way at
 // the same time. Where cuDNN has no plan for a shape, or none that fits, our own kernel
 // computes, and a line says so once.
-#ifndef ACCO_KERNELS_CUDA_CUDNN_CUH
-#define ACCO_KERNELS_CUDA_CUDNN_CUH
+#pragma once
 
 // The frontend has a constant of this name, and Linux a macro.
 #pragma push_macro("BLOCK_SIZE")
@@ -140,5 +139,3 @@ static inline void cudnn_close(Stream *stream) {
     cudnn_check(cudnnDestroy(library->handle), "cudnnDestroy");
     delete library;
 }
-
-#endif

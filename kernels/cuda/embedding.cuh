@@ -13,8 +13,7 @@
 // kernel adds those in order: many blocks share a frequent token. A segment has at most two such
 // sums: one for the range that it continues from the segment before, and one for the range that
 // begins in it and continues in the next.
-#ifndef ACCO_KERNELS_CUDA_EMBEDDING_CUH
-#define ACCO_KERNELS_CUDA_EMBEDDING_CUH
+#pragma once
 
 #include "kernels/cpu/embedding.h"
 #include "kernels/cuda/column_sums.cuh"
@@ -196,5 +195,3 @@ template <typename R> static inline void cuda_embedding_backward(Stream *stream,
         pack_fits((size_t)work->channels, reals<R>(work->d_output), work->d_wte, work->d_wpe, work->partials);
     (packed ? embedding_backward_start<R, PACK<R>> : embedding_backward_start<R, 1>)(stream, work);
 }
-
-#endif

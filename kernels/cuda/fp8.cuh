@@ -4,8 +4,7 @@
 // block's elements, the next one looks at those of all blocks: the matrix is read twice, since
 // its scale is known only behind its end. Casts are computed with integers: the program is also
 // built for GPUs that lack the instruction.
-#ifndef ACCO_KERNELS_CUDA_FP8_CUH
-#define ACCO_KERNELS_CUDA_FP8_CUH
+#pragma once
 
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cuda/language.cuh"
@@ -97,5 +96,3 @@ static inline void cuda_fp8_cast(Stream *stream, const Fp8 *out, bool turns, flo
                     out->scale, largest, values, rows, columns, stride);
     }
 }
-
-#endif

@@ -9,8 +9,7 @@
 //
 // Layout: as bias.cuh, but a thread loads GELU_ROWS rows before it computes, to have enough
 // loads in flight.
-#ifndef ACCO_KERNELS_CUDA_GELU_CUH
-#define ACCO_KERNELS_CUDA_GELU_CUH
+#pragma once
 
 #include "kernels/cpu/gelu.h"
 #include "kernels/cuda/column_sums.cuh"
@@ -117,5 +116,3 @@ template <typename R> static inline void cuda_gelu_backward(Stream *stream, cons
                   (unsigned)blocks, columns, packed ? PACK<R> : 1, 0, *work);
     cuda_column_sums_add(stream, {.first = work->d_bias}, 1, work->partials, blocks, columns, columns);
 }
-
-#endif

@@ -13,8 +13,7 @@
 // `R` in templates is the type of parameters and activations, float or __nv_bfloat16; of
 // an operation X, cuda_X<R> launches the kernels for one R, and kernels.h chooses the R
 // of the stream's precision. Arithmetic is fp32 whatever R is.
-#ifndef ACCO_KERNELS_CUDA_LANGUAGE_CUH
-#define ACCO_KERNELS_CUDA_LANGUAGE_CUH
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -255,5 +254,3 @@ DEVICE float block_max(float value, float *scratch) {
     for (int i = 1; i < warps; i++) { maximum = fmaxf(maximum, scratch[i]); }
     return maximum;
 }
-
-#endif

@@ -13,8 +13,7 @@
 // own, and its threads keep the three sums of their columns in registers. While a row is
 // computed, the next one is loaded (AHEAD), which keeps memory busy during the reduction.
 // Very wide rows, and rows that are not aligned, lack the registers for this.
-#ifndef ACCO_KERNELS_CUDA_LAYERNORM_CUH
-#define ACCO_KERNELS_CUDA_LAYERNORM_CUH
+#pragma once
 
 #include "kernels/cpu/layernorm.h"
 #include "kernels/cuda/column_sums.cuh"
@@ -385,5 +384,3 @@ template <typename R> static inline void cuda_layernorm_backward(Stream *stream,
     ColumnTargets targets = {.first = work->d_weight, .second = work->d_bias, .third = work->d_branch_bias};
     cuda_column_sums_add(stream, targets, arrays, work->partials, cuda_row_blocks(work->rows), 3 * C, C);
 }
-
-#endif

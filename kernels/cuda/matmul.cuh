@@ -20,8 +20,7 @@
 //
 // Products of FP8 sum over what lies side by side in both operands: GPUs before 10.0 have
 // no others.
-#ifndef ACCO_KERNELS_CUDA_MATMUL_CUH
-#define ACCO_KERNELS_CUDA_MATMUL_CUH
+#pragma once
 
 #include <cublasLt.h>
 
@@ -267,5 +266,3 @@ static inline void cuda_matmul(Stream *stream, const Matmul *work) {
     }
     CUBLAS_CHECK(cuda_gemm_run(stream, plan, work->scale, work->b, work->a, work->result));
 }
-
-#endif

@@ -6,8 +6,7 @@
 // Layout: as adamw.cuh; for the sum of squares a block takes one BUFFER_BLOCK (buffers.cuh).
 // Every block of muon_direction adds up the partial sums by itself: there are few, and the host
 // need not wait for them.
-#ifndef ACCO_KERNELS_CUDA_MUON_CUH
-#define ACCO_KERNELS_CUDA_MUON_CUH
+#pragma once
 
 #include "kernels/cuda/buffers.cuh"
 
@@ -112,5 +111,3 @@ template <typename R> static inline void cuda_muon_apply(Stream *stream, const S
     bool wide = quad_fits(range->master, range->out) && quad_fits(reals<R>(range->direction));
     quad_launch(stream, muon_apply_kernel<R>, range->count, *range, wide);
 }
-
-#endif

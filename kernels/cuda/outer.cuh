@@ -3,8 +3,7 @@
 // Computes what kernels/cpu/outer.h defines, in the same order; bits may differ from the
 // CPU's where a multiplication and an addition are fused. A result does not depend on how
 // a vector is cut. Layout: as adamw.cuh.
-#ifndef ACCO_KERNELS_CUDA_OUTER_CUH
-#define ACCO_KERNELS_CUDA_OUTER_CUH
+#pragma once
 
 #include "kernels/cuda/buffers.cuh"
 
@@ -90,5 +89,3 @@ static inline void cuda_outer_momentum(Stream *stream, float *base, float *momen
     quad_launch(stream, outer_momentum_kernel, count, base, momentum, local, exchange, start, count, *step,
                 wide);
 }
-
-#endif

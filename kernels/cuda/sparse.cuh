@@ -7,8 +7,7 @@
 // Every thread has SPARSE_OWN neighbours of them in registers. As on the CPU, the smallest
 // magnitude that is taken is found bit by bit: a count over all threads for each bit.
 // Then the number of elements taken by the threads before says where a thread's own go.
-#ifndef ACCO_KERNELS_CUDA_SPARSE_CUH
-#define ACCO_KERNELS_CUDA_SPARSE_CUH
+#pragma once
 
 #include "kernels/cuda/language.cuh"
 
@@ -170,5 +169,3 @@ static inline void cuda_sparse_apply(Stream *stream, float *outer, float *local,
     cuda_launch(stream, sparse_apply_kernel, dim3((unsigned)sparse_blocks(count)), dim3(SPARSE_THREADS),
                 SPARSE_BLOCK * sizeof(float), outer, local, sent, error, blocks, stride, count, *step);
 }
-
-#endif

@@ -10,8 +10,7 @@
 // the lower part and the same of the upper part, which begins at half of the block. The
 // bytes of codes of 4 bits pair them in this way. So in every format a lane reads and writes
 // whole words of its own, and each byte is read once and written once. Warps share nothing.
-#ifndef ACCO_KERNELS_CUDA_WIRE_CUH
-#define ACCO_KERNELS_CUDA_WIRE_CUH
+#pragma once
 
 #include "kernels/cuda/language.cuh"
 
@@ -278,5 +277,3 @@ static inline void cuda_wire_sum(Stream *stream, WireFormat format, float *out, 
     static decltype(&wire_sum_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_sum_kernel);
     wire_launch(stream, kernels[format], format, pieces, out, (const char *)messages, message_stride, count);
 }
-
-#endif

@@ -415,19 +415,14 @@ typedef struct GptProduct {
 
 // weight: its first tensor in the table.
 static inline GptProduct gpt_product(const Gpt *model, int l, GptTensor weight) {
-    int C = model->config.channels, F = model->config.mlp_channels;
+    int C = model->config.channels, F = model->config.mlp_channels, parts = model->config.qkv_biases ? 1 : 3;
     size_t square = (size_t)C * (size_t)C, wide = (size_t)C * (size_t)F,
            begin = (size_t)l * (4 * square + 2 * wide);
     GptLayer layer = gpt_layer(model, l);
-    const GptProduct qkv = {gpt_norm(model, 2 * l).work.output, layer.qkv, C, 3 * C,
-                            model->config.qkv_biases ? 1 : 3,   begin},
+    const Real *norm_1 = gpt_norm(model, 2 * l).work.output, *norm_2 = gpt_norm(model, 2 * l + 1).work.output;
+    const GptProduct qkv = {norm_1, layer.qkv, C, 3 * C, parts, begin},
                      out = {layer.attention, model->branch, C, C, 1, begin + 3 * square},
-                     fc = {gpt_norm(model, 2 * l + 1).work.output,
-                           layer.gelu_saved,
-                           C,
-                           F,
-                           1,
-                           begin + 4 * square},
+                     fc = {norm_2, layer.gelu_saved, C, F, 1, begin + 4 * square},
                      proj = {layer.mlp_hidden, model->branch, F, C, 1, begin + 4 * square + wide};
     return weight == TENSOR_Q            ? qkv
            : weight == TENSOR_OUT_WEIGHT ? out

@@ -1046,7 +1046,9 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
     static const OptimizerTensor matrices[] = {{3, 50, true, 0, 0},       {77, 105, true, 4, 7},
                                                {200, 900, true, 20, 35},  {900, 1400, false, 50, 10},
                                                {1403, 1443, true, 1, 40}, {1500, 2148, true, 24, 27}};
-    RunSpec spec = noisy_spec(rule, (size_t)draw(random, 1, 2500));
+    // Sparse blocks of several tasks (FRAGMENT_BLOCK) take more elements.
+    int most = is_sparse(rule) && draw(random, 0, 3) == 0 ? 3 * FRAGMENT_BLOCK : 2500;
+    RunSpec spec = noisy_spec(rule, (size_t)draw(random, 1, most));
     SchedulerSettings *settings = &spec.settings;
     bool overlapped = rule_find(rule)->kind == RULE_OVERLAPPED;
     int coarsest = ranks > 1 ? WIRE_E3M0 : WIRE_FP32;

@@ -37,8 +37,7 @@
 
 #include "rule.h"
 
-// ---------------------------------------------------------------------------------------
-// Options
+// ---- Options --------------------------------------------------------------------------
 
 enum { ESTIMATE_WIRE_SAME, ESTIMATE_WIRE_AUTO, ESTIMATE_WIRE_FORMATS }; // the last: + a WireFormat
 

@@ -34,8 +34,7 @@
 #include "local_steps.h"
 #include "rule.h"
 
-// ---------------------------------------------------------------------------------------
-// Options
+// ---- Options --------------------------------------------------------------------------
 
 typedef struct Co2Options {
     int64_t inner_steps; // tau
@@ -55,8 +54,7 @@ static inline void co2_configure(const void *own, SchedulerSettings *settings) {
     settings->outer_momentum.eager = options->eager;
 }
 
-// ---------------------------------------------------------------------------------------
-// The rule
+// ---- The rule -------------------------------------------------------------------------
 
 // Waits for the sum of the previous period and makes an outer step with it. Puts this
 // period's pseudo-gradient into the communication buffer. Returns whether a sum was in

@@ -21,8 +21,7 @@
 
 #include "scheduler_state.h"
 
-// ---------------------------------------------------------------------------------------
-// What a job is
+// ---- What a job is --------------------------------------------------------------------
 
 static inline double scheduler_learning_rate(const Scheduler *s) {
     return learning_rate_at(&s->settings.rate,
@@ -72,8 +71,7 @@ static inline void job_span_ended(Scheduler *s, const Job *job) {
     trace_end(&s->trace, TRACE_COMMUNICATION, job->commit);
 }
 
-// ---------------------------------------------------------------------------------------
-// Reduce
+// ---- Reduce ---------------------------------------------------------------------------
 
 enum { JOB_SEARCH = 1 << 20 }; // elements that are copied to the host at a time
 
@@ -167,8 +165,7 @@ static inline void job_gather_blocks(Scheduler *s, Job *job, Stream *stream) {
     job_span_ended(s, job);
 }
 
-// ---------------------------------------------------------------------------------------
-// Summary
+// ---- Summary --------------------------------------------------------------------------
 
 // The most severe problem names the rank: a loss that is not finite (in local rules:
 // parameters), then a gradient, then steps that were left out. 0: no problem.
@@ -278,8 +275,7 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     job_span_ended(s, job);
 }
 
-// ---------------------------------------------------------------------------------------
-// Step
+// ---- Step -----------------------------------------------------------------------------
 
 // --grad-clip: what a gradient is multiplied by so that its norm is at most `clip`.
 static inline double clip_scale(double clip, double norm) {
@@ -307,8 +303,7 @@ static inline void job_step(Scheduler *s, Job *job, Stream *stream) {
     job_span_ended(s, job);
 }
 
-// ---------------------------------------------------------------------------------------
-// The two tasks of a job
+// ---- The two tasks of a job -----------------------------------------------------------
 
 // The format in which an all-gather sends where sums travel in `wire`.
 static inline WireFormat job_gather_wire(const Scheduler *s, WireFormat wire) {

@@ -107,8 +107,7 @@ enum {
 // At open, files are checked up to this many bytes; later ids when a batch uses them.
 #define DATA_SCAN_BYTES ((size_t)1 << 30)
 
-// ---------------------------------------------------------------------------------------
-// One file
+// ---- One file -------------------------------------------------------------------------
 
 static inline bool data_token_error(const DataFile *file, uint64_t position, int vocabulary, Error *error) {
     return error_set(error,
@@ -201,8 +200,7 @@ static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// Finding and opening the files
+// ---- Finding and opening the files ----------------------------------------------------
 
 static inline int data_compare_files(const void *a, const void *b) {
     return strcmp(((const DataFile *)a)->path, ((const DataFile *)b)->path);
@@ -370,8 +368,7 @@ static inline bool data_loader_map(DataLoader *loader, const DataRequest *reques
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// Windows
+// ---- Windows --------------------------------------------------------------------------
 
 // Divides the windows of each source into training and validation. An error if none is to
 // train on.
@@ -404,8 +401,7 @@ static inline bool data_loader_divide(DataLoader *loader, Error *error) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// Opening and closing
+// ---- Opening and closing --------------------------------------------------------------
 
 static inline void data_loader_close(DataLoader *loader) {
     for (int i = 0; i < loader->file_count; i++) {
@@ -486,8 +482,7 @@ static inline void data_loader_describe(const DataLoader *loader, char *text, si
              (unsigned long long)loader->validation_windows);
 }
 
-// ---------------------------------------------------------------------------------------
-// Whether data are still the same
+// ---- Whether data are still the same --------------------------------------------------
 
 // A CRC-32 of the file's size and of samples that are spread evenly over it. The first one holds
 // the header of a token file, and so the checksum of all of its content.
@@ -561,8 +556,7 @@ static inline DataChange data_loader_look(DataLoader *loader, const DataFile **f
     return DATA_SAME;
 }
 
-// ---------------------------------------------------------------------------------------
-// Order
+// ---- Order ----------------------------------------------------------------------------
 
 // Where the permutation of [0, n) that `key` names sends `index`. A Feistel network is a
 // bijection of the words of 2h bits whatever its round function is. Applied again and
@@ -631,8 +625,7 @@ static inline const DataFile *data_loader_find(const DataLoader *loader, uint64_
     return file;
 }
 
-// ---------------------------------------------------------------------------------------
-// Batches
+// ---- Batches --------------------------------------------------------------------------
 
 typedef struct WindowCopy {
     const DataFile *file;

@@ -33,8 +33,7 @@
 #include "local_steps.h"
 #include "rule.h"
 
-// ---------------------------------------------------------------------------------------
-// Options
+// ---- Options --------------------------------------------------------------------------
 
 // Only streaming-diloco has the last three.
 typedef struct DilocoOptions {
@@ -94,8 +93,7 @@ static inline void diloco_describe(const SchedulerSettings *settings, char text[
              settings->outer_nesterov.momentum);
 }
 
-// ---------------------------------------------------------------------------------------
-// The rules
+// ---- The rules ------------------------------------------------------------------------
 
 static inline void diloco_commit(Scheduler *s) {
     inner_steps(s, steps_left(s, s->settings.steps));

@@ -37,8 +37,7 @@ enum {
     GPT_LOGITS_UNIT = 64      // a row of logits on a GPU has a multiple of them
 };
 
-// ---------------------------------------------------------------------------------------
-// State
+// ---- State ----------------------------------------------------------------------------
 
 enum { GPT_MAX_TENSORS = GPT_FIRST_LAYER + TENSORS_PER_LAYER * MODEL_MAX_LAYERS + 2 };
 
@@ -107,8 +106,7 @@ typedef struct Gpt {
     float *key_scores;    // (H, positions)
 } Gpt;
 
-// ---------------------------------------------------------------------------------------
-// Memory
+// ---- Memory ---------------------------------------------------------------------------
 
 static inline size_t gpt_rows(const Gpt *model) { return (size_t)model->B * (size_t)model->T; }
 
@@ -253,8 +251,7 @@ static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *conf
     arena_reserve_rows(arena, on_host, sizeof on_host / sizeof on_host[0], true);
 }
 
-// ---------------------------------------------------------------------------------------
-// Where tensors are
+// ---- Where tensors are ----------------------------------------------------------------
 
 // The offset of a layer's tensor in the flat array of what is trained, or where it would
 // be there. Layer L's TENSOR_LN_1_WEIGHT is that of the last LayerNorm.
@@ -359,8 +356,7 @@ static inline const int32_t *gpt_upload(const Gpt *model, Stream *stream, int32_
     return device;
 }
 
-// ---------------------------------------------------------------------------------------
-// Weights
+// ---- Weights --------------------------------------------------------------------------
 
 // Waits until parameters [0, end) have arrived; then the weights [0, end) are up to date.
 static inline void gpt_need(Gpt *model, Stream *stream, const void *parameters, const Pace *pace,
@@ -372,8 +368,7 @@ static inline void gpt_need(Gpt *model, Stream *stream, const void *parameters, 
     model->prepared = end;
 }
 
-// ---------------------------------------------------------------------------------------
-// Forward
+// ---- Forward --------------------------------------------------------------------------
 
 // LayerNorm `norm`. add_branch: the residual before it is first computed, from the one
 // before that, model->branch and the branch's bias.
@@ -602,8 +597,7 @@ static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameter
     gpt_layernorm(model, stream, 2 * L, true);
 }
 
-// ---------------------------------------------------------------------------------------
-// LM head and loss
+// ---- LM head and loss -----------------------------------------------------------------
 
 // largest (count): the most probable token by each row of model->logits; -1 where a row
 // has none, because its logits are not numbers.
@@ -752,8 +746,7 @@ static inline void gpt_layer_backward(Gpt *model, Stream *stream, float *gradien
     pace_finish(pace, gpt_at(model, l, TENSOR_LN_1_WEIGHT));
 }
 
-// ---------------------------------------------------------------------------------------
-// What the model is to others (model.h)
+// ---- What the model is to others (model.h) --------------------------------------------
 
 // Gradients of wte, which the head begins, are finished last.
 static inline const float *gpt_gradients(void *self, Stream *stream, const void *parameters, float *gradients,

@@ -8,8 +8,7 @@
 
 #include "model.h"
 
-// ---------------------------------------------------------------------------------------
-// config.json
+// ---- config.json ----------------------------------------------------------------------
 
 // Reads an integer in [1, maximum]. A `fallback` > 0 replaces a value that is absent or
 // null.
@@ -173,8 +172,7 @@ static inline bool gpt_is_constant(const char *name, const ModelConfig *config) 
            (strcmp(end + length, "bias") == 0 || strcmp(end + length, "masked_bias") == 0);
 }
 
-// ---------------------------------------------------------------------------------------
-// The parameter table
+// ---- The parameter table --------------------------------------------------------------
 
 // The table holds wte, wpe, then for each layer those of these tensors that the family
 // has, then ln_f's weight and bias.

@@ -23,8 +23,7 @@
 
 #include "scheduler.h"
 
-// ---------------------------------------------------------------------------------------
-// Inner steps
+// ---- Inner steps ----------------------------------------------------------------------
 
 // Decides whether this inner step is made, and adds it to the tally of the steps since
 // the latest exchange. With --on-spike skip only bad steps are left out, and
@@ -104,8 +103,7 @@ static inline int steps_left(const Scheduler *s, int period) {
     return left < period ? (int)left : period;
 }
 
-// ---------------------------------------------------------------------------------------
-// Elementwise work on a fragment
+// ---- Elementwise work on a fragment ---------------------------------------------------
 
 typedef enum FragmentOperation {
     FRAGMENT_PSEUDO_GRADIENT, // communication buffer = outer - local
@@ -201,8 +199,7 @@ static inline void local_keep_start(Scheduler *s) {
     stream_settle(s->compute);
 }
 
-// ---------------------------------------------------------------------------------------
-// Exchanges
+// ---- Exchanges ------------------------------------------------------------------------
 
 // Starts the all-reduce of what stands in the communication buffer. The tally of the
 // steps since the latest exchange goes with it.

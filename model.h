@@ -26,8 +26,7 @@
 
 enum { MODEL_MAX_LAYERS = 96 };
 
-// ---------------------------------------------------------------------------------------
-// The configuration
+// ---- The configuration ----------------------------------------------------------------
 
 typedef struct ModelConfig {
     const struct ModelFamily *family;
@@ -64,8 +63,7 @@ static inline double model_flops_per_token(const ModelConfig *config, int T) {
     return 6.0 * matrices + 6.0 * keys * 2.0 * C;
 }
 
-// ---------------------------------------------------------------------------------------
-// The parameter table
+// ---- The parameter table --------------------------------------------------------------
 
 typedef struct ParameterInfo {
     char name[96];        // Hugging Face's
@@ -160,8 +158,7 @@ static inline void parameters_initialize(const ParameterTable *table, uint64_t s
     thread_pool_run(pool, table->count, parameters_initialize_task, &work);
 }
 
-// ---------------------------------------------------------------------------------------
-// What a family provides
+// ---- What a family provides -----------------------------------------------------------
 
 // What the backward pass computes again instead of keeping it. Each level includes the
 // one before.
@@ -242,8 +239,7 @@ typedef struct ModelFamily {
     const float *(*decode)(void *self, Stream *stream, const float *parameters, int position, int32_t token);
 } ModelFamily;
 
-// ---------------------------------------------------------------------------------------
-// Losses and logits
+// ---- Losses and logits ----------------------------------------------------------------
 
 // The first of the largest of the logits (count); -1 where one of them is NaN or all are
 // -infinity.

@@ -116,8 +116,7 @@ static inline bool model_find(const char *name_or_path, ModelConfig *config, Err
                      name_hint(name_or_path, names, MODEL_PRESET_COUNT, hint), list);
 }
 
-// ---------------------------------------------------------------------------------------
-// One model
+// ---- One model ------------------------------------------------------------------------
 
 // The functions of its family take &model->state as `self`.
 typedef struct Model {

@@ -17,8 +17,7 @@
 #include "muon.h"
 #include "runtime/memory.h"
 
-// ---------------------------------------------------------------------------------------
-// The learning rate
+// ---- The learning rate ----------------------------------------------------------------
 
 // Progress is counted in micro-batch gradients that all workers have committed (--lr-by
 // grads), so that rules and runs with other batch sizes have the same rate at the same
@@ -57,8 +56,7 @@ static inline double learning_rate_at(const LearningRate *schedule, double progr
     return schedule->minimum + (schedule->peak - schedule->minimum) * factor;
 }
 
-// ---------------------------------------------------------------------------------------
-// The state
+// ---- The state ------------------------------------------------------------------------
 
 // What the optimizer needs to know of a tensor, elements [begin, end) of the flat vector.
 typedef struct OptimizerTensor {
@@ -197,8 +195,7 @@ static inline void optimizer_take_master(Optimizer *optimizer, Stream *stream, c
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// A step
+// ---- A step ---------------------------------------------------------------------------
 
 typedef struct OptimizerStep {
     const float *gradient; // (layout_padded): a sum over micro-batches

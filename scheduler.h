@@ -45,8 +45,7 @@
 #include "commit_report.h"
 #include "communication_job.h"
 
-// ---------------------------------------------------------------------------------------
-// Launching
+// ---- Launching ------------------------------------------------------------------------
 
 static inline void scheduler_enqueue_job(Scheduler *s) {
     stream_run(s->communication, job_task, s); // H3
@@ -182,8 +181,7 @@ static inline void accumulate(Scheduler *s, int count) {
     if (followed && !s->settings.overlap) { scheduler_enqueue_job(s); }
 }
 
-// ---------------------------------------------------------------------------------------
-// The boundary
+// ---- The boundary ---------------------------------------------------------------------
 
 typedef struct BoundaryWork {
     Scheduler *scheduler;
@@ -253,8 +251,7 @@ static inline void scheduler_drop(Scheduler *s) {
     s->job_in_flight = s->spikes.rollback_due = false;
 }
 
-// ---------------------------------------------------------------------------------------
-// How overlapped rules begin
+// ---- How overlapped rules begin -------------------------------------------------------
 
 // Whether a gradient sum waits for the next launch: not before the first round.
 static inline bool is_handed_over(const Scheduler *s) { return s->comm_buffer.state == BUFFER_READY; }

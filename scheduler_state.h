@@ -36,8 +36,7 @@
 #include "runtime/watermark.h"
 #include "spike.h"
 
-// ---------------------------------------------------------------------------------------
-// What is trained: anything that yields gradients
+// ---- What is trained: anything that yields gradients ----------------------------------
 
 typedef struct MicroBatchResult {
     double loss;         // mean over the predicted tokens; 0 where none is predicted
@@ -59,8 +58,7 @@ typedef struct Problem {
     int layer_count;
 } Problem;
 
-// ---------------------------------------------------------------------------------------
-// Settings
+// ---- Settings -------------------------------------------------------------------------
 
 typedef enum RuleKind { RULE_SYNCHRONOUS, RULE_OVERLAPPED, RULE_LOCAL } RuleKind;
 
@@ -116,8 +114,7 @@ static inline bool scheduler_shards(const SchedulerSettings *settings) {
     return !settings->replicated && settings->kind != RULE_LOCAL;
 }
 
-// ---------------------------------------------------------------------------------------
-// State
+// ---- State ----------------------------------------------------------------------------
 
 // FREE: no stream uses it. READY: it waits for its reader. Others: a stream uses it.
 typedef enum BufferState { BUFFER_FREE, BUFFER_WRITING, BUFFER_READY, BUFFER_READING } BufferState;
@@ -349,8 +346,7 @@ static inline void scheduler_give_tally(Scheduler *s, HandOver mode) {
     if (mode == CLEAR) { memset(&s->tally, 0, sizeof s->tally); }
 }
 
-// ---------------------------------------------------------------------------------------
-// Fragments
+// ---- Fragments ------------------------------------------------------------------------
 
 // The flat vector is a row of segments 0 .. layer_count + 1: what lies before the first
 // layer, the layers, and what lies behind the last. Where one begins.
@@ -411,8 +407,7 @@ static inline Layout scheduler_layout(const Scheduler *s) {
     return layout;
 }
 
-// ---------------------------------------------------------------------------------------
-// Setting up
+// ---- Setting up -----------------------------------------------------------------------
 
 // Plans every buffer of the scheduler and of the transport; allocates nothing of them.
 // The scheduler must not move in memory afterwards.
@@ -552,8 +547,7 @@ static inline void scheduler_stop(Scheduler *s) {
     scheduler_free(s);
 }
 
-// ---------------------------------------------------------------------------------------
-// How the host waits for its streams
+// ---- How the host waits for its streams -----------------------------------------------
 
 // Grows whenever one of the streams makes progress.
 static inline uint64_t scheduler_progress(Scheduler *s) {

@@ -38,8 +38,7 @@
 #include "local_steps.h"
 #include "rule.h"
 
-// ---------------------------------------------------------------------------------------
-// Options
+// ---- Options --------------------------------------------------------------------------
 
 typedef struct SparseLocoOptions {
     int64_t inner_steps, delay; // H, tau
@@ -69,8 +68,7 @@ static inline void sparse_loco_configure(const void *own, SchedulerSettings *set
     settings->sparse_step.alpha = (float)options->alpha;
 }
 
-// ---------------------------------------------------------------------------------------
-// The rule
+// ---- The rule -------------------------------------------------------------------------
 
 static inline void sparse_loco_commit(Scheduler *s) {
     int steps = s->settings.steps, delay = s->settings.delay, left = steps_left(s, steps);

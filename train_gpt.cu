@@ -21,8 +21,7 @@
 #include "program/start.h"         // defines: open_run_directory, start_run: memory, threads, parameters
 #include "program/tokenize.h"      // defines: command_tokenize: token files of lines of JSON
 
-// ---------------------------------------------------------------------------------------
-// Validation
+// ---- Validation -----------------------------------------------------------------------
 
 typedef struct Validation {
     Run *run;
@@ -116,8 +115,7 @@ static bool validate(Run *run) {
     return !stopped;
 }
 
-// ---------------------------------------------------------------------------------------
-// The loop
+// ---- The loop -------------------------------------------------------------------------
 
 // A multiple of `every` lies in (before, now]: a local rule commits several at a time.
 static bool is_due(int64_t before, int64_t now, int64_t every) {
@@ -231,8 +229,7 @@ static bool train(Run *run) {
     return end_checkpoint(run);
 }
 
-// ---------------------------------------------------------------------------------------
-// The life of a run
+// ---- The life of a run ----------------------------------------------------------------
 
 // Decides what a rank can decide by itself: device, model, rates, data.
 static void choose_alone(Run *run) {
@@ -350,8 +347,7 @@ static void release_run(Run *run) {
     transport_close(&run->transport);
 }
 
-// ---------------------------------------------------------------------------------------
-// Commands
+// ---- Commands -------------------------------------------------------------------------
 
 // All ranks meet before one of them can leave: under mpirun others would wait for ever
 // for it. understood: false if the command line has an error, which is in `error`.

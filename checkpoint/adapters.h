@@ -43,8 +43,7 @@ static inline void adapters_merge(float *matrix, const float *a, const float *b,
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Reading
+// ---- Reading --------------------------------------------------------------------------
 
 // Reads adapter_config.json of `directory`: rank and scale, and the directory of the model.
 // Refuses what changes the formula above.
@@ -159,8 +158,7 @@ static inline void adapters_apply(const Adapters *adapters, const ParameterInfo 
     free(values);
 }
 
-// ---------------------------------------------------------------------------------------
-// Writing
+// ---- Writing --------------------------------------------------------------------------
 
 // Writes adapter_config.json into `directory`. base: the directory of the model.
 static inline bool adapters_write_config(const char *directory, const TrainedPart *part, const char *base,

@@ -100,8 +100,7 @@ typedef struct CheckpointedRun {
     int damaged_count;
 } CheckpointedRun;
 
-// ---------------------------------------------------------------------------------------
-// Vectors
+// ---- Vectors --------------------------------------------------------------------------
 
 typedef enum SavedScope {
     SAVED_SHARED, // the same on all ranks, whole
@@ -169,8 +168,7 @@ static inline size_t checkpoint_bytes(const Scheduler *s) {
     return bytes;
 }
 
-// ---------------------------------------------------------------------------------------
-// The manifest: numbers
+// ---- The manifest: numbers ------------------------------------------------------------
 
 // How a number of the run's state is stored, and which values of it are sound.
 typedef enum NumberKind {
@@ -356,8 +354,7 @@ static inline int64_t integer_from_json(const json_t *object, const char *key) {
     return (int64_t)json_integer_value(json_object_get(object, key));
 }
 
-// ---------------------------------------------------------------------------------------
-// The manifest
+// ---- The manifest ---------------------------------------------------------------------
 
 // Whether Muon steps the matrices of the run's layers.
 static inline bool checkpoint_has_muon(const CheckpointedRun *run) {
@@ -432,8 +429,7 @@ static inline size_t area_place(const ParameterTable *table, bool without_muon, 
     return place;
 }
 
-// ---------------------------------------------------------------------------------------
-// Pieces: the parts of a vector that this rank writes or reads
+// ---- Pieces: the parts of a vector that this rank writes or reads ---------------------
 
 typedef struct PieceWalk {
     Scheduler *scheduler;
@@ -500,8 +496,7 @@ static inline bool all_ranks_good(const CheckpointedRun *run, bool good, Error *
     return rank < 0;
 }
 
-// ---------------------------------------------------------------------------------------
-// Paths, and which checkpoints there are
+// ---- Paths, and which checkpoints there are -------------------------------------------
 
 typedef struct CheckpointPaths {
     char folder[CHECKPOINT_PATH_SIZE];    // OUT/checkpoints

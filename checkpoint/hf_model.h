@@ -43,8 +43,7 @@ static inline bool hf_model_has(const char *directory, const char *name) {
     return path_within(path, directory, name, &ignored) && stat(path, &status) == 0;
 }
 
-// ---------------------------------------------------------------------------------------
-// Reading: the files
+// ---- Reading: the files ---------------------------------------------------------------
 
 // Opens a file of the model and returns its index; -1 with an error.
 static inline int hf_model_add_file(HfModel *model, const char *directory, const char *name, Error *error) {
@@ -97,8 +96,7 @@ static inline bool hf_model_open_shards(HfModel *model, const char *directory, E
     return good;
 }
 
-// ---------------------------------------------------------------------------------------
-// Reading: the tensors
+// ---- Reading: the tensors -------------------------------------------------------------
 
 // "(61, 24)"
 static inline const char *hf_model_shape_text(int dimensions, const size_t *shape, char text[96]) {
@@ -304,8 +302,7 @@ static inline void hf_model_complete(const HfModel *model, const TrainedPart *pa
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Writing: the tokenizer
+// ---- Writing: the tokenizer -----------------------------------------------------------
 
 // Copies one file. True: the copy is on disk.
 static inline bool hf_model_copy_file(const char *from, const char *to, Error *error) {
@@ -382,8 +379,7 @@ static inline int hf_model_special_id(const char *from, const char *role, int vo
     return id >= 0 && id < vocabulary ? (int)id : -1;
 }
 
-// ---------------------------------------------------------------------------------------
-// Writing: the configuration
+// ---- Writing: the configuration -------------------------------------------------------
 
 // config.json: everything that transformers asks for. tokenizer: the directory of the
 // tokenizer, or NULL.
@@ -405,8 +401,7 @@ static inline json_t *hf_model_describe(const ModelConfig *config, const char *t
     return root;
 }
 
-// ---------------------------------------------------------------------------------------
-// Writing: the weights, and the whole directory
+// ---- Writing: the weights, and the whole directory ------------------------------------
 
 // Writes the file `name` into `directory`; *sum gets its CRC-32. prefix: of all names of
 // tensors, which lie in the file as in the table. parameters (table->parameter_count), on

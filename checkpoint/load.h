@@ -28,8 +28,7 @@ typedef struct CheckpointSource {
     uint64_t furthest; // micro-batches begun by the worker that came furthest
 } CheckpointSource;
 
-// ---------------------------------------------------------------------------------------
-// Checking the manifest
+// ---- Checking the manifest ------------------------------------------------------------
 
 // Reads the numbers of the manifest. False: one that loading takes out of it is missing,
 // or they cannot be the state of a run of the rule (NULL: there is no rule of its name).
@@ -72,8 +71,7 @@ static inline bool source_read_numbers(CheckpointSource *source) {
                        0x1p53;
 }
 
-// ---------------------------------------------------------------------------------------
-// Opening
+// ---- Opening --------------------------------------------------------------------------
 
 // A vector of the checkpoint, in the format that it was saved in.
 typedef struct SourceArea {
@@ -277,8 +275,7 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
     return good;
 }
 
-// ---------------------------------------------------------------------------------------
-// Vectors: where each of the present run's comes from
+// ---- Vectors: where each of the present run's comes from ------------------------------
 
 // Where a vector of the present run comes from; no data: it starts from zero.
 static inline SourceArea source_vector(const CheckpointSource *source, const CheckpointedRun *run,
@@ -447,8 +444,7 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     memset(&s->tally.site, 0, sizeof s->tally.site);
 }
 
-// ---------------------------------------------------------------------------------------
-// Remarks
+// ---- Remarks --------------------------------------------------------------------------
 
 // Fills remarks with what cannot continue as if nothing had happened; empty: everything can.
 static inline void source_find_remarks(const CheckpointSource *source, const CheckpointedRun *run,

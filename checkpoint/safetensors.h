@@ -51,8 +51,7 @@ static const struct {
     size_t bytes; // of an element
 } SAFETENSORS_INFO[] = {SAFETENSORS_TYPES(SAFETENSORS_ROW)};
 
-// ---------------------------------------------------------------------------------------
-// Reading
+// ---- Reading --------------------------------------------------------------------------
 
 typedef struct SafetensorsEntry {
     const char *name; // no control characters in it
@@ -260,8 +259,7 @@ static inline bool safetensors_has_shape(const SafetensorsEntry *entry, int dime
            (dimensions == 0 || memcmp(entry->shape, shape, (size_t)dimensions * sizeof *shape) == 0);
 }
 
-// ---------------------------------------------------------------------------------------
-// Elements as fp32
+// ---- Elements as fp32 -----------------------------------------------------------------
 
 static inline bool safetensors_is_real(SafetensorsType type) {
     return type == SAFETENSORS_F32 || type == SAFETENSORS_BF16 || type == SAFETENSORS_F16 ||
@@ -299,8 +297,7 @@ static inline void safetensors_read_floats(const SafetensorsEntry *entry, size_t
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Writing
+// ---- Writing --------------------------------------------------------------------------
 
 typedef struct SafetensorsPlan {
     json_t *tensors; // the header: "__metadata__", if the caller has put it there, and the tensors as added

@@ -25,8 +25,7 @@
 
 #include "checkpoint/checkpoint.h"
 
-// ---------------------------------------------------------------------------------------
-// The checkpoint that is being made
+// ---- The checkpoint that is being made ------------------------------------------------
 
 // Bytes of state.safetensors that this rank has copied, to write them later.
 typedef struct SavedPart {
@@ -120,8 +119,7 @@ static inline void saver_free(Saver *saver) {
     free(saver);
 }
 
-// ---------------------------------------------------------------------------------------
-// Begin: this rank's parts are copied, or written
+// ---- Begin: this rank's parts are copied, or written ----------------------------------
 
 // Writes bytes [place, place + bytes) of the file. The CRC-32 of a block is the exclusive or of
 // those of its parts, each moved to its place, so it can be collected in any order.
@@ -195,8 +193,7 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// The writer
+// ---- The writer -----------------------------------------------------------------------
 
 static inline void *saver_main(void *argument) {
     Saver *saver = (Saver *)argument;
@@ -268,8 +265,7 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
     return good;
 }
 
-// ---------------------------------------------------------------------------------------
-// End: checksums, checkpoint.json, the final name
+// ---- End: checksums, checkpoint.json, the final name ----------------------------------
 
 // Steps 3 and 4 of the order above, on rank 0. shares (ranks, blocks): the sums of all.
 static inline bool saver_publish(Saver *saver, const uint32_t *shares, Error *error) {

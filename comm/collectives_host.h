@@ -77,8 +77,7 @@ static inline char *host_messages(const Transport *transport, MessageBuffer buff
     return messages->buffers[buffer] + slot * messages->chunk * sizeof(float);
 }
 
-// ---------------------------------------------------------------------------------------
-// Chunks and ranges
+// ---- Chunks and ranges ----------------------------------------------------------------
 
 typedef struct HostExchange {
     Transport *transport;
@@ -188,8 +187,7 @@ static inline void host_for_chunks(const HostExchange *exchange, const HostStage
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Reduce-scatter
+// ---- Reduce-scatter -------------------------------------------------------------------
 
 // Every rank of this host gets the parts that it adds up: the chunk of all owners whose
 // delegate it is, one owner behind the other.
@@ -302,8 +300,7 @@ static inline void host_reduce_finish(const HostExchange *exchange, int number, 
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// All-gather
+// ---- All-gather -----------------------------------------------------------------------
 
 // Sets one owner's elements of the chunk in `buffer` to what its message holds.
 static inline void host_decode_chunk(const HostExchange *exchange, int owner, Chunk chunk,

@@ -121,8 +121,7 @@ static inline bool layout_next(const Layout *layout, int rank, size_t end, Layou
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// Whole matrices
+// ---- Whole matrices -------------------------------------------------------------------
 
 // Elements [begin, end) of the vector, which one rank must own.
 typedef struct LayoutMatrix {

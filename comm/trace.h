@@ -64,8 +64,7 @@ typedef struct Trace {
     int64_t dropped;
 } Trace;
 
-// ---------------------------------------------------------------------------------------
-// Spans and sums
+// ---- Spans and sums -------------------------------------------------------------------
 
 // keep: for trace_write. The trace must stay where it is while threads use it.
 static inline void trace_open(Trace *trace, bool keep) {
@@ -141,8 +140,7 @@ static inline TraceSums trace_take(Trace *trace) {
     return sums;
 }
 
-// ---------------------------------------------------------------------------------------
-// Clocks
+// ---- Clocks ---------------------------------------------------------------------------
 
 // How far the clock of rank 0 is from this rank's clock.
 typedef struct ClockOffset {
@@ -185,8 +183,7 @@ static inline double clock_on_rank_0(const ClockOffset *start, const ClockOffset
     return time + start->seconds + share * (end->seconds - start->seconds);
 }
 
-// ---------------------------------------------------------------------------------------
-// The file
+// ---- The file -------------------------------------------------------------------------
 
 // Whether a trace can be written there, asked before hours of training. What is not a plain
 // file is refused, because a file that is renamed to /dev/null replaces it.

@@ -140,8 +140,7 @@ PRINTF_LIKE(2, 3) static inline void transport_fail(Transport *transport, const 
     _exit(EXIT_SYSTEM_FAILURE);
 }
 
-// ---------------------------------------------------------------------------------------
-// Opening
+// ---- Opening --------------------------------------------------------------------------
 
 // For links. Every `per_host` ranks in a row share a host, until the ranks meet.
 static inline void transport_prepare(Transport *transport, int rank, int size, int per_host, const Link *link,
@@ -215,8 +214,7 @@ static inline Transfer *transport_transfer(Transport *transport, Lane lane, bool
     return &transport->transfers[row * transport->size + peer];
 }
 
-// ---------------------------------------------------------------------------------------
-// Messages
+// ---- Messages -------------------------------------------------------------------------
 
 static inline void transport_start_transfer(Transport *transport, Transfer *transfer) {
     transport->link.start(transport->link.state, &transfer->request, transfer->is_send, transfer->peer,
@@ -343,8 +341,7 @@ static inline void transport_begin(Transport *transport, const char *operation) 
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Operations
+// ---- Operations -----------------------------------------------------------------------
 
 // all (size, bytes) <- the records of all ranks in the order of ranks; `mine` (bytes) is
 // this rank's. Records travel from every rank to the first one of its host, from each of
@@ -474,8 +471,7 @@ static inline void transport_meet(Transport *transport, int leader) {
     transport->met = all;
 }
 
-// ---------------------------------------------------------------------------------------
-// Measuring the link
+// ---- Measuring the link ---------------------------------------------------------------
 
 typedef struct LinkMeasure {
     double latency; // seconds of the smallest all-gather of records

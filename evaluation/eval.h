@@ -134,8 +134,7 @@ static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, 
     return scores;
 }
 
-// ---------------------------------------------------------------------------------------
-// Summary
+// ---- Summary --------------------------------------------------------------------------
 
 typedef struct EvaluateSummary {
     uint64_t items;   // windows or lines
@@ -225,8 +224,7 @@ static inline void evaluate_print(FILE *file, const char *task, const EvaluateSe
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// The command
+// ---- The command ----------------------------------------------------------------------
 
 typedef struct Evaluation {
     Transport *transport;

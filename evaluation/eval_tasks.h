@@ -64,8 +64,7 @@ typedef struct EvaluateSet {
     size_t batch_count;
 } EvaluateSet;
 
-// ---------------------------------------------------------------------------------------
-// Preparing text as the harness does
+// ---- Preparing text as the harness does -----------------------------------------------
 
 // The characters that Python's str.strip removes.
 #define EVALUATE_SPACE "[\\x1C-\\x1F" TOKENIZER_SPACE "]"
@@ -114,8 +113,7 @@ static inline void evaluate_capitalise(char **text) {
     evaluate_replace(text, "(?s)\\A(.)(.*)\\z", "\\u${1}\\L${2}");
 }
 
-// ---------------------------------------------------------------------------------------
-// Adding sequences
+// ---- Adding sequences -----------------------------------------------------------------
 
 // Appends the tokens of a text. The text of a special token, such as <|endoftext|>, stands for
 // the token, as it does in the harness.
@@ -151,8 +149,7 @@ static inline void evaluate_add_question(EvaluateSet *set, int choices, int labe
     set->questions++;
 }
 
-// ---------------------------------------------------------------------------------------
-// Perplexity
+// ---- Perplexity -----------------------------------------------------------------------
 
 // The texts of all files become the tokens that tokenize_texts makes of them.
 static inline bool evaluate_read_texts(EvaluateSet *set, Error *error) {
@@ -226,8 +223,7 @@ static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
            error_set(error, "%.300s holds nothing to predict: it needs two tokens", request->path);
 }
 
-// ---------------------------------------------------------------------------------------
-// LAMBADA and HellaSwag
+// ---- LAMBADA and HellaSwag ------------------------------------------------------------
 
 // Adds a text whose first `context` bytes are given, the others to be predicted. Without
 // a context it follows <|endoftext|>, or a line end where tokens are bytes.
@@ -364,8 +360,7 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
     return evaluate_take_text(set, error);
 }
 
-// ---------------------------------------------------------------------------------------
-// The set and its batches
+// ---- The set and its batches ----------------------------------------------------------
 
 // The longest first; among equals the order of the data.
 static inline int evaluate_compare_lengths(const void *a, const void *b) {

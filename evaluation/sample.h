@@ -119,8 +119,7 @@ static inline int32_t sampler_choose(Sampler *sampler, const Sampling *how, Rand
     return best; // the sum was rounded, and the draw lay beyond all of it
 }
 
-// ---------------------------------------------------------------------------------------
-// A text that is printed
+// ---- A text that is printed -----------------------------------------------------------
 
 enum { SAMPLE_RANDOM_STREAM = 20 }; // of those that are derived from --seed
 
@@ -296,8 +295,7 @@ static inline bool sample_lines(Sample *sample, FILE *input, bool interactive, E
     return good;
 }
 
-// ---------------------------------------------------------------------------------------
-// Samples of a run
+// ---- Samples of a run -----------------------------------------------------------------
 
 // All ranks, between two commits or at the end: rank 0 prints and logs a sample by the
 // committed parameters. An error is printed, too, and does not end the run.
@@ -354,8 +352,7 @@ static inline void print_sample(Run *run, bool last) {
     run->clock.paused += clock_seconds() - began;
 }
 
-// ---------------------------------------------------------------------------------------
-// train_gpt sample
+// ---- train_gpt sample -----------------------------------------------------------------
 
 // One process, without MPI. Returns the exit status.
 static inline int command_sample(const Options *options) {

@@ -88,8 +88,7 @@ static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// Workspace
+// ---- Workspace ------------------------------------------------------------------------
 
 // Floats for partial sums over rows of `width` columns.
 static inline size_t row_partials_floats(bool on_gpu, size_t width) {
@@ -104,8 +103,7 @@ static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int C, 
                   : attention_workspace_floats(T, C / heads, threads, precision);
 }
 
-// ---------------------------------------------------------------------------------------
-// Matrix products
+// ---- Matrix products ------------------------------------------------------------------
 
 // Must be called before the first product of a GPU's stream. workspace
 // (GEMM_WORKSPACE_BYTES): device memory.
@@ -242,8 +240,7 @@ static inline void matmul_fp8(Stream *stream, Real *result, int result_stride, c
     matmul(stream, &work);
 }
 
-// ---------------------------------------------------------------------------------------
-// Layers
+// ---- Layers ---------------------------------------------------------------------------
 
 // Each takes a struct, whose header in kernels/cpu/ has the formulas and the shapes, with
 // all that the pass needs but the precision.
@@ -276,8 +273,7 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
     KERNEL(cross_entropy, stream->precision, stream, &work);
 }
 
-// ---------------------------------------------------------------------------------------
-// Updates: whole vectors of fp32
+// ---- Updates: whole vectors of fp32 ---------------------------------------------------
 
 // A step over a range: of AdamW (kernels/cpu/adamw.h), and the elementwise parts of one of Muon
 // (kernels/cpu/muon.h). commit: moves master and moments; otherwise only writes to range->out

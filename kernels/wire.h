@@ -113,8 +113,7 @@ static inline void wire_decode_bf16(float *out, const void *in, size_t count) {
     for (size_t i = 0; i < count; i++) { out[i] = bf16_to_float(halves[i]); }
 }
 
-// ---------------------------------------------------------------------------------------
-// Coarse formats: largest magnitudes
+// ---- Coarse formats: largest magnitudes -----------------------------------------------
 
 // The bits of the magnitude of a value. Magnitudes are ordered as their bits are, with
 // NaN above infinity, so a block's largest one shows whether it holds either.
@@ -135,8 +134,7 @@ WIRE_FUNCTION bool wire_is_finite(uint32_t bits) { return bits < 0x7f800000u; }
 // The scale of a block that decodes to NaNs.
 enum { WIRE_NAN_BITS = 0x7fc00000 };
 
-// ---------------------------------------------------------------------------------------
-// int8 and int4
+// ---- int8 and int4 --------------------------------------------------------------------
 
 enum { WIRE_INT8_STEPS = 127, WIRE_INT4_STEPS = 7 };
 
@@ -216,8 +214,7 @@ WIRE_FUNCTION float wire_e3m0_level(uint32_t code) {
     return wire_float_from_bits(c > 0 ? (code & 8u) << 28 | (c + 120u) << 23 : 0u);
 }
 
-// ---------------------------------------------------------------------------------------
-// Blocks of the coarse formats
+// ---- Blocks of the coarse formats -----------------------------------------------------
 
 // The scale of a block with this largest magnitude. For e3m0 it is the magnitude, at least
 // 2^-119: then all levels and middles are normal numbers, and exact.
@@ -293,8 +290,7 @@ WIRE_COARSE(int8, WIRE_INT8)
 WIRE_COARSE(int4, WIRE_INT4)
 WIRE_COARSE(e3m0, WIRE_E3M0)
 
-// ---------------------------------------------------------------------------------------
-// The table of formats, and ranges
+// ---- The table of formats, and ranges -------------------------------------------------
 
 typedef struct WireCodec {
     const char *name;

@@ -128,8 +128,7 @@ typedef struct OptionSpec {
     const char *help;     // the effect, and what it costs
 } OptionSpec;
 
-// ---------------------------------------------------------------------------------------
-// The table
+// ---- The table ------------------------------------------------------------------------
 
 // A row of the table as a field of Options. Fields are called as their options, with
 // underscores; lr, lr-by and min-lr are spelled out, and --optimizer is called rule.

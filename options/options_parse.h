@@ -25,8 +25,7 @@
 #include "options/options.h"
 #include "runtime/files.h"
 
-// ---------------------------------------------------------------------------------------
-// A value from text
+// ---- A value from text ----------------------------------------------------------------
 
 // For readers, too: only option_set writes to it.
 static inline void *option_field(const OptionSpec *option, const Options *options) {
@@ -189,8 +188,7 @@ static inline void options_defaults(Options *options) {
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) { option_set_default(&option_table[i], options); }
 }
 
-// ---------------------------------------------------------------------------------------
-// A value as text
+// ---- A value as text ------------------------------------------------------------------
 
 // The shortest decimal that reads back as the same double; 300 and not 3e+02.
 static inline void option_print_real(double value, char text[OPTION_VALUE_SIZE]) {
@@ -282,8 +280,7 @@ static inline const char *options_choice_name(const Options *options, const Opti
     return option_of((size_t)((const char *)field - (const char *)options))->choices[*field];
 }
 
-// ---------------------------------------------------------------------------------------
-// A configuration as JSON
+// ---- A configuration as JSON ----------------------------------------------------------
 
 // Every option by its name, as one object; words such as "auto" are strings. null: the
 // option counts for nothing, because another takes its place, or because it is --config.
@@ -467,8 +464,7 @@ static inline bool options_save_file(const Options *options, const char *path, E
     return file_replace_end(file, path, written, error);
 }
 
-// ---------------------------------------------------------------------------------------
-// The command line
+// ---- The command line -----------------------------------------------------------------
 
 // Reads the option at argv[*position] and moves behind it. `value` points into argv.
 static inline bool options_next(int argc, char **argv, int *position, const OptionSpec **option,
@@ -567,8 +563,7 @@ static inline bool options_settle_rivals(Options *options, OptionSource sources[
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// A run that is resumed
+// ---- A run that is resumed ------------------------------------------------------------
 
 // The file with the options of the run that --resume names by itself, by its folder of
 // checkpoints or by one of these, or that --like names; empty: there is none. A checkpoint

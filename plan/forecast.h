@@ -15,8 +15,7 @@
 #define FORECAST_MOST 3e7 // micro-batches to be simulated for one rule: half a second
 #define FORECAST_TOLERANCE 0.02
 
-// ---------------------------------------------------------------------------------------
-// What a micro-batch takes
+// ---- What a micro-batch takes ---------------------------------------------------------
 
 enum { MICRO_BATCH_TRIES = 5 };
 
@@ -102,8 +101,7 @@ static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TE
     return rates.gflops[precision] > 0 ? operations / (share * rates.gflops[precision] * 1e9) : (double)NAN;
 }
 
-// ---------------------------------------------------------------------------------------
-// The machine
+// ---- The machine ----------------------------------------------------------------------
 
 #define TCP_PAYLOAD 0.957 // the share of Ethernet's bytes that are not headers
 #define HOST_MBIT 10000.0
@@ -170,8 +168,7 @@ static inline Machine machine_of_setup(const Setup *setup, double micro_batch) {
     return machine;
 }
 
-// ---------------------------------------------------------------------------------------
-// The rules
+// ---- The rules ------------------------------------------------------------------------
 
 typedef struct ForecastRow {
     Options options;             // of the run

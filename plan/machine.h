@@ -54,8 +54,7 @@ typedef struct Machine {
     bool sleeps;            // ranks that wait sleep between looks, as transport_wait does
 } Machine;
 
-// ---------------------------------------------------------------------------------------
-// Passes over vectors
+// ---- Passes over vectors --------------------------------------------------------------
 
 // Bytes of memory that are read and written for an element.
 enum {
@@ -76,8 +75,7 @@ static inline double machine_exchange_pass(const Machine *machine, double elemen
     return elements * bytes / machine->exchange_bytes_per_second;
 }
 
-// ---------------------------------------------------------------------------------------
-// Exchanges
+// ---- Exchanges ------------------------------------------------------------------------
 
 // Bytes of memory for an element that is encoded, decoded and added, by format. Coarse
 // formats are bound by arithmetic, so theirs is the number of bytes that would take as

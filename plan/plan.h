@@ -36,6 +36,12 @@ static inline void print_memory_verdict(const Setup *setup) {
     printf("fits             yes: %s of the %s for this rank %s; %s are left\n", size_text(bytes, needed),
            size_text(most, available), arena->on_gpu ? "on the GPU" : "on this machine",
            size_text(most - bytes, left));
+    double together = (double)bytes * (double)setup->options->ranks;
+    if (!arena->on_gpu && setup->options->ranks > 1) {
+        printf("                 %lld ranks on this machine would need %s, which %s\n",
+               (long long)setup->options->ranks, size_text((size_t)together, needed),
+               together <= (double)most ? "fits, too" : "does not fit");
+    }
     Options with_blocks = *setup->options;
     printf("                 the largest micro-batch that fits is %lld",
            (long long)fit_micro_batch(setup, &room, setup->options));
@@ -79,8 +85,7 @@ static inline void print_memory(const Setup *setup) {
     print_memory_verdict(setup);
 }
 
-// ---------------------------------------------------------------------------------------
-// Time
+// ---- Time -----------------------------------------------------------------------------
 
 enum {
     FASTER_LINES = 4,                              // at most
@@ -336,8 +341,7 @@ static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again
     return written;
 }
 
-// ---------------------------------------------------------------------------------------
-// The command
+// ---- The command ----------------------------------------------------------------------
 
 static inline bool plan_check_like(const Setup *setup, const LikeRun *like, Error *error) {
     const char *name = setup->options->like;

@@ -55,8 +55,7 @@ typedef struct Simulation {
     double micro_batches; // of all ranks
 } Simulation;
 
-// ---------------------------------------------------------------------------------------
-// Compute
+// ---- Compute --------------------------------------------------------------------------
 
 // When computation ends that begins at `start` and would take `seconds` alone, beside an
 // exchange that takes a part of every second.
@@ -149,8 +148,7 @@ static inline void simulation_micro_batch(Simulation *simulation) {
     simulation->arrival_cells = 0;
 }
 
-// ---------------------------------------------------------------------------------------
-// The job
+// ---- The job --------------------------------------------------------------------------
 
 // H6: when, on the slowest rank, gradients from `begin` on are final.
 static inline double simulation_finished(const Simulation *simulation, size_t begin) {
@@ -308,8 +306,7 @@ static inline void simulation_job_gather(Simulation *simulation) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// What the streams are given
+// ---- What the streams are given -------------------------------------------------------
 
 // StreamSimulator::run
 static inline void simulation_run(void *self, Stream *stream, StreamTask task, void *context) {
@@ -393,8 +390,7 @@ static inline void simulation_wait(void *self, const Event *event) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// A whole run
+// ---- A whole run ----------------------------------------------------------------------
 
 // Per commit, for a local rule per inner step.
 typedef struct SimulatedCommit {

@@ -8,8 +8,7 @@
 
 #include "program/run.h"
 
-// ---------------------------------------------------------------------------------------
-// Ending early
+// ---- Ending early ---------------------------------------------------------------------
 
 // Prints the mistake and exits with 2. For a process that is alone, or that the other ranks
 // have left to do what takes no more than one. Open MPI's launcher may hang when it has to
@@ -43,8 +42,7 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
     exit(bad.exit_code);
 }
 
-// ---------------------------------------------------------------------------------------
-// Exchanging facts
+// ---- Exchanging facts -----------------------------------------------------------------
 
 // Waits until rank 0 has done something long. Rank 0 itself waits no longer than usual,
 // so that the run ends if another rank dies meanwhile. operation: a literal.
@@ -106,8 +104,7 @@ static inline const Hello *exchange_hellos(Run *run) {
     return all;
 }
 
-// ---------------------------------------------------------------------------------------
-// Parameters
+// ---- Parameters -----------------------------------------------------------------------
 
 // Bytes of what a micro-batch computes with (scheduler_weights).
 static inline size_t weights_bytes(const Scheduler *s) {

@@ -26,8 +26,7 @@ static inline void print_build_facts(FILE *file) {
     fprintf(file, "NCCL       %s\n", nccl);
 }
 
-// ---------------------------------------------------------------------------------------
-// The start
+// ---- The start ------------------------------------------------------------------------
 
 static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
@@ -308,8 +307,7 @@ static inline void announce_run(Run *run, const Hello *hellos) {
                            options_as_json(&run->options), "product_gflops", gflops));
 }
 
-// ---------------------------------------------------------------------------------------
-// The end
+// ---- The end --------------------------------------------------------------------------
 
 #define WAITING_SHARE 0.1 // of the time: more is worth a line at the end
 

@@ -11,8 +11,7 @@
 
 enum { DATA_PATH_SIZE = RUN_PATH_SIZE + 64, TOKENIZER_PATH_SIZE = 2048 };
 
-// ---------------------------------------------------------------------------------------
-// The tokenizer
+// ---- The tokenizer --------------------------------------------------------------------
 
 // The directory of the model in the checkpoint that --resume names; empty if there is none.
 static inline void resumed_model(const Options *options, char path[TOKENIZER_PATH_SIZE]) {
@@ -43,8 +42,7 @@ static inline const char *tokenizer_path(const Options *options, char path[TOKEN
     return path;
 }
 
-// ---------------------------------------------------------------------------------------
-// Opening
+// ---- Opening --------------------------------------------------------------------------
 
 static inline bool has_validation_data(const Options *options) { return options->val_data[0] != '\0'; }
 
@@ -150,8 +148,7 @@ static inline bool check_tokenizer(Run *run, Error *error) {
     return good;
 }
 
-// ---------------------------------------------------------------------------------------
-// Texts for a tokenizer
+// ---- Texts for a tokenizer ------------------------------------------------------------
 
 typedef struct Tokenizing {
     Terminal *terminal;

@@ -29,8 +29,7 @@ static inline bool arena_fits(const Arena *arena, const MemoryRoom *room) {
     return (room->gpu == 0 || needs.gpu <= room->gpu) && (room->host == 0 || needs.host <= room->host);
 }
 
-// ---------------------------------------------------------------------------------------
-// Trials
+// ---- Trials ---------------------------------------------------------------------------
 
 // A run with other options: its reservations, without memory. setup: its parts.
 typedef struct Trial {
@@ -132,8 +131,7 @@ static inline bool fit_options(const Setup *setup, Options *options) {
     return best > 0;
 }
 
-// ---------------------------------------------------------------------------------------
-// Answers
+// ---- Answers --------------------------------------------------------------------------
 
 // Sets options to recompute whole layers. False: they ask for it already, or the program
 // recomputes by itself where that helps.

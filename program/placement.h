@@ -33,8 +33,7 @@ static inline const Gpu *placement_gpu(const Placement *placement) {
     return placement->on_gpu ? &placement->gpu : NULL;
 }
 
-// ---------------------------------------------------------------------------------------
-// Device and precision
+// ---- Device and precision -------------------------------------------------------------
 
 // plan: --device cuda needs no GPU here, as the plan is for a machine that has one.
 static inline bool placement_choose_device(Placement *placement, const Options *options, int local_rank,
@@ -132,8 +131,7 @@ static inline void placement_choose_exchange(Placement *placement, const Options
                  : ": several ranks of a host send the same sums over its link");
 }
 
-// ---------------------------------------------------------------------------------------
-// GPU exchange
+// ---- GPU exchange ---------------------------------------------------------------------
 
 // What the GPUs of all ranks have in common.
 typedef struct GpuFleet {
@@ -307,8 +305,7 @@ static inline void placement_close(Placement *placement) {
     if (placement->nccl.transport != NULL) { nccl_close(&placement->nccl); }
 }
 
-// ---------------------------------------------------------------------------------------
-// Recompute
+// ---- Recompute ------------------------------------------------------------------------
 
 static inline const char *recompute_name(Recompute recompute) {
     return option_of(offsetof(Options, recompute))->choices[1 + recompute]; // behind "auto"

@@ -19,8 +19,7 @@
 
 enum { REPORT_HEADING_INTERVAL = 20 }; // reports between two headings on the terminal
 
-// ---------------------------------------------------------------------------------------
-// The report
+// ---- The report -----------------------------------------------------------------------
 
 // Means are over the commits since the previous report; what is not known is NAN. All are
 // doubles, for one table to point at; whole numbers are exact up to 2^53.
@@ -107,8 +106,7 @@ static inline Report report_unknown(void) {
     return report;
 }
 
-// ---------------------------------------------------------------------------------------
-// What rank 0 reports with
+// ---- What rank 0 reports with ---------------------------------------------------------
 
 // The commits since the latest report: what the next report is made of.
 typedef struct ReportWindow {
@@ -278,8 +276,7 @@ static inline void report_print(Reports *reports, const Report *report) {
     fflush(reports->terminal->stream);
 }
 
-// ---------------------------------------------------------------------------------------
-// While it trains
+// ---- While it trains ------------------------------------------------------------------
 
 static inline void window_add_commit(Reports *reports) {
     const CommitReport *commit = &reports->scheduler->report;

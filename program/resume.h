@@ -9,8 +9,7 @@
 #include "program/agreement.h"
 #include "program/data.h"
 
-// ---------------------------------------------------------------------------------------
-// What checkpoint/ is told about the run
+// ---- What checkpoint/ is told about the run -------------------------------------------
 
 // CheckpointedRun::option_change_matters: whether a run that is resumed with another
 // value of the option trains other bits. Nothing is held out of the built-in corpus.
@@ -77,8 +76,7 @@ static inline void find_models(Options *options) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Saving
+// ---- Saving ---------------------------------------------------------------------------
 
 // waited: seconds that training was blocked. After a failure training continues.
 static inline void report_checkpoint(Reports *reports, const SavedReport *report, double waited, bool saved,
@@ -140,8 +138,7 @@ static inline void begin_checkpoint(Run *run, bool beside) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Resuming
+// ---- Resuming -------------------------------------------------------------------------
 
 // Reports continue from the state that was just loaded, after `seconds` of training.
 static inline void continue_reports(Run *run, double seconds) {
@@ -343,8 +340,7 @@ static inline void resume_run(Run *run) {
     if (run_is_main(run)) { report_resumed(run, resume, remarks); }
 }
 
-// ---------------------------------------------------------------------------------------
-// Rolling back after a spike
+// ---- Rolling back after a spike -------------------------------------------------------
 
 enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the same checkpoint
 

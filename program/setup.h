@@ -4,8 +4,7 @@
 
 #include "program/agreement.h"
 
-// ---------------------------------------------------------------------------------------
-// The model, and the numbers that follow from it
+// ---- The model, and the numbers that follow from it -----------------------------------
 
 #define MOST_TOKENS_OF_A_MICRO_BATCH 1e9
 
@@ -151,8 +150,7 @@ static inline bool choose_length(Run *run, Error *error) {
     return choose_rates(run, error) && options_check_ranks(options, run->transport.size, run->T, error);
 }
 
-// ---------------------------------------------------------------------------------------
-// The schedule, and memory
+// ---- The schedule, and memory ---------------------------------------------------------
 
 // What the schedule and the memory of a run follow from, and where they are written. A
 // plan tries other options: its trials (fit.h) have a copy of what they change.

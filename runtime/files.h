@@ -29,8 +29,7 @@ static inline void files_open_standard(void) {
     close(file);
 }
 
-// ---------------------------------------------------------------------------------------
-// Reading
+// ---- Reading --------------------------------------------------------------------------
 
 static inline bool path_within(char path[PATH_MAX], const char *directory, const char *name, Error *error) {
     return snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX ||
@@ -107,8 +106,7 @@ static inline void *file_map(const char *path, const char *expected, size_t *siz
     return mapping == MAP_FAILED ? NULL : mapping;
 }
 
-// ---------------------------------------------------------------------------------------
-// Writing
+// ---- Writing --------------------------------------------------------------------------
 
 enum { FILE_POSITION = -1 }; // as an offset: the descriptor's position, or the end for O_APPEND
 
@@ -180,8 +178,7 @@ static inline bool file_replace_end(FILE *file, const char *path, bool written, 
     return error_set(error, "cannot write %.400s: %s", path, strerror(reason));
 }
 
-// ---------------------------------------------------------------------------------------
-// Directories
+// ---- Directories ----------------------------------------------------------------------
 
 // Removes a file, or a directory with everything in it. What cannot be removed stays.
 static inline void tree_remove(const char *path) {

@@ -82,8 +82,7 @@ static inline int corpus_alternatives(const CorpusRule *rule) {
     return count;
 }
 
-// ---------------------------------------------------------------------------------------
-// Writing stories
+// ---- Writing stories ------------------------------------------------------------------
 
 typedef struct CorpusWriter {
     Random random;

@@ -43,8 +43,7 @@ typedef struct DocumentPart {
 // Gives the next part. False: there is none.
 typedef bool (*NextPart)(void *source, DocumentPart *part);
 
-// ---------------------------------------------------------------------------------------
-// Texts
+// ---- Texts ----------------------------------------------------------------------------
 
 typedef struct Text {
     const uint8_t *bytes; // (size)
@@ -125,8 +124,7 @@ static inline bool text_next_part(void *source, DocumentPart *part) {
     return false;
 }
 
-// ---------------------------------------------------------------------------------------
-// Lines of JSON
+// ---- Lines of JSON --------------------------------------------------------------------
 
 // At the beginning all is zero but `file`.
 typedef struct JsonLines {

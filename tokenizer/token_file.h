@@ -79,8 +79,7 @@ static inline bool token_mask_counts(const uint8_t *mask, uint64_t position) {
     return mask == NULL || (mask[position / 8] >> (position % 8) & 1) != 0;
 }
 
-// ---------------------------------------------------------------------------------------
-// Opening
+// ---- Opening --------------------------------------------------------------------------
 
 // Whether a file of `size` bytes begins with a header in which all fields are possible. *header <- it.
 static inline bool token_file_read_header(TokenFileHeader *header, const char *name, const void *bytes,

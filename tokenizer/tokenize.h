@@ -23,8 +23,7 @@ enum {
     SHARD_TOKENS = 100000000 // a shard ends with the document that brings it to this number
 };
 
-// ---------------------------------------------------------------------------------------
-// Encoding
+// ---- Encoding -------------------------------------------------------------------------
 
 // Parts [first, first + count) of a round.
 typedef struct EncodeTask {
@@ -157,8 +156,7 @@ static inline void encoder_fill(Encoder *encoder, NextPart next, void *source) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Token files
+// ---- Token files ----------------------------------------------------------------------
 
 enum { SHARDS_TRAIN, SHARDS_VALIDATION, SHARDS_SIDES };
 

@@ -90,8 +90,7 @@ static inline void token_list_free(TokenList *list) {
     memset(list, 0, sizeof *list);
 }
 
-// ---------------------------------------------------------------------------------------
-// Tokens as they are written in tokenizer.json
+// ---- Tokens as they are written in tokenizer.json -------------------------------------
 
 enum { BYTE_LETTERS = 256 + 68 };
 
@@ -125,8 +124,7 @@ static inline size_t tokenizer_token_bytes(const int letters[BYTE_LETTERS], cons
     return count;
 }
 
-// ---------------------------------------------------------------------------------------
-// Loading
+// ---- Loading --------------------------------------------------------------------------
 
 typedef struct TokenizerFile {
     const char *name;
@@ -436,8 +434,7 @@ static inline int32_t tokenizer_find_added(const Tokenizer *tokenizer, const cha
     return -1;
 }
 
-// ---------------------------------------------------------------------------------------
-// Encoding
+// ---- Encoding -------------------------------------------------------------------------
 
 // A token of the piece that is being merged: a linked list from left to right.
 typedef struct PieceToken {
@@ -614,8 +611,7 @@ static inline bool tokenizer_encode(const Tokenizer *tokenizer, const char *text
     return tokenizer_encode_places(tokenizer, text, count, special, out, NULL, error);
 }
 
-// ---------------------------------------------------------------------------------------
-// Decoding
+// ---- Decoding -------------------------------------------------------------------------
 
 // *count bytes of a token: 0 for an id without one, as in a rounded vocabulary.
 static inline const uint8_t *tokenizer_bytes(const Tokenizer *tokenizer, int32_t id, size_t *count) {

@@ -83,8 +83,7 @@ typedef struct Times {
 
 static cudaStream_t queue_of(const Bench *bench) { return (cudaStream_t)bench->stream.queue; }
 
-// ---------------------------------------------------------------------------------------
-// Random data
+// ---- Random data ----------------------------------------------------------------------
 
 static __device__ __forceinline__ uint32_t fill_hash(uint64_t index, uint32_t seed) {
     uint64_t x = (index + 1) * 0x9e3779b97f4a7c15ull + (uint64_t)seed * 0xbf58476d1ce4e5b9ull;
@@ -144,8 +143,7 @@ static void fill_array(Bench *bench, Fill fill, void *array, size_t bytes, uint3
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Timing
+// ---- Timing ---------------------------------------------------------------------------
 
 static size_t set_bytes(const Case *work) {
     size_t bytes = 0;
@@ -221,8 +219,7 @@ static void time_cases(Bench *bench, const Case *const *works, int count, Times 
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// What is measured
+// ---- What is measured -----------------------------------------------------------------
 
 static Real *reals(void *array) { return (Real *)array; }
 
@@ -521,8 +518,7 @@ static void prepare_wire(Bench *bench, const Case *work, void **arrays) {
     cuda_wire_encode(&bench->stream, work->format, arrays[1], (const float *)arrays[2], NULL, &run);
 }
 
-// ---------------------------------------------------------------------------------------
-// The table of cases
+// ---- The table of cases ---------------------------------------------------------------
 
 static Case *add_case(Bench *bench, const char *name, void (*run)(Bench *, const Case *, void **),
                       double traffic, double operations) {
@@ -808,8 +804,7 @@ static void add_cases(Bench *bench) {
     add_vectors(bench);
 }
 
-// ---------------------------------------------------------------------------------------
-// Running
+// ---- Running --------------------------------------------------------------------------
 
 static void open_stream(Stream *stream) {
     void *workspace = gpu_allocate(GEMM_WORKSPACE_BYTES);

@@ -81,8 +81,7 @@ static inline void epilogue_close(EpilogueProduct *product) {
     memset(product, 0, sizeof *product);
 }
 
-// ---------------------------------------------------------------------------------------
-// The operations. Arrays of bf16; returns as epilogue_run does.
+// ---- The operations. Arrays of bf16; returns as epilogue_run does ---------------------
 
 // A product of operands in the stream's precision, with a result of the same kind.
 static inline CudaGemm epilogue_gemm(const Stream *stream, int m, int n, int k, bool a_transposed,

@@ -247,8 +247,7 @@ DEVICE void cuda_attention_store(__nv_bfloat16 *head, size_t stride, int first, 
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Forward by tiles
+// ---- Forward by tiles -----------------------------------------------------------------
 
 // The running softmax of 16 queries of a warp. A lane has two of the rows, g and g + 8.
 struct CudaAttentionRows {
@@ -630,8 +629,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
                                    values + mine * STRIDE);
 }
 
-// ---------------------------------------------------------------------------------------
-// Rows: a lane has PARTS columns of the head: lane, lane + 32, ...
+// ---- Rows: a lane has PARTS columns of the head: lane, lane + 32,  --------------------
 
 template <typename R, int PARTS>
 DEVICE void cuda_attention_row_load(float row[PARTS], const R *place, int D) {
@@ -726,8 +724,7 @@ static __global__ void cuda_attention_backward_rows_kernel(Attention work) {
     if (BY_KEY) { cuda_attention_row_store<R, PARTS>(target + C, d_v, 1.0f, D); }
 }
 
-// ---------------------------------------------------------------------------------------
-// Launches
+// ---- Launches -------------------------------------------------------------------------
 
 // Bytes of shared memory that a block uses whose own rows are `own`.
 static constexpr size_t cuda_attention_bytes(int D, int own) {

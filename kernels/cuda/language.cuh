@@ -31,8 +31,7 @@ enum { WARP = 32, CUDA_SHARED_DEFAULT = 48 * 1024 };
 #define UNROLL _Pragma("unroll")
 #endif
 
-// ---------------------------------------------------------------------------------------
-// Launching
+// ---- Launching ------------------------------------------------------------------------
 
 // Puts the kernel into the stream's queue. shared: bytes of dynamic shared memory of a
 // block.
@@ -132,8 +131,7 @@ template <int GROUPS> DEVICE void copy_async_wait() {
 }
 #endif
 
-// ---------------------------------------------------------------------------------------
-// Numbers
+// ---- Numbers --------------------------------------------------------------------------
 
 DEVICE float to_float(float value) { return value; }
 DEVICE float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
@@ -152,8 +150,7 @@ template <typename R> static __host__ __device__ __forceinline__ const R *reals(
     return (const R *)(const void *)place;
 }
 
-// ---------------------------------------------------------------------------------------
-// Several elements in one access
+// ---- Several elements in one access ---------------------------------------------------
 
 // WIDTH elements that one thread loads or stores at once. Eight bf16 are kept as pairs,
 // because the compiler would otherwise give each a register of its own.
@@ -210,8 +207,7 @@ template <typename... R> static inline bool pack_fits(size_t columns, const R *.
     return (((uintptr_t)places % 16 == 0 && columns % (16 / sizeof(R)) == 0) && ...);
 }
 
-// ---------------------------------------------------------------------------------------
-// Within a warp and within a block
+// ---- Within a warp and within a block -------------------------------------------------
 
 DEVICE int lane_index() { return (int)(threadIdx.x % WARP); }
 DEVICE int warp_index() { return (int)(threadIdx.x / WARP); }

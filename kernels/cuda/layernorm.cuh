@@ -61,8 +61,7 @@ template <int N> DEVICE void layernorm_group_sums(float values[N], float *scratc
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Forward
+// ---- Forward --------------------------------------------------------------------------
 
 // A thread's columns of its row: piece i begins with column first + i step and exists if
 // that is below `channels`.

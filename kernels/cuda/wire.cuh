@@ -21,8 +21,7 @@ enum {
     WIRE_LANE = WIRE_BLOCK / WARP // elements of a lane
 };
 
-// ---------------------------------------------------------------------------------------
-// Words of a lane
+// ---- Words of a lane ------------------------------------------------------------------
 
 // words <- place[first] and the next ones, zeros from place[end] on.
 template <int COUNT, typename T> DEVICE void wire_load(T words[COUNT], const T *place, int first, int end) {
@@ -89,8 +88,7 @@ DEVICE void wire_warp_decode_bf16(float values[WIRE_LANE], const char *in, int n
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Coarse formats
+// ---- Coarse formats -------------------------------------------------------------------
 
 // The bits of the largest magnitude of the block, a NaN's above all, for every lane.
 DEVICE uint32_t wire_warp_largest(const float values[WIRE_LANE]) {
@@ -149,8 +147,7 @@ DEVICE void wire_warp_decode_coarse(float values[WIRE_LANE], const char *in, int
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Blocks
+// ---- Blocks ---------------------------------------------------------------------------
 
 // out <- a block of n elements. The lanes of this warp have them in `values`, with zeros
 // behind the n-th.
@@ -203,8 +200,7 @@ static inline void wire_launch(Stream *stream, void (*kernel)(Parameters...), Wi
     cuda_launch(stream, kernel, grid, threads, 0, arguments..., *pieces, wire_bytes(format, WIRE_BLOCK));
 }
 
-// ---------------------------------------------------------------------------------------
-// Messages
+// ---- Messages -------------------------------------------------------------------------
 
 // A kernel for each format, in the order of WireFormat.
 #define WIRE_KERNELS(kernel) \

@@ -40,8 +40,7 @@ Accesses accesses_end(void) {
     return result;
 }
 
-// ---------------------------------------------------------------------------------------
-// What the compiler calls
+// ---- What the compiler calls ----------------------------------------------------------
 
 #define ACCESS(bytes) \
     void __tsan_read##bytes(void *place) { accesses_add(place, bytes, false); } \

@@ -19,8 +19,7 @@
 #include "test/cuda/accesses.h"
 #include "test/layer_calls.h"
 
-// ---------------------------------------------------------------------------------------
-// Counting
+// ---- Counting -------------------------------------------------------------------------
 
 enum { ARENA_BYTES = 1 << 24 };
 
@@ -30,8 +29,7 @@ static size_t arena_used;
 
 static void count_copy(const void *source, size_t bytes) { accesses_add(source, bytes, false); }
 
-// ---------------------------------------------------------------------------------------
-// Cases
+// ---- Cases ----------------------------------------------------------------------------
 
 // One shape for all: B sequences of T tokens, so N rows, of C channels; attention has one
 // head of D channels.

@@ -122,8 +122,7 @@ static int seed_test(void **state) {
 // isfinite is a macro here and a template there.
 static bool is_finite_number(float value) { return isfinite(value) != 0; }
 
-// ---------------------------------------------------------------------------------------
-// Sums over rows
+// ---- Sums over rows -------------------------------------------------------------------
 
 typedef struct SumsCase {
     int blocks, stride, columns;
@@ -157,8 +156,7 @@ static void test_column_sums(void **state) {
     for (size_t i = 0; i < sizeof sums_cases / sizeof *sums_cases; i++) { run_sums_case(&sums_cases[i]); }
 }
 
-// ---------------------------------------------------------------------------------------
-// LayerNorm
+// ---- LayerNorm ------------------------------------------------------------------------
 
 typedef struct NormCase {
     int rows, channels;
@@ -394,8 +392,7 @@ static void test_layernorm_passes_nan(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// GELU
+// ---- GELU -----------------------------------------------------------------------------
 
 typedef struct GeluCase {
     int rows, columns, gap; // gap: behind each row of the gradient
@@ -543,8 +540,7 @@ static void test_gelu_far_out(void **state) {
     keep_nothing();
 }
 
-// ---------------------------------------------------------------------------------------
-// Embedding
+// ---- Embedding ------------------------------------------------------------------------
 
 typedef struct EmbeddingCase {
     int B, T, channels, vocabulary;

@@ -36,8 +36,7 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 static Random test_random;
 static char test_name[128]; // describes the current case in a failure
 
-// ---------------------------------------------------------------------------------------
-// What both sides start from
+// ---- What both sides start from -------------------------------------------------------
 
 typedef struct Inputs {
     ModelConfig config;
@@ -127,8 +126,7 @@ static void inputs_close(Inputs *inputs) {
     free(inputs->targets);
 }
 
-// ---------------------------------------------------------------------------------------
-// A model with its memory, here or on the device
+// ---- A model with its memory, here or on the device -----------------------------------
 
 typedef struct Machine {
     const Inputs *inputs;
@@ -280,8 +278,7 @@ static void machine_free(Machine *machine) {
     free(machine);
 }
 
-// ---------------------------------------------------------------------------------------
-// Comparisons
+// ---- Comparisons ----------------------------------------------------------------------
 
 // Queries and keys of attention, and their adapters: their gradients are differences of
 // products, and the rounding of the products remains.
@@ -377,8 +374,7 @@ static void for_all_shapes(const char *what, void (*check)(const Inputs *inputs,
     if (!cuda_small_shapes()) { for_both_precisions(what, &real, check); }
 }
 
-// ---------------------------------------------------------------------------------------
-// Against the CPU
+// ---- Against the CPU ------------------------------------------------------------------
 
 // Every order of threads and blocks gives the bits of the first.
 static void check_against_cpu(const Inputs *inputs, Precision precision) {
@@ -473,8 +469,7 @@ static void test_optimizer_steps(void **state) {
     for_all_shapes("steps of AdamW", check_training);
 }
 
-// ---------------------------------------------------------------------------------------
-// Against itself
+// ---- Against itself -------------------------------------------------------------------
 
 static void check_recompute(const Inputs *inputs, Precision precision) {
     Machine *kept = machine_of_device(inputs, precision, RECOMPUTE_NONE);
@@ -635,8 +630,7 @@ static void test_few_parameters(void **state) {
     for_both_precisions("few parameters", &tiny, check_few_parameters);
 }
 
-// ---------------------------------------------------------------------------------------
-// Pace: waiting for parameters, announcing gradients
+// ---- Pace: waiting for parameters, announcing gradients -------------------------------
 
 static void pace_is_open(void *self, size_t position) { (void)self, (void)position; }
 
@@ -738,8 +732,7 @@ static void test_the_passes_keep_pace(void **state) {
     for_both_precisions("pace", &shapes[2], check_pace);
 }
 
-// ---------------------------------------------------------------------------------------
-// Edges
+// ---- Edges ----------------------------------------------------------------------------
 
 static void check_no_target(const Inputs *inputs, Precision precision) {
     Machine *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
@@ -776,8 +769,7 @@ static void test_nan_is_seen(void **state) {
     for_both_precisions("NaN", &small, check_nan);
 }
 
-// ---------------------------------------------------------------------------------------
-// FP8, against bf16
+// ---- FP8, against bf16 ----------------------------------------------------------------
 
 // How many plans there are for products with so many results and terms, whose activations
 // or gradients are in that format.
@@ -845,8 +837,7 @@ static void test_fp8(void **state) {
     for_fp8("FP8, NaN", check_nan);
 }
 
-// ---------------------------------------------------------------------------------------
-// How often a pass launches a kernel
+// ---- How often a pass launches a kernel -----------------------------------------------
 
 enum { MOST_KERNELS = 64 };
 

@@ -54,8 +54,7 @@ static void check_same(const char *what, const float *got, const float *expected
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Cross entropy
+// ---- Cross entropy --------------------------------------------------------------------
 
 typedef struct LossCase {
     int rows, V, stride, offset; // offset: of the first logit, in elements
@@ -202,8 +201,7 @@ static void cross_entropy_shows_what_is_not_finite(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// AdamW
+// ---- AdamW ----------------------------------------------------------------------------
 
 enum AdamWOut { OUT_APART, OUT_GRADIENT, OUT_MASTER, OUT_COUNT };
 
@@ -393,8 +391,7 @@ static void moments_in_bf16_have_the_bits_of_the_cpu(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Buffers
+// ---- Buffers --------------------------------------------------------------------------
 
 // Neither copying nor clearing is allowed, too.
 static void move_check(size_t count, bool copy, bool clear, size_t out_offset, size_t in_offset) {
@@ -511,8 +508,7 @@ static void conversions_round_to_nearest_even(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Outer steps
+// ---- Outer steps ----------------------------------------------------------------------
 
 enum OuterKind {
     OUTER_DELTA,
@@ -602,8 +598,7 @@ static void outer_steps_equal_the_cpu(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// The steps of SparseLoCo, with the bits of the CPU
+// ---- The steps of SparseLoCo, with the bits of the CPU --------------------------------
 
 enum { SPARSE_COUNTS = 9, SPARSE_RANKS = 7 };
 
@@ -699,8 +694,7 @@ static void sparse_outer_steps_have_the_bits_of_the_cpu(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Wire formats
+// ---- Wire formats ---------------------------------------------------------------------
 
 static const size_t WIRE_COUNTS[] = {1,   2,   3,   5,   7,   8,   31,  33,   127,  128, 129,
                                      130, 254, 255, 256, 257, 263, 385, 2047, 2049, 4099};
@@ -890,8 +884,7 @@ static void wire_formats_round_ties_as_the_cpu(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Messages of pieces
+// ---- Messages of pieces ---------------------------------------------------------------
 
 enum { PIECES_RANKS = 5, PIECES_CELLS = 3, PIECES_OWNERS = 3 };
 static const int PIECES_LIST[PIECES_OWNERS] = {3, 0, 4};

@@ -33,8 +33,7 @@ static void host_halves(uint16_t *halves, size_t count) {
     for (size_t i = 0; i < count; i++) { halves[i] = host_bf16((float)random_normal(&test_random)); }
 }
 
-// ---------------------------------------------------------------------------------------
-// Numbers
+// ---- Numbers --------------------------------------------------------------------------
 
 typedef struct Rounded {
     uint16_t one;
@@ -95,8 +94,7 @@ static void numbers_are_rounded_to_the_nearest_bf16(void **state) {
     CUDA_CHECK(cudaFree(out));
 }
 
-// ---------------------------------------------------------------------------------------
-// Tensor cores and matrix loads
+// ---- Tensor cores and matrix loads ----------------------------------------------------
 
 static __device__ uint32_t halves_pair(const uint16_t *low, const uint16_t *high) {
     return (uint32_t)*low | (uint32_t)*high << 16;
@@ -231,8 +229,7 @@ static void matrix_loads_fill_fragments(void **state) {
     CUDA_CHECK(cudaFree(out));
 }
 
-// ---------------------------------------------------------------------------------------
-// Exchanges and reductions within a warp and within a block
+// ---- Exchanges and reductions within a warp and within a block ------------------------
 
 // What a lane gets from others.
 typedef struct Exchanged {
@@ -468,8 +465,7 @@ static void threads_know_their_places(void **state) {
     CUDA_CHECK(cudaFree(out));
 }
 
-// ---------------------------------------------------------------------------------------
-// Asynchronous copies
+// ---- Asynchronous copies --------------------------------------------------------------
 
 enum {
     PIPELINE_THREADS = 64,
@@ -552,8 +548,7 @@ static void copies_overlap_with_computation(void **state) {
 }
 
 #ifdef ACCO_SIMT_H
-// ---------------------------------------------------------------------------------------
-// Planted mistakes
+// ---- Planted mistakes -----------------------------------------------------------------
 
 enum { PLANTED_THREADS = 128, PLANTED_BLOCKS = 3, PLANTED_COUNT = PLANTED_THREADS * PLANTED_BLOCKS };
 
@@ -808,8 +803,7 @@ static void new_memory_is_full_of_nans(void **state) {
     free(values);
 }
 
-// ---------------------------------------------------------------------------------------
-// Mistakes that end the program
+// ---- Mistakes that end the program ----------------------------------------------------
 
 enum { ENDING_FLOATS = 2048 };
 

@@ -57,8 +57,7 @@ static inline void fuzz_touch(const void *bytes, size_t size) {
     __asm__ volatile("" : : "r"(sum)); // keeps the compiler from removing the loop
 }
 
-// ---------------------------------------------------------------------------------------
-// Parts of an input
+// ---- Parts of an input ----------------------------------------------------------------
 
 typedef struct FuzzPart {
     const uint8_t *bytes;
@@ -103,8 +102,7 @@ static inline char *fuzz_copy_text(FuzzPart part) {
     return copy;
 }
 
-// ---------------------------------------------------------------------------------------
-// Files for parsers
+// ---- Files for parsers ----------------------------------------------------------------
 
 static inline void fuzz_write(int descriptor, FuzzPart part) {
     bool written = descriptor >= 0 && write(descriptor, part.bytes, part.size) == (ssize_t)part.size;

@@ -87,8 +87,7 @@ static inline void fuzz_checkpoint_seal(const FuzzFolder *folder, const Checkpoi
     json_decref(manifest);
 }
 
-// ---------------------------------------------------------------------------------------
-// What must hold of a checkpoint that was accepted
+// ---- What must hold of a checkpoint that was accepted ---------------------------------
 
 static inline void fuzz_checkpoint_area(const CheckpointSource *source, const CheckpointedRun *run,
                                         SourceArea area) {

@@ -39,8 +39,7 @@ static inline bool fuzz_tokenizer_complete(Tokenizer *tokenizer, FuzzPart part, 
     return good;
 }
 
-// ---------------------------------------------------------------------------------------
-// Laws
+// ---- Laws -----------------------------------------------------------------------------
 
 // The caller frees the bytes.
 typedef struct FuzzText {

@@ -77,8 +77,7 @@ static inline void program_pause(double seconds) {
     nanosleep(&pause, NULL);
 }
 
-// ---------------------------------------------------------------------------------------
-// Files
+// ---- Files ----------------------------------------------------------------------------
 
 // The whole file, followed by a zero byte. NULL: there is no such file.
 static inline char *file_read(const char *path) {
@@ -102,8 +101,7 @@ static inline void file_write(const char *path, const void *bytes, size_t count)
     assert_int_equal(fclose(file), 0);
 }
 
-// ---------------------------------------------------------------------------------------
-// The stage
+// ---- The stage ------------------------------------------------------------------------
 
 static inline const char *stage_variable(const char *name, const char *otherwise) {
     const char *value = getenv(name);
@@ -239,8 +237,7 @@ static inline int stage_end_test(void **state) {
 #define STAGE_TEST(stage, function) \
     cmocka_unit_test_prestate_setup_teardown(function, NULL, stage_end_test, &stage)
 
-// ---------------------------------------------------------------------------------------
-// Programs
+// ---- Programs -------------------------------------------------------------------------
 
 // In the child, between fork and exec. The file limit comes last, so that it cannot hit
 // what is written before exec.
@@ -380,8 +377,7 @@ static inline int text_lines(const char *text) {
     return count;
 }
 
-// ---------------------------------------------------------------------------------------
-// Runs and their logs
+// ---- Runs and their logs --------------------------------------------------------------
 
 // Waits until a file contains a text.
 static inline void wait_for_text(const char *path, const char *part) {

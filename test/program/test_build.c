@@ -162,8 +162,7 @@ static void make_installs_and_explains(void **state) {
     assert_null(strstr(outcome.output, "#"));
 }
 
-// ---------------------------------------------------------------------------------------
-// scripts/train.slurm
+// ---- scripts/train.slurm --------------------------------------------------------------
 
 // The job's script under a srun that prints its command and ends with `code`.
 static Outcome submit(Stage *stage, const char *facts, const char *gpus, int code, const char *arguments) {

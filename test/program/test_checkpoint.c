@@ -42,8 +42,7 @@ static const Variant variants[] = {
 
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
 
-// ---------------------------------------------------------------------------------------
-// Checkpoints on disk
+// ---- Checkpoints on disk --------------------------------------------------------------
 
 // What is in OUT/checkpoints.
 typedef struct Saved {
@@ -108,8 +107,7 @@ static json_t *manifest_read(const Stage *stage, const char *checkpoint) {
     return manifest;
 }
 
-// ---------------------------------------------------------------------------------------
-// Comparing runs
+// ---- Comparing runs -------------------------------------------------------------------
 
 static json_t *resume_event(const Fleet *fleet, int i) {
     json_t *event = log_event_of(fleet->events[i], "resume", -1);
@@ -166,8 +164,7 @@ static void check_refused(Stage *stage, int ranks, const char *out, const char *
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// The same bits as without the interruption
+// ---- The same bits as without the interruption ----------------------------------------
 
 // Every variant has an uninterrupted run, and one that is resumed from a checkpoint in its
 // middle.
@@ -616,8 +613,7 @@ static void tokens_are_counted_on_with_another_batch(void **state) {
     assert_int_equal((int)fleet_number(fleet, 1, "report", 0, "tokens"), 12 * 32 + 64);
 }
 
-// ---------------------------------------------------------------------------------------
-// --resume auto
+// ---- --resume auto --------------------------------------------------------------------
 
 // Starts or resumes the run in OUT.
 static Training auto_start(Stage *stage, int ranks, const char *out, const char *options) {
@@ -869,8 +865,7 @@ static void damaged_checkpoints_do_not_count_as_kept(void **state) {
     check_saved(stage, whole.out, "16 17 24");
 }
 
-// ---------------------------------------------------------------------------------------
-// When checkpoints are written
+// ---- When checkpoints are written -----------------------------------------------------
 
 static void nothing_is_saved_where_nobody_wants_it(void **state) {
     Stage *stage = stage_of(state);
@@ -942,8 +937,7 @@ static void the_end_is_saved_with_its_last_exchange(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Runs that are asked to stop, and runs that are killed
+// ---- Runs that are asked to stop, and runs that are killed ----------------------------
 
 static const char *const slow = "--slow-rank 0 --slow-ms 10 --report-every 1 --val-batches none";
 
@@ -1091,8 +1085,7 @@ static void a_run_that_lost_a_rank_goes_on(void **state) {
     check_kills(stage_with_ranks(state), 2, "--optimizer zero1");
 }
 
-// ---------------------------------------------------------------------------------------
-// Checkpoints that cannot be written
+// ---- Checkpoints that cannot be written -----------------------------------------------
 
 // The run trains on, and the older checkpoint stays as it was.
 static void a_full_disk_costs_the_new_checkpoint_only(void **state) {
@@ -1204,8 +1197,7 @@ static Outcome run_well(Stage *stage, const char *arguments) {
     return outcome;
 }
 
-// ---------------------------------------------------------------------------------------
-// Which checkpoints are kept, and models as a start
+// ---- Which checkpoints are kept, and models as a start --------------------------------
 
 static void some_checkpoints_are_kept(void **state) {
     Stage *stage = stage_of(state);
@@ -1956,8 +1948,7 @@ static void hostile_manifests_are_refused(void **state) {
     check_hostile(stage_of(state), "zero1", "--optimizer zero1");
 }
 
-// ---------------------------------------------------------------------------------------
-// The stage
+// ---- The stage ------------------------------------------------------------------------
 
 static void write_model(const Stage *stage, const char *name, int channels, int heads) {
     char text[512];

@@ -50,8 +50,7 @@ static void check_losses(const Fleet *fleet, int a, int b, double tolerance) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Bits
+// ---- Bits -----------------------------------------------------------------------------
 
 // In fp32 a GPU trains as the CPU does, but for rounding.
 static void a_gpu_trains_as_the_cpu_does(void **state) {
@@ -389,8 +388,7 @@ static void two_levels_give_the_same_bits_in_any_order(void **state) {
     check_ranks(stage, 3, &rule_cases[ACCO], "40,4096,1024", ""); // messages are those of the smallest
 }
 
-// ---------------------------------------------------------------------------------------
-// Choices
+// ---- Choices --------------------------------------------------------------------------
 
 static void ranks_with_and_without_a_gpu_train_together(void **state) {
     Fleet *fleet = fleet_new(stage_with_ranks(state));
@@ -518,8 +516,7 @@ static void what_cannot_be_had_is_refused(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// What goes wrong with a GPU
+// ---- What goes wrong with a GPU -------------------------------------------------------
 
 // Emulators of other GPUs and drivers; until set_gpus.
 static void set_trouble(const char *name, const char *value) {
@@ -618,8 +615,7 @@ static void a_gpu_that_is_unlike_the_others_is_named(void **state) {
     text_check(outcome.errors, " computes on the CPU, 1 of 2 ranks on emulator)", "a GPU and a CPU");
 }
 
-// ---------------------------------------------------------------------------------------
-// Plan
+// ---- Plan -----------------------------------------------------------------------------
 
 // On a machine with a GPU and on one without.
 static void check_plan(Stage *stage, int ranks, const char *options) {
@@ -681,8 +677,7 @@ static void a_start_says_what_would_fit(void **state) {
     assert_int_equal(text_count(outcome.errors, "train_gpt: "), 1);
 }
 
-// ---------------------------------------------------------------------------------------
-// eval
+// ---- eval -----------------------------------------------------------------------------
 
 // The number behind `name` in the output of train_gpt eval.
 static double evaluated(Stage *stage, int ranks, const char *options, const char *name) {
@@ -748,8 +743,7 @@ static void a_gpu_evaluates_texts_of_any_length(void **state) {
     check_evaluation(stage, model, "--task lambada --data lengths.jsonl", "perplexity", 5e-2);
 }
 
-// ---------------------------------------------------------------------------------------
-// The stage's files
+// ---- The stage's files ----------------------------------------------------------------
 
 // 16 channels a head, for which attention in bf16 uses tensor cores.
 static void write_stage(const Stage *stage) {
@@ -769,8 +763,7 @@ static void write_stage(const Stage *stage) {
                 " \"attention_types\": [[[\"global\"], 1]]}\n");
 }
 
-// ---------------------------------------------------------------------------------------
-// Reports
+// ---- Reports --------------------------------------------------------------------------
 
 static int times_in(const char *text, const char *part) {
     int times = 0;

@@ -14,8 +14,7 @@
 
 enum { T = 16, VOCABULARY = 406 };
 
-// ---------------------------------------------------------------------------------------
-// Text or not
+// ---- Text or not ----------------------------------------------------------------------
 
 static void expect_text(const void *bytes, size_t size, const char *refusal) {
     Error error = {""};
@@ -68,8 +67,7 @@ static void binary_bytes_are_counted(void **state) {
     free(bytes);
 }
 
-// ---------------------------------------------------------------------------------------
-// Token files of texts
+// ---- Token files of texts -------------------------------------------------------------
 
 static Tokenizer open_tokenizer(void) {
     Tokenizer tokenizer;
@@ -234,8 +232,7 @@ static void the_name_follows_from_every_byte(void **state) {
     free(bytes);
 }
 
-// ---------------------------------------------------------------------------------------
-// tokenizer/prepare.py, where its environment is built (make tokenizer)
+// ---- tokenizer/prepare.py, where its environment is built (make tokenizer) ------------
 
 // Runs a command of the shell in the root of the project. True: it exits with 0. Variables:
 // stage, the directory of the stage, and python.
@@ -279,8 +276,7 @@ static void prepare_reads_packed_texts_and_refuses_the_rest(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Training on texts
+// ---- Training on texts ----------------------------------------------------------------
 
 // Runs the program with base.json; the run must end with `exit_code`.
 static Outcome run_base(Stage *stage, int ranks, int exit_code, const char *arguments) {
@@ -452,8 +448,7 @@ static void a_full_disk_leaves_no_tokens(void **state) {
     outcome_check(&outcome, 0, arguments);
 }
 
-// ---------------------------------------------------------------------------------------
-// Refusals
+// ---- Refusals -------------------------------------------------------------------------
 
 static const struct {
     const char *arguments, *part;
@@ -606,8 +601,7 @@ static void a_damaged_model_is_refused_by_every_command(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Validation
+// ---- Validation -----------------------------------------------------------------------
 
 // held.txt has 3 windows of 17 bytes. However many micro-batches are asked for, and
 // however large they are, each window counts once.
@@ -630,8 +624,7 @@ static void a_validation_visits_every_window_once(void **state) {
     text_check(fleet_output(fleet, 2), "in 1 micro-batch\n", "a million of four");
 }
 
-// ---------------------------------------------------------------------------------------
-// Data that change
+// ---- Data that change -----------------------------------------------------------------
 
 // Gives a file `bytes` letters. It is never shorter than before or after: a reader may be at any place.
 static void write_changing(Stage *stage, const char *name, int seed, int bytes) {
@@ -868,8 +861,7 @@ static void a_resumed_run_knows_whether_its_data_are_the_same(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Several sources
+// ---- Several sources ------------------------------------------------------------------
 
 #define MIXED "--model bytes.json --data documents.txt:0.61,cats.txt:0.39 --micro-batch 2 --seq-len 16 "
 
@@ -971,8 +963,7 @@ static void a_mixture_of_texts_is_that_of_their_tokens(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// The list of tests
+// ---- The list of tests ----------------------------------------------------------------
 
 static void write_model(const Stage *stage, const char *name, int vocabulary) {
     char text[512];

@@ -46,8 +46,7 @@ static void stage_wait_for(const char *name) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Real training
+// ---- Real training --------------------------------------------------------------------
 
 static const char *const options = "--optimizer zero1 --seq-len 16 --micro-batch 1 --threads 1 --tokens 6400 "
                                    "--val-batches none --sample-tokens none --save-every 10 --report-every 5 "
@@ -93,8 +92,7 @@ static void a_killed_rank_changes_no_bit(void **state) {
     json_decref(logs[1]);
 }
 
-// ---------------------------------------------------------------------------------------
-// Stand-ins
+// ---- Stand-ins ------------------------------------------------------------------------
 
 // The launcher runs one process, whatever it was told, and says how many it was to be.
 static void write_launcher(void) {

@@ -12,8 +12,7 @@
 
 enum { LENGTH = 8, WINDOWS = 40 };
 
-// ---------------------------------------------------------------------------------------
-// Masks
+// ---- Masks ----------------------------------------------------------------------------
 
 // Predicted tokens of a window: none in every third one.
 static int predicted_in(int window) { return window % 3 == 0 ? 0 : 1 + window % LENGTH; }
@@ -117,8 +116,7 @@ static void without_predicted_tokens_there_is_no_loss(void **state) {
     json_decref(events);
 }
 
-// ---------------------------------------------------------------------------------------
-// Steps
+// ---- Steps ----------------------------------------------------------------------------
 
 enum { STEPS = 24 };
 
@@ -162,8 +160,7 @@ static void reports_name_the_steps_of_their_losses(void **state) {
     for (int i = 1; i < fleet->count; i++) { check_labels(fleet, i); }
 }
 
-// ---------------------------------------------------------------------------------------
-// The stage
+// ---- The stage ------------------------------------------------------------------------
 
 static void write_stage(const Stage *stage) {
     char path[STAGE_PATH_SIZE], base[2 * STAGE_PATH_SIZE];

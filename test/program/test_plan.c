@@ -6,8 +6,7 @@
 #include "program/terminal.h"
 #include "rules.h"
 
-// ---------------------------------------------------------------------------------------
-// Memory
+// ---- Memory ---------------------------------------------------------------------------
 
 // The last line of a plan that begins with `name`.
 static const char *plan_line(Stage *stage, const char *arguments, const char *name) {
@@ -36,6 +35,14 @@ static void a_plan_ends_with_a_verdict(void **state) {
     snprintf(arguments, sizeof arguments, "%s --micro-batch %d", plan, largest + 1);
     snprintf(expected, sizeof expected, ": --micro-batch %d fits\n", largest);
     text_check(plan_line(stage, arguments, "\nfits             no: 125M with"), expected, arguments);
+    // On CPUs all ranks may be on this machine.
+    static const char *const together[2] = {"plan --model tiny --ranks 2", "plan --model 36M --ranks 9000"};
+    for (int i = 0; i < 2; i++) {
+        line = strstr(plan_line(stage, together[i], "\nfits             yes: "),
+                      "ranks on this machine would need ");
+        assert_non_null(line);
+        assert_true((strstr(line, ", which fits, too\n") != NULL) == (i == 0));
+    }
 }
 
 static void a_plan_says_what_would_fit(void **state) {
@@ -85,8 +92,7 @@ static void fit_takes_the_largest_micro_batch(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Time
+// ---- Time -----------------------------------------------------------------------------
 
 // What --json FILE holds after the plan, for the caller to free.
 static json_t *plan_json(Stage *stage, const char *arguments, Outcome *outcome) {

@@ -42,8 +42,7 @@ typedef struct Scene {
     const Refusal *refusal;
 } Scene;
 
-// ---------------------------------------------------------------------------------------
-// Bits
+// ---- Bits -----------------------------------------------------------------------------
 
 // The validation loss at the end is well below the loss before training.
 static void check_learned(const Fleet *fleet, int i) {
@@ -285,8 +284,7 @@ static void any_number_of_ranks_trains_on_the_same_data(void **state) {
     assert_int_equal(reports, 8000 / (8 * MICRO_BATCH * T) + 1);
 }
 
-// ---------------------------------------------------------------------------------------
-// Rules
+// ---- Rules ----------------------------------------------------------------------------
 
 #define SOME_CO2 "--optimizer co2 --co2-tau 3 "
 #define SOME_DILOCO "--optimizer diloco --diloco-H 4 "
@@ -368,8 +366,7 @@ static void ranks_may_do_unequal_work(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Wire formats
+// ---- Wire formats ---------------------------------------------------------------------
 
 // The bytes that one of two ranks sends in a job: the other rank's half of the sum, then
 // its own half of the parameters, and in between its record of counts, losses and spikes.
@@ -448,8 +445,7 @@ static void every_wire_format_sends_what_it_promises(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Validation
+// ---- Validation -----------------------------------------------------------------------
 
 // The validation loss that was logged at a commit (in local rules: at an inner step).
 static double validation_at(const Fleet *fleet, int i, double commit) {
@@ -512,8 +508,7 @@ static void validation_is_of_the_outer_parameters(void **state) {
     if (!(after < before - 0.3)) { fail_msg("the workers stood still too: %g, %g", before, after); }
 }
 
-// ---------------------------------------------------------------------------------------
-// Samples
+// ---- Samples --------------------------------------------------------------------------
 
 // In the log, what is not UTF-8 is replaced.
 static void check_printed(const char *output, const char *text, const char *what) {
@@ -558,8 +553,7 @@ static void samples_are_of_the_committed_parameters(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Length
+// ---- Length ---------------------------------------------------------------------------
 
 // Epochs are another way to write tokens, also for a run that goes on.
 static void epochs_are_tokens(void **state) {
@@ -582,8 +576,7 @@ static void epochs_are_tokens(void **state) {
     text_check(fleet_output(fleet, 2), "nothing is left to do", "--epochs 2 again");
 }
 
-// ---------------------------------------------------------------------------------------
-// Learning
+// ---- Learning -------------------------------------------------------------------------
 
 // A byte of this corpus has corpus_entropy(T) = 0.057 nats. This model is at 5.5 before
 // training and below 0.1 after 50 thousand tokens.
@@ -612,8 +605,7 @@ static void a_text_file_is_learned(void **state) {
     json_decref(events);
 }
 
-// ---------------------------------------------------------------------------------------
-// Traces
+// ---- Traces ---------------------------------------------------------------------------
 
 enum { TRACE_RANKS = 2, LANES = 2, LANE_SPANS = 100000 }; // lanes: compute, communication
 
@@ -823,8 +815,7 @@ static void a_slow_rank_holds_nobody_up(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Logs
+// ---- Logs -----------------------------------------------------------------------------
 
 static void check_start_event(json_t *event, int ranks) {
     double sum = 0;
@@ -930,8 +921,7 @@ static void output_in_a_file_is_plain_text(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Memory
+// ---- Memory ---------------------------------------------------------------------------
 
 // The kernel gives memory in whole pages, so a model this small is the hardest to
 // predict. The buffer of messages is planned for the longest message; shorter ones, of
@@ -999,8 +989,7 @@ static void a_plan_allocates_nothing(void **state) {
     assert_true(planned_bytes(outcome.output) > 2 * 4 * 2650000000LL);
 }
 
-// ---------------------------------------------------------------------------------------
-// Before training
+// ---- Before training ------------------------------------------------------------------
 
 // Ranks with other commands, or of which one has a mistake in its command line, do not wait
 // for each other for ever.
@@ -1042,8 +1031,7 @@ static void a_plan_under_a_launcher_is_printed_once(void **state) {
     assert_int_equal(text_count(outcome.output, "memory of one rank"), 1);
 }
 
-// ---------------------------------------------------------------------------------------
-// Texts
+// ---- Texts ----------------------------------------------------------------------------
 
 // A saved configuration without the line of --out, which is the only one that may differ.
 static char *read_saved(const Stage *stage, const char *name) {
@@ -1448,8 +1436,7 @@ static void ranks_with_other_options_are_refused(void **state) {
     outcome_check(&outcome, 0, "ranks with other numbers of threads");
 }
 
-// ---------------------------------------------------------------------------------------
-// Lost ranks
+// ---- Lost ranks -----------------------------------------------------------------------
 
 // Waits until the run has written a report, and takes the process ids of its ranks from
 // the start event.
@@ -1611,8 +1598,7 @@ static void a_stopped_rank_inside_a_host_is_named(void **state) {
     check_lost_on_two_levels(state, 1, SIGSTOP);
 }
 
-// ---------------------------------------------------------------------------------------
-// Ends by signals
+// ---- Ends by signals ------------------------------------------------------------------
 
 // Whoever ends a run by hand finds whole lines in its log, and no rank left over.
 static void check_signal(void **state, int ranks, int signal_number) {
@@ -1818,8 +1804,7 @@ static void a_reader_that_leaves_ends_nothing(void **state) {
     json_decref(events);
 }
 
-// ---------------------------------------------------------------------------------------
-// System failures
+// ---- System failures ------------------------------------------------------------------
 
 // No system has room for so many stacks of a terabyte each.
 static void threads_that_cannot_be_had_end_the_run(void **state) {
@@ -1941,8 +1926,7 @@ static void a_log_goes_on_when_there_is_room(void **state) {
     json_decref(events);
 }
 
-// ---------------------------------------------------------------------------------------
-// Spikes
+// ---- Spikes ---------------------------------------------------------------------------
 
 // With --beta2 0 and almost no --eps, a zero gradient after another one makes an infinite
 // step.
@@ -2163,8 +2147,7 @@ static void unequal_ranks_are_rolled_back_to_new_data(void **state) {
     json_decref(events);
 }
 
-// ---------------------------------------------------------------------------------------
-// The stage's files
+// ---- The stage's files ----------------------------------------------------------------
 
 // A model of 34 thousand parameters. `change` replaces a member or adds one.
 static void write_model(const Stage *stage, const char *name, const char *change, json_t *value) {

@@ -7,8 +7,7 @@
 
 enum { DOCUMENTS = 300, MOST = 4000, VOCABULARY = 406, END = 0 };
 
-// ---------------------------------------------------------------------------------------
-// A stream, and what it should become
+// ---- A stream, and what it should become ----------------------------------------------
 
 // Tokens with their mask.
 typedef struct Expected {
@@ -114,8 +113,7 @@ static bool run_lines(const Stage *stage, const char *name, int threads, TokenSh
     return good;
 }
 
-// ---------------------------------------------------------------------------------------
-// Token files
+// ---- Token files ----------------------------------------------------------------------
 
 // A shard ends with the document that fills it, and both sides go on with the next number.
 static void documents_become_shards(void **state) {
@@ -260,8 +258,7 @@ static void only_the_first_part_is_padded(void **state) {
     tokenizer_close(&tokenizer);
 }
 
-// ---------------------------------------------------------------------------------------
-// Chats
+// ---- Chats ----------------------------------------------------------------------------
 
 // What becomes of a chat of which two parts are predicted, by the bytes that its tokens have.
 static Expected *expect_chat(const Tokenizer *tokenizer, const char *text, const size_t parts[2][2]) {
@@ -382,8 +379,7 @@ static void lines_are_whole(void **state) {
     fclose(none.file);
 }
 
-// ---------------------------------------------------------------------------------------
-// Refusals
+// ---- Refusals -------------------------------------------------------------------------
 
 static void what_is_no_document_is_refused(void **state) {
     static const struct {

@@ -30,8 +30,7 @@
 
 enum { REPLAY_WORKERS = 32, REPLAY_FRAGMENTS = 8 };
 
-// ---------------------------------------------------------------------------------------
-// Settings and problem
+// ---- Settings and problem -------------------------------------------------------------
 
 // An update that all workers make: a commit, or the outer step of a local rule.
 typedef struct ReplayUpdate {
@@ -251,8 +250,7 @@ static inline bool replay_next_run(const uint8_t *labels, size_t count, int labe
     return *begin < *end;
 }
 
-// ---------------------------------------------------------------------------------------
-// What all rules do
+// ---- What all rules do ----------------------------------------------------------------
 
 // values (layout_padded) <- what arrives of them at the other end of the wire. Every
 // piece is encoded by itself.
@@ -340,8 +338,7 @@ static inline void replay_report(const Replay *replay, const float *parameters) 
     if (replay->problem.updated != NULL) { replay->problem.updated(replay->problem.self, &update); }
 }
 
-// ---------------------------------------------------------------------------------------
-// Rules whose workers step together
+// ---- Rules whose workers step together ------------------------------------------------
 
 // Every worker computes its micro-batches of a commit.
 static inline void replay_compute(Replay *replay) {
@@ -526,8 +523,7 @@ static inline void replay_acco(Replay *replay) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// The formulas of the outer steps
+// ---- The formulas of the outer steps --------------------------------------------------
 
 static inline void replay_plain_nesterov(float *outer, float *momentum, float *local, const float *sum,
                                          size_t count, const NesterovStep *step) {
@@ -556,8 +552,7 @@ static inline void replay_plain_co2(float *base, float *momentum, float *local, 
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Local rules
+// ---- Local rules ----------------------------------------------------------------------
 
 // Every worker steps with its own gradients. A schedule that counts commits counts these
 // inner steps.
@@ -732,8 +727,7 @@ static inline void replay_streaming(Replay *replay) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// sparse-loco, without its format: what the other side decodes
+// ---- sparse-loco, without its format: what the other side decodes ---------------------
 
 typedef struct ReplayElement {
     float value;
@@ -830,8 +824,7 @@ static inline void replay_sparse(Replay *replay) {
     replay_sparse_apply(replay);
 }
 
-// ---------------------------------------------------------------------------------------
-// The rules
+// ---- The rules ------------------------------------------------------------------------
 
 typedef struct ReplayRule {
     const char *name;

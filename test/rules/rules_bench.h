@@ -31,8 +31,7 @@ enum {
     LAYERS = 5
 };
 
-// ---------------------------------------------------------------------------------------
-// One run: what to do, and what came out
+// ---- One run: what to do, and what came out -------------------------------------------
 
 typedef MicroBatchResult (*MicroBatch)(void *self, Stream *stream, uint64_t index, const void *weights,
                                        float *gradients, const Pace *pace);
@@ -374,8 +373,7 @@ static const char *describe(const RunSpec *spec, int ranks) {
     return text;
 }
 
-// ---------------------------------------------------------------------------------------
-// What is trained
+// ---- What is trained ------------------------------------------------------------------
 
 static inline void note_seen(const TestProblem *problem, uint64_t index, const float *parameters) {
     if (problem->result == NULL || index >= MAX_SEEN) { return; }
@@ -509,8 +507,7 @@ static inline MicroBatchResult graded_micro_batch(void *self, Stream *stream, ui
     return graded_result(((const TestProblem *)self)->rank, index);
 }
 
-// ---------------------------------------------------------------------------------------
-// Specs
+// ---- Specs ----------------------------------------------------------------------------
 
 static const OptimizerTensor EVERYTHING = {0, SIZE_MAX, true, 0, 0};
 
@@ -611,8 +608,7 @@ static inline RunSpec restless(const RunSpec *spec, double chaos_seconds) {
     return other;
 }
 
-// ---------------------------------------------------------------------------------------
-// Comparing
+// ---- Comparing ------------------------------------------------------------------------
 
 static inline void expect_number(double value, double expected, double tolerance, const char *what,
                                  int index) {

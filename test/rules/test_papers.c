@@ -21,8 +21,7 @@ static void say(const char *format, ...) {
     va_end(values);
 }
 
-// ---------------------------------------------------------------------------------------
-// A rule on machines that need not exist
+// ---- A rule on machines that need not exist -------------------------------------------
 
 enum { MOST_LAYERS = 128 };
 
@@ -254,8 +253,7 @@ static void our_schedule_needs_a_step_of_delay_more(void **state) {
     assert_int_equal(later.more, 0);
 }
 
-// ---------------------------------------------------------------------------------------
-// Rings
+// ---- Rings ----------------------------------------------------------------------------
 
 // Bytes/s: of a GPU to the others of its host, and of a host to the others.
 typedef struct Links {
@@ -276,8 +274,7 @@ static void setting_exchange_takes(Setting *setting, double seconds) {
     setting->machine.host.bytes_per_second = 2 * bytes / seconds;
 }
 
-// ---------------------------------------------------------------------------------------
-// CO2: words/s over 80 Gbit/s TCP on hosts of 8 GPUs
+// ---- CO2: words/s over 80 Gbit/s TCP on hosts of 8 GPUs -------------------------------
 
 // AdamW on 8, 16 and 128 GPUs. The fit uses these up. The 8 are one host.
 #define ADAMW_8 18444.0
@@ -368,8 +365,7 @@ static void co2_hides_a_slow_network_as_in_the_paper(void **state) {
     assert_close(scaling_12, CO2_12_SCALING, 0.12, "scaling at tau = 12, predicted");
 }
 
-// ---------------------------------------------------------------------------------------
-// ACCO, Table 3: hours of training with ZeRO-1 and with ACCO
+// ---- ACCO, Table 3: hours of training with ZeRO-1 and with ACCO -----------------------
 
 typedef struct Row {
     const char *name;

@@ -17,8 +17,7 @@
 #include "test/rules/worked_streaming.h"
 #include "training_problem.h"
 
-// ---------------------------------------------------------------------------------------
-// Worked examples
+// ---- Worked examples ------------------------------------------------------------------
 
 enum { HAND_UPDATES = 32, HAND_EVALUATIONS = 64, HAND_ELEMENTS = 2 };
 
@@ -386,8 +385,7 @@ static void streaming_follows_the_sequences_of_torchft(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// The outer kernels
+// ---- The outer kernels ----------------------------------------------------------------
 
 enum { OUTER_ELEMENTS = 1003 };
 
@@ -451,8 +449,7 @@ static void outer_kernels_equal_the_formulas_but_for_rounding(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// A run of the program, and the replay of it
+// ---- A run of the program, and the replay of it ---------------------------------------
 
 // A rank gets 14 micro-batches and a part of one; 8 and a part where there are many
 // ranks.

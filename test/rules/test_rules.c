@@ -19,8 +19,7 @@
 #include "test/rules/replay.h"
 #include "test/rules/worked_streaming.h"
 
-// ---------------------------------------------------------------------------------------
-// Worked examples: rules whose workers step together
+// ---- Worked examples: rules whose workers step together -------------------------------
 
 typedef struct Example {
     double committed[6]; // theta at each look
@@ -238,8 +237,7 @@ static void moments_follow_the_worked_examples(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Worked examples: rules with local steps
+// ---- Worked examples: rules with local steps ------------------------------------------
 
 // The momentum of the outer steps at every look.
 static void expect_momentum(const RunResult *result, int element, const double *expected, int count) {
@@ -600,8 +598,7 @@ static void acco_is_stable_where_delayed_updates_are_not(void **state) {
     assert_true(kept < 1e-6 && !(lost < 1e6));
 }
 
-// ---------------------------------------------------------------------------------------
-// Estimates and predictions leave the optimizer as it was
+// ---- Estimates and predictions leave the optimizer as it was --------------------------
 
 static uint64_t hash_optimizer(const Scheduler *s) {
     size_t count = layout_shard(&s->optimizer.layout);
@@ -686,8 +683,7 @@ static void a_prediction_does_not_change_the_commits_of_dpu(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Rules that agree with one another
+// ---- Rules that agree with one another ------------------------------------------------
 
 static const size_t AWKWARD_COUNTS[] = {1, 31, 1003, 40007};
 
@@ -824,8 +820,7 @@ static void diloco_of_single_steps_is_ddp(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// A plain loop in double
+// ---- A plain loop in double -----------------------------------------------------------
 
 // The sum in the order of ranks, its mean, clipping by the norm of the mean, then AdamW
 // in double. Ranks own pieces of 32 elements, so piece ends cut both ranges with weight
@@ -909,8 +904,7 @@ static void zero1_and_ddp_equal_a_plain_loop(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Every rule against replay.h, bit for bit, at random settings
+// ---- Every rule against replay.h, bit for bit, at random settings ---------------------
 
 // What the replay trains, and what it reported.
 typedef struct Reference {
@@ -1197,8 +1191,7 @@ static void every_rule_equals_the_replay_bit_for_bit(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Wires
+// ---- Wires ----------------------------------------------------------------------------
 
 // found (count): what a rank computes with. Its piece that starts at own element `own`
 // must be the master as the wire rounds it; or, on a wire that sends differences, `base`

@@ -7,8 +7,7 @@
 
 #include "checkpoint/save.h"
 
-// ---------------------------------------------------------------------------------------
-// The watch
+// ---- The watch ------------------------------------------------------------------------
 
 enum { MOST_SYNCS = 64 };
 
@@ -74,8 +73,7 @@ static int sync_of(const char *name, bool is_directory) {
     return found;
 }
 
-// ---------------------------------------------------------------------------------------
-// What must have been brought to disk
+// ---- What must have been brought to disk ----------------------------------------------
 
 // Every file below `directory` was synced with the bytes that it has, before commit-N had
 // its name and before checkpoint.json, which comes last. Returns how many there are.
@@ -113,8 +111,7 @@ static void expect_saved_in_order(const CheckpointPaths *paths) {
     if (!(outside > inside && watch.syncs[outside].published)) { fail_msg("the new name: %d", outside); }
 }
 
-// ---------------------------------------------------------------------------------------
-// A run that saves
+// ---- A run that saves -----------------------------------------------------------------
 
 static int save_after_two_commits(const char *rule, const char *directory, bool beside, int fails) {
     ModelConfig config;

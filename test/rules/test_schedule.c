@@ -11,8 +11,7 @@
 #include "test/rule_cases.h"
 #include "test/rules/rules_bench.h"
 
-// ---------------------------------------------------------------------------------------
-// The same bits
+// ---- The same bits --------------------------------------------------------------------
 
 // Compares a run that waits after every operation with one that overlaps, and with one
 // that overlaps, has small buckets and messages, and random delays everywhere. Returns
@@ -117,8 +116,7 @@ static void keeping_pace_changes_no_bit(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// What a commit reports
+// ---- What a commit reports ------------------------------------------------------------
 
 // Micro-batches [begin, end) of a rank.
 typedef struct Stretch {
@@ -240,8 +238,7 @@ static void the_rate_follows_gradients_or_commits(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Traffic
+// ---- Traffic --------------------------------------------------------------------------
 
 // A gradient of ones: nothing but the exchange takes time.
 static MicroBatchResult light_micro_batch(void *self, Stream *stream, uint64_t index, const void *weights,
@@ -462,8 +459,7 @@ static void reports_count_every_span_once(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Workers of different speed
+// ---- Workers of different speed -------------------------------------------------------
 
 // With an adaptive schedule rank 0 computes many more micro-batches than the slow rank 1.
 static void adaptive_workers_differ_in_count_and_agree_in_everything_else(void **state) {
@@ -489,8 +485,7 @@ static void adaptive_workers_differ_in_count_and_agree_in_everything_else(void *
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Values that are not finite
+// ---- Values that are not finite -------------------------------------------------------
 
 // In which commit a bad micro-batch is found. A round, or an inner step, has two
 // micro-batches; acco's rounds have one each. Rules whose workers step together find it

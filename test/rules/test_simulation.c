@@ -88,8 +88,7 @@ static const double RATIOS[] = {0.01, 0.3, 0.5, 0.9, 1, 1.5, 4, 30};
 
 enum { RATIO_COUNT = sizeof RATIOS / sizeof RATIOS[0] };
 
-// ---------------------------------------------------------------------------------------
-// Closed forms (R: an exchange, k: micro-batches)
+// ---- Closed forms (R: an exchange, k: micro-batches) ----------------------------------
 
 static void overlapped_rules_take_their_closed_form(void **state) {
     (void)state;
@@ -174,8 +173,7 @@ static void buckets_hide_behind_the_passes(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Ranks that differ
+// ---- Ranks that differ ----------------------------------------------------------------
 
 // The longest of the cycles that keep each other waiting, all on the slowest rank: its own
 // rounds follow each other, as do the two exchanges; the estimate waits for round A, and the
@@ -247,8 +245,7 @@ static void counts_of_ranks_may_differ(void **state) {
     world_free(world);
 }
 
-// ---------------------------------------------------------------------------------------
-// Bytes, and what hiding costs
+// ---- Bytes, and what hiding costs -----------------------------------------------------
 
 static void bytes_leave_a_host_once(void **state) {
     (void)state;

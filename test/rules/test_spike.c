@@ -14,8 +14,7 @@ static SpikeDetector learned_detector(double limit, int count) {
     return detector;
 }
 
-// ---------------------------------------------------------------------------------------
-// The detector
+// ---- The detector ---------------------------------------------------------------------
 
 static void a_detector_finds_what_is_far_above_the_usual(void **state) {
     (void)state;
@@ -83,8 +82,7 @@ static void a_detector_accepts_a_new_level_after_a_while(void **state) {
     assert_close(detector.mean, log(4), 0.1, "mean");
 }
 
-// ---------------------------------------------------------------------------------------
-// Rules
+// ---- Rules ----------------------------------------------------------------------------
 
 // The micro-batch that is a spike on rank 1: late enough for the detectors of commits and
 // of inner steps to have warmed up.

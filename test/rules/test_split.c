@@ -5,8 +5,7 @@
 #include "plan/choose.h"
 #include "test/rules/rules_bench.h"
 
-// ---------------------------------------------------------------------------------------
-// From a share to micro-batches
+// ---- From a share to micro-batches ----------------------------------------------------
 
 static void a_share_becomes_the_nearest_count_and_each_round_has_one(void **state) {
     (void)state;
@@ -70,8 +69,7 @@ static void options_become_settings(void **state) {
     assert_true(wire_is_coarse(configured("auto", ESTIMATE_WIRE_AUTO, WIRE_FP32).estimate_wire));
 }
 
-// ---------------------------------------------------------------------------------------
-// What hides best
+// ---- What hides best ------------------------------------------------------------------
 
 // Seconds of a commit of one rank.
 static double commit_seconds(int k, int a, double c, double commit, double estimate) {
@@ -95,8 +93,7 @@ static void rounds_as_long_as_their_exchanges_hide_best(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// What auto chooses
+// ---- What auto chooses ----------------------------------------------------------------
 
 // What was measured on up to three ranks. Only micro-batches and exchanges take time.
 typedef struct Case {
@@ -281,8 +278,7 @@ static void the_choice_is_that_of_the_closed_form(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Measuring
+// ---- Measuring ------------------------------------------------------------------------
 
 typedef struct Measured {
     bool measures;

@@ -37,8 +37,7 @@ inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) {
     return result;
 }
 
-// ---------------------------------------------------------------------------------------
-// What kernels/cuda/language.cuh writes as assembly, with its contracts
+// ---- What kernels/cuda/language.cuh writes as assembly, with its contracts ------------
 
 #define UNROLL
 

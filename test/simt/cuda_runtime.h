@@ -14,8 +14,7 @@
 
 #define CUDART_VERSION 0 // no CUDA
 
-// ---------------------------------------------------------------------------------------
-// The language
+// ---- The language ---------------------------------------------------------------------
 
 #define __global__
 #define __device__
@@ -99,8 +98,7 @@ inline float __fdividef(float a, float b) {
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <typename T> inline T __ldg(const T *place) { return *place; }
 
-// ---------------------------------------------------------------------------------------
-// The runtime
+// ---- The runtime ----------------------------------------------------------------------
 
 typedef enum cudaError {
     cudaSuccess = 0,

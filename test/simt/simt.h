@@ -195,8 +195,7 @@ inline SimtThread *simt_self() { return simt_block()->running; }
     abort();
 }
 
-// ---------------------------------------------------------------------------------------
-// Coroutines
+// ---- Coroutines -----------------------------------------------------------------------
 
 // Returns to the scheduler until it chooses this thread again, or the thread that runs on
 // this stack in a later block.
@@ -235,8 +234,7 @@ __attribute__((noinline)) inline void simt_resume(SimtBlock *block, SimtThread *
     block->running = nullptr;
 }
 
-// ---------------------------------------------------------------------------------------
-// Waiting
+// ---- Waiting --------------------------------------------------------------------------
 
 // Waits for all threads of the block.
 inline void simt_block_barrier() {
@@ -299,8 +297,7 @@ inline bool simt_release_block(SimtBlock *block) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// Blocks
+// ---- Blocks ---------------------------------------------------------------------------
 
 inline uint64_t simt_random(uint64_t *state) {
     *state = *state * 6364136223846793005ull + 1442695040888963407ull;
@@ -444,8 +441,7 @@ inline void simt_launch(dim3 grid, dim3 size, size_t shared_bytes, std::function
     free(block.shared);
 }
 
-// ---------------------------------------------------------------------------------------
-// Asynchronous copies into shared memory
+// ---- Asynchronous copies into shared memory -------------------------------------------
 
 // Whether `bytes` bytes from `place` on are shared memory of this block.
 inline bool simt_is_shared(const void *place, size_t bytes) {

@@ -61,8 +61,7 @@ static Stream stream_in(Precision precision, int threads) {
     return stream;
 }
 
-// ---------------------------------------------------------------------------------------
-// Products: by oneDNN and by the plain loops
+// ---- Products: by oneDNN and by the plain loops ---------------------------------------
 
 static void check_products(int rows, int inputs, int outputs) {
     Both input = both_new((size_t)(rows * inputs)), weight = both_new((size_t)(outputs * inputs)),
@@ -131,8 +130,7 @@ static void the_plain_loops_are_those_of_the_library(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Layers
+// ---- Layers ---------------------------------------------------------------------------
 
 static void layernorms_round_what_they_store(void **state) {
     (void)state;
@@ -318,8 +316,7 @@ static void attention_is_rounded_once(void **state) {
     check_attention(2, 130, 32, 2, 17);
 }
 
-// ---------------------------------------------------------------------------------------
-// The model
+// ---- The model ------------------------------------------------------------------------
 
 // Loss and gradients of a small model in both formats; with any number of threads the same
 // bits.

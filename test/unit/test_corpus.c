@@ -27,8 +27,7 @@ static void assert_close(double value, double expected, double tolerance) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Checking a grammar
+// ---- Checking a grammar ---------------------------------------------------------------
 
 // Whether two alternatives first differ at a plain byte, before either of them ends.
 static bool first_differ_plainly(const char *a, const char *b) {
@@ -114,8 +113,7 @@ static bool check_grammar(const CorpusRule *rules, int count, Error *error) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// Windows
+// ---- Windows --------------------------------------------------------------------------
 
 static void test_random_is_splitmix64(void **state) {
     (void)state;
@@ -223,8 +221,7 @@ static void test_pronouns_and_sounds_belong_together(void **state) {
     free(bytes);
 }
 
-// ---------------------------------------------------------------------------------------
-// An oracle that lists all the stories
+// ---- An oracle that lists all the stories ---------------------------------------------
 
 // Nested choices with common beginnings, a follower, and lengths that differ: small
 // enough to be listed.
@@ -306,8 +303,7 @@ static void test_nats_agree_with_listing_all_stories(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// The real grammar
+// ---- The real grammar -----------------------------------------------------------------
 
 static int rule_of(const char *name, size_t length) {
     for (int r = 0; r < CORPUS_RULES; r++) {

@@ -94,8 +94,7 @@ static void fill(const DataLoader *loader, bool validation, uint64_t first, int 
     if (!good) { fail_msg("%s", error.text); }
 }
 
-// ---------------------------------------------------------------------------------------
-// Order
+// ---- Order ----------------------------------------------------------------------------
 
 // Where data_permute found `image`: the rounds of its network in the opposite order.
 static uint64_t permuted_from(uint64_t key, uint64_t n, uint64_t image) {
@@ -279,8 +278,7 @@ static void test_threads_share_a_loader(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Sources
+// ---- Sources --------------------------------------------------------------------------
 
 static void test_builtin(void **state) {
     (void)state;
@@ -442,8 +440,7 @@ static void test_hold_out(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Bad inputs
+// ---- Bad inputs -----------------------------------------------------------------------
 
 static void test_bad_paths_and_files(void **state) {
     Scratch *scratch = (Scratch *)*state;
@@ -629,8 +626,7 @@ static void test_the_page_names_the_windows(void **state) {
     assert_int_equal(pclose(page), 0);
 }
 
-// ---------------------------------------------------------------------------------------
-// Several sources
+// ---- Several sources ------------------------------------------------------------------
 
 // In a row of `count` samples: that every source has its share to less than `off` samples, and
 // that each source numbers its samples one by one. In integers: no rounding hides an error.
@@ -815,8 +811,7 @@ static void test_bad_lists_of_sources(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Whether data are still the same
+// ---- Whether data are still the same --------------------------------------------------
 
 enum { CHANGED_SIZE = 300 * 1000 };
 
@@ -944,8 +939,7 @@ static void test_weights_are_part_of_the_identity(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Setup and the list of tests
+// ---- Setup and the list of tests ------------------------------------------------------
 
 static int make_scratch(void **state) {
     Scratch *scratch = (Scratch *)calloc(1, sizeof *scratch);

@@ -22,8 +22,7 @@ static const char *write_file(const void *bytes, size_t count) {
 
 static const char *write_text(const char *text) { return write_file(text, strlen(text)); }
 
-// ---------------------------------------------------------------------------------------
-// A model, and plain code that scores with it
+// ---- A model, and plain code that scores with it --------------------------------------
 
 typedef struct Fixture {
     ModelConfig config;
@@ -103,8 +102,7 @@ static double plain_bytes(Fixture *fixture, const char *context, const char *con
     return plain_score(fixture, tokens + cut, count - cut, given - cut, greedy, &next);
 }
 
-// ---------------------------------------------------------------------------------------
-// The module under test
+// ---- The module under test ------------------------------------------------------------
 
 static EvaluateRequest make_request(const Fixture *fixture, EvaluateTask task, const char *path,
                                     const Tokenizer *tokenizer) {
@@ -151,8 +149,7 @@ static void evaluate_alone(Fixture *fixture, const EvaluateRequest *request, Eva
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Perplexity
+// ---- Perplexity -----------------------------------------------------------------------
 
 // Scores each window with gpt_loss on one sequence, and marks every token that has
 // been counted.
@@ -265,8 +262,7 @@ static void perplexity_leaves_out_masked_tokens(void **state) {
     fixture_close(&fixture);
 }
 
-// ---------------------------------------------------------------------------------------
-// LAMBADA
+// ---- LAMBADA --------------------------------------------------------------------------
 
 // Makes small letters and spaces likely, and all other bytes unlikely.
 static void speak_in_letters(Fixture *fixture) {
@@ -398,8 +394,7 @@ static void pairs_have_the_tokens_of_the_whole(void **state) {
     fixture_close(&fixture);
 }
 
-// ---------------------------------------------------------------------------------------
-// HellaSwag
+// ---- HellaSwag ------------------------------------------------------------------------
 
 static void texts_are_cleaned_as_the_harness_does(void **state) {
     (void)state;
@@ -532,8 +527,7 @@ static void hellaswag_is_that_of_plain_code(void **state) {
     fixture_close(&fixture);
 }
 
-// ---------------------------------------------------------------------------------------
-// Ranks
+// ---- Ranks ----------------------------------------------------------------------------
 
 typedef struct RanksRun {
     Fixture *fixture;
@@ -580,8 +574,7 @@ static void any_number_of_ranks_gives_the_same_bits(void **state) {
     fixture_close(&fixture);
 }
 
-// ---------------------------------------------------------------------------------------
-// Errors
+// ---- Errors ---------------------------------------------------------------------------
 
 static void a_model_of_nan_has_no_numbers(void **state) {
     (void)state;

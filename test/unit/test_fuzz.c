@@ -70,8 +70,7 @@ typedef struct Seeds {
     Seed seeds[MOST_SEEDS];
 } Seeds;
 
-// ---------------------------------------------------------------------------------------
-// Seeds
+// ---- Seeds ----------------------------------------------------------------------------
 
 // The path of test/fuzz with `inside` behind it.
 static const char *folder_of(const char *inside, char path[512]) {
@@ -114,8 +113,7 @@ static Seeds *read_seeds(const char *name) {
     return seeds;
 }
 
-// ---------------------------------------------------------------------------------------
-// Damage
+// ---- Damage ---------------------------------------------------------------------------
 
 // A number below `count`; 0 if count is 0.
 static size_t pick(Random *random, size_t count) {
@@ -177,8 +175,7 @@ static void damage(Input *input, const Seeds *seeds, Random *random) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Running targets
+// ---- Running targets ------------------------------------------------------------------
 
 // Gives the target a copy of exactly the input's size, for the sanitizer.
 static bool run_input(FuzzTarget target, const Input *input) {

@@ -11,8 +11,7 @@
 #include "test/threads_link.h"
 #include "training_problem.h"
 
-// ---------------------------------------------------------------------------------------
-// A model with its memory
+// ---- A model with its memory ----------------------------------------------------------
 
 typedef struct Fixture {
     ModelConfig config;
@@ -131,8 +130,7 @@ static void assert_arrays_close(const char *what, const float *got, const float 
     if (getenv("ACCO_TEST_VERBOSE") != NULL) { printf("%-60s %.2e\n", what, worst); }
 }
 
-// ---------------------------------------------------------------------------------------
-// Parity with Hugging Face
+// ---- Parity with Hugging Face ---------------------------------------------------------
 
 static ModelConfig reference_config(const Tensors *tensors) {
     const char *layers = tensors_text(tensors, "layers");
@@ -216,8 +214,7 @@ static void check_first_pass(Fixture *fixture, const Tensors *tensors) {
     check_tensors(fixture, tensors, "grad", fixture->gradients);
 }
 
-// ---------------------------------------------------------------------------------------
-// Training with the real scheduler, every rank on the same batch
+// ---- Training with the real scheduler, every rank on the same batch -------------------
 
 enum { MAX_STEPS = 16, MAX_TENSORS = 256 };
 
@@ -440,8 +437,7 @@ static void gpt2_computes_what_transformers_computes(void **state) {
     check_reference("gpt2_wide_head", 2);
 }
 
-// ---------------------------------------------------------------------------------------
-// Finite differences
+// ---- Finite differences ---------------------------------------------------------------
 
 // d(loss)/d(parameter) by central differences of a float loss, with several step sizes.
 // Loose, but independent of any other program.
@@ -488,8 +484,7 @@ static void test_finite_differences(void **state) {
     check_differences(&gpt2, 2, 9);
 }
 
-// ---------------------------------------------------------------------------------------
-// Against itself
+// ---- Against itself -------------------------------------------------------------------
 
 static void fixture_copy_inputs(Fixture *to, const Fixture *from) {
     size_t bytes = gpt_rows(&from->model) * sizeof(int32_t);
@@ -570,8 +565,7 @@ static void test_recompute(void **state) {
     check_recompute(&one, 1, 7, 1);
 }
 
-// ---------------------------------------------------------------------------------------
-// Documents
+// ---- Documents ------------------------------------------------------------------------
 
 // Where documents begin in sample b, but for the first: at these, b later.
 static const int document_begins[5] = {1, 2, 40, 64, 131};
@@ -729,8 +723,7 @@ static void test_chunks_on_a_gpu(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Pace: waiting for parameters, announcing gradients
+// ---- Pace: waiting for parameters, announcing gradients -------------------------------
 
 // Parameters that have not been asked for are NaN, and gradients are copied when the pass
 // says that they are finished.
@@ -788,8 +781,7 @@ static void test_the_passes_keep_pace(void **state) {
     fixture_close(&fixture);
 }
 
-// ---------------------------------------------------------------------------------------
-// Configuration and table
+// ---- Configuration and table ----------------------------------------------------------
 
 static const ParameterInfo *entry_of(const ParameterTable *table, int role) {
     int i = 0;

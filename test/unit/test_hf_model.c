@@ -32,8 +32,7 @@ static const char *scratch(const char *name) {
     return paths[turn];
 }
 
-// ---------------------------------------------------------------------------------------
-// Loading a model and computing its logits
+// ---- Loading a model and computing its logits -----------------------------------------
 
 typedef struct Loaded {
     ModelConfig config;
@@ -120,8 +119,7 @@ static void a_model_of_transformers_computes_its_logits(void **state) {
     loaded_free(&loaded);
 }
 
-// ---------------------------------------------------------------------------------------
-// Saving
+// ---- Saving ---------------------------------------------------------------------------
 
 // An item of the metadata; NULL: there is none of this key.
 static const char *metadata(const SafetensorsFile *file, const char *key) {
@@ -369,8 +367,7 @@ static void ids_of_the_configuration_are_kept(void **state) {
     loaded_free(&loaded);
 }
 
-// ---------------------------------------------------------------------------------------
-// Damage
+// ---- Damage ---------------------------------------------------------------------------
 
 static void expect_words(const Error *error, const char *words) {
     if (strstr(error->text, words) == NULL) { fail_msg("'%s' does not say '%s'", error->text, words); }
@@ -482,8 +479,7 @@ static void damaged_sums_are_refused(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Saving where it must fail
+// ---- Saving where it must fail --------------------------------------------------------
 
 static void nothing_is_overwritten(void **state) {
     (void)state;
@@ -523,8 +519,7 @@ static void a_full_disk_is_named(void **state) {
     loaded_free(&loaded);
 }
 
-// ---------------------------------------------------------------------------------------
-// Directories that others wrote
+// ---- Directories that others wrote ----------------------------------------------------
 
 // How the weights of a test differ from those of the reference.
 typedef struct Change {
@@ -732,8 +727,7 @@ static void a_long_shape_fits_into_the_line(void **state) {
     expect_refusal("wte.weight has shape (0, 9223372036854775807, ");
 }
 
-// ---------------------------------------------------------------------------------------
-// Adapters, and models of which a part was trained
+// ---- Adapters, and models of which a part was trained ---------------------------------
 
 static TrainedPart make_part(const ModelConfig *config, const char *freeze, int rank) {
     TrainedChoice choice = {.freeze = freeze, .adapted = "*proj,c_*", .rank = rank, .alpha = 5};
@@ -864,8 +858,7 @@ static void without_weights_it_says_what_to_do(void **state) {
     expect_refusal("is neither a directory");
 }
 
-// ---------------------------------------------------------------------------------------
-// Shards
+// ---- Shards ---------------------------------------------------------------------------
 
 // Three shards with their index; or with an index that says that `name` is in `shard`.
 static void write_shards(const char *name, const char *shard) {
@@ -931,8 +924,7 @@ static void a_damaged_index_is_refused(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// The C half of check_pretrained.py
+// ---- The C half of check_pretrained.py ------------------------------------------------
 
 static bool write_logits(const char *directory, const float *logits, int B, int T, int V, Error *error) {
     size_t shape[3] = {(size_t)B, (size_t)T, (size_t)V};

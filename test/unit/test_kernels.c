@@ -48,8 +48,7 @@ static Stream test_stream(int threads) {
     return stream;
 }
 
-// ---------------------------------------------------------------------------------------
-// Vector math
+// ---- Vector math ----------------------------------------------------------------------
 
 static void test_exp(void **state) {
     (void)state;
@@ -98,8 +97,7 @@ static void test_vectorised_loops(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Matmul
+// ---- Matmul ---------------------------------------------------------------------------
 
 static double product_element(const Matmul *work, int m, int n) {
     double sum = 0.0;
@@ -250,8 +248,7 @@ static void test_linear(void **state) {
     thread_pool_destroy(stream.pool);
 }
 
-// ---------------------------------------------------------------------------------------
-// LayerNorm
+// ---- LayerNorm ------------------------------------------------------------------------
 
 // In double, for a row x: y, the normalised row, and the gradient dx for the gradient dy of
 // y.
@@ -341,8 +338,7 @@ static void test_layernorm(void **state) {
     check_layernorm(33, 17, false, true, 2);
 }
 
-// ---------------------------------------------------------------------------------------
-// GELU
+// ---- GELU -----------------------------------------------------------------------------
 
 static double gelu_reference(double x) {
     return 0.5 * x * (1.0 + tanh(sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
@@ -387,8 +383,7 @@ static void test_gelu(void **state) {
     thread_pool_destroy(stream.pool);
 }
 
-// ---------------------------------------------------------------------------------------
-// Embedding
+// ---- Embedding ------------------------------------------------------------------------
 
 static void test_embedding(void **state) {
     (void)state;
@@ -419,8 +414,7 @@ static void test_embedding(void **state) {
     thread_pool_destroy(stream.pool);
 }
 
-// ---------------------------------------------------------------------------------------
-// Cross entropy
+// ---- Cross entropy --------------------------------------------------------------------
 
 static void check_cross_entropy(int rows, int V, float scale, double offset) {
     Stream stream = test_stream(3);
@@ -468,8 +462,7 @@ static void test_cross_entropy(void **state) {
     check_cross_entropy(6, 1, 0.5f, 0.0);
 }
 
-// ---------------------------------------------------------------------------------------
-// Attention, by brute force over all pairs
+// ---- Attention, by brute force over all pairs -----------------------------------------
 
 typedef struct AttentionCase {
     int B, T, C, H, window, threads;

@@ -9,8 +9,7 @@
 #include "runtime/watermark.h"
 #include "test/layout_flat.h"
 
-// ---------------------------------------------------------------------------------------
-// Layouts
+// ---- Layouts --------------------------------------------------------------------------
 
 enum { MOST_RANKS = 64 };
 
@@ -149,8 +148,7 @@ static void a_small_layout_is_as_drawn(void **state) {
     assert_true(alone.piece == 7936 && alone.cells == 127);
 }
 
-// ---------------------------------------------------------------------------------------
-// Layouts of whole matrices
+// ---- Layouts of whole matrices --------------------------------------------------------
 
 enum { MOST_MATRICES = 600 };
 
@@ -304,8 +302,7 @@ static void a_small_layout_of_matrices_is_as_drawn(void **state) {
     layout_free(&layout);
 }
 
-// ---------------------------------------------------------------------------------------
-// Watermarks
+// ---- Watermarks -----------------------------------------------------------------------
 
 static void a_watermark_only_rises_until_it_is_reset(void **state) {
     (void)state;

@@ -11,8 +11,7 @@
 
 enum { ELEMENTS = 40007 };
 
-// ---------------------------------------------------------------------------------------
-// Rounding
+// ---- Rounding -------------------------------------------------------------------------
 
 // Over all 65536 draws the mean of what a value becomes is the value, exactly.
 static void the_mean_of_all_roundings_is_the_value(void **state) {
@@ -36,8 +35,7 @@ static void the_mean_of_all_roundings_is_the_value(void **state) {
                 moment_round(-INFINITY, 0) == -INFINITY && isinf(moment_round(FLT_MAX, 0xffff)));
 }
 
-// ---------------------------------------------------------------------------------------
-// The random bits
+// ---- The random bits ------------------------------------------------------------------
 
 enum { SWEEP = 1 << 18, BINS = 256 };
 
@@ -111,8 +109,7 @@ static void the_random_bits_are_uniform_and_independent(void **state) {
     free(draws);
 }
 
-// ---------------------------------------------------------------------------------------
-// Steps
+// ---- Steps ----------------------------------------------------------------------------
 
 typedef struct Bench {
     Optimizer optimizer;

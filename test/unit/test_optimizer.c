@@ -12,8 +12,7 @@
 
 enum { MAX_ELEMENTS = 40100, STEPS = 3 };
 
-// ---------------------------------------------------------------------------------------
-// AdamW
+// ---- AdamW ----------------------------------------------------------------------------
 
 typedef struct Bench {
     Optimizer optimizer;
@@ -361,8 +360,7 @@ static void tensors_of_adamw_join_where_they_touch(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// The learning rate
+// ---- The learning rate ----------------------------------------------------------------
 
 static LearningRate schedule_of(ScheduleKind kind) {
     LearningRate schedule = {.kind = kind,

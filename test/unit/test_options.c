@@ -104,8 +104,7 @@ static char *print_to_text(void (*print)(FILE *)) {
     return text;
 }
 
-// ---------------------------------------------------------------------------------------
-// The table
+// ---- The table ------------------------------------------------------------------------
 
 static void test_table_is_sound(void **state) {
     (void)state;
@@ -202,8 +201,7 @@ static void test_options_of_rules_name_rules_that_exist(void **state) {
     assert_false(option_list_names("streaming-diloco", "diloco"));
 }
 
-// ---------------------------------------------------------------------------------------
-// The command line
+// ---- The command line -----------------------------------------------------------------
 
 static void test_defaults(void **state) {
     (void)state;
@@ -522,8 +520,7 @@ static void test_help_and_version_come_first(void **state) {
     expect_refused("help keep lr", "help takes one topic, as in train_gpt help lr", "");
 }
 
-// ---------------------------------------------------------------------------------------
-// The configuration file
+// ---- The configuration file -----------------------------------------------------------
 
 // The command line wins over the file, whether it stands before or behind --config. Numbers
 // may be written as on the command line; null is as good as not there.
@@ -749,8 +746,7 @@ static void test_save_failures(void **state) {
     rmdir(directory);
 }
 
-// ---------------------------------------------------------------------------------------
-// Options that would be ignored
+// ---- Options that would be ignored ----------------------------------------------------
 
 static void test_options_of_other_commands_are_refused(void **state) {
     (void)state;
@@ -832,8 +828,7 @@ static void test_nearer_rival_wins(void **state) {
     expect_text(line, error.text, "--from and --model: one takes the place of the other; choose one");
 }
 
-// ---------------------------------------------------------------------------------------
-// Options that do not fit together
+// ---- Options that do not fit together -------------------------------------------------
 
 static void test_acco_split(void **state) {
     (void)state;
@@ -1100,8 +1095,7 @@ static void test_contradictions_with_ranks(void **state) {
     expect_text("tokens", error.text, "or --rank-accumulate");
 }
 
-// ---------------------------------------------------------------------------------------
-// What is printed
+// ---- What is printed ------------------------------------------------------------------
 
 // What help prints on a topic; NULL: it is refused.
 static char *help_on(const char *topic, Error *error) {

@@ -34,8 +34,7 @@ static const SafetensorsEntry *find_or_fail(const SafetensorsFile *file, const c
     return entry;
 }
 
-// ---------------------------------------------------------------------------------------
-// A file of every type
+// ---- A file of every type -------------------------------------------------------------
 
 enum { ODD = 7 * 5 };
 
@@ -215,8 +214,7 @@ static void files_of_the_formats_own_library_are_read(void **state) {
     safetensors_close(&file);
 }
 
-// ---------------------------------------------------------------------------------------
-// Numbers
+// ---- Numbers --------------------------------------------------------------------------
 
 static double half_value(uint16_t half) {
     int exponent = half >> 10 & 31, fraction = half & 0x3ff;
@@ -287,8 +285,7 @@ static void data_at_an_odd_address_is_read(void **state) {
     assert_memory_equal(floats, values, sizeof values);
 }
 
-// ---------------------------------------------------------------------------------------
-// Several processes write one file
+// ---- Several processes write one file -------------------------------------------------
 
 enum { WRITERS = 4, LARGE = 30011 };
 
@@ -338,8 +335,7 @@ static void processes_write_one_file_together(void **state) {
     safetensors_plan_free(&plan);
 }
 
-// ---------------------------------------------------------------------------------------
-// Failures of the system
+// ---- Failures of the system -----------------------------------------------------------
 
 static void expect_words(const Error *error, const char *words) {
     if (strstr(error->text, words) == NULL) { fail_msg("'%s' does not say '%s'", error->text, words); }
@@ -396,8 +392,7 @@ static void files_that_cannot_be_opened_are_named(void **state) {
     expect_words(&error, "is empty");
 }
 
-// ---------------------------------------------------------------------------------------
-// Damaged files
+// ---- Damaged files --------------------------------------------------------------------
 
 // Opens a copy that ends where the bytes end, so that a sanitizer sees a read beyond;
 // touches all that an opened file promises.

@@ -22,8 +22,7 @@ static void fill(float *values, size_t count, uint64_t seed, bool many) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// The oracle: sorts
+// ---- The oracle: sorts ----------------------------------------------------------------
 
 typedef struct Ranked {
     float magnitude;

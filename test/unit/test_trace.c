@@ -50,8 +50,7 @@ static void end_compute(Trace *trace, double at) { end_at(trace, TRACE_COMPUTE, 
 static void begin_communication(Trace *trace, double at) { begin_at(trace, TRACE_COMMUNICATION, "span", at); }
 static void end_communication(Trace *trace, double at) { end_at(trace, TRACE_COMMUNICATION, 0, at); }
 
-// ---------------------------------------------------------------------------------------
-// Sums: pictures
+// ---- Sums: pictures -------------------------------------------------------------------
 
 static void exposed_is_communication_beside_which_nothing_computes(void **state) {
     (void)state;
@@ -117,8 +116,7 @@ static void a_span_across_a_take_is_divided_there(void **state) {
     trace_close(&trace);
 }
 
-// ---------------------------------------------------------------------------------------
-// Sums: random spans against cells of length one
+// ---- Sums: random spans against cells of length one -----------------------------------
 
 typedef struct Interval {
     int began, ended;
@@ -181,8 +179,7 @@ static void random_spans_and_takes_agree_with_counted_cells(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Bounds and threads
+// ---- Bounds and threads ---------------------------------------------------------------
 
 static void kept_spans_are_bounded_and_the_rest_is_counted(void **state) {
     (void)state;
@@ -274,8 +271,7 @@ static void two_threads_may_trace_while_the_host_takes(void **state) {
     trace_close(&trace);
 }
 
-// ---------------------------------------------------------------------------------------
-// Clocks
+// ---- Clocks ---------------------------------------------------------------------------
 
 static __thread double clock_shift; // of the rank that this thread is
 
@@ -335,8 +331,7 @@ static void a_clock_that_drifts_is_mapped_along_the_line(void **state) {
     assert_close(clock_on_rank_0(&point, &point, 10), 15, 0, "both measurements at the same time");
 }
 
-// ---------------------------------------------------------------------------------------
-// The file
+// ---- The file -------------------------------------------------------------------------
 
 static char directory[] = "/tmp/acco-trace-XXXXXX"; // made in main
 

@@ -8,8 +8,7 @@
 
 enum { B = 2, T = 11 };
 
-// ---------------------------------------------------------------------------------------
-// A model and its vectors
+// ---- A model and its vectors ----------------------------------------------------------
 
 typedef struct Fixture {
     ModelConfig config;
@@ -100,8 +99,7 @@ static float fixture_gradients(Fixture *fixture, const Pace *pace) {
 
 static const TrainedChoice everything = {.freeze = "", .adapted = "*"};
 
-// ---------------------------------------------------------------------------------------
-// Freezing
+// ---- Freezing -------------------------------------------------------------------------
 
 static void check_frozen(bool gpt2, const char *freeze, Precision precision, Recompute recompute) {
     TrainedChoice choice = {.freeze = freeze, .adapted = "*"};
@@ -175,8 +173,7 @@ static void passes_keep_pace_in_the_trained_vector(void **state) {
     fixture_close(&fixture);
 }
 
-// ---------------------------------------------------------------------------------------
-// Adapters
+// ---- Adapters -------------------------------------------------------------------------
 
 // whole->parameters = the model that `adapted` is, with its adapters in its matrices.
 static void merge_by_the_formula(const Fixture *adapted, Fixture *whole) {
@@ -280,8 +277,7 @@ static void adapters_begin_without_effect(void **state) {
     fixture_close(&whole);
 }
 
-// ---------------------------------------------------------------------------------------
-// Vectors and patterns
+// ---- Vectors and patterns -------------------------------------------------------------
 
 static void vectors_follow_the_order_of_the_model(void **state) {
     (void)state;

@@ -170,8 +170,7 @@ static void free_results(CollectiveResult *results, int ranks) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// The expected results, by plain loops over whole pieces
+// ---- The expected results, by plain loops over whole pieces ---------------------------
 
 // What arrives when `values` (count) travel as one run.
 static void through_wire(WireFormat wire, float *values, size_t count) {
@@ -338,8 +337,7 @@ static bool check_world(const CollectiveSpec *spec, int ranks) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// Collectives
+// ---- Collectives ----------------------------------------------------------------------
 
 // A vector of 1, shards below, at and above one message, and several messages with a
 // short last one.
@@ -516,8 +514,7 @@ static void a_range_touches_nothing_else(void **state) {
     if (!fits) { skip(); }
 }
 
-// ---------------------------------------------------------------------------------------
-// Records
+// ---- Records --------------------------------------------------------------------------
 
 enum { RECORD_RANKS = 20 };
 
@@ -565,8 +562,7 @@ static void records_come_in_the_order_of_ranks(void **state) {
     if (!fits) { skip(); }
 }
 
-// ---------------------------------------------------------------------------------------
-// Many ranks
+// ---- Many ranks -----------------------------------------------------------------------
 
 enum { MANY_RANKS = 64 };
 
@@ -628,8 +624,7 @@ static void messages_are_few_among_many_ranks(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// The emulated link
+// ---- The emulated link ----------------------------------------------------------------
 
 // A message cannot leave before the emulated link has let it through: a bound that no
 // fast machine can beat.
@@ -723,8 +718,7 @@ static void a_world_of_one_has_no_link(void **state) {
     transport_close(&alone);
 }
 
-// ---------------------------------------------------------------------------------------
-// A rank that does not come
+// ---- A rank that does not come --------------------------------------------------------
 
 // Rank 0 of two waits for a rank 1 that never comes.
 static void wait_in_vain(const void *context) {

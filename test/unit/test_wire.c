@@ -19,8 +19,7 @@ static const WireFormat COARSE[] = {WIRE_INT8, WIRE_E3M0}; // rounded to nearest
 
 enum { COARSE_COUNT = sizeof COARSE / sizeof COARSE[0] };
 
-// ---------------------------------------------------------------------------------------
-// Inputs: awkward in different ways
+// ---- Inputs: awkward in different ways ------------------------------------------------
 
 typedef enum Family {
     FAMILY_NORMAL,   // as gradients are
@@ -151,8 +150,7 @@ static void coarse_formats_are_exact_next_to_ties(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// Examples by hand
+// ---- Examples by hand -----------------------------------------------------------------
 
 static void e3m0_gives_the_worked_example(void **state) {
     (void)state;
@@ -293,8 +291,7 @@ static void int4_rounds_without_a_bias(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// bf16
+// ---- bf16 -----------------------------------------------------------------------------
 
 static void bf16_gives_known_roundings(void **state) {
     (void)state;
@@ -339,8 +336,7 @@ static void bf16_equals_a_search_over_both_neighbours(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// What holds for every format
+// ---- What holds for every format ------------------------------------------------------
 
 // The bounds that the head of wire.h states.
 static void errors_stay_within_the_stated_bounds(void **state) {
@@ -521,8 +517,7 @@ static void encoding_what_was_decoded_gives_the_same_bytes(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// NaN, infinity and overflow
+// ---- NaN, infinity and overflow -------------------------------------------------------
 
 static void check_not_finite(WireFormat format, const float *in, size_t count, size_t at) {
     uint32_t wire[MOST * 2];

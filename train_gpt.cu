@@ -4,8 +4,6 @@
 // The update rule (rules.h) decides what a commit is and what runs beside what; this file
 // calls one commit after another. Errors are explained in runtime/errors.h.
 
-#include <signal.h>
-
 #include "evaluation/eval.h"       // defines: command_eval: how good a model is
 #include "evaluation/sample.h"     // defines: command_sample, print_sample: text out
 #include "plan/choose.h"           // defines: choose_by_measurement: what is auto

@@ -50,8 +50,7 @@ static inline int options_rank_number(const Options *options, int rank) {
     const char *number = options->rank_accumulate;
     char *end;
     for (; rank > 0 && number != NULL; rank--) {
-        number = strchr(number, ',');
-        number = number == NULL ? NULL : number + 1;
+        if ((number = strchr(number, ',')) != NULL) { number++; }
     }
     if (number == NULL || options->rank_accumulate[0] == '\0') { return -1; }
     long long count = isdigit((unsigned char)*number) ? strtoll(number, &end, 10) : 0;
@@ -75,7 +74,7 @@ static inline bool options_check_accumulate(const Options *options, Error *error
                error_set(error, "--accumulate auto needs --optimizer %s: %s takes a fixed number",
                          rule_list(rule_overlaps, overlapped), rule->name);
     }
-    for (int rank = 0; count > 0; rank++) {
+    for (int rank = 0; count > 0 && (is_list || rank == 0); rank++) {
         count = is_list ? options_rank_number(options, rank) : (int)options->accumulate;
         if (is_list && count == 0) {
             return error_set(error,
@@ -90,7 +89,6 @@ static inline bool options_check_accumulate(const Options *options, Error *error
                              "use %d or more",
                              text, count, rule->name, rounds, rounds);
         }
-        if (!is_list) { break; }
     }
     return true;
 }

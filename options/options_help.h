@@ -56,7 +56,6 @@ static inline void option_group_print_help(FILE *file, int group) {
     }
 }
 
-// Of each command how it is used, and what it does.
 static const char *const command_uses[COMMANDS_BY_NAME][2] = {
     {"[train] [--name value ...]", "trains, alone or under mpirun"},
     {"sample --from DIR", "prints a text by a model"},

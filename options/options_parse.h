@@ -234,7 +234,6 @@ static inline const char *option_print_value(const OptionSpec *option, const Opt
     return text;
 }
 
-// Whether the option has the value that is written so.
 static inline bool option_has_value(const OptionSpec *option, const Options *options, const char *value) {
     char text[OPTION_VALUE_SIZE];
     return strcmp(option_print_value(option, options, text), value) == 0;

@@ -52,15 +52,10 @@ static inline double micro_batch_measure(const Setup *setup, int threads) {
     return ready ? seconds : (double)NAN;
 }
 
-// A micro-batch of more operations is not computed for a plan. The rest of the model
-// leaves these shares of the measured rate of products (dev/results/bf16-2026-11-22.md).
-#define MICRO_BATCH_MOST 3e10
-#define PRODUCTS_SHARE_FP32 0.95
-#define PRODUCTS_SHARE_BF16 0.78
-#define GPU_SHARE 0.4 // of its peak: what models of this kind usually reach; not measured
+#define MICRO_BATCH_MOST 3e10 // operations: one of more is not computed for a plan
+#define GPU_SHARE 0.4         // of its peak: what models of this kind usually reach; not measured
 
-// What recomputing whole layers, a forward pass more of three passes' operations, adds to the time of
-// a micro-batch, as a factor.
+// What recomputing layers costs, as a factor: a forward pass more, of three passes' operations.
 static inline double recomputing(const Setup *setup) {
     return setup->model->settings.recompute == RECOMPUTE_BLOCK ? 4.0 / 3 : 1;
 }
@@ -88,7 +83,8 @@ static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TE
     const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
     ProductRates rates = product_rates_measure(threads, wanted, (int)fmin(tokens, 1024),
                                                setup->config->channels, setup->config->mlp_channels, 0.3);
-    double share = precision == PRECISION_BF16 ? PRODUCTS_SHARE_BF16 : PRODUCTS_SHARE_FP32;
+    // What the rest of the model leaves of the measured rate (dev/results/bf16-2026-11-22.md).
+    double share = precision == PRECISION_BF16 ? 0.78 : 0.95;
     operations *= recomputing(setup);
     snprintf(reason, RULE_TEXT,
              "worked out: %.3g GFLOP at %.0f %% of the %.0f GFLOP/s that products reach here",
@@ -121,7 +117,6 @@ static inline bool plan_emulates(const Options *options) {
     return options->host_mbit == 0 && options->link_mbit > 0;
 }
 
-// What follows from how GPUs exchange.
 static inline void machine_set_exchange(Machine *machine, const Placement *placement,
                                         const Options *options) {
     bool nccl = placement->uses_nccl;
@@ -288,12 +283,11 @@ static inline bool forecast_is_possible(const ForecastRow *row) {
 // Sets the rate of the link between hosts, or of what ranks do for an exchange where
 // there is one host, so that the run makes as many tokens a second as it did.
 static inline void forecast_fit(const Setup *setup, Machine *machine, double tokens_per_second) {
-    enum { STEPS = 20 };
     bool outside = setup->transport->hosts.hosts > 1;
     double *rate = outside ? &machine->host.bytes_per_second : &machine->exchange_bytes_per_second;
     double low = log(1e3), high = log(1e12);
     ForecastRow *row = (ForecastRow *)memory_take(1, sizeof *row);
-    for (int i = 0; i < STEPS; i++) {
+    for (int halving = 0; halving < 20; halving++) {
         *rate = exp((low + high) / 2);
         forecast_row(setup, machine, setup->options, row);
         *(row->tokens_per_second < tokens_per_second ? &low : &high) = log(*rate);

@@ -16,7 +16,6 @@ static inline void print_memory_row(const char *indent, const char *name, size_t
            note);
 }
 
-// One line for each memory that the plan knows.
 static inline void print_memory_verdict(const Setup *setup) {
     MemoryRoom room = memory_room(setup);
     const Arena *arena = setup->arena;

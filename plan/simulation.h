@@ -36,6 +36,7 @@ typedef struct Simulation {
     const Machine *machine;
     Scheduler *scheduler;
     StreamSimulator simulator;
+    Stream streams[2]; // for compute and for communication
     int width;         // how many ranks have clocks of their own; 1 if all are alike
     RankClock *clocks; // (width)
     // The communication stream, the same on all ranks.
@@ -418,8 +419,8 @@ static inline void simulation_open(Simulation *simulation, Scheduler *scheduler,
     simulation->simulator = simulator;
     simulation->clocks = (RankClock *)memory_take((size_t)simulation->width, sizeof(RankClock));
     simulation->arrivals = (double *)memory_take(scheduler->layout.cells, sizeof(double));
-    scheduler->compute = (Stream *)memory_take(1, sizeof(Stream));
-    scheduler->communication = (Stream *)memory_take(1, sizeof(Stream));
+    scheduler->compute = &simulation->streams[0];
+    scheduler->communication = &simulation->streams[1];
     for (int i = 0; i < simulation->width; i++) { simulation->clocks[i].joins = true; }
     scheduler->compute->simulator = scheduler->communication->simulator = &simulation->simulator;
     scheduler_open_progress(scheduler, false);
@@ -429,8 +430,6 @@ static inline void simulation_close(Simulation *simulation) {
     Scheduler *s = simulation->scheduler;
     free(simulation->clocks);
     free(simulation->arrivals);
-    free(s->compute);
-    free(s->communication);
     scheduler_close_progress(s);
     scheduler_free(s);
 }

@@ -239,22 +239,20 @@ static inline const char *placement_uneven(const Options *options) {
 static inline bool placement_choose_gpu_exchange(Placement *placement, const Options *options,
                                                  Transport *transport, const Hello *hellos, Error *error) {
     int ranks = transport->size;
-    bool emulated = options_emulate_link(options), wants_nccl = options->gpu_exchange == GPU_EXCHANGE_NCCL,
-         asked = wants_nccl && ranks > 1, host = options->gpu_exchange == GPU_EXCHANGE_HOST;
+    bool asked = options->gpu_exchange == GPU_EXCHANGE_NCCL,
+         host = options->gpu_exchange == GPU_EXCHANGE_HOST;
     const char *no_gpu = placement->ranks_on_gpus > 0 ? NULL
                          : gpu_is_built_in()          ? "no rank computes on a GPU"
                                                       : "this program was built for CPUs only";
-    if (wants_nccl && no_gpu != NULL) {
-        return error_set(error, "--gpu-exchange nccl has no effect: %s", no_gpu);
-    }
+    if (asked && no_gpu != NULL) { return error_set(error, "--gpu-exchange nccl has no effect: %s", no_gpu); }
     GpuFleet fleet = placement_compare_gpus(placement, hellos, ranks, transport->rank);
     bool lacking = placement->ranks_on_gpus < ranks;
-    const char *obstacle = ranks == 1            ? "there is one rank, so nothing is exchanged"
-                           : emulated            ? "links are emulated in host memory"
-                           : !nccl_is_built_in() ? "this program was built without NCCL"
-                           : lacking             ? "not every rank has a GPU"
-                           : fleet.shared        ? "several ranks share a GPU, which NCCL refuses"
-                                                 : placement_uneven(options);
+    const char *obstacle = ranks == 1                      ? "there is one rank, so nothing is exchanged"
+                           : options_emulate_link(options) ? "links are emulated in host memory"
+                           : !nccl_is_built_in()           ? "this program was built without NCCL"
+                           : lacking                       ? "not every rank has a GPU"
+                           : fleet.shared                  ? "several ranks share a GPU, which NCCL refuses"
+                                                           : placement_uneven(options);
     if (fleet.mixed && !rule_shards(options_rule(options))) {
         char sharding[RULE_TEXT];
         return error_set(error,
@@ -263,7 +261,9 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
                          "--device cpu",
                          options_rule(options)->name, placement->odd_one, rule_list(rule_shards, sharding));
     }
-    if (asked && obstacle != NULL) { return error_set(error, "--gpu-exchange nccl: %s", obstacle); }
+    if (asked && ranks > 1 && obstacle != NULL) {
+        return error_set(error, "--gpu-exchange nccl: %s", obstacle);
+    }
     placement->uses_nccl = !host && obstacle == NULL;
     if (transport->library && !placement->uses_nccl) {
         return error_set(error, "--exchange library is NCCL's, which cannot be used here: %s",

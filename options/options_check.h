@@ -50,8 +50,7 @@ static inline int options_rank_number(const Options *options, int rank) {
     const char *number = options->rank_accumulate;
     char *end;
     for (; rank > 0 && number != NULL; rank--) {
-        number = strchr(number, ',');
-        number = number == NULL ? NULL : number + 1;
+        if ((number = strchr(number, ',')) != NULL) { number++; }
     }
     if (number == NULL || options->rank_accumulate[0] == '\0') { return -1; }
     long long count = isdigit((unsigned char)*number) ? strtoll(number, &end, 10) : 0;
@@ -75,7 +74,7 @@ static inline bool options_check_accumulate(const Options *options, Error *error
                error_set(error, "--accumulate auto needs --optimizer %s: %s takes a fixed number",
                          rule_list(rule_overlaps, overlapped), rule->name);
     }
-    for (int rank = 0; count > 0; rank++) {
+    for (int rank = 0; count > 0 && (is_list || rank == 0); rank++) {
         count = is_list ? options_rank_number(options, rank) : (int)options->accumulate;
         if (is_list && count == 0) {
             return error_set(error,
@@ -90,7 +89,6 @@ static inline bool options_check_accumulate(const Options *options, Error *error
                              "use %d or more",
                              text, count, rule->name, rounds, rounds);
         }
-        if (!is_list) { break; }
     }
     return true;
 }
@@ -127,7 +125,6 @@ typedef struct SaveTimes {
 static inline bool options_save_times(const Options *options, SaveTimes *times, Error *error) {
     static const char *const words[] = {"end", "never"};
     static const char units[] = "smh";
-    static const double unit_seconds[] = {1, 60, 3600};
     const char *text = options->save_every, *end = text;
     double amount;
     memset(times, 0, sizeof *times);
@@ -141,7 +138,7 @@ static inline bool options_save_times(const Options *options, SaveTimes *times, 
     }
     bool is_time = !whole && option_read_real(text, &amount, &end) && *end != '\0' && end[1] == '\0' &&
                    strchr(units, *end) != NULL;
-    if (is_time) { times->seconds = amount * unit_seconds[strchr(units, *end) - units]; }
+    if (is_time) { times->seconds = amount * pow(60, (double)(strchr(units, *end) - units)); }
     if (is_time && times->seconds >= 1 && times->seconds <= 1e9) { return true; }
     char excerpt[64], hint[NAME_HINT];
     return error_set(error,
@@ -192,13 +189,13 @@ static inline bool options_check(const Options *options, Error *error) {
 
 // The contradictions that show when the number of ranks is known.
 static inline bool options_check_rank_numbers(const Options *options, int ranks, Error *error) {
-    const char *list = options->rank_accumulate, *s = plural(ranks);
     int length = 0;
     char excerpt[64];
     while (options_rank_number(options, length) >= 0) { length++; }
     if (length > 0 && length != ranks) {
         return error_set(error, "--rank-accumulate %s has %d number%s for %d rank%s: give one for each rank",
-                         text_excerpt(list, excerpt), length, plural(length), ranks, s);
+                         text_excerpt(options->rank_accumulate, excerpt), length, plural(length), ranks,
+                         plural(ranks));
     }
     if (options->slow_rank >= ranks) {
         return error_set(error, "--slow-rank %lld: there %s; allowed: none or 0 .. %d",
@@ -216,11 +213,11 @@ static inline bool options_check_ranks(const Options *options, int ranks, int64_
     long long batches = (long long)options_total_accumulate(options, ranks);
     long long commit = batches * (long long)(options->micro_batch * sequence_length);
     return options->epochs > 0 || options->tokens >= commit ||
-           error_set(
-               error,
-               "--tokens %lld is less than one commit: %lld micro-batches on %d rank%s x %lld sequences "
-               "x %lld tokens = %lld; raise --tokens or --epochs, or lower --micro-batch, --seq-len or "
-               "--%saccumulate",
-               (long long)options->tokens, batches, ranks, plural(ranks), (long long)options->micro_batch,
-               (long long)sequence_length, commit, options->rank_accumulate[0] != '\0' ? "rank-" : "");
+           error_set(error,
+                     "--tokens %lld is less than one commit: %lld micro-batches on %d rank%s x %lld "
+                     "sequences x %lld tokens = %lld; raise --tokens or --epochs, or lower --micro-batch, "
+                     "--seq-len or --%saccumulate",
+                     (long long)options->tokens, batches, ranks, plural(ranks),
+                     (long long)options->micro_batch, (long long)sequence_length, commit,
+                     options->rank_accumulate[0] != '\0' ? "rank-" : "");
 }

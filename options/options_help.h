@@ -37,15 +37,14 @@ static inline void options_print_wrapped(FILE *file, int column, const char *tex
 
 // An option with its help, at most 80 columns wide.
 static inline void option_print_help(FILE *file, const OptionSpec *option) {
-    char name[OPTION_VALUE_SIZE], text[2048], allowed[OPTION_VALUE_SIZE];
-    option_allowed(option, allowed);
-    bool range =
-        option->type == OPTION_INTEGER || option->type == OPTION_COUNT || option->type == OPTION_REAL;
-    bool notes = option->default_text[0] != '\0';
-    bool owned = option->rules != NULL;
-    snprintf(text, sizeof text, "%s%s%s%s%s%s%s%s%s", owned ? "Only for " : "", owned ? option->rules : "",
-             owned ? ". " : "", option->help, notes ? " [default " : "", option->default_text,
-             notes && range ? "; " : "", notes && range ? allowed : "", notes ? "]" : "");
+    char name[OPTION_VALUE_SIZE], text[2048] = "", allowed[OPTION_VALUE_SIZE];
+    bool range = option->type <= OPTION_REAL; // a number
+    if (option->rules != NULL) { snprintf(text, sizeof text, "Only for %s. ", option->rules); }
+    text_join(text, sizeof text, "", "%s", option->help);
+    if (option->default_text[0] != '\0') {
+        text_join(text, sizeof text, "", " [default %s%s%s]", option->default_text, range ? "; " : "",
+                  range ? option_allowed(option, allowed) : "");
+    }
     options_print_wrapped(file, fprintf(file, "  --%s %s", option->name, option_metavariable(option, name)),
                           text);
 }
@@ -57,7 +56,6 @@ static inline void option_group_print_help(FILE *file, int group) {
     }
 }
 
-// Of each command how it is used, and what it does.
 static const char *const command_uses[COMMANDS_BY_NAME][2] = {
     {"[train] [--name value ...]", "trains, alone or under mpirun"},
     {"sample --from DIR", "prints a text by a model"},

@@ -49,14 +49,11 @@ static inline const char *option_allowed(const OptionSpec *option, char text[OPT
     } else if (option->type == OPTION_CHOICE) {
         option_join_choices(option, ", ", " or ", text);
     } else {
-        bool no_limit = option->maximum == OPTION_NO_LIMIT, has_word = option->word != NULL;
+        bool no_limit = option->maximum == OPTION_NO_LIMIT;
         char most[32] = " or more";
         if (!no_limit) { snprintf(most, sizeof most, " .. %.15g", option->maximum); }
-        snprintf(text, OPTION_VALUE_SIZE, "%s%s%.15g%s", has_word ? option->word : "",
-                 !has_word  ? ""
-                 : no_limit ? ", or "
-                            : " or ",
-                 option->minimum, most);
+        snprintf(text, OPTION_VALUE_SIZE, "%s", option->word == NULL ? "" : option->word);
+        text_join(text, OPTION_VALUE_SIZE, no_limit ? ", or " : " or ", "%.15g%s", option->minimum, most);
     }
     return text;
 }
@@ -237,7 +234,6 @@ static inline const char *option_print_value(const OptionSpec *option, const Opt
     return text;
 }
 
-// Whether the option has the value that is written so.
 static inline bool option_has_value(const OptionSpec *option, const Options *options, const char *value) {
     char text[OPTION_VALUE_SIZE];
     return strcmp(option_print_value(option, options, text), value) == 0;
@@ -307,11 +303,9 @@ static inline json_t *options_as_json(const Options *options) {
     json_object_set_new(object, option_of(offsetof(Options, config))->name, json_null());
     for (const OptionSpec *option = option_table; option < option_end; option++) {
         if (option->instead_of == NULL || option_is_same(option, options, &defaults)) { continue; }
-        for (int j = 0; j < OPTION_COUNT_OF_TABLE; j++) {
-            const char *name = option_table[j].name;
-            if (option_list_names(option->instead_of, name)) {
-                json_object_set_new(object, name, json_null());
-            }
+        for (const OptionSpec *other = option_table; other < option_end; other++) {
+            bool replaced = option_list_names(option->instead_of, other->name);
+            if (replaced) { json_object_set_new(object, other->name, json_null()); }
         }
     }
     return object;
@@ -398,6 +392,7 @@ static inline bool options_read_file(const char *path, bool again, Options *opti
     json_error_t problem;
     json_t *value;
     const char *name;
+    Error inner = {""};
     FILE *file = fopen(path, "r");
     int skipped = file == NULL ? 0 : fscanf(file, "\xEF\xBB\xBF"); // some editors begin a file so
     (void)skipped;
@@ -412,7 +407,6 @@ static inline bool options_read_file(const char *path, bool again, Options *opti
     bool valid = json_is_object(root);
     json_t *manifest = json_object_get(root, "options"), *object = manifest == NULL ? root : manifest;
     json_object_foreach(object, name, value) {
-        Error inner = {""};
         const OptionSpec *option = option_find(name);
         bool is_chosen = strcmp(name, OPTIONS_CHOSEN) == 0;
         if (!valid || (json_is_object(value) && is_chosen) ||
@@ -427,12 +421,9 @@ static inline bool options_read_file(const char *path, bool again, Options *opti
             valid = option_set_json(option, options, value, &inner);
             sources[option - option_table] = FROM_FILE;
         }
-        if (!valid) { error_set(error, "%.300s: %.700s", path, inner.text); }
     }
-    Error inner = {""};
-    if (valid && again && !options_read_chosen(json_object_get(root, OPTIONS_CHOSEN), options, &inner)) {
-        valid = error_set(error, "%.300s: %.700s", path, inner.text);
-    }
+    valid = valid && (!again || options_read_chosen(json_object_get(root, OPTIONS_CHOSEN), options, &inner));
+    if (error_is_set(&inner)) { error_set(error, "%.300s: %.700s", path, inner.text); }
     json_decref(root);
     return valid;
 }
@@ -547,10 +538,9 @@ static inline bool options_settle_rivals(Options *options, OptionSource sources[
         const OptionSpec *one = &option_table[i];
         for (int j = 0; j < OPTION_COUNT_OF_TABLE && !option_is_same(one, options, &defaults); j++) {
             const OptionSpec *other = &option_table[j];
-            if (!option_list_names(one->instead_of, other->name) || sources[j] == FROM_DEFAULT) { continue; }
-            if (option_has_value(other, options, "") || option_has_value(other, options, "unset")) {
-                continue;
-            }
+            bool is_set = sources[j] != FROM_DEFAULT && !option_has_value(other, options, "") &&
+                          !option_has_value(other, options, "unset");
+            if (!is_set || !option_list_names(one->instead_of, other->name)) { continue; }
             if (sources[i] == sources[j]) {
                 return error_set(error, "--%s and --%s: one takes the place of the other; choose one",
                                  one->name, other->name);

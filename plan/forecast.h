@@ -17,8 +17,6 @@
 
 // ---- What a micro-batch takes ---------------------------------------------------------
 
-enum { MICRO_BATCH_TRIES = 5 };
-
 // On the CPU: computes some with random parameters. NAN where memory or threads are refused.
 static inline double micro_batch_measure(const Setup *setup, int threads) {
     ModelSettings settings = setup->model->settings;
@@ -29,10 +27,7 @@ static inline double micro_batch_measure(const Setup *setup, int threads) {
     int32_t *tokens;            // (rows)
     double seconds = INFINITY;
     Error unused;
-    Stream stream;
-    memset(&stream, 0, sizeof stream);
-    stream.pool = thread_pool_create(threads, false);
-    stream.precision = settings.precision;
+    Stream stream = {.pool = thread_pool_create(threads, false), .precision = settings.precision};
     arena_reserve(arena, MEMORY_PARAMETERS, "parameters", parameters * sizeof(float), &weights);
     arena_reserve(arena, MEMORY_GRADIENTS, "gradients", parameters * sizeof(float), &gradients);
     arena_reserve(arena, MEMORY_WORKSPACE, "tokens", rows * sizeof(int32_t), &tokens);
@@ -44,7 +39,7 @@ static inline double micro_batch_measure(const Setup *setup, int threads) {
             real_store(setup->part->frozen, i, 1e-2f * (float)(i % 7), settings.precision);
         }
         model_random_tokens(setup->config, rows, tokens);
-        for (int i = -1; i < MICRO_BATCH_TRIES; i++) { // the least counts: others may use the machine, too
+        for (int i = -1; i < 5; i++) { // the least counts: others may use the machine, too
             double began = clock_seconds();
             model->family->gradients(&model->state, &stream, weights, gradients, tokens, tokens, NULL);
             if (i >= 0) { seconds = fmin(seconds, clock_seconds() - began); }
@@ -57,17 +52,12 @@ static inline double micro_batch_measure(const Setup *setup, int threads) {
     return ready ? seconds : (double)NAN;
 }
 
-// A micro-batch of more operations is not computed for a plan. The rest of the model
-// leaves these shares of the measured rate of products (dev/results/bf16-2026-11-22.md).
-#define MICRO_BATCH_MOST 3e10
-#define PRODUCTS_SHARE_FP32 0.95
-#define PRODUCTS_SHARE_BF16 0.78
-#define GPU_SHARE 0.4               // of its peak: what models of this kind usually reach; not measured
-#define RECOMPUTED_LAYERS (4.0 / 3) // a forward pass more, of three passes' operations
+#define MICRO_BATCH_MOST 3e10 // operations: one of more is not computed for a plan
+#define GPU_SHARE 0.4         // of its peak: what models of this kind usually reach; not measured
 
-// What recomputing whole layers adds to the time of a micro-batch, as a factor.
+// What recomputing layers costs, as a factor: a forward pass more, of three passes' operations.
 static inline double recomputing(const Setup *setup) {
-    return setup->model->settings.recompute == RECOMPUTE_BLOCK ? RECOMPUTED_LAYERS : 1;
+    return setup->model->settings.recompute == RECOMPUTE_BLOCK ? 4.0 / 3 : 1;
 }
 
 // Without --like: seconds, and where they come from. NAN: not known.
@@ -93,7 +83,8 @@ static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TE
     const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
     ProductRates rates = product_rates_measure(threads, wanted, (int)fmin(tokens, 1024),
                                                setup->config->channels, setup->config->mlp_channels, 0.3);
-    double share = precision == PRECISION_BF16 ? PRODUCTS_SHARE_BF16 : PRODUCTS_SHARE_FP32;
+    // What the rest of the model leaves of the measured rate (dev/results/bf16-2026-11-22.md).
+    double share = precision == PRECISION_BF16 ? 0.78 : 0.95;
     operations *= recomputing(setup);
     snprintf(reason, RULE_TEXT,
              "worked out: %.3g GFLOP at %.0f %% of the %.0f GFLOP/s that products reach here",
@@ -126,7 +117,6 @@ static inline bool plan_emulates(const Options *options) {
     return options->host_mbit == 0 && options->link_mbit > 0;
 }
 
-// What follows from how GPUs exchange.
 static inline void machine_set_exchange(Machine *machine, const Placement *placement,
                                         const Options *options) {
     bool nccl = placement->uses_nccl;
@@ -171,9 +161,9 @@ static inline Machine machine_of_setup(const Setup *setup, double micro_batch) {
 // ---- The rules ------------------------------------------------------------------------
 
 typedef struct ForecastRow {
-    Options options;             // of the run
-    TokensNeeded needs;          // over plain training with its inner optimizer
-    char refused[sizeof(Error)]; // why it cannot be run or simulated so; empty: it can
+    Options options;    // of the run
+    TokensNeeded needs; // over plain training with its inner optimizer
+    Error refused;      // why it cannot be run or simulated so; none: it can
     SimulatedCommit commit;
     double tokens_per_second;
     size_t bytes; // of one rank
@@ -203,8 +193,8 @@ typedef struct Forecast {
     int recommended, committing; // of rules and recipes; the latter of those that are not local; -1: none
 } Forecast;
 
-// Simulates a run whose memory was reserved. False: with an error.
-static inline bool forecast_simulate(Trial *trial, const Machine *machine, ForecastRow *row, Error *error) {
+// Simulates a run whose memory was reserved.
+static inline void forecast_simulate(Trial *trial, const Machine *machine, ForecastRow *row) {
     const Options *options = &trial->options;
     Transport *transport = trial->setup.transport;
     const Groups *hosts = &transport->hosts;
@@ -225,12 +215,11 @@ static inline bool forecast_simulate(Trial *trial, const Machine *machine, Forec
                         hosts->hosts > 1 ? host_rate : machine->exchange_bytes_per_second};
     bucket_for_link(&trial->scheduler, options, &trial->placement, &link, unused);
     simulation_open(&simulation, &trial->scheduler, &counted);
-    bool good = true;
-    if (simulation_length(&simulation) > FORECAST_MOST) {
-        good = error_set(error, "%.2g micro-batches would have to be simulated, which takes too long",
-                         simulation_length(&simulation));
-    }
-    if (good) {
+    double length = simulation_length(&simulation);
+    if (length > FORECAST_MOST) {
+        error_set(&row->refused, "%.2g micro-batches would have to be simulated, which takes too long",
+                  length);
+    } else {
         row->commit = simulation_of_rule(&simulation, options_rule(options));
         row->tokens_per_second =
             row->commit.micro_batches * setup_micro_batch_tokens(&trial->setup) / row->commit.seconds;
@@ -239,7 +228,6 @@ static inline bool forecast_simulate(Trial *trial, const Machine *machine, Forec
     }
     simulation_close(&simulation);
     free(counts);
-    return good;
 }
 
 static inline void recipe_apply(const Recipe *recipe, Options *options) {
@@ -272,37 +260,34 @@ static inline TokensNeeded options_needs(const Options *options) {
 // a token.
 static inline void forecast_row(const Setup *setup, const Machine *machine, const Options *options,
                                 ForecastRow *row) {
-    Error error = {""};
     memset(row, 0, sizeof *row);
     row->options = *options;
     row->needs = options_needs(options);
-    bool valid = options_check(options, &error) && options_check_rule(options, setup->config->layers, &error);
-    Trial *trial = valid ? trial_reserve(setup, options, &error) : NULL;
+    bool valid = options_check(options, &row->refused) &&
+                 options_check_rule(options, setup->config->layers, &row->refused);
+    Trial *trial = valid ? trial_reserve(setup, options, &row->refused) : NULL;
     Machine scaled = *machine;
     if (trial != NULL) {
         scaled.micro_batch *= (double)options->micro_batch / (double)setup->options->micro_batch *
                               recomputing(&trial->setup) / recomputing(setup);
-    }
-    if (trial == NULL || !forecast_simulate(trial, &scaled, row, &error)) {
-        snprintf(row->refused, sizeof row->refused, "%s", error.text);
+        forecast_simulate(trial, &scaled, row);
     }
     trial_free(trial);
 }
 
 // Whether a run as in this row is possible, so that it may be recommended.
 static inline bool forecast_is_possible(const ForecastRow *row) {
-    return row->refused[0] == '\0' && row->fits;
+    return !error_is_set(&row->refused) && row->fits;
 }
 
 // Sets the rate of the link between hosts, or of what ranks do for an exchange where
 // there is one host, so that the run makes as many tokens a second as it did.
 static inline void forecast_fit(const Setup *setup, Machine *machine, double tokens_per_second) {
-    enum { STEPS = 20 };
     bool outside = setup->transport->hosts.hosts > 1;
     double *rate = outside ? &machine->host.bytes_per_second : &machine->exchange_bytes_per_second;
     double low = log(1e3), high = log(1e12);
     ForecastRow *row = (ForecastRow *)memory_take(1, sizeof *row);
-    for (int i = 0; i < STEPS; i++) {
+    for (int halving = 0; halving < 20; halving++) {
         *rate = exp((low + high) / 2);
         forecast_row(setup, machine, setup->options, row);
         *(row->tokens_per_second < tokens_per_second ? &low : &high) = log(*rate);
@@ -329,16 +314,16 @@ static inline double row_progress(const ForecastRow *row) {
 
 static inline int forecast_choose(const Forecast *forecast, bool local_too) {
     const ForecastRow *rows = forecast->rows;
-    bool allowed[RULE_COUNT + FORECAST_RECIPES];
-    double first = 0;
+    double progress[RULE_COUNT + FORECAST_RECIPES], first = 0; // progress: 0 where it is not allowed
     int chosen = -1;
     for (int i = 0; i < forecast->recipes_end; i++) {
         bool local = options_rule(&rows[i].options)->kind == RULE_LOCAL;
-        allowed[i] = forecast_is_possible(&rows[i]) && (local_too || !local);
-        if (allowed[i]) { first = fmax(first, row_progress(&rows[i])); }
+        bool allowed = forecast_is_possible(&rows[i]) && (local_too || !local);
+        progress[i] = allowed ? row_progress(&rows[i]) : 0;
+        first = fmax(first, progress[i]);
     }
     for (int i = 0; i < forecast->recipes_end; i++) {
-        if (!allowed[i] || !(row_progress(&rows[i]) >= (1 - FORECAST_TOLERANCE) * first)) { continue; }
+        if (!(progress[i] > 0 && progress[i] >= (1 - FORECAST_TOLERANCE) * first)) { continue; }
         double more = chosen < 0 ? -1 : row_tokens_needed(&rows[i]) - row_tokens_needed(&rows[chosen]);
         if (more < 0 || (!(more > 0) && rows[i].bytes < rows[chosen].bytes)) { chosen = i; }
     }
@@ -371,7 +356,7 @@ static inline void forecast_add_recipes(const Setup *setup, OptionChoice recompu
     for (int i = 0; i < RULE_COUNT * RULE_RECIPES; i++) {
         const ForecastRow *asked = &forecast->rows[i / RULE_RECIPES];
         const Recipe *recipe = &options_rule(&asked->options)->recipes[i % RULE_RECIPES];
-        if (asked->refused[0] != '\0' || recipe->options == NULL) { continue; }
+        if (error_is_set(&asked->refused) || recipe->options == NULL) { continue; }
         for (int muon = 0; muon <= with_muon; muon++) {
             Options other = asked->options;
             if (muon) { other.inner = INNER_MUON; }
@@ -421,8 +406,8 @@ static inline void forecast_make(const Setup *setup, const Machine *machine, Opt
     forecast->count = RULE_COUNT;
     ForecastRow *row = &forecast->rows[own];
     forecast_row(setup, machine, setup->options, row);
-    double total = row->refused[0] == '\0' ? row->commit.micro_batches
-                                           : (double)options_total_accumulate(setup->options, size);
+    double total = error_is_set(&row->refused) ? (double)options_total_accumulate(setup->options, size)
+                                               : row->commit.micro_batches;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
         if (rule == own) { continue; }
         Options options = *setup->options;

@@ -71,7 +71,7 @@ static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionCh
             for (int rule = 0; rule < RULE_COUNT; rule++) {
                 const ForecastRow *of = &forecast->rows[rule];
                 json_array_append_new(rules,
-                                      of->refused[0] != '\0'
+                                      error_is_set(&of->refused)
                                           ? json_null()
                                           : json_pack("[o, o, i]", log_real(of->tokens_per_second),
                                                       log_real(of->commit.computing / of->commit.seconds),

@@ -16,7 +16,6 @@ static inline void print_memory_row(const char *indent, const char *name, size_t
            note);
 }
 
-// One line for each memory that the plan knows.
 static inline void print_memory_verdict(const Setup *setup) {
     MemoryRoom room = memory_room(setup);
     const Arena *arena = setup->arena;
@@ -87,20 +86,12 @@ static inline void print_memory(const Setup *setup) {
 
 // ---- Time -----------------------------------------------------------------------------
 
-enum {
-    FASTER_LINES = 4,                              // at most
-    OPTION_SHELL_TEXT = 4 * sizeof(OptionText) + 3 // a quoted value
-};
-
-#define FASTER_LEAST 1.1 // a smaller gain is not worth a line
-
 // " --name value" for every option of the run's rule that is not as in `reference`, as in
 // a shell.
 static inline void print_options(FILE *file, const Options *options, const Options *reference) {
-    char value[OPTION_VALUE_SIZE], quoted[OPTION_SHELL_TEXT];
+    char value[OPTION_VALUE_SIZE], quoted[4 * sizeof(OptionText) + 3];
     for (const OptionSpec *option = option_table; option < option_end; option++) {
-        const char *rule = options_rule(options)->name;
-        bool ours = option->rules == NULL || option_list_names(option->rules, rule);
+        bool ours = option_is_of_rule(option, options_rule(options));
         if (!ours || option_is_same(option, options, reference)) { continue; }
         fprintf(file, " --%s %s", option->name,
                 text_for_shell(option_print_value(option, options, value), quoted, sizeof quoted));
@@ -141,8 +132,8 @@ static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
         sent[SIZE_TEXT];
     const SimulatedCommit *commit = &row->commit;
     const Rule *rule = options_rule(&row->options);
-    if (row->refused[0] != '\0') {
-        printf("%c %-17s not simulated: %s\n", is_own ? '*' : ' ', rule->name, row->refused);
+    if (error_is_set(&row->refused)) {
+        printf("%c %-17s not simulated: %s\n", is_own ? '*' : ' ', rule->name, row->refused.text);
         return;
     }
     printf("%c %-17s %8s %8s %6.2f %9.0f %% %9s %10s %10s%s%s", is_own ? '*' : ' ', rule->name,
@@ -177,7 +168,7 @@ static inline void print_recommendation(const Setup *setup, const Forecast *fore
     const ForecastRow *own = &forecast->rows[forecast->own];
     if (forecast->recommended < 0) {
         printf("recommended      none: %s\n",
-               own->refused[0] != '\0' ? own->refused : "no rule fits into the memory");
+               error_is_set(&own->refused) ? own->refused.text : "no rule fits into the memory");
         return;
     }
     const ForecastRow *best = &forecast->rows[forecast->recommended];
@@ -194,7 +185,6 @@ static inline void print_recommendation(const Setup *setup, const Forecast *fore
         printf("\n");
         print_command(setup, other);
     }
-    // How sure it is that this is the first at a loss.
     TokensNeeded needs = best->needs;
     const char *rule = options_rule(&best->options)->name;
     if (needs.least == 1 && needs.most == 1) {
@@ -218,7 +208,7 @@ static inline json_t *print_faster(const Forecast *forecast) {
     json_t *lines = json_array();
     printf("faster           by a simulation that fits this run, the same loss would take "
            "(fewer updates may need more tokens):\n");
-    for (int line = 0; line < FASTER_LINES; line++) {
+    while (json_array_size(lines) < 4) {
         const ForecastRow *best = own;
         for (int i = 0; i < forecast->count; i++) {
             const ForecastRow *row = &forecast->rows[i];
@@ -227,7 +217,7 @@ static inline json_t *print_faster(const Forecast *forecast) {
         }
         double gain = row_progress(best) / row_progress(own);
         double updates = own->commit.micro_batches / best->commit.micro_batches;
-        if (!(gain > FASTER_LEAST)) { break; }
+        if (!(gain > 1.1)) { break; } // less is not worth a line
         bool local = options_rule(&best->options)->kind == RULE_LOCAL;
         told[best->options.rule] = true;
         char *options = options_as_text(&best->options, &own->options), factor[NUMBER_TEXT_SIZE + 8];
@@ -249,7 +239,7 @@ static inline json_t *forecast_as_json(const Setup *setup, const Forecast *forec
     for (int i = 0; i < forecast->recipes_end; i++) {
         const ForecastRow *row = &forecast->rows[i];
         const SimulatedCommit *commit = &row->commit;
-        if (row->refused[0] != '\0') { continue; }
+        if (error_is_set(&row->refused)) { continue; }
         char *options = options_as_text(&row->options, &forecast->rows[row->options.rule].options);
         json_t *object = json_pack(
             "{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:I, s:b}", "rule",

@@ -36,7 +36,8 @@ typedef struct Simulation {
     const Machine *machine;
     Scheduler *scheduler;
     StreamSimulator simulator;
-    int ranks, width;  // width: how many ranks have clocks of their own; 1 if all are alike
+    Stream streams[2]; // for compute and for communication
+    int width;         // how many ranks have clocks of their own; 1 if all are alike
     RankClock *clocks; // (width)
     // The communication stream, the same on all ranks.
     double communication; // when it is free again
@@ -79,7 +80,6 @@ static inline void simulation_take(Simulation *simulation, double seconds) {
     }
 }
 
-// Every rank passes over vectors.
 static inline void simulation_pass(Simulation *simulation, double elements, double bytes) {
     simulation_take(simulation, machine_pass(simulation->machine, elements, bytes));
 }
@@ -122,7 +122,7 @@ static inline double simulation_forward(const Simulation *simulation, double sta
 static inline void simulation_micro_batch(Simulation *simulation) {
     Scheduler *s = simulation->scheduler;
     const Machine *machine = simulation->machine;
-    int stand_for = simulation->ranks / simulation->width;
+    int stand_for = s->transport->size / simulation->width;
     bool beside_estimate = s->job_in_flight && s->job.kind == ESTIMATE && machine->estimate_counts != NULL;
     const double *counts = beside_estimate ? machine->estimate_counts : machine->counts;
     simulation->backward_began = simulation->backward_ended = 0;
@@ -257,10 +257,9 @@ static inline void simulation_job(Simulation *simulation) {
     double now = simulation_reduce(simulation, began, &work, &hidden);
     // The backward pass takes longer, because gradients are sent beside it; so they are
     // ready later.
-    double longer = hidden > 0 ? simulation->machine->taken_of_work * work * hidden / (now - began) +
-                                     simulation->machine->taken_of_time * hidden
-                               : 0;
-    if (longer > 0) {
+    if (hidden > 0) {
+        double longer = simulation->machine->taken_of_work * work * hidden / (now - began) +
+                        simulation->machine->taken_of_time * hidden;
         simulation->backward_ended += longer;
         for (int i = 0; i < simulation->width; i++) {
             simulation->clocks[i].compute += longer;
@@ -409,9 +408,8 @@ static inline void simulation_open(Simulation *simulation, Scheduler *scheduler,
     memset(simulation, 0, sizeof *simulation);
     simulation->machine = machine;
     simulation->scheduler = scheduler;
-    simulation->ranks = scheduler->transport->size;
     bool alike = machine->slow_rank < 0 && machine->slowness == NULL && machine->counts == NULL;
-    simulation->width = alike ? 1 : simulation->ranks;
+    simulation->width = alike ? 1 : scheduler->transport->size;
     if (machine->flops_per_second > 0) { simulation->step_flops = scheduler->optimizer.flops; }
     StreamSimulator simulator = {.self = simulation,
                                  .run = simulation_run,
@@ -421,8 +419,8 @@ static inline void simulation_open(Simulation *simulation, Scheduler *scheduler,
     simulation->simulator = simulator;
     simulation->clocks = (RankClock *)memory_take((size_t)simulation->width, sizeof(RankClock));
     simulation->arrivals = (double *)memory_take(scheduler->layout.cells, sizeof(double));
-    scheduler->compute = (Stream *)memory_take(1, sizeof(Stream));
-    scheduler->communication = (Stream *)memory_take(1, sizeof(Stream));
+    scheduler->compute = &simulation->streams[0];
+    scheduler->communication = &simulation->streams[1];
     for (int i = 0; i < simulation->width; i++) { simulation->clocks[i].joins = true; }
     scheduler->compute->simulator = scheduler->communication->simulator = &simulation->simulator;
     scheduler_open_progress(scheduler, false);
@@ -432,16 +430,14 @@ static inline void simulation_close(Simulation *simulation) {
     Scheduler *s = simulation->scheduler;
     free(simulation->clocks);
     free(simulation->arrivals);
-    free(s->compute);
-    free(s->communication);
     scheduler_close_progress(s);
     scheduler_free(s);
 }
 
 enum { SIMULATION_CALLS = 16 }; // of Rule::commit that are measured, after as many that are not
 
-// Adds `times` times what there has been since the start.
-static inline void simulation_add(const Simulation *simulation, double times, SimulatedCommit *sum) {
+// What there has been since the start.
+static inline SimulatedCommit simulation_sum(const Simulation *simulation) {
     double now = 0, useful = 0, busy = 0;
     for (int i = 0; i < simulation->width; i++) {
         const RankClock *clock = &simulation->clocks[i];
@@ -449,11 +445,10 @@ static inline void simulation_add(const Simulation *simulation, double times, Si
         useful += clock->useful;
         busy += clock->busy;
     }
-    sum->seconds += times * now;
-    sum->computing += times * useful / simulation->width;
-    sum->waiting += times * (now - busy / simulation->width);
-    sum->micro_batches += times * simulation->micro_batches;
-    sum->bytes_outside += times * simulation->bytes_outside;
+    double width = simulation->width;
+    SimulatedCommit sum = {now, useful / width, now - busy / width, simulation->micro_batches,
+                           simulation->bytes_outside};
+    return sum;
 }
 
 // How often Rule::commit is called, before what is measured and then again.
@@ -481,17 +476,15 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
     s->settings.sequential = 0;
     s->settings.first_round = s->settings.round_a;
     s->settings.target = 1e15;
-    SimulatedCommit mean = {0};
     for (int i = 0; i < calls; i++) { rule->commit(s); }
+    SimulatedCommit before = simulation_sum(simulation);
     double commits = -(double)s->optimizer.commits;
-    simulation_add(simulation, -1, &mean);
     for (int i = 0; i < calls; i++) { rule->commit(s); }
+    SimulatedCommit after = simulation_sum(simulation);
     commits += (double)s->optimizer.commits;
-    simulation_add(simulation, 1, &mean);
-    mean.seconds /= commits;
-    mean.computing /= commits;
-    mean.waiting /= commits;
-    mean.micro_batches /= commits;
-    mean.bytes_outside /= commits;
+    SimulatedCommit mean = {
+        (after.seconds - before.seconds) / commits, (after.computing - before.computing) / commits,
+        (after.waiting - before.waiting) / commits, (after.micro_batches - before.micro_batches) / commits,
+        (after.bytes_outside - before.bytes_outside) / commits};
     return mean;
 }

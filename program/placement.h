@@ -95,11 +95,10 @@ static inline bool placement_check_shapes(const Placement *placement, const Mode
                          config->name, C, C / config->heads);
     }
     if (placement->fp8 && ((int64_t)B * T | C | config->mlp_channels) % FP8_UNIT != 0) {
-        return error_set(
-            error,
-            "--products fp8: the tokens of a micro-batch, hidden_size and intermediate_size must "
-            "be multiples of %d; %s has %d and %d",
-            FP8_UNIT, config->name, C, config->mlp_channels);
+        return error_set(error,
+                         "--products fp8: the tokens of a micro-batch, hidden_size and intermediate_size "
+                         "must be multiples of %d; %s has %d and %d",
+                         FP8_UNIT, config->name, C, config->mlp_channels);
     }
     if (B > 65535 || (double)T * 3 * C > 4294967295.0) {
         return error_set(error,
@@ -118,17 +117,14 @@ static inline void placement_choose_exchange(Placement *placement, const Options
     transport->two_level =
         options->exchange == EXCHANGE_TWO_LEVEL || (options->exchange == EXCHANGE_AUTO && helps);
     transport->library = options->exchange == EXCHANGE_LIBRARY;
+    bool flat = !transport->two_level && !transport->library;
+    const char *other = transport->two_level
+                            ? "on two levels"
+                            : "by NCCL's own collectives: bits depend on it and on how GPUs are connected";
     char counts[64];
     groups_describe(hosts, counts, sizeof counts);
-    snprintf(placement->exchange_reason, sizeof placement->exchange_reason, "%s, %s%s",
-             transport->two_level ? "on two levels"
-             : transport->library
-                 ? "by NCCL's own collectives: bits depend on it and on how GPUs are connected"
-                 : "flat",
-             counts,
-             transport->two_level || transport->library || !helps
-                 ? ""
-                 : ": several ranks of a host send the same sums over its link");
+    snprintf(placement->exchange_reason, sizeof placement->exchange_reason, "%s, %s%s", flat ? "flat" : other,
+             counts, flat && helps ? ": several ranks of a host send the same sums over its link" : "");
 }
 
 // ---- GPU exchange ---------------------------------------------------------------------
@@ -182,13 +178,6 @@ static inline GpuFleet placement_compare_gpus(Placement *placement, const Hello 
     return fleet;
 }
 
-// What NCCL may take of a GPU's multiprocessors on each level of the exchange. Its own
-// choice would be 16 to 32, of 132 on an H100, and a matrix product that counts on all of
-// them would need a second wave for a few tiles. Eight must carry what a step exchanges: 12
-// to 65 GB/s for models of 125M to 1.3B on 8 GPUs, if steps take as long as predicted. On a
-// small GPU they are at most an eighth of it, and a power of two, because messages take one.
-enum { PLACEMENT_NCCL_CTAS = 8, PLACEMENT_NCCL_SHARE = 8 };
-
 // The largest power of two that is at most `limit`, and at least 1.
 static inline int placement_power_below(int limit) {
     int power = 1;
@@ -196,9 +185,13 @@ static inline int placement_power_below(int limit) {
     return power;
 }
 
+// What NCCL may take of a GPU's multiprocessors on each level of the exchange. Its own
+// choice would be 16 to 32, of 132 on an H100, and a matrix product that counts on all of
+// them would need a second wave for a few tiles. Eight must carry what a step exchanges: 12
+// to 65 GB/s for models of 125M to 1.3B on 8 GPUs, if steps take as long as predicted. On a
+// small GPU they are at most an eighth of it, and a power of two, because messages take one.
 static inline int placement_default_ctas(int processors) {
-    int share = processors / PLACEMENT_NCCL_SHARE;
-    return placement_power_below(share < PLACEMENT_NCCL_CTAS ? share : PLACEMENT_NCCL_CTAS);
+    return placement_power_below((int)int64_min(processors / 8, 8));
 }
 
 // What NCCL takes with a limit of `ctas` on a level. For messages it rounds up to a power of
@@ -246,31 +239,31 @@ static inline const char *placement_uneven(const Options *options) {
 static inline bool placement_choose_gpu_exchange(Placement *placement, const Options *options,
                                                  Transport *transport, const Hello *hellos, Error *error) {
     int ranks = transport->size;
-    bool emulated = options_emulate_link(options), wants_nccl = options->gpu_exchange == GPU_EXCHANGE_NCCL,
-         asked = wants_nccl && ranks > 1, host = options->gpu_exchange == GPU_EXCHANGE_HOST;
+    bool asked = options->gpu_exchange == GPU_EXCHANGE_NCCL,
+         host = options->gpu_exchange == GPU_EXCHANGE_HOST;
     const char *no_gpu = placement->ranks_on_gpus > 0 ? NULL
                          : gpu_is_built_in()          ? "no rank computes on a GPU"
                                                       : "this program was built for CPUs only";
-    if (wants_nccl && no_gpu != NULL) {
-        return error_set(error, "--gpu-exchange nccl has no effect: %s", no_gpu);
-    }
+    if (asked && no_gpu != NULL) { return error_set(error, "--gpu-exchange nccl has no effect: %s", no_gpu); }
     GpuFleet fleet = placement_compare_gpus(placement, hellos, ranks, transport->rank);
     bool lacking = placement->ranks_on_gpus < ranks;
-    const char *obstacle = ranks == 1            ? "there is one rank, so nothing is exchanged"
-                           : emulated            ? "links are emulated in host memory"
-                           : !nccl_is_built_in() ? "this program was built without NCCL"
-                           : lacking             ? "not every rank has a GPU"
-                           : fleet.shared        ? "several ranks share a GPU, which NCCL refuses"
-                                                 : placement_uneven(options);
+    const char *obstacle = ranks == 1                      ? "there is one rank, so nothing is exchanged"
+                           : options_emulate_link(options) ? "links are emulated in host memory"
+                           : !nccl_is_built_in()           ? "this program was built without NCCL"
+                           : lacking                       ? "not every rank has a GPU"
+                           : fleet.shared                  ? "several ranks share a GPU, which NCCL refuses"
+                                                           : placement_uneven(options);
     if (fleet.mixed && !rule_shards(options_rule(options))) {
         char sharding[RULE_TEXT];
-        return error_set(
-            error,
-            "with --optimizer %s every rank makes the same steps by itself, and GPUs and CPUs, or GPUs of "
-            "several kinds, round them differently (%s): use %s for such ranks, or --device cpu",
-            options_rule(options)->name, placement->odd_one, rule_list(rule_shards, sharding));
+        return error_set(error,
+                         "with --optimizer %s every rank makes the same steps by itself, and GPUs and CPUs, "
+                         "or GPUs of several kinds, round them differently (%s): use %s for such ranks, or "
+                         "--device cpu",
+                         options_rule(options)->name, placement->odd_one, rule_list(rule_shards, sharding));
     }
-    if (asked && obstacle != NULL) { return error_set(error, "--gpu-exchange nccl: %s", obstacle); }
+    if (asked && ranks > 1 && obstacle != NULL) {
+        return error_set(error, "--gpu-exchange nccl: %s", obstacle);
+    }
     placement->uses_nccl = !host && obstacle == NULL;
     if (transport->library && !placement->uses_nccl) {
         return error_set(error, "--exchange library is NCCL's, which cannot be used here: %s",

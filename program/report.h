@@ -17,8 +17,6 @@
 #include "runtime/log.h"
 #include "scheduler_state.h"
 
-enum { REPORT_HEADING_INTERVAL = 20 }; // reports between two headings on the terminal
-
 // ---- The report -----------------------------------------------------------------------
 
 // Means are over the commits since the previous report; what is not known is NAN. All are
@@ -58,21 +56,20 @@ typedef struct ReportField {
 // clang-format off
 #define AT(member) offsetof(Report, member)
 #define AS(format) format, NULL
-#define AS_COUNT NULL, human_count
 #define AS_TIME NULL, human_milliseconds
 #define NOWHERE NULL, NULL, NULL, NULL
 static const ReportField REPORT_FIELDS[] = {
     // in Report         whole  log.jsonl            progress.tsv         terminal
     {AT(commit),               1, "commit",            "commit",            "commit",  AS("%.0f"), "nan", 0},
     {AT(gradients),            1, "grads",             NULL,                NOWHERE, 0},
-    {AT(tokens),               1, "tokens",            "tokens",            "tokens",  AS_COUNT, "-", 0},
+    {AT(tokens),               1, "tokens",            "tokens",            "tokens",  NULL, human_count, "-", 0},
     {AT(seconds),              0, "seconds",           "seconds",           NOWHERE, 0},
     {AT(loss),                 0, "loss",              "loss",              "   loss", AS("%.4f"), "nan", 0},
     {AT(perfect_loss),         0, "perfect_loss",      NULL,                "perfect", AS("%.4f"), "-", 0},
     {AT(validation_loss),      0, NULL,                "validation_loss",   NOWHERE, 0},
     {AT(learning_rate),        0, "lr",                "learning_rate",     "     lr", AS("%.1e"), "nan", 0},
     {AT(gradient_norm),        0, "grad_norm",         "gradient_norm",     "  norm",  AS("%.3g"), "nan", 0},
-    {AT(tokens_per_second),    0, "tokens_per_second", "tokens_per_second", "tok/s",   AS_COUNT, "-", 0},
+    {AT(tokens_per_second),    0, "tokens_per_second", "tokens_per_second", "tok/s",   NULL, human_count, "-", 0},
     {AT(compute_ms),           0, "compute_ms",        NULL,                "compute", AS_TIME, "nan", 0},
     {AT(communication_ms),     0, "communication_ms",  NULL,                "  comm",  AS_TIME, "nan", 0},
     {AT(exposed_ms),           0, "exposed_ms",        NULL,                "exposed", AS_TIME, "nan", 0},
@@ -87,7 +84,6 @@ static const ReportField REPORT_FIELDS[] = {
 };
 #undef NOWHERE
 #undef AS_TIME
-#undef AS_COUNT
 #undef AS
 #undef AT
 // clang-format on
@@ -110,10 +106,9 @@ static inline Report report_unknown(void) {
 
 // The commits since the latest report: what the next report is made of.
 typedef struct ReportWindow {
-    CommitReport sum;    // over these commits; losses summed over the predicted tokens
-    bool has_commits;    // otherwise there is nothing to report
-    int64_t from_commit; // where the latest report ended: CommitReport::commit
-    double from_gradients;
+    CommitReport sum;  // over these commits; losses summed over the predicted tokens
+    CommitReport from; // where the latest report ended
+    bool has_commits;  // otherwise there is nothing to report
     int64_t from_step; // how far the run had come when the latest report was made
     double from_work, from_seconds;
     uint64_t from_micro_batches; // Scheduler::micro_batches_begun
@@ -152,8 +147,7 @@ static inline bool curves_append(Log *curves, const Report *report, Error *error
         char cell[NUMBER_TEXT_SIZE] = "nan"; // printf may write -nan; gnuplot leaves a gap for nan
         double value = report != NULL ? report_value(report, field) : NAN;
         if (isfinite(value)) { snprintf(cell, sizeof cell, field->whole ? "%.0f" : "%.9g", value); }
-        if (line[0] != '\0') { strcat(line, "\t"); }
-        strcat(line, report != NULL ? cell : field->column);
+        text_join(line, sizeof line, "\t", "%s", report != NULL ? cell : field->column);
     }
     strcat(line, "\n");
     return log_append(curves, line, strlen(line), error);
@@ -161,12 +155,11 @@ static inline bool curves_append(Log *curves, const Report *report, Error *error
 
 // Opens both files for appending; a new progress.tsv gets its heading.
 static inline bool reports_open(Reports *reports, const char *directory, Error *error) {
-    struct stat status;
     if (!log_open(&reports->log, directory, "log.jsonl", error) ||
         !log_open(&reports->curves, directory, "progress.tsv", error)) {
         return false;
     }
-    bool is_new = fstat(reports->curves.descriptor, &status) == 0 && status.st_size == 0;
+    bool is_new = lseek(reports->curves.descriptor, 0, SEEK_END) == 0;
     return !is_new || curves_append(&reports->curves, NULL, error);
 }
 
@@ -268,10 +261,10 @@ static inline void report_begin_table(Reports *reports) {
     }
 }
 
-// The heading returns every REPORT_HEADING_INTERVAL lines.
+// The heading returns every 20 lines.
 static inline void report_print(Reports *reports, const Report *report) {
     terminal_clear(reports->terminal);
-    if (reports->lines++ % REPORT_HEADING_INTERVAL == 0) { report_print_line(reports, NULL); }
+    if (reports->lines++ % 20 == 0) { report_print_line(reports, NULL); }
     report_print_line(reports, report);
     fflush(reports->terminal->stream);
 }
@@ -298,14 +291,12 @@ static inline void window_add_commit(Reports *reports) {
 // Begins a new window behind the latest report, after `seconds` seconds of training.
 static inline void window_begin(Reports *reports, double seconds) {
     const Scheduler *s = reports->scheduler;
-    ReportWindow *window = &reports->window;
-    memset(window, 0, sizeof *window);
-    window->from_commit = s->report.commit;
-    window->from_gradients = s->report.gradients_done;
-    window->from_step = s->optimizer.commits;
-    window->from_work = s->gradients_done;
-    window->from_seconds = seconds;
-    window->from_micro_batches = s->micro_batches_begun;
+    ReportWindow window = {.from = s->report,
+                           .from_step = s->optimizer.commits,
+                           .from_work = s->gradients_done,
+                           .from_seconds = seconds,
+                           .from_micro_batches = s->micro_batches_begun};
+    reports->window = window;
 }
 
 // Prints and logs the commits in the window, and begins a new one. While an exchange
@@ -315,7 +306,7 @@ static inline void report_window(Reports *reports, double seconds) {
     const Scheduler *s = reports->scheduler;
     const ReportWindow *window = &reports->window;
     const CommitReport *last = &s->report, *sum = &window->sum;
-    double commits = fmax((double)(last->commit - window->from_commit), 1),
+    double commits = fmax((double)(last->commit - window->from.commit), 1),
            steps = fmax((double)(s->optimizer.commits - window->from_step), 1);
     double work = s->gradients_done - window->from_work, tokens = reports->micro_batch_tokens;
     Report report = report_unknown();
@@ -338,7 +329,7 @@ static inline void report_window(Reports *reports, double seconds) {
         report.micro_batch_cpu_ms = 1e3 * sum->seconds.micro_batch_cpu / micro_batches;
     }
     report.steps = steps;
-    report.gradients_per_commit = (last->gradients_done - window->from_gradients) / commits;
+    report.gradients_per_commit = (last->gradients_done - window->from.gradients_done) / commits;
     report.model_tflops = report.tokens_per_second * reports->token_flops / 1e12;
     report.mfu = report.model_tflops * 1e12 / reports->peak_flops;
     report.bytes_sent = (double)__atomic_load_n(&s->transport->bytes_sent, __ATOMIC_RELAXED);

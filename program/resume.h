@@ -17,14 +17,11 @@ static inline bool option_change_matters(const void *context, const char *name, 
                                          const json_t *now) {
     const Run *run = (const Run *)context;
     const OptionSpec *option = option_find(name);
-    const json_t *values[2] = {before, now};
-    bool is_word[2];
-    for (int i = 0; i < 2; i++) {
-        const char *text = json_string_value(values[i]);
-        is_word[i] = text != NULL && strcmp(text, option->word == NULL ? "" : option->word) == 0;
-    }
+    json_t *word = json_string(option->word == NULL ? "" : option->word);
+    bool turns_on_or_off = json_equal(before, word) != json_equal(now, word);
+    json_decref(word);
     return option->effect == OTHER_BITS || option->effect == MEASURED || option->effect == FROM_TOKENS ||
-           (option->effect == HELD_OUT && !run->data.builtin && is_word[0] != is_word[1]);
+           (option->effect == HELD_OUT && !run->data.builtin && turns_on_or_off);
 }
 
 static inline void open_checkpoints(Run *run) {
@@ -212,11 +209,10 @@ static inline bool decay_from_checkpoint(Options *options, Error *error) {
     if (options->decay_now == 0) { return true; }
     options->tokens = (int64_t)ceil(checkpoint_tokens(options->resume, &commit)) + options->decay_now;
     if (options->tokens > (int64_t)OPTION_NO_LIMIT) {
-        return error_set(
-            error,
-            "--decay-now %lld: with the tokens before it that is more than can be counted here: at "
-            "most %.0f",
-            (long long)options->decay_now, OPTION_NO_LIMIT);
+        return error_set(error,
+                         "--decay-now %lld: with the tokens before it that is more than can be counted here: "
+                         "at most %.0f",
+                         (long long)options->decay_now, OPTION_NO_LIMIT);
     }
     options->decay_tokens = options->decay_now;
     options->epochs = 0;
@@ -233,18 +229,16 @@ static inline bool check_decay(const Options *options, const SchedulerSettings *
     double done = checkpoint_tokens(resume, &commit) / (double)(options->micro_batch * options->seq_len);
     done = settings->rate_by_commits ? (double)commit : done;
     if (done < rate->warmup) {
-        return error_set(
-            error,
-            "--decay-now: at commit %lld of %.300s the rate still rises, for %lld commits: take a "
-            "later checkpoint, or give a --warmup of at most %.0f",
-            (long long)commit, resume, (long long)options->warmup, floor(done / rate->step));
+        return error_set(error,
+                         "--decay-now: at commit %lld of %.300s the rate still rises, for %lld commits: "
+                         "take a later checkpoint, or give a --warmup of at most %.0f",
+                         (long long)commit, resume, (long long)options->warmup, floor(done / rate->step));
     }
     return done < rate->total ||
-           error_set(
-               error,
-               "--decay-now: by --lr-by commits the rate has fallen already at commit %lld of %.300s, whose "
-               "batches were smaller: give --lr-by grads",
-               (long long)commit, resume);
+           error_set(error,
+                     "--decay-now: by --lr-by commits the rate has fallen already at commit %lld of %.300s, "
+                     "whose batches were smaller: give --lr-by grads",
+                     (long long)commit, resume);
 }
 
 // Before anything is allocated or created: every rank can read the checkpoint that

@@ -23,11 +23,10 @@ static inline bool choose_part(const Options *options, const ModelConfig *config
                          choice.rank > 0 ? "lora-rank" : "freeze");
     }
     return choice.rank == 0 || !hf_model_has(start, ADAPTERS_CONFIG) ||
-           error_set(
-               error,
-               "%.300s has adapters already: merge them first, as train_gpt average --from RUN --last 1 "
-               "--out DIR does for those of a run",
-               start);
+           error_set(error,
+                     "%.300s has adapters already: merge them first, as train_gpt average --from RUN "
+                     "--last 1 --out DIR does for those of a run",
+                     start);
 }
 
 static inline bool choose_model(Run *run, Error *error) {
@@ -195,21 +194,21 @@ static inline double setup_micro_batch_tokens(const Setup *setup) {
 // The settings that follow from the length of the run.
 static inline void choose_schedule(const Options *options, int ranks, SchedulerSettings *settings) {
     bool by_commits = options->learning_rate_by == RATE_BY_COMMITS;
-    double per_commit = (double)options_total_accumulate(options, ranks);
-    double total = (double)options->tokens / (double)(options->micro_batch * options->seq_len);
-    double decay = options->decay_tokens == 0
-                       ? total // or all that is left by the warm-up
-                       : (double)options->decay_tokens / (double)(options->micro_batch * options->seq_len);
+    double per_commit = (double)options_total_accumulate(options, ranks), step = by_commits ? 1 : per_commit;
+    double micro_batch = (double)(options->micro_batch * options->seq_len);
+    double total = (double)options->tokens / micro_batch, counted = by_commits ? per_commit : 1;
     settings->target = ceil(total);
     settings->sequential = options->sequential;
     settings->rate_by_commits = by_commits;
     settings->rate.kind = (ScheduleKind)options->schedule;
     settings->rate.peak = options->learning_rate;
     settings->rate.minimum = options->minimum_learning_rate;
-    settings->rate.step = by_commits ? 1 : per_commit;
-    settings->rate.warmup = (double)options->warmup * settings->rate.step;
-    settings->rate.total = by_commits ? total / per_commit : total;
-    settings->rate.decay = by_commits ? decay / per_commit : decay;
+    settings->rate.step = step;
+    settings->rate.warmup = (double)options->warmup * step;
+    settings->rate.total = total / counted;
+    // All that is left by the warm-up, where it is not given.
+    settings->rate.decay =
+        (options->decay_tokens == 0 ? total : (double)options->decay_tokens / micro_batch) / counted;
 }
 
 static inline SchedulerSettings choose_settings(const Setup *setup) {
@@ -299,8 +298,6 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
     return true;
 }
 
-#define BUCKET_SECONDS 300e-6 // dev/results/simulation-2026-11-22.md
-
 // Chooses how many bytes of gradients travel together during the backward pass. After it
 // the last bucket is still to be sent, and each costs a latency: with n buckets of an
 // exchange of C seconds C / n + n * latency, least at n = sqrt(C / latency). supposed:
@@ -323,8 +320,8 @@ static inline void bucket_for_link(Scheduler *s, const Options *options, const P
     double passes = settings->replicated ? 2 : 1;
     double seconds = passes * bytes * share * (ranks - 1) / ranks / link.rate;
     // A bucket costs more than its messages: its exchange begins and ends by itself, with
-    // threads that must be woken.
-    double latency = fmax(link.latency, BUCKET_SECONDS);
+    // threads that must be woken (dev/results/simulation-2026-11-22.md).
+    double latency = fmax(link.latency, 300e-6);
     double buckets = fmin(fmax(sqrt(seconds / (passes * latency)), 1), (double)s->layout.cells);
     settings->bucket_bytes = (size_t)(bytes / buckets);
     snprintf(reason, 160, "measured: %.3g us a message, %.3g MB/s; %.3g s for all of it", 1e6 * link.latency,

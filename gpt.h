@@ -48,7 +48,6 @@ typedef struct Gpt {
     int position;                        // of the first token; above 0 only in decode()
     size_t parameter_count;              // of what is trained
     TensorPlace places[GPT_MAX_TENSORS]; // of each tensor of the table
-    int lowest;                          // the first layer that the backward pass must reach
     float *discarded; // (TENSORS_PER_LAYER, widest): the gradients of frozen vectors, which nobody reads
     int widest;       // max(3C, F)
     Real *inner;      // (B, T, r): what is between the two products of an adapter
@@ -210,7 +209,6 @@ static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *conf
                                const ModelSettings *settings) {
     Gpt *model = (Gpt *)self;
     const TrainedPart *part = settings->part;
-    int L = config->layers;
     memset(model, 0, sizeof *model);
     model->config = *config;
     model->settings = *settings;
@@ -226,9 +224,6 @@ static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *conf
         model->places[table.entries[i].role] = part != NULL ? part->places[i] : all;
     }
     parameter_table_free(&table);
-    while (part != NULL && model->lowest < L && part->table.layer_begins[model->lowest + 1] == 0) {
-        model->lowest++;
-    }
     model->widest = (int)size_max(3 * (size_t)config->channels, (size_t)config->mlp_channels);
     model->d_wide_stride = settings->on_gpu ? model->widest : matmul_padded_stride(model->widest);
     model->logits_stride = gpt_logits_stride(config->vocabulary, settings->on_gpu);
@@ -516,15 +511,21 @@ static inline void gpt_qkv_bias(Gpt *model, Stream *stream, int l, float *gradie
     bias_add(stream, &work);
 }
 
-// mlp_hidden = gelu(gelu_saved + b_fc)
-static inline void gpt_gelu_forward(Gpt *model, Stream *stream, int l) {
+// mlp_hidden = gelu(gelu_saved + b_fc). With gradients (NULL: none) back through it.
+static inline void gpt_gelu(Gpt *model, Stream *stream, int l, float *gradients) {
     GptLayer layer = gpt_layer(model, l);
+    int bias = gpt_tensor(l, TENSOR_FC_BIAS);
+    bool backward = gradients != NULL;
     Gelu work = {.output = layer.mlp_hidden,
                  .saved = layer.gelu_saved,
-                 .bias = gpt_weight(model, gpt_tensor(l, TENSOR_FC_BIAS)),
+                 .gradient = model->d_wide,
+                 .bias = gpt_weight(model, bias),
+                 .d_bias = backward ? gpt_gradient(model, gradients, bias) : NULL,
+                 .partials = model->partials,
                  .rows = (int)gpt_rows(model),
-                 .columns = model->config.mlp_channels};
-    gelu_forward(stream, &work);
+                 .columns = model->config.mlp_channels,
+                 .gradient_stride = model->d_wide_stride};
+    (backward ? gelu_backward : gelu_forward)(stream, &work);
 }
 
 // Layer l up to mlp_hidden, which its last product reads. add_branch: as in
@@ -545,7 +546,7 @@ static inline void gpt_layer_forward(Gpt *model, Stream *stream, int l, bool add
     gpt_linear(model, stream, l, TENSOR_OUT_WEIGHT);
     gpt_layernorm(model, stream, 2 * l + 1, true);
     gpt_linear(model, stream, l, TENSOR_FC_WEIGHT);
-    gpt_gelu_forward(model, stream, l);
+    gpt_gelu(model, stream, l, NULL);
 }
 
 // Where the document of each of the tokens (B, T) begins.
@@ -710,21 +711,12 @@ static inline void gpt_layer_backward(Gpt *model, Stream *stream, float *gradien
     if (recompute >= RECOMPUTE_BLOCK) {
         gpt_layer_forward(model, stream, l, false);
     } else if (recompute >= RECOMPUTE_GELU) {
-        gpt_gelu_forward(model, stream, l);
+        gpt_gelu(model, stream, l, NULL);
     }
 
     // x = x + W_proj gelu(W_fc LayerNorm_2(x) + b_fc) + b_proj
     gpt_linear_backward(model, stream, gradients, l, TENSOR_PROJ_WEIGHT);
-    int fc_bias = gpt_tensor(l, TENSOR_FC_BIAS);
-    Gelu gelu = {.saved = gpt_layer(model, l).gelu_saved,
-                 .gradient = model->d_wide,
-                 .bias = gpt_weight(model, fc_bias),
-                 .d_bias = gpt_gradient(model, gradients, fc_bias),
-                 .partials = model->partials,
-                 .rows = (int)gpt_rows(model),
-                 .columns = model->config.mlp_channels,
-                 .gradient_stride = model->d_wide_stride};
-    gelu_backward(stream, &gelu);
+    gpt_gelu(model, stream, l, gradients);
     if (again) { gpt_layernorm(model, stream, 2 * l + 1, false); }
     gpt_linear_backward(model, stream, gradients, l, TENSOR_FC_WEIGHT);
     gpt_layernorm_backward(model, stream, gradients, 2 * l + 1);
@@ -752,13 +744,17 @@ static inline void gpt_layer_backward(Gpt *model, Stream *stream, float *gradien
 static inline const float *gpt_gradients(void *self, Stream *stream, const void *parameters, float *gradients,
                                          const int32_t *tokens, const int32_t *targets, const Pace *pace) {
     Gpt *model = (Gpt *)self;
+    const TrainedPart *part = model->settings.part;
     int L = model->config.layers;
     model->B = model->settings.B;
     model->T = model->settings.T;
     gpt_forward(model, stream, parameters, tokens, pace);
     gpt_head(model, stream, gradients, gpt_hidden(model), targets, (int)gpt_rows(model), NULL);
     gpt_layernorm_backward(model, stream, gradients, 2 * L);
-    for (int l = L - 1; l >= model->lowest; l--) { gpt_layer_backward(model, stream, gradients, l, pace); }
+    // Down to the first layer in or below which something is trained.
+    for (int l = L - 1; l >= 0 && (part == NULL || part->table.layer_begins[l + 1] > 0); l--) {
+        gpt_layer_backward(model, stream, gradients, l, pace);
+    }
 
     // x = wte[token] + wpe[position]
     bool words = gpt_trains(model, GPT_WTE), positions = gpt_trains(model, GPT_WPE);

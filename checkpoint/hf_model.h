@@ -245,9 +245,8 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
 static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
     if (!hf_model_check_directory(directory, error)) { return false; }
     if (!hf_model_has(directory, ADAPTERS_CONFIG)) { return hf_model_open_whole(model, directory, error); }
-    Adapters adapters;
+    Adapters adapters = {.rank = 0};
     char base[PATH_MAX];
-    memset(&adapters, 0, sizeof adapters);
     if (!file_sums_check(directory, error) || !adapters_read_config(directory, &adapters, base, error)) {
         return false;
     }
@@ -282,10 +281,10 @@ static inline void hf_model_read(const HfModel *model, float *parameters) {
     }
 }
 
-// out (part->model.parameter_count), on the host, = the whole model of which `trained`
+// The whole model (part->model.parameter_count), for the caller to free, of which `trained`
 // (part->table.parameter_count) is what was trained, beside the frozen tensors of `model`.
-static inline void hf_model_complete(const HfModel *model, const TrainedPart *part, const float *trained,
-                                     float *out) {
+static inline float *hf_model_complete(const HfModel *model, const TrainedPart *part, const float *trained) {
+    float *out = (float *)memory_take(part->model.parameter_count, sizeof(float));
     for (int i = 0; i < part->model.count; i++) {
         const ParameterInfo *info = &part->model.entries[i];
         const TensorPlace *place = &part->places[i];
@@ -300,6 +299,7 @@ static inline void hf_model_complete(const HfModel *model, const TrainedPart *pa
         adapters_merge(to, from, from + (size_t)part->rank * (size_t)info->columns, info->rows, info->columns,
                        part->rank, part->scale);
     }
+    return out;
 }
 
 // ---- Writing: the tokenizer -----------------------------------------------------------
@@ -410,11 +410,9 @@ static inline bool hf_model_write_weights(const char *directory, const char *nam
                                           const ParameterTable *table, const float *parameters, uint32_t *sum,
                                           Error *error) {
     char path[PATH_MAX], tensor[128];
-    SafetensorsPlan plan;
     if (!path_within(path, directory, name, error)) { return false; }
-    safetensors_plan_start(&plan);
-    json_object_set_new(plan.tensors, "__metadata__",
-                        json_pack("{s:s}", "format", "pt")); // transformers insists
+    SafetensorsPlan plan = {
+        .tensors = json_pack("{s:{s:s}}", "__metadata__", "format", "pt")}; // transformers insists
     for (int i = 0; i < table->count; i++) {
         size_t shape[2];
         const ParameterInfo *info = &table->entries[i];
@@ -486,8 +484,7 @@ static inline bool hf_model_save_trained(const char *directory, const ModelConfi
         return hf_model_save(directory, config, &part->table, trained, tokenizer, adapters, base_directory,
                              error);
     }
-    float *whole = (float *)memory_take(part->model.parameter_count, sizeof(float));
-    hf_model_complete(base, part, trained, whole);
+    float *whole = hf_model_complete(base, part, trained);
     bool good = hf_model_save(directory, config, &part->model, whole, tokenizer, NULL, NULL, error);
     free(whole);
     return good;

@@ -215,10 +215,9 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
     char file[CHECKPOINT_PATH_SIZE + 32];
     snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
     memset(source, 0, sizeof *source);
-    bool good =
-        source_open_manifest(source, run, path, error) && safetensors_open(&source->state, file, error);
-    good = good && source_is_of_model(source, run, path, error);
-    good = good && source_has_moments(source, run, path, error);
+    bool good = source_open_manifest(source, run, path, error) &&
+                safetensors_open(&source->state, file, error) &&
+                source_is_of_model(source, run, path, error) && source_has_moments(source, run, path, error);
     if (good && !source_is_complete(source, run)) {
         good = error_set(error, "%.400s lacks a vector that every checkpoint of %s has", file,
                          source->rule->name);

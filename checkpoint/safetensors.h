@@ -299,17 +299,12 @@ static inline void safetensors_read_floats(const SafetensorsEntry *entry, size_t
 
 // ---- Writing --------------------------------------------------------------------------
 
+// Begins with an empty object `tensors`, and zeros.
 typedef struct SafetensorsPlan {
     json_t *tensors; // the header: "__metadata__", if the caller has put it there, and the tensors as added
     char *header;    // (header_bytes), as the file has it, with the 8 bytes of its length
     size_t header_bytes, file_bytes;
 } SafetensorsPlan;
-
-// Starts an empty plan, which the caller frees.
-static inline void safetensors_plan_start(SafetensorsPlan *plan) {
-    memset(plan, 0, sizeof *plan);
-    plan->tensors = json_object();
-}
 
 static inline void safetensors_plan_free(SafetensorsPlan *plan) {
     json_decref(plan->tensors);

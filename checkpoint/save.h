@@ -38,9 +38,8 @@ typedef struct Saver {
     SafetensorsPlan plan;                 // for state.safetensors
     int state;                            // descriptor of state.safetensors; -1: not open
     size_t areas[CHECKPOINT_MAX_VECTORS]; // (vectors): where this rank's area of each begins in the data
-    size_t area;                          // where that of the vector that is being walked begins in the file
-    size_t width;                         // bytes of each of its elements
-    bool without_muon;                    // it lacks the matrices that Muon steps
+    const SavedVector *vector;            // that is being walked
+    size_t area;                          // where its area begins in the file
     uint32_t *sums; // (blocks): this rank's share of the CRC-32 of each block of the file
     size_t blocks;
     char *copies;     // all parts, one behind the other; NULL: all is written as it comes
@@ -84,7 +83,7 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
     if (run->transport->rank == 0) { saver->manifest = manifest_make(run, all); }
     free(all);
     bool muon = checkpoint_has_muon(run);
-    safetensors_plan_start(&saver->plan);
+    saver->plan.tensors = json_object();
     for (const SavedVector *vector = vectors; vector < vectors + count; vector++) {
         bool of_workers = vector->scope == SAVED_WORKER;
         for (int worker = 0; worker < (of_workers ? run->transport->size : 1); worker++) {
@@ -140,8 +139,9 @@ static inline bool saver_write(Saver *saver, size_t place, const char *from, siz
 // Copies elements of the vector that is being walked, or writes them.
 static inline bool saver_take(void *context, size_t flat, Real *host, size_t count, Error *error) {
     Saver *saver = (Saver *)context;
-    size_t place = area_place(saver->run->table, saver->without_muon, flat);
-    SavedPart part = {.place = saver->area + place * saver->width, .bytes = count * saver->width};
+    bool without_muon = saver->vector->of_adamw && checkpoint_has_muon(saver->run);
+    size_t place = area_place(saver->run->table, without_muon, flat);
+    SavedPart part = {saver->area + saved_bytes(saver->vector, place), saved_bytes(saver->vector, count)};
     if (saver->copies == NULL) {
         return saver_write(saver, part.place, (const char *)host, part.bytes, error);
     }
@@ -169,7 +169,6 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
     saver->state = safetensors_join(saver->paths.state, &saver->plan, error);
     if (saver->state < 0) { return false; }
     saver->copies = beside && fits ? (char *)malloc(copies) : NULL;
-    saver->beside = saver->copies != NULL;
     PieceWalk walk = {
         .scheduler = s,
         .stage = s->settings.gpu != NULL ? (float *)memory_take(1, CHECKPOINT_STAGE * sizeof(float)) : NULL,
@@ -177,15 +176,14 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
         .context = saver};
     bool good = !is_main || saver_write(saver, 0, saver->plan.header, saver->plan.header_bytes, error);
     for (int i = 0; good && i < count; i++) {
-        saver->without_muon = vectors[i].of_adamw && checkpoint_has_muon(run);
-        saver->width = saved_bytes(&vectors[i], 1);
+        saver->vector = &vectors[i];
         saver->area = saver->plan.header_bytes + saver->areas[i];
         good = walk_vector(&walk, &vectors[i], error);
     }
     free(walk.stage);
     saver->committed = (float *)committed;
     // The model needs a copy if it is on a GPU, or if training continues meanwhile.
-    if (!good || !is_main || (!saver->beside && s->settings.gpu == NULL)) { return good; }
+    if (!good || !is_main || (saver->copies == NULL && s->settings.gpu == NULL)) { return good; }
     saver->committed = (float *)memory_take(1, whole);
     saver->owns_committed = true;
     stream_copy(s->compute, saver->committed, committed, whole);
@@ -249,8 +247,8 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
         saver->good = saver_collect(saver, vectors, count, committed, beside, &saver->error);
         s->wishes.writer_done = s->wishes.all_writers_done = false;
         s->job.total.ended = 0; // a job in flight has counted the writers of the checkpoint before
-        saver->beside =
-            saver->beside && saver->good && pthread_create(&saver->thread, NULL, saver_main, saver) == 0;
+        saver->beside = saver->copies != NULL && saver->good &&
+                        pthread_create(&saver->thread, NULL, saver_main, saver) == 0;
         if (!saver->beside && saver->good) { saver_main(saver); }
         if (!saver->beside) { __atomic_store_n(&s->wishes.writer_done, true, __ATOMIC_RELEASE); }
         run->saver = saver;

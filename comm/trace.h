@@ -58,8 +58,7 @@ typedef struct Trace {
     double cpu_began[TRACE_LANES]; // thread_cpu_seconds() when it began
     double counted_until;          // `sums` holds everything before this time
     TraceSums sums;                // since the latest take
-    bool keep;
-    Span *spans; // (TRACE_MAX_SPANS) if they are kept
+    Span *spans;                   // (TRACE_MAX_SPANS) if they are kept
     size_t span_count;
     int64_t dropped;
 } Trace;
@@ -71,7 +70,6 @@ static inline void trace_open(Trace *trace, bool keep) {
     memset(trace, 0, sizeof *trace);
     pthread_mutex_init(&trace->mutex, NULL);
     trace->clock = clock_seconds;
-    trace->keep = keep;
     trace->spans = keep ? (Span *)memory_take(TRACE_MAX_SPANS, sizeof(Span)) : NULL;
 }
 
@@ -124,7 +122,7 @@ static inline void trace_end(Trace *trace, TraceLane lane, int64_t commit) {
     if (trace->spans != NULL && trace->span_count < TRACE_MAX_SPANS) {
         trace->spans[trace->span_count++] = *span;
     } else {
-        trace->dropped += trace->keep;
+        trace->dropped += trace->spans != NULL;
     }
     pthread_mutex_unlock(&trace->mutex);
     gpu_range_end();

@@ -227,8 +227,7 @@ static inline void evaluate_print(FILE *file, const char *task, const EvaluateSe
 // ---- The command ----------------------------------------------------------------------
 
 typedef struct Evaluation {
-    Transport *transport;
-    Terminal *terminal; // shows the progress; NULL: not on this rank
+    Run *run;
     HfModel model;
     TextCodec codec;
     EvaluateSet set;
@@ -282,8 +281,10 @@ static inline void evaluation_task(void *context, Stream *stream) {
         free(host);
         gemm_open(stream, model->gemm_workspace);
     }
-    evaluation->scores = evaluate_run(&evaluation->evaluator, stream, evaluation->parameters,
-                                      &evaluation->set, evaluation->transport, evaluation->terminal);
+    Run *run = evaluation->run;
+    evaluation->scores =
+        evaluate_run(&evaluation->evaluator, stream, evaluation->parameters, &evaluation->set,
+                     &run->transport, run_is_main(run) ? &run->terminal : NULL);
     model_stop(model, stream);
 }
 
@@ -296,8 +297,7 @@ static inline int command_eval(Run *run) {
     EvaluateSummary summary;
     Evaluation *evaluation = (Evaluation *)memory_take(1, sizeof *evaluation);
     const EvaluateRequest *request = &evaluation->set.request;
-    evaluation->transport = transport;
-    evaluation->terminal = run_is_main(run) ? &run->terminal : NULL;
+    evaluation->run = run;
     launch_threads(transport->local_size, (int)options->threads, &run->threads);
     int threads = run->threads.threads;
     bool good = placement_choose_device(placement, options, transport->local_rank, false, &error) &&

@@ -189,15 +189,13 @@ static inline bool sample_open_codec(Sample *sample, bool bytes, int vocabulary,
     char path[TOKENIZER_PATH_SIZE];
     tokenizer_path(sample->options, path);
     if (!text_codec_open(&sample->codec, path, bytes, vocabulary, error)) { return false; }
-    bool good = sample->codec.kind != TEXT_CODEC_TOKENIZER ||
-                chat_open(&sample->chat, path, &sample->codec.tokenizer, error);
-    if (good && sample->options->system[0] != '\0' && sample->chat.system[0] == NULL) {
-        good =
-            error_set(error, "--system needs a chat.json beside the tokenizer, of a chat template that takes "
-                             "a system text");
+    if (sample->codec.kind == TEXT_CODEC_TOKENIZER &&
+        !chat_open(&sample->chat, path, &sample->codec.tokenizer, error)) {
+        return false;
     }
-    if (!good) { text_codec_close(&sample->codec); }
-    return good;
+    return sample->options->system[0] == '\0' || sample->chat.system[0] != NULL ||
+           error_set(error, "--system needs a chat.json beside the tokenizer, of a chat template that takes "
+                            "a system text");
 }
 
 // Prints what heads a sample. `sample` has options, codec and parameters, and must stay where it
@@ -309,10 +307,8 @@ static inline void print_sample(Run *run, bool last) {
     if (run_is_main(run)) {
         Error error = {""};
         const TrainedPart *part = &run->part;
-        size_t bytes = part->table.parameter_count * sizeof(float),
-               whole_bytes = part->model.parameter_count * sizeof(float);
-        float *copy = run->placement.on_gpu ? (float *)memory_take(1, bytes) : NULL,
-              *whole = part->frozen_count > 0 ? (float *)memory_take(1, whole_bytes) : NULL;
+        size_t bytes = part->table.parameter_count * sizeof(float);
+        float *copy = run->placement.on_gpu ? (float *)memory_take(1, bytes) : NULL, *whole = NULL;
         Sample sample = {.options = options,
                          .commit = last ? -1 : s->optimizer.commits,
                          .watch = &run->signal_watch,
@@ -321,18 +317,15 @@ static inline void print_sample(Run *run, bool last) {
             stream_copy(s->compute, copy, committed, bytes);
             stream_settle(s->compute);
         }
-        if (whole != NULL) {
-            hf_model_complete(&run->base, part, sample.parameters, whole);
-            sample.parameters = whole;
+        if (part->frozen_count > 0) {
+            sample.parameters = whole = hf_model_complete(&run->base, part, sample.parameters);
         }
-        bool good =
-            sample_open_codec(&sample, data_loader_is_text(&run->data), run->config.vocabulary, &error);
         terminal_clear(&run->terminal);
-        if (good) {
-            good = sample_open(&sample, &run->config, run->pool, run->threads.threads, &error) &&
-                   sample_text(&sample, options->prompt, true, &error);
-            sample_close(&sample);
-        }
+        bool good =
+            sample_open_codec(&sample, data_loader_is_text(&run->data), run->config.vocabulary, &error) &&
+            sample_open(&sample, &run->config, run->pool, run->threads.threads, &error) &&
+            sample_text(&sample, options->prompt, true, &error);
+        sample_close(&sample);
         if (good) {
             report_event(&run->reports,
                          json_pack("{s:s, s:I, s:I, s:o, s:o}", "event", "sample", "commit",

@@ -48,7 +48,7 @@ static inline void fuzz_safetensors_again(const SafetensorsFile *file) {
     SafetensorsPlan plan;
     SafetensorsFile again;
     Error error = {""};
-    safetensors_plan_start(&plan);
+    plan = (SafetensorsPlan){.tensors = json_object()};
     for (size_t i = 0; i < file->count; i++) {
         const SafetensorsEntry *entry = &file->entries[i];
         safetensors_plan_add(&plan, entry->name, entry->type, entry->dimensions, entry->shape);

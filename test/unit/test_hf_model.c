@@ -560,7 +560,7 @@ static void write_changed(const char *path, const Change *change) {
     Error error;
     assert_true(safetensors_open(&file, REFERENCE "/model.safetensors", &error));
     const SafetensorsEntry *wte = safetensors_find(&file, "transformer.wte.weight");
-    safetensors_plan_start(&plan);
+    plan = (SafetensorsPlan){.tensors = json_object()};
     for (size_t i = 0; i < file.count; i++) {
         if (is_in_part(change, &file.entries[i], i)) { add_changed(&plan, &file.entries[i], change); }
     }
@@ -746,8 +746,7 @@ static void check_part(const char *freeze, int rank) {
     load_or_fail(scratch("base"), &before);
     TrainedPart part = make_part(&before.config, freeze, rank);
     size_t count = part.table.parameter_count;
-    float *trained = (float *)malloc(count * sizeof(float)),
-          *complete = (float *)malloc(part.model.parameter_count * sizeof(float));
+    float *trained = (float *)malloc(count * sizeof(float));
     for (size_t i = 0; i < count; i++) { trained[i] = 0.01f * (float)((int)(i * i % 13) - 6); }
     assert_true(hf_model_open(&base, scratch("base"), &error));
     tree_remove(scratch("model"));
@@ -755,7 +754,7 @@ static void check_part(const char *freeze, int rank) {
                                &error)) {
         fail_msg("%s", error.text);
     }
-    hf_model_complete(&base, &part, trained, complete);
+    float *complete = hf_model_complete(&base, &part, trained);
     hf_model_close(&base);
     load_or_fail(scratch("model"), &whole);
     assert_memory_equal(whole.parameters, complete, part.model.parameter_count * sizeof(float));
@@ -931,7 +930,7 @@ static bool write_logits(const char *directory, const float *logits, int B, int 
     char path[PATH_MAX];
     SafetensorsPlan plan;
     if (!path_within(path, directory, "logits.safetensors", error)) { return false; }
-    safetensors_plan_start(&plan);
+    plan = (SafetensorsPlan){.tensors = json_object()};
     safetensors_plan_add(&plan, "logits", SAFETENSORS_F32, 3, shape);
     safetensors_plan_finish(&plan);
     int descriptor = safetensors_create(path, &plan, error) ? safetensors_join(path, &plan, error) : -1;

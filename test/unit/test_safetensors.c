@@ -60,7 +60,7 @@ static const char *name_of(int tensor) {
 // Tensors t0, t1, ... of all types, the widest first, (7, 5), a scalar, and one without elements.
 static void plan_all_types(SafetensorsPlan *plan) {
     static const size_t shape[2] = {7, 5}, none[3] = {3, 0, 2};
-    safetensors_plan_start(plan);
+    *plan = (SafetensorsPlan){.tensors = json_object()};
     json_object_set_new(plan->tensors, "__metadata__",
                         json_pack("{s:s, s:s}", "format", "pt", "note", "a \"quoted\" line\nand \xc3\xbc"));
     safetensors_plan_add(plan, "scalar", SAFETENSORS_I64, 0, NULL);
@@ -141,7 +141,7 @@ static void a_file_that_is_made_anew_holds_nothing_of_the_old_one(void **state) 
     plan_all_types(&plan);
     write_all_types(scratch("all"), &plan);
     safetensors_plan_free(&plan);
-    safetensors_plan_start(&plan);
+    plan = (SafetensorsPlan){.tensors = json_object()};
     safetensors_plan_add(&plan, "x", SAFETENSORS_U8, 1, shape);
     safetensors_plan_finish(&plan);
     assert_true(safetensors_create(scratch("all"), &plan, &error));
@@ -160,7 +160,7 @@ static void the_header_is_padded_to_eight_bytes(void **state) {
         size_t shape[1] = {3};
         char name[16] = "";
         for (int i = 0; i < length; i++) { strcat(name, "x"); }
-        safetensors_plan_start(&plan);
+        plan = (SafetensorsPlan){.tensors = json_object()};
         safetensors_plan_add(&plan, name, SAFETENSORS_U8, 1, shape);
         safetensors_plan_finish(&plan);
         assert_int_equal(plan.header_bytes % 8, 0);
@@ -185,7 +185,7 @@ static void a_header_that_is_too_long_is_refused(void **state) {
     char *note = (char *)malloc(length + 1);
     memset(note, 'x', length);
     note[length] = '\0';
-    safetensors_plan_start(&plan);
+    plan = (SafetensorsPlan){.tensors = json_object()};
     safetensors_plan_add(&plan, "x", SAFETENSORS_U8, 1, shape);
     json_object_set_new(plan.tensors, "__metadata__", json_pack("{s:s}", "note", note));
     safetensors_plan_finish(&plan);
@@ -313,7 +313,7 @@ static void processes_write_one_file_together(void **state) {
     float values[LARGE], floats[LARGE];
     Random random = {5};
     for (int i = 0; i < LARGE; i++) { values[i] = (float)random_normal(&random); }
-    safetensors_plan_start(&plan);
+    plan = (SafetensorsPlan){.tensors = json_object()};
     for (int i = 0; i < 2; i++) { safetensors_plan_add(&plan, name_of(i), SAFETENSORS_F32, 1, shape); }
     safetensors_plan_finish(&plan);
     assert_true(safetensors_create(scratch("together"), &plan, &error));
@@ -344,7 +344,7 @@ static void expect_words(const Error *error, const char *words) {
 
 static void plan_one(SafetensorsPlan *plan, size_t count) {
     size_t shape[1] = {count};
-    safetensors_plan_start(plan);
+    *plan = (SafetensorsPlan){.tensors = json_object()};
     safetensors_plan_add(plan, "x", SAFETENSORS_F32, 1, shape);
     safetensors_plan_finish(plan);
 }

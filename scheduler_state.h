@@ -242,8 +242,8 @@ typedef struct SparseState {
     size_t slice;          // blocks that travel together
 } SparseState;
 
-// Bytes of all ranks together that are on their way at a time: much more than the latency of a link, and
-// little enough that a deadline for it says something.
+// Bytes of all ranks together that are on their way at a time: much more than the latency of a
+// link, and little enough that a deadline for it says something.
 enum { SPARSE_SLICE_BYTES = 2 << 20 };
 
 typedef struct LocalState {

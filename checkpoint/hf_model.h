@@ -317,8 +317,8 @@ static inline bool hf_model_copy_file(const char *from, const char *to, Error *e
     return good;
 }
 
-// Where the file `name` of a tokenizer is. from: its directory, or its tokenizer.json, which may have
-// another name; then there are no other files. False: there is no such file.
+// Where the file `name` of a tokenizer is. from: its directory, or its tokenizer.json, which may
+// have another name; then there are no other files. False: there is no such file.
 static inline bool hf_model_find_tokenizer(const char *from, const char *name, char path[PATH_MAX]) {
     struct stat status;
     Error ignored;

@@ -291,16 +291,17 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
         return shared.data == NULL || (of_worker && own.data != NULL) ? own : shared;
     }
     if (strcmp(name, "parameters") == 0) {
-        // What compute uses: the saved ones, if this worker existed before under the same rule; otherwise
-        // the exact ones. If casts were saved and this run does not use casts, these, too.
+        // What compute uses: the saved ones, if this worker existed before under the same rule;
+        // otherwise the exact ones. If casts were saved and this run does not use casts, these,
+        // too.
         bool cast = json_is_true(json_object_get(source->manifest, "casts")) &&
                     !run->scheduler->settings.gathers_casts;
         bool usable = source->same_rule && !cast && (!of_worker || source->workers == ranks);
         SourceArea own = usable && of_worker ? source_area(source, run, name, rank) : usable ? shared : none;
         return own.data != NULL ? own : source_area(source, run, "master", -1);
     }
-    // What a worker has not sent yet belongs to the parameters from which it has trained. They have it
-    // already, or not, as that run was eager.
+    // What a worker has not sent yet belongs to the parameters from which it has trained. They have
+    // it already, or not, as that run was eager.
     if (strcmp(name, "error") == 0) {
         const json_t *eager = json_object_get(json_object_get(source->manifest, "options"), "sparse-eager");
         bool usable = source->same_rule && source->workers == ranks &&

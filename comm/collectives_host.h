@@ -12,7 +12,8 @@
 //
 // In the flat exchange every rank is a host, and only what is between hosts remains.
 //
-// The own elements of every rank in the cells [first, end) are cut into chunks, a chunk into ranges:
+// The own elements of every rank in the cells [first, end) are cut into chunks, a chunk into
+// ranges:
 //
 //   own      | piece | piece | piece | piece |   of one rank, in these cells
 //   chunk    |<---- one ---->|<- the next -->|   what travels at a time: whole pieces, or a

@@ -135,7 +135,8 @@ static inline void nccl_collect(Nccl *nccl, void *queue, CollectiveKind kind, nc
                kind == REDUCE_SCATTER ? ncclReduceScatter(in, out, count, type, ncclSum, communicator, stream)
                                       : ncclAllGather(in, out, count, type, communicator, stream),
                nccl->transport->operation);
-    // Counted as in a ring: what a rank passes on, of which one rank per host sends to another host.
+    // Counted as in a ring: what a rank passes on, of which one rank per host sends to another
+    // host.
     const Groups *hosts = &nccl->transport->hosts;
     size_t element = type == ncclChar ? 1 : type == ncclBfloat16 ? 2 : 4;
     size_t bytes = count * element * (size_t)(nccl->transport->size - 1);

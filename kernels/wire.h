@@ -139,11 +139,10 @@ enum { WIRE_NAN_BITS = 0x7fc00000 };
 enum { WIRE_INT8_STEPS = 127, WIRE_INT4_STEPS = 7 };
 
 // The largest magnitude divided by the number of steps, cut to 16 significant bits.
-// These 16 bits and the 8 of a code, or of a code and a half, are the 24 of an fp32: so every multiple
-// of the scale and every tie is exact, and the division below cannot round a number onto
-// a tie. It is cut and not rounded, so that the largest multiple never overflows. It is
-// at least the smallest normal number: nothing is divided by 0 or by a scale that has
-// lost bits.
+// These 16 bits and the 8 of a code, or of a code and a half, are the 24 of an fp32: so every
+// multiple of the scale and every tie is exact, and the division below cannot round a number onto a
+// tie. It is cut and not rounded, so that the largest multiple never overflows. It is at least the
+// smallest normal number: nothing is divided by 0 or by a scale that has lost bits.
 WIRE_FUNCTION float wire_int_scale(uint32_t largest, int steps) {
     float scale =
         wire_float_from_bits(wire_float_bits(wire_float_from_bits(largest) / (float)steps) & ~0xffu);

@@ -95,8 +95,8 @@ static inline bool options_check_accumulate(const Options *options, Error *error
 
 // ---- What follows from the options ----------------------------------------------------
 
-// Micro-batches of `rank` per commit: its number of the list, or --accumulate where there is none. 0:
-// auto. 1 where a list is too short, until options_check_rank_numbers refuses it.
+// Micro-batches of `rank` per commit: its number of the list, or --accumulate where there is none.
+// 0: auto. 1 where a list is too short, until options_check_rank_numbers refuses it.
 static inline int options_rank_accumulate(const Options *options, int rank) {
     if (options->rank_accumulate[0] == '\0') { return (int)options->accumulate; }
     int number = options_rank_number(options, rank);

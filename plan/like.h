@@ -108,7 +108,8 @@ static inline void like_set_machine(const LikeRun *like, double tokens, bool aga
     // Others had the cores only while they computed. In another plan they may always
     // compute.
     double share = !again && like->computing > 0.2 && like->computing < 1 ? like->computing : 1;
-    // Where the ranks of the plan have more of a core each, the run's crowding tells nothing of them.
+    // Where the ranks of the plan have more of a core each, the run's crowding tells nothing of
+    // them.
     double crowd = like_crowd(like, together), was = like_crowd(like, like->ranks_of_host);
     double full = fmax(crowd, crowd < was ? 1 : 1 + (crowding - 1) / share);
     machine->micro_batch *= full / crowding;

@@ -123,7 +123,8 @@ static inline void begin_checkpoint(Run *run, bool beside) {
     watch_data(run);
     run->checkpointed.data_changed = run->training.data_changed;
     bool begun = checkpoint_begin(&run->checkpointed, beside, &error);
-    // The clock of --save-every starts anew. A job in flight may have asked for this checkpoint, too.
+    // The clock of --save-every starts anew. A job in flight may have asked for this checkpoint,
+    // too.
     saving->began = clock_seconds();
     __atomic_store_n(&s->wishes.save_requested, false, __ATOMIC_RELAXED);
     s->wishes.save_agreed = false;
@@ -307,8 +308,8 @@ static inline void resume_run(Run *run) {
     if (strcmp(resume, "auto") == 0) {
         int64_t commit = load_newest(&run->checkpointed, remarks);
         if (commit < 0 && run->checkpointed.damaged_count > 0) {
-            // To begin at zero here would hide that a run is lost, and in the end remove what may still
-            // be repaired.
+            // To begin at zero here would hide that a run is lost, and in the end remove what may
+            // still be repaired.
             error_set(&error,
                       "--resume auto: no checkpoint in %.300s can be loaded, for the reasons above. Repair "
                       "them, or move them away to begin at zero, or choose another --out",

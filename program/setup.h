@@ -72,7 +72,8 @@ static inline bool choose_model(Run *run, Error *error) {
     return options_check_rule(options, run->config.layers, error);
 }
 
-// Tokens of all ranks per commit (in local rules: per inner step); with --accumulate auto the least.
+// Tokens of all ranks per commit (in local rules: per inner step); with --accumulate auto the
+// least.
 static inline int64_t nominal_tokens_per_commit(const Run *run) {
     return options_total_accumulate(&run->options, run->transport.size) * tokens_per_micro_batch(run);
 }
@@ -85,9 +86,9 @@ static inline bool choose_rates(Run *run, Error *error) {
     int64_t per_commit = nominal_tokens_per_commit(run);
     bool finetunes = options->finetune[0] != '\0';
     if (options_leave(options, &options->learning_rate)) {
-        // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and our own
-        // measurement for the tiny ones. Fine-tuning takes a tenth, so that what was learned is kept:
-        // ACCO's paper fine-tunes 2.7B with 2e-5.
+        // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and our
+        // own measurement for the tiny ones. Fine-tuning takes a tenth, so that what was learned is
+        // kept: ACCO's paper fine-tunes 2.7B with 2e-5.
         double rate = parameters < 5e6     ? 2e-3
                       : parameters < 60e6  ? 1e-3
                       : parameters < 250e6 ? 6e-4

@@ -101,7 +101,8 @@ static inline void signal_watch_report(const SignalWatch *watch, bool first) {
                 "train_gpt: %s; --save-every 10m saves a run on the way, --resume auto continues it\n",
                 signal_watch_lost(watch, text));
     } else if (advises && first && all_live && getenv("OMPI_COMM_WORLD_SIZE") != NULL) {
-        // Open MPI's mpirun passes every wish to end on as SIGTERM, and sends SIGKILL a second later.
+        // Open MPI's mpirun passes every wish to end on as SIGTERM, and sends SIGKILL a second
+        // later.
         fprintf(stderr, "train_gpt: mpirun leaves its ranks one second to save; started with scripts/launch "
                         "mpirun ..., they have all the time they need\n");
     }
@@ -115,7 +116,8 @@ static inline void *signal_watch_main(void *argument) {
     for (;;) {
         while ((number = sigwaitinfo(&watch->signals, &signal_info)) < 0) {}
         if (number == FAILURE_SIGNAL) {
-            // Something in this process has failed. Other processes that send the signal are not believed.
+            // Something in this process has failed. Other processes that send the signal are not
+            // believed.
             if (signal_info.si_code != SI_QUEUE || signal_info.si_pid != getpid()) { continue; }
             transport_fail(watch->transport, "%s; the latest operation between ranks was: %s",
                            (const char *)signal_info.si_value.sival_ptr,

@@ -46,7 +46,8 @@ PRINTF_LIKE(2, 3) static inline bool error_set(Error *error, const char *format,
     return false;
 }
 
-// Appends to a list in words: the separator stands between what it has and what comes, cut at `size`.
+// Appends to a list in words: the separator stands between what it has and what comes, cut at
+// `size`.
 PRINTF_LIKE(4, 5)
 static inline void text_join(char *text, size_t size, const char *separator, const char *format, ...) {
     size_t length = strlen(text);

@@ -81,7 +81,8 @@ static inline bool token_mask_counts(const uint8_t *mask, uint64_t position) {
 
 // ---- Opening --------------------------------------------------------------------------
 
-// Whether a file of `size` bytes begins with a header in which all fields are possible. *header <- it.
+// Whether a file of `size` bytes begins with a header in which all fields are possible. *header <-
+// it.
 static inline bool token_file_read_header(TokenFileHeader *header, const char *name, const void *bytes,
                                           size_t size, Error *error) {
     if (size < sizeof *header) {

@@ -34,7 +34,7 @@ enum {
     KERNELS
 };
 
-// The model's kernels are timed where it calls them: KERNELS sums of seconds; NULL: nothing is timed.
+// The model's kernels are timed where it calls them: KERNELS sums of seconds; NULL: not timed.
 static double *kernel_seconds;
 
 #define TIMED(kernel, call) \

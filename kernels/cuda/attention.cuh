@@ -64,7 +64,8 @@ DEVICE CudaAttentionPlace cuda_attention_place(const Attention &work) {
 // The band of the (query, key) plane: query i sees the keys j with i - window < j <= i and,
 // with documents, j >= starts[i]
 
-// The first key that a query sees. A query behind the last one, whose row is 0, sees what that does.
+// The first key that a query sees. A query behind the last one, whose row is 0, sees what that
+// does.
 template <bool DOCUMENTS> DEVICE int cuda_attention_first_key(const Attention &work, int query) {
     int key = attention_oldest_key(query, work.window);
     if constexpr (DOCUMENTS) {

@@ -53,8 +53,8 @@ static inline unsigned cuda_blocks(size_t count, size_t block) {
     return (unsigned)((count + block - 1) / block);
 }
 
-// ---------------------------------------------------------------------------------------
-// What C++ cannot express. The emulator (test/simt/cuda_bf16.h) has its own functions of these names
+// ---- What C++ cannot express ------------------------------------------------------------
+// The emulator (test/simt/cuda_bf16.h) has its own functions of these names.
 
 #ifdef __CUDACC__
 // The dynamic shared memory of this block, aligned to 128 bytes if its size is a multiple

@@ -1,6 +1,6 @@
-// test_cuda_muon.cu: a step of Muon on a GPU against the same step on the CPU, at odd shapes, tall and
-// wide, and in every order of threads the same bits; several matrices, of which equal ones are taken
-// together.
+// test_cuda_muon.cu: a step of Muon on a GPU against the same step on the CPU, at odd shapes, tall
+// and wide, and in every order of threads the same bits; several matrices, of which equal ones are
+// taken together.
 #include "test/cuda/cuda_kernels.h"
 
 #include "optimizer.h"
@@ -151,7 +151,8 @@ static void steps_of_equal_matrices_equal_the_cpus(void **state) {
     check_formats(SEVERAL, MATRICES, true);
 }
 
-// out (count): the first matrix of `shapes` after three steps, by the same numbers in every company.
+// out (count): the first matrix of `shapes` after three steps, by the same numbers in every
+// company.
 static void step_first(const Shape *shapes, int matrices, float *out) {
     size_t count = elements_of(shapes, matrices), first = elements_of(shapes, 1);
     Random random = {5};

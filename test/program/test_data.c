@@ -537,7 +537,8 @@ static void a_text_is_evaluated_as_its_tokens_are(void **state) {
         text_check(after[i], "bits per byte", arguments);
     }
     assert_string_equal(after[0], after[1]);
-    // Bits per byte are over the bytes of the documents, but for the first token, which is not predicted.
+    // Bits per byte are over the bytes of the documents, but for the first token, which is not
+    // predicted.
     Text text = map_text("test/reference/documents.txt"),
          shard = map_text("test/reference/documents_shard.bin");
     TextCursor cursor = {.texts = &text, .count = 1};
@@ -626,7 +627,8 @@ static void a_validation_visits_every_window_once(void **state) {
 
 // ---- Data that change -----------------------------------------------------------------
 
-// Gives a file `bytes` letters. It is never shorter than before or after: a reader may be at any place.
+// Gives a file `bytes` letters. It is never shorter than before or after: a reader may be at any
+// place.
 static void write_changing(Stage *stage, const char *name, int seed, int bytes) {
     char text[8192], path[STAGE_PATH_SIZE];
     for (int i = 0; i < bytes; i++) { text[i] = (char)('a' + (i * i + seed * i) % 23); }

@@ -1086,8 +1086,8 @@ static void the_saved_configuration_repeats_the_run(void **state) {
     assert_string_equal(first.output, second.output);
 }
 
-// Every rank takes the split that was measured: one that took another would have other bits than the
-// run whose configuration names it.
+// Every rank takes the split that was measured: one that took another would have other bits than
+// the run whose configuration names it.
 static void ranks_of_unequal_rounds_choose_alike(void **state) {
     Stage *stage = stage_with_ranks(state);
     json_t *chosen =

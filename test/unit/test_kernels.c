@@ -601,7 +601,8 @@ static void test_attention(void **state) {
                                    {1, 200, 128, 1, 70, 2, {0}},
                                    {1, 150, 40, 5, 500, 2, {0}},
                                    {1, 193, 48, 1, 128, 2, {0}},
-                                   // Documents: of one token, of whole blocks, across blocks, in a window.
+                                   // Documents: of one token, of whole blocks, across blocks, in a
+                                   // window.
                                    {3, 5, 24, 3, 0, 2, {1, 2}},
                                    {1, 192, 16, 1, 0, 1, {64, 128}},
                                    {2, 131, 64, 2, 0, 2, {1, 63, 66}},

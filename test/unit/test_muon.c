@@ -1,6 +1,7 @@
-// test_muon.c: steps of Muon on single matrices, against torch.optim.Muon (test/reference/muon.safetensors,
-// made by dev/reference/make_muon.py), and what every step promises: estimates leave the state as it
-// was, threads do not change a bit, and what is orthogonal already stays so.
+// test_muon.c: steps of Muon on single matrices, against torch.optim.Muon
+// (test/reference/muon.safetensors, made by dev/reference/make_muon.py), and what every step
+// promises: estimates leave the state as it was, threads do not change a bit, and what is
+// orthogonal already stays so.
 #include "test/harness.h"
 
 #include "optimizer.h"

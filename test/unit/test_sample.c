@@ -152,7 +152,8 @@ static void test_choose(void **state) {
     sampler.sorted = sorted;
     random.state = 1;
     assert_int_equal(sampler_choose(&sampler, &greedy, &random), 2);
-    // The shares are 0.39, 0.39, 0.14, 0.05, 0.02 at temperature 1; of three tokens 0.42, 0.42, 0.16.
+    // The shares are 0.39, 0.39, 0.14, 0.05, 0.02 at temperature 1; of three tokens 0.42, 0.42,
+    // 0.16.
     static const struct {
         Sampling how;
         float least;
@@ -174,7 +175,8 @@ static void test_choose(void **state) {
             }
         }
     }
-    // A penalty of 2 takes the tokens of the text from 3 to 1.5; a negative logit moves away from 0.
+    // A penalty of 2 takes the tokens of the text from 3 to 1.5; a negative logit moves away from
+    // 0.
     int32_t text[3] = {2, 4, 2};
     float adjusted[6];
     Sampling penalty = {0, 0, 1, 2};

@@ -56,7 +56,8 @@ typedef struct Buffers {
     float *buffer, *source, *base; // (padded), (shard), (padded)
 } Buffers;
 
-// Matrices of very different lengths, with a few elements between them, behind a third that is none.
+// Matrices of very different lengths, with a few elements between them, behind a third that is
+// none.
 static Layout layout_of(const CollectiveSpec *spec, int ranks) {
     LayoutMatrix matrices[64];
     size_t at = spec->count / 3, each = (spec->count - at) / (size_t)(spec->matrices + 1);
@@ -359,8 +360,8 @@ static void collectives_equal_plain_loops_bit_for_bit(void **state) {
     if (!fits) { skip(); }
 }
 
-// One rank owns the whole of a matrix: shards differ, and a chunk may hold a part of a piece, several,
-// or none of a rank.
+// One rank owns the whole of a matrix: shards differ, and a chunk may hold a part of a piece,
+// several, or none of a rank.
 static void whole_matrices_travel_to_their_owners(void **state) {
     (void)state;
     static const int two_hosts[] = {0, 0, 2, 2, 2, 5, 5, 5};

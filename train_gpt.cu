@@ -182,7 +182,7 @@ static void train_to_target(Run *run) {
         if (!last && (s->wishes.save_agreed || is_due(before, s->optimizer.commits, saving->times.commits))) {
             begin_checkpoint(run, true);
         }
-        // --save-every with a time: rank 0 asks by its clock; all ranks learn of it with the next job.
+        // --save-every with a time: rank 0 asks by its clock; all learn of it with the next job.
         if (run_is_main(run) && saving->times.seconds > 0 &&
             clock_seconds() - saving->began >= saving->times.seconds) {
             __atomic_store_n(&s->wishes.save_requested, true, __ATOMIC_RELAXED);

@@ -155,20 +155,19 @@ static inline void gpt_reserve_arrays(Gpt *model, Arena *arena) {
     const ModelConfig *config = &model->config;
     const ModelSettings *settings = &model->settings;
     Recompute recompute = settings->recompute;
-    bool on_gpu = settings->on_gpu, decodes = settings->decodes;
+    bool on_gpu = settings->on_gpu, shared = recompute >= RECOMPUTE_BLOCK; // by all layers
     size_t rows = gpt_rows(model), L = (size_t)config->layers, C = (size_t)config->channels,
            F = (size_t)config->mlp_channels, H = (size_t)config->heads, wide = (size_t)model->widest;
     size_t element = precision_bytes(settings->precision), row = rows * element, floats = sizeof(float);
-    size_t layers = recompute >= RECOMPUTE_BLOCK ? 1 : L,
-           norms = recompute >= RECOMPUTE_BLOCK ? 2 : 2 * L + 1;
+    size_t layers = shared ? 1 : L, norms = shared ? 2 : 2 * L + 1;
     size_t logits = (size_t)model->chunk * (size_t)model->logits_stride * element;
-    size_t ids = rows * sizeof(int32_t), gpu_ids = on_gpu ? ids : 0,
-           starts = settings->separator != NULL ? ids : 0;
+    size_t id = on_gpu ? sizeof(int32_t) : 0, // of a token on a GPU
+        starts = settings->separator != NULL ? rows * sizeof(int32_t) : 0;
     size_t fp8 = settings->fp8 ? 1 : 0, adapted = settings->part != NULL ? (size_t)settings->part->rank : 0;
     size_t scores = attention_scratch_floats(on_gpu, model->B, model->T, config->channels, config->heads,
                                              settings->threads, settings->precision);
     size_t sums = on_gpu ? embedding_partials_floats((int)rows, config->channels) : 0;
-    size_t positions = decodes ? (size_t)config->positions : 0;
+    size_t positions = settings->decodes ? (size_t)config->positions : 0;
     const MemoryClass P = MEMORY_PARAMETERS, A = MEMORY_ACTIVATIONS, W = MEMORY_WORKSPACE;
     const ArenaRow arrays[] = {
         {W, "gradients that are not used", settings->part != NULL ? TENSORS_PER_LAYER * wide * floats : 0,
@@ -194,15 +193,23 @@ static inline void gpt_reserve_arrays(Gpt *model, Arena *arena) {
         {W, "attention scores", scores * floats, &model->scores},
         {W, "logits chunk", logits, &model->logits},
         {W, "starts of documents on the device", on_gpu ? starts : 0, &model->starts},
-        {W, "tokens on the device", gpu_ids, &model->tokens},
-        {W, "targets on the device", gpu_ids, &model->targets},
-        {W, "order of tokens on the device", gpu_ids, &model->order},
+        {W, "tokens on the device", rows * id, &model->tokens},
+        {W, "targets on the device", rows * id, &model->targets},
+        {W, "order of tokens on the device", rows * id, &model->order},
         {W, "partial sums of the embedding", sums * floats, &model->embedding_partials},
         {A, "cached keys", L * positions * C * floats, &model->keys},
         {A, "cached values", L * positions * C * floats, &model->values},
         {W, "decoding scores", H * positions * floats, &model->key_scores},
     };
+    const ArenaRow on_host[] = {
+        {W, "losses", rows * floats, &model->losses},
+        {W, "starts of documents", starts, &model->host_starts},
+        {W, "order of tokens", rows * id, &model->host_order},
+        {W, "counts of tokens", ((size_t)config->vocabulary + 1) * id, &model->host_counts},
+        {W, "logits on the host", on_gpu && settings->ranks_tokens ? logits : 0, &model->host_logits},
+    };
     arena_reserve_rows(arena, arrays, sizeof arrays / sizeof arrays[0], false);
+    arena_reserve_rows(arena, on_host, sizeof on_host / sizeof on_host[0], true);
 }
 
 static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *config,
@@ -231,19 +238,6 @@ static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *conf
     model->chunk =
         gpt_chunk_rows((int)gpt_rows(model), model->logits_stride, settings->precision, settings->on_gpu);
     gpt_reserve_arrays(model, arena);
-    size_t ids = gpt_rows(model) * sizeof(int32_t), of_gpu = settings->on_gpu ? 1 : 0,
-           counts = ((size_t)config->vocabulary + 1) * sizeof(int32_t),
-           logits =
-               (size_t)model->chunk * (size_t)model->logits_stride * precision_bytes(settings->precision);
-    const MemoryClass W = MEMORY_WORKSPACE;
-    const ArenaRow on_host[] = {
-        {W, "losses", gpt_rows(model) * sizeof(float), &model->losses},
-        {W, "starts of documents", settings->separator != NULL ? ids : 0, &model->host_starts},
-        {W, "order of tokens", of_gpu * ids, &model->host_order},
-        {W, "counts of tokens", of_gpu * counts, &model->host_counts},
-        {W, "logits on the host", settings->ranks_tokens ? of_gpu * logits : 0, &model->host_logits},
-    };
-    arena_reserve_rows(arena, on_host, sizeof on_host / sizeof on_host[0], true);
 }
 
 // ---- Where tensors are ----------------------------------------------------------------
@@ -321,9 +315,7 @@ static inline GptNorm gpt_norm(const Gpt *model, int norm) {
     memset(&parts, 0, sizeof parts);
     parts.weight = gpt_tensor(l, first ? TENSOR_LN_1_WEIGHT : TENSOR_LN_2_WEIGHT);
     parts.bias = gpt_tensor(l, first ? TENSOR_LN_1_BIAS : TENSOR_LN_2_BIAS);
-    if (norm > 0) {
-        parts.branch_bias = gpt_tensor((norm - 1) / 2, first ? TENSOR_PROJ_BIAS : TENSOR_OUT_BIAS);
-    }
+    parts.branch_bias = gpt_tensor((norm - 1) / 2, first ? TENSOR_PROJ_BIAS : TENSOR_OUT_BIAS);
     Layernorm *work = &parts.work;
     work->residual =
         first ? gpt_slice(model, model->residuals, l, C) : gpt_slice(model, model->residual_mid, slot / 2, C);
@@ -439,7 +431,6 @@ static inline void gpt_fp8_product(Gpt *model, Stream *stream, bool backward, Re
     matmul_fp8(stream, result, result_stride, &operand, &matrix, rows, sums, results);
 }
 
-// The layer's product with this weight.
 static inline void gpt_linear(Gpt *model, Stream *stream, int l, GptTensor weight) {
     GptProduct product = gpt_product(model, l, weight);
     int first = gpt_tensor(l, weight), each = product.outputs / product.tensors;
@@ -555,8 +546,7 @@ static inline void gpt_find_documents(Gpt *model, Stream *stream, const int32_t 
     int32_t separator = (int32_t)*model->settings.separator - 1, *starts = model->host_starts;
     size_t rows = gpt_rows(model), T = (size_t)model->T;
     for (size_t i = 0; i < rows; i++) {
-        bool begins = i % T == 0 || tokens[i] == separator;
-        starts[i] = begins ? (int32_t)(i % T) : starts[i - 1];
+        starts[i] = i % T == 0 || tokens[i] == separator ? (int32_t)(i % T) : starts[i - 1];
     }
     gpt_upload(model, stream, model->starts, starts, rows);
 }

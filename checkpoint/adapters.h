@@ -16,7 +16,6 @@
 #define ADAPTERS_WEIGHTS "adapter_model.safetensors"
 #define ADAPTERS_PREFIX "base_model.model." // of every name
 
-// Adapters of a model that was opened.
 typedef struct Adapters {
     SafetensorsFile file;
     int rank;
@@ -84,11 +83,10 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
     }
     bool stays = begun == NULL;
     for (int i = 0; i < 4 && !stays; i++) { stays = strcmp(begun, begins[i]) == 0; }
-    if (good && !stays) {
-        good = error_set(
-            error, "%.300s: adapters that began as \"%.40s\" change the model, too: merge them with peft",
-            path, begun);
-    }
+    good = good && (stays || error_set(error,
+                                       "%.300s: adapters that began as \"%.40s\" change the model, too: "
+                                       "merge them with peft",
+                                       path, begun));
     if (good) {
         adapters->rank = (int)rank;
         adapters->scale = (float)(alpha / adapters->rank);

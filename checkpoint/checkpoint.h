@@ -415,16 +415,12 @@ static inline SafetensorsType area_type(Precision format) {
     return format == PRECISION_BF16 ? SAFETENSORS_BF16 : SAFETENSORS_F32;
 }
 
-// Whether an area has this tensor. without_muon: it lacks the matrices that Muon steps.
-static inline bool area_has(const ParameterInfo *entry, bool without_muon) {
-    return !(without_muon && entry->is_projection);
-}
-
 // Where flat element `flat` stands in an area; of parameter_count: how many elements it has.
+// without_muon: it lacks the matrices that Muon steps, which are the projections.
 static inline size_t area_place(const ParameterTable *table, bool without_muon, size_t flat) {
     size_t place = flat;
     for (int i = 0; without_muon && i < table->count && table->entries[i].offset < flat; i++) {
-        if (!area_has(&table->entries[i], without_muon)) { place -= table->entries[i].count; }
+        if (table->entries[i].is_projection) { place -= table->entries[i].count; }
     }
     return place;
 }
@@ -502,8 +498,7 @@ typedef struct CheckpointPaths {
     char folder[CHECKPOINT_PATH_SIZE];    // OUT/checkpoints
     char temporary[CHECKPOINT_PATH_SIZE]; // OUT/checkpoints/unfinished, where every checkpoint is made
     char final[CHECKPOINT_PATH_SIZE];     // OUT/checkpoints/commit-N
-    // Within temporary.
-    char state[CHECKPOINT_PATH_SIZE + 32], model[CHECKPOINT_PATH_SIZE + 32];
+    char state[CHECKPOINT_PATH_SIZE + 32], model[CHECKPOINT_PATH_SIZE + 32]; // within temporary
 } CheckpointPaths;
 
 static inline CheckpointPaths checkpoint_paths(const char *directory, int64_t commit) {
@@ -532,7 +527,6 @@ static inline int64_t checkpoint_newest_in(const char *folder, int64_t before) {
     return newest;
 }
 
-// The same for the run in `directory`.
 static inline int64_t checkpoint_newest(const char *directory, int64_t before) {
     return checkpoint_newest_in(checkpoint_paths(directory, 0).folder, before);
 }

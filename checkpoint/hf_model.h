@@ -67,13 +67,11 @@ static inline bool hf_model_open_shards(HfModel *model, const char *directory, E
     json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &problem),
            *map = json_object_get(root, "weight_map"), *value;
     const char *name;
-    bool good = true;
-    if (root == NULL) {
-        good = error_set(error, "%.300s: %.120s", path, problem.text);
-    } else if (json_object_size(map) == 0) {
-        good = error_set(
-            error, "%.300s: \"weight_map\" must be a JSON object that gives a file for every tensor", path);
-    }
+    bool good =
+        (root != NULL || error_set(error, "%.300s: %.120s", path, problem.text)) &&
+        (json_object_size(map) > 0 ||
+         error_set(error, "%.300s: \"weight_map\" must be a JSON object that gives a file for every tensor",
+                   path));
     json_object_foreach(map, name, value) {
         const char *shard = json_string_value(value);
         size_t length = shard != NULL ? strlen(shard) : 0;
@@ -212,14 +210,11 @@ static inline bool hf_model_open_whole(HfModel *model, const char *directory, Er
 static inline bool hf_model_check_directory(const char *directory, Error *error) {
     char excerpt[64];
     struct stat status;
-    bool there = stat(directory, &status) == 0;
-    int reason = errno;
     if (directory[0] == '\0') {
         return error_set(error, "give --from DIR, a directory with config.json and model.safetensors, a "
                                 "checkpoint, or a run that has one");
     }
-    text_excerpt(directory, excerpt);
-    if (there) {
+    if (stat(directory, &status) == 0) {
         return hf_model_has(directory, "config.json") || hf_model_has(directory, ADAPTERS_CONFIG) ||
                error_set(
                    error,
@@ -227,6 +222,8 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
                    "with config.json and model.safetensors, a checkpoint, or a run that has one",
                    directory);
     }
+    int reason = errno;
+    text_excerpt(directory, excerpt);
     if (model_preset_find(directory) != NULL) {
         return error_set(
             error, "there is no directory %s: to train the preset %s from random parameters, give --model %s",

@@ -75,23 +75,26 @@ static inline bool source_read_numbers(CheckpointSource *source) {
 
 // A vector of the checkpoint, in the format that it was saved in.
 typedef struct SourceArea {
-    const Real *data; // (parameter_count); NULL: there is none
-    Precision format;
-    bool without_muon; // the matrices that Muon steps are missing
-    float scale;       // what is read from it is multiplied by this
+    const Real *data;            // (parameter_count); NULL: there is none
+    Precision format, wanted;    // as it was saved, and as read_piece converts it
+    bool without_muon;           // the matrices that Muon steps are missing
+    float scale;                 // what is read from it is multiplied by this
+    const ParameterTable *table; // where its tensors are
 } SourceArea;
 
 // worker: whose vector it is; -1: all share it. The file must have all of its tensors, in
 // one format and one behind the other. Where Muon steps everything, AdamW's vector has none.
 static inline SourceArea source_area(const CheckpointSource *source, const CheckpointedRun *run,
                                      const char *vector, int worker) {
-    SourceArea area = {.without_muon = source->muon && strcmp(vector, "exp_avg_sq") == 0, .scale = 1},
+    SourceArea area = {.without_muon = source->muon && strcmp(vector, "exp_avg_sq") == 0,
+                       .scale = 1,
+                       .table = run->table},
                none = area;
     const uint8_t *begin = NULL;
     for (int i = 0; i < run->table->count; i++) {
         const ParameterInfo *info = &run->table->entries[i];
         char name[128];
-        if (!area_has(info, area.without_muon)) { continue; }
+        if (area.without_muon && info->is_projection) { continue; }
         area_name(name, vector, worker, info->name);
         const SafetensorsEntry *entry = safetensors_find(&source->state, name);
         if (entry == NULL) { return none; }
@@ -257,21 +260,18 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
     }
     snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
     size_t bytes = source->state.size, blocks = (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
-    unsigned char *block = (unsigned char *)memory_take(1, CHECKPOINT_BLOCK);
     int descriptor = open(file, O_RDONLY | O_CLOEXEC);
-    bool opened = descriptor >= 0, good = opened && json_array_size(expected) == blocks;
-    if (!opened) { error_set(error, "cannot open %.400s: %s", file, strerror(errno)); }
+    if (descriptor < 0) { return error_set(error, "cannot open %.400s: %s", file, strerror(errno)); }
+    unsigned char *block = (unsigned char *)memory_take(1, CHECKPOINT_BLOCK);
+    bool good = json_array_size(expected) == blocks;
     for (size_t i = (size_t)transport->rank; good && i < blocks; i += (size_t)transport->size) {
         size_t begin = i * CHECKPOINT_BLOCK, size = size_min(bytes - begin, CHECKPOINT_BLOCK);
         good = pread(descriptor, block, size, (off_t)begin) == (ssize_t)size &&
                (json_int_t)crc32_z(0, block, size) == json_integer_value(json_array_get(expected, i));
     }
-    if (opened && !good) {
-        error_set(error, "%.400s is damaged: its bytes are not those that were written", file);
-    }
-    if (descriptor >= 0) { close(descriptor); }
+    close(descriptor);
     free(block);
-    return good;
+    return good || error_set(error, "%.400s is damaged: its bytes are not those that were written", file);
 }
 
 // ---- Vectors: where each of the present run's comes from ------------------------------
@@ -332,24 +332,17 @@ static inline float *source_gradients(const CheckpointSource *source, const Chec
     return sum;
 }
 
-typedef struct PieceReader {
-    const ParameterTable *table;
-    SourceArea from;
-    Precision format; // that the vector is wanted in
-} PieceReader;
-
 // Moments that were saved as fp32 and are bf16 now are rounded to nearest. This happens once,
 // and no optimizer step is lost by it.
 static inline bool read_piece(void *context, size_t flat, Real *host, size_t count, Error *error) {
-    const PieceReader *reader = (const PieceReader *)context;
-    const SourceArea *from = &reader->from;
-    Precision is = reader->format;
+    const SourceArea *from = (const SourceArea *)context;
+    Precision is = from->wanted;
     (void)error;
     if (from->data == NULL) {
         memset(host, 0, count * precision_bytes(is));
         return true;
     }
-    size_t place = area_place(reader->table, from->without_muon, flat);
+    size_t place = area_place(from->table, from->without_muon, flat);
     if (from->format == is && from->scale == 1) {
         memcpy(host, real_at_const(from->data, place, is), count * precision_bytes(is));
         return true;
@@ -363,10 +356,10 @@ static inline bool read_piece(void *context, size_t flat, Real *host, size_t cou
 // Fills what this rank has of the vector from `from`; with zeros if that has no data.
 static inline void read_vector(CheckpointedRun *run, const SavedVector *vector, SourceArea from,
                                float *stage) {
-    PieceReader reader = {.table = run->table, .from = from, .format = vector->format};
     PieceWalk walk = {
-        .scheduler = run->scheduler, .loads = true, .stage = stage, .visit = read_piece, .context = &reader};
+        .scheduler = run->scheduler, .loads = true, .stage = stage, .visit = read_piece, .context = &from};
     Error never;
+    from.wanted = vector->format;
     walk_vector(&walk, vector, &never);
 }
 

@@ -239,7 +239,6 @@ static inline bool safetensors_open_memory(SafetensorsFile *file, const void *by
 // Maps the file `path` and checks its whole header. On failure there is nothing to close.
 static inline bool safetensors_open(SafetensorsFile *file, const char *path, Error *error) {
     size_t size = 0;
-    memset(file, 0, sizeof *file);
     void *mapping = file_map(path, "expected a file of tensors", &size, error);
     if (mapping == NULL) { return false; }
     file->mapped = safetensors_open_memory(file, mapping, size, path, error);

@@ -94,7 +94,7 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
                 const ParameterInfo *entry = &run->table->entries[i];
                 char name[128];
                 size_t shape[2];
-                if (!area_has(entry, vector->of_adamw && muon)) { continue; }
+                if (vector->of_adamw && muon && entry->is_projection) { continue; }
                 int dimensions = hf_model_shape(entry, false, shape);
                 area_name(name, vector->name, of_workers ? worker : -1, entry->name);
                 safetensors_plan_add(&saver->plan, name, area_type(vector->format), dimensions, shape);

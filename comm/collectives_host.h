@@ -154,7 +154,6 @@ static inline void *host_plain(const HostExchange *exchange, int owner, Chunk ch
     return host_next_range(exchange, WIRE_FP32, owner, chunk, &range) ? NULL : place;
 }
 
-// Starts a message, if it is not empty.
 static inline void host_post(const HostExchange *exchange, Lane lane, bool is_send, int peer, void *data,
                              size_t bytes) {
     if (bytes > 0) { transport_post(exchange->transport, lane, is_send, peer, data, bytes); }

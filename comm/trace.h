@@ -128,7 +128,6 @@ static inline void trace_end(Trace *trace, TraceLane lane, int64_t commit) {
     gpu_range_end();
 }
 
-// The sums since the previous take.
 static inline TraceSums trace_take(Trace *trace) {
     pthread_mutex_lock(&trace->mutex);
     trace_count(trace);
@@ -238,11 +237,6 @@ static inline int trace_print_span(FILE *file, int rank, const Span *span, doubl
                    duration % 1000, (long long)span->commit);
 }
 
-// How many spans of a rank travel in the piece that begins with span `begin`.
-static inline int64_t trace_piece(int64_t spans, int64_t begin) {
-    return spans > begin ? int64_min(spans - begin, TRACE_PIECE) : 0;
-}
-
 // The spans of this rank on the clock of rank 0, and what rank 0 has to know of them.
 static inline TraceRank trace_move_spans(Trace *trace, const Transport *transport, const ClockOffset *start,
                                          const ClockOffset *end) {
@@ -288,15 +282,15 @@ static inline bool trace_write(Trace *trace, Transport *transport, const ClockOf
     transport_begin(transport, "gathering of the trace");
     for (int64_t begin = 0; begin < most; begin += TRACE_PIECE) {
         for (int rank = 1; rank < size; rank++) {
-            size_t bytes = (size_t)trace_piece(ranks[rank].spans, begin) * sizeof(Span);
-            if (bytes == 0 || !(writes || rank == transport->rank)) { continue; }
+            int64_t count = int64_min(ranks[rank].spans - begin, TRACE_PIECE);
+            if (count <= 0 || !(writes || rank == transport->rank)) { continue; }
             Span *piece = writes ? received + rank * TRACE_PIECE : trace->spans + begin;
-            transport_post(transport, lane, !writes, writes ? rank : 0, piece, bytes);
+            transport_post(transport, lane, !writes, writes ? rank : 0, piece, (size_t)count * sizeof(Span));
         }
         transport_wait(transport, lane);
         for (int rank = 0; file != NULL && reason == 0 && rank < size; rank++) {
             const Span *piece = rank == 0 ? trace->spans + begin : received + rank * TRACE_PIECE;
-            for (int64_t i = 0; i < trace_piece(ranks[rank].spans, begin); i++) {
+            for (int64_t i = 0; i < TRACE_PIECE && begin + i < ranks[rank].spans; i++) {
                 if (trace_print_span(file, rank, &piece[i], origin) < 0) { reason = errno; }
             }
         }

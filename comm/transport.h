@@ -290,8 +290,7 @@ static inline void transport_wait(Transport *transport, Lane lane) {
     const Link *link = &transport->link;
     Transfer *transfers = transport_transfer(transport, lane, false, 0);
     int count = 2 * transport->size;
-    double began = clock_seconds();
-    double progressed = began, looked = began;
+    double began = clock_seconds(), progressed = began, looked = began;
     for (;;) {
         int open = 0;
         bool progress = false;

@@ -169,7 +169,7 @@ static inline bool evaluate_summarise(const EvaluateSet *set, const EvaluateScor
                                       EvaluateSummary *summary, Error *error) {
     EvaluateTask task = set->request.task;
     double sum = 0;
-    int64_t counted = 0, bytes = 0;
+    int64_t bytes = 0;
     memset(summary, 0, sizeof *summary);
     for (size_t i = 0; i < set->count; i++) {
         if (!isfinite(scores[i].log_likelihood)) { // such a model must not look like a bad one
@@ -179,16 +179,15 @@ static inline bool evaluate_summarise(const EvaluateSet *set, const EvaluateScor
                              scores[i].log_likelihood, i, set->request.path);
         }
         sum -= scores[i].log_likelihood;
-        counted += scores[i].counted;
+        summary->counted += (uint64_t)scores[i].counted;
         bytes = bytes < 0 || scores[i].bytes < 0 ? -1 : bytes + scores[i].bytes;
     }
-    if (counted == 0) {
+    if (summary->counted == 0) {
         return error_set(error, "%.300s masks every token: nothing counts", set->request.path);
     }
     bool windows = task == EVALUATE_PERPLEXITY;
     summary->items = windows ? set->count : set->questions;
-    summary->counted = (uint64_t)counted;
-    summary->nats = sum / (double)counted;
+    summary->nats = sum / (double)summary->counted;
     summary->perplexity = exp(windows ? summary->nats : sum / (double)set->count);
     summary->bits_per_byte = bytes > 0 ? sum / (log(2.0) * (double)bytes) : (double)NAN;
     if (windows) { return true; }
@@ -299,7 +298,6 @@ static inline int command_eval(Run *run) {
     const EvaluateRequest *request = &evaluation->set.request;
     evaluation->run = run;
     launch_threads(transport->local_size, (int)options->threads, &run->threads);
-    int threads = run->threads.threads;
     bool good = placement_choose_device(placement, options, transport->local_rank, false, &error) &&
                 placement_choose_precision(placement, options, &error) &&
                 evaluation_open(evaluation, options, &error) &&
@@ -308,7 +306,7 @@ static inline int command_eval(Run *run) {
     transport->timeout_seconds = options->timeout_s;
 
     ModelSettings machine = {
-        .threads = threads, .on_gpu = placement->on_gpu, .precision = placement->precision};
+        .threads = run->threads.threads, .on_gpu = placement->on_gpu, .precision = placement->precision};
     if (request->divides) { machine.separator = &evaluation->set.data.separator; }
     size_t bytes = evaluation->model.table.parameter_count * sizeof(float);
     run->arena.on_gpu = placement->on_gpu;
@@ -316,7 +314,7 @@ static inline int command_eval(Run *run) {
     arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters", bytes, &evaluation->parameters);
     agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
     StreamPlace place = {placement_gpu(placement), placement->precision, false};
-    ThreadPool *pool = thread_pool_create(threads, true);
+    ThreadPool *pool = thread_pool_create(run->threads.threads, true);
     Stream *stream = stream_create("evaluation", pool, &place);
     Event ended = {NULL, 0};
     terminal_open(&run->terminal, stdout);

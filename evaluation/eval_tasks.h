@@ -125,7 +125,6 @@ static inline bool evaluate_encode(EvaluateSet *set, const char *text, size_t co
     return true;
 }
 
-// Gives the first file the tokens of the text.
 static inline bool evaluate_take_text(EvaluateSet *set, Error *error) {
     DataFile *data = &set->data.files[0];
     data->content.tokens = (const uint8_t *)(const void *)set->text.ids;
@@ -271,7 +270,7 @@ static inline bool evaluate_read_lambada(EvaluateSet *set, const json_t *object,
     return good;
 }
 
-static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *object, Error *error) {
+static inline bool evaluate_read_hellaswag(EvaluateSet *set, json_t *object, Error *error) {
     const json_t *endings = json_object_get(object, "endings"), *right = json_object_get(object, "label");
     const char *activity, *begin, *rest;
     int choices = json_array_size(endings) <= EVALUATE_MOST_CHOICES ? (int)json_array_size(endings) : 0;
@@ -286,9 +285,9 @@ static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *objec
     if (label < 0 || label >= choices || (stop != NULL && *stop != '\0')) {
         return error_set(error, "\"label\" must be a number from 0 to %d", choices - 1);
     }
-    json_t *line = (json_t *)object;
-    bool prepared = json_object_get(line, "ctx_a") == NULL && json_unpack(line, "{s:s}", "ctx", &rest) == 0;
-    if (!prepared && json_unpack(line, "{s:s, s:s, s:s}", "activity_label", &activity, "ctx_a", &begin,
+    bool prepared =
+        json_object_get(object, "ctx_a") == NULL && json_unpack(object, "{s:s}", "ctx", &rest) == 0;
+    if (!prepared && json_unpack(object, "{s:s, s:s, s:s}", "activity_label", &activity, "ctx_a", &begin,
                                  "ctx_b", &rest) != 0) {
         return error_set(error, "\"activity_label\", \"ctx_a\" and \"ctx_b\" must be there, and texts; or "
                                 "\"ctx\" alone");
@@ -322,7 +321,6 @@ static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *objec
     return good;
 }
 
-// Reads a file of JSON lines; blank lines are skipped.
 static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
     const EvaluateRequest *request = &set->request;
     if (request->tokenizer == NULL && request->vocabulary != 256) {
@@ -354,10 +352,8 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
         }
         text += count + (stop != NULL ? 1 : 0);
     }
-    if (set->questions == 0) {
-        return error_set(error, "%.300s holds no line with a question", request->path);
-    }
-    return evaluate_take_text(set, error);
+    return (set->questions > 0 || error_set(error, "%.300s holds no line with a question", request->path)) &&
+           evaluate_take_text(set, error);
 }
 
 // ---- The set and its batches ----------------------------------------------------------

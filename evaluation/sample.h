@@ -142,7 +142,6 @@ typedef struct Sample {
     size_t size, shown;
 } Sample;
 
-// Prints what has been added to the text.
 static inline void sample_show(Sample *sample) {
     fflush(sample->memory);
     fwrite(sample->text + sample->shown, 1, sample->size - sample->shown, stdout);
@@ -357,10 +356,8 @@ static inline int command_sample(const Options *options) {
         !sample_open_codec(&sample, model.config.vocabulary == 256, model.config.vocabulary, &error)) {
         exit_user_mistake(&error);
     }
-    FILE *prompts = options->interactive          ? stdin
-                    : options->prompts[0] != '\0' ? fopen(options->prompts, "r")
-                                                  : NULL;
-    if (prompts == NULL && options->prompts[0] != '\0') {
+    FILE *prompts = options->interactive ? stdin : NULL;
+    if (prompts == NULL && options->prompts[0] != '\0' && !(prompts = fopen(options->prompts, "r"))) {
         error_set(&error, "--prompts: %.300s: %s", options->prompts, strerror(errno));
         exit_user_mistake(&error);
     }

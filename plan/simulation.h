@@ -434,8 +434,6 @@ static inline void simulation_close(Simulation *simulation) {
     scheduler_free(s);
 }
 
-enum { SIMULATION_CALLS = 16 }; // of Rule::commit that are measured, after as many that are not
-
 // What there has been since the start.
 static inline SimulatedCommit simulation_sum(const Simulation *simulation) {
     double now = 0, useful = 0, busy = 0;
@@ -454,7 +452,7 @@ static inline SimulatedCommit simulation_sum(const Simulation *simulation) {
 // How often Rule::commit is called, before what is measured and then again.
 static inline int simulation_calls(const Simulation *simulation) {
     const SchedulerSettings *settings = &simulation->scheduler->settings;
-    return settings->kind == RULE_LOCAL ? 2 * settings->fragments : SIMULATION_CALLS;
+    return settings->kind == RULE_LOCAL ? 2 * settings->fragments : 16;
 }
 
 // How many micro-batches it would simulate, of all ranks that have clocks of their own.

@@ -56,20 +56,21 @@ typedef struct ReportField {
 // clang-format off
 #define AT(member) offsetof(Report, member)
 #define AS(format) format, NULL
+#define AS_COUNT NULL, human_count
 #define AS_TIME NULL, human_milliseconds
 #define NOWHERE NULL, NULL, NULL, NULL
 static const ReportField REPORT_FIELDS[] = {
     // in Report         whole  log.jsonl            progress.tsv         terminal
     {AT(commit),               1, "commit",            "commit",            "commit",  AS("%.0f"), "nan", 0},
     {AT(gradients),            1, "grads",             NULL,                NOWHERE, 0},
-    {AT(tokens),               1, "tokens",            "tokens",            "tokens",  NULL, human_count, "-", 0},
+    {AT(tokens),               1, "tokens",            "tokens",            "tokens",  AS_COUNT, "-", 0},
     {AT(seconds),              0, "seconds",           "seconds",           NOWHERE, 0},
     {AT(loss),                 0, "loss",              "loss",              "   loss", AS("%.4f"), "nan", 0},
     {AT(perfect_loss),         0, "perfect_loss",      NULL,                "perfect", AS("%.4f"), "-", 0},
     {AT(validation_loss),      0, NULL,                "validation_loss",   NOWHERE, 0},
     {AT(learning_rate),        0, "lr",                "learning_rate",     "     lr", AS("%.1e"), "nan", 0},
     {AT(gradient_norm),        0, "grad_norm",         "gradient_norm",     "  norm",  AS("%.3g"), "nan", 0},
-    {AT(tokens_per_second),    0, "tokens_per_second", "tokens_per_second", "tok/s",   NULL, human_count, "-", 0},
+    {AT(tokens_per_second),    0, "tokens_per_second", "tokens_per_second", "tok/s",   AS_COUNT, "-", 0},
     {AT(compute_ms),           0, "compute_ms",        NULL,                "compute", AS_TIME, "nan", 0},
     {AT(communication_ms),     0, "communication_ms",  NULL,                "  comm",  AS_TIME, "nan", 0},
     {AT(exposed_ms),           0, "exposed_ms",        NULL,                "exposed", AS_TIME, "nan", 0},
@@ -84,6 +85,7 @@ static const ReportField REPORT_FIELDS[] = {
 };
 #undef NOWHERE
 #undef AS_TIME
+#undef AS_COUNT
 #undef AS
 #undef AT
 // clang-format on

@@ -36,6 +36,7 @@
 // It says nothing about speed. Each thread of the host has one launch at a time; several
 // threads may launch at once.
 #pragma once
+#define ACCO_SIMT_H // what tests ask for
 
 #include <stdint.h>
 #include <stdio.h>

@@ -435,11 +435,12 @@ static inline bool data_loader_open(DataLoader *loader, const DataRequest *reque
                 (data_loader_add_sources(loader, request, error) && data_loader_map(loader, request, error));
     bool as_bytes = good && data_loader_is_text(loader) && !request->encodes;
     if (as_bytes && !loader->builtin && loader->vocabulary != 256) {
-        good = error_set(error,
-                         "%s is text, and the model has a vocabulary of %d: where that is 256, bytes are its "
-                         "tokens; otherwise give --tokenizer DIR, or the token files that python -m "
-                         "tokenizer.prepare makes of it",
-                         loader->files[0].path, loader->vocabulary);
+        good =
+            error_set(error,
+                      "%s is text, and the model has a vocabulary of %d: where that is 256, bytes are its "
+                      "tokens; otherwise give --tokenizer DIR, or in its place 'PREFIX_train_*.bin', which "
+                      "python -m tokenizer.prepare makes of it",
+                      loader->files[0].path, loader->vocabulary);
     } else if (as_bytes && request->divides) {
         good = error_set(error,
                          "--attend document: %.300s is read as bytes, and no token divides its documents; "
@@ -583,7 +584,8 @@ static inline uint64_t data_permute(uint64_t key, uint64_t n, uint64_t index) {
 // The source that has sample *number; *number <- how many of the samples before it are of
 // that source. `index`: the source to ask for instead, or -1. Halves of the sources share
 // the samples by their weights, in exact integers, and so do halves of these. In a row of
-// samples two sources have their shares to less than one; each division adds less than one.
+// samples two sources have their shares to less than one, up to four to less than two, up to
+// eight to less than three: each division adds less than one.
 static inline int data_loader_source(const DataLoader *loader, int index, uint64_t *number) {
     int low = 0, high = loader->source_count;
     while (high - low > 1) {

@@ -143,12 +143,18 @@ static inline json_t *gpt_config_write(const ModelConfig *config, const GptKeys 
 }
 
 static inline json_t *gpt_neo_config_write(const ModelConfig *config) {
+    // attention_types is [[[kind, ...], times]], with the shortest list of kinds that repeats.
+    int period = 0, l;
+    do {
+        period++;
+        for (l = period; l < config->layers && config->local[l] == config->local[l - period]; l++) {}
+    } while (l < config->layers || config->layers % period != 0);
     json_t *root = gpt_config_write(config, &gpt_neo_keys), *kinds = json_array();
-    for (int l = 0; l < config->layers; l++) {
+    for (l = 0; l < period; l++) {
         json_array_append_new(kinds, json_string(config->local[l] ? "local" : "global"));
     }
     json_object_set_new(root, "window_size", json_integer(config->window));
-    json_object_set_new(root, "attention_types", json_pack("[[o,i]]", kinds, 1));
+    json_object_set_new(root, "attention_types", json_pack("[[o,i]]", kinds, config->layers / period));
     return root;
 }
 

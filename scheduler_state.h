@@ -133,7 +133,8 @@ static inline void buffer_change(Buffer *buffer, BufferState from, BufferState t
 // every job and add them up in the order of ranks, so that all take the same decisions.
 //
 // A reported loss is a mean over predicted tokens; a gradient is a mean over micro-batches,
-// each of which counts the same, also where a mask leaves few of its tokens or none.
+// each of which counts the same: a token in one of which a mask leaves few weighs more, and one
+// of which it leaves none adds nothing but counts in the divisor.
 typedef struct Tally {
     double micro_batches;
     double predicted;          // tokens

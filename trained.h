@@ -118,6 +118,10 @@ static inline bool trained_mark(TrainedPart *part, const char *option, const cha
             part->places[i].kind = kind;
             matched++;
         }
+        if (pattern[0] == '\0') {
+            return error_set(error, "--%s \"%.80s\": a pattern is empty; take a comma away", option,
+                             patterns);
+        }
         if (matched == 0) {
             return trained_refuse_pattern(part, option, pattern, prefix, projections, error);
         }

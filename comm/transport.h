@@ -9,7 +9,8 @@
 //                   (test/threads_link.h), or none for a world of one rank
 //
 // A link only needs point-to-point messages. One thread at a time uses a transport (the
-// communication stream, once it runs), and all ranks call the same operations in order.
+// communication stream while it has tasks, otherwise the host's thread), and all ranks call the
+// same operations in order.
 //
 // A waiting rank sleeps between polls for an eighth of the time it has already waited, at
 // most 1 ms, so that the compute threads keep their cores. At a deadline, which every wait has,

@@ -94,7 +94,8 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
 }
 
 // The scores of all sequences in the order of the data, to be freed. Rank r of N scores
-// batches r, r + N, ... terminal: shows the progress; or NULL. An error ends all ranks.
+// batches r, r + N, ... stream: of the task this runs in, or the calling thread's. terminal: shows
+// the progress; or NULL. An error ends all ranks.
 static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, const float *parameters,
                                           const EvaluateSet *set, Transport *transport, Terminal *terminal) {
     size_t ranks = (size_t)transport->size, record = EVALUATE_MOST_ROWS * sizeof(EvaluateScore);

@@ -325,8 +325,8 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
     const EvaluateRequest *request = &set->request;
     if (request->tokenizer == NULL && request->vocabulary != 256) {
         return error_set(error,
-                         "--task needs a --tokenizer: without one a token is a byte, and the model has a "
-                         "vocabulary of %d, not 256",
+                         "LAMBADA and HellaSwag need a --tokenizer: without one a token is a byte, and the "
+                         "model has a vocabulary of %d, not 256",
                          request->vocabulary);
     }
     data_loader_add(&set->data, strdup(request->path));

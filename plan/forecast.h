@@ -396,6 +396,7 @@ static inline void forecast_add_variants(const Setup *setup, Forecast *forecast)
 
 // All rules. That of the run comes first: with --accumulate auto it says how large the
 // batch of the others is. Options that another rule does not have are at their defaults.
+// recipes: also what is recommended for slow links; variants: also the run's own rule otherwise.
 static inline void forecast_make(const Setup *setup, const Machine *machine, OptionChoice recompute,
                                  bool recipes, bool variants, Forecast *forecast) {
     int size = setup->transport->size, own = setup->options->rule;

@@ -111,7 +111,7 @@ static inline size_t weights_bytes(const Scheduler *s) {
     return s->problem.parameter_count * (s->settings.keeps_casts ? 2 : sizeof(float));
 }
 
-enum { HASH_PIECE = 1 << 26 }; // bytes that are copied at a time
+enum { HASH_PIECE = 1 << 26 }; // bytes that are copied from a GPU at a time
 
 // Ends the run unless all ranks hold the same parameters (bytes), bit for bit: at the start
 // and at the end of training they must, whatever the rule does. Returns their fingerprint.
@@ -120,12 +120,15 @@ static inline uint64_t check_replicas(const Scheduler *s, const void *parameters
     Stream *stream = s->compute;
     uint64_t mine = bytes;
     size_t most = size_min(bytes, HASH_PIECE);
-    char *copy = (char *)memory_take(1, most); // on the host
+    char *copy = stream->queue != NULL ? (char *)memory_take(1, most) : NULL; // from a GPU
     for (size_t begin = 0; begin < bytes; begin += most) {
         size_t part = size_min(bytes - begin, most);
-        stream_copy(stream, copy, (const char *)parameters + begin, part);
-        stream_settle(stream);
-        mine = hash_more(mine, copy, part);
+        const char *piece = (const char *)parameters + begin;
+        if (copy != NULL) {
+            stream_copy(stream, copy, piece, part);
+            stream_settle(stream);
+        }
+        mine = hash_more(mine, copy != NULL ? copy : piece, part);
     }
     free(copy);
     uint64_t *all = (uint64_t *)transport_collect_records(transport, "fingerprint", &mine, sizeof mine);

@@ -145,7 +145,8 @@ static inline bool fit_recompute(const Setup *setup, Options *options) {
 enum { FIT_TEXT = 400 };
 
 // Refuses a run that does not fit, and says what the user could change. Otherwise the
-// system would promise memory that it does not have, and kill processes when they use it.
+// system would promise memory that it does not have, and kill processes when they use it. The
+// run's memory must have been reserved.
 static inline bool fit_check(const Setup *setup, const MemoryRoom *room, Error *error) {
     if (arena_fits(setup->arena, room)) { return true; }
     const Rule *rule = options_rule(setup->options);

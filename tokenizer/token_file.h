@@ -7,6 +7,7 @@
 // the prompt is in fine-tuning.
 #pragma once
 
+#include <assert.h>
 #include <zlib.h>
 
 #include "runtime/errors.h"
@@ -30,6 +31,8 @@ typedef struct TokenFileHeader {
     uint32_t separator;   // 1 + the token that stands between documents and nowhere within one; 0: unknown
     uint8_t zeros[208];
 } TokenFileHeader;
+
+static_assert(sizeof(TokenFileHeader) == 256, "the header is read as it lies in the file");
 
 enum { TOKEN_FILE_HEADER_BYTES = sizeof(TokenFileHeader) };
 

@@ -586,7 +586,8 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
 
 // Appends the tokens of `count` bytes of text to `out`. special: the text of a special
 // token becomes that token, as in a prompt; otherwise it is text, as in data of unknown
-// origin. begins: gets where in the text each token begins, or NULL.
+// origin. begins: gets where in the text each token begins, or NULL. Any thread may call it. On
+// failure `out` has some of the tokens.
 static inline bool tokenizer_encode_places(const Tokenizer *tokenizer, const char *text, size_t count,
                                            bool special, TokenList *out, TokenList *begins, Error *error) {
     if (count > TOKENIZER_MOST_TEXT_BYTES) {

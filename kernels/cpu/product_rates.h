@@ -34,8 +34,8 @@ static inline Precision product_rates_faster(const ProductRates *rates) {
 enum { LAYER_INPUT, LAYER_WEIGHT, LAYER_OUTPUT, LAYER_D_INPUT, LAYER_D_WEIGHT, LAYER_ARRAYS };
 
 // Measures with as many threads of its own for about `seconds`, and each wanted format
-// (by Precision) at least once. A rate is 0 where it was not measured: the library has no
-// products of bf16, or the system gives no threads.
+// (by Precision) at least once. A rate is 0 where it was not measured, because it is not wanted
+// or the library has no products of bf16.
 static inline ProductRates product_rates_measure(int threads, const bool wanted[2], int rows, int inputs,
                                                  int outputs, double seconds) {
     ProductRates rates = {{0, 0}};

@@ -630,7 +630,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
                                    values + mine * STRIDE);
 }
 
-// ---- Rows: a lane has PARTS columns of the head: lane, lane + 32,  --------------------
+// ---- Rows: a lane has the PARTS columns of the head from `lane` on, 32 apart ----------
 
 template <typename R, int PARTS>
 DEVICE void cuda_attention_row_load(float row[PARTS], const R *place, int D) {

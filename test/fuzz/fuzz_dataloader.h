@@ -10,7 +10,7 @@
 enum { FUZZ_DATALOADER_WINDOWS = 64, FUZZ_DATALOADER_LENGTH = 16 };
 
 // Bit 0: text; bit 1: hold out; bits 2 and 3: the length of a window; bits 4 and 5: the
-// vocabulary; bit 7: documents must be divided.
+// vocabulary; bit 6: no tokenizer encodes texts; bit 7: documents must be divided.
 static inline DataRequest fuzz_dataloader_request(uint8_t choice, const char *path) {
     static const int lengths[4] = {4, 1, 2, FUZZ_DATALOADER_LENGTH}, vocabularies[4] = {300, 256, 50257, 7};
     DataRequest request = {path,
@@ -20,7 +20,7 @@ static inline DataRequest fuzz_dataloader_request(uint8_t choice, const char *pa
                            (choice & 2) != 0,
                            NULL,
                            (choice & 128) != 0,
-                           false};
+                           (choice & 64) == 0};
     return request;
 }
 
@@ -85,7 +85,11 @@ static inline bool fuzz_dataloader_open(const DataRequest *request) {
     char text[512];
     if (!fuzz_accepted(data_loader_open(&loader, request, &error), &error)) { return false; }
     fuzz_dataloader_places(&loader);
-    fuzz_dataloader_read(&loader);
+    if (request->encodes && data_loader_is_text(&loader)) {
+        fuzz_require(loader.training_windows == 0, "a text has no windows before it is encoded");
+    } else {
+        fuzz_dataloader_read(&loader);
+    }
     data_loader_describe(&loader, text, sizeof text);
     fuzz_accepted(data_loader_require(&loader, 2, 3, &error), &error);
     data_loader_close(&loader);

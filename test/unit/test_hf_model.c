@@ -309,7 +309,7 @@ static void the_configuration_is_short_and_plain(void **state) {
     json_t *written = config.family->write_config(&config),
            *types = json_object_get(written, "attention_types");
     char *dumped = json_dumps(types, JSON_COMPACT);
-    assert_string_equal(dumped, "[[[\"global\",\"local\",\"global\",\"local\",\"global\",\"local\"],1]]");
+    assert_string_equal(dumped, "[[[\"global\",\"local\"],3]]");
     free(dumped);
     json_decref(written);
 }

@@ -344,9 +344,9 @@ static void patterns_that_cannot_be_meant_are_refused(void **state) {
         {{.freeze = "", .adapted = "wte", .rank = 2},
          false,
          "--lora-on: no matrix of a layer matches \"wte\""},
-        {{.freeze = ",", .adapted = "*"}, false, "--freeze: no tensor of the model matches \"\""},
-        {{.freeze = "wte,", .adapted = "*"}, false, "--freeze: no tensor of the model matches \"\""},
-        {{.freeze = "", .adapted = "", .rank = 2}, false, "--lora-on: no matrix of a layer matches \"\""},
+        {{.freeze = ",", .adapted = "*"}, false, "--freeze \",\": a pattern is empty"},
+        {{.freeze = "wte,", .adapted = "*"}, false, "--freeze \"wte,\": a pattern is empty"},
+        {{.freeze = "", .adapted = "", .rank = 2}, false, "--lora-on \"\": a pattern is empty"},
         {{.freeze = "", .adapted = "q_proj", .rank = 2}, true, "names are such as h.0.attn.c_attn.weight"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

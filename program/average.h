@@ -51,10 +51,10 @@ static inline int command_average(const Options *options) {
         tree_remove(options->out);
         good = false;
     }
-    if (!good) { exit_user_mistake(&error); }
-    printf("model      %s; eval, sample and --from take it\n", options->out);
     free(mean);
     free(values);
+    if (!good) { exit_user_mistake(&error); }
+    printf("model      %s; eval, sample and --from take it\n", options->out);
     hf_model_close(&first);
     return 0;
 }

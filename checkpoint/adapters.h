@@ -54,18 +54,17 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
     static const char *const begins[4] = {"gaussian", "eva", "orthogonal", "mica"};
     char path[PATH_MAX];
     json_error_t problem;
-    const char *type = "", *model = "";
+    const char *type = "", *bias = "none", *model = "";
     double alpha = 0;
     json_int_t rank = 0;
     if (!path_within(path, directory, ADAPTERS_CONFIG, error)) { return false; }
     json_t *root = json_load_file(path, 0, &problem);
-    const char *begun = json_string_value(json_object_get(root, "init_lora_weights")),
-               *bias = json_string_value(json_object_get(root, "bias"));
+    const char *begun = json_string_value(json_object_get(root, "init_lora_weights"));
     bool good = root != NULL || error_set(error, "%.300s: %.120s", path, problem.text);
-    if (good && (json_unpack(root, "{s:s, s:s, s:I, s:F}", "peft_type", &type, "base_model_name_or_path",
-                             &model, "r", &rank, "lora_alpha", &alpha) != 0 ||
-                 strcmp(type, "LORA") != 0 || (bias != NULL && strcmp(bias, "none") != 0) || rank < 1 ||
-                 rank > 65536 || !(fabs(alpha) <= 1e6) || strlen(model) >= PATH_MAX ||
+    if (good && (json_unpack(root, "{s:s, s?s, s:s, s:I, s:F}", "peft_type", &type, "bias", &bias,
+                             "base_model_name_or_path", &model, "r", &rank, "lora_alpha", &alpha) != 0 ||
+                 strcmp(type, "LORA") != 0 || strcmp(bias, "none") != 0 || rank < 1 || rank > 65536 ||
+                 !(fabs(alpha) <= 1e6) || strlen(model) >= PATH_MAX ||
                  json_array_size(json_object_get(root, "modules_to_save")) > 0 ||
                  json_object_size(json_object_get(root, "rank_pattern")) > 0 ||
                  json_object_size(json_object_get(root, "alpha_pattern")) > 0)) {

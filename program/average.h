@@ -31,12 +31,13 @@ static inline int command_average(const Options *options) {
           *values = (float *)memory_take(parameters, sizeof(float));
     for (; count < options->last && good && commit >= 0; count += good) {
         snprintf(path, sizeof path, "%s/commit-%lld/model", folder, (long long)commit);
-        good = hf_model_open(&model, path, &error);
+        HfModel *source = count == 0 ? &first : &model;
+        good = count == 0 || hf_model_open(source, path, &error);
         if (!good) { break; }
-        good = model.table.parameter_count == parameters ||
+        good = source->table.parameter_count == parameters ||
                error_set(&error, "%.300s is another model than the others", path);
-        if (good) { hf_model_read(&model, values); }
-        hf_model_close(&model);
+        if (good) { hf_model_read(source, values); }
+        if (count > 0) { hf_model_close(source); }
         for (size_t i = 0; i < parameters; i++) { mean[i] += (values[i] - mean[i]) / (float)(count + 1); }
         if (good) { printf("averaged   %s\n", path); }
         commit = checkpoint_newest_in(folder, commit);

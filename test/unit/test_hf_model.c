@@ -812,6 +812,7 @@ static void adapters_that_cannot_be_read_are_refused(void **state) {
         {"lora_alpha", "\"a\"", "a number lora_alpha"},
         {"peft_type", "\"IA3\"", "must have peft_type \"LORA\""},
         {"bias", "\"all\"", "bias \"none\""},
+        {"bias", "true", "bias \"none\""},
         {"modules_to_save", "[\"wte\"]", "no modules_to_save"},
         {"rank_pattern", "{\"c_fc\": 1}", "rank_pattern"},
         {"use_dora", "true", "\"use_dora\" is not supported"},

@@ -17,6 +17,7 @@
 # make test-ptx         the tests of CUDA kernels on a machine that executes nvcc's code (PTX), for
 #                       three architectures; make test does it for one. Needs nvcc, no GPU
 # make test-gpu, bench-gpu      test and bench for a GPU; see dev/gpu/README.md
+# make gpu-reference    losses of the CPU, to be compared with a GPU's; five minutes
 # make compare          all update rules at several link speeds, about ten minutes
 # make reproduce        the claims of three papers, made again: some hours, can be stopped and
 #                       goes on. make reproduce-A4, or reproduce- and a paper: a part of them.
@@ -380,8 +381,14 @@ run-compare: $(PROGRAM)
 	@PROGRAM=./$(PROGRAM) dev/compare/run
 
 # dev/gpu/build compiles with nvcc into build/gpu, which can also be copied to a machine
-# without nvcc.
-.PHONY: test-gpu bench-gpu
+# without nvcc. Its host code has these flags.
+.PHONY: test-gpu bench-gpu gpu-reference host-flags
+host-flags:
+	@echo '$(OPTIMIZE) $(CXX_WARNINGS)'
+
+gpu-reference: $(PROGRAM)
+	@dev/gpu/reference
+
 test-gpu bench-gpu: install-for-test
 	@if [ "$(HAVE_GPU)" != yes ]; then echo "no GPU here; for a machine that has one: dev/gpu/README.md"; exit 1; fi
 	@if [ "$(HAVE_CUDA)" = yes ]; then dev/gpu/build; fi

@@ -131,13 +131,11 @@ static void test_core_lists(void **state) {
     for (size_t i = 0; i < sizeof none_of_seven / sizeof none_of_seven[0]; i++) {
         assert_false(core_list_has(none_of_seven[i], 7));
     }
-    assert_int_equal(launch_quota_cores("200000 100000\n"), 2);
-    assert_int_equal(launch_quota_cores("150000 100000\n"), 2);
-    assert_int_equal(launch_quota_cores("50000 100000\n"), 1);
+    assert_int_equal(quota_cores("200000 100000\n"), 2);
+    assert_int_equal(quota_cores("150000 100000\n"), 2);
+    assert_int_equal(quota_cores("50000 100000\n"), 1);
     static const char *const none[] = {"max 100000\n", "", "5", "-1 100000", "1 0", "99999999999999 1"};
-    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
-        assert_int_equal(launch_quota_cores(none[i]), 0);
-    }
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) { assert_int_equal(quota_cores(none[i]), 0); }
 }
 
 // Eight hardware threads of four cores, as Linux mostly numbers them; the last two say
@@ -217,9 +215,9 @@ static void test_processors_for_nccl(void **state) {
 static void test_this_machine(void **state) {
     (void)state;
     ThreadChoice choice;
-    assert_true(launch_node_cores() >= 1 && launch_mask_cores() >= 1);
+    assert_true(machine_cores() >= 1 && process_cores() >= 1);
     launch_threads(1, 0, &choice);
-    assert_true(choice.threads >= 1 && choice.threads <= launch_mask_cores() && choice.reason[0] != '\0');
+    assert_true(choice.threads >= 1 && choice.threads <= process_cores() && choice.reason[0] != '\0');
     launch_threads(1000000, 0, &choice);
     assert_int_equal(choice.threads, 1);
 }

@@ -2,7 +2,9 @@
 # make CUDA=1           builds it for GPUs, also where there is only nvcc; ARCH="80 90" chooses
 #                       for which compute capabilities. CUDA=0: for CPUs, whatever is here
 #                       CUDNN=1: attention's forward pass by cuDNN, which is under CUDNN_HOME
-# make install          copies train_gpt to PREFIX=/usr/local, into bin; make uninstall removes it
+# make install          copies train_gpt, acco-launch, acco-keep-going, a man page and completion
+#                       for bash to PREFIX=/usr/local; make uninstall removes them
+# make dist             a tarball of the last commit in build/, which builds without git
 # make run              installs what is missing, builds, and trains a small model for a minute
 # make test             installs what is missing and runs all tests; GROUP=unit, rules, program or
 #                       cuda: those of one folder of test/
@@ -55,7 +57,7 @@ WISHES := CUDNN=$(CUDNN) CUDNN_HOME=$(CUDNN_HOME) CC=$(CC) CXX=$(CXX) MPICC=$(MP
 PROBE  := CC='$(CC)' CXX='$(CXX)' MPICC='$(MPICC)' NVCC='$(NVCC)' CPPFLAGS='$(CPPFLAGS)' LDFLAGS='$(LDFLAGS)' ARCH_FLAGS='$(ARCH_FLAGS)' \
           CUDA='$(CUDA)' CUDA_HOME='$(CUDA_HOME)' NCCL_HOME='$(NCCL_HOME)' MPI_HOME='$(MPI_HOME)' scripts/probe
 
-ifeq ($(filter clean help uninstall,$(MAKECMDGOALS)),)
+ifeq ($(filter clean help uninstall dist,$(MAKECMDGOALS)),)
 include $(CONFIG)
 endif
 ifneq ($(HAVE_MPI),yes)
@@ -82,7 +84,7 @@ NEEDED     = if grep -E '^compiler +missing' $(CONFIG).txt || grep -E '^(jansson
              rm -f $(CONFIG); echo "make run installs what it can; make info says more"; exit 1; fi
 
 # --version tells from which commit and for which processor the program was built.
-REVISION   = $(shell git describe --always --dirty --exclude '*' 2> /dev/null)
+REVISION   = $(or $(strip $(file < REVISION)),$(shell git describe --always --dirty --exclude '*' 2> /dev/null))
 FACTS      = -DACCO_REVISION='"$(REVISION)"' -DACCO_PROCESSOR='"$(PROCESSOR)"'
 
 # The CUDA program: the same sources, compiled by nvcc. The PTX of the oldest architecture
@@ -115,7 +117,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: all help info install uninstall run test test-asan test-tsan run-tests check check-cxx format options bench benches run-bench compare run-compare tokenizer clean \
+.PHONY: all help info install uninstall dist run test test-asan test-tsan run-tests check check-cxx format options bench benches run-bench compare run-compare tokenizer clean \
         install-for-run install-for-test install-for-check
 
 all: $(PROGRAM)
@@ -245,16 +247,21 @@ $(BUILD)/bench/%: dev/bench/%.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(COMPILE) $< -o $@ $(LDFLAGS) $(LIBS)
 
-# Copied, so that a later build does not change what is installed. The path may have blanks.
+# The path may have blanks.
 PREFIX := /usr/local
-INSTALLED = $(DESTDIR)$(PREFIX)/bin/train_gpt
 install: $(PROGRAM)
-	@mkdir -p "$(DESTDIR)$(PREFIX)/bin"
-	@cp $(PROGRAM) "$(INSTALLED).new" && mv "$(INSTALLED).new" "$(INSTALLED)"
-	@echo "installed $(INSTALLED)"
+	@scripts/install $(PROGRAM) "$(DESTDIR)$(PREFIX)"
 
 uninstall:
-	@if [ -e "$(INSTALLED)" ]; then rm "$(INSTALLED)" && echo "removed $(INSTALLED)"; else echo "there is no $(INSTALLED)"; fi
+	@scripts/install --remove "$(DESTDIR)$(PREFIX)"
+
+# Without git, the file REVISION says from which commit the tarball is.
+VERSION = $(shell sed -n 's/^\#define ACCO_VERSION "\(.*\)"/\1/p' options/options.h)
+dist:
+	@mkdir -p $(BUILD)
+	@git archive --format=tar.gz --prefix=acco.c-$(VERSION)/ --add-virtual-file=acco.c-$(VERSION)/REVISION:$(patsubst %-dirty,%,$(REVISION)) \
+	    -o $(BUILD)/acco.c-$(VERSION).tar.gz HEAD
+	@echo "$(BUILD)/acco.c-$(VERSION).tar.gz, of $(patsubst %-dirty,%,$(REVISION))"
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/emulated/*.d $(BUILD)/test/*.d $(BUILD)/bench/*.d $(BUILD)/fuzz/*.d $(PTX_DIR)/*.d)
 

@@ -150,11 +150,13 @@ static void what_is_missing_is_named(void **state) {
 static void make_installs_and_explains(void **state) {
     Stage *stage = stage_of(state);
     build(stage, ON_CPUS "install PREFIX=there");
-    shell(stage, "test -x there/bin/train_gpt");
+    shell(stage, "test -x there/bin/train_gpt && test -f there/share/man/man1/train_gpt.1 && "
+                 "there/bin/acco-launch echo launched > launched && grep -q launched launched && "
+                 "{ there/bin/acco-keep-going 2> usage; grep -q HOSTFILE usage; }");
     build(stage, ON_CPUS "install PREFIX=\"over there\"");
     shell(stage, "test -x 'over there/bin/train_gpt'");
     run(stage, "make uninstall PREFIX=\"over there\"");
-    shell(stage, "test ! -e 'over there/bin/train_gpt'");
+    shell(stage, "test -z \"$(find 'over there' -type f -o -type l)\"");
     Outcome outcome = run(stage, "make help");
     outcome_check(&outcome, 0, "make help");
     text_check(outcome.output, "make CUDA=1", "make help");

@@ -118,12 +118,7 @@ static inline void gemm_limit(Stream *stream, int sm_count) {
     KERNEL_ON_GPU(stream, cuda_gemm_limit(stream, sm_count))
 }
 
-static inline void gemm_close(Stream *stream) {
-#ifdef ACCO_HAVE_CUDNN
-    if (stream->queue != NULL) { cudnn_close(stream); }
-#endif
-    KERNEL_ON_GPU(stream, cuda_gemm_close(stream))
-}
+static inline void gemm_close(Stream *stream) { KERNEL_ON_GPU(stream, cuda_gemm_close(stream)) }
 
 static inline void matmul(Stream *stream, const Matmul *work) {
     KERNEL_ON_GPU(stream, cuda_matmul(stream, work))

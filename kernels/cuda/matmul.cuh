@@ -63,7 +63,6 @@ typedef struct CudaGemmLibrary {
     uint64_t products; // so far
     int count;         // of plans
     CudaGemmPlan plans[CUDA_GEMM_SHAPES];
-    struct CudnnLibrary *cudnn; // in programs with cuDNN (cudnn.cuh): what it keeps for the stream, or NULL
 } CudaGemmLibrary;
 
 #define CUBLAS_CHECK(call) cublas_check((call), #call)

@@ -63,8 +63,8 @@
 #endif
 
 // Whether this program contains code for the GPU: it may have been built for others only.
-// Loads all kernels, including those of the library (gpu_load_eagerly), so that what they
-// take of the GPU's memory is seen by who measures that afterwards.
+// Loads the library, and after gpu_load_eagerly all kernels, so that what they take of the GPU's
+// memory is seen by who measures that afterwards.
 static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
 #ifdef ACCO_HAVE_CUDA
     cudaFuncAttributes attributes;

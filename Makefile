@@ -1,7 +1,6 @@
 # make                  builds ./train_gpt: for GPUs where nvcc and a GPU are, else for CPUs
 # make CUDA=1           builds it for GPUs, also where there is only nvcc; ARCH="80 90" chooses
 #                       for which compute capabilities. CUDA=0: for CPUs, whatever is here
-#                       CUDNN=1: attention's forward pass by cuDNN, which is under CUDNN_HOME
 # make install          copies train_gpt, acco-launch, acco-keep-going, a man page and completion
 #                       for bash to PREFIX=/usr/local; make uninstall removes them
 # make dist             a tarball of the last commit in build/, which builds without git
@@ -44,15 +43,13 @@ BENCHES := $(sort $(basename $(notdir $(wildcard dev/bench/bench_*.c))))
 CORES   := $(shell nproc)
 PLAN_PAGE := build/plan-page.inc
 
-COMMA     := ,
-
 .DEFAULT_GOAL := all
 .SUFFIXES:
 .DELETE_ON_ERROR:
 
 # What the user asks for. The result of the probe has other names, so that it is not taken
 # for a wish the next time.
-WISHES := CUDNN=$(CUDNN) CUDNN_HOME=$(CUDNN_HOME) CC=$(CC) CXX=$(CXX) MPICC=$(MPICC) NVCC=$(NVCC) CPPFLAGS=$(CPPFLAGS) LDFLAGS=$(LDFLAGS) ARCH_FLAGS=$(ARCH_FLAGS) \
+WISHES := CC=$(CC) CXX=$(CXX) MPICC=$(MPICC) NVCC=$(NVCC) CPPFLAGS=$(CPPFLAGS) LDFLAGS=$(LDFLAGS) ARCH_FLAGS=$(ARCH_FLAGS) \
           CUDA=$(CUDA) CUDA_HOME=$(CUDA_HOME) NCCL_HOME=$(NCCL_HOME) MPI_HOME=$(MPI_HOME)
 PROBE  := CC='$(CC)' CXX='$(CXX)' MPICC='$(MPICC)' NVCC='$(NVCC)' CPPFLAGS='$(CPPFLAGS)' LDFLAGS='$(LDFLAGS)' ARCH_FLAGS='$(ARCH_FLAGS)' \
           CUDA='$(CUDA)' CUDA_HOME='$(CUDA_HOME)' NCCL_HOME='$(NCCL_HOME)' MPI_HOME='$(MPI_HOME)' scripts/probe
@@ -97,13 +94,6 @@ CUDA_FLAGS := -std=c++20 -O3 --threads 0 -ccbin $(lastword $(CXX)) \
               $(if $(filter yes,$(HAVE_NCCL)),-DACCO_HAVE_NCCL) $(MPI_FLAGS) $(ONEDNN_FLAGS) -Xcompiler "$(OPTIMIZE) -g $(CXX_WARNINGS)" \
               $(CPPFLAGS) $(CUDA_FLAGS_FOUND)
 CUDA_LINK    := $(LDFLAGS) $(if $(filter yes,$(HAVE_NCCL)),-lnccl) $(CUDA_LIBS) $(LIBS)
-
-# CUDNN=1: attention's forward pass by cuDNN 9 (kernels/cuda/cudnn.cuh). Its headers, those of
-# its frontend, and libcudnn are where the compiler finds them, or under CUDNN_HOME.
-ifeq ($(CUDNN),1)
-CUDA_FLAGS += -DACCO_HAVE_CUDNN $(if $(CUDNN_HOME),-isystem $(CUDNN_HOME)/include)
-CUDA_LINK  += $(if $(CUDNN_HOME),-L$(CUDNN_HOME)/lib -Wl$(COMMA)-rpath$(COMMA)$(CUDNN_HOME)/lib) -l:libcudnn.so.9 -lnvrtc
-endif
 
 # The same sources compiled by the host's C++ compiler against an emulator of GPUs
 # (test/simt): how `make test` runs CUDA kernels.

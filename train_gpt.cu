@@ -402,10 +402,10 @@ int main(int argc, char **argv) {
     Run *run = (Run *)memory_take(1, sizeof *run);
     Error error = {""};
     files_open_standard();
-    gpu_load_eagerly();
     signal(SIGXFSZ, SIG_IGN); // a file at its size limit is reported as a full disk is
     bool understood =
         options_parse(argc, argv, &run->options, &error) && options_check(&run->options, &error);
+    if (transport_was_launched() && run->options.gpu_exchange != GPU_EXCHANGE_HOST) { gpu_load_eagerly(); }
     meet_ranks(run, understood, &error);
     run->rule = options_rule(&run->options);
     find_models(&run->options);

@@ -63,8 +63,8 @@
 #endif
 
 // Whether this program contains code for the GPU: it may have been built for others only.
-// Loads all kernels, including those of the library (gpu_load_eagerly), so that what they
-// take of the GPU's memory is seen by who measures that afterwards.
+// Loads the library, and after gpu_load_eagerly all kernels, so that what they take of the GPU's
+// memory is seen by who measures that afterwards.
 static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
 #ifdef ACCO_HAVE_CUDA
     cudaFuncAttributes attributes;
@@ -118,12 +118,7 @@ static inline void gemm_limit(Stream *stream, int sm_count) {
     KERNEL_ON_GPU(stream, cuda_gemm_limit(stream, sm_count))
 }
 
-static inline void gemm_close(Stream *stream) {
-#ifdef ACCO_HAVE_CUDNN
-    if (stream->queue != NULL) { cudnn_close(stream); }
-#endif
-    KERNEL_ON_GPU(stream, cuda_gemm_close(stream))
-}
+static inline void gemm_close(Stream *stream) { KERNEL_ON_GPU(stream, cuda_gemm_close(stream)) }
 
 static inline void matmul(Stream *stream, const Matmul *work) {
     KERNEL_ON_GPU(stream, cuda_matmul(stream, work))

@@ -47,9 +47,7 @@ static inline void epilogue_plan(Stream *stream, EpilogueProduct *product, const
                                  cublasLtEpilogue_t epilogue, const EpilogueArrays *arrays) {
     const CudaGemmLibrary *library = (const CudaGemmLibrary *)stream->gemm;
     CudaGemmPlan *plan = &product->plan;
-    cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS];
     int64_t stride = gemm->m;
-    int count;
     plan->gemm = *gemm;
     cuda_gemm_align(&plan->gemm, arrays->a, arrays->b, arrays->result);
     cuda_gemm_describe(plan);
@@ -58,19 +56,19 @@ static inline void epilogue_plan(Stream *stream, EpilogueProduct *product, const
         cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, stride);
     }
     epilogue_point(plan, arrays);
-    product->status = cuda_gemm_offers(library, plan, offers, &count);
+    product->status = cuda_gemm_take(library, plan);
     product->planned = true;
     if (product->status != CUBLAS_STATUS_SUCCESS) { cuda_gemm_forget(plan); }
 }
 
 // Queues the product. Returns the library's error if it has no algorithm for it, or if
-// the one that it offered fails; then nothing was done, then and in all later calls.
+// what it offers fails; then nothing was done, then and in all later calls.
 static inline cublasStatus_t epilogue_run(Stream *stream, EpilogueProduct *product, const CudaGemm *gemm,
                                           cublasLtEpilogue_t epilogue, const EpilogueArrays *arrays) {
     if (!product->planned) { epilogue_plan(stream, product, gemm, epilogue, arrays); }
     if (product->status != CUBLAS_STATUS_SUCCESS) { return product->status; }
     epilogue_point(&product->plan, arrays);
-    product->status = cuda_gemm_run(stream, &product->plan, 1.0f, arrays->a, arrays->b, arrays->result);
+    product->status = cuda_gemm_run(stream, &product->plan, 1, 1.0f, arrays->a, arrays->b, arrays->result);
     if (product->status != CUBLAS_STATUS_SUCCESS) { cuda_gemm_forget(&product->plan); }
     return product->status;
 }

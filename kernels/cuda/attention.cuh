@@ -28,9 +28,6 @@
 // sum does not.
 #pragma once
 
-#ifdef ACCO_HAVE_CUDNN
-#include "kernels/cuda/cudnn.cuh"
-#endif
 #include "kernels/cpu/attention.h"
 #include "kernels/cuda/language.cuh"
 
@@ -822,9 +819,6 @@ static inline void cuda_attention_choose(Stream *stream, const Attention &work) 
 }
 
 template <typename R> static inline void cuda_attention(Stream *stream, const Attention *work) {
-#ifdef ACCO_HAVE_CUDNN
-    if (cudnn_attention_forward(stream, work)) { return; }
-#endif
     (work->starts == NULL ? cuda_attention_choose<R, false, 16, 32, 48, 64, 80, 96, 128>
                           : cuda_attention_choose<R, true, 16, 32, 48, 64, 80, 96, 128>)(stream, *work);
 }

@@ -11,12 +11,17 @@
 // docs/kernels.md, section 8.
 //
 // For every shape the library offers several algorithms. Its first offer is taken, so that
-// runs repeat bit for bit. What the quickest would save, dev/gpu/bench measures. The
-// algorithm is kept in a plan, for the shapes used last: training has about twenty, but every
+// runs repeat bit for bit. What the quickest would save, dev/gpu/bench measures. An offer that
+// the library itself refuses gives way to the next one, once, when the plan is made or first
+// run, and a line says so. Both follow from the shape, the version of the library and the kind
+// of GPU, and from nothing that was measured, so all ranks with the same GPUs take the same one.
+//
+// The algorithm is kept in a plan, for the shapes used last: training has about twenty, but every
 // batch of an evaluation may have rows of its own. Where an exchange may be under way
 // (scheduler.h), a shape has a second plan, which counts on fewer multiprocessors. Some
 // products are several at once, of matrices that lie one behind the other: their algorithm
-// is chosen for the largest number of them, so that bits do not depend on how many there are.
+// is chosen for the largest number of them, so that bits do not depend on how many there are,
+// and must be able to do fewer.
 //
 // Products of FP8 sum over what lies side by side in both operands: GPUs before 10.0 have
 // no others.
@@ -53,6 +58,8 @@ typedef struct CudaGemmPlan {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, result;
     cublasLtMatmulAlgo_t algorithm;
+    int next;     // the library's offer behind the one that was taken
+    bool has_run; // so its algorithm stays
 } CudaGemmPlan;
 
 // What a stream keeps for its products.
@@ -61,9 +68,9 @@ typedef struct CudaGemmLibrary {
     void *workspace;   // (GEMM_WORKSPACE_BYTES)
     int sm_count;      // multiprocessors that products may count on now; 0: all
     uint64_t products; // so far
+    bool has_refused;  // a first offer, which was said
     int count;         // of plans
     CudaGemmPlan plans[CUDA_GEMM_SHAPES];
-    struct CudnnLibrary *cudnn; // in programs with cuDNN (cudnn.cuh): what it keeps for the stream, or NULL
 } CudaGemmLibrary;
 
 #define CUBLAS_CHECK(call) cublas_check((call), #call)
@@ -133,11 +140,10 @@ static inline uint32_t cuda_gemm_alignment(const void *place, int stride, Precis
     return (uint32_t)(common & (~common + 1));
 }
 
-// The algorithms that the library proposes for a plan, which takes the first one. *count: how
-// many; at least one, unless the status returned is an error.
-static inline cublasStatus_t cuda_gemm_offers(const CudaGemmLibrary *library, CudaGemmPlan *plan,
-                                              cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS],
-                                              int *count) {
+// The algorithms that the library proposes for a plan, the best first by its own estimate.
+static inline cublasStatus_t cuda_gemm_ask(const CudaGemmLibrary *library, const CudaGemmPlan *plan,
+                                           cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS],
+                                           int *count) {
     const CudaGemm *gemm = &plan->gemm;
     cublasLtMatmulPreference_t preference;
     size_t workspace_bytes = GEMM_WORKSPACE_BYTES;
@@ -158,17 +164,91 @@ static inline cublasStatus_t cuda_gemm_offers(const CudaGemmLibrary *library, Cu
         cublasLtMatmulAlgoGetHeuristic(library->handle, plan->operation, plan->a, plan->b, plan->result,
                                        plan->result, preference, CUDA_GEMM_OFFERS, offers, count);
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
-    if (*count > 0) { plan->algorithm = offers[0].algo; }
-    return status == CUBLAS_STATUS_SUCCESS && *count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : status;
+    return status;
 }
 
-static inline cublasStatus_t cuda_gemm_run(Stream *stream, const CudaGemmPlan *plan, float scale,
-                                           const void *a, const void *b, void *result) {
+// From now on the plan is one of `count` products at once.
+static inline void cuda_gemm_set_count(const CudaGemmPlan *plan, int count) {
+    const cublasLtMatrixLayout_t layouts[] = {plan->a, plan->b, plan->result};
+    for (int i = 0; i < 3 && plan->gemm.most > 1; i++) {
+        cuda_gemm_set(layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, count);
+    }
+}
+
+// Whether the library can do what it offers, in the workspace there is, for every count of
+// products.
+static inline bool cuda_gemm_is_usable(const CudaGemmLibrary *library, const CudaGemmPlan *plan,
+                                       const cublasLtMatmulHeuristicResult_t *offer) {
+    cublasStatus_t status = offer->state;
+    int count = 1;
+    do {
+        cublasLtMatmulHeuristicResult_t found = *offer;
+        if (status != CUBLAS_STATUS_SUCCESS) { return false; }
+        cuda_gemm_set_count(plan, count);
+        status = cublasLtMatmulAlgoCheck(library->handle, plan->operation, plan->a, plan->b, plan->result,
+                                         plan->result, &offer->algo, &found);
+        if (found.workspaceSize > GEMM_WORKSPACE_BYTES) { return false; }
+    } while (++count <= plan->gemm.most);
+    return status == CUBLAS_STATUS_SUCCESS;
+}
+
+// Takes the next of the library's offers for the plan that can be used: for a new one its first.
+static inline cublasStatus_t cuda_gemm_take(const CudaGemmLibrary *library, CudaGemmPlan *plan) {
+    cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS];
+    int count;
+    cublasStatus_t status = cuda_gemm_ask(library, plan, offers, &count);
+    while (plan->next < count && !cuda_gemm_is_usable(library, plan, &offers[plan->next])) { plan->next++; }
+    if (status == CUBLAS_STATUS_SUCCESS && plan->next >= count) { return CUBLAS_STATUS_NOT_SUPPORTED; }
+    if (status == CUBLAS_STATUS_SUCCESS) { plan->algorithm = offers[plan->next++].algo; }
+    return status;
+}
+
+// Puts `count` products of the plan into the queue.
+static inline cublasStatus_t cuda_gemm_call(const Stream *stream, const CudaGemmPlan *plan, int count,
+                                            float scale, const void *a, const void *b, void *result) {
     const CudaGemmLibrary *library = (const CudaGemmLibrary *)stream->gemm;
     float beta = plan->gemm.accumulate ? 1.0f : 0.0f;
+    cuda_gemm_set_count(plan, count);
     return cublasLtMatmul(library->handle, plan->operation, &scale, a, plan->a, b, plan->b, &beta, result,
                           plan->result, result, plan->result, &plan->algorithm, library->workspace,
                           GEMM_WORKSPACE_BYTES, (cudaStream_t)stream->queue);
+}
+
+// Whether the library says that the algorithm does not suit the product; it has then done nothing.
+// Other errors, such as a launch that fails, may be those of one rank alone: no rank takes another
+// algorithm because of them.
+static inline bool cuda_gemm_is_refusal(cublasStatus_t status) {
+    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
+           status == CUBLAS_STATUS_ARCH_MISMATCH;
+}
+
+static inline void cuda_gemm_text(char *text, size_t size, const CudaGemm *gemm) {
+    snprintf(text, size, "a product of m %d, n %d, k %d%s%s, of %s, the result %s%s", gemm->m, gemm->n,
+             gemm->k, gemm->a_transposed ? ", a transposed" : "", gemm->b_transposed ? ", b transposed" : "",
+             precision_name(gemm->b_precision), precision_name(gemm->result_precision),
+             gemm->accumulate ? " and added to" : "");
+}
+
+// cuda_gemm_call for a plan that may be new: an offer that is refused gives way to the next one.
+static inline cublasStatus_t cuda_gemm_run(Stream *stream, CudaGemmPlan *plan, int count, float scale,
+                                           const void *a, const void *b, void *result) {
+    CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;
+    cublasStatus_t status = cuda_gemm_call(stream, plan, count, scale, a, b, result);
+    while (!plan->has_run && cuda_gemm_is_refusal(status) &&
+           cuda_gemm_take(library, plan) == CUBLAS_STATUS_SUCCESS) {
+        status = cuda_gemm_call(stream, plan, count, scale, a, b, result);
+    }
+    if (status == CUBLAS_STATUS_SUCCESS && plan->next > 1 && !library->has_refused) {
+        char text[256];
+        cuda_gemm_text(text, sizeof text, &plan->gemm);
+        fprintf(stderr,
+                "train_gpt: cuBLASLt refuses its own first offer for %s; number %d is taken. Others are not "
+                "named\n",
+                text, plan->next);
+        library->has_refused = true;
+    }
+    plan->has_run |= status == CUBLAS_STATUS_SUCCESS;
+    return status;
 }
 
 // The library has read a plan when its call returns: what is under way does not need it.
@@ -196,15 +276,12 @@ static inline CudaGemmPlan *cuda_gemm_plan(CudaGemmLibrary *library, const CudaG
     plan->used = ++library->products;
     if (is_known) { return plan; }
     plan->gemm = *gemm;
+    plan->next = 0;
+    plan->has_run = false;
     cuda_gemm_describe(plan);
-    cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS];
-    int offer_count;
-    cublasStatus_t status = cuda_gemm_offers(library, plan, offers, &offer_count);
-    char text[256];
-    snprintf(text, sizeof text, "no algorithm for a product of m %d, n %d, k %d%s%s, of %s, the result %s%s",
-             gemm->m, gemm->n, gemm->k, gemm->a_transposed ? ", a transposed" : "",
-             gemm->b_transposed ? ", b transposed" : "", precision_name(gemm->b_precision),
-             precision_name(gemm->result_precision), gemm->accumulate ? " and added to" : "");
+    cublasStatus_t status = cuda_gemm_take(library, plan);
+    char text[256] = "no algorithm for ";
+    cuda_gemm_text(text + strlen(text), sizeof text - strlen(text), gemm);
     cublas_check(status, text);
     return plan;
 }
@@ -254,14 +331,10 @@ static inline void cuda_matmul(Stream *stream, const Matmul *work) {
                      .most = work->most,
                      .sm_count = library->sm_count};
     cuda_gemm_align(&gemm, work->b, work->a, work->result);
-    const CudaGemmPlan *plan = cuda_gemm_plan(library, &gemm);
-    cublasLtMatrixLayout_t layouts[3] = {plan->a, plan->b, plan->result};
-    for (int i = 0; i < 3 && work->most > 1; i++) {
-        cuda_gemm_set(layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, work->count);
-    }
+    CudaGemmPlan *plan = cuda_gemm_plan(library, &gemm);
     if (work->a_scale != NULL) {
         cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, work->b_scale);
         cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, work->a_scale);
     }
-    CUBLAS_CHECK(cuda_gemm_run(stream, plan, work->scale, work->b, work->a, work->result));
+    CUBLAS_CHECK(cuda_gemm_run(stream, plan, work->count, work->scale, work->b, work->a, work->result));
 }

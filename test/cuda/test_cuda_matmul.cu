@@ -146,6 +146,102 @@ static void a_limit_has_plans_of_its_own(void **state) {
     products_close(&products);
 }
 
+// ---- Offers that are refused ----------------------------------------------------------
+
+#ifdef ACCO_SIMT_H
+// What `run` says on stderr is written to text.
+static void say_into(char text[512], void (*run)(Products *products), Products *products) {
+    FILE *file = tmpfile();
+    int terminal = dup(STDERR_FILENO);
+    assert_true(file != NULL && terminal >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
+    run(products);
+    fflush(stderr);
+    assert_true(dup2(terminal, STDERR_FILENO) >= 0);
+    close(terminal);
+    rewind(file);
+    text[fread(text, 1, 511, file)] = '\0';
+    fclose(file);
+}
+
+static void run_three_shapes(Products *products) {
+    for (int rows = 5; rows <= 7; rows++) {
+        for (int i = 0; i < 2; i++) { products_check(products, rows); }
+    }
+}
+
+// Three matrices at once, then fewer: 4 rows of the input each, all of the weight's own.
+static void run_batches(Products *products) {
+    for (int count = 3; count > 0; count--) {
+        matmul_products(&products->stream, products->device_output, products->device_input, false,
+                        products->device_weight, true, 4, 4, INPUTS, count, 3);
+        host_reals(products->output, products->device_output, (size_t)count * 16, PRECISION_FP32);
+        for (int i = 0; i < count * 16; i++) {
+            double sum = 0;
+            for (int k = 0; k < INPUTS; k++) {
+                sum += (double)products->input[i / 4 * INPUTS + k] *
+                       (double)products->weight[(i / 16 * 4 + i % 4) * INPUTS + k];
+            }
+            assert_true(fabs((double)products->output[i] - sum) <= 1e-4 * fmax(1.0, fabs(sum)));
+        }
+    }
+}
+#endif
+
+// An offer that the library itself refuses gives way to the next: where the offer says so, where
+// the library says so when asked, for all counts of products or for some, where it wants too much
+// workspace, and where it refuses as late as at the first run. The program says it once.
+static void a_refused_offer_gives_way_to_the_next(void **state) {
+    (void)state;
+#ifdef ACCO_SIMT_H
+    static const char *const wrong[] = {"", "state", "check", "few", "workspace", "run"};
+    for (int i = 0; i < 6; i++) {
+        for (int batch = 0; batch < 2; batch++) {
+            char text[512];
+            Products products = products_open(PRECISION_FP32);
+            const CudaGemmLibrary *library = library_of(&products.stream);
+            setenv("SIMT_OFFER", wrong[i], 1);
+            say_into(text, batch == 1 ? run_batches : run_three_shapes, &products);
+            unsetenv("SIMT_OFFER");
+            assert_int_equal(library->count, batch == 1 ? 1 : 3);
+            for (int k = 0; k < library->count; k++) {
+                assert_int_equal(library->plans[k].algorithm.data[0], i > 0);
+            }
+            const char *said = strstr(text, "cuBLASLt refuses its own first offer for a product of m ");
+            assert_int_equal(said != NULL, i > 0);
+            assert_true(said == NULL || strstr(said + 1, "cuBLASLt") == NULL);
+            products_close(&products);
+        }
+    }
+#endif
+}
+
+// One that fails otherwise, perhaps on this rank alone, does not; and what has run stays.
+static void a_failure_is_no_refusal(void **state) {
+    (void)state;
+#ifdef ACCO_SIMT_H
+    static const struct {
+        const char *wrong;
+        cublasStatus_t first, second; // of the first run, and of one that comes after a good one
+    } cases[] = {{"run", CUBLAS_STATUS_SUCCESS, CUBLAS_STATUS_NOT_SUPPORTED},
+                 {"launch", CUBLAS_STATUS_EXECUTION_FAILED, CUBLAS_STATUS_EXECUTION_FAILED}};
+    for (int i = 0; i < 4; i++) {
+        Products products = products_open(PRECISION_FP32);
+        CudaGemmLibrary *library = library_of(&products.stream);
+        products_run(&products, 7);
+        CudaGemmPlan *plan = &library->plans[0];
+        plan->has_run = i % 2 == 1;
+        library->has_refused = true; // nothing is printed
+        setenv("SIMT_OFFER", cases[i / 2].wrong, 1);
+        cublasStatus_t status = cuda_gemm_run(&products.stream, plan, 1, 1.0f, products.device_weight,
+                                              products.device_input, products.device_output);
+        unsetenv("SIMT_OFFER");
+        assert_int_equal(status, i % 2 == 1 ? cases[i / 2].second : cases[i / 2].first);
+        assert_int_equal(plan->algorithm.data[0], i == 0);
+        products_close(&products);
+    }
+#endif
+}
+
 // ---------------------------------------------------------------------------------------
 // GELU in epilogues. bf16 rounds by 2^-9 of a value at most; bounds are 2^-8 of each
 // value that is rounded on the way, and for a GPU's approximate tanh, which may be wrong
@@ -462,6 +558,8 @@ int main(void) {
         cmocka_unit_test(what_gives_way_leaves_nothing),
         cmocka_unit_test(what_is_used_keeps_its_plan),
         cmocka_unit_test(a_limit_has_plans_of_its_own),
+        cmocka_unit_test(a_refused_offer_gives_way_to_the_next),
+        cmocka_unit_test(a_failure_is_no_refusal),
         cmocka_unit_test(gelu_in_an_epilogue_agrees_with_our_kernel),
         cmocka_unit_test(the_derivative_in_an_epilogue_agrees_with_our_kernel),
         cmocka_unit_test(all_rows_of_a_gradient_are_added),

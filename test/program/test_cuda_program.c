@@ -26,6 +26,7 @@ static void set_gpus(const char *gpus, const char *megabytes) {
     unsetenv("SIMT_NO_ALGORITHM");
     unsetenv("SIMT_SAY_LOADING");
     unsetenv("SIMT_PLANS_DIFFER");
+    unsetenv("SIMT_OFFER");
     unsetenv("CUDA_MODULE_LOADING");
     unsetenv("SIMT_DRIVER");
     unsetenv("SIMT_CAPABILITY");
@@ -35,6 +36,13 @@ static void set_gpus(const char *gpus, const char *megabytes) {
     unsetenv("SIMT_RANGES");
     if (gpus != NULL) { setenv("SIMT_GPUS", gpus, 1); }
     if (megabytes != NULL) { setenv("SIMT_MEMORY_MB", megabytes, 1); }
+}
+
+static int times_in(const char *text, const char *part) {
+    int times = 0;
+    assert_non_null(text);
+    for (const char *at = text; (at = strstr(at, part)) != NULL; at += strlen(part)) { times++; }
+    return times;
 }
 
 // The validation loss at the end.
@@ -564,17 +572,42 @@ static void a_product_without_an_algorithm_is_named(void **state) {
                "a product that the library lacks");
 }
 
-// All kernels are loaded before any of them runs, unless the user says otherwise.
-static void kernels_are_loaded_at_the_start(void **state) {
-    static const char *const wishes[] = {NULL, "LAZY"};
+// Where the library refuses its own first offers, all ranks take the next ones, and say so.
+static void refused_offers_give_way_on_all_ranks(void **state) {
+    Fleet *fleet = fleet_new(stage_with_ranks(state));
+    set_trouble("SIMT_OFFER", "run");
     for (int i = 0; i < 2; i++) {
+        fleet_start(fleet, 2, "--optimizer ddp --inner muon --overlap %s", i == 0 ? "on" : "off");
+    }
+    fleet_finish(fleet);
+    check_same(fleet, 0, 1);
+    const char *said = "train_gpt: cuBLASLt refuses its own first offer for a product of m ";
+    const char *errors = stage_read_text(fleet->stage, fleet->trainings[0].program.error_path);
+    assert_true(times_in(errors, said) >= 2);
+    stage_end_all(stage_of(state));
+}
+
+// Where ranks may send by NCCL all kernels are loaded before any of them runs, unless the user
+// says otherwise; elsewhere each when it is first used.
+static void kernels_are_loaded_at_the_start_for_nccl(void **state) {
+    static const struct {
+        int ranks;
+        const char *wish, *exchange, *loaded;
+    } cases[] = {{0, NULL, "auto", "by default"}, {0, "EAGER", "auto", "EAGER"},
+                 {2, NULL, "auto", "EAGER"},      {2, "LAZY", "auto", "LAZY"},
+                 {2, NULL, "nccl", "EAGER"},      {2, NULL, "host", "by default"}};
+    for (int i = 0; i < 6; i++) {
+        char expected[64], options[128];
+        Stage *stage = cases[i].ranks > 0 ? stage_with_ranks(state) : stage_of(state);
         set_trouble("SIMT_SAY_LOADING", "1");
-        if (wishes[i] != NULL) { setenv("CUDA_MODULE_LOADING", wishes[i], 1); }
-        Outcome outcome = program_run(stage_of(state), 0, "plan --config base.json --device cuda");
-        outcome_check(&outcome, 0, "a plan");
-        text_check(outcome.errors,
-                   i == 0 ? "emulator: kernels are loaded EAGER\n" : "emulator: kernels are loaded LAZY\n",
-                   "a plan");
+        if (cases[i].wish != NULL) { setenv("CUDA_MODULE_LOADING", cases[i].wish, 1); }
+        snprintf(options, sizeof options, "--config base.json --tokens 64 --out loaded%d --gpu-exchange %s",
+                 i, cases[i].exchange);
+        Outcome outcome = program_run(stage, cases[i].ranks, options);
+        outcome_check(&outcome, 0, options);
+        snprintf(expected, sizeof expected, "emulator: kernels are loaded %s\n", cases[i].loaded);
+        text_check(outcome.errors, expected, options);
+        assert_int_equal(times_in(outcome.errors, "kernels are loaded "), times_in(outcome.errors, expected));
     }
 }
 
@@ -765,13 +798,6 @@ static void write_stage(const Stage *stage) {
 
 // ---- Reports --------------------------------------------------------------------------
 
-static int times_in(const char *text, const char *part) {
-    int times = 0;
-    assert_non_null(text);
-    for (const char *at = text; (at = strstr(at, part)) != NULL; at += strlen(part)) { times++; }
-    return times;
-}
-
 // The share of what the maker states for bf16; unknown for other GPUs and in fp32.
 static void reports_tell_the_share_of_the_peak(void **state) {
     static const struct {
@@ -862,7 +888,8 @@ int main(int argc, char **argv) {
         GPU_TEST(a_cuda_error_ends_the_job),
         GPU_TEST(a_failing_product_ends_the_job),
         GPU_TEST(a_product_without_an_algorithm_is_named),
-        GPU_TEST(kernels_are_loaded_at_the_start),
+        GPU_TEST(refused_offers_give_way_on_all_ranks),
+        GPU_TEST(kernels_are_loaded_at_the_start_for_nccl),
         GPU_TEST(a_driver_or_program_that_does_not_fit_is_named),
         GPU_TEST(older_gpus_have_no_products_of_fp8),
         GPU_TEST(a_gpu_that_is_unlike_the_others_is_named),

@@ -14,6 +14,7 @@ enum { SIMT_PROCESSORS = 1 };
 static inline int simt_processors_taken(void) { return 0; }
 static inline bool simt_algorithm_lacks(void) { return false; }
 static inline bool simt_plans_differ(void) { return false; }
+static inline bool simt_offer_is(const char *) { return false; }
 static inline bool simt_product_fails(void) { return false; }
 static inline bool simt_is_captured(cudaStream_t) { return false; }
 static inline void simt_fail(const char *what) {

@@ -41,6 +41,7 @@ typedef enum cudaDataType_t {
 typedef enum cublasStatus_t {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_ARCH_MISMATCH = 8,
     CUBLAS_STATUS_EXECUTION_FAILED = 13,
     CUBLAS_STATUS_NOT_SUPPORTED = 15
 } cublasStatus_t;
@@ -109,6 +110,7 @@ struct cublasLtMatmulAlgo_t {
 struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;
     size_t workspaceSize;
+    cublasStatus_t state; // without success the members before it mean nothing
 };
 
 // Descriptions of products and matrices: how many there are, and how many products were
@@ -227,8 +229,9 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
     uint64_t rounds =
         (preference->reduction_schemes & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0;
     uint64_t first = operation->processors != 0 && simt_plans_differ();
-    offers[0] = {{{first, rounds}}, 0};
-    offers[1] = {{{1 - first, rounds}}, 0};
+    offers[0] = {{{first, rounds}}, 0, CUBLAS_STATUS_SUCCESS};
+    offers[1] = {{{1 - first, rounds}}, 0, CUBLAS_STATUS_SUCCESS};
+    if (simt_offer_is("state")) { offers[first].state = CUBLAS_STATUS_NOT_SUPPORTED; }
     *count = 2;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -236,6 +239,19 @@ inline bool simt_knows(const cublasLtMatmulAlgo_t *algorithm) {
     static const uint64_t zeros[6] = {0};
     return algorithm->data[0] <= 1 && algorithm->data[1] <= 1 &&
            memcmp(algorithm->data + 2, zeros, sizeof zeros) == 0;
+}
+inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
+                                              const cublasLtMatmulAlgo_t *algorithm,
+                                              cublasLtMatmulHeuristicResult_t *found) {
+    bool first = algorithm->data[0] == 0,
+         refused = first && (simt_offer_is("check") || (simt_offer_is("few") && d->count < 3));
+    found->workspaceSize = first && simt_offer_is("workspace") ? SIZE_MAX : 0;
+    return !refused && simt_knows(algorithm) && simt_can_end_so(operation, d) &&
+                   simt_can_multiply(operation, a, b, d)
+               ? CUBLAS_STATUS_SUCCESS
+               : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 // The number of a code: a sign, exponents biased by 7 or 15, and 3 or 2 bits of mantissa.
 // Of e4m3 only the largest code is a NaN, e5m2 has what IEEE's formats have.
@@ -360,8 +376,9 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t oper
                                      const cublasLtMatmulAlgo_t *algorithm, void *, size_t,
                                      cudaStream_t stream) {
     simt_check_processors(operation);
-    if (simt_product_fails()) { return CUBLAS_STATUS_EXECUTION_FAILED; }
-    if (!simt_knows(algorithm) || !simt_can_end_so(operation, d_layout) ||
+    bool first = algorithm->data[0] == 0;
+    if (simt_product_fails() || (first && simt_offer_is("launch"))) { return CUBLAS_STATUS_EXECUTION_FAILED; }
+    if ((first && simt_offer_is("run")) || !simt_knows(algorithm) || !simt_can_end_so(operation, d_layout) ||
         !simt_can_multiply(operation, a_layout, b_layout, d_layout)) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }

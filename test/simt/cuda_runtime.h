@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <utility>
 
@@ -184,6 +185,10 @@ inline int simt_number_of_rank(const char *variable, int otherwise) {
 //                    counted from 1; 0: none; lists, too
 //   SIMT_NO_ALGORITHM
 //                    the shape, counted from 1, for which the library has no algorithm
+//   SIMT_OFFER       what is wrong with the library's algorithm 0, which it offers first: "state", the
+//                    offer says itself that it is none; "check", the library refuses it when asked;
+//                    "few", for fewer than three products at once; "workspace", it then wants more
+//                    than was said; "run", it is refused when it is run; "launch", it then fails
 //   SIMT_PLANS_DIFFER
 //                    set: the library's first offer is another one where a product may count
 //                    on some processors only
@@ -204,6 +209,10 @@ inline bool simt_algorithm_lacks() {
     static const int lacking = simt_number_of_rank("SIMT_NO_ALGORITHM", 0);
     static int shapes = 0;
     return lacking > 0 && __atomic_add_fetch(&shapes, 1, __ATOMIC_RELAXED) == lacking;
+}
+inline bool simt_offer_is(const char *wrong) {
+    const char *wish = getenv("SIMT_OFFER");
+    return wish != nullptr && strcmp(wish, wrong) == 0;
 }
 inline bool simt_plans_differ() {
     static const bool differ = getenv("SIMT_PLANS_DIFFER") != nullptr;

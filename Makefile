@@ -134,7 +134,7 @@ $(foreach part,c emulate cuda program,$(eval $(call watch,$(BUILD)/$(part).flags
 
 # The result of the probe. `make info` probes again, and so does every target that
 # installs something.
-$(CONFIG): scripts/probe build/wishes.flags
+$(CONFIG): scripts/probe kernels/cpu/onednn.h build/wishes.flags
 	@$(PROBE) $@
 	@touch $@
 

@@ -20,7 +20,7 @@ static inline void print_build_facts(FILE *file) {
     fprintf(file, "commit     %s\n", ACCO_REVISION[0] != '\0' ? ACCO_REVISION : "unknown");
     fprintf(file, "compiler   %s%s\n", is_number ? "gcc " : "", __VERSION__);
     fprintf(file, "processor  %s\n", ACCO_PROCESSOR[0] != '\0' ? ACCO_PROCESSOR : "unknown");
-    fprintf(file, "products   %s\n", matmul_library(products));
+    fprintf(file, "products   %s\n", onednn_describe(products));
     fprintf(file, "MPI        %s\n", mpi);
     fprintf(file, "CUDA       %s\n", cuda);
     fprintf(file, "NCCL       %s\n", nccl);
@@ -130,7 +130,7 @@ static inline void print_device(const Run *run) {
         return;
     }
     printf("threads    %d per rank (%s); matrix products by %s\n", threads, run->threads.reason,
-           matmul_library(products));
+           onednn_describe(products));
     const double *rates = placement->product_rates.gflops;
     if (rates[PRECISION_FP32] > 0) {
         printf("           at %.0f GFLOP/s in fp32 and %.0f in bf16%s: %s\n", rates[PRECISION_FP32],

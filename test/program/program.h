@@ -53,6 +53,12 @@ typedef struct Outcome {
     char *output, *errors;
 } Outcome;
 
+// The rank of a process, as Open MPI and MPICH tell it; and what begins the command of a rank that
+// works in rank-0, rank-1 and so on. (The mpirun of Open MPI 5.0.7 crashes where ranks are given
+// commands of their own with ':'.)
+#define RANK_IN_SHELL "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
+#define IN_DIRECTORY_OF_RANK "sh -c 'cd rank-" RANK_IN_SHELL " && exec \"$0\" \"$@\"' "
+
 // How a command is started, beyond the command itself. All zero: in the stage's
 // directory, without limits.
 typedef struct Setting {
@@ -61,6 +67,7 @@ typedef struct Setting {
     // A write beyond the limit fails instead of killing the process. Every rank ignores
     // the signal for itself, because mpirun does not pass on what it ignores.
     bool ignore_xfsz;
+    const char *second;       // arguments of rank 1, without quotation marks; NULL: those of rank 0
     const char *tasks, *task; // SLURM_STEP_NUM_TASKS and SLURM_PROCID; NULL: not set
     size_t stack_bytes;       // RLIMIT_STACK, the size of a new thread's stack; 0: as it is
     int early_signal;         // has already come when the program begins, and is blocked; 0: none
@@ -281,7 +288,13 @@ static inline Program program_start(Stage *stage, int ranks, const Setting *sett
     while (place < STAGE_PROGRAMS && stage->running[place] != 0) { place++; }
     assert_true(place < STAGE_PROGRAMS);
     if (ranks > 0) { snprintf(launcher, sizeof launcher, "%s -np %d ", stage->launcher, ranks); }
-    const char *shell = setting->ignore_xfsz ? "sh -c 'trap \"\" XFSZ; exec \"$0\" \"$@\"' " : "";
+    char shell[STAGE_COMMAND_SIZE] = "";
+    if (setting->ignore_xfsz) {
+        strcpy(shell, "sh -c 'trap \"\" XFSZ; exec \"$0\" \"$@\"' ");
+    } else if (setting->second != NULL) {
+        snprintf(shell, sizeof shell, "sh -c '[ " RANK_IN_SHELL " = 0 ] || set -- %s; exec \"$0\" \"$@\"' ",
+                 setting->second);
+    }
     snprintf(command, sizeof command, "exec %s%s'%s' %s", launcher, shell, stage->binary, arguments);
     snprintf(name, sizeof name, "output-%d", ++stage->count);
     stage_path(stage, name, program.output_path);

@@ -1500,16 +1500,14 @@ static void adapters_alone_begin_a_run(void **state) {
 static void ranks_beside_other_frozen_parameters_are_refused(void **state) {
     Stage *stage = stage_with_ranks(state);
     Fleet *fleet = fleet_new(stage);
-    char options[1024];
     fleet_start(fleet, 0, "--optimizer ddp --tokens 768 --save-every 6 --keep 9");
     fleet_finish(fleet);
-    shell(stage, "mkdir -p x y && ln -sfn \"$PWD\"/%s/model x/base", step_path(&fleet->trainings[0], 12));
-    shell(stage, "ln -sfn \"$PWD\"/%s/model y/base", step_path(&fleet->trainings[0], 6));
-    snprintf(options, sizeof options,
-             "\"$TRAIN_GPT\" --from base --lora-rank 2 --tokens 64 --seq-len 8 --micro-batch 2 --threads 1 "
-             "--link-mbit 1000 --out %.200s/hosts",
-             stage->directory);
-    shell(stage, "! $MPIRUN -np 1 --wdir x %s : -np 1 --wdir y %s > hosts.out 2>&1", options, options);
+    shell(stage, "mkdir -p rank-0 rank-1 && ln -sfn \"$PWD\"/%s/model rank-0/base",
+          step_path(&fleet->trainings[0], 12));
+    shell(stage, "ln -sfn \"$PWD\"/%s/model rank-1/base", step_path(&fleet->trainings[0], 6));
+    shell(stage,
+          "! $MPIRUN -np 2 " IN_DIRECTORY_OF_RANK "\"$TRAIN_GPT\" --from base --lora-rank 2 --tokens 64 "
+          "--seq-len 8 --micro-batch 2 --threads 1 --link-mbit 1000 --out \"$PWD\"/hosts > hosts.out 2>&1");
     shell(stage, "grep -q 'rank 1 reads another model in base than rank 0' hosts.out || ! cat hosts.out");
 }
 

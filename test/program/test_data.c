@@ -792,17 +792,15 @@ static void a_resumed_run_keeps_its_data(void **state) {
 // train.
 static void ranks_with_other_data_are_refused(void **state) {
     Stage *stage = stage_with_ranks(state);
-    shell(stage, "mkdir -p x y && cp bytes.json x && cp bytes.json y");
+    shell(stage, "mkdir -p rank-0 rank-1 && cp bytes.json rank-0 && cp bytes.json rank-1");
     for (int same = 0; same < 2; same++) {
-        write_changing(stage, "x/t.txt", 1, 8000);
-        write_changing(stage, "y/t.txt", same ? 1 : 2, 8000);
+        write_changing(stage, "rank-0/t.txt", 1, 8000);
+        write_changing(stage, "rank-1/t.txt", same ? 1 : 2, 8000);
         char command[2048];
         snprintf(command, sizeof command,
-                 "cd %s && $MPIRUN -np 1 --wdir x \"$TRAIN_GPT\" " CHANGING
-                 "--tokens 640 --data t.txt --out %s/two-%d : "
-                 "-np 1 --wdir y \"$TRAIN_GPT\" " CHANGING
+                 "cd %s && $MPIRUN -np 2 " IN_DIRECTORY_OF_RANK "\"$TRAIN_GPT\" " CHANGING
                  "--tokens 640 --data t.txt --out %s/two-%d > two.out 2>&1",
-                 stage->directory, stage->directory, same, stage->directory, same);
+                 stage->directory, stage->directory, same);
         int code = system(command);
         char path[STAGE_PATH_SIZE];
         char *output = stage_read_text(stage, stage_path(stage, "two.out", path));

@@ -1011,12 +1011,8 @@ static void ranks_that_differ_end_at_once(void **state) {
     enum { CASES = sizeof cases / sizeof cases[0] };
     Program programs[CASES];
     for (int i = 0; i < CASES; i++) {
-        char arguments[STAGE_COMMAND_SIZE];
-        Setting setting;
-        memset(&setting, 0, sizeof setting);
-        snprintf(arguments, sizeof arguments, "%s : -np 1 '%s' %s", cases[i].first, stage->binary,
-                 cases[i].second);
-        programs[i] = program_start(stage, 1, &setting, arguments);
+        Setting setting = {.second = cases[i].second};
+        programs[i] = program_start(stage, 2, &setting, cases[i].first);
     }
     for (int i = 0; i < CASES; i++) {
         Outcome outcome = program_finish_within(stage, &programs[i], 60);
@@ -1436,19 +1432,15 @@ static void independent_copies_are_refused(void **state) {
 
 static void ranks_with_other_options_are_refused(void **state) {
     Stage *stage = stage_with_ranks(state);
-    char arguments[2 * STAGE_PATH_SIZE];
-    snprintf(arguments, sizeof arguments,
-             "--config base.json --out m : -np 1 '%s' --config base.json --out m --seed 2", stage->binary);
-    Outcome outcome = program_run(stage, 1, arguments);
+    Setting setting = {.second = "--config base.json --out m --seed 2"};
+    Outcome outcome = program_run_with(stage, 2, &setting, "--config base.json --out m");
     outcome_check(&outcome, 2, "ranks with other options");
     text_check(outcome.errors, "rank 1", "ranks with other options");
     text_check(outcome.errors, "other options", "ranks with other options");
     text_check(outcome.errors, ": --seed is 2 instead of 1", "ranks with other options");
     assert_int_equal(text_count(outcome.errors, "train_gpt: "), 1);
-    snprintf(arguments, sizeof arguments,
-             "--config base.json --out m --threads 1 : -np 1 '%s' --config base.json --out m --threads 2",
-             stage->binary);
-    outcome = program_run(stage, 1, arguments);
+    setting.second = "--config base.json --out m --threads 2";
+    outcome = program_run_with(stage, 2, &setting, "--config base.json --out m --threads 1");
     outcome_check(&outcome, 0, "ranks with other numbers of threads");
 }
 

@@ -139,6 +139,7 @@ static inline void bench_open(Bench *bench, const RunSpec *spec, Transport *tran
     settings.first_round = first > 0 ? first : settings.round_a;
     Problem problem = {.self = &bench->problem,
                        .parameter_count = spec->parameter_count,
+                       .tokens = 1,
                        .micro_batch = spec->micro_batch,
                        .layer_begins = spec->layer_begins,
                        .layer_count = spec->layer_count};

@@ -86,9 +86,15 @@ static void fixture_close(Fixture *fixture) {
     free(fixture->targets);
 }
 
+// The gradients, cleared before, of the mean over the predicted tokens: a micro-batch has those of
+// the sum, divided by all of its tokens.
 static float fixture_gradients(Fixture *fixture) {
-    return gpt_loss_and_gradients(&fixture->model, &fixture->stream, fixture->parameters, fixture->gradients,
-                                  fixture->tokens, fixture->targets, NULL);
+    size_t rows = gpt_rows(&fixture->model), count = fixture->table.parameter_count;
+    float loss = gpt_loss_and_gradients(&fixture->model, &fixture->stream, fixture->parameters,
+                                        fixture->gradients, fixture->tokens, fixture->targets, NULL);
+    float whole = (float)rows / (float)targets_predicted(fixture->targets, rows);
+    for (size_t i = 0; i < count && isfinite(whole); i++) { fixture->gradients[i] *= whole; }
+    return loss;
 }
 
 static ModelConfig small_config(int layers, int channels, int heads, int inner, int window, int positions,
@@ -240,7 +246,8 @@ static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64
                                         fixture->targets, pace);
     float forward = gpt_loss(&fixture->model, stream, parameters, fixture->tokens, fixture->targets);
     rank->forward_agrees = rank->forward_agrees && forward == loss;
-    MicroBatchResult result = {(double)loss, (double)NAN, 1};
+    double predicted = targets_predicted(fixture->targets, gpt_rows(&fixture->model));
+    MicroBatchResult result = {(double)loss, (double)NAN, predicted};
     return result;
 }
 
@@ -269,7 +276,7 @@ static SchedulerSettings reference_settings(const Tensors *tensors, const Optimi
 // No assertions of cmocka here: with two ranks this is not the main thread.
 static void train_rank(ReferenceRank *rank, Transport *transport) {
     size_t count = rank->fixture.table.parameter_count;
-    Problem problem = {.self = rank, .parameter_count = count, .micro_batch = reference_micro_batch};
+    Problem problem = {.self = rank, .parameter_count = count, .tokens = (double)gpt_rows(&rank->fixture.model), .micro_batch = reference_micro_batch};
     Arena arena;
     memset(&arena, 0, sizeof arena);
     Scheduler s;

@@ -95,8 +95,8 @@ static float fixture_gradients(Fixture *fixture) {
 // all of its tokens.
 static float fixture_mean_gradients(Fixture *fixture) {
     size_t rows = gpt_rows(&fixture->model);
-    float loss = fixture_gradients(fixture),
-          whole = (float)rows / (float)targets_predicted(fixture->targets, rows);
+    int predicted = targets_predicted(fixture->targets, rows);
+    float loss = fixture_gradients(fixture), whole = (float)rows / (float)(predicted > 0 ? predicted : 1);
     for (size_t i = 0; i < fixture->table.parameter_count; i++) { fixture->gradients[i] *= whole; }
     return loss;
 }

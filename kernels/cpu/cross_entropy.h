@@ -38,19 +38,15 @@ REAL_LOOP void cross_entropy_row(const CrossEntropy *work, int row, Precision pr
     }
     size_t place = (size_t)target;
     assert(place < V);
-    float maximum = -INFINITY, chosen = real_load(logits, place, precision), sum = 0.0f;
-    // A NaN is skipped here; it comes back through the sum of exponentials.
-#pragma omp simd reduction(max : maximum)
-    for (size_t v = 0; v < V; v++) {
-        float logit = real_load(logits, v, precision);
-        maximum = logit > maximum ? logit : maximum;
-    }
-#pragma omp simd reduction(+ : sum)
-    for (size_t v = 0; v < V; v++) {
+    // A NaN is skipped by the maximum; it comes back through the sum of exponentials.
+    float chosen = real_load(logits, place, precision), maximum = row_maximum(logits, V, precision);
+    float sums[SUM_LANES] = {0};
+    LANE_LOOP(v, lane, V, {
         float e = vector_exp(real_load(logits, v, precision) - maximum);
         if (kept) { real_store(logits, v, e, precision); }
-        sum += e;
-    }
+        sums[lane] += e;
+    });
+    float sum = lanes_sum(sums);
     // The difference first: it is exact where it is small.
     work->losses[row] = logf(sum) + (maximum - chosen);
     if (work->gradient_scale == 0.0f) { return; }

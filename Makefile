@@ -29,7 +29,8 @@
 #
 # Compilers: CC, CXX, MPICC, NVCC. Libraries: CUDA_HOME, NCCL_HOME, MPI_HOME, or CPPFLAGS and
 # LDFLAGS. Processor: ARCH_FLAGS, by default -march=native; -march=x86-64-v3 runs on all with
-# AVX2. On the command line or in the environment; a change of them rebuilds.
+# AVX2. WERROR=-Werror: warnings are errors, for who changes the sources. On the command line or in
+# the environment; a change of them rebuilds.
 
 BUILD   := build
 CONFIG  := build/config.mk
@@ -70,7 +71,7 @@ endif
 SANITIZE   :=
 ARITHMETIC := $(ARCH_FLAGS) -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=off
 OPTIMIZE   := -O3
-WARNINGS   := -Wall -Wextra -Werror
+WARNINGS   := -Wall -Wextra $(WERROR)
 # C's habits that C++20 warns of: an enum as a named number, and members that an initializer leaves at zero.
 CXX_WARNINGS := $(WARNINGS) -Wno-deprecated-enum-float-conversion -Wno-deprecated-enum-enum-conversion -Wno-missing-field-initializers
 CFLAGS     := -std=gnu11 $(OPTIMIZE) $(ARITHMETIC) -g $(WARNINGS) -I. $(MPI_FLAGS) $(ONEDNN_FLAGS) $(SANITIZE)

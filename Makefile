@@ -31,7 +31,8 @@
 #
 # Compilers: CC, CXX, MPICC, NVCC. Libraries: CUDA_HOME, NCCL_HOME, MPI_HOME, or CPPFLAGS and
 # LDFLAGS. Processor: ARCH_FLAGS, by default -march=native; -march=x86-64-v3 runs on all with
-# AVX2. On the command line or in the environment; a change of them rebuilds.
+# AVX2. WERROR=-Werror: warnings are errors, for who changes the sources. On the command line or in
+# the environment; a change of them rebuilds.
 
 BUILD   := build
 CONFIG  := build/config.mk
@@ -64,15 +65,16 @@ endif
 # -O3 -march=native      this machine's vector units
 # -fno-math-errno        sqrt and friends need not set errno, so that loops over them vectorise
 # -fno-trapping-math     comparisons may be evaluated ahead; NaN and infinity keep their meaning (no finite-math flag anywhere)
-# -fopenmp-simd          honours `omp simd`, which is how single reductions may be reordered; no OpenMP threads
-# -ffp-contract=fast     multiply and add may fuse
+# -fopenmp-simd          honours `omp simd`; no OpenMP threads
+# -ffp-contract=off      multiply and add fuse only where the source says so (kernels/cpu/vector_math.h)
 # -x c: the sources are CUDA C++ to nvcc and C11 to everybody else.
 SANITIZE   :=
-OPTIMIZE   := -O3 $(ARCH_FLAGS) -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=fast
-WARNINGS   := -Wall -Wextra -Werror
+ARITHMETIC := $(ARCH_FLAGS) -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=off
+OPTIMIZE   := -O3
+WARNINGS   := -Wall -Wextra $(WERROR)
 # C's habits that C++20 warns of: an enum as a named number, and members that an initializer leaves at zero.
 CXX_WARNINGS := $(WARNINGS) -Wno-deprecated-enum-float-conversion -Wno-deprecated-enum-enum-conversion -Wno-missing-field-initializers
-CFLAGS     := -std=gnu11 $(OPTIMIZE) -g $(WARNINGS) -I. $(MPI_FLAGS) $(ONEDNN_FLAGS) $(SANITIZE)
+CFLAGS     := -std=gnu11 $(OPTIMIZE) $(ARITHMETIC) -g $(WARNINGS) -I. $(MPI_FLAGS) $(ONEDNN_FLAGS) $(SANITIZE)
 LIBS       := $(MPI_LIBS) -ljansson -lz -lpcre2-8 $(ONEDNN_LIBS) -lm -lpthread
 COMPILE    = $(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP
 # Ends the build with the lines of the probe that say what is missing. The next make probes
@@ -91,15 +93,15 @@ ARCH       := $(GPU_ARCHITECTURES)
 CUDA_FLAGS := -std=c++20 -O3 --threads 0 -ccbin $(lastword $(CXX)) \
               $(foreach arch,$(ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \
               -gencode arch=compute_$(firstword $(ARCH)),code=compute_$(firstword $(ARCH)) -I. -DACCO_HAVE_CUDA \
-              $(if $(filter yes,$(HAVE_NCCL)),-DACCO_HAVE_NCCL) $(MPI_FLAGS) $(ONEDNN_FLAGS) -Xcompiler "$(OPTIMIZE) -g $(CXX_WARNINGS)" \
+              $(if $(filter yes,$(HAVE_NCCL)),-DACCO_HAVE_NCCL) $(MPI_FLAGS) $(ONEDNN_FLAGS) -Xcompiler "$(OPTIMIZE) $(ARITHMETIC) -g $(CXX_WARNINGS)" \
               $(CPPFLAGS) $(CUDA_FLAGS_FOUND)
 CUDA_LINK    := $(LDFLAGS) $(if $(filter yes,$(HAVE_NCCL)),-lnccl) $(CUDA_LIBS) $(LIBS)
 
 # The same sources compiled by the host's C++ compiler against an emulator of GPUs
 # (test/simt): how `make test` runs CUDA kernels.
-EMULATE    = $(CXX) -std=gnu++20 $(EMULATE_OPTIMIZE) -g $(CXX_WARNINGS) -Itest/simt -I. -DACCO_HAVE_CUDA $(MPI_FLAGS) $(ONEDNN_FLAGS) \
+EMULATE    = $(CXX) -std=gnu++20 $(EMULATE_OPTIMIZE) $(ARITHMETIC) -g $(CXX_WARNINGS) -Itest/simt -I. -DACCO_HAVE_CUDA $(MPI_FLAGS) $(ONEDNN_FLAGS) \
              $(if $(filter yes,$(HAVE_MPI)),-DACCO_HAVE_NCCL) $(SANITIZE) $(CPPFLAGS) -MMD -MP -x c++
-EMULATE_OPTIMIZE := -O2 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd
+EMULATE_OPTIMIZE := -O2
 
 # Open MPI refuses root unless it is told twice.
 ifeq ($(shell id -u),0)
@@ -200,7 +202,7 @@ PTX_FLAGS  = -std=c++20 -I. -DACCO_HAVE_CUDA -ccbin $(lastword $(CXX)) $(MPI_FLA
 
 $(PTX_DIR)/machine.o: test/ptx/machine.cu Makefile $(BUILD)/cuda.flags
 	@mkdir -p $(@D)
-	$(CXX) -std=gnu++20 -O3 $(ARCH_FLAGS) -fno-math-errno -ffp-contract=off $(CXX_WARNINGS) -I. $(CUDA_FLAGS_FOUND) -MMD -MP -x c++ -c $< -o $@
+	$(CXX) -std=gnu++20 -O3 $(ARITHMETIC) $(CXX_WARNINGS) -I. $(CUDA_FLAGS_FOUND) -MMD -MP -x c++ -c $< -o $@
 
 $(PTX_DIR)/program.%.ptx: train_gpt.cu $(PLAN_PAGE) Makefile $(BUILD)/cuda.flags
 	@mkdir -p $(@D)
@@ -210,7 +212,7 @@ vpath test_%.cu test/cuda test/ptx
 $(PTX_DIR)/test_%: test_%.cu $(PTX_DIR)/machine.o Makefile $(BUILD)/cuda.flags
 	@mkdir -p $(@D)
 	$(NVCC_FOUND) -Itest/ptx $(PTX_FLAGS) -DACCO_PTX -gencode arch=compute_$(PTX_ARCH),code=compute_$(PTX_ARCH) -Xcicc -O0 \
-	    -Xcompiler "$(EMULATE_OPTIMIZE) $(CXX_WARNINGS)" -MT $@ -MF $@.d -c $< -o $@.o
+	    -Xcompiler "$(EMULATE_OPTIMIZE) $(ARITHMETIC) $(CXX_WARNINGS)" -MT $@ -MF $@.d -c $< -o $@.o
 	@$(CXX) $@.o $(PTX_DIR)/machine.o -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 	@rm $@.o
 
@@ -281,13 +283,12 @@ test: install-for-test
 test-asan: install-for-test
 	@$(MAKE) --no-print-directory -j $(CORES) run-tests BUILD=build/asan PROGRAM=build/asan/train_gpt EMULATED= \
 	    CUDA_TESTS="$(filter-out test_cuda_counters,$(CUDA_TESTS))" \
-	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" \
-	    EMULATE_OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd" SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all"
+	    OPTIMIZE="-O1 -fno-omit-frame-pointer" EMULATE_OPTIMIZE=-O1 SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all"
 # The emulator runs the threads of a kernel as fibers (ucontext), which ThreadSanitizer
 # cannot follow: test_cuda_* are left out.
 test-tsan: install-for-test
 	@$(MAKE) --no-print-directory -j $(CORES) run-tests BUILD=build/tsan PROGRAM=build/tsan/train_gpt CUDA_TESTS= EMULATED= \
-	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" SANITIZE="-fsanitize=thread"
+	    OPTIMIZE="-O1 -fno-omit-frame-pointer" SANITIZE="-fsanitize=thread"
 
 # Installs Slurm where it is missing.
 .PHONY: test-slurm
@@ -381,7 +382,7 @@ run-compare: $(PROGRAM)
 # without nvcc. Its host code has these flags.
 .PHONY: test-gpu bench-gpu gpu-reference host-flags
 host-flags:
-	@echo '$(OPTIMIZE) $(CXX_WARNINGS)'
+	@echo '$(OPTIMIZE) $(ARITHMETIC) $(CXX_WARNINGS)'
 
 gpu-reference: $(PROGRAM)
 	@dev/gpu/reference

@@ -529,7 +529,10 @@ static inline void scheduler_close_progress(Scheduler *s) {
 // every rank. `pool` serves the compute stream, and those parts of a job that compute
 // must wait for.
 static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_trace) {
-    StreamPlace computing = {.gpu = s->settings.gpu, .precision = s->settings.precision},
+    // A rank with more than two cores has one for each worker, and the host's thread another.
+    StreamPlace computing = {.gpu = s->settings.gpu,
+                             .precision = s->settings.precision,
+                             .spins = pool->spin_rounds > 0 && pool->threads > 2},
                 communicating = computing;
     communicating.high_priority = true;
     scheduler_open_progress(s, keep_trace);

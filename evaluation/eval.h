@@ -314,7 +314,7 @@ static inline int command_eval(Run *run) {
     evaluator_reserve(&evaluation->evaluator, &run->arena, &evaluation->model.config, &machine, request);
     arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters", bytes, &evaluation->parameters);
     agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    StreamPlace place = {placement_gpu(placement), placement->precision, false};
+    StreamPlace place = {.gpu = placement_gpu(placement), .precision = placement->precision};
     ThreadPool *pool = thread_pool_create(run->threads.threads, true);
     Stream *stream = stream_create("evaluation", pool, &place);
     Event ended = {NULL, 0};

@@ -40,6 +40,8 @@ typedef struct ThreadPool {
 static inline void thread_pool_pause(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
 #endif
 }
 

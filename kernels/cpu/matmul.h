@@ -19,7 +19,7 @@
 #pragma once
 
 #include "kernels/cpu/onednn.h"
-#include "kernels/cpu/reals.h"
+#include "kernels/cpu/vector_math.h"
 #include "runtime/device.h"
 
 // result (M, N) = scale a (M, K) b (K, N) [+ result]. A transposed operand is stored as
@@ -79,7 +79,7 @@ REAL_LOOP void matmul_add_block(const Matmul *work, int m0, int rows, int k0, in
             float factor =
                 work->scale * real_load(work->a, a_row * (size_t)work->a_stride + a_column, precision);
             const float *line = packed + k * MATMUL_PLAIN_BLOCK;
-            for (int n = 0; n < width; n++) { row[n] += factor * line[n]; }
+            for (int n = 0; n < width; n++) { row[n] = multiply_add(factor, line[n], row[n]); }
         }
     }
 }

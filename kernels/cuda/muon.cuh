@@ -3,9 +3,8 @@
 // Computes what kernels/cpu/muon.h defines, in the same order of blocks for the norm. Bits may
 // differ from the CPU's, as AdamW's.
 //
-// Layout: as adamw.cuh; for the sum of squares a block takes one BUFFER_BLOCK (buffers.cuh).
-// Every block of muon_direction adds up the partial sums by itself: there are few, and the host
-// need not wait for them.
+// Layout: as adamw.cuh; for the sum of squares a block takes one BUFFER_BLOCK (buffers.cuh), and
+// one more block adds up what these find.
 #pragma once
 
 #include "kernels/cuda/buffers.cuh"
@@ -38,11 +37,22 @@ template <typename M> static __global__ void muon_norm_kernel(StepRange range, b
     if (threadIdx.x == 0) { range.partials[blockIdx.x] = sum; }
 }
 
-template <typename R, typename M>
-static __global__ void muon_direction_kernel(StepRange range, size_t blocks, bool wide) {
-    double sum = 0;
-    for (size_t i = 0; i < blocks; i++) { sum += range.partials[i]; }
-    float directions[4], moved[4], factor = (float)(1 / fmax(sqrt(sum), MUON_LEAST));
+// partials[0] = the sum of partials (count), in their order. One block, so that each is read once
+// and not by every thread of muon_direction.
+static __global__ void muon_total_kernel(double *partials, size_t count) {
+    double *some = (double *)(void *)cuda_shared(), sum = 0;
+    for (size_t begin = 0; begin < count; begin += blockDim.x) {
+        size_t left = count - begin < blockDim.x ? count - begin : blockDim.x;
+        if (threadIdx.x < left) { some[threadIdx.x] = partials[begin + threadIdx.x]; }
+        __syncthreads();
+        for (size_t i = 0; i < left; i++) { sum += some[i]; }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) { partials[0] = sum; }
+}
+
+template <typename R, typename M> static __global__ void muon_direction_kernel(StepRange range, bool wide) {
+    float directions[4], moved[4], factor = (float)(1 / fmax(sqrt(range.partials[0]), MUON_LEAST));
     Quad quad = quad_of_kernel(range.count, wide);
     muon_elements<M>(directions, moved, range, quad);
     for (int i = 0; i < 4; i++) { directions[i] *= factor; }
@@ -83,15 +93,18 @@ template <typename R> static __global__ void muon_apply_kernel(StepRange range, 
 
 template <typename M> static inline void cuda_muon_norm(Stream *stream, const StepRange *range) {
     bool wide = quad_fits(range->gradient) && quad_fits(reals<M>(range->first_moment));
-    cuda_launch(stream, muon_norm_kernel<M>, dim3((unsigned)buffer_blocks(range->count)),
-                dim3(BUFFER_SQUARES_THREADS), BUFFER_SQUARES_THREADS / WARP * sizeof(double), *range, wide);
+    size_t blocks = buffer_blocks(range->count);
+    cuda_launch(stream, muon_norm_kernel<M>, dim3((unsigned)blocks), dim3(BUFFER_SQUARES_THREADS),
+                BUFFER_SQUARES_THREADS / WARP * sizeof(double), *range, wide);
+    cuda_launch(stream, muon_total_kernel, dim3(1), dim3(BUFFER_SQUARES_THREADS),
+                BUFFER_SQUARES_THREADS * sizeof(double), range->partials, blocks);
 }
 
 template <typename R, typename M>
 static inline void muon_direction_launch(Stream *stream, const StepRange *range) {
     bool wide = quad_fits(range->gradient) && quad_fits(reals<M>(range->first_moment)) &&
                 quad_fits(reals<R>(range->direction));
-    quad_launch(stream, muon_direction_kernel<R, M>, range->count, *range, buffer_blocks(range->count), wide);
+    quad_launch(stream, muon_direction_kernel<R, M>, range->count, *range, wide);
 }
 
 template <typename R> static inline void cuda_muon_direction(Stream *stream, const StepRange *range) {

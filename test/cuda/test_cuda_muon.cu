@@ -11,8 +11,8 @@ typedef struct Shape {
     int rows, columns;
 } Shape;
 
-static const Shape SHAPES[] = {{1, 1},   {1, 9},   {9, 1},    {8, 8},  {24, 40},
-                               {40, 24}, {33, 65}, {130, 48}, {65, 70}};
+static const Shape SHAPES[] = {{1, 1},   {1, 9},    {9, 1},   {8, 8},    {24, 40}, {40, 24},
+                               {33, 65}, {130, 48}, {65, 70}, {184, 190}}; // the last has two partial sums
 
 // The largest has four times the elements of most others: four of these are a full batch. Once
 // there are five of them, and once two.
@@ -179,8 +179,32 @@ static void a_matrix_has_the_same_bits_in_any_company(void **state) {
     assert_memory_equal(with_many, with_one, sizeof with_one);
 }
 
+// The sum has the bits of a loop over all partial sums, in their order.
+static void partial_sums_are_added_in_order(void **state) {
+    (void)state;
+    Random random = {11};
+    for (size_t count = 1; count < 1600; count += count < 4 ? 1 : 509) {
+        double partials[1600], sum = 0;
+        for (size_t i = 0; i < count; i++) {
+            partials[i] = exp(8 * random_normal(&random));
+            sum += partials[i];
+        }
+        for (int order = 0; order < ORDERS; order++) {
+            double *device = (double *)device_from_host(partials, count * sizeof(double)), total;
+            cuda_use_order(order);
+            cuda_launch(cuda_test_stream(PRECISION_FP32), muon_total_kernel, dim3(1),
+                        dim3(BUFFER_SQUARES_THREADS), BUFFER_SQUARES_THREADS * sizeof(double), device, count);
+            device_to_host(&total, device, sizeof total);
+            assert_memory_equal(&total, &sum, sizeof sum);
+            CUDA_CHECK(cudaFree(device));
+        }
+    }
+    cuda_use_order(0);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_step_equals_the_cpus),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(partial_sums_are_added_in_order),
+                                       cmocka_unit_test(a_step_equals_the_cpus),
                                        cmocka_unit_test(steps_of_equal_matrices_equal_the_cpus),
                                        cmocka_unit_test(a_matrix_has_the_same_bits_in_any_company)};
     return cmocka_run_group_tests(tests, NULL, NULL) == 0 ? 0 : 1;

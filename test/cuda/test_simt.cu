@@ -783,6 +783,23 @@ static void sums_in_no_fixed_order_are_seen(void **state) {
     free(values);
 }
 
+// A stream that may spin never gives its core away while the GPU computes; another one does.
+static void streams_wait_as_they_may(void **state) {
+    (void)state;
+    for (int spins = 0; spins < 2; spins++) {
+        struct rusage before, after;
+        Stream stream = *cuda_test_stream(PRECISION_FP32);
+        stream.spins = spins == 1;
+        simt_not_ready() = 5000;
+        getrusage(RUSAGE_THREAD, &before);
+        stream_settle(&stream);
+        getrusage(RUSAGE_THREAD, &after);
+        long sleeps = after.ru_nvcsw - before.ru_nvcsw;
+        assert_int_equal(simt_not_ready(), 0);
+        assert_true(spins == 1 ? sleeps <= 2 : sleeps >= 50);
+    }
+}
+
 static void new_memory_is_full_of_nans(void **state) {
     (void)state;
     float expected[PLANTED_COUNT], *device, *pinned, *values = host_integers(PLANTED_COUNT);
@@ -1069,6 +1086,7 @@ int main(void) {
 #ifdef ACCO_SIMT_H
         cmocka_unit_test(planted_mistakes_are_seen),
         cmocka_unit_test(sums_in_no_fixed_order_are_seen),
+        cmocka_unit_test(streams_wait_as_they_may),
         cmocka_unit_test(new_memory_is_full_of_nans),
         cmocka_unit_test(mistakes_end_the_program),
         cmocka_unit_test(accesses_past_the_end_are_seen),

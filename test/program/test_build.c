@@ -266,7 +266,7 @@ static int open_stage(void **state) {
     snprintf(stage.binary, sizeof stage.binary, "/bin/sh");
     shell(&stage,
           "cp -r '%s/Makefile' '%s/scripts' . && mkdir -p bin mpi/bin mpi/lib toolkit/bin toolkit/lib64 "
-          "nccl/lib plan && : > plan/page.html",
+          "nccl/lib plan kernels/cpu && : > plan/page.html && : > kernels/cpu/onednn.h",
           stage.root, stage.root);
     stage_write(&stage, "cc", compiler);
     stage_write(&stage, "train_gpt.cu", "");

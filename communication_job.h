@@ -195,8 +195,8 @@ static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
     double most = -1;
     for (int rank = 0; rank < s->transport->size; rank++) {
         const Tally *tally = &s->tallies[rank];
-        double own =
-            kind == SPIKE_NORM ? sqrt(tally->sent_square) / tally_divisor(tally, &s->problem) : tally_mean_loss(tally);
+        double own = kind == SPIKE_NORM ? sqrt(tally->sent_square) / tally_divisor(tally, &s->problem)
+                                        : tally_mean_loss(tally);
         if (!(own > most)) { continue; }
         most = own;
         largest = rank;

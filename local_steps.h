@@ -64,8 +64,8 @@ static inline void inner_step_task(void *context, Stream *stream) {
     size_t count = s->problem.parameter_count;
     double divisor = tally_divisor(&s->tally, &s->problem);
     trace_begin(&s->trace, TRACE_COMPUTE, "inner step");
-    double norm = sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, count, 1, s->norm_partials)) /
-                  divisor;
+    double norm =
+        sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, count, 1, s->norm_partials)) / divisor;
     s->local.rate = scheduler_learning_rate(s);
     OptimizerStep step = {.gradient = s->gradients.data,
                           .divisor = divisor,

@@ -110,7 +110,7 @@ typedef struct ReplayWorker {
 } ReplayWorker;
 
 typedef struct ReplayTotal {
-    float *sum;         // of the accumulators of all workers
+    float *sum;                    // of the accumulators of all workers
     double count, predicted, loss; // of the micro-batches in it
 } ReplayTotal;
 
@@ -431,7 +431,8 @@ static inline bool replay_step(Replay *replay, ReplayTotal *total, double rate, 
     replay->gradient_norm = norm;
     replay->learning_rate = rate;
     replay_optimize(replay, &replay->state, total->sum, replay->stepped,
-                    replay_divisor(replay, total->predicted), replay_scale(replay, replay->gradient_norm), rate, commit);
+                    replay_divisor(replay, total->predicted), replay_scale(replay, replay->gradient_norm),
+                    rate, commit);
     return true;
 }
 
@@ -580,8 +581,8 @@ static inline void replay_inner_step(Replay *replay) {
         if (!isfinite(norm) || spike_judge_both(&worker->norms, &worker->losses, norm, loss) != SPIKE_NONE) {
             worker->state.steps++;
         } else {
-            replay_optimize(replay, &worker->state, worker->gradients, worker->state.master,
-                            divisor, replay_scale(replay, norm), rate, true);
+            replay_optimize(replay, &worker->state, worker->gradients, worker->state.master, divisor,
+                            replay_scale(replay, norm), rate, true);
         }
         replay_clear(replay, i);
         if (i == 0) { replay->gradient_norm = norm; }

@@ -1150,7 +1150,8 @@ static void check_draw(const RunSpec *spec, int ranks, int number, LeftOut *left
     ReplaySettings settings = replay_settings_of(spec, ranks);
     settings.decays = decays;
     settings.fragment_of = fragment_of;
-    ReplayProblem problem = {reference, count, reference->spec->masked ? NOISY_TOKENS : 1, reference_micro_batch, reference_updated};
+    ReplayProblem problem = {reference, count, reference->spec->masked ? NOISY_TOKENS : 1,
+                             reference_micro_batch, reference_updated};
     double gradients_done = replay_run(&settings, &problem, parameters);
     for (int rank = 0; rank < ranks; rank++) {
         if (!have_rank(rank)) { continue; }

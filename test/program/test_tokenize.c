@@ -497,7 +497,7 @@ static void a_masked_batch_is_the_same_however_it_is_cut(void **state) {
             "--report-every 1 --val-batches none --sample-tokens none --threads 1 --grad-clip off %s",
             cuts[cut].options);
         json_t *events = train(stage, cuts[cut].ranks, options);
-        // ACCO computes a part of the next batches at an estimate, so only the first one is the same.
+        // ACCO computes a part of later batches at an estimate, so only its first is the same.
         for (int i = 0; i < (cut < CUTS - 1 ? COMMITS : 1); i++) {
             json_t *report = log_event_of(events, "report", i);
             double loss = log_number(report, "loss"), norm = log_number(report, "grad_norm");

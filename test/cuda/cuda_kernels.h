@@ -9,11 +9,13 @@
 // for tools that make everything a hundred times slower.
 #pragma once
 
+#include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <unistd.h>
 
 extern "C" {
 #include <cmocka.h>
@@ -180,14 +182,41 @@ static inline double relative_error(const float *a, const float *b, size_t count
     return error_of_terms(a, b, count, 0);
 }
 
-// Appends the error to the file that ACCO_ERRORS names, for a table of the largest.
-static inline void keep_error(const char *what, double error, double tolerance) {
+// Appends what was compared, its error and what is allowed to the file that ACCO_ERRORS names:
+// whole lines, also where several programs write to it. test/ptx/run makes a table of the largest.
+static inline void keep_error(const char *what, double error, double allowed) {
+    char line[512];
     const char *path = getenv("ACCO_ERRORS");
-    FILE *file = path != NULL ? fopen(path, "a") : NULL;
-    if (file == NULL) { return; }
-    fprintf(file, "%s\t%g\t%g\n", what, error, tolerance);
-    fclose(file);
+    int file = path != NULL ? open(path, O_WRONLY | O_CREAT | O_APPEND, 0666) : -1;
+    if (path == NULL) { return; }
+    int length = snprintf(line, sizeof line, "%.400s\t%g\t%g\n", what, error, allowed);
+    if (file < 0 || write(file, line, (size_t)length) != length) {
+        print_message("%s is not kept: %s", path, line);
+    }
+    if (file >= 0) { close(file); }
 }
+
+// Where elements are compared one by one: the element whose difference is the largest share of what
+// is allowed for it. A NaN stays.
+typedef struct Worst {
+    double share, got, expected;
+    size_t element;
+} Worst;
+
+static inline void worst_add(Worst *worst, size_t element, double got, double expected, double allowed) {
+    double difference = fabs(got - expected), share = difference == 0 ? 0 : difference / allowed;
+    if (share <= worst->share || isnan(worst->share)) { return; }
+    *worst = {share, got, expected, element};
+}
+
+#define check_worst(what, worst) \
+    do { \
+        keep_error(what, (worst).share, 1); \
+        if (!((worst).share <= 1)) { \
+            fail_msg("%s: element %zu is %.9g, expected %.9g: %g times as far off as is allowed", what, \
+                     (worst).element, (worst).got, (worst).expected, (worst).share); \
+        } \
+    } while (0)
 
 #define check_close(what, a, b, count, tolerance) check_close_terms(what, a, b, count, 0, tolerance)
 

@@ -252,12 +252,13 @@ static float *gradient_part(const Problem *problem, const float *d_qkv, int part
 }
 
 static void check_elements(const char *what, const float *got, const float *expected, size_t count,
-                           float tolerance) {
+                           double tolerance) {
+    Worst worst = {};
     for (size_t i = 0; i < count; i++) {
-        if (!(fabsf(got[i] - expected[i]) <= tolerance * fmaxf(1.0f, fabsf(expected[i])))) {
-            fail_msg("%s: element %zu is %g, expected %g", what, i, (double)got[i], (double)expected[i]);
-        }
+        double value = (double)expected[i];
+        worst_add(&worst, i, (double)got[i], value, tolerance * fmax(1, fabs(value)));
     }
+    check_worst(what, worst);
 }
 
 // In bf16, dQ and dK suffer from the rounding of `output` in delta, which shows where the
@@ -267,7 +268,7 @@ static void check_gradient(const Problem *problem, const char *name, const float
     bool half = problem->precision == PRECISION_BF16, small = problem->shape.T < 32;
     char text[200];
     describe(text, sizeof text, problem, name);
-    check_elements(text, got, expected, problem->count, half ? 0.1f : 1e-4f);
+    check_elements(text, got, expected, problem->count, half ? 0.1 : 1e-4);
     if (problem->shape.window == 1 || problem->shape.T == 1) {
         return;
     } // one key: dQ and dK are 0 but for rounding
@@ -282,7 +283,7 @@ static void check_results(const Problem *problem, const Results *got, const Resu
                 problem->precision == PRECISION_BF16 ? 4e-3 : 2e-6);
     describe(text, sizeof text, problem, "logsumexp");
     check_elements(text, got->logsumexp, expected->logsumexp, problem->rows * (size_t)problem->shape.heads,
-                   1e-5f);
+                   1e-5);
     for (int part = 0; part < 3; part++) {
         float *a = gradient_part(problem, got->d_qkv, part),
               *b = gradient_part(problem, expected->d_qkv, part);

@@ -62,8 +62,9 @@ static void products_run(Products *products, int rows) {
 // Runs one and compares it with sums in fp64.
 static void products_check(Products *products, int rows) {
     Precision precision = products->stream.precision;
-    double worst = precision == PRECISION_FP32 ? 1e-4 : 0x1p-8;
+    double tolerance = precision == PRECISION_FP32 ? 1e-4 : 0x1p-8;
     size_t count = (size_t)rows * OUTPUTS;
+    Worst worst = {};
     products_run(products, rows);
     host_reals(products->output, products->device_output, count, precision);
     for (size_t i = 0; i < count; i++) {
@@ -72,11 +73,11 @@ static void products_check(Products *products, int rows) {
             sum += (double)products->input[i / OUTPUTS * INPUTS + k] *
                    (double)products->weight[i % OUTPUTS * INPUTS + k];
         }
-        double difference = fabs((double)products->output[i] - sum);
-        if (!(difference <= worst * fmax(1.0, fabs(sum)))) {
-            fail_msg("%d rows, element %zu: %g, expected %g", rows, i, (double)products->output[i], sum);
-        }
+        worst_add(&worst, i, (double)products->output[i], sum, tolerance * fmax(1, fabs(sum)));
     }
+    char what[48];
+    snprintf(what, sizeof what, "product in %s, %d rows", precision_name(precision), rows);
+    check_worst(what, worst);
 }
 
 // As many shapes as anybody likes: each batch of an evaluation may have its own.
@@ -174,6 +175,7 @@ static void run_batches(Products *products) {
     for (int count = 3; count > 0; count--) {
         matmul_products(&products->stream, products->device_output, products->device_input, false,
                         products->device_weight, true, 4, 4, INPUTS, count, 3);
+        Worst worst = {};
         host_reals(products->output, products->device_output, (size_t)count * 16, PRECISION_FP32);
         for (int i = 0; i < count * 16; i++) {
             double sum = 0;
@@ -181,8 +183,9 @@ static void run_batches(Products *products) {
                 sum += (double)products->input[i / 4 * INPUTS + k] *
                        (double)products->weight[(i / 16 * 4 + i % 4) * INPUTS + k];
             }
-            assert_true(fabs((double)products->output[i] - sum) <= 1e-4 * fmax(1.0, fabs(sum)));
+            worst_add(&worst, (size_t)i, (double)products->output[i], sum, 1e-4 * fmax(1, fabs(sum)));
         }
+        check_worst("products at once", worst);
     }
 }
 #endif
@@ -274,12 +277,6 @@ static bool is_offered(cublasStatus_t status) {
     return offered;
 }
 
-static void check_near(const char *what, size_t i, double value, double expected, double bound) {
-    if (!(fabs(value - expected) <= bound)) {
-        fail_msg("%s, element %zu: %g, expected %g +- %g", what, i, value, expected, bound);
-    }
-}
-
 // A row of random numbers, on the host and on the device.
 typedef struct Numbers {
     float *host;
@@ -307,6 +304,7 @@ static void check_forward(const char *what, const Products *products, const floa
     float *outputs = products->output, *inputs = (float *)malloc(count * sizeof(float));
     if (output != NULL) { host_reals(outputs, output, count, PRECISION_BF16); }
     if (saved != NULL) { host_reals(inputs, saved, count, PRECISION_BF16); }
+    Worst worst = {}, worst_saved = {};
     for (size_t i = 0; i < count; i++) {
         double sum = 0;
         for (size_t k = 0; k < INPUTS; k++) {
@@ -314,10 +312,12 @@ static void check_forward(const char *what, const Products *products, const floa
                    (double)products->weight[i % OUTPUTS * INPUTS + k];
         }
         double x = sum + (double)bias[i % OUTPUTS], y = gelu_exact(x);
-        if (saved != NULL) { check_near("saved", i, (double)inputs[i], x, 0x1p-8 * fabs(x) + 1e-5); }
+        if (saved != NULL) { worst_add(&worst_saved, i, (double)inputs[i], x, 0x1p-8 * fabs(x) + 1e-5); }
         double bound = 0x1p-8 * (fabs(y) + (fabs(x) + fabs(sum)) * fabs(gelu_slope(x))) + 0x1p-10 * fabs(x);
-        if (output != NULL) { check_near(what, i, (double)outputs[i], y, bound + 1e-5); }
+        if (output != NULL) { worst_add(&worst, i, (double)outputs[i], y, bound + 1e-5); }
     }
+    check_worst(what, worst);
+    check_worst("GELU's input that is saved", worst_saved);
     free(inputs);
 }
 
@@ -402,6 +402,7 @@ static bool run_backward(Products *products, const BackwardCase *form, EpilogueP
 static void check_backward(const char *what, const Products *products, const float *d_output,
                            const float *saved, const Real *gradient, const float *d_bias) {
     float gradients[SHAPES * STRIDE], biases[INPUTS];
+    Worst worst = {}, worst_bias = {};
     host_reals(gradients, gradient, SHAPES * STRIDE, PRECISION_BF16);
     device_to_host(biases, d_bias, sizeof biases);
     for (size_t c = 0; c < STRIDE; c++) {
@@ -417,13 +418,15 @@ static void check_backward(const char *what, const Products *products, const flo
                 sum += (double)d_output[row * OUTPUTS + k] * (double)products->weight[k * INPUTS + c];
             }
             double value = sum * gelu_slope(x);
-            check_near(what, place, (double)gradients[place], value,
-                       0x1p-7 * fabs(value) + 0x1p-8 * fabs(sum) + 1e-5);
+            worst_add(&worst, place, (double)gradients[place], value,
+                      0x1p-7 * fabs(value) + 0x1p-8 * fabs(sum) + 1e-5);
             total += value;
             size += fabs(value) + fabs(sum);
         }
-        if (c < INPUTS) { check_near(what, c, (double)biases[c], total, 0x1p-8 * size); }
+        if (c < INPUTS) { worst_add(&worst_bias, c, (double)biases[c], total, 0x1p-8 * size); }
     }
+    check_worst(what, worst);
+    check_worst("bias gradient of GELU", worst_bias);
 }
 
 static void the_derivative_in_an_epilogue_agrees_with_our_kernel(void **state) {

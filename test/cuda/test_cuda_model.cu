@@ -315,9 +315,11 @@ static double gradient_tolerance(const Inputs *inputs, Precision precision) {
 }
 
 static void check_loss(float got, float expected, double tolerance) {
-    if (!(fabs((double)got - (double)expected) <= tolerance * fabs((double)expected))) {
-        fail_msg("%s: loss %.9g, expected %.9g", test_name, (double)got, (double)expected);
-    }
+    char what[256];
+    double error = fabs((double)got - (double)expected) / fabs((double)expected);
+    snprintf(what, sizeof what, "%s: loss", test_name);
+    keep_error(what, error, tolerance);
+    if (!(error <= tolerance)) { fail_msg("%s %.9g, expected %.9g", what, (double)got, (double)expected); }
 }
 
 static void check_same_bits(const Machine *machine, float loss, const float *gradients) {

@@ -114,12 +114,10 @@ static void check_shapes(const Shape *shapes, int matrices, Precision precision,
         bench_open(&device, shapes, matrices, precision, moments, true);
         bench_run(&device, master, gradient, moved);
         bench_close(&device);
-        double error = relative_error(moved, expected, 3 * count);
-        double most = precision == PRECISION_BF16 ? 3e-2 : 1e-4;
-        if (!(error <= most)) {
-            fail_msg("%d matrices from %d x %d on in %s: relative error %g", matrices, shapes->rows,
-                     shapes->columns, precision_name(precision), error);
-        }
+        char what[64];
+        snprintf(what, sizeof what, "Muon in %s, %d matrices from %d x %d on", precision_name(precision),
+                 matrices, shapes->rows, shapes->columns);
+        check_close(what, moved, expected, 3 * count, precision == PRECISION_BF16 ? 3e-2 : 1e-4);
         assert_memory_equal(moved, moved + count, count * sizeof(float)); // the estimate is the commit
         if (order == 0) { memcpy(first, moved, 3 * count * sizeof(float)); }
         assert_memory_equal(first, moved, 3 * count * sizeof(float));

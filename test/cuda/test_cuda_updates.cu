@@ -140,12 +140,13 @@ static void loss_check(const LossCase *c, Precision precision) {
         loss_run(c, precision, got, losses, targets);
         check_repeats("gradients", first, got, rows * V * sizeof(float), order);
         free(got);
+        Worst worst = {};
         for (size_t row = 0; row < rows; row++) {
-            double difference = fabs((double)losses[row] - (double)expected_losses[row]);
-            if (!(difference <= 4e-6 * fmax(1.0, fabs((double)expected_losses[row])))) {
-                fail_msg("V %d: loss %.9g, expected %.9g", c->V, (double)losses[row],
-                         (double)expected_losses[row]);
-            }
+            double value = (double)expected_losses[row];
+            worst_add(&worst, row, (double)losses[row], value, 4e-6 * fmax(1, fabs(value)));
+        }
+        check_worst("losses", worst);
+        for (size_t row = 0; row < rows; row++) {
             if (c->gradient_scale == 0.0f) { continue; }
             double bound =
                 precision == PRECISION_FP32 ? 4e-6 : 4e-3; // 2^-8 is half of the last place of a bf16
@@ -446,11 +447,9 @@ static void squares_check(size_t count, size_t offset) {
         check_repeats("sums of squares", first, got, blocks * sizeof(double), order);
     }
     cpu_buffer_sum_of_squares(&cpu_stream, host, count, expected);
-    for (size_t i = 0; i < blocks; i++) {
-        if (!(fabs(got[i] - expected[i]) <= 1e-12 * expected[i])) {
-            fail_msg("block %zu: %.17g, expected %.17g", i, got[i], expected[i]);
-        }
-    }
+    Worst worst = {};
+    for (size_t i = 0; i < blocks; i++) { worst_add(&worst, i, got[i], expected[i], 1e-12 * expected[i]); }
+    check_worst("sums of squares", worst);
     CUDA_CHECK(cudaFree(values - offset));
     CUDA_CHECK(cudaFree(partials));
     free(host);
@@ -577,14 +576,15 @@ static void outer_check(int kind, size_t count) {
         }
         check_repeats("outer step", first, got, OUTER_ARRAYS * count * sizeof(float), run);
     }
+    Worst worst = {};
     for (size_t i = 0; i < OUTER_ARRAYS * count; i++) {
-        bool close = isnan(expected[i]) ? isnan(got[i])
-                                        : fabsf(got[i] - expected[i]) <= 1e-7f + 1e-6f * fabsf(expected[i]);
-        if (!close) {
-            fail_msg("kind %d, array %zu: %.9g, expected %.9g", kind, i / count, (double)got[i],
-                     (double)expected[i]);
-        }
+        double value = (double)expected[i];
+        if (isnan(value) && isnan(got[i])) { continue; }
+        worst_add(&worst, i, (double)got[i], value, 1e-7 + 1e-6 * fabs(value));
     }
+    char what[32];
+    snprintf(what, sizeof what, "outer step of kind %d", kind);
+    check_worst(what, worst);
     free(start);
     free(expected);
     free(first);

@@ -33,6 +33,67 @@ static void host_halves(uint16_t *halves, size_t count) {
     for (size_t i = 0; i < count; i++) { halves[i] = host_bf16((float)random_normal(&test_random)); }
 }
 
+// ---- What tests of kernels share ------------------------------------------------------
+
+// A NaN is worse than any difference, whatever comes before or behind it.
+static void the_worst_element_is_found(void **state) {
+    (void)state;
+    const struct {
+        double got[3], share;
+        size_t element;
+    } cases[] = {{{1, 2, 3}, 0, 0},
+                 {{1.5, 1, 3}, 2, 1},
+                 {{NAN, 9, 3}, NAN, 0},
+                 {{9, NAN, 3}, NAN, 1},
+                 {{1, 2, INFINITY}, INFINITY, 2},
+                 {{1, 2, 3.25}, INFINITY, 2}};
+    const double expected[3] = {1, 2, 3}, allowed[3] = {0.5, 0.5, 0};
+    for (int i = 0; i < 6; i++) {
+        Worst worst = {};
+        for (size_t k = 0; k < 3; k++) { worst_add(&worst, k, cases[i].got[k], expected[k], allowed[k]); }
+        assert_true(isnan(cases[i].share) ? isnan(worst.share) : worst.share == cases[i].share);
+        assert_int_equal(worst.element, cases[i].element);
+    }
+}
+
+enum { WRITERS = 4, WRITTEN = 200 };
+
+static void *keep_many_errors(void *name) {
+    for (int i = 0; i < WRITTEN; i++) { keep_error((const char *)name, 0.25, 1e-6); }
+    return NULL;
+}
+
+// Programs that write to one file at the same time write whole lines.
+static void errors_are_kept_in_whole_lines(void **state) {
+    (void)state;
+    char path[256], line[600], before[512] = "", names[WRITERS][301];
+    const char *directory = getenv("TMPDIR"), *wish = getenv("ACCO_ERRORS");
+    pthread_t writers[WRITERS];
+    int lines[WRITERS] = {};
+    if (wish != NULL) { snprintf(before, sizeof before, "%s", wish); }
+    snprintf(path, sizeof path, "%s/errors-%d", directory != NULL ? directory : "/tmp", (int)getpid());
+    setenv("ACCO_ERRORS", path, 1);
+    for (int i = 0; i < WRITERS; i++) {
+        memset(names[i], 'a' + i, 300);
+        names[i][300] = '\0';
+        assert_int_equal(pthread_create(&writers[i], NULL, keep_many_errors, names[i]), 0);
+    }
+    for (int i = 0; i < WRITERS; i++) { pthread_join(writers[i], NULL); }
+    unsetenv("ACCO_ERRORS");
+    if (wish != NULL) { setenv("ACCO_ERRORS", before, 1); }
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file) != NULL) {
+        int writer = line[0] - 'a';
+        assert_true(writer >= 0 && writer < WRITERS && strncmp(line, names[writer], 300) == 0);
+        assert_string_equal(line + 300, "\t0.25\t1e-06\n");
+        lines[writer]++;
+    }
+    fclose(file);
+    unlink(path);
+    for (int i = 0; i < WRITERS; i++) { assert_int_equal(lines[i], WRITTEN); }
+}
+
 // ---- Numbers --------------------------------------------------------------------------
 
 typedef struct Rounded {
@@ -154,6 +215,7 @@ static __global__ void tile_product_kernel(const uint16_t *a, const uint16_t *b,
 // d = c + a b, where c may be NULL. Only nearly, because tensor cores add in an order of
 // their own.
 static void check_product(const uint16_t *a, const uint16_t *b, const float *c, const float *d, int columns) {
+    Worst worst = {};
     for (int i = 0; i < 16 * columns; i++) {
         double sum = c != NULL ? (double)c[i] : 0, size = fabs(sum);
         for (int k = 0; k < 16; k++) {
@@ -162,11 +224,9 @@ static void check_product(const uint16_t *a, const uint16_t *b, const float *c, 
             sum += product;
             size += fabs(product);
         }
-        double difference = fabs((double)d[i] - sum);
-        if (!(difference <= 1e-5 * size)) {
-            fail_msg("row %d, column %d: off by %g", i / columns, i % columns, difference);
-        }
+        worst_add(&worst, (size_t)i, (double)d[i], sum, 1e-5 * size);
     }
+    check_worst("a product of tensor cores", worst);
 }
 
 static void tensor_cores_multiply_matrices(void **state) {
@@ -1075,6 +1135,8 @@ static void accesses_past_the_end_are_seen(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_worst_element_is_found),
+        cmocka_unit_test(errors_are_kept_in_whole_lines),
         cmocka_unit_test(numbers_are_rounded_to_the_nearest_bf16),
         cmocka_unit_test(tensor_cores_multiply_matrices),
         cmocka_unit_test(matrix_loads_fill_fragments),

@@ -999,7 +999,7 @@ static void check_stop(Stage *stage, int ranks, int victim, int signal_number) {
         char options[256], out[64];
         snprintf(out, sizeof out, "stop-%d-%d-%d", ranks, signal_number, i);
         snprintf(options, sizeof options,
-                 "--slow-rank 0 --slow-ms 150 --report-every 1 --val-batches none %s", rule_cases[i].options);
+                 "--slow-rank 0 --slow-ms 300 --report-every 1 --val-batches none %s", rule_cases[i].options);
         whole[i] = training_start(stage, ranks, rule_cases[i].options);
         stopped[i] = auto_start(stage, ranks, out, options);
     }

@@ -13,6 +13,7 @@
 
 #include "runtime/files.h"
 #include "runtime/numbers.h"
+#include "runtime/process_limits.h"
 
 // What every rank tells the others at the start.
 typedef struct Hello {

@@ -289,6 +289,7 @@ static Outcome run_base(Stage *stage, int ranks, int exit_code, const char *argu
 // A text gives the bits of the token file that prepare.py makes of it, wherever the model
 // has its tokenizer from.
 static void a_text_trains_as_its_tokens_do(void **state) {
+    char epochs[64];
     Stage *stage = stage_of(state);
     Fleet *fleet = fleet_new(stage);
     run_base(stage, 0, 0, "--tokenizer bpe --data documents.bin --out start");
@@ -309,7 +310,11 @@ static void a_text_trains_as_its_tokens_do(void **state) {
     fleet_finish(fleet);
     for (int i = 0; i < 8; i += 2) { check_same(fleet, i, i + 1); }
     check_same(fleet, 11, 12); // the text's tokens were counted when they were made
-    text_check(fleet_output(fleet, 12), "tokens (2.5 epochs) are ", "--epochs of a text");
+    json_t *start = log_event_of(fleet->events[12], "start", 0);
+    snprintf(epochs, sizeof epochs, " commits (%.4g epochs)",
+             2.5 * log_number(log_event_of(fleet->events[12], "end", -1), "tokens") /
+                 log_number(json_object_get(start, "options"), "tokens"));
+    text_check(fleet_output(fleet, 12), epochs, "--epochs of a text");
     for (int i = 9; i < 11; i++) {
         check_same(fleet, i, 8);
         assert_true(fleet_number(fleet, i, "validation", -1, "loss") ==

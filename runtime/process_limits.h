@@ -1,9 +1,9 @@
 // process_limits.h: how much memory and how many cores this process may use.
 //
-// Linux limits both by control groups: every group from the process's own to the root has limits, and
-// all hold. Containers, Slurm and systemd set them. Version 2 has one tree, version 1 one for each
-// controller. What cannot be read does not limit. Decisions are functions of paths and texts, so that
-// tests can put them on any machine.
+// Linux limits both by control groups: every group from the process's own to the root has limits,
+// and all hold. Containers, Slurm and systemd set them. Version 2 has one tree, version 1 one for
+// each controller. What cannot be read does not limit. Decisions are functions of paths and texts,
+// so that tests can put them on any machine.
 #pragma once
 
 #include <limits.h>
@@ -36,16 +36,16 @@ static inline void group_limit(const char *directory, GroupLimits *limits) {
     bool second = group_number(directory, "memory.max", &most);
     if (second || group_number(directory, "memory.limit_in_bytes", &most)) {
         double files = 0;
-        bool known =
-            group_number(directory, second ? "memory.current" : "memory.usage_in_bytes", &used) &&
-            snprintf(path, sizeof path, "%s/memory.stat", directory) < (int)sizeof path;
+        bool known = group_number(directory, second ? "memory.current" : "memory.usage_in_bytes", &used) &&
+                     snprintf(path, sizeof path, "%s/memory.stat", directory) < (int)sizeof path;
         const char *row = second ? "inactive_file " : "total_inactive_file ";
         if (known && file_read_line(path, row, text, sizeof text)) { files = strtod(text, NULL); }
         double left = fmax(most - (known ? fmax(used - files, 0) : 0), 0);
         if (left < (double)limits->memory) { limits->memory = (size_t)left; }
     }
     bool shared = snprintf(path, sizeof path, "%s/cpu.max", directory) < (int)sizeof path &&
-                  file_read_line(path, "", text, sizeof text) && sscanf(text, "%lf %lf", &quota, &period) == 2;
+                  file_read_line(path, "", text, sizeof text) &&
+                  sscanf(text, "%lf %lf", &quota, &period) == 2;
     shared = shared || (group_number(directory, "cpu.cfs_quota_us", &quota) &&
                         group_number(directory, "cpu.cfs_period_us", &period));
     if (shared && quota > 0 && period > 0) { limits->cores = fmin(limits->cores, quota / period); }
@@ -57,7 +57,8 @@ static inline GroupLimits group_limits(const char *self, const char *root) {
     char line[PATH_MAX], directory[PATH_MAX];
     FILE *file = fopen(self, "r");
     while (file != NULL && fgets(line, sizeof line, file) != NULL) {
-        char *controllers = strchr(line, ':'), *path = controllers == NULL ? NULL : strchr(++controllers, ':');
+        char *controllers = strchr(line, ':'),
+             *path = controllers == NULL ? NULL : strchr(++controllers, ':');
         if (path == NULL) { continue; }
         *path++ = '\0';
         path[strcspn(path, "\n")] = '\0';

@@ -268,11 +268,15 @@ static void test_this_machine(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_launcher_rank),  cmocka_unit_test(test_independent_copies),
-        cmocka_unit_test(test_threads),        cmocka_unit_test(test_core_lists),
+        cmocka_unit_test(test_launcher_rank),
+        cmocka_unit_test(test_independent_copies),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_core_lists),
         cmocka_unit_test(test_control_groups),
-        cmocka_unit_test(test_physical_cores), cmocka_unit_test(test_shared_memory),
-        cmocka_unit_test(test_hosts),          cmocka_unit_test(test_processors_for_nccl),
+        cmocka_unit_test(test_physical_cores),
+        cmocka_unit_test(test_shared_memory),
+        cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_processors_for_nccl),
         cmocka_unit_test(test_this_machine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

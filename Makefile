@@ -347,7 +347,7 @@ check-cxx: $(CONFIG) $(PLAN_PAGE)
 # --- checks and layout ---
 
 install-for-check: | $(CONFIG)
-	@scripts/install-dependencies $(CONFIG) CLANG_FORMAT --
+	@scripts/install-dependencies $(CONFIG) -- CLANG_FORMAT
 	@$(PROBE) $(CONFIG)
 
 # All of them are run, also where one has found something.

@@ -18,7 +18,7 @@
 // thing in the vectors of a loop and another in its last elements, so the bits of an element would
 // depend on where the array was cut. A processor without such an instruction rounds twice, because
 // the C library's fmaf is slow there.
-static inline float multiply_add(float a, float b, float c) {
+REAL_LOOP float multiply_add(float a, float b, float c) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
     return fmaf(a, b, c);
 #else
@@ -47,13 +47,13 @@ enum { SUM_LANES = 16 };
         } \
     } while (0)
 
-static inline float lanes_sum(const float *lanes /* (SUM_LANES) */) {
+REAL_LOOP float lanes_sum(const float *lanes /* (SUM_LANES) */) {
     float quarters[4];
     for (int i = 0; i < 4; i++) { quarters[i] = (lanes[i] + lanes[i + 8]) + (lanes[i + 4] + lanes[i + 12]); }
     return (quarters[0] + quarters[2]) + (quarters[1] + quarters[3]);
 }
 
-static inline double lanes_sum_doubles(const double *lanes /* (SUM_LANES) */) {
+REAL_LOOP double lanes_sum_doubles(const double *lanes /* (SUM_LANES) */) {
     double sum = 0;
     for (int lane = 0; lane < SUM_LANES; lane++) { sum += lanes[lane]; }
     return sum;
@@ -75,7 +75,7 @@ REAL_LOOP float row_maximum(const Real *row, size_t count, Precision precision) 
 // is its Taylor polynomial of degree 7 (error 2e-9). 2^n is applied as two factors, each
 // of about n/2, which are normal numbers over the whole range, even where the result is
 // denormal.
-static inline float vector_exp(float x) {
+REAL_LOOP float vector_exp(float x) {
     // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits.
     const float shifter = 12582912.0f;
     // Both comparisons are false for NaN, which passes through.
@@ -106,7 +106,7 @@ static inline float vector_exp(float x) {
 
 // Returns 1 / (1 + exp(-x)); *complement becomes 1 minus that, without cancellation. The
 // bound keeps exp finite, so that the product below is never 0 * infinity.
-static inline float vector_logistic(float x, float *complement) {
+REAL_LOOP float vector_logistic(float x, float *complement) {
     float bounded = x < -87.0f ? -87.0f : x;
     float e = vector_exp(-bounded);
     float s = 1.0f / (1.0f + e);

@@ -34,6 +34,7 @@ enum { STAGE_PROGRAMS = 18, STAGE_COMMAND_SIZE = 8192, STAGE_PATH_SIZE = 1024, P
 typedef struct Stage {
     char directory[STAGE_PATH_SIZE / 2]; // absolute; removed at the end
     char binary[STAGE_PATH_SIZE], launcher[STAGE_PATH_SIZE], root[STAGE_PATH_SIZE];
+    char terminal[64]; // what programs have as their terminal, beside the files; "": none
     bool has_mpi;
     int count;                     // programs and directories made so far: numbers their names
     pid_t running[STAGE_PROGRAMS]; // 0: a free place
@@ -245,12 +246,16 @@ static inline int stage_end_test(void **state) {
 
 // In the child, between fork and exec. The file limit comes last, so that it cannot hit
 // what is written before exec.
-static inline void program_become(const Program *program, const char *directory, const Setting *setting,
+static inline void program_become(const Stage *stage, const Program *program, const Setting *setting,
                                   const char *command) {
+    const char *directory = setting->directory != NULL ? setting->directory : stage->directory;
+    // Whoever leads a session gets the terminal that it opens.
+    bool seated =
+        stage->terminal[0] == '\0' ? setpgid(0, 0) == 0 : setsid() > 0 && open(stage->terminal, O_RDWR) >= 0;
     int in = open("/dev/null", O_RDONLY),
         out = open(program->output_path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
     int errors = open(program->error_path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    bool ready = setpgid(0, 0) == 0 && chdir(directory) == 0 && dup2(in, 0) == 0 && dup2(out, 1) == 1 &&
+    bool ready = seated && chdir(directory) == 0 && dup2(in, 0) == 0 && dup2(out, 1) == 1 &&
                  dup2(errors, 2) == 2 && mkdir(program->scratch_path, 0777) == 0 &&
                  setenv("TMPDIR", program->scratch_path, 1) == 0;
     if (setting->tasks != NULL) { ready = ready && setenv("SLURM_STEP_NUM_TASKS", setting->tasks, 1) == 0; }
@@ -276,6 +281,15 @@ static inline void program_become(const Program *program, const char *directory,
     }
     if (ready) { execl("/bin/sh", "sh", "-c", command, (char *)NULL); }
     _exit(125);
+}
+
+// Programs get a terminal from now on. Returns its other end, from which the caller reads what
+// they write on it, and which it closes.
+static inline int stage_open_terminal(Stage *stage) {
+    int screen = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK);
+    assert_true(screen >= 0 && grantpt(screen) == 0 && unlockpt(screen) == 0);
+    snprintf(stage->terminal, sizeof stage->terminal, "%s", ptsname(screen));
+    return screen;
 }
 
 // Starts the binary with `ranks` ranks; 0: without a launcher. `arguments` are written as
@@ -304,9 +318,9 @@ static inline Program program_start(Stage *stage, int ranks, const Setting *sett
     stage_path(stage, name, program.scratch_path);
     program.pid = fork();
     assert_true(program.pid >= 0);
-    const char *directory = setting->directory != NULL ? setting->directory : stage->directory;
-    if (program.pid == 0) { program_become(&program, directory, setting, command); }
-    setpgid(program.pid, program.pid); // the child does the same: one of the two is first
+    if (program.pid == 0) { program_become(stage, &program, setting, command); }
+    // The child does the same, and one of the two is first. With a terminal it leads a session.
+    if (stage->terminal[0] == '\0') { setpgid(program.pid, program.pid); }
     stage->running[place] = program.pid;
     return program;
 }

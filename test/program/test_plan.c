@@ -339,8 +339,8 @@ static void a_recommended_command_trains(void **state) {
     static const char *const cases[] = {
         "--config base.json --ranks 2 --compute-ms 5 --host-mbit 10 --tokens 4k --out never --lr 1e-3",
         "--config base.json --ranks 2 --compute-ms 5 --host-mbit 1000000 --accumulate auto --tokens 4k",
-        "--config base.json --ranks 2 --compute-ms 5 --rank-accumulate 1,2 --optimizer zero1 --wire int8 "
-        "--tokens 4k"};
+        ("--config base.json --ranks 2 --compute-ms 5 --rank-accumulate 1,2 --optimizer zero1 --wire int8 "
+         "--tokens 4k")};
     Stage *stage = stage_with_ranks(state);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char arguments[2048];

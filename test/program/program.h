@@ -283,15 +283,6 @@ static inline void program_become(const Stage *stage, const Program *program, co
     _exit(125);
 }
 
-// Programs get a terminal from now on. Returns its other end, from which the caller reads what
-// they write on it, and which it closes.
-static inline int stage_open_terminal(Stage *stage) {
-    int screen = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK);
-    assert_true(screen >= 0 && grantpt(screen) == 0 && unlockpt(screen) == 0);
-    snprintf(stage->terminal, sizeof stage->terminal, "%s", ptsname(screen));
-    return screen;
-}
-
 // Starts the binary with `ranks` ranks; 0: without a launcher. `arguments` are written as
 // in a shell.
 static inline Program program_start(Stage *stage, int ranks, const Setting *setting, const char *arguments) {

@@ -1609,6 +1609,15 @@ static void a_stopped_rank_inside_a_host_is_named(void **state) {
 
 // ---- Ends by signals ------------------------------------------------------------------
 
+// Programs get a terminal from now on. Returns its other end, from which the caller reads what
+// they write on it, and which it closes.
+static int stage_open_terminal(Stage *stage) {
+    int screen = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK);
+    assert_true(screen >= 0 && grantpt(screen) == 0 && unlockpt(screen) == 0);
+    snprintf(stage->terminal, sizeof stage->terminal, "%s", ptsname(screen));
+    return screen;
+}
+
 // Whoever ends a run by hand finds whole lines in its log, and no rank left over.
 static void check_signal(void **state, int ranks, int signal_number) {
     Stage *stage = ranks > 0 ? stage_with_ranks(state) : stage_of(state);

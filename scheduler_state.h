@@ -6,8 +6,8 @@
 //                                                                     coarse wires
 //   casts        padded     as parameters, in whose place they are    compute                 synchronous, overlapped;
 //                                                                                             GPUs in bf16
-//   gradients    padded     compute adds; hand_over clears; the job   hand_over; in           all
-//                           where compute waits for it                synchronous rules the job
+//   gradients    padded     compute; the job where compute waits      hand_over; in           all
+//                           for it                                    synchronous rules the job
 //   comm_buffer  padded     the job, hand_over                        the job, hand_over      overlapped, local;
 //                           sparse: compute                                                   there the error
 //   outer        count      the outer step                            the outer step,         local
@@ -48,8 +48,9 @@ typedef struct Problem {
     void *self;
     size_t parameter_count;
     // gradients (parameter_count) += the gradient of the mean loss of this worker's
-    // micro-batch `index` (0, 1, ...) at `parameters`. The compute stream calls it, with
-    // other pointers each time. It must call pace->need before it reads parameters.
+    // micro-batch `index` (0, 1, ...) at `parameters`; with pace->begins = it: nobody clears
+    // them. The compute stream calls it, with other pointers each time. It must call pace->need
+    // before it reads parameters.
     MicroBatchResult (*micro_batch)(void *self, Stream *stream, uint64_t index, const void *parameters,
                                     float *gradients, const Pace *pace);
     // Where each layer begins, and where the last one ends: (layer_count + 1). For
@@ -129,6 +130,12 @@ static inline void buffer_change(Buffer *buffer, BufferState from, BufferState t
     buffer->state = to;
 }
 
+static inline void buffers_exchange(Buffer *one, Buffer *other) {
+    float *data = one->data;
+    one->data = other->data;
+    other->data = data;
+}
+
 // The record that travels with a gradient sum. The ranks exchange their records with
 // every job and add them up in the order of ranks, so that all take the same decisions.
 //
@@ -175,7 +182,7 @@ static inline double tally_mean_loss(const Tally *tally) { return tally->loss / 
 // (settings.sparse).
 typedef enum JobKind { COMMIT, ESTIMATE, COMMIT_THEN_PREDICT, AVERAGE } JobKind;
 
-// What hand_over does with the gradient accumulator: clear it, or let it keep growing.
+// What becomes of the gradient sum after hand_over: it begins anew, or keeps growing.
 typedef enum HandOver { CLEAR, KEEP } HandOver;
 
 // One job of the communication stream. The host writes it before the launch, the
@@ -492,7 +499,6 @@ static inline void scheduler_spread_parameters(Scheduler *s) {
     }
     if (s->settings.keeps_casts) {
         reals_from_floats(s->compute, s->casts, s->gradients.data, padded);
-        stream_clear(s->compute, s->gradients.data, padded * sizeof(float));
         stream_settle(s->compute);
         return;
     }

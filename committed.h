@@ -47,16 +47,12 @@ static inline const void *borrow_committed(Scheduler *s, const Rule *rule, bool 
     return casts != NULL ? (const void *)casts : s->gradients.data;
 }
 
-// The accumulator is empty between two commits, or holds what was handed over and is to be
-// added to (hand_over).
+// Between two commits the accumulator holds nothing, or what was handed over and is to be added
+// to (hand_over).
 static inline void return_committed(Scheduler *s, const void *committed) {
-    if (committed != s->gradients.data) { return; }
-    if (s->tally.micro_batches == 0) {
-        scheduler_move_gradients(s, NULL, true);
-    } else {
-        assert(is_handed_over(s));
-        stream_copy(s->compute, s->gradients.data, s->comm_buffer.data,
-                    layout_padded(&s->layout) * sizeof(float));
-        stream_settle(s->compute);
-    }
+    if (committed != s->gradients.data || s->tally.micro_batches == 0) { return; }
+    assert(is_handed_over(s));
+    stream_copy(s->compute, s->gradients.data, s->comm_buffer.data,
+                layout_padded(&s->layout) * sizeof(float));
+    stream_settle(s->compute);
 }

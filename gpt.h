@@ -34,8 +34,14 @@ enum {
     GPT_GPU_LOGITS_BYTES = 1 << 30,
     GPT_GPU_CHUNKS = 4,
     GPT_GPU_CHUNK_ROWS = 256, // a chunk on a GPU has a multiple of them
-    GPT_LOGITS_UNIT = 64      // a row of logits on a GPU has a multiple of them
+    GPT_LOGITS_UNIT = 64,     // a row of logits on a GPU has a multiple of them
+    GPT_SPANS = 4 * MODEL_MAX_LAYERS + 2
 };
+
+// Gradients that lie side by side.
+typedef struct GptSpan {
+    size_t begin, count;
+} GptSpan;
 
 // ---- State ----------------------------------------------------------------------------
 
@@ -64,6 +70,12 @@ typedef struct Gpt {
     uint8_t *fp8_operand; // (B, T, max(3C, F)): what a matrix multiplies
     float *fp8_scales;    // (1 + L TENSORS_PER_LAYER): of fp8_operand, then of the matrices
     bool fp8_changed;     // this pass casts the weights
+
+    // This pass begins a sum of gradients: the products of the backward pass set those of
+    // matrices, and the rest, those of vectors and of wpe, are cleared first.
+    bool begins;
+    GptSpan rest[GPT_SPANS];
+    int rest_count;
 
     // Activations. Those that are computed again have room for one layer, which all
     // layers share: there L is 1 and 2L + 1 is 2.
@@ -212,6 +224,20 @@ static inline void gpt_reserve_arrays(Gpt *model, Arena *arena) {
     arena_reserve_rows(arena, on_host, sizeof on_host / sizeof on_host[0], true);
 }
 
+static inline void gpt_find_rest(Gpt *model, const ParameterTable *trained) {
+    size_t end = SIZE_MAX; // of the latest span
+    for (int i = 0; i < trained->count; i++) {
+        const ParameterInfo *entry = &trained->entries[i];
+        if (entry->is_projection || (entry->is_matrix && entry->role == GPT_WTE)) { continue; }
+        if (entry->offset != end) {
+            assert(model->rest_count < GPT_SPANS);
+            model->rest[model->rest_count++].begin = entry->offset;
+        }
+        model->rest[model->rest_count - 1].count += entry->count;
+        end = entry->offset + entry->count;
+    }
+}
+
 static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *config,
                                const ModelSettings *settings) {
     Gpt *model = (Gpt *)self;
@@ -230,6 +256,7 @@ static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *conf
         TensorPlace all = {.trained = table.entries[i].offset};
         model->places[table.entries[i].role] = part != NULL ? part->places[i] : all;
     }
+    gpt_find_rest(model, part != NULL ? &part->table : &table);
     parameter_table_free(&table);
     model->widest = (int)size_max(3 * (size_t)config->channels, (size_t)config->mlp_channels);
     model->d_wide_stride = settings->on_gpu ? model->widest : matmul_padded_stride(model->widest);
@@ -377,6 +404,7 @@ static inline LowRank gpt_adapter(const Gpt *model, float *gradients, int tensor
                     .b = real_at_const(model->weights, b, model->settings.precision),
                     .d_a = gradients != NULL ? gradients + a : NULL,
                     .d_b = gradients != NULL ? gradients + b : NULL,
+                    .begins = model->begins,
                     .inner = model->inner,
                     .rank = part->rank,
                     .rows = (int)gpt_rows(model),
@@ -608,16 +636,21 @@ static inline void gpt_largest(Gpt *model, Stream *stream, int count, int32_t *l
 }
 
 // losses (rows) = cross_entropy(wte hidden, targets) of hidden states and targets (rows),
-// chunk by chunk. With gradients (NULL: none) also gradients of wte += and model->branch
-// = the gradient of the hidden state, both of the sum of the losses of targets >= 0, divided
-// by all rows: so that every predicted token of a commit weighs the same (Tally). If none is
-// predicted, model->branch becomes 0. largest (rows): see ModelQuery; NULL: not asked for.
+// chunk by chunk. With gradients (NULL: none) also gradients of wte += (model->begins: =) and
+// model->branch = the gradient of the hidden state, both of the sum of the losses of targets >= 0,
+// divided by all rows: so that every predicted token of a commit weighs the same (Tally). If none
+// is predicted, they are 0. largest (rows): see ModelQuery; NULL: not asked for.
 static inline void gpt_head(Gpt *model, Stream *stream, float *gradients, const Real *hidden,
                             const int32_t *targets, int rows, int32_t *largest) {
     Precision precision = model->settings.precision;
     int C = model->config.channels, V = model->config.vocabulary, stride = model->logits_stride,
         columns = model->logits_columns;
+    bool trains = gradients != NULL && gpt_trains(model, GPT_WTE);
     if (gradients != NULL && targets_predicted(targets, (size_t)rows) == 0) {
+        if (trains && model->begins) {
+            stream_clear(stream, gpt_gradient(model, gradients, GPT_WTE),
+                         (size_t)V * (size_t)C * sizeof(float));
+        }
         stream_clear(stream, model->branch, (size_t)rows * (size_t)C * precision_bytes(precision));
         return;
     }
@@ -634,15 +667,16 @@ static inline void gpt_head(Gpt *model, Stream *stream, float *gradients, const 
         if (gradients == NULL) { continue; }
         matmul_backward_input(stream, real_at(model->branch, offset, precision), C, model->logits, stride,
                               wte, count, C, columns);
-        if (gpt_trains(model, GPT_WTE)) {
+        if (trains) {
             matmul_backward_weight(stream, gpt_gradient(model, gradients, GPT_WTE), model->logits, stride,
-                                   input, count, C, columns);
+                                   input, count, C, columns, model->begins && first == 0);
         }
     }
 }
 
 // ---------------------------------------------------------------------------------------
-// Backward. `gradients` has the layout of the parameters and is added to.
+// Backward. `gradients` has the layout of the parameters and is added to; with model->begins the
+// products set it.
 
 // Back through LayerNorm `norm`: model->branch is the gradient of its output. That of its
 // input is added to model->d_residual (the last LayerNorm overwrites it); the sum of it
@@ -674,7 +708,7 @@ static inline void gpt_linear_backward(Gpt *model, Stream *stream, float *gradie
     int rows = (int)gpt_rows(model), first = gpt_tensor(l, weight), each = product.outputs / product.tensors;
     if (gpt_trains(model, first)) {
         matmul_backward_weight(stream, gpt_gradient(model, gradients, first), d_output, d_output_stride,
-                               product.input, rows, product.inputs, product.outputs);
+                               product.input, rows, product.inputs, product.outputs, model->begins);
     }
     if (model->settings.fp8) {
         gpt_fp8_product(model, stream, true, d_input, d_input_stride, d_output, d_output_stride, l, weight);
@@ -737,7 +771,11 @@ static inline const float *gpt_gradients(void *self, Stream *stream, const void 
     int L = model->config.layers;
     model->B = model->settings.B;
     model->T = model->settings.T;
+    model->begins = pace != NULL && pace->begins;
     gpt_forward(model, stream, parameters, tokens, pace);
+    for (int i = 0; i < model->rest_count && model->begins; i++) {
+        stream_clear(stream, gradients + model->rest[i].begin, model->rest[i].count * sizeof(float));
+    }
     gpt_head(model, stream, gradients, gpt_hidden(model), targets, (int)gpt_rows(model), NULL);
     gpt_layernorm_backward(model, stream, gradients, 2 * L);
     // Down to the first layer in or below which something is trained.

@@ -78,7 +78,6 @@ static inline void inner_step_task(void *context, Stream *stream) {
     } else {
         s->optimizer.commits++;
     }
-    buffer_move(stream, NULL, s->gradients.data, count, true);
     stream_settle(stream);
     s->parameters_version++;
     scheduler_compute_ended(s);

@@ -72,7 +72,7 @@ static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
     size_t all = s->layout.cells;
     assert(s->settings.kind == RULE_OVERLAPPED && !s->job_in_flight && !is_handed_over(s));
     scheduler_call(s, s->compute, measure_micro_batch_task, &work); // warms up, and makes gradients to send
-    scheduler_move_gradients(s, s->comm_buffer.data, true);
+    scheduler_call(s, s->compute, boundary_task, s);
     for (;; work.cells = size_min(4 * work.cells, all)) {
         scheduler_call(s, s->communication, measure_exchange_task, &work);
         if (work.exchange_seconds >= MEASURE_SECONDS || work.cells == all) { break; }
@@ -84,7 +84,6 @@ static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
     do {
         scheduler_call(s, s->compute, measure_micro_batch_task, &work);
     } while (!event_query(&s->communicated));
-    scheduler_move_gradients(s, NULL, true); // drops them
     MeasuredRound measured = {work.exchange_seconds * (double)all / (double)work.cells,
                               work.compute_seconds / work.micro_batches};
     return measured;

@@ -226,9 +226,10 @@ typedef struct ModelFamily {
     // released.
     void (*reserve)(void *self, Arena *arena, const ModelConfig *config, const ModelSettings *settings);
     // gradients (parameter_count) += the gradient of the mean loss over the targets (B,
-    // T) >= 0; 0 if there is none. Calls pace->need before it reads parameters, and
-    // pace->finish. Returns the losses (B, T), which mean nothing if no target counts.
-    // They can be read, and tokens and targets changed, when the stream has settled.
+    // T) >= 0; 0 if there is none. With pace->begins: = that gradient. Calls pace->need before
+    // it reads parameters, and pace->finish. Returns the losses (B, T), which mean nothing if
+    // no target counts. They can be read, and tokens and targets changed, when the stream has
+    // settled.
     const float *(*gradients)(void *self, Stream *stream, const void *parameters, float *gradients,
                               const int32_t *tokens, const int32_t *targets, const Pace *pace);
     // The same losses, (query->count), without gradients.

@@ -159,17 +159,15 @@ static inline void model_random_tokens(const ModelConfig *config, size_t count, 
 }
 
 // Prepares a GPU before the first pass, on the stream that will compute: one pass over
-// random tokens loads all kernels and plans all matrix products. `gradients` is
-// overwritten and left at 0.
-static inline void model_start(Model *model, Stream *stream, const void *parameters, float *gradients,
-                               size_t parameter_count) {
+// random tokens loads all kernels and plans all matrix products. `gradients` is overwritten.
+static inline void model_start(Model *model, Stream *stream, const void *parameters, float *gradients) {
     if (!model->settings.on_gpu) { return; }
     size_t rows = (size_t)model->settings.B * (size_t)model->settings.T;
     int32_t *tokens = (int32_t *)memory_take(1, rows * sizeof(int32_t));
+    const Pace pace = {.begins = true};
     model_random_tokens(&model->config, rows, tokens);
     gemm_open(stream, model->gemm_workspace);
-    model->family->gradients(&model->state, stream, parameters, gradients, tokens, tokens, NULL);
-    stream_clear(stream, gradients, parameter_count * sizeof(float));
+    model->family->gradients(&model->state, stream, parameters, gradients, tokens, tokens, &pace);
     stream_settle(stream);
     free(tokens);
 }

@@ -10,8 +10,8 @@
 //   wait_for()                 waits for the job and takes its parameters
 //   hand_over(CLEAR | KEEP)    the boundary, the only place where the buffers of both
 //                              streams meet: waits for the job that ran, gives the
-//                              gradient sum to the next one, and clears the accumulator or
-//                              lets it keep growing
+//                              gradient sum to the next one, and begins another or lets it
+//                              keep growing
 //
 // local_steps.h adds the verbs of local rules. A round of an overlapped rule, and of a
 // synchronous one, whose job follows backward:
@@ -118,11 +118,15 @@ static inline bool scheduler_is_beside(const Scheduler *s, int index) {
     return index + 1 == s->round_count || (index == 0 && scheduler_shards(&s->settings));
 }
 
-// Products of a micro-batch beside an exchange leave NCCL its processors.
+// Products of a micro-batch beside an exchange leave NCCL its processors. The first of a sum sets
+// the gradients.
 static inline MicroBatchResult scheduler_micro_batch(Scheduler *s, Stream *stream, uint64_t index,
                                                      bool beside) {
-    Pace pace = {
-        .self = s, .version = s->parameters_version, .need = scheduler_need, .finish = scheduler_finish};
+    Pace pace = {.self = s,
+                 .version = s->parameters_version,
+                 .begins = s->tally.micro_batches == 0,
+                 .need = scheduler_need,
+                 .finish = scheduler_finish};
     if (beside) { gemm_limit(stream, s->settings.product_processors); }
     MicroBatchResult result = s->problem.micro_batch(s->problem.self, stream, index, scheduler_weights(s),
                                                      s->gradients.data, &pace);
@@ -183,60 +187,48 @@ static inline void accumulate(Scheduler *s, int count) {
 
 // ---- The boundary ---------------------------------------------------------------------
 
-typedef struct BoundaryWork {
-    Scheduler *scheduler;
-    float *out; // (padded); NULL: clear only
-    bool clear;
-} BoundaryWork;
-
 static inline void boundary_task(void *context, Stream *stream) {
-    const BoundaryWork *work = (const BoundaryWork *)context;
-    Scheduler *s = work->scheduler;
+    Scheduler *s = (Scheduler *)context;
     trace_begin(&s->trace, TRACE_COMPUTE, "boundary");
-    buffer_move(stream, work->out, s->gradients.data, layout_padded(&s->layout), work->clear);
+    buffer_copy(stream, s->comm_buffer.data, s->gradients.data, layout_padded(&s->layout));
     stream_settle(stream);
     scheduler_compute_ended(s);
 }
 
-// Copies the gradient accumulator to `out` (padded; NULL: nowhere) and clears it where
-// asked. Compute stream; the host waits (H3, H4).
-static inline void scheduler_move_gradients(Scheduler *s, float *out, bool clear) {
-    BoundaryWork work = {.scheduler = s, .out = out, .clear = clear};
-    scheduler_call(s, s->compute, boundary_task, &work);
-}
-
 // Waits for the job and takes what it produced. A job that followed the backward pass
-// stepped with the accumulator, which is cleared now; its parameters keep arriving. The
-// job of an overlapped rule gathered them beside those that compute uses: they change
-// places.
+// stepped with the accumulator; its parameters keep arriving. The job of an overlapped rule
+// gathered them beside those that compute uses: they change places.
 static inline void wait_for(Scheduler *s) {
     const Job *job = &s->job;
     scheduler_wait_event(s, job->follows ? &s->stepped : &s->communicated); // H2, H5
     s->job_in_flight = false;
     s->parameters_version++;
     buffer_change(job_buffer(s, job), BUFFER_WRITING, BUFFER_FREE);
-    if (job->follows) {
-        scheduler_move_gradients(s, NULL, true);
-    } else if (job->kind != AVERAGE && s->settings.keeps_casts) {
+    bool gathered = job->kind != AVERAGE && !job->follows;
+    if (gathered && s->settings.keeps_casts) {
         Real *taken = s->arriving_casts;
         s->arriving_casts = s->casts;
         s->casts = taken;
-    } else if (job->kind != AVERAGE) {
-        float *taken = s->comm_buffer.data;
-        s->comm_buffer.data = s->parameters.data;
-        s->parameters.data = taken;
+    } else if (gathered) {
+        buffers_exchange(&s->parameters, &s->comm_buffer);
     }
     scheduler_account_job(s);
 }
 
 // First takes the parameters of the job in flight, then gives the gradient sum to the
-// next one: the communication buffer must be emptied before it is filled.
+// next one: the communication buffer must be emptied before it is filled. A sum that keeps
+// growing is copied (compute stream; the host waits: H3, H4); otherwise the buffers change
+// places, since the first micro-batch of the next sum does not read what it finds.
 static inline void hand_over(Scheduler *s, HandOver mode) {
     assert(s->settings.kind == RULE_OVERLAPPED);
     if (s->job_in_flight) { wait_for(s); }
     scheduler_give_tally(s, mode);
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
-    scheduler_move_gradients(s, s->comm_buffer.data, mode == CLEAR);
+    if (mode == KEEP) {
+        scheduler_call(s, s->compute, boundary_task, s);
+    } else {
+        buffers_exchange(&s->gradients, &s->comm_buffer);
+    }
     buffer_change(&s->comm_buffer, BUFFER_WRITING, BUFFER_READY);
     buffer_change(&s->gradients, BUFFER_READY, BUFFER_FREE);
 }
@@ -244,7 +236,6 @@ static inline void hand_over(Scheduler *s, HandOver mode) {
 // Forgets what has been computed since the latest commit, and the job in flight.
 static inline void scheduler_drop(Scheduler *s) {
     scheduler_settle(s);
-    scheduler_move_gradients(s, NULL, true);
     memset(&s->tally, 0, sizeof s->tally);
     memset(&s->job, 0, sizeof s->job);
     s->parameters.state = s->gradients.state = s->comm_buffer.state = BUFFER_FREE;

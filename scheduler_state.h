@@ -6,8 +6,8 @@
 //                                                                     coarse wires
 //   casts        padded     as parameters, in whose place they are    compute                 synchronous, overlapped;
 //                                                                                             GPUs in bf16
-//   gradients    padded     compute adds; hand_over clears; the job   hand_over; in           all
-//                           where compute waits for it                synchronous rules the job
+//   gradients    padded     compute; the job where compute waits      hand_over; in           all
+//                           for it                                    synchronous rules the job
 //   comm_buffer  padded     the job, hand_over                        the job, hand_over      overlapped, local;
 //                           sparse: compute                                                   there the error
 //   outer        count      the outer step                            the outer step,         local
@@ -49,9 +49,9 @@ typedef struct Problem {
     size_t parameter_count;
     double tokens; // predicted in a micro-batch, where nothing is masked
     // gradients (parameter_count) += the gradient of the summed losses of this worker's
-    // micro-batch `index` (0, 1, ...), divided by `tokens`, at `parameters`. The compute stream
-    // calls it, with other pointers each time. It must call pace->need before it reads
-    // parameters.
+    // micro-batch `index` (0, 1, ...), divided by `tokens`, at `parameters`; with pace->begins =
+    // it: nobody clears them. The compute stream calls it, with other pointers each time. It must
+    // call pace->need before it reads parameters.
     MicroBatchResult (*micro_batch)(void *self, Stream *stream, uint64_t index, const void *parameters,
                                     float *gradients, const Pace *pace);
     // Where each layer begins, and where the last one ends: (layer_count + 1). For
@@ -131,6 +131,12 @@ static inline void buffer_change(Buffer *buffer, BufferState from, BufferState t
     buffer->state = to;
 }
 
+static inline void buffers_exchange(Buffer *one, Buffer *other) {
+    float *data = one->data;
+    one->data = other->data;
+    other->data = data;
+}
+
 // The record that travels with a gradient sum. The ranks exchange their records with
 // every job and add them up in the order of ranks, so that all take the same decisions.
 //
@@ -183,7 +189,7 @@ static inline double tally_divisor(const Tally *tally, const Problem *problem) {
 // (settings.sparse).
 typedef enum JobKind { COMMIT, ESTIMATE, COMMIT_THEN_PREDICT, AVERAGE } JobKind;
 
-// What hand_over does with the gradient accumulator: clear it, or let it keep growing.
+// What becomes of the gradient sum after hand_over: it begins anew, or keeps growing.
 typedef enum HandOver { CLEAR, KEEP } HandOver;
 
 // One job of the communication stream. The host writes it before the launch, the
@@ -500,7 +506,6 @@ static inline void scheduler_spread_parameters(Scheduler *s) {
     }
     if (s->settings.keeps_casts) {
         reals_from_floats(s->compute, s->casts, s->gradients.data, padded);
-        stream_clear(s->compute, s->gradients.data, padded * sizeof(float));
         stream_settle(s->compute);
         return;
     }

@@ -68,7 +68,7 @@
 static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
 #ifdef ACCO_HAVE_CUDA
     cudaFuncAttributes attributes;
-    cudaError_t status = cudaFuncGetAttributes(&attributes, buffer_move_kernel<float>);
+    cudaError_t status = cudaFuncGetAttributes(&attributes, reals_from_floats_kernel<float>);
     if (status != cudaSuccess) {
         return error_set(error,
                          "this program has no code for GPU %d, %s, of compute capability %d.%d: build it "
@@ -144,13 +144,14 @@ static inline void matmul_backward_input(Stream *stream, Real *d_input, int d_in
     matmul(stream, &work);
 }
 
-// d_weight (outputs, inputs) += d_output^T input. On the CPU matmul_padded_stride gives
-// the stride at which d_output is read fastest.
+// d_weight (outputs, inputs) += d_output^T input; begins: = it. On the CPU matmul_padded_stride
+// gives the stride at which d_output is read fastest.
 static inline void matmul_backward_weight(Stream *stream, float *d_weight, const Real *d_output,
                                           int d_output_stride, const Real *input, int rows, int inputs,
-                                          int outputs) {
+                                          int outputs, bool begins) {
     Matmul work = matmul_describe(stream->precision, as_reals(d_weight), inputs, d_output, d_output_stride,
                                   true, input, inputs, false, outputs, inputs, rows, true);
+    work.accumulate = !begins;
     matmul(stream, &work);
 }
 
@@ -159,6 +160,7 @@ static inline void matmul_backward_weight(Stream *stream, float *d_weight, const
 typedef struct LowRank {
     const Real *a, *b; // (rank, inputs), (outputs, rank)
     float *d_a, *d_b;  // their gradients; NULL: forward
+    bool begins;       // these are set, not added to
     Real *inner;       // (rows, rank), workspace
     int rank, rows, inputs, outputs;
     float scale;
@@ -186,17 +188,18 @@ static inline void low_rank_forward(Stream *stream, const LowRank *work, Real *o
                      1.0f, true);
 }
 
-// d_b += scale d_output^T (input a^T), d_a += scale (d_output b)^T input, and
+// d_b += scale d_output^T (input a^T), d_a += scale (d_output b)^T input (begins: =), and
 // d_input (rows, inputs), rows d_input_stride apart, += scale (d_output b) a.
 static inline void low_rank_backward(Stream *stream, const LowRank *work, Real *d_input, int d_input_stride,
                                      const Real *d_output, int d_output_stride, const Real *input) {
     int r = work->rank, rows = work->rows, inputs = work->inputs, outputs = work->outputs;
     low_rank_product(stream, work->inner, r, input, inputs, work->a, inputs, true, rows, r, inputs,
                      work->scale, false);
-    matmul_backward_weight(stream, work->d_b, d_output, d_output_stride, work->inner, rows, r, outputs);
+    matmul_backward_weight(stream, work->d_b, d_output, d_output_stride, work->inner, rows, r, outputs,
+                           work->begins);
     low_rank_product(stream, work->inner, r, d_output, d_output_stride, work->b, r, false, rows, r, outputs,
                      work->scale, false);
-    matmul_backward_weight(stream, work->d_a, work->inner, r, input, rows, inputs, r);
+    matmul_backward_weight(stream, work->d_a, work->inner, r, input, rows, inputs, r, work->begins);
     low_rank_product(stream, d_input, d_input_stride, work->inner, r, work->a, inputs, false, rows, inputs, r,
                      1.0f, true);
 }
@@ -290,10 +293,10 @@ static inline void muon_polynomial(Stream *stream, Real *polynomial, const Real 
     KERNEL(muon_polynomial, stream->precision, stream, polynomial, square, side, count);
 }
 
-// out (count) = in (count) unless out is NULL; then in = 0 if `clear`.
-static inline void buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
-    KERNEL_ON_GPU(stream, cuda_buffer_move(stream, out, in, count, clear))
-    cpu_buffer_move(stream, out, in, count, clear);
+// out (count) = in (count).
+static inline void buffer_copy(Stream *stream, float *out, const float *in, size_t count) {
+    KERNEL_ON_GPU(stream, stream_copy(stream, out, in, count * sizeof *in))
+    cpu_buffer_copy(stream, out, in, count);
 }
 
 // The sum of squares of `pieces` pieces of `count` values, `stride` apart, added in a

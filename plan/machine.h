@@ -58,8 +58,7 @@ typedef struct Machine {
 
 // Bytes of memory that are read and written for an element.
 enum {
-    PASS_MOVE = 16,   // copy gradients and clear them
-    PASS_CLEAR = 4,   // clear them
+    PASS_COPY = 12,   // of gradients
     PASS_SQUARE = 4,  // sum of squares
     PASS_ADAMW = 28,  // gradient, parameter and two moments
     PASS_OUTER = 28,  // an outer step, or a pseudo-gradient, of local rules

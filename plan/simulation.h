@@ -327,12 +327,9 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
     } else if (task == job_gather_task) {
         if (!follows) { simulation_job_gather(simulation); }
     } else if (task == boundary_task) {
-        const BoundaryWork *work = (const BoundaryWork *)context;
-        double bytes = work->out == NULL ? PASS_CLEAR : PASS_MOVE;
-        simulation_pass(simulation, (double)layout_padded(&s->layout), bytes);
+        simulation_pass(simulation, (double)layout_padded(&s->layout), PASS_COPY);
     } else if (task == inner_step_task) {
-        simulation_pass(simulation, (double)s->problem.parameter_count,
-                        PASS_SQUARE + PASS_ADAMW + PASS_CLEAR);
+        simulation_pass(simulation, (double)s->problem.parameter_count, PASS_SQUARE + PASS_ADAMW);
         if (simulation->step_flops > 0) {
             simulation_take(simulation, simulation->step_flops / simulation->machine->flops_per_second);
         }

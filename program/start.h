@@ -103,8 +103,7 @@ static inline void initialize_parameters(Run *run) {
 // Prepares the model's matrix products on a GPU.
 static inline void prepare_model_task(void *context, Stream *stream) {
     Run *run = (Run *)context;
-    model_start(&run->model, stream, scheduler_weights(&run->scheduler), run->scheduler.gradients.data,
-                run->part.table.parameter_count);
+    model_start(&run->model, stream, scheduler_weights(&run->scheduler), run->scheduler.gradients.data);
 }
 
 // Begins the effective configuration, the log and the curves, then everything that computes.

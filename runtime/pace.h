@@ -14,12 +14,15 @@
 // functions (NULL), all parameters are there, and no one waits for gradients.
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 typedef struct Pace {
     void *self;
     uint64_t version; // of the parameters, above 0: it changes when they do
+    // A sum of gradients begins with this pass: it sets all of them, whatever they held.
+    bool begins;
     // Returns when parameters [0, end) may be read.
     void (*need)(void *self, size_t end);
     // Gradients from `begin` on will not change any more in this pass.

@@ -342,7 +342,7 @@ static void run_product_input(Bench *bench, const Case *work, void **arrays) {
 
 static void run_product_weight(Bench *bench, const Case *work, void **arrays) {
     matmul_backward_weight(&bench->stream, (float *)arrays[2], reals(arrays[0]), gradient_stride(bench, work),
-                           reals(arrays[1]), work->rows, work->inputs, work->outputs);
+                           reals(arrays[1]), work->rows, work->inputs, work->outputs, false);
 }
 
 // A product in FP8, its first operand cast before, as --products fp8 does it. Arrays:
@@ -467,16 +467,6 @@ static void run_adamw(Bench *bench, const Case *work, void **arrays) {
 static void run_reals_from_floats(Bench *bench, const Case *work, void **arrays) {
     (void)work;
     reals_from_floats(&bench->stream, reals(arrays[0]), (const float *)arrays[1], bench->elements);
-}
-
-static void run_buffer_move(Bench *bench, const Case *work, void **arrays) {
-    (void)work;
-    buffer_move(&bench->stream, (float *)arrays[0], (float *)arrays[1], bench->elements, true);
-}
-
-static void run_buffer_clear(Bench *bench, const Case *work, void **arrays) {
-    (void)work;
-    buffer_move(&bench->stream, NULL, (float *)arrays[0], bench->elements, true);
 }
 
 static void run_sum_of_squares(Bench *bench, const Case *work, void **arrays) {
@@ -780,8 +770,6 @@ static void add_vectors(Bench *bench) {
     work = add_case(bench, "bf16 weights from fp32", run_reals_from_floats, 6.0 * (double)elements, 0);
     add_array(work, FILL_NONE, elements * 2);
     add_array(work, FILL_FLOATS, elements * 4);
-    add_vector(bench, "buffer move and clear", run_buffer_move, 12, 2);
-    add_vector(bench, "buffer clear", run_buffer_clear, 4, 1);
     work = add_vector(bench, "sum of squares", run_sum_of_squares, 4, 1);
     add_array(work, FILL_NONE, buffer_blocks(elements) * sizeof(double));
     add_vector(bench, "outer pseudo-gradient", run_outer_pseudo_gradient, 12, 3);
@@ -842,8 +830,13 @@ static bool try_offer(Bench *bench, const Case *work, const CudaGemmPlan *plan) 
     void *arrays[ARRAYS];
     int a = work->result == 2 ? 1 : 2, b = work->result == 0 ? 1 : 0; // the two others
     place_set(bench, work, 0, arrays);
-    return cuda_gemm_call(&bench->stream, plan, 1, 1.0f, arrays[a], arrays[b], arrays[work->result]) ==
-           CUBLAS_STATUS_SUCCESS;
+    CudaGemmCall call = {.a = arrays[a],
+                         .b = arrays[b],
+                         .result = arrays[work->result],
+                         .scale = 1.0f,
+                         .adds = work->result == 2,
+                         .count = 1};
+    return cuda_gemm_call(&bench->stream, plan, &call) == CUBLAS_STATUS_SUCCESS;
 }
 
 // The quickest of the library's algorithms for a case that is one product. Each runs ten times

@@ -68,7 +68,13 @@ static inline cublasStatus_t epilogue_run(Stream *stream, EpilogueProduct *produ
     if (!product->planned) { epilogue_plan(stream, product, gemm, epilogue, arrays); }
     if (product->status != CUBLAS_STATUS_SUCCESS) { return product->status; }
     epilogue_point(&product->plan, arrays);
-    product->status = cuda_gemm_run(stream, &product->plan, 1, 1.0f, arrays->a, arrays->b, arrays->result);
+    CudaGemmCall call = {.a = arrays->a,
+                         .b = arrays->b,
+                         .result = arrays->result,
+                         .scale = 1.0f,
+                         .adds = epilogue == CUBLASLT_EPILOGUE_BGRADB, // the gradient of a weight
+                         .count = 1};
+    product->status = cuda_gemm_run(stream, &product->plan, &call);
     if (product->status != CUBLAS_STATUS_SUCCESS) { cuda_gemm_forget(&product->plan); }
     return product->status;
 }
@@ -138,7 +144,6 @@ static inline cublasStatus_t epilogue_weight_backward(Stream *stream, EpiloguePr
     EpilogueArrays arrays = {input, d_output, d_weight, NULL, d_bias};
     gemm.b_transposed = true;
     gemm.result_precision = PRECISION_FP32;
-    gemm.accumulate = true;
     return epilogue_run(stream, product, &gemm, CUBLASLT_EPILOGUE_BGRADB, &arrays);
 }
 

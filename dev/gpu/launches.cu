@@ -85,7 +85,6 @@ static void launch_updates(Stream *stream) {
         range.moments = half ? PRECISION_BF16 : PRECISION_FP32;
         adamw(stream, &range);
     }
-    buffer_move(stream, floats, floats, COUNT, true);
     reals_from_floats(stream, somewhere(), floats, COUNT);
     cuda_buffer_sums_of_squares(stream, (double *)(void *)floats, floats, COUNT, COUNT, 1);
 }

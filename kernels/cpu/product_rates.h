@@ -68,7 +68,7 @@ static inline ProductRates product_rates_measure(int threads, const bool wanted[
             matmul_backward_input(&stream, layer[LAYER_D_INPUT], inputs, layer[LAYER_OUTPUT], outputs,
                                   layer[LAYER_WEIGHT], rows, inputs, outputs);
             matmul_backward_weight(&stream, real_floats(layer[LAYER_D_WEIGHT]), layer[LAYER_OUTPUT], outputs,
-                                   layer[LAYER_INPUT], rows, inputs, outputs);
+                                   layer[LAYER_INPUT], rows, inputs, outputs, false);
             times[format][rounds] = clock_seconds() - began;
         }
     }

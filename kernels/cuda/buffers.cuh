@@ -1,5 +1,5 @@
-// buffers.cuh: copying, clearing and converting whole vectors on a GPU, their sum of
-// squares, and how every elementwise kernel over flat fp32 vectors cuts its work.
+// buffers.cuh: converting whole vectors on a GPU, their sum of squares, and how every
+// elementwise kernel over flat fp32 vectors cuts its work.
 //
 // Computes what kernels/cpu/buffers.h defines, except that the partial sums of squares
 // stay on the device; the caller downloads and adds them in order.
@@ -81,28 +81,18 @@ static inline void quad_launch(Stream *stream, void (*kernel)(Parameters...), si
 }
 
 template <typename R>
-static __global__ void buffer_move_kernel(R *out, float *in, size_t count, bool clear, bool wide) {
-    const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+static __global__ void reals_from_floats_kernel(R *out, const float *in, size_t count, bool wide) {
+    float values[4];
     Quad quad = quad_of_kernel(count, wide);
-    if (out != NULL) {
-        float values[4];
-        quad_load(values, in, quad);
-        quad_store(out, values, quad);
-    }
-    if (clear) { quad_store(in, zeros, quad); }
-}
-
-static inline void cuda_buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
-    if (out == NULL && !clear) { return; }
-    quad_launch(stream, buffer_move_kernel<float>, count, out, in, count, clear, quad_fits(out, in));
+    quad_load(values, in, quad);
+    quad_store(out, values, quad);
 }
 
 // out (count), of R, = in (count).
 template <typename R>
 static inline void cuda_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
     R *values = reals<R>(out);
-    quad_launch(stream, buffer_move_kernel<R>, count, values, (float *)in, count, false,
-                quad_fits(values, in));
+    quad_launch(stream, reals_from_floats_kernel<R>, count, values, in, count, quad_fits(values, in));
 }
 
 static __global__ void buffer_round_kernel(float *values, size_t count, bool wide) {

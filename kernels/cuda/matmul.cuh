@@ -7,8 +7,8 @@
 // array is the transposed matrix. Therefore every product here is written for the transposed
 // result: of y = x W^T it is told y^T = W x^T. Operands are in the stream's precision, sums are
 // fp32 (never TF32, and with FP8 never the library's fast accumulation). Weight gradients are
-// fp32, and the product itself adds to them (beta = 1). Why no epilogue of the library is used:
-// docs/kernels.md, section 8.
+// fp32, and the product itself adds to them (beta = 1), or sets them where a sum begins. Why no
+// epilogue of the library is used: docs/kernels.md, section 8.
 //
 // For every shape the library offers several algorithms. Its first offer is taken, so that
 // runs repeat bit for bit. What the quickest would save, dev/gpu/bench measures. An offer that
@@ -37,14 +37,13 @@ enum {
     CUDA_GEMM_OFFERS = 32  // algorithms asked for, for each shape
 };
 
-// result (n, m), rows result_stride apart, = or += a multiple of the product of b and a. In the
-// library's order, columns first: (m, n) = (m, k) (k, n).
+// result (n, m), rows result_stride apart, from the product of b and a. In the library's order,
+// columns first: (m, n) = (m, k) (k, n).
 typedef struct CudaGemm {
     int m, n, k;
     bool a_transposed, b_transposed;
     int a_stride, b_stride, result_stride;
     Precision a_precision, b_precision, result_precision;
-    bool accumulate;                                     // += instead of =
     int most;                                            // products at once, see above
     int sm_count;                                        // as in CudaGemmLibrary
     uint32_t a_alignment, b_alignment, result_alignment; // bytes; filled in by cuda_gemm_align
@@ -203,15 +202,23 @@ static inline cublasStatus_t cuda_gemm_take(const CudaGemmLibrary *library, Cuda
     return status;
 }
 
-// Puts `count` products of the plan into the queue.
-static inline cublasStatus_t cuda_gemm_call(const Stream *stream, const CudaGemmPlan *plan, int count,
-                                            float scale, const void *a, const void *b, void *result) {
+// What is put into the queue: result = or += (adds) scale b a, `count` products at once.
+typedef struct CudaGemmCall {
+    const void *a, *b;
+    void *result;
+    float scale;
+    bool adds;
+    int count;
+} CudaGemmCall;
+
+static inline cublasStatus_t cuda_gemm_call(const Stream *stream, const CudaGemmPlan *plan,
+                                            const CudaGemmCall *call) {
     const CudaGemmLibrary *library = (const CudaGemmLibrary *)stream->gemm;
-    float beta = plan->gemm.accumulate ? 1.0f : 0.0f;
-    cuda_gemm_set_count(plan, count);
-    return cublasLtMatmul(library->handle, plan->operation, &scale, a, plan->a, b, plan->b, &beta, result,
-                          plan->result, result, plan->result, &plan->algorithm, library->workspace,
-                          GEMM_WORKSPACE_BYTES, (cudaStream_t)stream->queue);
+    float beta = call->adds ? 1.0f : 0.0f;
+    cuda_gemm_set_count(plan, call->count);
+    return cublasLtMatmul(library->handle, plan->operation, &call->scale, call->a, plan->a, call->b, plan->b,
+                          &beta, call->result, plan->result, call->result, plan->result, &plan->algorithm,
+                          library->workspace, GEMM_WORKSPACE_BYTES, (cudaStream_t)stream->queue);
 }
 
 // Whether the library says that the algorithm does not suit the product; it has then done nothing.
@@ -223,20 +230,18 @@ static inline bool cuda_gemm_is_refusal(cublasStatus_t status) {
 }
 
 static inline void cuda_gemm_text(char *text, size_t size, const CudaGemm *gemm) {
-    snprintf(text, size, "a product of m %d, n %d, k %d%s%s, of %s, the result %s%s", gemm->m, gemm->n,
-             gemm->k, gemm->a_transposed ? ", a transposed" : "", gemm->b_transposed ? ", b transposed" : "",
-             precision_name(gemm->b_precision), precision_name(gemm->result_precision),
-             gemm->accumulate ? " and added to" : "");
+    snprintf(text, size, "a product of m %d, n %d, k %d%s%s, of %s, the result %s", gemm->m, gemm->n, gemm->k,
+             gemm->a_transposed ? ", a transposed" : "", gemm->b_transposed ? ", b transposed" : "",
+             precision_name(gemm->b_precision), precision_name(gemm->result_precision));
 }
 
 // cuda_gemm_call for a plan that may be new: an offer that is refused gives way to the next one.
-static inline cublasStatus_t cuda_gemm_run(Stream *stream, CudaGemmPlan *plan, int count, float scale,
-                                           const void *a, const void *b, void *result) {
+static inline cublasStatus_t cuda_gemm_run(Stream *stream, CudaGemmPlan *plan, const CudaGemmCall *call) {
     CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;
-    cublasStatus_t status = cuda_gemm_call(stream, plan, count, scale, a, b, result);
+    cublasStatus_t status = cuda_gemm_call(stream, plan, call);
     while (!plan->has_run && cuda_gemm_is_refusal(status) &&
            cuda_gemm_take(library, plan) == CUBLAS_STATUS_SUCCESS) {
-        status = cuda_gemm_call(stream, plan, count, scale, a, b, result);
+        status = cuda_gemm_call(stream, plan, call);
     }
     if (status == CUBLAS_STATUS_SUCCESS && plan->next > 1 && !library->has_refused) {
         char text[256];
@@ -327,7 +332,6 @@ static inline void cuda_matmul(Stream *stream, const Matmul *work) {
                      .a_precision = work->b_precision,
                      .b_precision = work->precision,
                      .result_precision = work->result_precision,
-                     .accumulate = work->accumulate,
                      .most = work->most,
                      .sm_count = library->sm_count};
     cuda_gemm_align(&gemm, work->b, work->a, work->result);
@@ -336,5 +340,11 @@ static inline void cuda_matmul(Stream *stream, const Matmul *work) {
         cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, work->b_scale);
         cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, work->a_scale);
     }
-    CUBLAS_CHECK(cuda_gemm_run(stream, plan, work->count, work->scale, work->b, work->a, work->result));
+    CudaGemmCall call = {.a = work->b,
+                         .b = work->a,
+                         .result = work->result,
+                         .scale = work->scale,
+                         .adds = work->accumulate,
+                         .count = work->count};
+    CUBLAS_CHECK(cuda_gemm_run(stream, plan, &call));
 }

@@ -286,13 +286,6 @@ static Expected adamw_narrow_estimate(Stream *stream, double) {
     return adamw_case(stream, PRECISION_BF16, false);
 }
 
-static Expected move_case(Stream *stream, double) {
-    float *out = array<float>(P), *in = array<float>(P);
-    begin_counting();
-    cuda_buffer_move(stream, out, in, P, true);
-    return {12.0 * P, 12.0 * P, 0, 0};
-}
-
 static Expected squares_case(Stream *stream, double) {
     double *partials = array<double>(buffer_blocks(P));
     float *values = array<float>(P);
@@ -358,7 +351,6 @@ static const Counted cases[] = {
     {"AdamW, estimate", adamw_estimate, true},
     {"AdamW, commit, bf16 moments", adamw_narrow_commit, true},
     {"AdamW, estimate, bf16 moments", adamw_narrow_estimate, true},
-    {"gradient handed over", move_case, true},
     {"norm", squares_case, true},
     {"weights from fp32", casts_case, true},
     {"pseudo-gradient", pseudo_gradient_case, true},

@@ -251,9 +251,21 @@ static void machine_add_gradients(Machine *machine, const Pace *pace) {
     stream_settle(&machine->stream);
 }
 
+static void machine_poison_gradients(Machine *machine) {
+    if (machine->stream.queue != NULL) {
+        gpu_fill(machine->stream.queue, machine->gradients, 0xff, machine_bytes(machine));
+    } else {
+        memset(machine->gradients, 0xff, machine_bytes(machine));
+    }
+}
+
+// Begins a sum, over NaNs.
 static void machine_pass(Machine *machine, const Pace *pace) {
-    stream_clear(&machine->stream, machine->gradients, machine_bytes(machine));
-    machine_add_gradients(machine, pace);
+    Pace beginning = {};
+    if (pace != NULL) { beginning = *pace; }
+    beginning.begins = true;
+    machine_poison_gradients(machine);
+    machine_add_gradients(machine, &beginning);
 }
 
 static float machine_loss(Machine *machine) {
@@ -528,6 +540,10 @@ static void check_accumulation(const Inputs *inputs, Precision precision) {
     check_tensors(inputs, machine->results, once, 1e-6);
     machine_pass(machine, NULL);
     check_same_bits(machine, loss, once);
+    // A sum that begins is one that is added to zeros.
+    stream_clear(&machine->stream, machine->gradients, machine_bytes(machine));
+    machine_add_gradients(machine, NULL);
+    check_same_bits(machine, loss, once);
     check_loss(machine_loss(machine), loss, 0.0);
     free(once);
     machine_free(machine);
@@ -539,19 +555,18 @@ static void test_gradients_accumulate(void **state) {
     for_both_precisions("accumulation", &shapes[2], check_accumulation);
 }
 
-// Starting leaves gradients of 0 and changes no later result.
+// Starting overwrites gradients and changes no later result.
 static void check_start(const Inputs *inputs, Precision precision) {
     Machine *plain = machine_of_device(inputs, precision, RECOMPUTE_NONE),
             *started = machine_of_device(inputs, precision, RECOMPUTE_NONE);
     machine_pass(plain, NULL);
     gemm_close(&started->stream);
-    gpu_fill(started->stream.queue, started->gradients, 0xff, machine_bytes(started));
-    size_t count = started->neo->parameter_count;
-    model_start(&started->model, &started->stream, started->parameters, started->gradients, count);
+    machine_poison_gradients(started);
+    model_start(&started->model, &started->stream, started->parameters, started->gradients);
     stream_copy(&started->stream, started->results, started->gradients, machine_bytes(started));
     stream_settle(&started->stream);
-    for (size_t i = 0; i < count; i++) { assert_true(started->results[i] == 0.0f); }
-    machine_add_gradients(started, NULL);
+    for (size_t i = 0; i < started->neo->parameter_count; i++) { assert_false(isnan(started->results[i])); }
+    machine_pass(started, NULL);
     check_same_bits(started, plain->loss, plain->results);
     machine_free(plain);
     machine_free(started);

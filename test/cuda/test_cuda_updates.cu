@@ -394,44 +394,6 @@ static void moments_in_bf16_have_the_bits_of_the_cpu(void **state) {
 
 // ---- Buffers --------------------------------------------------------------------------
 
-// Neither copying nor clearing is allowed, too.
-static void move_check(size_t count, bool copy, bool clear, size_t out_offset, size_t in_offset) {
-    float *start = host_normals(&test_random, count, 1.0), *expected = host_copy(start, count),
-          *got = host_copy(start, count);
-    start[count / 2] = expected[count / 2] = NAN;
-    for (int order = 0; order < SIMT_ORDERS; order++) {
-        float *in = device_floats(start, count, in_offset), *out = device_floats(start, count, out_offset);
-        CUDA_CHECK(cudaMemsetAsync(out, 0xff, count * sizeof(float),
-                                   (cudaStream_t)cuda_test_stream(PRECISION_FP32)->queue));
-        cuda_use_order(order);
-        cuda_buffer_move(cuda_test_stream(PRECISION_FP32), copy ? out : NULL, in, count, clear);
-        cuda_test_wait(cuda_test_stream(PRECISION_FP32));
-        host_floats(got, out, count);
-        for (size_t i = 0; i < count && !copy; i++) { assert_true(isnan(got[i])); }
-        if (copy) { assert_memory_equal(got, start, count * sizeof(float)); }
-        host_floats(got, in, count);
-        cpu_buffer_move(&cpu_stream, NULL, expected, count, clear);
-        assert_memory_equal(got, expected, count * sizeof(float));
-        CUDA_CHECK(cudaFree(in - in_offset));
-        CUDA_CHECK(cudaFree(out - out_offset));
-    }
-    free(start);
-    free(expected);
-    free(got);
-}
-
-static void buffers_move_and_clear(void **state) {
-    (void)state;
-    cuda_buffer_move(cuda_test_stream(PRECISION_FP32), NULL, NULL, 0, true);
-    for (int i = 0; i < ELEMENT_COUNT_COUNT; i++) {
-        for (int way = 0; way < 4; way++) {
-            for (size_t offset = 0; offset < 3; offset++) {
-                move_check(ELEMENT_COUNTS[i], way & 1, way & 2, offset % 2, offset / 2 * 3);
-            }
-        }
-    }
-}
-
 static void squares_check(size_t count, size_t offset) {
     size_t blocks = buffer_blocks(count);
     float *host = host_normals(&test_random, count, 3.0), *values = device_floats(host, count, offset);
@@ -987,7 +949,6 @@ int main(void) {
         cmocka_unit_test(adamw_equals_the_cpu),
         cmocka_unit_test(adamw_estimates_what_it_would_commit),
         cmocka_unit_test(moments_in_bf16_have_the_bits_of_the_cpu),
-        cmocka_unit_test(buffers_move_and_clear),
         cmocka_unit_test(sums_of_squares_equal_the_cpu),
         cmocka_unit_test(conversions_round_to_nearest_even),
         cmocka_unit_test(outer_steps_equal_the_cpu),

@@ -76,7 +76,7 @@ static void check_products(int rows, int inputs, int outputs) {
         const Real *in = both_reals(&input, stream.precision), *w = both_reals(&weight, stream.precision);
         matmul_backward_input(&stream, both_reals(&d_input, stream.precision), inputs, out, outputs, w, rows,
                               inputs, outputs);
-        matmul_backward_weight(&stream, d_weight[precision], out, outputs, in, rows, inputs, outputs);
+        matmul_backward_weight(&stream, d_weight[precision], out, outputs, in, rows, inputs, outputs, false);
         matmul_forward(&stream, out, outputs, in, w, rows, inputs, outputs);
         thread_pool_destroy(stream.pool);
     }

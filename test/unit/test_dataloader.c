@@ -1,17 +1,7 @@
 // test_dataloader.c: every source gives the tokens that are in it, in an order that
 // depends only on (seed, index); every bad input gives one clear sentence; no bytes crash
 // the loader. All files are made here, in a temporary directory.
-#include <math.h>
-#include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "test/harness.h"
 
 #include "dataloader.h"
 #include "training_problem.h"

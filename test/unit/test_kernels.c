@@ -221,7 +221,7 @@ static void test_linear(void **state) {
     matmul_forward(&stream, as_reals(y), outputs, as_reals(x), as_reals(w), rows, inputs, outputs);
     matmul_backward_input(&stream, as_reals(dx), inputs, as_reals(dy), outputs, as_reals(w), rows, inputs,
                           outputs);
-    matmul_backward_weight(&stream, dw, as_reals(dy), outputs, as_reals(x), rows, inputs, outputs);
+    matmul_backward_weight(&stream, dw, as_reals(dy), outputs, as_reals(x), rows, inputs, outputs, false);
     for (int r = 0; r < rows; r++) {
         for (int o = 0; o < outputs; o++) {
             double sum = 0.0;

@@ -9,6 +9,7 @@
 #                       cuda: those of one folder of test/
 # make test-asan, test-tsan     the tests under sanitizers
 # make test-slurm       jobs that go on under a real Slurm, on this machine; needs root
+# make test-distro      on Debian 13, in a chroot: a run, two folders of tests, a job of every rule; needs root
 # make check            are layout, includes, names of rules and documentation in order?
 # make check-cxx        are the sources also valid C++?
 # make format           lays out every C and CUDA file as .clang-format says
@@ -296,6 +297,13 @@ test-tsan: install-for-test
 test-slurm: install-for-run
 	@$(MAKE) --no-print-directory train_gpt
 	@test/slurm ./train_gpt
+
+# Debian 13 has a newer compiler than Debian 12, oneDNN 3 and Open MPI 5. The last tests start
+# jobs of every rule.
+.PHONY: test-distro
+test-distro:
+	@dev/distro trixie 'make run' './train_gpt --version | grep "products *oneDNN 3"' 'make test GROUP="unit rules" EMULATED=' \
+	    'make build/test/test_program && OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader build/test/test_program "*it learns*"'
 
 EMULATED = $(BUILD)/emulated/train_gpt
 

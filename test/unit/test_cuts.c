@@ -96,7 +96,7 @@ static void run_outer_momentum(const Call *call) {
 static void run_rounding(const Call *call) {
     reals_from_floats(call->stream, call->reals[0], call->floats[0], call->count);
     buffer_round(call->stream, call->floats[1], call->count);
-    buffer_move(call->stream, call->floats[2], call->floats[3], call->count, true);
+    buffer_copy(call->stream, call->floats[2], call->floats[3], call->count);
 }
 
 // Its rows are cut here: the sums over the only row are its elements.

@@ -138,6 +138,8 @@ static void what_is_missing_is_named(void **state) {
     Stage *stage = stage_of(state);
     expect_failure(stage, "CC=nonexistent CXX=./c++ CUDA=0", "no C compiler that works as 'nonexistent'",
                    "jansson");
+    expect_failure(stage, "CC=nonexistent CXX=./c++ CUDA=0 ARCH_FLAGS=-march=some",
+                   "no C compiler that works as 'nonexistent'", "does not know");
     expect_failure(stage, FAKES "CUDA=1 NVCC=/nope", "there is no NVCC=/nope", "-c train_gpt.cu");
     expect_failure(stage, FAKES "train_gpt_cuda NVCC=/nope", "there is no NVCC=/nope", "127");
     expect_failure(stage, FAKES "CUDA=1 CUDA_HOME=/nope", "CUDA_HOME=/nope has no bin/nvcc", "127");

@@ -298,12 +298,14 @@ test-slurm: install-for-run
 	@$(MAKE) --no-print-directory train_gpt
 	@test/slurm ./train_gpt
 
-# Debian 13 has a newer compiler than Debian 12, oneDNN 3 and Open MPI 5. The last tests start
-# jobs of every rule.
+# Debian 13 has a newer compiler than Debian 12, oneDNN 3 and Open MPI 5. At the end, jobs of
+# every rule, and two ranks of MPICH.
 .PHONY: test-distro
 test-distro:
 	@dev/distro trixie 'make run' './train_gpt --version | grep "products *oneDNN 3"' 'make test GROUP="unit rules" EMULATED=' \
-	    'make build/test/test_program && OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader build/test/test_program "*it learns*"'
+	    'make build/test/test_program && OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader build/test/test_program "*it learns*"' \
+	    'apt-get install -y --no-install-recommends libmpich-dev mpich && make train_gpt MPICC=mpicc.mpich && scripts/first-run --tokens 60k > mpich.txt && \
+	        cat mpich.txt && grep "ranks  *2 over MPI" mpich.txt'
 
 EMULATED = $(BUILD)/emulated/train_gpt
 

@@ -101,6 +101,8 @@ static void wishes_reach_the_program_for_cpus(void **state) {
     text_check(line, "-Wl,-rpath,mine", "linking");
     text_check(line, "-lfrom-mpicc -Lmpi/lib -Wl,-rpath,mpi/lib", "linking");
     shell(stage, "grep -qx 'MPIRUN := mpi/bin/mpirun' build/config.mk");
+    build(stage, ON_CPUS "MPICC=mpi/bin/mpicc.other ");
+    shell(stage, "grep -qx 'MPIRUN := mpi/bin/mpirun.other' build/config.mk");
 }
 
 static void wishes_reach_the_program_for_gpus(void **state) {
@@ -273,6 +275,7 @@ static int open_stage(void **state) {
     stage_write(&stage, "cc", compiler);
     stage_write(&stage, "train_gpt.cu", "");
     shell(&stage, "chmod +x cc && for name in c++ other nvcc toolkit/bin/nvcc mpi/bin/mpicc mpi/bin/mpirun "
+                  "mpi/bin/mpicc.other mpi/bin/mpirun.other "
                   "bin/mpicc; do cp cc $name; done");
     *state = &stage;
     return 0;

@@ -369,6 +369,30 @@ static void the_end_of_a_block_changes_no_value(void **state) {
     }
 }
 
+// Our own product, of which a task computes a tile: here two halves, side by side.
+static void a_tile_changes_no_bit(void **state) {
+    (void)state;
+    enum { SIDE = 3 * CUTS };
+    static float in[2][SIDE * SIDE], results[2][SIDE * SIDE];
+    Random random = {1};
+    for (int i = 0; i < 2 * SIDE * SIDE; i++) { in[i % 2][i / 2] = (float)(2 * random_uniform(&random) - 1); }
+    Real *a = as_reals(in[0]), *b = as_reals(in[1]), *uncut = as_reals(results[0]),
+         *cut = as_reals(results[1]);
+    Matmul work =
+        matmul_describe(PRECISION_FP32, uncut, SIDE, a, SIDE, false, b, SIDE, false, SIDE, SIDE, SIDE, false);
+    matmul_block_plain(&work);
+    for (int left = 1; left < CUTS; left++) {
+        for (int half = 0; half < 2; half++) {
+            size_t column = half == 0 ? 0 : (size_t)left;
+            work.N = half == 0 ? left : SIDE - left;
+            work.b = real_at(b, column, PRECISION_FP32);
+            work.result = real_at(cut, column, PRECISION_FP32);
+            matmul_block_plain(&work);
+        }
+        assert_memory_equal(results[0], results[1], sizeof results[0]);
+    }
+}
+
 // A number of all results. It is the same with every compiler and on every processor, except that a
 // processor which fuses rounds once less. Who changes arithmetic on purpose changes it here.
 static void every_compiler_makes_the_same_bits(void **state) {
@@ -397,6 +421,7 @@ int main(void) {
         cmocka_unit_test(a_cut_changes_no_bit),
         cmocka_unit_test(an_address_changes_no_bit),
         cmocka_unit_test(the_end_of_a_block_changes_no_value),
+        cmocka_unit_test(a_tile_changes_no_bit),
         cmocka_unit_test(every_compiler_makes_the_same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL) == 0 ? 0 : 1;

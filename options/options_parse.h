@@ -134,8 +134,14 @@ static inline bool option_set_text(const OptionSpec *option, Options *options, c
                                    Error *error) {
     size_t length = strlen(text);
     if (length >= sizeof(OptionText)) {
-        return error_set(error, "--%s: the text is longer than %zu bytes", option->name,
-                         sizeof(OptionText) - 1);
+        const OptionSpec *file = option_table; // that is given in its place
+        while (file < option_end && !(option_list_names(file->instead_of, option->name) &&
+                                      file->type == OPTION_TEXT && strcmp(file->metavariable, "FILE") == 0)) {
+            file++;
+        }
+        return error_set(error, "--%s: the text is longer than %zu bytes%s%s%s", option->name,
+                         sizeof(OptionText) - 1, file < option_end ? "; a file of --" : "",
+                         file < option_end ? file->name : "", file < option_end ? " may have more" : "");
     }
     if ((double)length < option->minimum) {
         return error_set(error, "--%s needs a value: %s", option->name, option->metavariable);

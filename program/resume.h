@@ -45,6 +45,8 @@ static inline void open_checkpoints(Run *run) {
     checkpointed->directory = run->directory;
     checkpointed->tokenizer = options->tokenizer[0] != '\0' ? options->tokenizer : options_start(options);
     checkpointed->version = ACCO_VERSION;
+    checkpointed->revision = ACCO_REVISION;
+    checkpointed->rounding = run->placement.rounding;
     checkpointed->data = run->data_identity;
     Error error = {""};
     options_save_times(options, &run->saving.times, &error); // cannot fail: it has been checked
@@ -122,6 +124,11 @@ static inline void begin_checkpoint(Run *run, bool beside) {
     run->checkpointed.next_learning_rate = scheduler_learning_rate(&run->scheduler);
     watch_data(run);
     run->checkpointed.data_changed = run->training.data_changed;
+    if (s->transport->size > 1 && !rule_shards(run->rule)) { // each rank makes the steps by itself
+        const void *weights = borrow_committed(s, run->rule, false);
+        check_replicas(s, weights, weights_bytes(s));
+        return_committed(s, weights);
+    }
     bool begun = checkpoint_begin(&run->checkpointed, beside, &error);
     // The clock of --save-every starts anew. A job in flight may have asked for this checkpoint,
     // too.

@@ -1762,6 +1762,18 @@ static void what_is_left_out_is_as_in_the_run(void **state) {
     text_check(outcome.output, "at commit 24; exact", again);
 }
 
+// The same program on a processor with other instructions has other products.
+static void another_processor_is_not_exact(void **state) {
+    Stage *stage = stage_of(state);
+    Outcome version = program_run(stage, 0, "--version");
+    if (strstr(version.output, " for AVX") == NULL) { leave_out("oneDNN on a processor with AVX"); }
+    run_well(stage, "--config base.json --optimizer ddp --out moves");
+    shell(stage,
+          "ONEDNN_MAX_CPU_ISA=SSE41 \"$TRAIN_GPT\" --resume auto --out moves --tokens 2k > moved.txt && "
+          "grep -q 'not exact: another processor or library rounds in another way (.*SSE4.1; before .*AVX' "
+          "moved.txt");
+}
+
 // Every option of the run stays, also those that change no bit: a second kill must not find
 // that nothing was saved since the first, or that a checkpoint which was to stay is gone.
 static void a_resumed_run_keeps_every_option(void **state) {
@@ -2077,6 +2089,7 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(a_decay_branches_off_a_stable_run),
     CHECKPOINT_TEST(adaptive_batches_are_not_exact),
     CHECKPOINT_TEST(what_is_left_out_is_as_in_the_run),
+    CHECKPOINT_TEST(another_processor_is_not_exact),
     CHECKPOINT_TEST(a_resumed_run_keeps_every_option),
     CHECKPOINT_TEST(the_fastest_format_is_chosen_once),
     CHECKPOINT_TEST(mistakes_are_refused),

@@ -6,8 +6,8 @@
 // that old versions stored (attention masks) are ignored by name. lm_head.weight is tied
 // to the embedding of tokens: a file that has both must have the same bits in both. Every
 // weight must be a finite number. All of that is checked when the directory is opened;
-// reading parameters afterwards cannot fail. A directory of adapters (adapters.h) is read as the model that it names, with the
-// adapters merged.
+// reading parameters afterwards cannot fail. A directory of adapters (adapters.h) is read as
+// the model that it names, with the adapters merged.
 //
 // Writing makes what from_pretrained takes, and checksums of the files (file_sums.h).
 //

@@ -167,7 +167,7 @@ static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
     if (hosts > MOST) { fprintf(file, "           and %d more: log.jsonl has all\n", hosts - MOST); }
 }
 
-// Where a rank's program is of another commit than rank 0's, or rounds in another way: the first such.
+// Names the first rank whose program is of another commit than rank 0's, or rounds in another way.
 static inline void print_builds(const Hello *hellos, int ranks) {
     for (int rank = 1; rank < ranks; rank++) {
         const Hello *odd = &hellos[rank], *first = hellos;

@@ -206,8 +206,8 @@ static inline Matmul matmul_describe(Precision precision, Real *result, int resu
     return work;
 }
 
-// text <- what decides how results are rounded on this processor: programs that say the same, of one
-// commit, make the same bits.
+// text <- what decides how results are rounded on this processor: programs of one commit that say
+// the same make the same bits.
 static inline const char *cpu_describe_rounding(char text[128]) {
     char library[96];
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)

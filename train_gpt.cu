@@ -17,6 +17,7 @@
 #include "program/setup.h"         // defines: choose_model, reserve_memory: choices before training
 #include "program/spike_report.h"  // defines: report_spike, fail_spike: steps that were not made
 #include "program/start.h"         // defines: open_run_directory, start_run: memory, threads, parameters
+#include "program/start_watch.h"   // defines: start_watch_begin: a deadline before ranks have met
 #include "program/tokenize.h"      // defines: command_tokenize: token files of lines of JSON
 
 // ---- Validation -----------------------------------------------------------------------
@@ -359,7 +360,11 @@ static void meet_ranks(Run *run, bool understood, Error *error) {
     if (!understood && !transport_was_launched()) { exit_user_mistake(error); }
     if (!together && (!transport_was_launched() || (understood && command >= COMMAND_HELP))) { return; }
     if (trains) { signal_watch_mask(&run->signal_watch); } // before MPI or anything else makes a thread
-    if (!transport_open(&run->transport, error)) { exit_user_mistake(error); }
+    StartWatch watch = {.begun = false};
+    if (transport_was_launched()) { start_watch_begin(&watch, run->options.timeout_s); }
+    bool opened = transport_open(&run->transport, error);
+    if (watch.begun) { start_watch_end(&watch); }
+    if (!opened) { exit_user_mistake(error); }
     if (trains) {
         run->signal_watch.transport = &run->transport;
         signal_watch_prepare(&run->signal_watch);

@@ -59,6 +59,13 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Error *erro
     long started = launch_environment_number("OMPI_COMM_WORLD_SIZE");
     if (started < 0) { started = launch_environment_number("PMI_SIZE"); }
     if (started < 0) { started = launch_environment_number("SLURM_STEP_NUM_TASKS"); }
+    // Of launchers that start no MPI which this program knows: torchrun, PALS, Flux, jsrun, MVAPICH's.
+    static const char *const others[] = {"WORLD_SIZE", "PALS_SIZE", "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE",
+                                         "MV2_COMM_WORLD_SIZE"};
+    bool torch = launch_environment_number("LOCAL_RANK") >= 0; // a batch script may set WORLD_SIZE alone
+    for (size_t i = torch ? 0 : 1; i < sizeof others / sizeof others[0] && started < 0; i++) {
+        started = launch_environment_number(others[i]);
+    }
     long slurm_rank = launch_environment_number("SLURM_PROCID");
     bool certain = started >= 0 || slurm_rank > 0;
     if (started < 0 && slurm_rank >= 0) { started = launch_environment_number("SLURM_NTASKS"); }

@@ -1045,6 +1045,24 @@ static void ranks_that_round_differently_are_named(void **state) {
     }
 }
 
+// A rank that does not come: no function of MPI returns, and the start ends all the same.
+static void a_start_without_a_rank_ends_at_its_deadline(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    char command[2 * STAGE_PATH_SIZE];
+    snprintf(command, sizeof command,
+             "%s -np 2 sh -c '[ " RANK_IN_SHELL " = 0 ] || exec sleep 60; exec \"$0\" \"$@\"' \"$TRAIN_GPT\" "
+             "--config base.json --timeout-s 2 --out alone > alone.txt 2>&1; echo \"code $?\" >> alone.txt",
+             stage->launcher);
+    double began = program_clock();
+    shell(stage, "%s", command);
+    char path[STAGE_PATH_SIZE];
+    const char *printed = stage_read_text(stage, stage_path(stage, "alone.txt", path));
+    text_check(printed, "has waited for the other ranks for 1 s, and waits until 2 s", "a start");
+    text_check(printed, "has not met the other ranks in 2 s (--timeout-s)", "a start");
+    text_check(printed, "code 3", "a start");
+    assert_true(program_clock() - began < 50);
+}
+
 // One process answers for all.
 static void a_plan_under_a_launcher_is_printed_once(void **state) {
     Outcome outcome = program_run(stage_with_ranks(state), 2, "plan --ranks 2");
@@ -2315,6 +2333,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(a_plan_allocates_nothing),
     PROGRAM_TEST(ranks_that_differ_end_at_once),
     PROGRAM_TEST(ranks_that_round_differently_are_named),
+    PROGRAM_TEST(a_start_without_a_rank_ends_at_its_deadline),
     PROGRAM_TEST(a_plan_under_a_launcher_is_printed_once),
     PROGRAM_TEST(the_saved_configuration_repeats_the_run),
     PROGRAM_TEST(ranks_of_unequal_rounds_choose_alike),

@@ -9,9 +9,21 @@
 
 // Sets the launchers' variables to those of "NAME=value NAME=value", and no others.
 static void set_environment(const char *text) {
-    static const char *const names[] = {
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID",
-        "SLURM_NTASKS",         "SLURM_STEP_NUM_TASKS"};
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK",
+                                        "OMPI_COMM_WORLD_SIZE",
+                                        "PMI_RANK",
+                                        "PMI_SIZE",
+                                        "PMIX_RANK",
+                                        "SLURM_PROCID",
+                                        "SLURM_NTASKS",
+                                        "SLURM_STEP_NUM_TASKS",
+                                        "WORLD_SIZE",
+                                        "RANK",
+                                        "LOCAL_RANK",
+                                        "PALS_SIZE",
+                                        "FLUX_JOB_SIZE",
+                                        "JSM_NAMESPACE_SIZE",
+                                        "MV2_COMM_WORLD_SIZE"};
     char copy[128], *rest = NULL;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) { unsetenv(names[i]); }
     snprintf(copy, sizeof copy, "%s", text);
@@ -62,6 +74,13 @@ static void test_independent_copies(void **state) {
                   "8 independent copies were started: use srun --mpi=pmix or mpirun of the MPI that it was");
     expect_copies("SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=3", false,
                   "8 independent copies were started: it was built without MPI");
+    expect_copies("WORLD_SIZE=2 RANK=1 LOCAL_RANK=1", true, "2 independent copies were started");
+    expect_copies("WORLD_SIZE=2", true, NULL);
+    expect_copies("PALS_SIZE=3", true, "3 independent copies were started");
+    expect_copies("FLUX_JOB_SIZE=2", true, "2 independent copies were started");
+    expect_copies("JSM_NAMESPACE_SIZE=2", true, "2 independent copies were started");
+    expect_copies("MV2_COMM_WORLD_SIZE=2", true, "2 independent copies were started");
+    expect_copies("MV2_COMM_WORLD_SIZE=1", true, NULL);
     // srun -n 1 inside a job of 8
     expect_copies("SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=8 SLURM_PROCID=0", true, NULL);
     expect_copies("SLURM_NTASKS=8 SLURM_PROCID=2", true, "8 independent copies were started");

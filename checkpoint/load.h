@@ -493,6 +493,14 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     }
 }
 
+// Whether the model in a checkpoint, which going on does not read, is what was written.
+static inline bool checkpoint_model_is_whole(const char *checkpoint, Error *error) {
+    char path[PATH_MAX];
+    return path_within(path, checkpoint, "model", error) &&
+           (hf_model_has(path, "config.json") || error_set(error, "%.400s has no config.json", path)) &&
+           file_sums_check(path, error);
+}
+
 // All ranks, after scheduler_start: puts the run into the state of a checkpoint. False
 // with an error, the same on all ranks: the run is as it was.
 static inline bool checkpoint_load(CheckpointedRun *run, const char *path,

@@ -237,10 +237,11 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
     Saver *saver = saver_create(run, vectors, count);
     const CheckpointPaths *paths = &saver->paths;
     bool good = true;
-    if (is_main) { // creates the temporary directory, and state.safetensors in it, full of zeros
+    // Creates the temporary directory, and state.safetensors in it, full of zeros; also the run's
+    // directory, if somebody has removed or renamed it.
+    if (is_main) {
         tree_remove(paths->temporary); // an interrupted attempt may have left it
-        good = ((mkdir(paths->folder, 0777) == 0 || errno == EEXIST) && mkdir(paths->temporary, 0777) == 0) ||
-               error_set(error, "cannot create %.400s: %s", paths->temporary, strerror(errno));
+        good = directory_make(paths->temporary, "", error);
         good = good && safetensors_create(paths->state, &saver->plan, error);
     }
     good = all_ranks_good(run, good, error);

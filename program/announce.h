@@ -415,7 +415,15 @@ static inline void print_files(const Run *run) {
     if (run->saving.times.never) {
         printf("not saved  because of --save-every never: there is no checkpoint\n");
     }
-    printf("\nlog        %s/log.jsonl\ncurves     %s/progress.tsv", directory, directory);
+    char log[RUN_PATH_SIZE + 16];
+    snprintf(log, sizeof log, "%s/log.jsonl", directory);
+    if (access(log, F_OK) != 0) {
+        printf("\nlog        %s was removed or renamed while the run trained, and with it log, curves and "
+               "settings\n",
+               directory);
+        return;
+    }
+    printf("\nlog        %s\ncurves     %s/progress.tsv", log, directory);
     if (access("scripts/plot", X_OK) == 0) { // an installed program is used elsewhere
         printf(" (scripts/plot %s makes %s/plot.html)", text_for_shell(directory, word, sizeof word),
                directory);

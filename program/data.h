@@ -226,7 +226,7 @@ static inline bool make_token_files(Run *run, TokenPaths paths[2], Error *error)
         // checkpoints take a copy. Its config.json may be what names the end of a text.
         snprintf(run->tokenizer, sizeof run->tokenizer, "%s/tokenizer", run->directory);
         run->checkpointed.tokenizer = run->tokenizer;
-        if (!run_directory_make(run->tokenizer, error) || !path_within(from, model, "config.json", error) ||
+        if (!directory_make(run->tokenizer, "", error) || !path_within(from, model, "config.json", error) ||
             !path_within(to, run->tokenizer, "config.json", error) || !hf_model_copy_file(from, to, error) ||
             !hf_model_copy_tokenizer(model, run->tokenizer, error)) {
             return false;

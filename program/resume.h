@@ -157,7 +157,8 @@ static inline void continue_reports(Run *run, double seconds) {
 }
 
 // Loads the newest checkpoint in the run's directory that is sound; damaged ones are
-// named, noted and skipped. Returns its commit; -1: there is none.
+// named, noted and skipped, but for one of which only the model is damaged: it is loaded.
+// Returns its commit; -1: there is none.
 static inline int64_t load_newest(CheckpointedRun *checkpointed, char remarks[CHECKPOINT_REMARKS_SIZE]) {
     checkpointed->damaged_count = 0;
     for (int64_t commit = INT64_MAX;;) {
@@ -166,13 +167,18 @@ static inline int64_t load_newest(CheckpointedRun *checkpointed, char remarks[CH
         share_from_rank_zero(checkpointed->transport, "sharing", &commit, sizeof commit);
         if (commit < 0) { return -1; }
         CheckpointPaths paths = checkpoint_paths(checkpointed->directory, commit);
-        if (checkpoint_load(checkpointed, paths.final, remarks, &error)) { return commit; }
+        bool loads = checkpoint_load(checkpointed, paths.final, remarks, &error);
+        bool whole =
+            loads && (checkpointed->transport->rank != 0 || checkpoint_model_is_whole(paths.final, &error));
+        if (whole) { return commit; }
         checkpointed->damaged = (int64_t *)memory_grow(
             checkpointed->damaged, (size_t)(checkpointed->damaged_count + 1) * sizeof *checkpointed->damaged);
         checkpointed->damaged[checkpointed->damaged_count++] = commit;
         if (checkpointed->transport->rank == 0) {
-            printf("resumed    not from commit-%lld: %s\n", (long long)commit, error.text);
+            printf("resumed    %s commit-%lld%s: %s\n", loads ? "from" : "not from", (long long)commit,
+                   loads ? ", whose model/ is damaged, so that --keep does not count it" : "", error.text);
         }
+        if (loads) { return commit; }
     }
 }
 

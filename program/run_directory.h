@@ -10,22 +10,7 @@
 #include "runtime/device.h"
 #include "runtime/log.h"
 
-// mkdir -p.
-static inline bool run_directory_make(const char *path, Error *error) {
-    char partial[RUN_PATH_SIZE];
-    size_t length = strlen(path);
-    assert(length < sizeof partial);
-    for (size_t i = 1; i <= length; i++) {
-        if (path[i] != '/' && path[i] != '\0') { continue; }
-        memcpy(partial, path, i);
-        partial[i] = '\0';
-        if (mkdir(partial, 0777) != 0 && errno != EEXIST) {
-            return error_set(error, "cannot create the directory %.400s: %s: choose another with --out",
-                             partial, strerror(errno));
-        }
-    }
-    return true;
-}
+#define RUN_DIRECTORY_HINT ": choose another with --out"
 
 // The part of --model or --from that tells models apart, as a file name: "tiny", "gpt" of
 // my/gpt or my/gpt/config.json, "a" of runs/a/checkpoints/commit-7/model.
@@ -69,22 +54,22 @@ static inline bool run_directory_create(const char *out, const char *model, cons
     char name[64];
     run_directory_model_name(model, name);
     bool numbered = strcmp(out, "auto") == 0;
-    if (numbered && !run_directory_make("runs", error)) { return false; }
+    if (numbered && !directory_make("runs", RUN_DIRECTORY_HINT, error)) { return false; }
     for (int number = 1; numbered; number++) {
         snprintf(path, RUN_PATH_SIZE, "runs/%s-%.64s-%d", name, rule, number);
         // mkdir decides which number is free: two runs started at once get two numbers.
         if (mkdir(path, 0777) == 0) { return true; }
-        if (errno != EEXIST) { return run_directory_make(path, error); }
+        if (errno != EEXIST) { return directory_make(path, RUN_DIRECTORY_HINT, error); }
     }
     if (strlen(out) + 64 > RUN_PATH_SIZE) {
         return error_set(error, "--out is longer than %d characters", RUN_PATH_SIZE - 65);
     }
-    if (!run_directory_make(out, error)) { return false; }
+    if (!directory_make(out, RUN_DIRECTORY_HINT, error)) { return false; }
     snprintf(path, RUN_PATH_SIZE, "%s/.", out); // which a file does not have
     bool writable = faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) == 0;
     strcpy(path, out);
-    return writable || error_set(error, "cannot write to the directory %.400s: %s: choose another with --out",
-                                 path, strerror(errno));
+    return writable || error_set(error, "cannot write to the directory %.400s: %s" RUN_DIRECTORY_HINT, path,
+                                 strerror(errno));
 }
 
 // Locks the directory until this process ends, however it ends: OUT/lock is locked by the

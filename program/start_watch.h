@@ -20,7 +20,8 @@ typedef struct StartWatch {
 
 enum { START_IS_SLOW = 20 }; // seconds
 
-// Waits until the ranks have met, for at most `seconds`. Returns whether they have. The lock is held.
+// Waits until the ranks have met, for at most `seconds`. Returns whether they have. The caller
+// holds the lock.
 static inline bool start_watch_wait(StartWatch *watch, double seconds) {
     struct timespec end;
     clock_gettime(CLOCK_REALTIME, &end);

@@ -7,6 +7,7 @@
 // atomic, and syncs the parent.
 #pragma once
 
+#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -165,6 +166,23 @@ static inline bool file_replace_end(FILE *file, const char *path, bool written, 
 }
 
 // ---- Directories ----------------------------------------------------------------------
+
+// mkdir -p. hint: stands at the end of the error.
+static inline bool directory_make(const char *path, const char *hint, Error *error) {
+    char partial[PATH_MAX];
+    size_t length = strlen(path);
+    assert(length < sizeof partial);
+    for (size_t i = 1; i <= length; i++) {
+        if (path[i] != '/' && path[i] != '\0') { continue; }
+        memcpy(partial, path, i);
+        partial[i] = '\0';
+        if (mkdir(partial, 0777) != 0 && errno != EEXIST) {
+            return error_set(error, "cannot create the directory %.400s: %s%s", partial, strerror(errno),
+                             hint);
+        }
+    }
+    return true;
+}
 
 // Removes a file, or a directory with everything in it. What cannot be removed stays.
 static inline void tree_remove(const char *path) {

@@ -1762,6 +1762,38 @@ static void what_is_left_out_is_as_in_the_run(void **state) {
     text_check(outcome.output, "at commit 24; exact", again);
 }
 
+// Nothing of model/ is read to go on, so the run is exact; but whoever wants that model must know.
+static void a_damaged_model_is_named(void **state) {
+    Stage *stage = stage_of(state);
+    static const char *const damages[] = {": > $d/model.safetensors", ": > $d/config.json", "rm -r $d"};
+    run_well(stage, "--config base.json --optimizer ddp --save-every 12 --keep 9 --out sound");
+    for (int i = 0; i < 3; i++) {
+        char path[STAGE_PATH_SIZE];
+        shell(stage, "rm -rf hurt && cp -r sound hurt && d=hurt/checkpoints/commit-24/model && %s",
+              damages[i]);
+        Outcome outcome = run_well(stage, "--resume auto --out hurt --tokens 2k --save-every 12 --keep 1");
+        text_check(outcome.output,
+                   "from commit-24, whose model/ is damaged, so that --keep does not count it: ", damages[i]);
+        text_check(outcome.output, "at commit 24; not exact: another --tokens\n", damages[i]);
+        assert_int_equal(access(stage_path(stage, "hurt/checkpoints/commit-24", path), F_OK), 0);
+    }
+}
+
+// A directory that somebody renames is made again, and the end of the run is not lost.
+static void a_directory_that_vanishes_is_made_again(void **state) {
+    Stage *stage = stage_of(state);
+    char path[STAGE_PATH_SIZE];
+    shell(stage, "{ ( while ! [ -d gone/checkpoints/commit-4 ]; do sleep 0.02; done; mv gone elsewhere ) & "
+                 "\"$TRAIN_GPT\" --config base.json --optimizer ddp --save-every 4 --keep 9 --slow-rank 0 "
+                 "--slow-ms 60 "
+                 "--out gone > gone.txt && wait; }");
+    assert_int_equal(access(stage_path(stage, "gone/checkpoints/commit-24/model/config.json", path), F_OK),
+                     0);
+    assert_int_equal(access(stage_path(stage, "elsewhere/checkpoints/commit-4", path), F_OK), 0);
+    text_check(stage_read_text(stage, stage_path(stage, "gone.txt", path)),
+               "gone was removed or renamed while the run trained", "its end");
+}
+
 // The same program on a processor with other instructions has other products.
 static void another_processor_is_not_exact(void **state) {
     Stage *stage = stage_of(state);
@@ -2089,6 +2121,8 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(a_decay_branches_off_a_stable_run),
     CHECKPOINT_TEST(adaptive_batches_are_not_exact),
     CHECKPOINT_TEST(what_is_left_out_is_as_in_the_run),
+    CHECKPOINT_TEST(a_damaged_model_is_named),
+    CHECKPOINT_TEST(a_directory_that_vanishes_is_made_again),
     CHECKPOINT_TEST(another_processor_is_not_exact),
     CHECKPOINT_TEST(a_resumed_run_keeps_every_option),
     CHECKPOINT_TEST(the_fastest_format_is_chosen_once),

@@ -58,17 +58,17 @@ typedef struct Gpt {
     int widest;       // max(3C, F)
     Real *inner;      // (B, T, r): what is between the two products of an adapter
 
-    // The parameters in the model's precision: the caller's own, or weight_copy, of which
-    // the first `prepared` elements are up to date.
+    // The parameters in the model's precision: the caller's own, or the copy, of which the
+    // first `prepared` elements are up to date.
     const Real *weights;
-    Real *weight_copy;
+    WeightCopy copy;
     size_t prepared;
-    uint64_t weights_version; // the caller's, of the parameters that were copied; 0: unknown
 
     // With settings.fp8
     uint8_t *fp8_weights; // of all layers, each matrix followed by itself turned
     uint8_t *fp8_operand; // (B, T, max(3C, F)): what a matrix multiplies
     float *fp8_scales;    // (1 + L TENSORS_PER_LAYER): of fp8_operand, then of the matrices
+    uint64_t fp8_version; // of the parameters whose casts these are, as WeightCopy's
     bool fp8_changed;     // this pass casts the weights
 
     // This pass begins a sum of gradients: the products of the backward pass set those of
@@ -185,7 +185,7 @@ static inline void gpt_reserve_arrays(Gpt *model, Arena *arena) {
         {W, "gradients that are not used", settings->part != NULL ? TENSORS_PER_LAYER * wide * floats : 0,
          &model->discarded},
         {W, "between the products of adapters", row * adapted, &model->inner},
-        {P, "weights", gpt_has_weights(model) ? 0 : model->parameter_count * element, &model->weight_copy},
+        {P, "weights", gpt_has_weights(model) ? 0 : model->parameter_count * element, &model->copy.data},
         {P, "weights in FP8", fp8 * 2 * L * (4 * C * C + 2 * C * F), &model->fp8_weights},
         {P, "scales of FP8", fp8 * (1 + L * TENSORS_PER_LAYER) * floats, &model->fp8_scales},
         {W, "operand in FP8", fp8 * rows * wide, &model->fp8_operand},
@@ -377,7 +377,7 @@ static inline void gpt_need(Gpt *model, Stream *stream, const void *parameters, 
                             size_t end) {
     pace_need(pace, end);
     if (model->prepared >= end) { return; }
-    reals_from_floats(stream, real_at(model->weight_copy, model->prepared, model->settings.precision),
+    reals_from_floats(stream, real_at(model->copy.data, model->prepared, model->settings.precision),
                       (const float *)parameters + model->prepared, end - model->prepared);
     model->prepared = end;
 }
@@ -587,11 +587,12 @@ static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameter
     int L = model->config.layers, C = model->config.channels;
     // Copies of weights of the same version stay valid.
     uint64_t version = pace != NULL ? pace->version : 0;
-    bool copied = !gpt_has_weights(model), valid = version != 0 && version == model->weights_version;
-    model->weights = copied ? model->weight_copy : (const Real *)parameters;
+    bool copied = !gpt_has_weights(model), valid = version != 0 && version == model->copy.version;
+    model->weights = copied ? model->copy.data : (const Real *)parameters;
     model->prepared = copied && !valid ? 0 : model->parameter_count;
-    model->weights_version = version;
-    model->fp8_changed = !valid;
+    model->copy.version = version;
+    model->fp8_changed = version == 0 || version != model->fp8_version;
+    model->fp8_version = version;
     const int32_t *batch = gpt_upload(model, stream, model->tokens, tokens, gpt_rows(model));
     gpt_find_documents(model, stream, tokens);
     gpt_need(model, stream, parameters, pace, gpt_at(model, 0, TENSOR_LN_1_WEIGHT));
@@ -843,9 +844,12 @@ static inline const float *gpt_decode(void *self, Stream *stream, const float *p
     return real_floats(model->logits);
 }
 
+static inline WeightCopy *gpt_copy(void *self) { return &((Gpt *)self)->copy; }
+
 #define GPT_PASSES \
     .prefix = "transformer.", .is_constant = gpt_is_constant, .table = gpt_parameter_table, \
-    .reserve = gpt_reserve, .gradients = gpt_gradients, .losses = gpt_losses, .decode = gpt_decode
+    .reserve = gpt_reserve, .copy = gpt_copy, .gradients = gpt_gradients, .losses = gpt_losses, \
+    .decode = gpt_decode
 
 static const ModelFamily gpt_neo_family = {
     .name = "gpt_neo",

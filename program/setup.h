@@ -286,6 +286,7 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
     Problem problem = {.self = setup->training,
                        .parameter_count = training.table->parameter_count,
                        .micro_batch = training_micro_batch,
+                       .copy = setup->config->family->copy(&setup->model->state),
                        .layer_begins = training.table->layer_begins,
                        .layer_count = training.table->layers};
     arena->on_gpu = placement->on_gpu;

@@ -245,21 +245,40 @@ static void adamw_alias(AdamWArrays *arrays, int out) {
     if (out == OUT_MASTER) { arrays->values[0] = arrays->values[1]; }
 }
 
-// Arrays `got` (5, count) <- the start values (5, count) after a step on the device.
+// casts (count) are values (count) in bf16.
+static void check_casts(const uint16_t *casts, const float *values, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        float cast = host_from_bf16(casts[i]);
+        if (isnan(values[i]) ? !isnan(cast) : casts[i] != host_bf16(values[i])) {
+            fail_msg("cast %zu of %zu is %g, of %g", i, count, (double)cast, (double)values[i]);
+        }
+    }
+}
+
+// Arrays `got` (5, count) <- the start values (5, count) after a step on the device. offset: of the
+// arrays, and of the casts behind them, the one that is not aligned.
 static void adamw_run(float *got, const float *start, size_t count, int out, bool commit, size_t offset) {
     AdamWArrays arrays, apart;
+    uint16_t *device_casts = (uint16_t *)device_new((count + 1) * sizeof(uint16_t)), *casts = device_casts,
+             *host = (uint16_t *)malloc(count * sizeof(uint16_t));
+    if (offset == 5) { casts++; }
     for (size_t i = 0; i < 5; i++) {
         arrays.values[i] = device_floats(start + i * count, count, i == offset ? 1 : 0);
     }
     apart = arrays;
     adamw_alias(&arrays, out);
     StepRange range = adamw_range(&arrays, count, commit);
+    range.casts = (Real *)(void *)casts;
     adamw(cuda_test_stream(PRECISION_FP32), &range);
     cuda_test_wait(cuda_test_stream(PRECISION_FP32));
     for (size_t i = 0; i < 5; i++) {
         host_floats(got + i * count, arrays.values[i], count);
         CUDA_CHECK(cudaFree(apart.values[i] - (i == offset ? 1 : 0)));
     }
+    device_to_host(host, casts, count * sizeof(uint16_t));
+    check_casts(host, got, count);
+    CUDA_CHECK(cudaFree(device_casts));
+    free(host);
 }
 
 static void adamw_check(size_t count, int out, bool commit) {
@@ -269,10 +288,14 @@ static void adamw_check(size_t count, int out, bool commit) {
     for (size_t i = 0; i < 5; i++) { arrays.values[i] = expected + i * count; }
     adamw_alias(&arrays, out);
     StepRange range = adamw_range(&arrays, count, commit);
+    uint16_t *casts = (uint16_t *)malloc(count * sizeof(uint16_t));
+    range.casts = (Real *)(void *)casts;
     cpu_adamw(&cpu_stream, &range);
+    check_casts(casts, arrays.values[0], count);
+    free(casts);
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
-        for (size_t offset = 0; offset <= 5; offset++) { // 5: all arrays are aligned
+        for (size_t offset = 0; offset <= 6; offset++) { // 6: all arrays are aligned
             adamw_run(got, start, count, out, commit, offset);
             check_repeats("optimizer step", first, got, 5 * count * sizeof(float), offset > 0 || order > 0);
         }
@@ -306,8 +329,8 @@ static void adamw_estimates_what_it_would_commit(void **state) {
     float *start = adamw_start(COUNT), *estimate = host_copy(start, 5 * COUNT),
           *commit = host_copy(start, 5 * COUNT);
     start[4 * COUNT + 1026] = NAN;
-    adamw_run(estimate, start, COUNT, OUT_APART, false, 5);
-    adamw_run(commit, start, COUNT, OUT_APART, true, 5);
+    adamw_run(estimate, start, COUNT, OUT_APART, false, 6);
+    adamw_run(commit, start, COUNT, OUT_APART, true, 6);
     assert_memory_equal(estimate, commit, COUNT * sizeof(float));
     assert_memory_equal(commit, commit + COUNT, COUNT * sizeof(float));
     assert_memory_equal(estimate + COUNT, start + COUNT, 4 * COUNT * sizeof(float));

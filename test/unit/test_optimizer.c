@@ -136,10 +136,10 @@ static void copy_state(const Bench *bench, float *copy) { // (3, count)
 }
 
 static const OptimizerStep STEPS_ASKED_FOR[STEPS] = {
-    // gradient, out, divisor, scale, learning rate, commit
-    {NULL, NULL, 7, 1, 0.01, true},
-    {NULL, NULL, 12, 0.37, 0.02, true},
-    {NULL, NULL, 5, 0.81, 0.005, true},
+    // gradient, out, casts, divisor, scale, learning rate, commit
+    {NULL, NULL, NULL, 7, 1, 0.01, true},
+    {NULL, NULL, NULL, 12, 0.37, 0.02, true},
+    {NULL, NULL, NULL, 5, 0.81, 0.005, true},
 };
 
 static void expect_steps(const OptimizerSettings *settings, const Layout *layout, int rank) {

@@ -31,12 +31,14 @@
 
 enum {
     GPT_LOGITS_BYTES = 256 << 20, // of a chunk of logits on the CPU, at most
-    GPT_GPU_LOGITS_BYTES = 1 << 30,
-    GPT_GPU_CHUNKS = 4,
-    GPT_GPU_CHUNK_ROWS = 256, // a chunk on a GPU has a multiple of them
-    GPT_LOGITS_UNIT = 64,     // a row of logits on a GPU has a multiple of them
+    GPT_GPU_CHUNK = 8192,         // rows of a chunk on a GPU, at most: bench_cuda variants times others
+    GPT_GPU_CHUNK_ROWS = 256,     // a chunk on a GPU has a multiple of them
+    GPT_LOGITS_UNIT = 64,         // a row of logits on a GPU has a multiple of them
     GPT_SPANS = 4 * MODEL_MAX_LAYERS + 2
 };
+
+// Of a chunk on a GPU, at most, for large vocabularies.
+static const size_t GPT_GPU_LOGITS_BYTES = (size_t)2 << 30;
 
 // Gradients that lie side by side.
 typedef struct GptSpan {
@@ -126,19 +128,19 @@ static inline int gpt_logits_stride(int vocabulary, bool on_gpu) {
     return on_gpu ? (vocabulary + GPT_LOGITS_UNIT - 1) / GPT_LOGITS_UNIT * GPT_LOGITS_UNIT : vocabulary;
 }
 
-// Rows of logits at a time: equal chunks, as few as the bytes allow. On a GPU at least
-// GPT_GPU_CHUNKS: each costs a pass over the fp32 gradient of wte (at 125M 154 MB, read
-// and written), but with one, the logits would be the largest array of all. Chunks there
-// are a multiple of GPT_GPU_CHUNK_ROWS, because the library computes tiles of up to 256
-// rows.
-static inline int gpt_chunk_rows(int rows, int logits_stride, Precision precision, bool on_gpu) {
-    size_t bytes = on_gpu ? GPT_GPU_LOGITS_BYTES : GPT_LOGITS_BYTES;
-    int most = (int)(bytes / ((size_t)logits_stride * precision_bytes(precision)));
-    int unit = on_gpu && most >= GPT_GPU_CHUNK_ROWS ? GPT_GPU_CHUNK_ROWS : 1;
-    most = most < 1 ? 1 : most / unit * unit;
-    int chunks = (rows + most - 1) / most;
-    if (on_gpu && chunks < GPT_GPU_CHUNKS) { chunks = GPT_GPU_CHUNKS; }
-    int chunk = ((rows + chunks - 1) / chunks + unit - 1) / unit * unit;
+// Rows of logits at a time: equal chunks, as few as the bytes allow, and on a GPU `most` rows.
+// With more rows a product has whole waves of tiles, and fewer chunks pass over the fp32 gradient
+// of wte (at 125M 154 MB, read and written, for each); with all rows the logits would be the
+// largest array of all. Chunks on a GPU are a multiple of GPT_GPU_CHUNK_ROWS, because the library
+// computes tiles of up to 256 rows. Bits of that gradient depend on the chunks, and those on
+// nothing but the shape.
+static inline int gpt_chunk_rows(int rows, int most, int logits_stride, Precision precision, bool on_gpu) {
+    size_t bytes = on_gpu ? GPT_GPU_LOGITS_BYTES : (size_t)GPT_LOGITS_BYTES,
+           fit = bytes / ((size_t)logits_stride * precision_bytes(precision));
+    int limit = (int)size_min(fit, (size_t)(on_gpu ? most : rows));
+    int unit = on_gpu && limit >= GPT_GPU_CHUNK_ROWS ? GPT_GPU_CHUNK_ROWS : 1;
+    limit = limit < 1 ? 1 : limit / unit * unit;
+    int chunks = (rows + limit - 1) / limit, chunk = ((rows + chunks - 1) / chunks + unit - 1) / unit * unit;
     return chunk < rows ? chunk : rows;
 }
 
@@ -262,8 +264,8 @@ static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *conf
     model->d_wide_stride = settings->on_gpu ? model->widest : matmul_padded_stride(model->widest);
     model->logits_stride = gpt_logits_stride(config->vocabulary, settings->on_gpu);
     model->logits_columns = gpt_logits_columns(model);
-    model->chunk =
-        gpt_chunk_rows((int)gpt_rows(model), model->logits_stride, settings->precision, settings->on_gpu);
+    model->chunk = gpt_chunk_rows((int)gpt_rows(model), GPT_GPU_CHUNK, model->logits_stride,
+                                  settings->precision, settings->on_gpu);
     gpt_reserve_arrays(model, arena);
 }
 

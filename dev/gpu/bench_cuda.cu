@@ -6,8 +6,8 @@
 //   bench_cuda kernels MODEL B T [NAME]
 //                                     the ceilings and the table; or only kernels whose names
 //                                     begin so, and no ceilings: for a profiler
-//   bench_cuda variants MODEL B T     the ceilings; the head's products on chunks of as many rows as the
-//                                     model's, and of others; products in FP8 with their casts; and
+//   bench_cuda variants MODEL B T     the ceilings; the head's products on chunks of at most 4096, 8192
+//                                     (GPT_GPU_CHUNK), 11008 and 16384 rows; products in FP8 with their casts; and
 //                                     products that leave NCCL 8 and 16 multiprocessors, as those
 //                                     beside an exchange do
 //   bench_cuda gelu MODEL B T         the ceilings, and the MLP's GELU by our kernels and
@@ -944,11 +944,12 @@ static void measure_kernels(Bench *bench, const char *only) {
 
 static void measure_variants(Bench *bench) {
     const ModelConfig *config = &bench->config;
-    int C = config->channels, F = config->mlp_channels, rows[] = {bench->chunk, 8192, 11008, 16384};
+    int C = config->channels, F = config->mlp_channels;
+    static const int most[] = {4096, 8192, 11008, 16384}; // for GPT_GPU_CHUNK
     printf("\nvariants at %s, B %d, T %d, bf16\n", config->name, bench->B, bench->T);
     for (int i = 0; i < 4; i++) {
         char name[32];
-        int chunk = rows[i] < bench->rows ? rows[i] : bench->rows;
+        int chunk = gpt_chunk_rows(bench->rows, most[i], bench->logits_stride, PRECISION_BF16, true);
         snprintf(name, sizeof name, "head, %d rows", chunk);
         add_linear(bench, name, chunk, C, bench->logits_stride);
     }
@@ -1042,7 +1043,7 @@ static void choose_shapes(Bench *bench, const char *model, int B, int T) {
     bench->rows = B * T;
     bench->wide = 3 * config->channels > config->mlp_channels ? 3 * config->channels : config->mlp_channels;
     bench->logits_stride = gpt_logits_stride(config->vocabulary, true);
-    bench->chunk = gpt_chunk_rows(bench->rows, bench->logits_stride, PRECISION_BF16, true);
+    bench->chunk = gpt_chunk_rows(bench->rows, GPT_GPU_CHUNK, bench->logits_stride, PRECISION_BF16, true);
 }
 
 // Host and device agree on the tokens: they are brought back once.

@@ -1,12 +1,15 @@
 # make                  builds ./train_gpt: for GPUs where nvcc and a GPU are, else for CPUs
 # make CUDA=1           builds it for GPUs, also where there is only nvcc; ARCH="80 90" chooses
 #                       for which compute capabilities. CUDA=0: for CPUs, whatever is here
-# make install          copies train_gpt to PREFIX=/usr/local, into bin; make uninstall removes it
+# make install          copies train_gpt, acco-launch, acco-keep-going, a man page and completion
+#                       for bash to PREFIX=/usr/local; make uninstall removes them
+# make dist             a tarball of the last commit in build/, which builds without git
 # make run              installs what is missing, builds, and trains a small model for a minute
 # make test             installs what is missing and runs all tests; GROUP=unit, rules, program or
 #                       cuda: those of one folder of test/
 # make test-asan, test-tsan     the tests under sanitizers
 # make test-slurm       jobs that go on under a real Slurm, on this machine; needs root
+# make test-distro      on Debian 13, in a chroot: a run, two folders of tests, a job of every rule; needs root
 # make check            are layout, includes, names of rules and documentation in order?
 # make check-cxx        are the sources also valid C++?
 # make format           lays out every C and CUDA file as .clang-format says
@@ -16,6 +19,7 @@
 # make test-ptx         the tests of CUDA kernels on a machine that executes nvcc's code (PTX), for
 #                       three architectures; make test does it for one. Needs nvcc, no GPU
 # make test-gpu, bench-gpu      test and bench for a GPU; see dev/gpu/README.md
+# make gpu-reference    losses of the CPU, to be compared with a GPU's; five minutes
 # make compare          all update rules at several link speeds, about ten minutes
 # make reproduce        the claims of three papers, made again: some hours, can be stopped and
 #                       goes on. make reproduce-A4, or reproduce- and a paper: a part of them.
@@ -28,7 +32,8 @@
 #
 # Compilers: CC, CXX, MPICC, NVCC. Libraries: CUDA_HOME, NCCL_HOME, MPI_HOME, or CPPFLAGS and
 # LDFLAGS. Processor: ARCH_FLAGS, by default -march=native; -march=x86-64-v3 runs on all with
-# AVX2. On the command line or in the environment; a change of them rebuilds.
+# AVX2. WERROR=-Werror: warnings are errors, for who changes the sources. On the command line or in
+# the environment; a change of them rebuilds.
 
 BUILD   := build
 CONFIG  := build/config.mk
@@ -51,7 +56,7 @@ WISHES := CC=$(CC) CXX=$(CXX) MPICC=$(MPICC) NVCC=$(NVCC) CPPFLAGS=$(CPPFLAGS) L
 PROBE  := CC='$(CC)' CXX='$(CXX)' MPICC='$(MPICC)' NVCC='$(NVCC)' CPPFLAGS='$(CPPFLAGS)' LDFLAGS='$(LDFLAGS)' ARCH_FLAGS='$(ARCH_FLAGS)' \
           CUDA='$(CUDA)' CUDA_HOME='$(CUDA_HOME)' NCCL_HOME='$(NCCL_HOME)' MPI_HOME='$(MPI_HOME)' scripts/probe
 
-ifeq ($(filter clean help uninstall,$(MAKECMDGOALS)),)
+ifeq ($(filter clean help uninstall dist,$(MAKECMDGOALS)),)
 include $(CONFIG)
 endif
 ifneq ($(HAVE_MPI),yes)
@@ -61,15 +66,17 @@ endif
 # -O3 -march=native      this machine's vector units
 # -fno-math-errno        sqrt and friends need not set errno, so that loops over them vectorise
 # -fno-trapping-math     comparisons may be evaluated ahead; NaN and infinity keep their meaning (no finite-math flag anywhere)
-# -fopenmp-simd          honours `omp simd`, which is how single reductions may be reordered; no OpenMP threads
-# -ffp-contract=fast     multiply and add may fuse
+# -fopenmp-simd          honours `omp simd`; no OpenMP threads
+# -ffp-contract=off      multiply and add fuse only where the source says so (kernels/cpu/vector_math.h)
 # -x c: the sources are CUDA C++ to nvcc and C11 to everybody else.
 SANITIZE   :=
-OPTIMIZE   := -O3 $(ARCH_FLAGS) -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=fast
-WARNINGS   := -Wall -Wextra -Werror
+ARITHMETIC := $(ARCH_FLAGS) -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=off
+OPTIMIZE   := -O3
+WARNINGS   := -Wall -Wextra $(WERROR)
 # C's habits that C++20 warns of: an enum as a named number, and members that an initializer leaves at zero.
-CXX_WARNINGS := $(WARNINGS) -Wno-deprecated-enum-float-conversion -Wno-deprecated-enum-enum-conversion -Wno-missing-field-initializers
-CFLAGS     := -std=gnu11 $(OPTIMIZE) -g $(WARNINGS) -I. $(MPI_FLAGS) $(ONEDNN_FLAGS) $(SANITIZE)
+CXX_WARNINGS := $(WARNINGS) -Wno-deprecated-enum-float-conversion -Wno-deprecated-enum-enum-conversion -Wno-deprecated-anon-enum-enum-conversion \
+                -Wno-missing-field-initializers -Wno-missing-braces -Wno-constant-logical-operand
+CFLAGS     := -std=gnu11 $(OPTIMIZE) $(ARITHMETIC) -g $(WARNINGS) -I. $(MPI_FLAGS) $(ONEDNN_FLAGS) $(SANITIZE)
 LIBS       := $(MPI_LIBS) -ljansson -lz -lpcre2-8 $(ONEDNN_LIBS) -lm -lpthread
 COMPILE    = $(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP
 # Ends the build with the lines of the probe that say what is missing. The next make probes
@@ -78,7 +85,7 @@ NEEDED     = if grep -E '^compiler +missing' $(CONFIG).txt || grep -E '^(jansson
              rm -f $(CONFIG); echo "make run installs what it can; make info says more"; exit 1; fi
 
 # --version tells from which commit and for which processor the program was built.
-REVISION   = $(shell git describe --always --dirty --exclude '*' 2> /dev/null)
+REVISION   = $(or $(strip $(file < REVISION)),$(shell git describe --always --dirty --exclude '*' 2> /dev/null))
 FACTS      = -DACCO_REVISION='"$(REVISION)"' -DACCO_PROCESSOR='"$(PROCESSOR)"'
 
 # The CUDA program: the same sources, compiled by nvcc. The PTX of the oldest architecture
@@ -88,15 +95,15 @@ ARCH       := $(GPU_ARCHITECTURES)
 CUDA_FLAGS := -std=c++20 -O3 --threads 0 -ccbin $(lastword $(CXX)) \
               $(foreach arch,$(ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \
               -gencode arch=compute_$(firstword $(ARCH)),code=compute_$(firstword $(ARCH)) -I. -DACCO_HAVE_CUDA \
-              $(if $(filter yes,$(HAVE_NCCL)),-DACCO_HAVE_NCCL) $(MPI_FLAGS) $(ONEDNN_FLAGS) -Xcompiler "$(OPTIMIZE) -g $(CXX_WARNINGS)" \
+              $(if $(filter yes,$(HAVE_NCCL)),-DACCO_HAVE_NCCL) $(MPI_FLAGS) $(ONEDNN_FLAGS) -Xcompiler "$(OPTIMIZE) $(ARITHMETIC) -g $(CXX_WARNINGS)" \
               $(CPPFLAGS) $(CUDA_FLAGS_FOUND)
 CUDA_LINK    := $(LDFLAGS) $(if $(filter yes,$(HAVE_NCCL)),-lnccl) $(CUDA_LIBS) $(LIBS)
 
 # The same sources compiled by the host's C++ compiler against an emulator of GPUs
 # (test/simt): how `make test` runs CUDA kernels.
-EMULATE    = $(CXX) -std=gnu++20 $(EMULATE_OPTIMIZE) -g $(CXX_WARNINGS) -Itest/simt -I. -DACCO_HAVE_CUDA $(MPI_FLAGS) $(ONEDNN_FLAGS) \
+EMULATE    = $(CXX) -std=gnu++20 $(EMULATE_OPTIMIZE) $(ARITHMETIC) -g $(CXX_WARNINGS) -Itest/simt -I. -DACCO_HAVE_CUDA $(MPI_FLAGS) $(ONEDNN_FLAGS) \
              $(if $(filter yes,$(HAVE_MPI)),-DACCO_HAVE_NCCL) $(SANITIZE) $(CPPFLAGS) -MMD -MP -x c++
-EMULATE_OPTIMIZE := -O2 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd
+EMULATE_OPTIMIZE := -O2
 
 # Open MPI refuses root unless it is told twice.
 ifeq ($(shell id -u),0)
@@ -104,7 +111,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: all help info install uninstall run test test-asan test-tsan run-tests check check-cxx format options bench benches run-bench compare run-compare tokenizer clean \
+.PHONY: all help info install uninstall dist run test test-asan test-tsan run-tests check check-cxx format options bench benches run-bench compare run-compare tokenizer clean \
         install-for-run install-for-test install-for-check
 
 all: $(PROGRAM)
@@ -131,7 +138,7 @@ $(foreach part,c emulate cuda program,$(eval $(call watch,$(BUILD)/$(part).flags
 
 # The result of the probe. `make info` probes again, and so does every target that
 # installs something.
-$(CONFIG): scripts/probe build/wishes.flags
+$(CONFIG): scripts/probe kernels/cpu/onednn.h build/wishes.flags
 	@$(PROBE) $@
 	@touch $@
 
@@ -197,7 +204,7 @@ PTX_FLAGS  = -std=c++20 -I. -DACCO_HAVE_CUDA -ccbin $(lastword $(CXX)) $(MPI_FLA
 
 $(PTX_DIR)/machine.o: test/ptx/machine.cu Makefile $(BUILD)/cuda.flags
 	@mkdir -p $(@D)
-	$(CXX) -std=gnu++20 -O3 $(ARCH_FLAGS) -fno-math-errno -ffp-contract=off $(CXX_WARNINGS) -I. $(CUDA_FLAGS_FOUND) -MMD -MP -x c++ -c $< -o $@
+	$(CXX) -std=gnu++20 -O3 $(ARITHMETIC) $(CXX_WARNINGS) -I. $(CUDA_FLAGS_FOUND) -MMD -MP -x c++ -c $< -o $@
 
 $(PTX_DIR)/program.%.ptx: train_gpt.cu $(PLAN_PAGE) Makefile $(BUILD)/cuda.flags
 	@mkdir -p $(@D)
@@ -207,7 +214,7 @@ vpath test_%.cu test/cuda test/ptx
 $(PTX_DIR)/test_%: test_%.cu $(PTX_DIR)/machine.o Makefile $(BUILD)/cuda.flags
 	@mkdir -p $(@D)
 	$(NVCC_FOUND) -Itest/ptx $(PTX_FLAGS) -DACCO_PTX -gencode arch=compute_$(PTX_ARCH),code=compute_$(PTX_ARCH) -Xcicc -O0 \
-	    -Xcompiler "$(EMULATE_OPTIMIZE) $(CXX_WARNINGS)" -MT $@ -MF $@.d -c $< -o $@.o
+	    -Xcompiler "$(EMULATE_OPTIMIZE) $(ARITHMETIC) $(CXX_WARNINGS)" -MT $@ -MF $@.d -c $< -o $@.o
 	@$(CXX) $@.o $(PTX_DIR)/machine.o -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 	@rm $@.o
 
@@ -234,16 +241,21 @@ $(BUILD)/bench/%: dev/bench/%.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(COMPILE) $< -o $@ $(LDFLAGS) $(LIBS)
 
-# Copied, so that a later build does not change what is installed. The path may have blanks.
+# The path may have blanks.
 PREFIX := /usr/local
-INSTALLED = $(DESTDIR)$(PREFIX)/bin/train_gpt
 install: $(PROGRAM)
-	@mkdir -p "$(DESTDIR)$(PREFIX)/bin"
-	@cp $(PROGRAM) "$(INSTALLED).new" && mv "$(INSTALLED).new" "$(INSTALLED)"
-	@echo "installed $(INSTALLED)"
+	@scripts/install $(PROGRAM) "$(DESTDIR)$(PREFIX)"
 
 uninstall:
-	@if [ -e "$(INSTALLED)" ]; then rm "$(INSTALLED)" && echo "removed $(INSTALLED)"; else echo "there is no $(INSTALLED)"; fi
+	@scripts/install --remove "$(DESTDIR)$(PREFIX)"
+
+# Without git, the file REVISION says from which commit the tarball is.
+VERSION = $(shell sed -n 's/^\#define ACCO_VERSION "\(.*\)"/\1/p' options/options.h)
+dist:
+	@mkdir -p $(BUILD)
+	@git archive --format=tar.gz --prefix=acco.c-$(VERSION)/ --add-virtual-file=acco.c-$(VERSION)/REVISION:$(patsubst %-dirty,%,$(REVISION)) \
+	    -o $(BUILD)/acco.c-$(VERSION).tar.gz HEAD
+	@echo "$(BUILD)/acco.c-$(VERSION).tar.gz, of $(patsubst %-dirty,%,$(REVISION))"
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/emulated/*.d $(BUILD)/test/*.d $(BUILD)/bench/*.d $(BUILD)/fuzz/*.d $(PTX_DIR)/*.d)
 
@@ -273,19 +285,27 @@ test: install-for-test
 test-asan: install-for-test
 	@$(MAKE) --no-print-directory -j $(CORES) run-tests BUILD=build/asan PROGRAM=build/asan/train_gpt EMULATED= \
 	    CUDA_TESTS="$(filter-out test_cuda_counters,$(CUDA_TESTS))" \
-	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" \
-	    EMULATE_OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd" SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all"
+	    OPTIMIZE="-O1 -fno-omit-frame-pointer" EMULATE_OPTIMIZE=-O1 SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all"
 # The emulator runs the threads of a kernel as fibers (ucontext), which ThreadSanitizer
 # cannot follow: test_cuda_* are left out.
 test-tsan: install-for-test
 	@$(MAKE) --no-print-directory -j $(CORES) run-tests BUILD=build/tsan PROGRAM=build/tsan/train_gpt CUDA_TESTS= EMULATED= \
-	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" SANITIZE="-fsanitize=thread"
+	    OPTIMIZE="-O1 -fno-omit-frame-pointer" SANITIZE="-fsanitize=thread"
 
 # Installs Slurm where it is missing.
 .PHONY: test-slurm
 test-slurm: install-for-run
 	@$(MAKE) --no-print-directory train_gpt
 	@test/slurm ./train_gpt
+
+# Debian 13 has a newer compiler than Debian 12, oneDNN 3 and Open MPI 5. At the end, jobs of
+# every rule, and two ranks of MPICH.
+.PHONY: test-distro
+test-distro:
+	@dev/distro trixie 'make run' './train_gpt --version | grep "products *oneDNN 3"' 'make test GROUP="unit rules" EMULATED=' \
+	    'make build/test/test_program && OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader build/test/test_program "*it learns*"' \
+	    'apt-get install -y --no-install-recommends libmpich-dev mpich && make train_gpt MPICC=mpicc.mpich && scripts/first-run --tokens 60k > mpich.txt && \
+	        cat mpich.txt && grep "ranks  *2 over MPI" mpich.txt'
 
 EMULATED = $(BUILD)/emulated/train_gpt
 
@@ -338,7 +358,7 @@ check-cxx: $(CONFIG) $(PLAN_PAGE)
 # --- checks and layout ---
 
 install-for-check: | $(CONFIG)
-	@scripts/install-dependencies $(CONFIG) CLANG_FORMAT --
+	@scripts/install-dependencies $(CONFIG) -- CLANG_FORMAT
 	@$(PROBE) $(CONFIG)
 
 # All of them are run, also where one has found something.
@@ -370,8 +390,14 @@ run-compare: $(PROGRAM)
 	@PROGRAM=./$(PROGRAM) dev/compare/run
 
 # dev/gpu/build compiles with nvcc into build/gpu, which can also be copied to a machine
-# without nvcc.
-.PHONY: test-gpu bench-gpu
+# without nvcc. Its host code has these flags.
+.PHONY: test-gpu bench-gpu gpu-reference host-flags
+host-flags:
+	@echo '$(OPTIMIZE) $(ARITHMETIC) $(CXX_WARNINGS)'
+
+gpu-reference: $(PROGRAM)
+	@dev/gpu/reference
+
 test-gpu bench-gpu: install-for-test
 	@if [ "$(HAVE_GPU)" != yes ]; then echo "no GPU here; for a machine that has one: dev/gpu/README.md"; exit 1; fi
 	@if [ "$(HAVE_CUDA)" = yes ]; then dev/gpu/build; fi

@@ -1,27 +1,25 @@
 // co2.h: CO2 (Sun et al., ICLR 2024, arXiv 2401.16265): local steps, and an outer
 // momentum step that is applied one period late.
 //
-//   compute         | tau inner steps from b(t)      | tau inner steps from b(t+1) ...
-//   communication   | sum of b(t-1) - x(t-1)         | sum of b(t) - x(t) ...
-//                                                    ^ boundary: receives D(t-1), sends b(t) - x,
-//                                                      then x = b(t+1)
+//   compute         | tau inner steps from start(t)  | tau inner steps from start(t+1) ...
+//   communication   | sum of start(t-1) - x(t-1)     | sum of start(t) - x(t) ...
+//                                                    ^ boundary: receives D(t-1), makes b(t+1), sends
+//                                                      start(t) - x(t), then x = start(t+1)
 //
-//   D: mean over the workers of the pseudo-gradient b - x, the distance that a period of tau steps has covered
+//   x: the parameters of a worker after its tau inner steps; b: what all workers have in common
+//   D: mean over the workers of the pseudo-gradient start - x, the distance that a period has covered
 //   m = beta m + D(t-1) / Lambda
 //   b(t+1) = b(t) - alpha clip(m, phi)        b(1) = b(0): nothing has been received yet
+//   start(t+1) = b(t+1) - alpha (start(t) - x(t)) / workers         eager, the default
+//   start(t+1) = b(t+1)                                             --co2-eager off, as in the paper
 //
 // An exchange may take as long as the tau inner steps of the next period. The price is
 // that the pseudo-gradient is one period old. Lambda makes the outer step smaller to
 // allow for that; it is a constant (--co2-gap), as in the released code. At the end of a
 // run the workers wait for the last sum and apply it.
 //
-// eager (--co2-eager; Kale et al., 2025, arXiv 2502.12996): a worker need not wait for
-// its own part of the sum. It starts its next period at
-//
-//   x(t+1) = b(t+1) - alpha (start - x) / workers
-//
-// so that only the others' parts are a period late. start is where its period began, which
-// is b(t) without this. b stays the same on all workers.
+// Eager (Kale et al., 2025, arXiv 2502.12996): a worker need not wait for its own part of the
+// sum, so only the others' parts are a period late. b is the same on all workers either way.
 //
 // How to choose Lambda: let b be the distance to a minimum, of which each period covers
 // the fraction g. With alpha = 1 and beta = 0, b(t+1) = b(t) - (g / Lambda) b(t-1). If g

@@ -195,8 +195,8 @@ static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
     double most = -1;
     for (int rank = 0; rank < s->transport->size; rank++) {
         const Tally *tally = &s->tallies[rank];
-        double own =
-            kind == SPIKE_NORM ? sqrt(tally->sent_square) / tally->micro_batches : tally_mean_loss(tally);
+        double own = kind == SPIKE_NORM ? sqrt(tally->sent_square) / tally_divisor(tally, &s->problem)
+                                        : tally_mean_loss(tally);
         if (!(own > most)) { continue; }
         most = own;
         largest = rank;
@@ -269,7 +269,7 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     transport_all_gather_records(s->transport, "summary", own, s->tallies, sizeof(Tally));
     job_add_tallies(s, job);
     if (job->kind != AVERAGE) {
-        job->gradient_norm = sqrt(job->total.shard_square) / job->total.micro_batches;
+        job->gradient_norm = sqrt(job->total.shard_square) / tally_divisor(&job->total, &s->problem);
     }
     job->spike = job_judge(s, job);
     job_span_ended(s, job);
@@ -301,7 +301,7 @@ static inline void job_step(Scheduler *s, Job *job, Stream *stream) {
     float *reduced = job_buffer(s, job)->data;
     OptimizerStep step = {.gradient = reduced,
                           .casts = job->over_gradient ? NULL : casts,
-                          .divisor = job->total.micro_batches,
+                          .divisor = tally_divisor(&job->total, &s->problem),
                           .scale = clip_scale(s->settings.gradient_clip, job->gradient_norm),
                           .learning_rate = job->learning_rate,
                           .commit = true};

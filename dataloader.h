@@ -530,7 +530,7 @@ typedef enum DataChange {
 } DataChange;
 
 // What has happened to the files since they were identified; *found: to the first of
-// them. One that is gone is found once. A change moves ctime, which nothing can set back.
+// them. One that is gone is found once.
 static inline DataChange data_loader_look(DataLoader *loader, const DataFile **found) {
     for (int i = 0; i < loader->file_count; i++) {
         DataFile *file = &loader->files[i];
@@ -539,8 +539,8 @@ static inline DataChange data_loader_look(DataLoader *loader, const DataFile **f
         bool here =
             stat(file->path, &now) == 0 && now.st_ino == before->st_ino && now.st_dev == before->st_dev;
         bool same = !file->is_gone && here && now.st_size == before->st_size &&
-                    now.st_ctim.tv_sec == before->st_ctim.tv_sec &&
-                    now.st_ctim.tv_nsec == before->st_ctim.tv_nsec;
+                    file_changed_at(&now).tv_sec == file_changed_at(before).tv_sec &&
+                    file_changed_at(&now).tv_nsec == file_changed_at(before).tv_nsec;
         *found = file;
         if (same) { continue; }
         bool cut = here && now.st_size != before->st_size;

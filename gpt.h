@@ -640,16 +640,16 @@ static inline void gpt_largest(Gpt *model, Stream *stream, int count, int32_t *l
 
 // losses (rows) = cross_entropy(wte hidden, targets) of hidden states and targets (rows),
 // chunk by chunk. With gradients (NULL: none) also gradients of wte += (model->begins: =) and
-// model->branch = the gradient of the hidden state, both of the mean loss over the targets >= 0;
-// if there is none, they are 0. largest (rows): see ModelQuery; NULL: not asked for.
+// model->branch = the gradient of the hidden state, both of the sum of the losses of targets >= 0,
+// divided by all rows: so that every predicted token of a commit weighs the same (Tally). If none
+// is predicted, they are 0. largest (rows): see ModelQuery; NULL: not asked for.
 static inline void gpt_head(Gpt *model, Stream *stream, float *gradients, const Real *hidden,
                             const int32_t *targets, int rows, int32_t *largest) {
     Precision precision = model->settings.precision;
     int C = model->config.channels, V = model->config.vocabulary, stride = model->logits_stride,
-        columns = model->logits_columns,
-        counting = gradients != NULL ? targets_predicted(targets, (size_t)rows) : 0;
+        columns = model->logits_columns;
     bool trains = gradients != NULL && gpt_trains(model, GPT_WTE);
-    if (gradients != NULL && counting == 0) {
+    if (gradients != NULL && targets_predicted(targets, (size_t)rows) == 0) {
         if (trains && model->begins) {
             stream_clear(stream, gpt_gradient(model, gradients, GPT_WTE),
                          (size_t)V * (size_t)C * sizeof(float));
@@ -659,7 +659,7 @@ static inline void gpt_head(Gpt *model, Stream *stream, float *gradients, const 
     }
     const int32_t *batch = gpt_upload(model, stream, model->targets, targets, (size_t)rows);
     const Real *wte = gpt_weight(model, GPT_WTE);
-    float scale = gradients != NULL ? 1.0f / (float)counting : 0.0f;
+    float scale = gradients != NULL ? 1.0f / (float)rows : 0.0f;
     for (int first = 0; first < rows; first += model->chunk) {
         int count = rows - first < model->chunk ? rows - first : model->chunk;
         size_t offset = (size_t)first * (size_t)C;

@@ -62,14 +62,14 @@ static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm)
 static inline void inner_step_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     size_t count = s->problem.parameter_count;
-    double micro_batches = s->settings.micro_batches;
+    double divisor = tally_divisor(&s->tally, &s->problem);
     trace_begin(&s->trace, TRACE_COMPUTE, "inner step");
-    double norm = sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, count, 1, s->norm_partials)) /
-                  micro_batches;
+    double norm =
+        sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, count, 1, s->norm_partials)) / divisor;
     s->local.rate = scheduler_learning_rate(s);
     OptimizerStep step = {.gradient = s->gradients.data,
                           .casts = scheduler_copy(s),
-                          .divisor = micro_batches,
+                          .divisor = divisor,
                           .scale = clip_scale(s->settings.gradient_clip, norm),
                           .learning_rate = s->local.rate,
                           .commit = true};

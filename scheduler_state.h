@@ -47,10 +47,11 @@ typedef struct MicroBatchResult {
 typedef struct Problem {
     void *self;
     size_t parameter_count;
-    // gradients (parameter_count) += the gradient of the mean loss of this worker's
-    // micro-batch `index` (0, 1, ...) at `parameters`; with pace->begins = it: nobody clears
-    // them. The compute stream calls it, with other pointers each time. It must call pace->need
-    // before it reads parameters.
+    double tokens; // predicted in a micro-batch, where nothing is masked
+    // gradients (parameter_count) += the gradient of the summed losses of this worker's
+    // micro-batch `index` (0, 1, ...), divided by `tokens`, at `parameters`; with pace->begins =
+    // it: nobody clears them. The compute stream calls it, with other pointers each time. It must
+    // call pace->need before it reads parameters.
     MicroBatchResult (*micro_batch)(void *self, Stream *stream, uint64_t index, const void *parameters,
                                     float *gradients, const Pace *pace);
     // What a micro-batch keeps of the parameters, or NULL. A step of parameters that are the
@@ -142,9 +143,8 @@ static inline void buffers_exchange(Buffer *one, Buffer *other) {
 // The record that travels with a gradient sum. The ranks exchange their records with
 // every job and add them up in the order of ranks, so that all take the same decisions.
 //
-// A reported loss is a mean over predicted tokens; a gradient is a mean over micro-batches,
-// each of which counts the same: a token in one of which a mask leaves few weighs more, and one
-// of which it leaves none adds nothing but counts in the divisor.
+// Losses and gradients are means over the predicted tokens, however a batch is cut into
+// micro-batches and ranks (tally_divisor).
 typedef struct Tally {
     double micro_batches;
     double predicted;          // tokens
@@ -178,6 +178,13 @@ static inline void tally_add(Tally *sum, const Tally *tally) {
 
 // Nats per predicted token; NaN where none is predicted.
 static inline double tally_mean_loss(const Tally *tally) { return tally->loss / tally->predicted; }
+
+// What a sum of gradients is divided by, to be a mean over its predicted tokens: their number
+// in whole micro-batches, which is exactly the number of micro-batches where nothing is masked.
+// Without a predicted token the sum is zero and remains so.
+static inline double tally_divisor(const Tally *tally, const Problem *problem) {
+    return tally->predicted > 0 ? tally->predicted / problem->tokens : 1;
+}
 
 // COMMIT steps the optimizer. ESTIMATE makes the parameters that such a step would give.
 // COMMIT_THEN_PREDICT commits, and then spreads an estimate of the next commit. AVERAGE

@@ -336,12 +336,13 @@ static int finish_run(Run *run, bool saved) {
 }
 
 // Ends what could not be cut off; memory ends with the process.
-static void release_run(Run *run) {
+static void release_run(Run *run, int exit_code) {
     model_stop(&run->model, run->scheduler.compute);
     scheduler_stop(&run->scheduler);
     thread_pool_destroy(run->pool);
     transport_barrier(&run->transport, "end");
     placement_close(&run->placement);
+    if (exit_code != 0) { transport_let_launcher_read(&run->transport); }
     transport_close(&run->transport);
 }
 
@@ -394,7 +395,7 @@ static int command_train(Run *run) {
     Error none = {""};
     agree_or_exit(run, 0, &none); // a wish to stop that came while the checkpoint was read
     int exit_code = finish_run(run, train(run));
-    release_run(run);
+    release_run(run, exit_code);
     return exit_code;
 }
 

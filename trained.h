@@ -82,7 +82,7 @@ enum { TRAINED_WORDS = 32 }; // that a hint is chosen from, at most
 static inline bool trained_refuse_pattern(const TrainedPart *part, const char *option, const char *pattern,
                                           size_t prefix, bool projections, Error *error) {
     TrainedModule modules[TRAINED_WORDS];
-    const char *words[TRAINED_WORDS], *example = "";
+    const char *words[TRAINED_WORDS] = {NULL}, *example = "";
     char hint[NAME_HINT];
     int count = 0;
     for (int i = 0; i < part->model.count && count < TRAINED_WORDS; i++) {

@@ -14,8 +14,6 @@
 // What differs between families of models comes from the model's ModelFamily (model.h).
 #pragma once
 
-#include <sys/sendfile.h>
-
 #include "checkpoint/adapters.h"
 #include "models.h"
 
@@ -303,11 +301,15 @@ static inline float *hf_model_complete(const HfModel *model, const TrainedPart *
 
 // Copies one file. True: the copy is on disk.
 static inline bool hf_model_copy_file(const char *from, const char *to, Error *error) {
+    char block[1 << 16];
     ssize_t count = 1;
     int input = open(from, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // opening a pipe must not wait
     if (input < 0) { return error_set(error, "cannot read %.300s: %s", from, strerror(errno)); }
     int output = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    while (output >= 0 && count > 0) { count = sendfile(output, input, NULL, 1 << 30); }
+    while (output >= 0 && count > 0) {
+        count = read(input, block, sizeof block);
+        if (count > 0 && !file_write_all(output, block, (size_t)count, FILE_POSITION)) { count = -1; }
+    }
     bool good = output >= 0 ? file_finish(output, to, count == 0, error)
                             : error_set(error, "cannot write %.300s: %s", to, strerror(errno));
     close(input);

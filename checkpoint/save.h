@@ -24,6 +24,7 @@
 #pragma once
 
 #include "checkpoint/checkpoint.h"
+#include "runtime/process_limits.h"
 
 // ---- The checkpoint that is being made ------------------------------------------------
 

@@ -124,6 +124,15 @@ typedef struct Transport {
     uint64_t bytes_sent_outside; // of these, to other hosts; atomic
 } Transport;
 
+// What a rank does that is about to end with a code other than 0, so that its last words are
+// heard. Open MPI's mpirun ends a job with the first such rank; that of version 5 may then drop
+// what it has not read yet.
+static inline void transport_let_launcher_read(const Transport *transport) {
+    enum { MILLISECONDS = 200 };
+    fflush(stdout);
+    if (transport->size > 1) { sleep_seconds(1e-3 * MILLISECONDS); }
+}
+
 // Prints one line with rank, host, commit and the given text, and ends all ranks with
 // EXIT_SYSTEM_FAILURE. Does not return. Any thread may call it.
 PRINTF_LIKE(2, 3) static inline void transport_fail(Transport *transport, const char *format, ...) {
@@ -137,6 +146,7 @@ PRINTF_LIKE(2, 3) static inline void transport_fail(Transport *transport, const 
     fprintf(stderr, "train_gpt: [rank %d of %d on %s, commit %lld] %s\n", transport->rank, transport->size,
             transport->host, (long long)transport->commit, text);
     fflush(stderr);
+    transport_let_launcher_read(transport);
     if (transport->link.end != NULL) { transport->link.end(transport->link.state, EXIT_SYSTEM_FAILURE); }
     _exit(EXIT_SYSTEM_FAILURE);
 }

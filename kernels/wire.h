@@ -161,7 +161,7 @@ WIRE_FUNCTION uint8_t wire_int_code(float value, float scale) {
 // an exact multiple of the scale stays itself.
 WIRE_FUNCTION float wire_dither(uint32_t largest, uint32_t i) {
     uint32_t hash = wire_mix(largest ^ i * 0x9e3779b1u);
-    return ((float)(hash >> 20) + 0.5f) * 0x1p-12f - 0.5f;
+    return (float)((int32_t)(hash >> 19 | 1u) - 4096) * 0x1p-13f;
 }
 
 // As wire_int_code. The scale was cut, so the largest element may be a little more than 7

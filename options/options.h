@@ -6,7 +6,7 @@
 #include "rules.h"
 
 #ifndef ACCO_VERSION
-#define ACCO_VERSION "0.1.0"
+#define ACCO_VERSION "0.2.0"
 #endif
 // Facts about the build, from the Makefile; empty: not given.
 #ifndef ACCO_REVISION

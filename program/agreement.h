@@ -38,6 +38,7 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
                 bad.error.text);
     }
     placement_close(&run->placement);
+    transport_let_launcher_read(transport);
     transport_close(transport);
     exit(bad.exit_code);
 }

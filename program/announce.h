@@ -20,7 +20,7 @@ static inline void print_build_facts(FILE *file) {
     fprintf(file, "commit     %s\n", ACCO_REVISION[0] != '\0' ? ACCO_REVISION : "unknown");
     fprintf(file, "compiler   %s%s\n", is_number ? "gcc " : "", __VERSION__);
     fprintf(file, "processor  %s\n", ACCO_PROCESSOR[0] != '\0' ? ACCO_PROCESSOR : "unknown");
-    fprintf(file, "products   %s\n", matmul_library(products));
+    fprintf(file, "products   %s\n", onednn_describe(products));
     fprintf(file, "MPI        %s\n", mpi);
     fprintf(file, "CUDA       %s\n", cuda);
     fprintf(file, "NCCL       %s\n", nccl);
@@ -32,19 +32,21 @@ static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
     char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE], epochs[48] = "";
     double epoch = tokens_per_epoch(&run->data);
-    if (epoch > 0) { snprintf(epochs, sizeof epochs, " (%.4g epochs)", (double)options->tokens / epoch); }
     int ranks = run->transport.size;
     const char *commit = step_name(run->rule);
     int64_t per_commit = nominal_tokens_per_commit(run);
+    int64_t commits = (options->tokens + per_commit - 1) / per_commit;
+    // The last commit is whole, so that more may be trained than was asked for.
+    double trained = (double)(commits * per_commit);
+    if (epoch > 0) { snprintf(epochs, sizeof epochs, " (%.4g epochs)", trained / epoch); }
     // Such a rule computes beside its last exchange, and ends with one more commit of that.
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
-           "%s tokens%s are %lld %ss%s\n",
+           "%s tokens are %lld %ss%s%s\n",
            (long long)options_total_accumulate(options, ranks), ranks, plural(ranks), run->B, plural(run->B),
            run->T, human_count((double)per_commit, text), commit,
            run->scheduler.settings.adaptive ? " or more (auto: as many as fit beside the communication)" : "",
-           human_count((double)options->tokens, total), epochs,
-           (long long)((options->tokens + per_commit - 1) / per_commit), commit,
+           human_count((double)options->tokens, total), (long long)commits, commit, epochs,
            drains ? ", and one more for the gradients under way at the end" : "");
     if (run->bucket_reason[0] != '\0') {
         const Layout *layout = &run->scheduler.layout;
@@ -130,7 +132,7 @@ static inline void print_device(const Run *run) {
         return;
     }
     printf("threads    %d per rank (%s); matrix products by %s\n", threads, run->threads.reason,
-           matmul_library(products));
+           onednn_describe(products));
     const double *rates = placement->product_rates.gflops;
     if (rates[PRECISION_FP32] > 0) {
         printf("           at %.0f GFLOP/s in fp32 and %.0f in bf16%s: %s\n", rates[PRECISION_FP32],

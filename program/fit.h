@@ -5,6 +5,7 @@
 #pragma once
 
 #include "program/setup.h"
+#include "runtime/process_limits.h"
 
 // Bytes that one rank may use, 0: not known; or that it needs.
 typedef struct MemoryRoom {

@@ -13,6 +13,7 @@
 
 #include "runtime/files.h"
 #include "runtime/numbers.h"
+#include "runtime/process_limits.h"
 
 // What every rank tells the others at the start.
 typedef struct Hello {
@@ -101,82 +102,8 @@ static inline void launch_choose_threads(int mask_cores, int node_cores, int loc
     }
 }
 
-enum { CORE_LIST_SIZE = 4096, MOST_CORES = 8192 }; // Linux has no more
-
-// Whether a list of the Linux kernel, such as "0-3,8,10-11", names this core.
-static inline bool core_list_has(const char *list, long core) {
-    for (const char *at = list; at != NULL && *at != '\0'; at = strchr(at + 1, ',')) {
-        long first = -1, last = -1;
-        int ends = sscanf(at + (*at == ','), "%ld-%ld", &first, &last);
-        if (ends > 0 && first <= core && core <= (ends > 1 ? last : first)) { return true; }
-    }
-    return false;
-}
-
-// list <- the kernel's list of the hardware threads that share a core with this one, itself
-// included; false: it does not say.
-typedef bool (*SiblingLookup)(long core, char *list, int size);
-
-// How many physical cores two lists have in common: two hardware threads of one core are one,
-// because matrix products of both together are no faster than those of one.
-static inline int core_lists_physical(const char *one, const char *other, SiblingLookup lookup) {
-    char siblings[256];
-    int count = 0;
-    for (long core = 0; core < MOST_CORES; core++) {
-        if (!core_list_has(one, core) || !core_list_has(other, core)) { continue; }
-        long first = lookup(core, siblings, sizeof siblings) ? 0 : core; // of both, among the siblings
-        while (first < core && !(core_list_has(siblings, first) && core_list_has(one, first) &&
-                                 core_list_has(other, first))) {
-            first++;
-        }
-        count += first == core;
-    }
-    return count;
-}
-
-// The share of time in cgroup v2's cpu.max, "QUOTA PERIOD" in microseconds, as a number
-// of cores, rounded up; 0 for "max" or anything else: no limit.
-static inline int launch_quota_cores(const char *text) {
-    long long quota, period;
-    if (sscanf(text, "%lld %lld", &quota, &period) != 2 || quota <= 0 || period <= 0) { return 0; }
-    long long cores = quota / period + (quota % period != 0);
-    return cores > 1000000 ? 0 : (int)cores;
-}
-
-static inline bool launch_siblings(long core, char *list, int size) {
-    char path[96];
-    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%ld/topology/thread_siblings_list", core);
-    return file_read_line(path, "", list, size);
-}
-
-// Physical cores that this process may run on.
-static inline int launch_mask_cores(void) {
-    char mask[CORE_LIST_SIZE];
-    bool known = file_read_line("/proc/self/status", "Cpus_allowed_list:", mask, sizeof mask);
-    int cores = known ? core_lists_physical(mask, mask, launch_siblings) : 0;
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return cores > 0 ? cores : online < 1 ? 1 : (int)online;
-}
-
-// Physical cores of the node that all ranks may use: those online, or fewer if a
-// container limits them (its core set, its share of time). Reads the kernel's list, because
-// sysconf of some C libraries already counts only the affinity mask.
-static inline int launch_node_cores(void) {
-    char online[CORE_LIST_SIZE], allowed[CORE_LIST_SIZE], share[64];
-    bool known = file_read_line("/sys/devices/system/cpu/online", "", online, sizeof online);
-    bool limited = file_read_line("/sys/fs/cgroup/cpuset.cpus.effective", "", allowed, sizeof allowed) &&
-                   allowed[0] != '\n';
-    int cores = known ? core_lists_physical(online, limited ? allowed : online, launch_siblings) : 0;
-    if (cores < 1) { cores = (int)sysconf(_SC_NPROCESSORS_ONLN); }
-    if (file_read_line("/sys/fs/cgroup/cpu.max", "", share, sizeof share)) {
-        int quota = launch_quota_cores(share);
-        if (quota > 0 && quota < cores) { cores = quota; }
-    }
-    return cores < 1 ? 1 : cores;
-}
-
 static inline void launch_threads(int local_ranks, int asked, ThreadChoice *choice) {
-    launch_choose_threads(launch_mask_cores(), launch_node_cores(), local_ranks, asked, choice);
+    launch_choose_threads(process_cores(), machine_cores(), local_ranks, asked, choice);
 }
 
 // warning <- what to say if messages between the ranks of a node go through /dev/shm and that

@@ -72,7 +72,7 @@ static inline bool placement_choose_precision(Placement *placement, const Option
         return error_set(error,
                          "--precision bf16: %s has no products of bf16 for this processor; use fp32, and "
                          "--wire bf16 to halve the traffic",
-                         matmul_library(library));
+                         onednn_describe(library));
     }
     placement->precision = bf16 || (placement->on_gpu && !fp32) ? PRECISION_BF16 : PRECISION_FP32;
     placement->fp8 = options->products == PRODUCTS_FP8;

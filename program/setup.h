@@ -285,6 +285,7 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
     *setup->training = training;
     Problem problem = {.self = setup->training,
                        .parameter_count = training.table->parameter_count,
+                       .tokens = (double)model.B * model.T,
                        .micro_batch = training_micro_batch,
                        .copy = setup->config->family->copy(&setup->model->state),
                        .layer_begins = training.table->layer_begins,

@@ -11,7 +11,7 @@
 // died the other one does, and there are never a thousand lines. A rank that leaves in
 // order, or that has already said why the run must end, prints nothing.
 //
-// FAILURE_SIGNAL (runtime/errors.h) comes from this process itself: something that knows no
+// FAILURE_SIGNAL (runtime/system.h) comes from this process itself: something that knows no
 // ranks has failed, such as CUDA, and all ranks end at once. SIGPIPE is ignored: the log has
 // all that a reader who has gone, as behind `| head`, would have read (report_window).
 #pragma once
@@ -102,27 +102,28 @@ static inline void signal_watch_report(const SignalWatch *watch, bool first) {
                 signal_watch_lost(watch, text));
     } else if (advises && first && all_live && getenv("OMPI_COMM_WORLD_SIZE") != NULL) {
         // Open MPI's mpirun passes every wish to end on as SIGTERM, and sends SIGKILL a second
-        // later.
-        fprintf(stderr, "train_gpt: mpirun leaves its ranks one second to save; started with scripts/launch "
-                        "mpirun ..., they have all the time they need\n");
+        // later. That of version 5 has stopped to forward what ranks say by then: whoever pressed
+        // Ctrl-C is told on the terminal itself.
+        FILE *heard = getenv("PRTE_LAUNCHED") != NULL ? fopen("/dev/tty", "w") : NULL;
+        fprintf(heard != NULL ? heard : stderr,
+                "train_gpt: mpirun leaves its ranks a second or less to save; started with scripts/launch "
+                "mpirun ..., they have all the time they need\n");
+        if (heard != NULL) { fclose(heard); }
     }
 }
 
 static inline void *signal_watch_main(void *argument) {
     SignalWatch *watch = (SignalWatch *)argument;
     double interrupted = -INFINITY; // clock_seconds() of the first SIGINT
-    siginfo_t signal_info;
+    const char *failure;
     int number = 0;
     for (;;) {
-        while ((number = sigwaitinfo(&watch->signals, &signal_info)) < 0) {}
-        if (number == FAILURE_SIGNAL) {
-            // Something in this process has failed. Other processes that send the signal are not
-            // believed.
-            if (signal_info.si_code != SI_QUEUE || signal_info.si_pid != getpid()) { continue; }
-            transport_fail(watch->transport, "%s; the latest operation between ranks was: %s",
-                           (const char *)signal_info.si_value.sival_ptr,
+        number = signal_wait(&watch->signals, &failure);
+        if (failure != NULL) {
+            transport_fail(watch->transport, "%s; the latest operation between ranks was: %s", failure,
                            __atomic_load_n(&watch->transport->operation, __ATOMIC_RELAXED));
         }
+        if (number == FAILURE_SIGNAL) { continue; } // from another process, which is not believed
         bool first = !__atomic_exchange_n(&watch->stop_requested, true, __ATOMIC_RELAXED);
         double now = clock_seconds();
         if (number == SIGTERM && watch->transport->size > 1) {

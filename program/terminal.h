@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "runtime/numbers.h"
+#include "runtime/system.h"
 
 // Seconds of silence after which a line says how far the program has come, if the output is
 // no screen. While it trains there are reports, as often as the user wants them.
@@ -75,11 +76,7 @@ static inline bool terminal_is_watched(FILE *stream) {
     bool redraws = kind != NULL && kind[0] != '\0' && strcmp(kind, "dumb") != 0;
     if (!redraws || isatty(fileno(stream)) != 1) { return false; }
     if (getenv("OMPI_COMM_WORLD_SIZE") == NULL) { return true; }
-    char link[64], target[64];
-    snprintf(link, sizeof link, "/proc/%d/fd/1", (int)getppid());
-    ssize_t length = readlink(link, target, sizeof target - 1);
-    target[length > 0 ? length : 0] = '\0';
-    return strncmp(target, "/dev/pts/", 9) == 0 || strncmp(target, "/dev/tty", 8) == 0;
+    return parent_prints_to_terminal();
 }
 
 static inline void terminal_open(Terminal *terminal, FILE *stream) {

@@ -16,10 +16,6 @@
 // asked. A kernel uses the threads of its task's stream.
 #pragma once
 
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-
 #include "runtime/gpu.h"
 #include "runtime/thread_pool.h"
 #include "runtime/watermark.h"
@@ -116,27 +112,10 @@ static inline void stream_clear(Stream *stream, void *memory, size_t bytes) {
     }
 }
 
-// Lets the calling thread run as soon as it is woken, also while others keep all cores
-// busy: else it may be 3 to 10 ms late for messages. It asks for the shortest time
-// slices, which Linux schedules first from version 6.12 on; older systems ignore it.
-static inline void thread_wake_promptly(void) {
-    struct {
-        uint32_t size, policy;
-        uint64_t flags;
-        int32_t nice;
-        uint32_t priority;
-        uint64_t runtime, deadline, period; // nanoseconds
-    } attributes = {.size = sizeof attributes, .flags = 0x08, .runtime = 100000};
-    // The flag is SCHED_FLAG_KEEP_POLICY; with real-time policies it then does nothing.
-    attributes.nice = getpriority(PRIO_PROCESS, 0);
-    syscall(SYS_sched_setattr, 0, &attributes, 0);
-}
-
 static inline void *stream_main(void *argument) {
     Stream *stream = (Stream *)argument;
     gpu_enter_thread(stream->gpu);
-    // Short sleeps, for a GPU or for messages, end when they should, not 50 us later.
-    prctl(PR_SET_TIMERSLACK, 1UL);
+    thread_sleep_exactly(); // for a GPU or for messages
     if (stream->prompt) { thread_wake_promptly(); }
     for (size_t begun = 0;; begun++) {
         watermark_wait(&stream->enqueued, begun + 1);

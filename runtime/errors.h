@@ -19,6 +19,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/system.h"
+
 enum {
     EXIT_USER_MISTAKE = 2,
     EXIT_SYSTEM_FAILURE = 3,
@@ -61,19 +63,14 @@ static inline void text_join(char *text, size_t size, const char *separator, con
 
 static inline bool error_is_set(const Error *error) { return error->text[0] != '\0'; }
 
-// Carries the text of a failure from code that does not know ranks to the thread that waits
-// for signals (program/signals.h), which adds rank and commit and ends all ranks.
-#define FAILURE_SIGNAL (SIGRTMIN + 2)
-
-// Does not return. If no thread waits for FAILURE_SIGNAL it ends only this process.
+// Does not return. The text goes to the thread that waits for signals (program/signals.h), which
+// adds rank and commit and ends all ranks; where no thread does, only this process ends.
 static inline void failure_report(const char *text) {
     enum { PATIENCE = 10 }; // seconds; ending all ranks takes less than one
     sigset_t blocked;
-    union sigval value;
-    value.sival_ptr = (void *)(size_t)text;
     bool watched =
         pthread_sigmask(SIG_BLOCK, NULL, &blocked) == 0 && sigismember(&blocked, FAILURE_SIGNAL) == 1;
-    if (watched && sigqueue(getpid(), FAILURE_SIGNAL, value) == 0) { sleep(PATIENCE); }
+    if (watched && failure_send(text)) { sleep(PATIENCE); }
     fprintf(stderr, "train_gpt: %s\n", text);
     fflush(stderr);
     _exit(EXIT_SYSTEM_FAILURE);

@@ -11,15 +11,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/fs.h>
 #include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 
 #include "runtime/errors.h"
+#include "runtime/system.h"
 
 // Gives a process that was started without standard input, output or errors empty ones:
 // otherwise a file could get such a number, and then all that is printed.
@@ -34,19 +33,6 @@ static inline void files_open_standard(void) {
 static inline bool path_within(char path[PATH_MAX], const char *directory, const char *name, Error *error) {
     return snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX ||
            error_set(error, "the path of %.80s in %.200s... is too long", name, directory);
-}
-
-// line <- what follows `prefix` in the first line of a file that begins with it.
-static inline bool file_read_line(const char *path, const char *prefix, char *line, int size) {
-    FILE *file = fopen(path, "r");
-    bool found = false;
-    size_t skip = strlen(prefix);
-    while (!found && file != NULL && fgets(line, size, file) != NULL) {
-        found = strncmp(line, prefix, skip) == 0;
-    }
-    if (found) { memmove(line, line + skip, strlen(line + skip) + 1); }
-    if (file != NULL) { fclose(file); }
-    return found;
 }
 
 // Where a thread continues if the mapped file that it reads becomes shorter. A signal handler
@@ -201,7 +187,7 @@ static inline bool directory_publish(const char *temporary, const char *final, E
     if (!path_sync(temporary, error)) { return false; }
     // No moment is without either directory. It fails where there is nothing to replace,
     // which is usual, and on file systems that cannot exchange names.
-    bool exchanged = syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, final, RENAME_EXCHANGE) == 0;
+    bool exchanged = names_exchange(temporary, final);
     if (!exchanged) { tree_remove(final); }
     if (!exchanged && rename(temporary, final) != 0) {
         return error_set(error, "cannot rename %.400s to %.400s: %s", temporary, final, strerror(errno));

@@ -97,17 +97,6 @@ static inline size_t arena_class_bytes(const Arena *arena, MemoryClass memory_cl
     return bytes;
 }
 
-// Bytes to be had without swapping, within the control group's limit; 0: not known.
-static inline size_t memory_available(void) {
-    char kilobytes[128], limit[128]; // "max": none
-    bool known = file_read_line("/proc/meminfo", "MemAvailable:", kilobytes, sizeof kilobytes);
-    bool limited =
-        (file_read_line("/sys/fs/cgroup/memory.max", "", limit, sizeof limit) && limit[0] != 'm') ||
-        file_read_line("/sys/fs/cgroup/memory/memory.limit_in_bytes", "", limit, sizeof limit);
-    size_t available = known ? (size_t)strtoull(kilobytes, NULL, 10) * 1024 : 0;
-    return limited ? size_min(available, (size_t)strtoull(limit, NULL, 10)) : available;
-}
-
 static inline bool arena_refused(const char *what, size_t bytes, Error *error) {
     return error_set(
         error, "%s refused %.2f GB of memory: lower --micro-batch or --seq-len, or choose a smaller --model",
@@ -128,8 +117,7 @@ static inline bool arena_commit(Arena *arena, Error *error) {
         while (!gpu_queue_is_idle(queue)) {}
         gpu_queue_destroy(queue);
     } else {
-        void *base = mmap(NULL, arena->bytes + ARENA_ALIGNMENT, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *base = memory_map(arena->bytes + ARENA_ALIGNMENT);
         if (base == MAP_FAILED) { return arena_refused("the system", arena->bytes, error); }
         arena->base = (char *)base;
     }
@@ -143,16 +131,7 @@ static inline bool arena_commit(Arena *arena, Error *error) {
 
 // Bytes of the mapping that are in memory now; on a GPU all of it. 0: not known.
 static inline size_t arena_resident_bytes(const Arena *arena) {
-    if (arena->on_gpu) { return arena->bytes; }
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    size_t pages = (arena->bytes + page - 1) / page;
-    unsigned char *resident = (unsigned char *)malloc(pages);
-    size_t count = 0;
-    if (resident != NULL && mincore(arena->base, arena->bytes, resident) == 0) {
-        for (size_t i = 0; i < pages; i++) { count += resident[i] & 1; }
-    }
-    free(resident);
-    return count * page;
+    return arena->on_gpu ? arena->bytes : memory_resident(arena->base, arena->bytes);
 }
 
 static inline void arena_release(Arena *arena) {

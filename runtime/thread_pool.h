@@ -40,6 +40,8 @@ typedef struct ThreadPool {
 static inline void thread_pool_pause(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
 #endif
 }
 
@@ -111,10 +113,6 @@ static inline ThreadPool *thread_pool_create(int threads, bool spin) {
 
 // task(context, i, thread) for i in [0, tasks), until all are done. Not inside a task.
 static inline void thread_pool_run(ThreadPool *pool, int tasks, ThreadPoolTask task, void *context) {
-    // Hides from the compiler which task it is. Otherwise it may inline the task into the
-    // loop below and fuse multiplications and additions there that it does not fuse in
-    // the task itself: one thread would give other bits than two.
-    __asm__("" : "+r"(task));
     if (pool->threads == 1 || tasks <= 1) {
         for (int i = 0; i < tasks; i++) { task(context, i, 0); }
         return;

@@ -14,6 +14,8 @@
 #include <stdint.h>
 #include <time.h>
 
+#include "runtime/system.h"
+
 #define WATERMARK_ALL SIZE_MAX
 
 typedef struct Watermark {
@@ -23,12 +25,8 @@ typedef struct Watermark {
 } Watermark;
 
 static inline void watermark_create(Watermark *mark, size_t position) {
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&mark->mutex, NULL);
-    pthread_cond_init(&mark->moved, &attributes);
-    pthread_condattr_destroy(&attributes);
+    condition_create(&mark->moved);
     mark->position = position;
 }
 
@@ -62,7 +60,7 @@ static inline bool watermark_has_reached(Watermark *mark, size_t position) {
 static inline bool watermark_wait_at_most(Watermark *mark, size_t position, double timeout_seconds) {
     struct timespec deadline;
     int status = 0;
-    clock_gettime(CLOCK_MONOTONIC, &deadline);
+    clock_gettime(CONDITION_CLOCK, &deadline);
     deadline.tv_sec += (time_t)timeout_seconds + 1;
     pthread_mutex_lock(&mark->mutex);
     while (mark->position < position && status != ETIMEDOUT) {

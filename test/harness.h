@@ -25,6 +25,13 @@ static inline void assert_close(double value, double expected, double tolerance,
     }
 }
 
+// Ends a test that this machine cannot run. needs: what would bring it. test/run counts these
+// lines.
+static inline void leave_out(const char *needs) {
+    print_message("left out: it needs %s\n", needs);
+    skip();
+}
+
 // Calls `run` in a child process. Returns the status it ends with, as waitpid does, and
 // in `message` what it wrote to stderr, as much as fits.
 static inline int run_in_child(void (*run)(const void *context), const void *context, char *message,

@@ -11,6 +11,9 @@ Attention:
     stock      the best that transformers offers for GPT-Neo here: flash_attention_2 if it is installed, sdpa if it exists, else eager
     patched    eager's product, softmax, product replaced by one call of PyTorch's scaled_dot_product_attention; not what a user gets
                without work of his own, but what he could have
+
+Local layers get a dense mask, for which PyTorch has no fused kernel that skips what is masked. So --layers global compares models whose
+layers are all global, where is_causal lets it take its quickest.
 """
 
 import argparse
@@ -37,6 +40,7 @@ def parse_arguments():
     parser.add_argument("--seq-len", type=int, default=1024)
     parser.add_argument("--micro-batch", type=int, default=16)
     parser.add_argument("--attention", choices=("stock", "patched"), default="stock")
+    parser.add_argument("--layers", choices=("mixed", "global"), default="mixed", help="mixed: every second layer is local")
     parser.add_argument("--weights", choices=("autocast", "bf16"), default="autocast",
                         help="bf16: parameters, gradients and moments in bf16, too: less exact, and less to move")
     parser.add_argument("--mode", choices=("compiled", "eager"), default="compiled")
@@ -54,7 +58,7 @@ def make_config(arguments, attention):
     return GPTNeoConfig(
         vocab_size=preset["vocabulary"], max_position_embeddings=arguments.seq_len, hidden_size=preset["channels"],
         num_layers=preset["layers"], num_heads=preset["heads"], window_size=WINDOW,
-        attention_types=[[["global", "local"], preset["layers"] // 2]], resid_dropout=0.0, embed_dropout=0.0,
+        attention_types=[[["global", "local" if arguments.layers == "mixed" else "global"], preset["layers"] // 2]], resid_dropout=0.0, embed_dropout=0.0,
         attention_dropout=0.0, use_cache=False, attn_implementation=attention)
 
 
@@ -219,7 +223,7 @@ def describe(arguments, seconds, loss, attention, parts):
     gpu = arguments.device == "cuda"
     return {
         "peer": "transformers GPTNeoForCausalLM", "model": arguments.model, "seq_len": arguments.seq_len,
-        "micro_batch": arguments.micro_batch // parts, "accumulate": parts, "attention": attention, "weights": arguments.weights,
+        "micro_batch": arguments.micro_batch // parts, "accumulate": parts, "attention": attention, "layers": arguments.layers, "weights": arguments.weights,
         "mode": arguments.mode, "tokens_per_second": round(tokens / statistics.median(seconds), 1),
         "steps": [round(tokens / s, 1) for s in seconds], "loss": round(loss, 4),
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1) if gpu else None,

@@ -180,16 +180,14 @@ static inline void attention_matmul(float *result, int result_stride, const floa
 // Turns a row of scores into probabilities in place, 0 outside [begin, end). Returns its
 // logsumexp.
 static inline float attention_softmax(float *scores, int begin, int end, int columns) {
-    float maximum = -INFINITY, sum = 0.0f;
-#pragma omp simd reduction(max : maximum)
-    for (int j = begin; j < end; j++) { maximum = scores[j] > maximum ? scores[j] : maximum; }
-#pragma omp simd reduction(+ : sum)
-    for (int j = begin; j < end; j++) {
-        float e = vector_exp(scores[j] - maximum);
-        scores[j] = e;
-        sum += e;
-    }
-    float scale = 1.0f / sum;
+    float *row = scores + begin, sums[SUM_LANES] = {0};
+    float maximum = row_maximum(as_reals_const(row), (size_t)(end - begin), PRECISION_FP32);
+    LANE_LOOP(j, lane, (size_t)(end - begin), {
+        float e = vector_exp(row[j] - maximum);
+        row[j] = e;
+        sums[lane] += e;
+    });
+    float sum = lanes_sum(sums), scale = 1.0f / sum;
     for (int j = begin; j < end; j++) { scores[j] *= scale; }
     for (int j = 0; j < begin; j++) { scores[j] = 0.0f; }
     for (int j = end; j < columns; j++) { scores[j] = 0.0f; }
@@ -225,13 +223,13 @@ static inline void attention_forward_task(void *context, int task, int thread) {
 // sum(p dp)), both 0 outside [begin, end).
 static inline void attention_softmax_backward(float *__restrict__ scores, float *__restrict__ d_scores,
                                               float logsumexp, int begin, int end, int columns) {
-    float product = 0.0f;
-#pragma omp simd reduction(+ : product)
-    for (int j = begin; j < end; j++) {
-        float p = vector_exp(scores[j] - logsumexp);
-        scores[j] = p;
-        product += p * d_scores[j];
-    }
+    float *row = scores + begin, *d_row = d_scores + begin, products[SUM_LANES] = {0};
+    LANE_LOOP(j, lane, (size_t)(end - begin), {
+        float p = vector_exp(row[j] - logsumexp);
+        row[j] = p;
+        products[lane] = multiply_add(p, d_row[j], products[lane]);
+    });
+    float product = lanes_sum(products);
     for (int j = begin; j < end; j++) { d_scores[j] = scores[j] * (d_scores[j] - product); }
     for (int j = 0; j < begin; j++) { scores[j] = d_scores[j] = 0.0f; }
     for (int j = end; j < columns; j++) { scores[j] = d_scores[j] = 0.0f; }
@@ -299,16 +297,15 @@ static inline void attention_decode_task(void *context, int task, int thread) {
     float *scores = work->scores + (size_t)task * (size_t)work->positions, *output = work->output + head;
     for (int j = first; j <= last; j++) {
         const float *key = work->keys + (size_t)j * (size_t)C + head, *query = work->query + head;
-        float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-        for (int d = 0; d < D; d++) { sum += query[d] * key[d]; }
-        scores[j] = sum;
+        float sums[SUM_LANES] = {0};
+        LANE_LOOP(d, lane, (size_t)D, { sums[lane] = multiply_add(query[d], key[d], sums[lane]); });
+        scores[j] = lanes_sum(sums);
     }
     attention_softmax(scores, first, last + 1, last + 1);
     memset(output, 0, (size_t)D * sizeof *output);
     for (int j = first; j <= last; j++) {
         const float *value = work->values + (size_t)j * (size_t)C + head;
-        for (int d = 0; d < D; d++) { output[d] += scores[j] * value[d]; }
+        for (int d = 0; d < D; d++) { output[d] = multiply_add(scores[j], value[d], output[d]); }
     }
 }
 

@@ -8,7 +8,7 @@
 // sums of the blocks are added in order, so the result does not depend on the number of threads.
 #pragma once
 
-#include "kernels/cpu/reals.h"
+#include "kernels/cpu/vector_math.h"
 #include "runtime/device.h"
 #include "runtime/numbers.h"
 
@@ -51,10 +51,9 @@ static inline void buffer_square_task(void *context, int task, int thread) {
     const BufferWork *work = (const BufferWork *)context;
     size_t begin = (size_t)task * BUFFER_BLOCK, count = size_min(work->count - begin, BUFFER_BLOCK);
     const float *in = work->in + begin;
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (size_t i = 0; i < count; i++) { sum += (double)in[i] * (double)in[i]; }
-    work->partials[task] = sum;
+    double sums[SUM_LANES] = {0};
+    LANE_LOOP(i, lane, count, { sums[lane] += (double)in[i] * (double)in[i]; });
+    work->partials[task] = lanes_sum_doubles(sums);
 }
 
 // The sum of squares of in (count); partials (buffer_blocks(count)) is scratch.

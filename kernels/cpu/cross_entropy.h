@@ -38,19 +38,15 @@ REAL_LOOP void cross_entropy_row(const CrossEntropy *work, int row, Precision pr
     }
     size_t place = (size_t)target;
     assert(place < V);
-    float maximum = -INFINITY, chosen = real_load(logits, place, precision), sum = 0.0f;
-    // A NaN is skipped here; it comes back through the sum of exponentials.
-#pragma omp simd reduction(max : maximum)
-    for (size_t v = 0; v < V; v++) {
-        float logit = real_load(logits, v, precision);
-        maximum = logit > maximum ? logit : maximum;
-    }
-#pragma omp simd reduction(+ : sum)
-    for (size_t v = 0; v < V; v++) {
+    // A NaN is skipped by the maximum; it comes back through the sum of exponentials.
+    float chosen = real_load(logits, place, precision), maximum = row_maximum(logits, V, precision);
+    float sums[SUM_LANES] = {0};
+    LANE_LOOP(v, lane, V, {
         float e = vector_exp(real_load(logits, v, precision) - maximum);
         if (kept) { real_store(logits, v, e, precision); }
-        sum += e;
-    }
+        sums[lane] += e;
+    });
+    float sum = lanes_sum(sums);
     // The difference first: it is exact where it is small.
     work->losses[row] = logf(sum) + (maximum - chosen);
     if (work->gradient_scale == 0.0f) { return; }
@@ -63,18 +59,12 @@ REAL_LOOP void cross_entropy_row(const CrossEntropy *work, int row, Precision pr
     real_store(logits, place, p - work->gradient_scale, precision);
 }
 
-// The precision is asked for each row. With the rows inside of the loop for a format, gcc 12 fused
-// other multiplications and additions in one program than in another, and test_replay saw it.
-static inline void cross_entropy_task(void *context, int task, int thread) {
-    (void)thread;
-    const CrossEntropy *work = (const CrossEntropy *)context;
+REAL_LOOP void cross_entropy_rows(const CrossEntropy *work, int task, Precision precision) {
     int begin = task * CROSS_ENTROPY_ROWS,
         end = begin + CROSS_ENTROPY_ROWS < work->rows ? begin + CROSS_ENTROPY_ROWS : work->rows;
-    for (int row = begin; row < end; row++) { REAL_CALL(work->precision, cross_entropy_row, work, row); }
+    assert(work->stride == work->vocabulary);
+    for (int row = begin; row < end; row++) { cross_entropy_row(work, row, precision); }
 }
 
-static inline void cpu_cross_entropy(Stream *stream, const CrossEntropy *work) {
-    assert(work->stride == work->vocabulary);
-    thread_pool_run(stream->pool, (work->rows + CROSS_ENTROPY_ROWS - 1) / CROSS_ENTROPY_ROWS,
-                    cross_entropy_task, (void *)work);
-}
+REAL_KERNEL(cpu_cross_entropy, CrossEntropy, precision, cross_entropy_rows,
+            (work->rows + CROSS_ENTROPY_ROWS - 1) / CROSS_ENTROPY_ROWS)

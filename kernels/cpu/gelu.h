@@ -35,10 +35,11 @@ REAL_LOOP void gelu_forward_rows(const Gelu *work, int block, Precision precisio
         const Real *bias = work->bias;
 #pragma omp simd
         for (size_t c = 0; c < columns; c++) {
-            float x = real_load(saved, c, precision) + real_load(bias, c, precision);
-            float complement, s = vector_logistic(twice_root * x * (1.0f + 0.044715f * x * x), &complement);
+            float x = real_load(saved, c, precision) + real_load(bias, c, precision), complement;
+            float square = x * x, steepness = twice_root * multiply_add(0.134145f, square, 1.0f);
+            float s = vector_logistic(twice_root * x * multiply_add(0.044715f, square, 1.0f), &complement);
             real_store(output, c, x * s, precision);
-            real_store(saved, c, s + x * s * complement * twice_root * (1.0f + 0.134145f * x * x), precision);
+            real_store(saved, c, multiply_add(x * s * complement, steepness, s), precision);
         }
     }
 }

@@ -18,8 +18,8 @@
 // 1/stddev. Tasks and the sums over rows: row_blocks.h.
 #pragma once
 
-#include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
+#include "kernels/cpu/vector_math.h"
 
 typedef struct Layernorm {
     float *statistics;         // (rows, 2): mean, 1/stddev; written by forward, read by backward
@@ -57,19 +57,18 @@ REAL_LOOP void layernorm_forward_rows(const Layernorm *work, int block, Precisio
                 real_store(x, c, real_load(before, c, precision) + added, precision);
             }
         }
-        float sum = 0.0f, squares = 0.0f;
-#pragma omp simd reduction(+ : sum)
-        for (size_t c = 0; c < C; c++) { sum += real_load(x, c, precision); }
-        float mean = sum / (float)C;
-#pragma omp simd reduction(+ : squares)
-        for (size_t c = 0; c < C; c++) {
+        float sums[SUM_LANES] = {0}, squares[SUM_LANES] = {0};
+        LANE_LOOP(c, lane, C, { sums[lane] += real_load(x, c, precision); });
+        float mean = lanes_sum(sums) / (float)C;
+        LANE_LOOP(c, lane, C, {
             float distance = real_load(x, c, precision) - mean;
-            squares += distance * distance;
-        }
-        float scale = 1.0f / sqrtf(squares / (float)C + work->epsilon);
+            squares[lane] = multiply_add(distance, distance, squares[lane]);
+        });
+        float scale = 1.0f / sqrtf(lanes_sum(squares) / (float)C + work->epsilon);
         for (size_t c = 0; c < C; c++) {
             float n = (real_load(x, c, precision) - mean) * scale;
-            real_store(output, c, n * real_load(weight, c, precision) + real_load(bias, c, precision),
+            real_store(output, c,
+                       multiply_add(n, real_load(weight, c, precision), real_load(bias, c, precision)),
                        precision);
         }
         work->statistics[2 * (size_t)row] = mean;
@@ -89,24 +88,22 @@ REAL_LOOP void layernorm_backward_rows(const Layernorm *work, int block, Precisi
                    *d_output = real_at_const(work->d_output, place, precision), *weight = work->weight;
         Real *d_residual = real_at(work->d_residual, place, precision);
         float mean = work->statistics[2 * (size_t)row], scale = work->statistics[2 * (size_t)row + 1];
-        float sum = 0.0f, product = 0.0f;
-#pragma omp simd reduction(+ : sum, product)
-        for (size_t c = 0; c < C; c++) {
+        float sums[SUM_LANES] = {0}, products[SUM_LANES] = {0};
+        LANE_LOOP(c, lane, C, {
             float d = real_load(d_output, c, precision), n = (real_load(x, c, precision) - mean) * scale,
                   g = d * real_load(weight, c, precision);
-            sum += g;
-            product += g * n;
-            d_weight[c] += d * n;
+            sums[lane] += g;
+            products[lane] = multiply_add(g, n, products[lane]);
+            d_weight[c] = multiply_add(d, n, d_weight[c]);
             d_bias[c] += d;
-        }
-        sum /= (float)C;
-        product /= (float)C;
+        });
+        float mean_g = lanes_sum(sums) / (float)C, mean_product = lanes_sum(products) / (float)C;
         if (!work->accumulate) { memset((void *)d_residual, 0, C * precision_bytes(precision)); }
 #pragma omp simd
         for (size_t c = 0; c < C; c++) {
             float n = (real_load(x, c, precision) - mean) * scale,
                   g = real_load(d_output, c, precision) * real_load(weight, c, precision);
-            float total = real_load(d_residual, c, precision) + scale * (g - sum - n * product);
+            float total = real_load(d_residual, c, precision) + scale * (g - mean_g - n * mean_product);
             real_store(d_residual, c, total, precision);
             d_branch[c] += total;
         }

@@ -14,27 +14,13 @@
 // threads stay the only ones in the process, at the rate of oneDNN's own (make bench prints
 // both): no second pool spins while communication needs a core.
 //
-// oneDNN is kept single-threaded through the OpenMP setting of the calling thread; the
-// symbols are weak, because a oneDNN built without OpenMP does not need them. If the library
-// is absent (ACCO_NO_ONEDNN) or refuses, matmul_block_plain computes: blocked, vectorised by
-// the compiler, several times slower; the tests also compare against it. oneDNN caches what it
-// has compiled for a product of bf16: asking again in every tile costs 3 microseconds.
+// If the library (onednn.h) is absent or refuses, matmul_block_plain computes: blocked,
+// vectorised by the compiler, and 13 times slower in training; the tests also compare against it.
 #pragma once
 
-#include "kernels/cpu/reals.h"
+#include "kernels/cpu/onednn.h"
+#include "kernels/cpu/vector_math.h"
 #include "runtime/device.h"
-
-#ifndef ACCO_NO_ONEDNN
-#include <oneapi/dnnl/dnnl.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
-extern int omp_get_max_threads(void) __attribute__((weak));
-extern void omp_set_num_threads(int threads) __attribute__((weak));
-#ifdef __cplusplus
-}
-#endif
-#endif
 
 // result (M, N) = scale a (M, K) b (K, N) [+ result]. A transposed operand is stored as
 // (K, M) or (N, K). Strides are between rows as stored.
@@ -93,7 +79,7 @@ REAL_LOOP void matmul_add_block(const Matmul *work, int m0, int rows, int k0, in
             float factor =
                 work->scale * real_load(work->a, a_row * (size_t)work->a_stride + a_column, precision);
             const float *line = packed + k * MATMUL_PLAIN_BLOCK;
-            for (int n = 0; n < width; n++) { row[n] += factor * line[n]; }
+            for (int n = 0; n < width; n++) { row[n] = multiply_add(factor, line[n], row[n]); }
         }
     }
 }
@@ -128,85 +114,19 @@ static inline void matmul_block_plain(const Matmul *work) {
     }
 }
 
-#ifndef ACCO_NO_ONEDNN
-// How oneDNN sees an operand or a result: (rows, columns) of a matrix that may be stored
-// transposed.
-static inline dnnl_status_t matmul_layout(dnnl_memory_desc_t *layout, int rows, int columns, int stride,
-                                          bool transposed, Precision precision) {
-    dnnl_dims_t sides = {rows, columns}, strides = {transposed ? 1 : stride, transposed ? stride : 1};
-    return dnnl_memory_desc_init_by_strides(layout, 2, sides,
-                                            precision == PRECISION_BF16 ? dnnl_bf16 : dnnl_f32, strides);
+// One product by the library, on the calling thread. False: it has no such product on this
+// processor, or is absent.
+static inline bool matmul_block_library(const Matmul *work) {
+    OnednnMatrix a = {(void *)work->a, work->M, work->K, work->a_stride, work->a_transposed, work->precision},
+                 b = {(void *)work->b, work->K, work->N, work->b_stride, work->b_transposed, work->precision},
+                 result = {work->result,        work->M, work->N,
+                           work->result_stride, false,   work->result_precision};
+    return onednn_multiply(&a, &b, &result, work->scale, work->accumulate);
 }
-
-// oneDNN's product for these formats and this shape; NULL: it has none.
-static inline dnnl_primitive_t matmul_bf16_product(const Matmul *work, dnnl_engine_t engine,
-                                                   dnnl_memory_desc_t layouts[3]) {
-    dnnl_primitive_t product = NULL;
-    dnnl_primitive_desc_t choice = NULL;
-    dnnl_primitive_attr_t attributes = NULL;
-    dnnl_post_ops_t afterwards = NULL;
-    dnnl_matmul_desc_t wanted;
-    if (matmul_layout(&layouts[0], work->M, work->K, work->a_stride, work->a_transposed, work->precision) ==
-            dnnl_success &&
-        matmul_layout(&layouts[1], work->K, work->N, work->b_stride, work->b_transposed, work->precision) ==
-            dnnl_success &&
-        matmul_layout(&layouts[2], work->M, work->N, work->result_stride, false, work->result_precision) ==
-            dnnl_success &&
-        dnnl_matmul_desc_init(&wanted, &layouts[0], &layouts[1], NULL, &layouts[2]) == dnnl_success &&
-        dnnl_primitive_attr_create(&attributes) == dnnl_success &&
-        dnnl_primitive_attr_set_output_scales(attributes, 1, 0, &work->scale) == dnnl_success &&
-        dnnl_post_ops_create(&afterwards) == dnnl_success &&
-        (!work->accumulate || dnnl_post_ops_append_sum(afterwards, 1.0f) == dnnl_success) &&
-        dnnl_primitive_attr_set_post_ops(attributes, afterwards) == dnnl_success &&
-        dnnl_primitive_desc_create(&choice, &wanted, attributes, engine, NULL) == dnnl_success &&
-        dnnl_primitive_create(&product, choice) != dnnl_success) {
-        product = NULL;
-    }
-    dnnl_primitive_desc_destroy(choice);
-    dnnl_post_ops_destroy(afterwards);
-    dnnl_primitive_attr_destroy(attributes);
-    return product;
-}
-
-// One product of bf16 by oneDNN, on the calling thread. False: it has no such product on this
-// processor.
-static inline bool matmul_block_bf16(const Matmul *work) {
-    dnnl_engine_t engine = NULL;
-    dnnl_stream_t stream = NULL;
-    dnnl_memory_desc_t layouts[3];
-    void *data[3] = {(void *)work->a, (void *)work->b, (void *)work->result};
-    dnnl_exec_arg_t arguments[3] = {{DNNL_ARG_SRC, NULL}, {DNNL_ARG_WEIGHTS, NULL}, {DNNL_ARG_DST, NULL}};
-    dnnl_primitive_t product = NULL;
-    bool good = dnnl_engine_create(&engine, dnnl_cpu, 0) == dnnl_success &&
-                dnnl_stream_create(&stream, engine, dnnl_stream_default_flags) == dnnl_success &&
-                (product = matmul_bf16_product(work, engine, layouts)) != NULL;
-    for (int i = 0; i < 3 && good; i++) {
-        good = dnnl_memory_create(&arguments[i].memory, &layouts[i], engine, data[i]) == dnnl_success;
-    }
-    good = good && dnnl_primitive_execute(product, stream, 3, arguments) == dnnl_success &&
-           dnnl_stream_wait(stream) == dnnl_success;
-    for (int i = 0; i < 3; i++) { dnnl_memory_destroy(arguments[i].memory); }
-    dnnl_primitive_destroy(product);
-    dnnl_stream_destroy(stream);
-    dnnl_engine_destroy(engine);
-    return good;
-}
-#endif
 
 // One product on the calling thread, for use inside a task.
 static inline void matmul_block(const Matmul *work) {
-#ifndef ACCO_NO_ONEDNN
-    if (omp_set_num_threads != NULL && omp_get_max_threads() != 1) { omp_set_num_threads(1); }
-    if (work->precision == PRECISION_BF16) {
-        if (matmul_block_bf16(work)) { return; }
-    } else if (dnnl_sgemm(work->a_transposed ? 'T' : 'N', work->b_transposed ? 'T' : 'N', work->M, work->N,
-                          work->K, work->scale, real_floats_const(work->a), work->a_stride,
-                          real_floats_const(work->b), work->b_stride, work->accumulate ? 1.0f : 0.0f,
-                          real_floats(work->result), work->result_stride) == dnnl_success) {
-        return;
-    }
-#endif
-    matmul_block_plain(work);
+    if (!matmul_block_library(work)) { matmul_block_plain(work); }
 }
 
 typedef struct MatmulTiles {
@@ -288,24 +208,9 @@ static inline Matmul matmul_describe(Precision precision, Real *result, int resu
 
 // Whether the library computes products of bf16 on this processor; otherwise our own loops do.
 static inline bool matmul_has_bf16(void) {
-#ifdef ACCO_NO_ONEDNN
-    return false;
-#else
     enum { SIDE = 16 };
     float a[SIDE * SIDE] = {0}, result[SIDE * SIDE];
     Matmul work = matmul_describe(PRECISION_BF16, as_reals(result), SIDE, as_reals(a), SIDE, false,
                                   as_reals(a), SIDE, false, SIDE, SIDE, SIDE, false);
-    return matmul_block_bf16(&work);
-#endif
-}
-
-// text <- the library that computes matrix products on CPUs, for reports.
-static inline const char *matmul_library(char text[96]) {
-#ifdef ACCO_NO_ONEDNN
-    snprintf(text, 96, "our own loops, several times slower than oneDNN (make info says why it is not used)");
-#else
-    const dnnl_version_t *version = dnnl_version();
-    snprintf(text, 96, "oneDNN %d.%d.%d", version->major, version->minor, version->patch);
-#endif
-    return text;
+    return matmul_block_library(&work);
 }

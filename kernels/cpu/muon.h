@@ -32,13 +32,12 @@ REAL_LOOP float muon_element(const StepRange *range, size_t i, float *moved, Pre
 
 REAL_LOOP void muon_norm_block(const StepRange *range, int block, Precision moments) {
     size_t begin = (size_t)block * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, range->count);
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (size_t i = begin; i < end; i++) {
-        float moved, x = muon_element(range, i, &moved, moments);
-        sum += (double)x * (double)x;
-    }
-    range->partials[block] = sum;
+    double sums[SUM_LANES] = {0};
+    LANE_LOOP(i, lane, end - begin, {
+        float moved, x = muon_element(range, begin + i, &moved, moments);
+        sums[lane] += (double)x * (double)x;
+    });
+    range->partials[block] = lanes_sum_doubles(sums);
 }
 
 REAL_KERNEL(cpu_muon_norm, StepRange, moments, muon_norm_block, (int)buffer_blocks(work->count))

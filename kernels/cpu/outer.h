@@ -10,14 +10,10 @@
 //                     (Sun et al., 2024)
 //
 // All arrays are (count), fp32; the pseudo-gradient is taken in fp32 before any narrower
-// wire format rounds it. Each function is one plain loop in the calling thread, and kept out of
-// line: inlined, multiplications and additions might be fused differently at each call, and
-// the result of a run would depend on how the vector was cut.
+// wire format rounds it. Each function is one plain loop in the calling thread.
 #pragma once
 
 #include "kernels/wire.h"
-
-#define OUTER_FUNCTION __attribute__((noinline, unused)) static
 
 typedef struct NesterovStep {
     float inverse_ranks; // 1 / number of workers
@@ -34,8 +30,8 @@ typedef struct MomentumStep {
     bool eager;        // local starts with this worker's own share of the outer step to come
 } MomentumStep;
 
-OUTER_FUNCTION void cpu_outer_pseudo_gradient(float *pseudo_gradient, const float *outer, const float *local,
-                                              size_t count) {
+static inline void cpu_outer_pseudo_gradient(float *pseudo_gradient, const float *outer, const float *local,
+                                             size_t count) {
 #pragma omp simd
     for (size_t i = 0; i < count; i++) { pseudo_gradient[i] = outer[i] - local[i]; }
 }
@@ -44,8 +40,8 @@ OUTER_FUNCTION void cpu_outer_pseudo_gradient(float *pseudo_gradient, const floa
 //   momentum = mu * momentum + D
 //   outer = outer - learning_rate * (D + mu * momentum)
 //   local = alpha * local + (1 - alpha) * outer
-OUTER_FUNCTION void cpu_outer_nesterov(float *outer, float *momentum, float *local, const float *sum,
-                                       size_t count, const NesterovStep *step) {
+static inline void cpu_outer_nesterov(float *outer, float *momentum, float *local, const float *sum,
+                                      size_t count, const NesterovStep *step) {
     const float inverse = step->inverse_ranks, rate = step->learning_rate, mu = step->momentum;
     const float alpha = step->alpha, rest = 1.0f - step->alpha;
 #pragma omp simd
@@ -71,8 +67,8 @@ WIRE_FUNCTION float outer_clip(float value, float phi) {
 //   base = local = base - alpha * clip(momentum)
 //   local = local - alpha * exchange / ranks    only where eager
 // Without a sum, momentum and base stay, and only local moves.
-OUTER_FUNCTION void cpu_outer_momentum(float *base, float *momentum, float *local, float *exchange,
-                                       const float *start, size_t count, const MomentumStep *step) {
+static inline void cpu_outer_momentum(float *base, float *momentum, float *local, float *exchange,
+                                      const float *start, size_t count, const MomentumStep *step) {
     const MomentumStep s = *step;
     const float own = s.eager ? s.alpha * s.inverse_ranks : 0.0f;
 #pragma omp simd

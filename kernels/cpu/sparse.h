@@ -11,7 +11,7 @@
 #include "kernels/sparse.h"
 
 // Encodes the largest of `values` (elements), one block at most.
-OUTER_FUNCTION void cpu_sparse_encode_block(SparseBlock *block, const float *values, int elements) {
+static inline void cpu_sparse_encode_block(SparseBlock *block, const float *values, int elements) {
     uint32_t magnitudes[SPARSE_BLOCK], smallest = 0;
     int entries = sparse_entries(elements), above = 0, found = 0;
     SparseTaken taken = {{0}, {0}};
@@ -37,8 +37,8 @@ OUTER_FUNCTION void cpu_sparse_encode_block(SparseBlock *block, const float *val
 // error = beta * error + (outer - local); the blocks are what is sent of it, which leaves
 // the error. A block with a NaN or an infinity keeps all of it, so that who looks for the
 // element finds it there.
-OUTER_FUNCTION void cpu_sparse_encode(SparseBlock *blocks, float *error, const float *outer,
-                                      const float *local, size_t count, float beta) {
+static inline void cpu_sparse_encode(SparseBlock *blocks, float *error, const float *outer,
+                                     const float *local, size_t count, float beta) {
     for (size_t i = 0; i < count; i++) { error[i] = sparse_feed_back(error[i], outer[i], local[i], beta); }
     for (size_t begin = 0; begin < count; begin += SPARSE_BLOCK) {
         SparseBlock *block = blocks + begin / SPARSE_BLOCK;
@@ -57,9 +57,9 @@ OUTER_FUNCTION void cpu_sparse_encode(SparseBlock *blocks, float *error, const f
 // NULL where a worker's own parameters do not keep what it has not sent.
 // Rank r's blocks begin r * stride behind `blocks`. Sums start from 0 and are taken in the
 // order of ranks.
-OUTER_FUNCTION void cpu_sparse_apply(float *outer, float *local, const float *sent, const float *error,
-                                     const SparseBlock *blocks, size_t stride, size_t count,
-                                     const SparseStep *step) {
+static inline void cpu_sparse_apply(float *outer, float *local, const float *sent, const float *error,
+                                    const SparseBlock *blocks, size_t stride, size_t count,
+                                    const SparseStep *step) {
     const SparseStep s = *step;
     for (size_t begin = 0; begin < count; begin += SPARSE_BLOCK) {
         float sum[SPARSE_BLOCK] = {0};

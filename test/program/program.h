@@ -34,6 +34,7 @@ enum { STAGE_PROGRAMS = 18, STAGE_COMMAND_SIZE = 8192, STAGE_PATH_SIZE = 1024, P
 typedef struct Stage {
     char directory[STAGE_PATH_SIZE / 2]; // absolute; removed at the end
     char binary[STAGE_PATH_SIZE], launcher[STAGE_PATH_SIZE], root[STAGE_PATH_SIZE];
+    char terminal[64]; // what programs have as their terminal, beside the files; "": none
     bool has_mpi;
     int count;                     // programs and directories made so far: numbers their names
     pid_t running[STAGE_PROGRAMS]; // 0: a free place
@@ -53,6 +54,12 @@ typedef struct Outcome {
     char *output, *errors;
 } Outcome;
 
+// The rank of a process, as Open MPI and MPICH tell it; and what begins the command of a rank that
+// works in rank-0, rank-1 and so on. (The mpirun of Open MPI 5.0.7 crashes where ranks are given
+// commands of their own with ':'.)
+#define RANK_IN_SHELL "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
+#define IN_DIRECTORY_OF_RANK "sh -c 'cd rank-" RANK_IN_SHELL " && exec \"$0\" \"$@\"' "
+
 // How a command is started, beyond the command itself. All zero: in the stage's
 // directory, without limits.
 typedef struct Setting {
@@ -61,6 +68,7 @@ typedef struct Setting {
     // A write beyond the limit fails instead of killing the process. Every rank ignores
     // the signal for itself, because mpirun does not pass on what it ignores.
     bool ignore_xfsz;
+    const char *second;       // arguments of rank 1, without quotation marks; NULL: those of rank 0
     const char *tasks, *task; // SLURM_STEP_NUM_TASKS and SLURM_PROCID; NULL: not set
     size_t stack_bytes;       // RLIMIT_STACK, the size of a new thread's stack; 0: as it is
     int early_signal;         // has already come when the program begins, and is blocked; 0: none
@@ -205,11 +213,8 @@ static inline void stage_close(Stage *stage) {
     assert_int_equal(system(command), 0);
 }
 
-// Skips the test where there is no MPI.
 static inline void stage_need_mpi(const Stage *stage) {
-    if (stage->has_mpi) { return; }
-    print_message("no MPI here: left out\n");
-    skip();
+    if (!stage->has_mpi) { leave_out("MPI (Debian: libopenmpi-dev openmpi-bin)"); }
 }
 
 // For tests whose state is the stage itself:
@@ -241,12 +246,16 @@ static inline int stage_end_test(void **state) {
 
 // In the child, between fork and exec. The file limit comes last, so that it cannot hit
 // what is written before exec.
-static inline void program_become(const Program *program, const char *directory, const Setting *setting,
+static inline void program_become(const Stage *stage, const Program *program, const Setting *setting,
                                   const char *command) {
+    const char *directory = setting->directory != NULL ? setting->directory : stage->directory;
+    // Whoever leads a session gets the terminal that it opens.
+    bool seated =
+        stage->terminal[0] == '\0' ? setpgid(0, 0) == 0 : setsid() > 0 && open(stage->terminal, O_RDWR) >= 0;
     int in = open("/dev/null", O_RDONLY),
         out = open(program->output_path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
     int errors = open(program->error_path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    bool ready = setpgid(0, 0) == 0 && chdir(directory) == 0 && dup2(in, 0) == 0 && dup2(out, 1) == 1 &&
+    bool ready = seated && chdir(directory) == 0 && dup2(in, 0) == 0 && dup2(out, 1) == 1 &&
                  dup2(errors, 2) == 2 && mkdir(program->scratch_path, 0777) == 0 &&
                  setenv("TMPDIR", program->scratch_path, 1) == 0;
     if (setting->tasks != NULL) { ready = ready && setenv("SLURM_STEP_NUM_TASKS", setting->tasks, 1) == 0; }
@@ -284,7 +293,13 @@ static inline Program program_start(Stage *stage, int ranks, const Setting *sett
     while (place < STAGE_PROGRAMS && stage->running[place] != 0) { place++; }
     assert_true(place < STAGE_PROGRAMS);
     if (ranks > 0) { snprintf(launcher, sizeof launcher, "%s -np %d ", stage->launcher, ranks); }
-    const char *shell = setting->ignore_xfsz ? "sh -c 'trap \"\" XFSZ; exec \"$0\" \"$@\"' " : "";
+    char shell[STAGE_COMMAND_SIZE] = "";
+    if (setting->ignore_xfsz) {
+        strcpy(shell, "sh -c 'trap \"\" XFSZ; exec \"$0\" \"$@\"' ");
+    } else if (setting->second != NULL) {
+        snprintf(shell, sizeof shell, "sh -c '[ " RANK_IN_SHELL " = 0 ] || set -- %s; exec \"$0\" \"$@\"' ",
+                 setting->second);
+    }
     snprintf(command, sizeof command, "exec %s%s'%s' %s", launcher, shell, stage->binary, arguments);
     snprintf(name, sizeof name, "output-%d", ++stage->count);
     stage_path(stage, name, program.output_path);
@@ -294,9 +309,9 @@ static inline Program program_start(Stage *stage, int ranks, const Setting *sett
     stage_path(stage, name, program.scratch_path);
     program.pid = fork();
     assert_true(program.pid >= 0);
-    const char *directory = setting->directory != NULL ? setting->directory : stage->directory;
-    if (program.pid == 0) { program_become(&program, directory, setting, command); }
-    setpgid(program.pid, program.pid); // the child does the same: one of the two is first
+    if (program.pid == 0) { program_become(stage, &program, setting, command); }
+    // The child does the same, and one of the two is first. With a terminal it leads a session.
+    if (stage->terminal[0] == '\0') { setpgid(program.pid, program.pid); }
     stage->running[place] = program.pid;
     return program;
 }

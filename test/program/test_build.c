@@ -101,6 +101,8 @@ static void wishes_reach_the_program_for_cpus(void **state) {
     text_check(line, "-Wl,-rpath,mine", "linking");
     text_check(line, "-lfrom-mpicc -Lmpi/lib -Wl,-rpath,mpi/lib", "linking");
     shell(stage, "grep -qx 'MPIRUN := mpi/bin/mpirun' build/config.mk");
+    build(stage, ON_CPUS "MPICC=mpi/bin/mpicc.other ");
+    shell(stage, "grep -qx 'MPIRUN := mpi/bin/mpirun.other' build/config.mk");
 }
 
 static void wishes_reach_the_program_for_gpus(void **state) {
@@ -138,6 +140,8 @@ static void what_is_missing_is_named(void **state) {
     Stage *stage = stage_of(state);
     expect_failure(stage, "CC=nonexistent CXX=./c++ CUDA=0", "no C compiler that works as 'nonexistent'",
                    "jansson");
+    expect_failure(stage, "CC=nonexistent CXX=./c++ CUDA=0 ARCH_FLAGS=-march=some",
+                   "no C compiler that works as 'nonexistent'", "does not know");
     expect_failure(stage, FAKES "CUDA=1 NVCC=/nope", "there is no NVCC=/nope", "-c train_gpt.cu");
     expect_failure(stage, FAKES "train_gpt_cuda NVCC=/nope", "there is no NVCC=/nope", "127");
     expect_failure(stage, FAKES "CUDA=1 CUDA_HOME=/nope", "CUDA_HOME=/nope has no bin/nvcc", "127");
@@ -150,11 +154,13 @@ static void what_is_missing_is_named(void **state) {
 static void make_installs_and_explains(void **state) {
     Stage *stage = stage_of(state);
     build(stage, ON_CPUS "install PREFIX=there");
-    shell(stage, "test -x there/bin/train_gpt");
+    shell(stage, "test -x there/bin/train_gpt && test -f there/share/man/man1/train_gpt.1 && "
+                 "there/bin/acco-launch echo launched > launched && grep -q launched launched && "
+                 "{ there/bin/acco-keep-going 2> usage; grep -q HOSTFILE usage; }");
     build(stage, ON_CPUS "install PREFIX=\"over there\"");
     shell(stage, "test -x 'over there/bin/train_gpt'");
     run(stage, "make uninstall PREFIX=\"over there\"");
-    shell(stage, "test ! -e 'over there/bin/train_gpt'");
+    shell(stage, "test -z \"$(find 'over there' -type f -o -type l)\"");
     Outcome outcome = run(stage, "make help");
     outcome_check(&outcome, 0, "make help");
     text_check(outcome.output, "make CUDA=1", "make help");
@@ -264,11 +270,12 @@ static int open_stage(void **state) {
     snprintf(stage.binary, sizeof stage.binary, "/bin/sh");
     shell(&stage,
           "cp -r '%s/Makefile' '%s/scripts' . && mkdir -p bin mpi/bin mpi/lib toolkit/bin toolkit/lib64 "
-          "nccl/lib plan && : > plan/page.html",
+          "nccl/lib plan kernels/cpu && : > plan/page.html && : > kernels/cpu/onednn.h",
           stage.root, stage.root);
     stage_write(&stage, "cc", compiler);
     stage_write(&stage, "train_gpt.cu", "");
     shell(&stage, "chmod +x cc && for name in c++ other nvcc toolkit/bin/nvcc mpi/bin/mpicc mpi/bin/mpirun "
+                  "mpi/bin/mpicc.other mpi/bin/mpirun.other "
                   "bin/mpicc; do cp cc $name; done");
     *state = &stage;
     return 0;

@@ -106,8 +106,8 @@ static void what_is_no_chat_is_refused(void **state) {
         "{\"first\": \"ab\", \"next\": [\"a\", \"b\"], \"end\": \"<|end|>\"}",
         "{\"first\": [\"a\", \"b\"], \"next\": null, \"end\": \"<|end|>\"}",
         "{\"first\": [\"a\", \"b\"], \"next\": [\"a\", \"b\"], \"end\": \"<|end|>\", \"system\": []}",
-        "{\"first\": [\"a\", \"b\"], \"next\": [\"a\", \"b\"], \"end\": \"<|end|>\", \"system\": [\"a\", "
-        "\"b\"]}",
+        ("{\"first\": [\"a\", \"b\"], \"next\": [\"a\", \"b\"], \"end\": \"<|end|>\", \"system\": [\"a\", "
+         "\"b\"]}"),
         "{\"first\": [\"a\", \"b\\u0000\"], \"next\": [\"a\", \"b\"], \"end\": \"<|end|>\"}",
     };
     Stage *stage = stage_of(state);

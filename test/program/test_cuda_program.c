@@ -357,7 +357,7 @@ static void hosts_with_other_models_are_refused(void **state) {
         snprintf(link, sizeof link, "rank-%d/model", rank);
         assert_int_equal(symlink(target, stage_path(stage, link, path)), 0);
     }
-    snprintf(text, sizeof text, "#!/bin/sh\ncd rank-$OMPI_COMM_WORLD_RANK && exec %.1000s \"$@\"\n",
+    snprintf(text, sizeof text, "#!/bin/sh\ncd rank-" RANK_IN_SHELL " && exec %.1000s \"$@\"\n",
              stage->binary);
     stage_write(stage, "script", text);
     assert_int_equal(chmod(stage_path(stage, "script", path), 0777), 0);

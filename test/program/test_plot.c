@@ -97,9 +97,7 @@ static const char *drawn(const char *name) {
 }
 
 static void need_gnuplot(void) {
-    if (has_gnuplot) { return; }
-    print_message("there is no gnuplot here: skipped\n");
-    skip();
+    if (!has_gnuplot) { leave_out("gnuplot (Debian: gnuplot-nox)"); }
 }
 
 // How many line segments curve number `which` in `colour` has in a panel: its points

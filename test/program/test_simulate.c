@@ -15,10 +15,7 @@ static Outcome simulate(const char *arguments, int exit_code) {
 
 static const char *simulated(const char *name) {
     char path[STAGE_PATH_SIZE];
-    if (!has_gnuplot) {
-        print_message("there is no gnuplot here: skipped\n");
-        skip();
-    }
+    if (!has_gnuplot) { leave_out("gnuplot (Debian: gnuplot-nox)"); }
     if (access(stage_path(&stage, "out", path), F_OK) != 0) { simulate("out --coarse", 0); }
     const char *text = stage_read_text(&stage, stage_path(&stage, name, path));
     if (text == NULL) { fail_msg("there is no %s", name); }

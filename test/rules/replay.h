@@ -25,6 +25,7 @@
 #include "optimizer.h"
 #include "runtime/memory.h"
 #include "runtime/numbers.h"
+#include "scheduler_state.h"
 #include "spike.h"
 #include "test/sgd.h"
 
@@ -42,9 +43,11 @@ typedef struct ReplayUpdate {
 typedef struct ReplayProblem {
     void *self;
     size_t parameter_count;
+    double tokens; // predicted in a micro-batch, where nothing is masked
     // gradients (parameter_count) += the gradient of micro-batch `index` (0, 1, ...) of
-    // `worker` at `parameters`. Returns its mean loss.
-    double (*micro_batch)(void *self, int worker, uint64_t index, const float *parameters, float *gradients);
+    // `worker` at `parameters`: of the sum of its losses, divided by `tokens`.
+    MicroBatchResult (*micro_batch)(void *self, int worker, uint64_t index, const float *parameters,
+                                    float *gradients);
     void (*updated)(void *self, const ReplayUpdate *update); // NULL: not wanted
 } ReplayProblem;
 
@@ -95,7 +98,7 @@ typedef struct ReplayState {
 
 typedef struct ReplayWorker {
     float *gradients;       // accumulator
-    double loss;            // sum over the micro-batches in it
+    double predicted, loss; // sums over the micro-batches in it
     uint64_t micro_batches; // so far
     // Local rules.
     ReplayState state;
@@ -107,8 +110,8 @@ typedef struct ReplayWorker {
 } ReplayWorker;
 
 typedef struct ReplayTotal {
-    float *sum;         // of the accumulators of all workers
-    double count, loss; // of the micro-batches in it
+    float *sum;                    // of the accumulators of all workers
+    double count, predicted, loss; // of the micro-batches in it
 } ReplayTotal;
 
 typedef struct Replay {
@@ -266,15 +269,22 @@ static inline void replay_through_wire(Replay *replay, const Layout *layout, Wir
 static inline void replay_accumulate(Replay *replay, int worker, const float *parameters, int count) {
     ReplayWorker *w = &replay->workers[worker];
     for (int i = 0; i < count; i++) {
-        w->loss += replay->problem.micro_batch(replay->problem.self, worker, w->micro_batches++, parameters,
-                                               w->gradients);
+        MicroBatchResult result = replay->problem.micro_batch(replay->problem.self, worker,
+                                                              w->micro_batches++, parameters, w->gradients);
+        w->predicted += result.predicted;
+        w->loss += result.loss * result.predicted;
     }
     replay->held += count;
 }
 
 static inline void replay_clear(Replay *replay, int worker) {
     memset(replay->workers[worker].gradients, 0, replay->padded * sizeof(float));
-    replay->workers[worker].loss = 0;
+    replay->workers[worker].predicted = replay->workers[worker].loss = 0;
+}
+
+// The mean over the predicted tokens is the sum divided by this.
+static inline double replay_divisor(const Replay *replay, double predicted) {
+    return predicted > 0 ? predicted / replay->problem.tokens : 1;
 }
 
 static inline double replay_scale(const Replay *replay, double norm) {
@@ -370,8 +380,9 @@ static inline void replay_add_worker(Replay *replay, const Layout *layout, WireF
 // total <- the sum over the accumulators of all workers.
 static inline void replay_add_up(Replay *replay, ReplayTotal *total, WireFormat wire) {
     memset(total->sum, 0, replay->padded * sizeof(float));
-    total->loss = 0;
+    total->predicted = total->loss = 0;
     for (int worker = 0; worker < replay->settings.workers; worker++) {
+        total->predicted += replay->workers[worker].predicted;
         total->loss += replay->workers[worker].loss;
         replay_add_worker(replay, &replay->layout, wire, worker, replay->workers[worker].gradients,
                           total->sum);
@@ -397,7 +408,7 @@ static inline double replay_norm(Replay *replay, const ReplayTotal *total) {
         }
         squares += own;
     }
-    return sqrt(squares) / total->count;
+    return sqrt(squares) / replay_divisor(replay, total->predicted);
 }
 
 static inline bool replay_is_replicated(const Replay *replay) {
@@ -413,14 +424,15 @@ static inline bool replay_step(Replay *replay, ReplayTotal *total, double rate, 
     }
     double norm = replay_norm(replay, total);
     if (!isfinite(norm) || (commit && spike_judge_both(&replay->norms, &replay->losses, norm,
-                                                       total->loss / total->count) != SPIKE_NONE)) {
+                                                       total->loss / total->predicted) != SPIKE_NONE)) {
         memcpy(replay->stepped, replay->state.master, replay->padded * sizeof(float));
         return false;
     }
     replay->gradient_norm = norm;
     replay->learning_rate = rate;
-    replay_optimize(replay, &replay->state, total->sum, replay->stepped, total->count,
-                    replay_scale(replay, replay->gradient_norm), rate, commit);
+    replay_optimize(replay, &replay->state, total->sum, replay->stepped,
+                    replay_divisor(replay, total->predicted), replay_scale(replay, replay->gradient_norm),
+                    rate, commit);
     return true;
 }
 
@@ -564,13 +576,13 @@ static inline void replay_inner_step(Replay *replay) {
         replay_accumulate(replay, i, worker->state.master, settings->accumulate[i]);
         double square = cpu_buffer_sum_of_squares(&replay->stream, worker->gradients,
                                                   replay->problem.parameter_count, replay->partials);
-        double norm = sqrt(square) / settings->accumulate[i];
-        double loss = worker->loss / settings->accumulate[i];
+        double divisor = replay_divisor(replay, worker->predicted);
+        double norm = sqrt(square) / divisor, loss = worker->loss / worker->predicted;
         if (!isfinite(norm) || spike_judge_both(&worker->norms, &worker->losses, norm, loss) != SPIKE_NONE) {
             worker->state.steps++;
         } else {
-            replay_optimize(replay, &worker->state, worker->gradients, worker->state.master,
-                            settings->accumulate[i], replay_scale(replay, norm), rate, true);
+            replay_optimize(replay, &worker->state, worker->gradients, worker->state.master, divisor,
+                            replay_scale(replay, norm), rate, true);
         }
         replay_clear(replay, i);
         if (i == 0) { replay->gradient_norm = norm; }

@@ -28,7 +28,8 @@ enum {
     MAX_LOOKS = MAX_COMMITS + 2,
     MAX_SEEN = 64,
     MAX_SNAPSHOTS = 24,
-    LAYERS = 5
+    LAYERS = 5,
+    NOISY_TOKENS = 8 // of a masked micro-batch
 };
 
 // ---- One run: what to do, and what came out -------------------------------------------
@@ -63,6 +64,7 @@ typedef struct RunSpec {
     bool snapshots;       // keep the parameters at which every micro-batch was computed
     bool counts_spans;    // fill in RunResult::kept
     Poison poison;
+    bool masked; // the noisy problem predicts between none and all of NOISY_TOKENS in a micro-batch
     double chaos_seconds, link_bytes_per_second;
     size_t message;     // elements of a message, a multiple of LAYOUT_BLOCK; 0: what the transport takes
     int ranks_per_host; // 0: every rank by itself
@@ -147,6 +149,7 @@ static inline void bench_open(Bench *bench, const RunSpec *spec, Transport *tran
     settings.first_round = first > 0 ? first : settings.round_a;
     Problem problem = {.self = &bench->problem,
                        .parameter_count = spec->parameter_count,
+                       .tokens = spec->masked ? NOISY_TOKENS : 1,
                        .micro_batch = bench_micro_batch,
                        .layer_begins = spec->layer_begins,
                        .layer_count = spec->layer_count};
@@ -489,6 +492,13 @@ static inline MicroBatchResult noisy_micro_batch(void *self, Stream *stream, uin
     uint64_t seed = random_hash((uint64_t)problem->rank + 1, index);
     Random pauses = {seed};
     MicroBatchResult result = {noisy_forward(problem, seed, parameters, pace, &pauses), 0.0, 1};
+    if (problem->spec->masked) {
+        result.predicted = (double)(random_mix(seed) % (NOISY_TOKENS + 1));
+        if (result.predicted == 0) { result.loss = 0; }
+        for (size_t i = 0; i < problem->spec->parameter_count; i++) {
+            problem->differences[i] *= (float)result.predicted / NOISY_TOKENS;
+        }
+    }
     if (problem->result != NULL && problem->spec->snapshots && index < MAX_SNAPSHOTS) {
         problem->result->snapshots[index] = copy_floats(parameters, problem->spec->parameter_count);
     }

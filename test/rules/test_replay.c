@@ -34,8 +34,8 @@ typedef struct Hand {
     double gradients_done;
 } Hand;
 
-static double hand_micro_batch(void *self, int worker, uint64_t index, const float *parameters,
-                               float *gradients) {
+static MicroBatchResult hand_micro_batch(void *self, int worker, uint64_t index, const float *parameters,
+                                         float *gradients) {
     Hand *hand = (Hand *)self;
     assert_true(index == (uint64_t)hand->evaluation_count[worker] && index < HAND_EVALUATIONS);
     for (int i = 0; i < hand->element_count; i++) {
@@ -43,7 +43,7 @@ static double hand_micro_batch(void *self, int worker, uint64_t index, const flo
         gradients[i] += hand->gradient(worker, index, i, parameters[i]);
     }
     hand->evaluation_count[worker]++;
-    return 0;
+    return (MicroBatchResult){.predicted = 1};
 }
 
 static void hand_updated(void *self, const ReplayUpdate *update) {
@@ -54,7 +54,7 @@ static void hand_updated(void *self, const ReplayUpdate *update) {
 }
 
 static void hand_train(Hand *hand, const ReplaySettings *settings, float start) {
-    ReplayProblem problem = {hand, (size_t)hand->element_count, hand_micro_batch, hand_updated};
+    ReplayProblem problem = {hand, (size_t)hand->element_count, 1, hand_micro_batch, hand_updated};
     for (int i = 0; i < hand->element_count; i++) { hand->end[i] = start; }
     hand->gradients_done = replay_run(settings, &problem, hand->end);
 }
@@ -496,16 +496,19 @@ typedef struct Rerun {
     int update_count;
 } Rerun;
 
-static double rerun_micro_batch(void *self, int worker, uint64_t index, const float *parameters,
-                                float *gradients) {
+static MicroBatchResult rerun_micro_batch(void *self, int worker, uint64_t index, const float *parameters,
+                                          float *gradients) {
     Rerun *rerun = (Rerun *)self;
     uint64_t first = (index * (uint64_t)rerun->logged.ranks + (uint64_t)worker) * (uint64_t)rerun->B;
     double perfect;
     Error error = {""};
     assert_true(data_loader_fill(&rerun->data, DATA_TRAINING, first, rerun->B, rerun->tokens, rerun->targets,
                                  &perfect, &error));
-    return gpt_loss_and_gradients(&rerun->model, &rerun->stream, parameters, gradients, rerun->tokens,
-                                  rerun->targets, NULL);
+    float loss = gpt_loss_and_gradients(&rerun->model, &rerun->stream, parameters, gradients, rerun->tokens,
+                                        rerun->targets, NULL);
+    MicroBatchResult result = {(double)loss, perfect,
+                               targets_predicted(rerun->targets, (size_t)rerun->B * (size_t)rerun->T)};
+    return result;
 }
 
 static void rerun_updated(void *self, const ReplayUpdate *update) {
@@ -773,7 +776,7 @@ static void expect_same_bits(Stage *stage, const ReplayCase *c) {
     ReplaySettings settings = read_settings(&rerun.logged, rerun.B * rerun.T);
     rerun_label(&rerun, &settings);
     size_t count = rerun.part.table.parameter_count;
-    ReplayProblem problem = {&rerun, count, rerun_micro_batch, rerun_updated};
+    ReplayProblem problem = {&rerun, count, rerun.B * rerun.T, rerun_micro_batch, rerun_updated};
     double gradients = replay_run(&settings, &problem, rerun.parameters);
     if (!replay_rule_find(settings.rule)->local) { expect_commits(events, &rerun, training.what); }
     expect_logged(end, "tokens", gradients * rerun.B * rerun.T, training.what);

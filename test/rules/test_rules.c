@@ -915,10 +915,10 @@ typedef struct Reference {
     int update_count;
 } Reference;
 
-static double reference_micro_batch(void *self, int worker, uint64_t index, const float *parameters,
-                                    float *gradients) {
+static MicroBatchResult reference_micro_batch(void *self, int worker, uint64_t index, const float *parameters,
+                                              float *gradients) {
     Reference *reference = (Reference *)self;
-    return noisy_micro_batch(&reference->problems[worker], NULL, index, parameters, gradients, NULL).loss;
+    return noisy_micro_batch(&reference->problems[worker], NULL, index, parameters, gradients, NULL);
 }
 
 static void reference_updated(void *self, const ReplayUpdate *update) {
@@ -1084,6 +1084,7 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
     settings->bucket_bytes = (size_t)(draw(random, 0, 3) * 1000);
     spec.message = draw(random, 0, 1) == 1 ? 256 : 0;
     spec.parts = draw(random, 1, 4);
+    spec.masked = draw(random, 0, 1) == 1;
     spec.start_step = 1e-4f;
     spec.commits = MAX_COMMITS;
     return spec;
@@ -1149,7 +1150,8 @@ static void check_draw(const RunSpec *spec, int ranks, int number, LeftOut *left
     ReplaySettings settings = replay_settings_of(spec, ranks);
     settings.decays = decays;
     settings.fragment_of = fragment_of;
-    ReplayProblem problem = {reference, count, reference_micro_batch, reference_updated};
+    ReplayProblem problem = {reference, count, reference->spec->masked ? NOISY_TOKENS : 1,
+                             reference_micro_batch, reference_updated};
     double gradients_done = replay_run(&settings, &problem, parameters);
     for (int rank = 0; rank < ranks; rank++) {
         if (!have_rank(rank)) { continue; }

@@ -281,7 +281,7 @@ static void the_rank_with_the_largest_mean_is_named(void **state) {
     memset(&transport, 0, sizeof transport);
     memset(tallies, 0, sizeof tallies);
     static const double micro_batches[] = {6, 2, 3}, predicted[] = {60, 20, 0}, losses[] = {180, 80, 0},
-                        norms[] = {6, 4, 3};
+                        norms[] = {6, 4, 0}; // of means: 1, 2, and none
     for (int rank = 0; rank < 3; rank++) {
         tallies[rank].micro_batches = micro_batches[rank];
         tallies[rank].predicted = predicted[rank];
@@ -292,6 +292,7 @@ static void the_rank_with_the_largest_mean_is_named(void **state) {
     transport.size = 3;
     s->transport = &transport;
     s->tallies = tallies;
+    s->problem.tokens = 10;
     assert_int_equal(job_largest_rank(s, SPIKE_NORM), 1);
     assert_int_equal(job_largest_rank(s, SPIKE_HIGH_LOSS), 1);
     free(s);

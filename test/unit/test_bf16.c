@@ -130,6 +130,38 @@ static void the_plain_loops_are_those_of_the_library(void **state) {
     }
 }
 
+// What the library multiplies in bf16, it multiplies in fp32 through the same calls, on every
+// processor. The scale, what is added to, the strides and the layouts must arrive. Elements
+// between the rows of a result stay as they are.
+static void a_described_product_is_that_of_the_plain_loops(void **state) {
+    (void)state;
+#ifdef ACCO_NO_ONEDNN
+    skip();
+#else
+    enum { M = 37, N = 29, K = 53, GAP = 3, STRIDE = N + GAP };
+    for (int kind = 0; kind < 16; kind++) {
+        bool a_transposed = (kind & 1) != 0, b_transposed = (kind & 2) != 0, adds = (kind & 4) != 0;
+        Both a = both_new(K * (M + GAP) + M * (K + GAP)), b = both_new(K * (N + GAP) + N * (K + GAP)),
+             expected = both_new(M * STRIDE);
+        float got[M * STRIDE];
+        memcpy(got, expected.floats, sizeof got);
+        Matmul work = matmul_describe(PRECISION_FP32, as_reals(expected.floats), STRIDE, as_reals(a.floats),
+                                      (a_transposed ? M : K) + GAP, a_transposed, as_reals(b.floats),
+                                      (b_transposed ? K : N) + GAP, b_transposed, M, N, K, adds);
+        work.scale = (kind & 8) != 0 ? 0.125f : 1.0f;
+        OnednnMatrix left = {a.floats, M, K, work.a_stride, a_transposed, PRECISION_FP32},
+                     right = {b.floats, K, N, work.b_stride, b_transposed, PRECISION_FP32},
+                     result = {got, M, N, STRIDE, false, PRECISION_FP32};
+        assert_true(onednn_multiply_any(&left, &right, &result, work.scale, adds));
+        matmul_block_plain(&work);
+        check_sums("described product", got, expected.floats, M * STRIDE, 1e-4);
+        both_free(&a);
+        both_free(&b);
+        both_free(&expected);
+    }
+#endif
+}
+
 // ---- Layers ---------------------------------------------------------------------------
 
 static void layernorms_round_what_they_store(void **state) {
@@ -402,6 +434,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_are_rounded_once),
         cmocka_unit_test(the_plain_loops_are_those_of_the_library),
+        cmocka_unit_test(a_described_product_is_that_of_the_plain_loops),
         cmocka_unit_test(layernorms_round_what_they_store),
         cmocka_unit_test(gelus_round_what_they_store),
         cmocka_unit_test(embeddings_are_rounded_once),

@@ -1,17 +1,7 @@
 // test_dataloader.c: every source gives the tokens that are in it, in an order that
 // depends only on (seed, index); every bad input gives one clear sentence; no bytes crash
 // the loader. All files are made here, in a temporary directory.
-#include <math.h>
-#include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "test/harness.h"
 
 #include "dataloader.h"
 #include "training_problem.h"
@@ -581,10 +571,7 @@ static void test_the_page_names_the_windows(void **state) {
     Scratch *scratch = (Scratch *)*state;
     static const uint64_t counts[] = {1, 2, 3, 4, 5, 17, 64, 100};
     char command[1400], script[256];
-    if (system("command -v python3 > /dev/null 2>&1") != 0) {
-        print_message("there is no python3 here: skipped\n");
-        skip();
-    }
+    if (system("command -v python3 > /dev/null 2>&1") != 0) { leave_out("python3"); }
     snprintf(script, sizeof script, "%s", scratch_path(scratch, "page.py"));
     snprintf(
         command, sizeof command,

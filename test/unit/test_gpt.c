@@ -91,6 +91,16 @@ static float fixture_gradients(Fixture *fixture) {
                                   fixture->tokens, fixture->targets, NULL);
 }
 
+// Of the mean over the predicted tokens: a micro-batch has the gradient of their sum, divided by
+// all of its tokens.
+static float fixture_mean_gradients(Fixture *fixture) {
+    size_t rows = gpt_rows(&fixture->model);
+    int predicted = targets_predicted(fixture->targets, rows);
+    float loss = fixture_gradients(fixture), whole = (float)rows / (float)(predicted > 0 ? predicted : 1);
+    for (size_t i = 0; i < fixture->table.parameter_count; i++) { fixture->gradients[i] *= whole; }
+    return loss;
+}
+
 static ModelConfig small_config(int layers, int channels, int heads, int inner, int window, int positions,
                                 int vocabulary) {
     ModelConfig config;
@@ -207,7 +217,7 @@ static void check_first_pass(Fixture *fixture, const Tensors *tensors) {
     float expected = (float)*(const double *)tensors_get(tensors, "losses");
     float forward =
         gpt_loss(&fixture->model, &fixture->stream, fixture->parameters, fixture->tokens, fixture->targets);
-    float loss = fixture_gradients(fixture);
+    float loss = fixture_mean_gradients(fixture);
     assert_true(forward == loss);
     assert_arrays_close("loss", &loss, &expected, 1, 1e-5);
     check_logits(fixture, tensors, as_reals(fixture->parameters));
@@ -240,7 +250,8 @@ static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64
                                         fixture->targets, pace);
     float forward = gpt_loss(&fixture->model, stream, parameters, fixture->tokens, fixture->targets);
     rank->forward_agrees = rank->forward_agrees && forward == loss;
-    MicroBatchResult result = {(double)loss, (double)NAN, 1};
+    double predicted = targets_predicted(fixture->targets, gpt_rows(&fixture->model));
+    MicroBatchResult result = {(double)loss, (double)NAN, predicted};
     return result;
 }
 
@@ -269,7 +280,10 @@ static SchedulerSettings reference_settings(const Tensors *tensors, const Optimi
 // No assertions of cmocka here: with two ranks this is not the main thread.
 static void train_rank(ReferenceRank *rank, Transport *transport) {
     size_t count = rank->fixture.table.parameter_count;
-    Problem problem = {.self = rank, .parameter_count = count, .micro_batch = reference_micro_batch};
+    Problem problem = {.self = rank,
+                       .parameter_count = count,
+                       .tokens = (double)gpt_rows(&rank->fixture.model),
+                       .micro_batch = reference_micro_batch};
     Arena arena;
     memset(&arena, 0, sizeof arena);
     Scheduler s;
@@ -444,7 +458,7 @@ static void gpt2_computes_what_transformers_computes(void **state) {
 static void check_differences(const ModelConfig *config, int B, int T) {
     Fixture fixture;
     fixture_open(&fixture, config, B, T, 2);
-    fixture_gradients(&fixture);
+    fixture_mean_gradients(&fixture);
     for (int i = 0; i < fixture.table.count; i++) {
         const ParameterInfo *entry = &fixture.table.entries[i];
         // In the direction of the tensor's own gradient the derivative of the loss is the
@@ -587,7 +601,7 @@ static void fixture_open_documents(Fixture *fixture, const ModelConfig *config, 
 
 // Tokens [begin, begin + length) of the fixture by themselves, at the same positions, in a
 // model that knows no documents. Its losses must be those of the fixture; its gradients are
-// added to `expected` by its share of the targets.
+// added to `expected` by its share of the tokens.
 static void check_document_alone(const Fixture *packed, int begin, int length, double *expected) {
     Fixture alone;
     const ModelConfig *config = &packed->config;
@@ -600,8 +614,7 @@ static void check_document_alone(const Fixture *packed, int begin, int length, d
     memcpy(alone.targets, packed->targets + begin, (size_t)length * sizeof(int32_t));
     alone.model.position = position;
     fixture_gradients(&alone);
-    double share = (double)targets_predicted(alone.targets, (size_t)length) /
-                   targets_predicted(packed->targets, gpt_rows(&packed->model));
+    double share = length / (double)gpt_rows(&packed->model);
     for (int t = 0; t < length; t++) {
         if (alone.targets[t] < 0) { continue; }
         assert_arrays_close("loss", packed->model.losses + begin + t, alone.model.losses + t, 1, 1e-5);

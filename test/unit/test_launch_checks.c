@@ -131,13 +131,55 @@ static void test_core_lists(void **state) {
     for (size_t i = 0; i < sizeof none_of_seven / sizeof none_of_seven[0]; i++) {
         assert_false(core_list_has(none_of_seven[i], 7));
     }
-    assert_int_equal(launch_quota_cores("200000 100000\n"), 2);
-    assert_int_equal(launch_quota_cores("150000 100000\n"), 2);
-    assert_int_equal(launch_quota_cores("50000 100000\n"), 1);
-    static const char *const none[] = {"max 100000\n", "", "5", "-1 100000", "1 0", "99999999999999 1"};
-    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
-        assert_int_equal(launch_quota_cores(none[i]), 0);
-    }
+}
+
+static void put(const char *root, const char *name, const char *text) {
+    char path[300], command[400];
+    snprintf(command, sizeof command, "mkdir -p \"$(dirname '%s/%s')\"", root, name);
+    assert_int_equal(system(command), 0);
+    snprintf(path, sizeof path, "%s/%s", root, name);
+    FILE *file = fopen(path, "w");
+    assert_true(file != NULL && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+// Every group from the process's own to the root limits it, in both versions, and what others of a
+// group use is not to be had.
+static void test_control_groups(void **state) {
+    (void)state;
+    char root[] = "/tmp/acco-groups-XXXXXX", self[64], command[128];
+    assert_non_null(mkdtemp(root));
+    snprintf(self, sizeof self, "%s/self", root);
+    put(root, "self", "0::/job/step\n");
+    GroupLimits limits = group_limits(self, root);
+    assert_true(limits.memory == SIZE_MAX && isinf(limits.cores));
+    put(root, "job/step/memory.max", "max\n");
+    put(root, "job/step/cpu.max", "max 100000\n");
+    put(root, "job/memory.max", "1000000\n");
+    limits = group_limits(self, root);
+    assert_true(limits.memory == 1000000 && isinf(limits.cores));
+    put(root, "job/memory.current", "700000\n");
+    put(root, "job/memory.stat", "anon 1\ninactive_file 200000\n");
+    put(root, "job/cpu.max", "150000 100000\n");
+    limits = group_limits(self, root);
+    assert_true(limits.memory == 500000 && limits.cores == 1.5);
+    put(root, "memory.max", "400000\n"); // of the root, as in a container
+    assert_true(group_limits(self, root).memory == 400000);
+    put(root, "job/memory.current", "7000000\n");
+    assert_true(group_limits(self, root).memory == 0);
+    put(root, "self", "5:cpu,cpuacct:/a\n4:memory:/a/b\nnonsense\n0::/none\n");
+    put(root, "memory/a/memory.limit_in_bytes", "300000\n");
+    put(root, "memory/a/b/memory.limit_in_bytes", "9223372036854771712\n");
+    put(root, "memory/a/memory.usage_in_bytes", "60000\n");
+    put(root, "cpu,cpuacct/a/cpu.cfs_quota_us", "50000\n");
+    put(root, "cpu,cpuacct/a/cpu.cfs_period_us", "100000\n");
+    limits = group_limits(self, root);
+    assert_true(limits.memory == 240000 && limits.cores == 0.5);
+    put(root, "cpu,cpuacct/a/cpu.cfs_quota_us", "-1\n");
+    assert_true(isinf(group_limits(self, root).cores));
+    limits = group_limits("/nowhere", "/nowhere");
+    assert_true(limits.memory == SIZE_MAX && isinf(limits.cores));
+    snprintf(command, sizeof command, "rm -r '%s'", root);
+    assert_int_equal(system(command), 0);
 }
 
 // Eight hardware threads of four cores, as Linux mostly numbers them; the last two say
@@ -217,19 +259,24 @@ static void test_processors_for_nccl(void **state) {
 static void test_this_machine(void **state) {
     (void)state;
     ThreadChoice choice;
-    assert_true(launch_node_cores() >= 1 && launch_mask_cores() >= 1);
+    assert_true(machine_cores() >= 1 && process_cores() >= 1);
     launch_threads(1, 0, &choice);
-    assert_true(choice.threads >= 1 && choice.threads <= launch_mask_cores() && choice.reason[0] != '\0');
+    assert_true(choice.threads >= 1 && choice.threads <= process_cores() && choice.reason[0] != '\0');
     launch_threads(1000000, 0, &choice);
     assert_int_equal(choice.threads, 1);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_launcher_rank),  cmocka_unit_test(test_independent_copies),
-        cmocka_unit_test(test_threads),        cmocka_unit_test(test_core_lists),
-        cmocka_unit_test(test_physical_cores), cmocka_unit_test(test_shared_memory),
-        cmocka_unit_test(test_hosts),          cmocka_unit_test(test_processors_for_nccl),
+        cmocka_unit_test(test_launcher_rank),
+        cmocka_unit_test(test_independent_copies),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_core_lists),
+        cmocka_unit_test(test_control_groups),
+        cmocka_unit_test(test_physical_cores),
+        cmocka_unit_test(test_shared_memory),
+        cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_processors_for_nccl),
         cmocka_unit_test(test_this_machine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

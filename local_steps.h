@@ -81,7 +81,7 @@ static inline void inner_step_task(void *context, Stream *stream) {
         s->optimizer.commits++;
     }
     stream_settle(stream);
-    scheduler_change_parameters(s, good && step.casts != NULL);
+    scheduler_change_parameters(s, good);
     scheduler_compute_ended(s);
 }
 

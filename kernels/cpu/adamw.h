@@ -77,9 +77,8 @@ typedef struct StepRange {
 
 // casts [begin, end) of the range, after `out`.
 static inline void step_cast(const StepRange *range, size_t begin, size_t end) {
-    for (size_t i = begin; range->casts != NULL && i < end; i++) {
-        real_store(range->casts, i, range->out[i], PRECISION_BF16);
-    }
+    if (range->casts == NULL) { return; }
+    for (size_t i = begin; i < end; i++) { real_store(range->casts, i, range->out[i], PRECISION_BF16); }
 }
 
 REAL_LOOP void adamw_block(const StepRange *range, int block, Precision moments) {

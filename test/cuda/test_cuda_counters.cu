@@ -402,7 +402,7 @@ static void kernels_move_what_their_formulas_say(void **state) {
 
 // ---- A commit -------------------------------------------------------------------------
 
-// A rank that trains a small GPT-Neo by ddp in bf16, one micro-batch a commit.
+// A rank that trains a small GPT-Neo in bf16, one micro-batch a commit.
 typedef struct Trainer {
     Model model;
     Scheduler scheduler;
@@ -432,13 +432,16 @@ static ModelConfig trainer_config(void) {
     return config;
 }
 
-static void trainer_open(Trainer *trainer, const Gpu *gpu, Transport *transport, ThreadPool *pool) {
+// shards: as zero1, whose ranks gather casts; otherwise as ddp, and the model casts.
+static void trainer_open(Trainer *trainer, bool shards, const Gpu *gpu, Transport *transport,
+                         ThreadPool *pool) {
     ModelConfig config = trainer_config();
     ParameterTable table;
     Error error;
     gpt_parameter_table(&config, &table);
     ModelSettings model = {.B = 1, .T = COMMIT_ROWS, .on_gpu = true, .precision = PRECISION_BF16};
-    SchedulerSettings settings = {.kind = RULE_SYNCHRONOUS, .replicated = true, .overlap = true};
+    SchedulerSettings settings = {.kind = RULE_SYNCHRONOUS, .replicated = !shards, .overlap = true};
+    model.given_weights = settings.gathers_casts = settings.keeps_casts = shards;
     settings.micro_batches = 1;
     settings.target = 100;
     settings.rate = {SCHEDULE_CONSTANT, 1e-3, 0, 1, 0, 0, 0};
@@ -449,6 +452,7 @@ static void trainer_open(Trainer *trainer, const Gpu *gpu, Transport *transport,
     settings.precision = PRECISION_BF16;
     Problem problem = {.self = trainer,
                        .parameter_count = table.parameter_count,
+                       .tokens = COMMIT_ROWS,
                        .micro_batch = trainer_micro_batch,
                        .copy = config.family->copy(&trainer->model.state)};
     trainer->arena.on_gpu = true;
@@ -459,7 +463,7 @@ static void trainer_open(Trainer *trainer, const Gpu *gpu, Transport *transport,
     for (int i = 0; i < table.count; i++) {
         const ParameterInfo *entry = &table.entries[i];
         for (size_t k = 0; k < entry->count; k++) {
-            trainer->scheduler.parameters.data[entry->offset + k] =
+            scheduler_first_parameters(&trainer->scheduler)[entry->offset + k] =
                 entry->is_matrix ? 0.01f * (float)(k % 7) - 0.03f : entry->fill;
         }
     }
@@ -472,17 +476,16 @@ static void trainer_open(Trainer *trainer, const Gpu *gpu, Transport *transport,
 static double commit_asks(Trainer *trainer, const void *array, size_t element) {
     size_t count = trainer->scheduler.problem.parameter_count;
     accesses_begin(array, count * element / ACCESS_SECTOR * ACCESS_SECTOR);
-    zero1_commit(&trainer->scheduler); // ddp's
+    zero1_commit(&trainer->scheduler); // ddp's, too
     scheduler_settle(&trainer->scheduler);
     return (double)accesses_end().asked_bytes / (double)count;
 }
 
 // A commit of one micro-batch. A gradient is written by the product that begins the sum, and read
 // by the norm and by AdamW: 12 bytes a parameter, and more for the few that are added to, of
-// vectors and of embeddings. Of the parameters themselves AdamW reads 4 bytes and writes 4; nobody
-// else reads them, since AdamW writes their casts, too.
-static void a_commit_moves_what_its_parts_say(void **state) {
-    (void)state;
+// vectors and of embeddings. Of the master copy AdamW reads 4 bytes and writes 4; nobody else reads
+// it, since AdamW writes the casts, too.
+static void check_commit(bool shards) {
     Trainer *trainer = (Trainer *)calloc(1, sizeof *trainer);
     Scheduler *s = &trainer->scheduler;
     Transport transport;
@@ -491,16 +494,16 @@ static void a_commit_moves_what_its_parts_say(void **state) {
     ThreadPool *pool = thread_pool_create(1, false);
     transport_open_alone(&transport, "a test");
     assert_true(gpu_open(&gpu, 0, &error));
-    trainer_open(trainer, &gpu, &transport, pool);
-    zero1_commit(s); // the first one makes the casts of the first parameters
+    trainer_open(trainer, shards, &gpu, &transport, pool);
+    zero1_commit(s); // casts of the first parameters are made apart
     double gradients = commit_asks(trainer, s->gradients.data, sizeof(float)),
-           parameters = commit_asks(trainer, s->parameters.data, sizeof(float));
-    if (!(gradients >= 12 && gradients <= 12.5 && parameters == 8)) {
-        fail_msg("bytes a parameter: gradients %g, parameters %g", gradients, parameters);
+           master = commit_asks(trainer, s->optimizer.master, sizeof(float));
+    if (!(gradients >= 12 && gradients <= 12.5 && master == 8)) {
+        fail_msg("bytes a parameter: gradients %g, master %g", gradients, master);
     }
+    const uint16_t *casts = (const uint16_t *)(const void *)(shards ? s->casts : scheduler_copy(s));
     for (size_t i = 0; i < s->problem.parameter_count; i++) {
-        uint16_t cast = ((const uint16_t *)(const void *)scheduler_copy(s))[i];
-        assert_int_equal(cast, host_bf16(s->parameters.data[i]));
+        assert_int_equal(casts[i], host_bf16(s->optimizer.master[i]));
     }
     gemm_close(s->compute);
     scheduler_stop(s);
@@ -508,6 +511,12 @@ static void a_commit_moves_what_its_parts_say(void **state) {
     transport_close(&transport);
     thread_pool_destroy(pool);
     free(trainer);
+}
+
+static void a_commit_moves_what_its_parts_say(void **state) {
+    (void)state;
+    check_commit(false);
+    check_commit(true);
 }
 
 // Reads `in` twice, by loads and by asynchronous copies, and writes every other sector of

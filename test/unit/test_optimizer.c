@@ -94,11 +94,23 @@ static void bench_fill_gradient(Bench *bench, int step) {
     }
 }
 
+// The casts must have the bits of casts that are made after the step; those of elements that other
+// ranks own keep theirs.
 static void bench_step(Bench *bench, OptimizerStep step, float *out, bool commit) {
+    size_t bytes = bench->padded * sizeof(uint16_t);
+    uint16_t *casts = (uint16_t *)malloc(2 * bytes), *after = casts + bench->padded;
+    memset(casts, 0xff, 2 * bytes);
     step.gradient = bench->gradient;
     step.out = out;
+    step.casts = (Real *)(void *)casts;
     step.commit = commit;
     optimizer_step(&bench->optimizer, &bench->stream, &step);
+    for (size_t i = 0; i < bench->count; i++) {
+        size_t flat = bench_flat(bench, i);
+        after[flat] = bf16_from_float(out != NULL ? out[flat] : bench->optimizer.master[i]);
+    }
+    assert_memory_equal(casts, after, bytes);
+    free(casts);
 }
 
 static void expect_state(const Bench *bench, double tolerance) {

@@ -10,15 +10,20 @@
 
 // ---- config.json ----------------------------------------------------------------------
 
-// Reads an integer in [1, maximum]. A `fallback` > 0 replaces a value that is absent or
-// null.
-static inline bool gpt_config_integer(const json_t *root, const char *path, const char *key, int fallback,
-                                      int maximum, int *value, Error *error) {
+// Reads an integer in [1, maximum]. keys: its name, and another that transformers takes, or NULL. A
+// `fallback` > 0 replaces a value that is absent or null.
+static inline bool gpt_config_integer(const json_t *root, const char *path, const char *const keys[2],
+                                      int fallback, int maximum, int *value, Error *error) {
+    const char *key =
+        keys[1] != NULL && json_object_get(root, keys[0]) == NULL && json_object_get(root, keys[1]) != NULL
+            ? keys[1]
+            : keys[0];
     const json_t *item = json_object_get(root, key);
     if ((item == NULL || json_is_null(item)) && fallback > 0) {
         *value = fallback;
         return true;
     }
+    if (item == NULL) { return error_set(error, "%s: \"%s\" is not given", path, key); }
     if (!json_is_integer(item) || json_integer_value(item) < 1 || json_integer_value(item) > maximum) {
         return error_set(error, "%s: \"%s\" must be a whole number from 1 to %d", path, key, maximum);
     }
@@ -61,31 +66,36 @@ static inline bool gpt_neo_config_attention(const json_t *root, const char *path
     return good;
 }
 
-// The members of config.json that each family names in its own way.
+// The members of config.json that each family names in its own way, and the names by which
+// transformers knows them in every family.
 typedef struct GptKeys {
-    const char *layers, *channels, *heads, *mlp_channels, *positions, *dropouts[3];
+    const char *layers[2], *channels[2], *heads[2], *mlp_channels[2], *positions[2], *dropouts[3];
 } GptKeys;
 
-static const GptKeys gpt_neo_keys = {"num_layers",
-                                     "hidden_size",
-                                     "num_heads",
-                                     "intermediate_size",
-                                     "max_position_embeddings",
-                                     {"attention_dropout", "embed_dropout", "resid_dropout"}};
-static const GptKeys gpt2_keys = {"n_layer", "n_embd",      "n_head",
-                                  "n_inner", "n_positions", {"attn_pdrop", "embd_pdrop", "resid_pdrop"}};
+static const GptKeys gpt_neo_keys = {
+    {"num_layers", "num_hidden_layers"},  {"hidden_size", NULL},
+    {"num_heads", "num_attention_heads"}, {"intermediate_size", NULL},
+    {"max_position_embeddings", NULL},    {"attention_dropout", "embed_dropout", "resid_dropout"}};
+static const GptKeys gpt2_keys = {
+    {"n_layer", "num_hidden_layers"},           {"n_embd", "hidden_size"},
+    {"n_head", "num_attention_heads"},          {"n_inner", NULL},
+    {"n_positions", "max_position_embeddings"}, {"attn_pdrop", "embd_pdrop", "resid_pdrop"}};
+static const char *const gpt_vocabulary_keys[2] = {"vocab_size", NULL};
 
 // Reads what both families have, and refuses what is not supported. What belongs to a
-// head other than a language model's is ignored (classifier_dropout, summary_...).
+// head other than a language model's is ignored (classifier_dropout, summary_...), and so is
+// dropout, which the published files ask for and nobody who fine-tunes them uses.
 static inline bool gpt_config_read(const json_t *root, const char *path, const GptKeys *keys,
                                    ModelConfig *config, Error *error) {
-    const json_t *activation = json_object_get(root, "activation_function");
+    const char *activation = json_string_value(json_object_get(root, "activation_function"));
     for (int i = 0; i < 3; i++) {
         config->dropout = fmax(config->dropout, json_number_value(json_object_get(root, keys->dropouts[i])));
     }
-    if (activation != NULL &&
-        (!json_is_string(activation) || strcmp(json_string_value(activation), "gelu_new") != 0)) {
-        return error_set(error, "%s: \"activation_function\" must be \"gelu_new\"", path);
+    bool is_gelu = activation != NULL && (strcmp(activation, "gelu_new") == 0 ||
+                                          strcmp(activation, "gelu_pytorch_tanh") == 0); // the same function
+    if (json_object_get(root, "activation_function") != NULL && !is_gelu) {
+        return error_set(error, "%s: \"activation_function\" must be \"gelu_new\" or \"gelu_pytorch_tanh\"",
+                         path);
     }
     if (json_is_false(json_object_get(root, "tie_word_embeddings"))) {
         return error_set(error, "%s: \"tie_word_embeddings\" must be true: the LM head is the embedding",
@@ -104,25 +114,23 @@ static inline bool gpt_config_read(const json_t *root, const char *path, const G
         !gpt_config_integer(root, path, keys->mlp_channels, 4 * config->channels, 1 << 20,
                             &config->mlp_channels, error) ||
         !gpt_config_integer(root, path, keys->positions, 0, 1 << 20, &config->positions, error) ||
-        !gpt_config_integer(root, path, "vocab_size", 0, 1 << 24, &config->vocabulary, error)) {
+        !gpt_config_integer(root, path, gpt_vocabulary_keys, 0, 1 << 24, &config->vocabulary, error)) {
         return false;
     }
     return config->channels % config->heads == 0 ||
-           error_set(error, "%s: %s %d must be a multiple of %s %d", path, keys->channels, config->channels,
-                     keys->heads, config->heads);
+           error_set(error, "%s: %s %d must be a multiple of %s %d", path, keys->channels[0],
+                     config->channels, keys->heads[0], config->heads);
 }
 
 static inline bool gpt_neo_config_read(const json_t *root, const char *path, ModelConfig *config,
                                        Error *error) {
+    static const char *const window[2] = {"window_size", NULL};
     return gpt_config_read(root, path, &gpt_neo_keys, config, error) &&
-           gpt_config_integer(root, path, "window_size", 256, 1 << 20, &config->window, error) &&
-           gpt_neo_config_attention(root, path, config, error) &&
-           (config->dropout == 0.0 ||
-            error_set(error, "%s: its dropouts must be 0: dropout is not supported", path));
+           gpt_config_integer(root, path, window, 256, 1 << 20, &config->window, error) &&
+           gpt_neo_config_attention(root, path, config, error);
 }
 
-// reorder_and_upcast_attn is ignored, because scores are fp32 in any case; so is dropout,
-// which the published files ask for and nobody who fine-tunes them uses.
+// reorder_and_upcast_attn is ignored, because scores are fp32 in any case.
 static inline bool gpt2_config_read(const json_t *root, const char *path, ModelConfig *config, Error *error) {
     config->qkv_biases = true;
     config->scaled_scores = !json_is_false(json_object_get(root, "scale_attn_weights"));
@@ -134,12 +142,12 @@ static inline bool gpt2_config_read(const json_t *root, const char *path, ModelC
 // The members that gpt_config_read reads, and what transformers asks for beside them.
 static inline json_t *gpt_config_write(const ModelConfig *config, const GptKeys *keys) {
     return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:f, s:f, s:f, s:f, s:f, s:b, s:b}", "vocab_size",
-                     config->vocabulary, keys->positions, config->positions, keys->channels, config->channels,
-                     keys->layers, config->layers, keys->heads, config->heads, keys->mlp_channels,
-                     config->mlp_channels, "activation_function", "gelu_new", keys->dropouts[0],
-                     config->dropout, keys->dropouts[1], config->dropout, keys->dropouts[2], config->dropout,
-                     "layer_norm_epsilon", config->epsilon, "initializer_range", 0.02, "tie_word_embeddings",
-                     1, "use_cache", 1);
+                     config->vocabulary, keys->positions[0], config->positions, keys->channels[0],
+                     config->channels, keys->layers[0], config->layers, keys->heads[0], config->heads,
+                     keys->mlp_channels[0], config->mlp_channels, "activation_function", "gelu_new",
+                     keys->dropouts[0], config->dropout, keys->dropouts[1], config->dropout,
+                     keys->dropouts[2], config->dropout, "layer_norm_epsilon", config->epsilon,
+                     "initializer_range", 0.02, "tie_word_embeddings", 1, "use_cache", 1);
 }
 
 static inline json_t *gpt_neo_config_write(const ModelConfig *config) {

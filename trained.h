@@ -98,10 +98,18 @@ static inline bool trained_refuse_pattern(const TrainedPart *part, const char *o
                      name_hint(pattern, words, count, hint), example);
 }
 
+// Whether a pattern of the shell (* ? [...]) means the tensor: by its name, h.0.mlp.c_fc.weight, by
+// that of its module, h.0.mlp.c_fc, or by the end of one, c_fc.weight or c_fc.
+static inline bool trained_is_meant(const char *pattern, const char *name) {
+    for (const char *tail = name; strchr(tail, '.') != NULL; tail = strchr(tail, '.') + 1) {
+        bool means = fnmatch(pattern, tail, 0) == 0 || fnmatch(pattern, trained_module(tail).path, 0) == 0;
+        if (means) { return true; }
+    }
+    return false;
+}
+
 // Sets the kind of each tensor that a pattern of the list matches. Each must match one;
-// projections: only matrices of layers count. A pattern is the shell's (* ? [...]) and means
-// a tensor by its name without the family's prefix (h.0.mlp.c_fc.weight), by that of its
-// module (h.0.mlp.c_fc), or by the module's last word (c_fc).
+// projections: only matrices of layers count.
 static inline bool trained_mark(TrainedPart *part, const char *option, const char *patterns, size_t prefix,
                                 bool projections, TrainedKind kind, Error *error) {
     char list[1024], *rest = list;
@@ -111,10 +119,8 @@ static inline bool trained_mark(TrainedPart *part, const char *option, const cha
         int matched = 0;
         for (int i = 0; i < part->model.count; i++) {
             const ParameterInfo *entry = &part->model.entries[i];
-            TrainedModule module = trained_module(entry->name + prefix);
-            bool means = fnmatch(pattern, entry->name + prefix, 0) == 0 ||
-                         fnmatch(pattern, module.path, 0) == 0 || fnmatch(pattern, module.word, 0) == 0;
-            if (!means || (projections && !entry->is_projection)) { continue; }
+            bool counts = !projections || entry->is_projection;
+            if (!counts || !trained_is_meant(pattern, entry->name + prefix)) { continue; }
             part->places[i].kind = kind;
             matched++;
         }

@@ -54,26 +54,35 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
     static const char *const begins[4] = {"gaussian", "eva", "orthogonal", "mica"};
     char path[PATH_MAX];
     json_error_t problem;
-    const char *type = "", *bias = "none", *model = "";
-    double alpha = 0;
-    json_int_t rank = 0;
     if (!path_within(path, directory, ADAPTERS_CONFIG, error)) { return false; }
     json_t *root = json_load_file(path, 0, &problem);
     const char *begun = json_string_value(json_object_get(root, "init_lora_weights"));
+    const json_t *type = json_object_get(root, "peft_type"), *bias = json_object_get(root, "bias"),
+                 *rank = json_object_get(root, "r"), *alpha = json_object_get(root, "lora_alpha"),
+                 *model = json_object_get(root, "base_model_name_or_path");
+    const struct {
+        bool holds;
+        const char *text;
+    } conditions[] = {
+        {type != NULL && json_is_string(type) && strcmp(json_string_value(type), "LORA") == 0,
+         "peft_type must be \"LORA\""},
+        {bias == NULL || (json_is_string(bias) && strcmp(json_string_value(bias), "none") == 0),
+         "bias must be \"none\""},
+        {json_is_integer(rank) && json_integer_value(rank) >= 1 && json_integer_value(rank) <= 65536,
+         "r must be a whole number from 1 to 65536"},
+        {json_is_number(alpha) && fabs(json_number_value(alpha)) <= 1e6, "lora_alpha must be a number"},
+        {json_is_string(model) && json_string_length(model) < PATH_MAX,
+         "base_model_name_or_path must be the directory of the model"},
+        {json_array_size(json_object_get(root, "modules_to_save")) == 0,
+         "modules_to_save is not supported: merge them with peft"},
+        {json_object_size(json_object_get(root, "rank_pattern")) == 0,
+         "rank_pattern is not supported: merge them with peft"},
+        {json_object_size(json_object_get(root, "alpha_pattern")) == 0,
+         "alpha_pattern is not supported: merge them with peft"},
+    };
     bool good = root != NULL || error_set(error, "%.300s: %.120s", path, problem.text);
-    if (good && (json_unpack(root, "{s:s, s?s, s:s, s:I, s:F}", "peft_type", &type, "bias", &bias,
-                             "base_model_name_or_path", &model, "r", &rank, "lora_alpha", &alpha) != 0 ||
-                 strcmp(type, "LORA") != 0 || strcmp(bias, "none") != 0 || rank < 1 || rank > 65536 ||
-                 !(fabs(alpha) <= 1e6) || strlen(model) >= PATH_MAX ||
-                 json_array_size(json_object_get(root, "modules_to_save")) > 0 ||
-                 json_object_size(json_object_get(root, "rank_pattern")) > 0 ||
-                 json_object_size(json_object_get(root, "alpha_pattern")) > 0)) {
-        good =
-            error_set(error,
-                      "%.300s must have peft_type \"LORA\", bias \"none\", an r from 1 to 65536, a number "
-                      "lora_alpha, a directory base_model_name_or_path, and no modules_to_save, rank_pattern "
-                      "or alpha_pattern",
-                      path);
+    for (size_t i = 0; i < sizeof conditions / sizeof conditions[0] && good; i++) {
+        good = conditions[i].holds || error_set(error, "%.300s: %s", path, conditions[i].text);
     }
     for (int i = 0; i < 4 && good; i++) {
         const json_t *value = json_object_get(root, others[i]);
@@ -87,9 +96,9 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
                                        "merge them with peft",
                                        path, begun));
     if (good) {
-        adapters->rank = (int)rank;
-        adapters->scale = (float)(alpha / adapters->rank);
-        snprintf(base, PATH_MAX, "%s", model);
+        adapters->rank = (int)json_integer_value(rank);
+        adapters->scale = (float)(json_number_value(alpha) / adapters->rank);
+        snprintf(base, PATH_MAX, "%s", json_string_value(model));
     }
     json_decref(root);
     return good;
@@ -111,9 +120,10 @@ static inline bool adapters_place(Adapters *adapters, const SafetensorsEntry *en
             size_t rank = (size_t)adapters->rank, shape[2] = {side == 0 ? rank : (size_t)info->rows,
                                                               side == 0 ? (size_t)info->columns : rank};
             adapters->entries[2 * i + side] = entry;
-            return (safetensors_is_real(entry->type) && safetensors_has_shape(entry, 2, shape)) ||
-                   error_set(error, "%s: %.80s must be of numbers, and of shape (%zu, %zu)",
-                             adapters->file.path, entry->name, shape[0], shape[1]);
+            return ((safetensors_is_real(entry->type) && safetensors_has_shape(entry, 2, shape)) ||
+                    error_set(error, "%s: %.80s must be of numbers, and of shape (%zu, %zu)",
+                              adapters->file.path, entry->name, shape[0], shape[1])) &&
+                   safetensors_check_finite(entry, error);
         }
     }
     return error_set(error, "%s: %.80s belongs to no matrix of a layer of the model", adapters->file.path,
@@ -125,10 +135,15 @@ static inline bool adapters_place(Adapters *adapters, const SafetensorsEntry *en
 static inline bool adapters_open(Adapters *adapters, const char *directory, const ParameterTable *table,
                                  Error *error) {
     char path[PATH_MAX];
-    if (!path_within(path, directory, ADAPTERS_WEIGHTS, error) ||
-        !safetensors_open(&adapters->file, path, error)) {
-        return false;
+    struct stat status;
+    if (!path_within(path, directory, ADAPTERS_WEIGHTS, error)) { return false; }
+    if (stat(path, &status) != 0) {
+        return error_set(error,
+                         "%.300s has no %s. An adapter_model.bin is converted in Python by peft's "
+                         "AutoPeftModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)",
+                         directory, ADAPTERS_WEIGHTS);
     }
+    if (!safetensors_open(&adapters->file, path, error)) { return false; }
     adapters->entries =
         (const SafetensorsEntry **)memory_take(2 * (size_t)table->count, sizeof *adapters->entries);
     bool good = true;

@@ -67,6 +67,8 @@ typedef struct CheckpointedRun {
     const char *directory;      // OUT
     const char *tokenizer;      // where the tokenizer of the model may be; NULL: there is none
     const char *version;        // of the program
+    const char *revision;       // of its sources
+    const char *rounding;       // what decides how this machine rounds
     int64_t keep;               // how many of the latest checkpoints stay
     int64_t keep_every;         // the first one at or beyond each multiple of this stays too; 0: none
     bool keep_best;             // that of best_commit stays too
@@ -374,13 +376,14 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
         json_array_append_new(applied, json_integer((json_int_t)s->local.fragments[i].applied_at));
     }
     json_t *manifest = json_pack(
-        "{s:i, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:b, s:o, s:o, s:O, s:O?, s:s, s:s, s:b, s:b}",
-        "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name, "parameters",
-        (json_int_t)run->table->parameter_count, "model", hf_model_describe(run->config, NULL), "device",
-        s->settings.gpu != NULL ? "cuda" : "cpu", "data", run->data, "applied_at", applied, "job_in_flight",
-        s->job_in_flight ? 1 : 0, "job", numbers_write(json_object(), JOB_NUMBERS, &s->job), "workers", list,
-        "options", run->options, "chosen", run->chosen, "measured", run->measured, "exchange", exchange,
-        "casts", s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon", checkpoint_has_muon(run));
+        "{s:i, s:s, s:s, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:b, s:o, s:o, s:O, s:O?, s:s, s:s, s:b, s:b}",
+        "checkpoint", CHECKPOINT_VERSION, "program", run->version, "revision", run->revision, "rounding",
+        run->rounding, "optimizer", run->rule->name, "parameters", (json_int_t)run->table->parameter_count,
+        "model", hf_model_describe(run->config, NULL), "device", s->settings.gpu != NULL ? "cuda" : "cpu",
+        "data", run->data, "applied_at", applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job",
+        numbers_write(json_object(), JOB_NUMBERS, &s->job), "workers", list, "options", run->options,
+        "chosen", run->chosen, "measured", run->measured, "exchange", exchange, "casts",
+        s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon", checkpoint_has_muon(run));
     numbers_write(manifest, SCHEDULER_NUMBERS, s);
     numbers_write(manifest, RUN_NUMBERS, run);
     return numbers_write(manifest, PROGRESS_NUMBERS, run);

@@ -4,10 +4,10 @@
 // Reading takes what transformers' from_pretrained takes: one file, or shards with an
 // index; names with or without the family's prefix; fp32, bf16, fp16 or fp64. Constants
 // that old versions stored (attention masks) are ignored by name. lm_head.weight is tied
-// to the embedding of tokens: a file that has both must have the same bits in both. All
-// of that is checked when the directory is opened; reading parameters afterwards cannot
-// fail. A directory of adapters (adapters.h) is read as the model that it names, with the
-// adapters merged.
+// to the embedding of tokens: a file that has both must have the same bits in both. Every
+// weight must be a finite number. All of that is checked when the directory is opened;
+// reading parameters afterwards cannot fail. A directory of adapters (adapters.h) is read as
+// the model that it names, with the adapters merged.
 //
 // Writing makes what from_pretrained takes, and checksums of the files (file_sums.h).
 //
@@ -132,10 +132,11 @@ static inline bool hf_model_place(HfModel *model, const SafetensorsEntry *entry,
         return error_set(error, "%.80s is %s, allowed are F32, BF16, F16 and F64", entry->name,
                          SAFETENSORS_INFO[entry->type].name);
     }
-    return safetensors_has_shape(entry, dimensions, shape) ||
-           error_set(error, "%.80s has shape %s, expected %s", entry->name,
-                     hf_model_shape_text(entry->dimensions, entry->shape, got),
-                     hf_model_shape_text(dimensions, shape, wanted));
+    return (safetensors_has_shape(entry, dimensions, shape) ||
+            error_set(error, "%.80s has shape %s, expected %s", entry->name,
+                      hf_model_shape_text(entry->dimensions, entry->shape, got),
+                      hf_model_shape_text(dimensions, shape, wanted))) &&
+           safetensors_check_finite(entry, error);
 }
 
 // Every tensor of the table is in the files once, with its shape, and nothing else is.
@@ -244,6 +245,13 @@ static inline bool hf_model_open(HfModel *model, const char *directory, Error *e
     char base[PATH_MAX];
     if (!file_sums_check(directory, error) || !adapters_read_config(directory, &adapters, base, error)) {
         return false;
+    }
+    if (!hf_model_has(base, "config.json")) {
+        return error_set(
+            error,
+            "%.300s holds adapters of %.300s, which is no directory of a model here: download it, "
+            "and write its path into base_model_name_or_path of %s",
+            directory, base, ADAPTERS_CONFIG);
     }
     if (!hf_model_open_whole(model, base, error)) {
         Error reason = *error;

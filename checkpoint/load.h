@@ -449,8 +449,14 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     const SchedulerSettings *settings = &run->scheduler->settings;
     bool other_ranks = source->workers != run->transport->size, local = run->rule->kind == RULE_LOCAL,
          other_data = data == NULL || strncmp(data, run->data, strcspn(run->data, ";")) != 0, changed = false;
-    char today[64];
+    char today[64], rounds[300];
     json_t *value;
+    const char *revision = json_string_value(json_object_get(manifest, "revision")),
+               *rounding = json_string_value(json_object_get(manifest, "rounding"));
+    bool other_device = device != NULL && (strcmp(device, "cuda") == 0) != (settings->gpu != NULL);
+    snprintf(rounds, sizeof rounds,
+             "another processor or library rounds in another way (%.100s; before %.100s)", run->rounding,
+             rounding == NULL ? "unknown" : rounding);
     transport_sum_order(run->transport, today, sizeof today);
     for (int i = 0; i < source->workers; i++) { changed = changed || source->numbers[i].data_changed; }
     const struct {
@@ -464,8 +470,9 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
                                 "where the furthest rank was"},
         {!other_ranks && !settings->sparse && exchange != NULL && strcmp(exchange, today) != 0,
          "other hosts, or another --exchange: sums are rounded in another order"},
-        {device != NULL && (strcmp(device, "cuda") == 0) != (settings->gpu != NULL),
-         "another kind of device rounds in another way"},
+        {other_device, "another kind of device rounds in another way"},
+        {!other_device && (rounding == NULL || strcmp(rounding, run->rounding) != 0), rounds},
+        {revision == NULL || strcmp(revision, run->revision) != 0, "a program of another commit"},
         {source->before.product_processors != run->product_processors,
          "another share of the GPU for NCCL: matrix products may be computed in another way"},
         {other_data, "other data"},

@@ -296,6 +296,24 @@ static inline void safetensors_read_floats(const SafetensorsEntry *entry, size_t
     }
 }
 
+// Every number of the entry is finite as fp32.
+static inline bool safetensors_check_finite(const SafetensorsEntry *entry, Error *error) {
+    float part[1024];
+    for (size_t place = 0, count; place < entry->count; place += count) {
+        bool finite = true;
+        count = size_min(1024, entry->count - place);
+        safetensors_read_floats(entry, place, count, part);
+        for (size_t i = 0; i < count; i++) { finite &= isfinite(part[i]) != 0; }
+        if (!finite) {
+            return error_set(error,
+                             "%.80s has a number that is not finite: the file is damaged, or training went "
+                             "wrong, or fp16 was too narrow",
+                             entry->name);
+        }
+    }
+    return true;
+}
+
 // ---- Writing --------------------------------------------------------------------------
 
 // Begins with an empty object `tensors`, and zeros.

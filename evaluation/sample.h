@@ -134,7 +134,8 @@ typedef struct Sample {
     Sampler sampler;
     Stream here; // runs everything on this thread
     Random random;
-    int32_t last; // the token at the end of the text that no step has seen; -1: none
+    TokenList ends; // tokens that end a text
+    int32_t last;   // the token at the end of the text that no step has seen; -1: none
     // All prompts and what was written after them, for the caller of sample_close to free;
     // and how many bytes of it have been printed.
     FILE *memory;
@@ -150,13 +151,14 @@ static inline void sample_show(Sample *sample) {
 }
 
 static inline bool sample_is_end(const Sample *sample, int32_t token) {
-    return token == text_codec_end(&sample->codec) ||
-           (sample->chat.root != NULL && token == sample->chat.end);
+    bool ends = false;
+    for (size_t i = 0; i < sample->ends.count && !ends; i++) { ends = token == sample->ends.ids[i]; }
+    return ends;
 }
 
 // Appends the prompt (at least one token) to the text, and prints what the model writes after it,
-// up to --sample-tokens tokens. Returns how many. They are fewer at the end of the text and of the
-// positions, where a signal asks the run to stop, and if the logits are not numbers.
+// up to --sample-tokens tokens. Returns how many; -1: the logits are not numbers. They are fewer at
+// the end of the text and of the positions, and where a signal asks the run to stop.
 static inline int sample_generate(Sample *sample, const TokenList *prompt) {
     const Options *options = sample->options;
     Sampler *sampler = &sample->sampler;
@@ -169,7 +171,7 @@ static inline int sample_generate(Sample *sample, const TokenList *prompt) {
     sample->last = -1;
     while (written < options->sample_tokens) {
         int32_t token = sampler_choose(sampler, &how, &sample->random);
-        if (token < 0) { break; }
+        if (token < 0) { return -1; }
         sample->last = token;
         written++;
         if (sample_is_end(sample, token)) { break; }
@@ -183,7 +185,28 @@ static inline int sample_generate(Sample *sample, const TokenList *prompt) {
     return written;
 }
 
-// Opens the tokenizer, and what it says of chats. bytes: tokens are bytes where there is none.
+// Appends to `ends` the ids that end a text, by eos_token_id of generation_config.json and of
+// config.json in `directory`: a number, or a list of them.
+static inline void sample_find_ends(const char *directory, TokenList *ends) {
+    static const char *const names[2] = {"generation_config.json", "config.json"};
+    Error ignored;
+    char path[PATH_MAX];
+    for (int i = 0; i < 2; i++) {
+        if (!path_within(path, directory, names[i], &ignored)) { continue; }
+        json_t *root = json_load_file(path, JSON_ALLOW_NUL, NULL),
+               *ids = json_object_get(root, "eos_token_id");
+        if (json_is_integer(ids)) { token_list_add(ends, (int32_t)json_integer_value(ids)); }
+        for (size_t j = 0; j < json_array_size(ids); j++) {
+            json_t *id = json_array_get(ids, j);
+            if (json_is_integer(id)) { token_list_add(ends, (int32_t)json_integer_value(id)); }
+        }
+        json_decref(root);
+    }
+}
+
+// Opens the tokenizer, and what it says of chats, and finds what ends a text: the tokenizer's own
+// end, that of an answer in a chat, and what the model and the tokenizer's directory name. bytes:
+// tokens are bytes where there is no tokenizer.
 static inline bool sample_open_codec(Sample *sample, bool bytes, int vocabulary, Error *error) {
     char path[TOKENIZER_PATH_SIZE];
     tokenizer_path(sample->options, path);
@@ -191,6 +214,13 @@ static inline bool sample_open_codec(Sample *sample, bool bytes, int vocabulary,
     if (sample->codec.kind == TEXT_CODEC_TOKENIZER &&
         !chat_open(&sample->chat, path, &sample->codec.tokenizer, error)) {
         return false;
+    }
+    if (sample->chat.root != NULL) { token_list_add(&sample->ends, sample->chat.end); }
+    token_list_add(&sample->ends, text_codec_end(&sample->codec));
+    sample_find_ends(options_start(sample->options), &sample->ends);
+    if (strrchr(path, '/') != NULL) {
+        *strrchr(path, '/') = '\0';
+        sample_find_ends(path, &sample->ends);
     }
     return sample->options->system[0] == '\0' || sample->chat.system[0] != NULL ||
            error_set(error, "--system needs a chat.json beside the tokenizer, of a chat template that takes "
@@ -223,6 +253,7 @@ static inline bool sample_open(Sample *sample, const ModelConfig *config, Thread
 static inline void sample_close(Sample *sample) {
     if (sample->memory != NULL) { fclose(sample->memory); }
     json_decref(sample->chat.root);
+    token_list_free(&sample->ends);
     text_codec_close(&sample->codec);
     arena_release(&sample->arena);
 }
@@ -252,10 +283,11 @@ static inline bool sample_text(Sample *sample, const char *prompt, bool shows, E
         text_codec_print(&sample->codec, 0, true, sample->memory);
         sample_show(sample);
         printf("\n");
+        if (written < 0) { good = error_set(error, "the outputs of the model are not numbers"); }
         // What follows in a chat begins with the end of the answer.
         if (sample->chat.root != NULL && sample_is_end(sample, sample->last)) { sample->last = -1; }
         // The last token of a text that fills all positions stands behind them.
-        if (written < count && before + (int)tokens.count + written > positions) {
+        if (good && written < count && before + (int)tokens.count + written > positions) {
             printf("\n(ends after %d of %d tokens: the model has %d positions, the prompt included)\n",
                    written, count, positions);
         }

@@ -82,6 +82,7 @@ typedef enum OptionEffect {
     FROM_TOKENS, // other bits; its word stands for a number that is known when the tokens are
     HELD_OUT,    // other bits only between its word (of a text: none) and a value, which hold out other data
     BY_CONTENT,  // a path: what counts is what the files hold (data_loader_identify)
+    KEPT_FILES,  // the same bits, but other checkpoints stay on disk
     COMPARED_APART, // the model and the rule, which several options may name
     PLACEMENT       // how ranks lie on machines, which is compared by itself and may change
 } OptionEffect;

@@ -18,17 +18,14 @@ static inline bool options_check_columns(const Options *options, Error *error) {
     options_defaults(&defaults);
     for (const OptionSpec *option = option_table; option < option_end; option++) {
         if (option_is_same(option, options, &defaults)) { continue; }
-        char words[2][64];
-        int count = option->needs == NULL ? 0 : sscanf(option->needs, "%63s %63s", words[0], words[1]);
-        bool needs = count == 1 || (count == 2 && option_has_value(option, options, words[0]));
-        const OptionSpec *needed = needs ? option_find(words[count - 1]) : NULL;
+        const OptionSpec *needed = option_still_needs(option, options);
         if (!option_is_of_rule(option, rule)) {
             bool empty = option->default_text[0] == '\0';
             return error_set(error, "--%s belongs to --optimizer %s, this run uses %s: leave it %s%s",
                              option->name, option->rules, rule->name, empty ? "empty" : "at ",
                              option->default_text);
         }
-        if (needed != NULL && option_is_same(needed, options, &defaults)) {
+        if (needed != NULL) {
             return error_set(error, "--%s needs --%s, whose default, %s, does not fit: see train_gpt help %s",
                              option->name, needed->name, needed->default_text, option->name);
         }

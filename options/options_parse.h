@@ -134,8 +134,14 @@ static inline bool option_set_text(const OptionSpec *option, Options *options, c
                                    Error *error) {
     size_t length = strlen(text);
     if (length >= sizeof(OptionText)) {
-        return error_set(error, "--%s: the text is longer than %zu bytes", option->name,
-                         sizeof(OptionText) - 1);
+        const OptionSpec *file = option_table; // that is given in its place
+        while (file < option_end && !(option_list_names(file->instead_of, option->name) &&
+                                      file->type == OPTION_TEXT && strcmp(file->metavariable, "FILE") == 0)) {
+            file++;
+        }
+        return error_set(error, "--%s: the text is longer than %zu bytes%s%s%s", option->name,
+                         sizeof(OptionText) - 1, file < option_end ? "; a file of --" : "",
+                         file < option_end ? file->name : "", file < option_end ? " may have more" : "");
     }
     if ((double)length < option->minimum) {
         return error_set(error, "--%s needs a value: %s", option->name, option->metavariable);
@@ -258,6 +264,18 @@ static inline const char *option_excluded_by(const OptionSpec *option, const Opt
         return pair;
     }
     return NULL;
+}
+
+// An option that this one, with the value that it has, needs, and that is at its default; NULL:
+// there is none.
+static inline const OptionSpec *option_still_needs(const OptionSpec *option, const Options *options) {
+    char words[2][64];
+    int count = option->needs == NULL ? 0 : sscanf(option->needs, "%63s %63s", words[0], words[1]);
+    bool needs = count == 1 || (count == 2 && option_has_value(option, options, words[0]));
+    const OptionSpec *needed = needs ? option_find(words[count - 1]) : NULL;
+    Options defaults = *options;
+    if (needed != NULL) { option_set_default(needed, &defaults); }
+    return needed != NULL && option_is_same(needed, options, &defaults) ? needed : NULL;
 }
 
 // Whether a choice is left to a measurement that has not been made yet.
@@ -581,10 +599,10 @@ static inline void options_find_kept(const Options *options, OptionText path) {
     path[0] = '\0';
 }
 
-// What determines the result is as in the run that is resumed, unless the command line or
-// a file of --config says otherwise. Options of another rule than it had are left out.
-// With --precision fastest what the run has chosen is taken in any case. A plan with
-// --like takes what only changes speed, too.
+// Every option is as in the run that is resumed, or that a plan is like, unless the command
+// line or a file of --config says otherwise. Not so what the table says is of one run, and
+// what does not go together with what is given now, such as options of another rule. With
+// --precision fastest what the run has chosen is taken in any case.
 static inline bool options_keep(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     Options before;
     OptionSource saved[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
@@ -607,11 +625,9 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
         const OptionSpec *option = &option_table[index];
         bool closes = is_open && option->offset == offsetof(Options, precision),
              now = i >= OPTION_COUNT_OF_TABLE;
-        bool is_kept = plans || (option->effect != SAME_BITS && option->effect != PLACEMENT);
         const OptionSpec *followed = option_find(option->follows == NULL ? "" : option->follows);
-        bool is_free = sources[index] == FROM_DEFAULT && !has_config && is_kept &&
-                       option_is_of_rule(option, options_rule(options)) &&
-                       option_excluded_by(option, options, pair) == NULL;
+        bool is_free = sources[index] == FROM_DEFAULT && !has_config && !option->of_one_run &&
+                       option_is_of_rule(option, options_rule(options));
         // --config names the file of the run that is resumed: it keeps its choices.
         bool is_chosen = is_own && before.chosen[index] && option_has_word_value(option, options);
         if (saved[index] == FROM_DEFAULT || now != (option->rules != NULL) ||
@@ -627,6 +643,14 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
         options->chosen[index] = before.chosen[index];
         options->precision_kept = options->precision_kept || closes;
         if (!option_set(option, options, option_print_value(option, &before, text), error)) { return false; }
+    }
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) { // what the command line has made senseless
+        const OptionSpec *option = &option_table[i];
+        bool fits =
+            option_still_needs(option, options) == NULL && option_excluded_by(option, options, pair) == NULL;
+        if (sources[i] != FROM_RUN || fits) { continue; }
+        option_set_default(option, options);
+        sources[i] = FROM_DEFAULT;
     }
     if (has_config) { options->kept[0] = '\0'; } // the file says the rest
     return true;

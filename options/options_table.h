@@ -348,12 +348,12 @@
      "or 2h. Each needs about 16 bytes a parameter, 12 with --moments bf16, and is written beside training "
      "where there is memory for a copy. end: only at the end, and when Ctrl-C or a signal asks the run to "
      "stop (exit code 75: go on with --resume auto). never: not even then (exit code 4), for benchmarks.")
-    OPTION("keep", REPORT, SAME_BITS, INTEGER, keep, "2", 1, 1e6, "N", .help =
+    OPTION("keep", REPORT, KEPT_FILES, INTEGER, keep, "2", 1, 1e6, "N", .help =
      "How many of the latest checkpoints are kept.")
-    OPTION("keep-every", REPORT, SAME_BITS, INTEGER, keep_every, "off", 1, OPTION_NO_LIMIT, "COMMITS",
+    OPTION("keep-every", REPORT, KEPT_FILES, INTEGER, keep_every, "off", 1, OPTION_NO_LIMIT, "COMMITS",
      .word = "off", .help =
      "The first checkpoint at or behind each multiple of this number of commits is kept as well.")
-    OPTION("keep-best", REPORT, SAME_BITS, SWITCH, keep_best, "off",
+    OPTION("keep-best", REPORT, KEPT_FILES, SWITCH, keep_best, "off",
      .excludes = "val-batches none, save-every never", .help =
      "Writes a checkpoint after every validation with a lower loss than all before it, and keeps the latest "
      "of these beside --keep.")
@@ -366,7 +366,8 @@
      .of_one_run = true, .help =
      "Continues from a checkpoint. auto: from the newest sound one in --out, where the log continues, too; a "
      "new run begins where there is none. PATH: from that one, or the newest one of that run, in a new "
-     "--out. Ranks, rule and device may differ; the run then says what is not exact.")
+     "--out. Options that are not given are as in that run. Ranks, rule and device may differ; the run then "
+     "says what is not exact.")
     OPTION("fresh-moments", REPORT, SAME_BITS, SWITCH, fresh_moments, "off", .needs = "resume",
      .of_one_run = true, .help =
      "With --resume: on loads a checkpoint whose --inner was another one, and its moments start from zero.")

@@ -80,6 +80,8 @@ static inline const Hello *exchange_hellos(Run *run) {
         memcpy(mine.bus, gpu->bus, sizeof mine.bus);
     }
     memcpy(mine.host, transport->host, sizeof mine.host);
+    snprintf(mine.revision, sizeof mine.revision, "%.31s", ACCO_REVISION);
+    memcpy(mine.rounding, run->placement.rounding, sizeof mine.rounding);
     Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
         run->placement.ranks_on_gpus += all[rank].capability > 0;
@@ -100,6 +102,21 @@ static inline const Hello *exchange_hellos(Run *run) {
                   transport->rank, transport->host, all[0].host, option->name, value, first_value);
         break;
     }
+    // Muon's products are rounded by the library's choice; all else that every rank computes by
+    // itself is elementwise, and has the same bits in every program.
+    for (int rank = 1; rank < transport->size && run->rule->replicated; rank++) {
+        char sharding[RULE_TEXT];
+        if (run->options.inner != INNER_MUON || strcmp(all[rank].rounding, all[0].rounding) == 0) {
+            continue;
+        }
+        error_set(
+            &error,
+            "with --optimizer %s and --inner muon every rank makes the same steps by itself, and rank %d "
+            "on %s (%s) rounds them differently than rank 0 on %s (%s): use %s for such ranks",
+            run->rule->name, rank, all[rank].host, all[rank].rounding, all[0].host, all[0].rounding,
+            rule_list(rule_shards, sharding));
+        break;
+    }
     agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
     free(first);
     return all;
@@ -114,8 +131,9 @@ static inline size_t weights_bytes(const Scheduler *s) {
 
 enum { HASH_PIECE = 1 << 26 }; // bytes that are copied from a GPU at a time
 
-// Ends the run unless all ranks hold the same parameters (bytes), bit for bit: at the start
-// and at the end of training they must, whatever the rule does. Returns their fingerprint.
+// Ends the run unless all ranks hold the same parameters (bytes), bit for bit. At the start and at
+// the end of training, and at every checkpoint, they must, whatever the rule does. Returns their
+// fingerprint.
 static inline uint64_t check_replicas(const Scheduler *s, const void *parameters, size_t bytes) {
     Transport *transport = s->transport;
     Stream *stream = s->compute;
@@ -135,8 +153,12 @@ static inline uint64_t check_replicas(const Scheduler *s, const void *parameters
     uint64_t *all = (uint64_t *)transport_collect_records(transport, "fingerprint", &mine, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
         if (all[rank] == all[0]) { continue; }
-        transport_fail(transport, "the parameters of rank %d differ from those of rank 0: a bug in train_gpt",
-                       rank);
+        transport_fail(
+            transport,
+            "the parameters of rank %d differ from those of rank 0: their programs round "
+            "differently (the start says whether builds or processors differ), or this is a bug in "
+            "train_gpt. Checkpoints of before are sound",
+            rank);
     }
     free(all);
     return mine;

@@ -167,6 +167,24 @@ static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
     if (hosts > MOST) { fprintf(file, "           and %d more: log.jsonl has all\n", hosts - MOST); }
 }
 
+// Names the first rank whose program is of another commit than rank 0's, or rounds in another way.
+static inline void print_builds(const Hello *hellos, int ranks) {
+    for (int rank = 1; rank < ranks; rank++) {
+        const Hello *odd = &hellos[rank], *first = hellos;
+        bool revision = strcmp(odd->revision, first->revision) != 0,
+             rounding = strcmp(odd->rounding, first->rounding) != 0;
+        if (!revision && !rounding) { continue; }
+        printf("builds     rank %d on %s differs from rank 0 on %s: %s\n", rank, odd->host, first->host,
+               revision ? "its program is of another commit" : "it rounds in another way");
+        const Hello *both[2] = {odd, first};
+        for (int i = 0; i < 2; i++) {
+            printf("           rank %d: commit %s; %s\n", i == 0 ? rank : 0,
+                   both[i]->revision[0] != '\0' ? both[i]->revision : "unknown", both[i]->rounding);
+        }
+        return;
+    }
+}
+
 static inline void print_model(const ModelConfig *config, const TrainedPart *part) {
     char window[32] = "";
     if (config->window > 0) { snprintf(window, sizeof window, "window %d, ", config->window); }
@@ -234,6 +252,7 @@ static inline void print_start(Run *run, const Hello *hellos) {
         printf("%s\n", options_emulate_link(options) ? " (emulated)" : "");
         printf("exchange   %s\n", run->placement.exchange_reason);
         print_hosts(stdout, hellos, transport->size);
+        print_builds(hellos, transport->size);
     }
     print_device(run);
     print_batch(run);

@@ -25,6 +25,7 @@ typedef struct Placement {
     int ranks_on_gpus;      // how many of all ranks compute on GPUs
     bool all_cast;          // there are several ranks, and all compute with bf16 casts of the parameters
     char odd_one[320];      // names a rank whose GPU differs from that of most ranks; empty: none
+    char rounding[128];     // what decides how this rank rounds: its device, or its processor and library
     char device_reason[1100], exchange_reason[256], gpu_exchange_reason[192], recompute_reason[192];
 } Placement;
 
@@ -52,7 +53,10 @@ static inline bool placement_choose_device(Placement *placement, const Options *
                  kernels_can_run(&placement->gpu, &reason);
     if (asked && !found && !plan) { return error_set(error, "--device cuda: %s", reason.text); }
     placement->on_gpu = found || asked;
+    cpu_describe_rounding(placement->rounding);
     if (found) {
+        snprintf(placement->rounding, sizeof placement->rounding, "%.80s, compute capability %d.%d",
+                 placement->gpu.name, placement->gpu.capability / 10, placement->gpu.capability % 10);
         gpu_measure(&placement->gpu); // kernels take memory, too
         snprintf(placement->device_reason, sizeof placement->device_reason,
                  "GPU %d of %d, %s, %d processors, %.1f GB free", placement->gpu.number, placement->gpu.count,

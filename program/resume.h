@@ -45,6 +45,8 @@ static inline void open_checkpoints(Run *run) {
     checkpointed->directory = run->directory;
     checkpointed->tokenizer = options->tokenizer[0] != '\0' ? options->tokenizer : options_start(options);
     checkpointed->version = ACCO_VERSION;
+    checkpointed->revision = ACCO_REVISION;
+    checkpointed->rounding = run->placement.rounding;
     checkpointed->data = run->data_identity;
     Error error = {""};
     options_save_times(options, &run->saving.times, &error); // cannot fail: it has been checked
@@ -122,6 +124,11 @@ static inline void begin_checkpoint(Run *run, bool beside) {
     run->checkpointed.next_learning_rate = scheduler_learning_rate(&run->scheduler);
     watch_data(run);
     run->checkpointed.data_changed = run->training.data_changed;
+    if (s->transport->size > 1 && !rule_shards(run->rule)) { // each rank makes the steps by itself
+        const void *weights = borrow_committed(s, run->rule, false);
+        check_replicas(s, weights, weights_bytes(s));
+        return_committed(s, weights);
+    }
     bool begun = checkpoint_begin(&run->checkpointed, beside, &error);
     // The clock of --save-every starts anew. A job in flight may have asked for this checkpoint,
     // too.
@@ -203,6 +210,21 @@ static inline void keep_measured_choices(Run *run, const CheckpointSource *sourc
     share_from_rank_zero(&run->transport, "sharing", &run->options.rules, sizeof run->options.rules);
 }
 
+// Options that say which checkpoints stay, and said otherwise in the run that goes on.
+static inline void note_other_keeping(Run *run, const json_t *options) {
+    char now[OPTION_VALUE_SIZE], old[OPTION_VALUE_SIZE], *text = run->saving.other_keeping;
+    for (const OptionSpec *option = option_table; option < option_end; option++) {
+        const json_t *value = json_object_get(options, option->name);
+        Options before = run->options;
+        Error error = {""}; // a checkpoint holds what was valid
+        if (option->effect != KEPT_FILES || value == NULL || json_is_null(value)) { continue; }
+        option_set_json(option, &before, value, &error);
+        if (option_is_same(option, &run->options, &before)) { continue; }
+        text_join(text, sizeof run->saving.other_keeping, ", ", "--%s %s (was %s)", option->name,
+                  option_print_value(option, &run->options, now), option_print_value(option, &before, old));
+    }
+}
+
 // --decay-now: from the checkpoint on the rate falls, and the run ends that many tokens later. A
 // checkpoint that cannot be read is refused by check_resume.
 static inline bool decay_from_checkpoint(Options *options, Error *error) {
@@ -269,6 +291,7 @@ static inline void check_resume(Run *run) {
     }
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
     keep_measured_choices(run, &source);
+    if (newest && found) { note_other_keeping(run, json_object_get(source.manifest, "options")); }
     if (found) { checkpoint_close(&source); }
 }
 
@@ -281,6 +304,10 @@ static inline void report_resumed(Run *run, const char *resume, const char *rema
     const char *start = options_start(&run->options);
     if (start[0] != '\0' && run->part.frozen_count == 0) {
         printf("           with its parameters; those of %s are not used\n", start);
+    }
+    if (run->saving.other_keeping[0] != '\0') {
+        printf("           %s: what only the former kept is removed when the next checkpoint is written\n",
+               run->saving.other_keeping);
     }
     double before = run->checkpointed.next_learning_rate, now = scheduler_learning_rate(&run->scheduler);
     bool goes_on = run->scheduler.gradients_done < run->scheduler.settings.target;

@@ -30,6 +30,7 @@ typedef struct Saving {
     double seconds;          // for which training was blocked by the current save
     int64_t rollback_commit; // of the checkpoint that the latest rollback went to
     int rollback_repeats;    // how often in a row rollbacks went to it
+    char other_keeping[160]; // options that keep checkpoints, and were others before the run was resumed
 } Saving;
 
 // One run, or the plan of one.

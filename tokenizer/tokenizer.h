@@ -413,7 +413,15 @@ static inline bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error 
     size_t size = 0;
     memset(tokenizer, 0, sizeof *tokenizer);
     if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) {
+        bool is_of_old = path_within(inside, path, "vocab.json", error) && stat(inside, &status) == 0;
         if (!path_within(inside, path, "tokenizer.json", error)) { return false; }
+        if (is_of_old && stat(inside, &status) != 0) {
+            return error_set(
+                error,
+                "%.300s has a vocab.json, but no tokenizer.json: transformers makes it of them in "
+                "Python, by AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
+                path);
+        }
         path = inside;
     }
     void *bytes = file_map(path, "expected a tokenizer.json", &size, error);

@@ -206,6 +206,19 @@ static inline Matmul matmul_describe(Precision precision, Real *result, int resu
     return work;
 }
 
+// text <- what decides how results are rounded on this processor: programs of one commit that say
+// the same make the same bits.
+static inline const char *cpu_describe_rounding(char text[128]) {
+    char library[96];
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    const char *fuses = "fused";
+#else
+    const char *fuses = "unfused";
+#endif
+    snprintf(text, 128, "%s sums, products by %s", fuses, onednn_describe(library));
+    return text;
+}
+
 // Whether the library computes products of bf16 on this processor; otherwise our own loops do.
 static inline bool matmul_has_bf16(void) {
     enum { SIDE = 16 };

@@ -176,10 +176,21 @@ static inline bool onednn_multiply(const OnednnMatrix *a, const OnednnMatrix *b,
                       accumulate ? 1.0f : 0.0f, (float *)result->data, result->stride) == dnnl_success;
 }
 
-// text <- what computes matrix products on CPUs, for reports.
+// text <- what computes matrix products on CPUs: another version, or another set of instructions,
+// which the library chooses by the processor, rounds in another way.
 static inline const char *onednn_describe(char text[96]) {
+    const struct {
+        dnnl_cpu_isa_t least;
+        const char *name;
+    } sets[] = {{dnnl_cpu_isa_avx512_core_amx, " for AMX"},
+                {dnnl_cpu_isa_avx512_core, " for AVX-512"},
+                {dnnl_cpu_isa_avx2, " for AVX2"},
+                {dnnl_cpu_isa_sse41, " for SSE4.1"}};
     const dnnl_version_t *version = dnnl_version();
-    snprintf(text, 96, "oneDNN %d.%d.%d", version->major, version->minor, version->patch);
+    unsigned used = (unsigned)dnnl_get_effective_cpu_isa(), found = 0;
+    while (found < 4 && (used & (unsigned)sets[found].least) != (unsigned)sets[found].least) { found++; }
+    snprintf(text, 96, "oneDNN %d.%d.%d%s", version->major, version->minor, version->patch,
+             found < 4 ? sets[found].name : "");
     return text;
 }
 

@@ -69,6 +69,7 @@ typedef struct Setting {
     // the signal for itself, because mpirun does not pass on what it ignores.
     bool ignore_xfsz;
     const char *second;       // arguments of rank 1, without quotation marks; NULL: those of rank 0
+    const char *second_has;   // NAME=VALUE in the environment of rank 1 alone; NULL: nothing
     const char *tasks, *task; // SLURM_STEP_NUM_TASKS and SLURM_PROCID; NULL: not set
     size_t stack_bytes;       // RLIMIT_STACK, the size of a new thread's stack; 0: as it is
     int early_signal;         // has already come when the program begins, and is blocked; 0: none
@@ -299,6 +300,10 @@ static inline Program program_start(Stage *stage, int ranks, const Setting *sett
     } else if (setting->second != NULL) {
         snprintf(shell, sizeof shell, "sh -c '[ " RANK_IN_SHELL " = 0 ] || set -- %s; exec \"$0\" \"$@\"' ",
                  setting->second);
+    }
+    if (setting->second_has != NULL) {
+        snprintf(shell, sizeof shell, "sh -c '[ " RANK_IN_SHELL " = 0 ] || export %s; exec \"$0\" \"$@\"' ",
+                 setting->second_has);
     }
     snprintf(command, sizeof command, "exec %s%s'%s' %s", launcher, shell, stage->binary, arguments);
     snprintf(name, sizeof name, "output-%d", ++stage->count);

@@ -2,6 +2,8 @@
 // says with a chat.json is what it says, byte for byte, when its constant texts are typed by hand.
 #include "test/program/fleet.h"
 
+enum { ES = 307 }; // the id of the token "es"
+
 #define CHAT \
     "{\"first\": [\"Q \", \" A\"], \"system\": [\"S \", \"<|end|>Q \", \" A\"], " \
     "\"next\": [\"<|end|>Q \", \" A\"], \"end\": \"<|end|>\"}"
@@ -66,6 +68,26 @@ static void an_answer_ends_with_its_token(void **state) {
           "printf 'mill\\n\\nfox\\n/reset\\nfox\\nmill' | \"$TRAIN_GPT\" sample --from chat --threads 1 "
           "--temperature 0 --interactive on | grep '^> ' > out.txt; "
           "printf '>  no\\n> >  yes\\n> >  yes\\n>  no\\n> \\n' | cmp - out.txt");
+}
+
+// Without a chat.json a text ends where the model's own files say so: transformers looks there.
+static void a_text_ends_at_each_of_the_models_ends(void **state) {
+    Stage *stage = stage_of(state);
+    static const char typed[] =
+        "sample --from raw --threads 1 --temperature 0 --sample-tokens 9 --prompt 'Q fox A'";
+    shell(stage, "cp raw/config.json before.json");
+    Outcome outcome = run_well(stage, typed);
+    assert_non_null(strstr(outcome.output, "Q fox A yes"));
+    for (int in_config = 0; in_config < 2; in_config++) {
+        shell(stage,
+              in_config == 0
+                  ? "printf '{\"eos_token_id\": [0, %d]}' > raw/generation_config.json"
+                  : "sed 's/\"eos_token_id\": [a-z0-9]*/\"eos_token_id\": %d/' before.json > raw/config.json",
+              ES);
+        outcome = run_well(stage, typed);
+        text_check(outcome.output, "Q fox A y\n", in_config ? "config.json" : "generation_config.json");
+        shell(stage, "rm -f raw/generation_config.json; cp before.json raw/config.json");
+    }
 }
 
 // The end of these answers is a token that the model never writes: typed texts know no end.
@@ -133,9 +155,8 @@ static void a_system_text_needs_a_chat(void **state) {
 int main(void) {
     static Stage stage;
     const struct CMUnitTest tests[] = {
-        CHAT_TEST(an_answer_ends_with_its_token),
-        CHAT_TEST(pieces_are_those_that_are_typed),
-        CHAT_TEST(what_is_no_chat_is_refused),
+        CHAT_TEST(an_answer_ends_with_its_token),   CHAT_TEST(a_text_ends_at_each_of_the_models_ends),
+        CHAT_TEST(pieces_are_those_that_are_typed), CHAT_TEST(what_is_no_chat_is_refused),
         CHAT_TEST(a_system_text_needs_a_chat),
     };
     stage_open(&stage);

@@ -1762,6 +1762,52 @@ static void what_is_left_out_is_as_in_the_run(void **state) {
     text_check(outcome.output, "at commit 24; exact", again);
 }
 
+// The same program on a processor with other instructions has other products.
+static void another_processor_is_not_exact(void **state) {
+    Stage *stage = stage_of(state);
+    Outcome version = program_run(stage, 0, "--version");
+    if (strstr(version.output, " for AVX") == NULL) { leave_out("oneDNN on a processor with AVX"); }
+    run_well(stage, "--config base.json --optimizer ddp --out moves");
+    shell(stage,
+          "ONEDNN_MAX_CPU_ISA=SSE41 \"$TRAIN_GPT\" --resume auto --out moves --tokens 2k > moved.txt && "
+          "grep -q 'not exact: another processor or library rounds in another way (.*SSE4.1; before .*AVX' "
+          "moved.txt");
+}
+
+// Every option of the run stays, also those that change no bit: a second kill must not find
+// that nothing was saved since the first, or that a checkpoint which was to stay is gone.
+static void a_resumed_run_keeps_every_option(void **state) {
+    Stage *stage = stage_of(state);
+    char path[STAGE_PATH_SIZE];
+    run_well(
+        stage,
+        "--config base.json --optimizer ddp --out all --tokens 3k --save-every 4 --keep 2 --keep-every 8 "
+        "--keep-best on --val-every 2 --val-batches 2 --stop-after 90 --report-every 3 --threads 1 "
+        "--timeout-s 77 --sample-tokens 9 --sample-every 11 --prompt It --temperature 0.5 --top-k 7 "
+        "--top-p 0.9 --repetition-penalty 1.1 --slow-rank 0 --slow-ms 1");
+    json_t *before = json_loads(stage_read_text(stage, stage_path(stage, "all/config.json", path)), 0, NULL);
+    Outcome outcome = run_well(stage, "--resume auto --out all --tokens 4k");
+    assert_null(strstr(outcome.output, "what only the former kept"));
+    json_t *after = json_loads(stage_read_text(stage, stage_path(stage, "all/config.json", path)), 0, NULL);
+    json_object_set_new(before, "tokens", json_integer(4000));
+    json_object_set_new(before, "resume", json_string("auto"));
+    char *texts[] = {json_dumps(before, JSON_INDENT(1)), json_dumps(after, JSON_INDENT(1))};
+    assert_string_equal(texts[0], texts[1]);
+    for (int i = 0; i < 2; i++) { free(texts[i]); }
+    json_decref(before);
+    json_decref(after);
+    assert_true(access(stage_path(stage, "all/checkpoints/commit-8", path), F_OK) == 0);
+    // What the command line makes senseless is left out, and what it takes from the disk is said.
+    outcome = run_well(stage, "--resume auto --out all --tokens 5k --slow-rank none --sample-tokens none "
+                              "--val-batches none --keep 1 --keep-every off");
+    text_check(
+        outcome.output,
+        "           --keep 1 (was 2), --keep-every off (was 8), --keep-best off (was on): what only the "
+        "former kept is removed when the next checkpoint is written\n",
+        "--keep 1");
+    assert_true(access(stage_path(stage, "all/checkpoints/commit-8", path), F_OK) != 0);
+}
+
 // The number format that was measured to be the fastest stays, whatever is faster today.
 static void the_fastest_format_is_chosen_once(void **state) {
     Stage *stage = stage_of(state);
@@ -2043,6 +2089,8 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(a_decay_branches_off_a_stable_run),
     CHECKPOINT_TEST(adaptive_batches_are_not_exact),
     CHECKPOINT_TEST(what_is_left_out_is_as_in_the_run),
+    CHECKPOINT_TEST(another_processor_is_not_exact),
+    CHECKPOINT_TEST(a_resumed_run_keeps_every_option),
     CHECKPOINT_TEST(the_fastest_format_is_chosen_once),
     CHECKPOINT_TEST(mistakes_are_refused),
     CHECKPOINT_TEST(hostile_manifests_are_refused),

@@ -473,6 +473,8 @@ static const struct {
     {"--tokenizer bpe --data foreign.bin", "is not the tokenizer that made foreign.bin"},
     {"--data '*n*.bin'", "made by different tokenizers"},
     {"--tokenizer endless --data documents.txt", "no token <|endoftext|>"},
+    {"--tokenizer old --data documents.txt",
+     "old has a vocab.json, but no tokenizer.json: transformers makes it"},
     {"--tokenizer bpe --data packed.txt", "packed.txt looks like a gzip archive"},
     {"--model bytes.json --data packed.txt", "packed.txt looks like a gzip archive"},
     {"--model bytes.json --data model.json", "model.json is JSON, and its braces"},
@@ -1008,7 +1010,8 @@ static void write_stage(const Stage *stage) {
              stage_path(stage, "model.json", path), 40 * T);
     stage_write(stage, "base.json", command);
     snprintf(command, sizeof command,
-             "cd '%s' && root='%s' && mkdir bpe endless && cp \"$root/test/reference/tokenizer.json\" "
+             "cd '%s' && root='%s' && mkdir bpe endless old && echo '{}' > old/vocab.json && cp "
+             "\"$root/test/reference/tokenizer.json\" "
              "bpe && "
              "cp \"$root/test/reference/documents.txt\" . && "
              "cp \"$root/test/reference/documents_shard.bin\" documents.bin && "

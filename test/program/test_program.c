@@ -1025,6 +1025,26 @@ static void ranks_that_differ_end_at_once(void **state) {
     }
 }
 
+// Steps of Muon that every rank makes by itself would drift apart where oneDNN rounds differently.
+// Other rules go on, and the start says which rank differs.
+static void ranks_that_round_differently_are_named(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    Setting setting = {.second_has = "ONEDNN_MAX_CPU_ISA=SSE41"};
+    static const char *const rules[] = {"ddp", "zero1"};
+    Outcome version = program_run(stage, 0, "--version");
+    if (strstr(version.output, " for AVX") == NULL) { leave_out("oneDNN on a processor with AVX"); }
+    for (int i = 0; i < 2; i++) {
+        char arguments[256];
+        snprintf(arguments, sizeof arguments, "--config base.json --inner muon --optimizer %s --out rounds",
+                 rules[i]);
+        Program program = program_start(stage, 2, &setting, arguments);
+        Outcome outcome = program_finish_within(stage, &program, 100);
+        outcome_check(&outcome, i == 0 ? 2 : 0, rules[i]);
+        text_check(i == 0 ? outcome.errors : outcome.output,
+                   i == 0 ? "rounds them differently than rank 0" : "\nbuilds     rank 1 on ", rules[i]);
+    }
+}
+
 // One process answers for all.
 static void a_plan_under_a_launcher_is_printed_once(void **state) {
     Outcome outcome = program_run(stage_with_ranks(state), 2, "plan --ranks 2");
@@ -2294,6 +2314,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(plan_prints_what_two_ranks_reserve),
     PROGRAM_TEST(a_plan_allocates_nothing),
     PROGRAM_TEST(ranks_that_differ_end_at_once),
+    PROGRAM_TEST(ranks_that_round_differently_are_named),
     PROGRAM_TEST(a_plan_under_a_launcher_is_printed_once),
     PROGRAM_TEST(the_saved_configuration_repeats_the_run),
     PROGRAM_TEST(ranks_of_unequal_rounds_choose_alike),

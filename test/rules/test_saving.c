@@ -139,6 +139,8 @@ static int save_after_two_commits(const char *rule, const char *directory, bool 
     run.B = run.T = 1;
     run.directory = directory;
     run.version = "a test";
+    run.revision = "abc";
+    run.rounding = "by hand";
     run.keep = 1;
     run.options = json_object();
     run.measured = run.data = "";

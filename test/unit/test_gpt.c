@@ -943,10 +943,18 @@ static void test_config_of_gpt2(void **state) {
         {"\"n_head\":5}", "n_embd 12 must be a multiple of n_head 5"},
         {"\"activation_function\":\"relu\"}", "gelu_new"},
         {"\"tie_word_embeddings\":false}", "tie_word_embeddings"}};
-    for (int i = 0; i < 6; i++) {
+    static const char aliases[] =
+        "{\"model_type\":\"gpt2\",\"num_hidden_layers\":3,\"hidden_size\":12,\"num_attention_heads\":3,"
+        "\"max_position_embeddings\":20,\"vocab_size\":50,\"activation_function\":\"gelu_pytorch_tanh\"}";
+    ModelConfig config;
+    Error error;
+    assert_true(config_from_text(aliases, &config, &error));
+    assert_true(config.layers == 3 && config.channels == 12 && config.heads == 3 && config.positions == 20);
+    assert_false(config_from_text("{\"model_type\":\"gpt2\",\"n_layer\":3,\"n_embd\":12,\"vocab_size\":50}",
+                                  &config, &error));
+    assert_non_null(strstr(error.text, "\"n_head\" is not given"));
+    for (int i = 0; i < (int)(sizeof texts / sizeof texts[0]); i++) {
         char text[512];
-        ModelConfig config;
-        Error error;
         snprintf(text, sizeof text, "%s%s", start, texts[i][0]);
         bool good = config_from_text(text, &config, &error);
         if (good != (i == 0) || strstr(error.text, texts[i][1]) == NULL) {
@@ -966,12 +974,13 @@ static void test_config_json(void **state) {
                                  "," CONFIG_TYPES
                                  ",\"intermediate_size\":null,\"attention_layers\":[\"global\","
                                  "\"local\",\"global\",\"local\"],\"classifier_dropout\":0.1,\"embed_"
-                                 "dropout\":0,\"resid_dropout\":0.0,"
+                                 "dropout\":0,\"resid_dropout\":0.1,"
                                  "\"activation_function\":\"gelu_new\",\"layer_norm_epsilon\":1e-5}",
                                  &config, &error));
     assert_true(config.layers == 4 && config.channels == 768 && config.heads == 16 &&
                 config.mlp_channels == 3072 && config.window == 256);
     assert_true(config.positions == 2048 && config.vocabulary == 50257 && config.epsilon == 1e-5);
+    assert_true(config.dropout == 0.1); // read, to say that it is ignored
     assert_true(!config.local[0] && config.local[1] && !config.local[2] && config.local[3]);
     const struct {
         const char *text, *message;
@@ -990,7 +999,6 @@ static void test_config_json(void **state) {
                                   ",\"attention_layers\":[\"local\",\"local\",\"global\",\"local\"]}",
          "contradict"},
         {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"attention_layers\":[\"global\"]}", "attention_layers"},
-        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"resid_dropout\":0.1}", "dropout"},
         {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"activation_function\":\"gelu\"}", "gelu_new"},
         {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"num_heads\":7}", "multiple"},
         {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"hidden_size\":0}", "hidden_size"},

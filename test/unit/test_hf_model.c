@@ -807,18 +807,21 @@ static void a_trained_part_is_saved_and_read_as_the_whole_model(void **state) {
 static void adapters_that_cannot_be_read_are_refused(void **state) {
     (void)state;
     static const char *const changes[][3] = {
-        {"r", "0", "an r from 1 to 65536"},
-        {"r", "4294967300", "an r from 1 to 65536"},
-        {"lora_alpha", "\"a\"", "a number lora_alpha"},
-        {"peft_type", "\"IA3\"", "must have peft_type \"LORA\""},
-        {"bias", "\"all\"", "bias \"none\""},
-        {"bias", "true", "bias \"none\""},
-        {"modules_to_save", "[\"wte\"]", "no modules_to_save"},
-        {"rank_pattern", "{\"c_fc\": 1}", "rank_pattern"},
+        {"r", "0", ": r must be a whole number from 1 to 65536"},
+        {"r", "4294967300", ": r must be a whole number from 1 to 65536"},
+        {"lora_alpha", "\"a\"", ": lora_alpha must be a number"},
+        {"peft_type", "\"IA3\"", ": peft_type must be \"LORA\""},
+        {"peft_type", "null", ": peft_type must be \"LORA\""},
+        {"bias", "\"all\"", ": bias must be \"none\""},
+        {"bias", "true", ": bias must be \"none\""},
+        {"modules_to_save", "[\"wte\"]", ": modules_to_save is not supported"},
+        {"rank_pattern", "{\"c_fc\": 1}", ": rank_pattern is not supported"},
+        {"alpha_pattern", "{\"c_fc\": 1}", ": alpha_pattern is not supported"},
         {"use_dora", "true", "\"use_dora\" is not supported"},
         {"init_lora_weights", "\"pissa\"", "adapters that began as \"pissa\" change the model, too"},
-        {"base_model_name_or_path", "null", "a directory base_model_name_or_path"},
-        {"base_model_name_or_path", "\"/no/model\"", "holds adapters of /no/model: "},
+        {"base_model_name_or_path", "null", ": base_model_name_or_path must be the directory of the model"},
+        {"base_model_name_or_path", "\"openai-community/gpt2\"",
+         "holds adapters of openai-community/gpt2, which is no directory of a model here: download it"},
         {"r", "2", "must be of numbers, and of shape (2, "},
     };
     Loaded neo;
@@ -838,8 +841,32 @@ static void adapters_that_cannot_be_read_are_refused(void **state) {
         expect_refusal(changes[i][2]);
     }
     check_part("", 3);
+    assert_int_equal(unlink(scratch("model/" FILE_SUMS_NAME)), 0);
+    assert_int_equal(rename(scratch("model/" ADAPTERS_WEIGHTS), scratch("model/adapter_model.bin")), 0);
+    expect_refusal("AutoPeftModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)");
+    check_part("", 3);
     assert_true(hf_model_copy_file(scratch("base/config.json"), scratch("model/" ADAPTERS_CONFIG), &error));
     expect_refusal("it is not what checksums.json beside it says");
+}
+
+// Whoever reads such a weight gets no text from it, and a loss that is no number.
+static void a_weight_that_is_no_number_is_named(void **state) {
+    (void)state;
+    static const float odd[] = {NAN, INFINITY, -INFINITY};
+    Loaded neo;
+    load_or_fail(REFERENCE, &neo);
+    for (int i = 0; i < neo.table.count; i++) {
+        const ParameterInfo *info = &neo.table.entries[i];
+        float *last = neo.parameters + info->offset + info->count - 1, kept = *last;
+        char message[200];
+        *last = odd[i % 3];
+        snprintf(message, sizeof message, "%s has a number that is not finite", info->name);
+        tree_remove(scratch("model"));
+        save_or_fail(scratch("model"), &neo, NULL);
+        expect_refusal(message);
+        *last = kept;
+    }
+    loaded_free(&neo);
 }
 
 static void without_weights_it_says_what_to_do(void **state) {
@@ -989,6 +1016,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(the_head_must_be_the_embedding),
         cmocka_unit_test(what_is_wrong_with_the_tensors_is_named),
         cmocka_unit_test(a_long_shape_fits_into_the_line),
+        cmocka_unit_test(a_weight_that_is_no_number_is_named),
         cmocka_unit_test(without_weights_it_says_what_to_do),
         cmocka_unit_test(a_trained_part_is_saved_and_read_as_the_whole_model),
         cmocka_unit_test(adapters_that_cannot_be_read_are_refused),

@@ -342,6 +342,9 @@ static void test_texts(void **state) {
     longest[1024] = '\0';
     assert_false(parse(&options, &error, words));
     expect_text("long model", error.text, "--model: the text is longer than 1023 bytes");
+    const char *prompt[] = {"--prompt", longest, NULL};
+    assert_false(parse(&options, &error, prompt));
+    expect_text("long prompt", error.text, "longer than 1023 bytes; a file of --prompts may have more");
     const char *foreign[] = {"--prompt", "caf\xe9", NULL};
     assert_false(parse(&options, &error, foreign));
     expect_text("Latin-1", error.text, "--prompt: the text is not valid UTF-8");

@@ -329,6 +329,29 @@ static void operations_are_those_that_are_computed(void **state) {
     trained_part_free(&part);
 }
 
+static void patterns_mean_names_and_their_ends(void **state) {
+    (void)state;
+    static const struct {
+        const char *pattern;
+        bool means[3]; // h.1.attn.c_attn.weight, h.1.attn.c_attn.bias, wte.weight
+    } cases[] = {
+        {"c_attn", {true, true, false}},      {"c_attn.weight", {true, false, false}},
+        {"attn.c_attn", {true, true, false}}, {"h.1.*", {true, true, false}},
+        {"h.[02].*", {false, false, false}},  {"*.bias", {false, true, false}},
+        {"w*", {false, false, true}},         {"weight", {false, false, false}},
+        {"attn", {false, false, false}},      {"h.1.attn.c_attn", {true, true, false}},
+        {"wte.weight", {false, false, true}}, {"_attn.weight", {false, false, false}},
+    };
+    static const char *const names[3] = {"h.1.attn.c_attn.weight", "h.1.attn.c_attn.bias", "wte.weight"};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (int j = 0; j < 3; j++) {
+            if (trained_is_meant(cases[i].pattern, names[j]) != cases[i].means[j]) {
+                fail_msg("%s, %s", cases[i].pattern, names[j]);
+            }
+        }
+    }
+}
+
 static void patterns_that_cannot_be_meant_are_refused(void **state) {
     (void)state;
     const struct {
@@ -366,6 +389,7 @@ int main(void) {
         cmocka_unit_test(adapters_begin_without_effect),
         cmocka_unit_test(vectors_follow_the_order_of_the_model),
         cmocka_unit_test(operations_are_those_that_are_computed),
+        cmocka_unit_test(patterns_mean_names_and_their_ends),
         cmocka_unit_test(patterns_that_cannot_be_meant_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL) == 0 ? 0 : 1;

@@ -6,10 +6,10 @@
 //   bench_cuda kernels MODEL B T [NAME]
 //                                     the ceilings and the table; or only kernels whose names
 //                                     begin so, and no ceilings: for a profiler
-//   bench_cuda variants MODEL B T     the ceilings; the head's products on chunks of at most 4096, 8192
-//                                     (GPT_GPU_CHUNK), 11008 and 16384 rows; products in FP8 with their casts; and
-//                                     products that leave NCCL 8 and 16 multiprocessors, as those
-//                                     beside an exchange do
+//   bench_cuda variants MODEL B T     the ceilings; the head's products on chunks of at most 4096,
+//                                     8192 (GPT_GPU_CHUNK), 11008 and 16384 rows; products in FP8
+//                                     with their casts; and products that leave NCCL 8 and 16
+//                                     multiprocessors, as those beside an exchange do
 //   bench_cuda gelu MODEL B T         the ceilings, and the MLP's GELU by our kernels and
 //                                     in the library's epilogues
 //   bench_cuda tokens FILE COUNT V    a token file for training runs: COUNT random ids

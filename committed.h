@@ -29,7 +29,7 @@ static inline void gather_masters_task(void *context, Stream *stream) {
                              .buffer = s->gradients.data,
                              .source = s->optimizer.master};
     if (work->casts != NULL) {
-        comm_gather_casts(&s->comm, stream, &collective, work->casts);
+        comm_gather_casts(&s->comm, stream, &collective, work->casts, false);
     } else {
         comm_exchange(&s->comm, stream, &collective, ALL_GATHER);
     }

@@ -282,21 +282,32 @@ static inline double clip_scale(double clip, double norm) {
     return clip > 0 && norm > clip ? clip / norm : 1.0;
 }
 
+// Where a step writes its result in bf16, too: the casts that are gathered next, or the copy that
+// compute made of parameters that the step changes in place, while compute waits. NULL: nowhere.
+static inline Real *job_casts(const Scheduler *s, const Job *job) {
+    if (s->settings.keeps_casts) { return job->follows ? s->casts : s->arriving_casts; }
+    return job->follows && s->settings.replicated ? scheduler_copy(s) : NULL;
+}
+
 // Steps what this worker owns. A commit changes the master copy and the moments. An
 // estimate is written over the reduced gradient that it is made from.
 static inline void job_step(Scheduler *s, Job *job, Stream *stream) {
     bool stepped = job->kind != AVERAGE && job->spike == SPIKE_NONE;
+    Real *casts = job_casts(s, job);
     job->over_gradient = stepped && job->kind != COMMIT;
+    job->is_cast = stepped && casts != NULL;
     if (!stepped) { return; }
     job_span_begins(s, "step");
     float *reduced = job_buffer(s, job)->data;
     OptimizerStep step = {.gradient = reduced,
+                          .casts = job->over_gradient ? NULL : casts,
                           .divisor = tally_divisor(&job->total, &s->problem),
                           .scale = clip_scale(s->settings.gradient_clip, job->gradient_norm),
                           .learning_rate = job->learning_rate,
                           .commit = true};
     if (job->kind != ESTIMATE) { optimizer_step(&s->optimizer, stream, &step); }
     step.out = reduced;
+    step.casts = casts;
     step.commit = false;
     if (job->kind != COMMIT) { optimizer_step(&s->optimizer, stream, &step); }
     stream_settle(stream);
@@ -346,7 +357,7 @@ static inline void job_gather_task(void *context, Stream *stream) {
         collective.end = size_min(collective.first + job->bucket_cells, layout->cells);
         job_span_begins(s, "all-gather");
         if (s->settings.keeps_casts) {
-            comm_gather_casts(&s->comm, stream, &collective, casts);
+            comm_gather_casts(&s->comm, stream, &collective, casts, job->is_cast);
         } else {
             comm_exchange(&s->comm, stream, &collective, ALL_GATHER);
         }

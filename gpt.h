@@ -31,12 +31,14 @@
 
 enum {
     GPT_LOGITS_BYTES = 256 << 20, // of a chunk of logits on the CPU, at most
-    GPT_GPU_LOGITS_BYTES = 1 << 30,
-    GPT_GPU_CHUNKS = 4,
-    GPT_GPU_CHUNK_ROWS = 256, // a chunk on a GPU has a multiple of them
-    GPT_LOGITS_UNIT = 64,     // a row of logits on a GPU has a multiple of them
+    GPT_GPU_CHUNK = 8192,         // rows of a chunk on a GPU, at most: bench_cuda variants times others
+    GPT_GPU_CHUNK_ROWS = 256,     // a chunk on a GPU has a multiple of them
+    GPT_LOGITS_UNIT = 64,         // a row of logits on a GPU has a multiple of them
     GPT_SPANS = 4 * MODEL_MAX_LAYERS + 2
 };
+
+// Of a chunk on a GPU, at most, for large vocabularies.
+static const size_t GPT_GPU_LOGITS_BYTES = (size_t)2 << 30;
 
 // Gradients that lie side by side.
 typedef struct GptSpan {
@@ -58,17 +60,17 @@ typedef struct Gpt {
     int widest;       // max(3C, F)
     Real *inner;      // (B, T, r): what is between the two products of an adapter
 
-    // The parameters in the model's precision: the caller's own, or weight_copy, of which
-    // the first `prepared` elements are up to date.
+    // The parameters in the model's precision: the caller's own, or the copy, of which the
+    // first `prepared` elements are up to date.
     const Real *weights;
-    Real *weight_copy;
+    WeightCopy copy;
     size_t prepared;
-    uint64_t weights_version; // the caller's, of the parameters that were copied; 0: unknown
 
     // With settings.fp8
     uint8_t *fp8_weights; // of all layers, each matrix followed by itself turned
     uint8_t *fp8_operand; // (B, T, max(3C, F)): what a matrix multiplies
     float *fp8_scales;    // (1 + L TENSORS_PER_LAYER): of fp8_operand, then of the matrices
+    uint64_t fp8_version; // of the parameters whose casts these are, as WeightCopy's
     bool fp8_changed;     // this pass casts the weights
 
     // This pass begins a sum of gradients: the products of the backward pass set those of
@@ -126,19 +128,19 @@ static inline int gpt_logits_stride(int vocabulary, bool on_gpu) {
     return on_gpu ? (vocabulary + GPT_LOGITS_UNIT - 1) / GPT_LOGITS_UNIT * GPT_LOGITS_UNIT : vocabulary;
 }
 
-// Rows of logits at a time: equal chunks, as few as the bytes allow. On a GPU at least
-// GPT_GPU_CHUNKS: each costs a pass over the fp32 gradient of wte (at 125M 154 MB, read
-// and written), but with one, the logits would be the largest array of all. Chunks there
-// are a multiple of GPT_GPU_CHUNK_ROWS, because the library computes tiles of up to 256
-// rows.
-static inline int gpt_chunk_rows(int rows, int logits_stride, Precision precision, bool on_gpu) {
-    size_t bytes = on_gpu ? GPT_GPU_LOGITS_BYTES : GPT_LOGITS_BYTES;
-    int most = (int)(bytes / ((size_t)logits_stride * precision_bytes(precision)));
-    int unit = on_gpu && most >= GPT_GPU_CHUNK_ROWS ? GPT_GPU_CHUNK_ROWS : 1;
-    most = most < 1 ? 1 : most / unit * unit;
-    int chunks = (rows + most - 1) / most;
-    if (on_gpu && chunks < GPT_GPU_CHUNKS) { chunks = GPT_GPU_CHUNKS; }
-    int chunk = ((rows + chunks - 1) / chunks + unit - 1) / unit * unit;
+// Rows of logits at a time: equal chunks, as few as the bytes allow, and on a GPU `most` rows.
+// With more rows a product has whole waves of tiles, and fewer chunks pass over the fp32 gradient
+// of wte (at 125M 154 MB, read and written, for each); with all rows the logits would be the
+// largest array of all. Chunks on a GPU are a multiple of GPT_GPU_CHUNK_ROWS, because the library
+// computes tiles of up to 256 rows. Bits of that gradient depend on the chunks, and those on
+// nothing but the shape.
+static inline int gpt_chunk_rows(int rows, int most, int logits_stride, Precision precision, bool on_gpu) {
+    size_t bytes = on_gpu ? GPT_GPU_LOGITS_BYTES : (size_t)GPT_LOGITS_BYTES,
+           fit = bytes / ((size_t)logits_stride * precision_bytes(precision));
+    int limit = (int)size_min(fit, (size_t)(on_gpu ? most : rows));
+    int unit = on_gpu && limit >= GPT_GPU_CHUNK_ROWS ? GPT_GPU_CHUNK_ROWS : 1;
+    limit = limit < 1 ? 1 : limit / unit * unit;
+    int chunks = (rows + limit - 1) / limit, chunk = ((rows + chunks - 1) / chunks + unit - 1) / unit * unit;
     return chunk < rows ? chunk : rows;
 }
 
@@ -185,7 +187,7 @@ static inline void gpt_reserve_arrays(Gpt *model, Arena *arena) {
         {W, "gradients that are not used", settings->part != NULL ? TENSORS_PER_LAYER * wide * floats : 0,
          &model->discarded},
         {W, "between the products of adapters", row * adapted, &model->inner},
-        {P, "weights", gpt_has_weights(model) ? 0 : model->parameter_count * element, &model->weight_copy},
+        {P, "weights", gpt_has_weights(model) ? 0 : model->parameter_count * element, &model->copy.data},
         {P, "weights in FP8", fp8 * 2 * L * (4 * C * C + 2 * C * F), &model->fp8_weights},
         {P, "scales of FP8", fp8 * (1 + L * TENSORS_PER_LAYER) * floats, &model->fp8_scales},
         {W, "operand in FP8", fp8 * rows * wide, &model->fp8_operand},
@@ -262,8 +264,8 @@ static inline void gpt_reserve(void *self, Arena *arena, const ModelConfig *conf
     model->d_wide_stride = settings->on_gpu ? model->widest : matmul_padded_stride(model->widest);
     model->logits_stride = gpt_logits_stride(config->vocabulary, settings->on_gpu);
     model->logits_columns = gpt_logits_columns(model);
-    model->chunk =
-        gpt_chunk_rows((int)gpt_rows(model), model->logits_stride, settings->precision, settings->on_gpu);
+    model->chunk = gpt_chunk_rows((int)gpt_rows(model), GPT_GPU_CHUNK, model->logits_stride,
+                                  settings->precision, settings->on_gpu);
     gpt_reserve_arrays(model, arena);
 }
 
@@ -377,7 +379,7 @@ static inline void gpt_need(Gpt *model, Stream *stream, const void *parameters, 
                             size_t end) {
     pace_need(pace, end);
     if (model->prepared >= end) { return; }
-    reals_from_floats(stream, real_at(model->weight_copy, model->prepared, model->settings.precision),
+    reals_from_floats(stream, real_at(model->copy.data, model->prepared, model->settings.precision),
                       (const float *)parameters + model->prepared, end - model->prepared);
     model->prepared = end;
 }
@@ -587,11 +589,12 @@ static inline void gpt_forward(Gpt *model, Stream *stream, const void *parameter
     int L = model->config.layers, C = model->config.channels;
     // Copies of weights of the same version stay valid.
     uint64_t version = pace != NULL ? pace->version : 0;
-    bool copied = !gpt_has_weights(model), valid = version != 0 && version == model->weights_version;
-    model->weights = copied ? model->weight_copy : (const Real *)parameters;
+    bool copied = !gpt_has_weights(model), valid = version != 0 && version == model->copy.version;
+    model->weights = copied ? model->copy.data : (const Real *)parameters;
     model->prepared = copied && !valid ? 0 : model->parameter_count;
-    model->weights_version = version;
-    model->fp8_changed = !valid;
+    model->copy.version = version;
+    model->fp8_changed = version == 0 || version != model->fp8_version;
+    model->fp8_version = version;
     const int32_t *batch = gpt_upload(model, stream, model->tokens, tokens, gpt_rows(model));
     gpt_find_documents(model, stream, tokens);
     gpt_need(model, stream, parameters, pace, gpt_at(model, 0, TENSOR_LN_1_WEIGHT));
@@ -843,9 +846,12 @@ static inline const float *gpt_decode(void *self, Stream *stream, const float *p
     return real_floats(model->logits);
 }
 
+static inline WeightCopy *gpt_copy(void *self) { return &((Gpt *)self)->copy; }
+
 #define GPT_PASSES \
     .prefix = "transformer.", .is_constant = gpt_is_constant, .table = gpt_parameter_table, \
-    .reserve = gpt_reserve, .gradients = gpt_gradients, .losses = gpt_losses, .decode = gpt_decode
+    .reserve = gpt_reserve, .copy = gpt_copy, .gradients = gpt_gradients, .losses = gpt_losses, \
+    .decode = gpt_decode
 
 static const ModelFamily gpt_neo_family = {
     .name = "gpt_neo",

@@ -68,18 +68,20 @@ static inline void inner_step_task(void *context, Stream *stream) {
         sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, count, 1, s->norm_partials)) / divisor;
     s->local.rate = scheduler_learning_rate(s);
     OptimizerStep step = {.gradient = s->gradients.data,
+                          .casts = scheduler_copy(s),
                           .divisor = divisor,
                           .scale = clip_scale(s->settings.gradient_clip, norm),
                           .learning_rate = s->local.rate,
                           .commit = true};
-    if (inner_step_is_good(s, stream, norm)) {
+    bool good = inner_step_is_good(s, stream, norm);
+    if (good) {
         s->local.norm = norm;
         optimizer_step(&s->optimizer, stream, &step);
     } else {
         s->optimizer.commits++;
     }
     stream_settle(stream);
-    s->parameters_version++;
+    scheduler_change_parameters(s, good);
     scheduler_compute_ended(s);
 }
 
@@ -189,7 +191,7 @@ static inline void fragment_task(void *context, Stream *stream) {
         int blocks = (int)((count + FRAGMENT_BLOCK - 1) / FRAGMENT_BLOCK);
         thread_pool_run(stream->pool, blocks, fragment_block_task, work);
     }
-    s->parameters_version++;
+    scheduler_change_parameters(s, false);
     scheduler_compute_ended(s);
 }
 

@@ -225,6 +225,8 @@ typedef struct ModelFamily {
     // Plans activations and workspace. `self` must stay where it is until the arena is
     // released.
     void (*reserve)(void *self, Arena *arena, const ModelConfig *config, const ModelSettings *settings);
+    // Where the model keeps its copy of the parameters.
+    WeightCopy *(*copy)(void *self);
     // gradients (parameter_count) += the gradient of the mean loss over the targets (B,
     // T) >= 0; 0 if there is none. With pace->begins: = that gradient. Calls pace->need before
     // it reads parameters, and pace->finish. Returns the losses (B, T), which mean nothing if

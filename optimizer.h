@@ -201,6 +201,7 @@ typedef struct OptimizerStep {
     const float *gradient; // (layout_padded): a sum over micro-batches
     float *out;            // (layout_padded): the new parameters; may be `gradient` itself. NULL: the
                            // master is the result, which only a commit may ask for
+    Real *casts;           // (layout_padded), bf16: the new parameters once more; NULL: not wanted
     double divisor, scale; // the gradient is divided by the number of micro-batches, and clipped
     double learning_rate;
     bool commit; // moves the state; otherwise an estimate, and the state stays bitwise as it was
@@ -208,7 +209,7 @@ typedef struct OptimizerStep {
 
 static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const OptimizerStep *step) {
     const OptimizerSettings *settings = &optimizer->settings;
-    assert((settings->elementwise_step == NULL || stream->queue == NULL) &&
+    assert((settings->elementwise_step == NULL || (stream->queue == NULL && step->casts == NULL)) &&
            "a step other than AdamW's works on memory of the host, not on that of a GPU");
     MuonBatch batch = {0};
     for (OptimizerRange range = {0}; optimizer_next(optimizer, &range);) {
@@ -220,6 +221,7 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const Op
             .first_moment = real_at(optimizer->first_moment, range.own, settings->moments),
             .second_moment = real_at(optimizer->second_moment, range.second, settings->moments),
             .gradient = step->gradient + range.flat,
+            .casts = step->casts != NULL ? real_at(step->casts, range.flat, PRECISION_BF16) : NULL,
             .count = range.count,
             .flat = range.flat,
             .moments = settings->moments,

@@ -202,7 +202,7 @@ static inline void wait_for(Scheduler *s) {
     const Job *job = &s->job;
     scheduler_wait_event(s, job->follows ? &s->stepped : &s->communicated); // H2, H5
     s->job_in_flight = false;
-    s->parameters_version++;
+    scheduler_change_parameters(s, job->is_cast);
     buffer_change(job_buffer(s, job), BUFFER_WRITING, BUFFER_FREE);
     bool gathered = job->kind != AVERAGE && !job->follows;
     if (gathered && s->settings.keeps_casts) {

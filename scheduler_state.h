@@ -54,6 +54,9 @@ typedef struct Problem {
     // call pace->need before it reads parameters.
     MicroBatchResult (*micro_batch)(void *self, Stream *stream, uint64_t index, const void *parameters,
                                     float *gradients, const Pace *pace);
+    // What a micro-batch keeps of the parameters, or NULL. A step of parameters that are the
+    // master copy themselves writes it, while compute waits.
+    WeightCopy *copy;
     // Where each layer begins, and where the last one ends: (layer_count + 1). For
     // fragments; what lies outside belongs to no layer.
     const size_t *layer_begins;
@@ -218,6 +221,7 @@ typedef struct Job {
     SpikeSite site;       // of that rank
     double largest_norm, largest_loss; // the largest values that are no spike
     bool over_gradient;                // the result stands over the reduced gradient, else in the master copy
+    bool is_cast;                      // the step has also written it in bf16
 } Job;
 
 // What happened between two commits. A local rule reports once per exchange, and what it
@@ -348,6 +352,17 @@ typedef struct Scheduler {
 static inline bool scheduler_is_asked_to_stop(const Scheduler *s) {
     const bool *requested = s->wishes.stop_requested;
     return requested != NULL && __atomic_load_n(requested, __ATOMIC_RELAXED);
+}
+
+// The copy that micro-batches compute with; NULL: there is none.
+static inline Real *scheduler_copy(const Scheduler *s) {
+    return s->problem.copy != NULL ? s->problem.copy->data : NULL;
+}
+
+// What compute reads has changed. copied: and so has the copy of it.
+static inline void scheduler_change_parameters(Scheduler *s, bool copied) {
+    s->parameters_version++;
+    if (copied && s->problem.copy != NULL) { s->problem.copy->version = s->parameters_version; }
 }
 
 // What a job adds up: the gradients themselves where compute waits for it.

@@ -512,7 +512,7 @@ static inline bool checkpoint_load(CheckpointedRun *run, const char *path,
     if (good) {
         load_vectors(&source, run);
         load_numbers(&source, run);
-        run->scheduler->parameters_version++;
+        scheduler_change_parameters(run->scheduler, false);
         source_find_remarks(&source, run, remarks);
     }
     if (opened) { checkpoint_close(&source); }

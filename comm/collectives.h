@@ -114,15 +114,17 @@ static inline void comm_exchange(CommBackend *comm, Stream *stream, const Collec
     }
 }
 
-// GPUs: gathers bf16 casts in `casts` (padded). Two of them travel as one fp32 element.
+// GPUs: gathers bf16 casts in `casts` (padded). Two of them travel as one fp32 element. is_cast:
+// this rank's own are there.
 static inline void comm_gather_casts(CommBackend *comm, Stream *stream, const Collective *collective,
-                                     Real *casts) {
+                                     Real *casts, bool is_cast) {
     const Layout *layout = collective->layout;
+    (void)is_cast;
 #ifdef ACCO_HAVE_CUDA
     int rank = comm->transport->rank;
     size_t own_end = layout_piece(layout, collective->end, rank).own;
     LayoutRange range = {.own = layout_piece(layout, collective->first, rank).own};
-    while (layout_next(layout, rank, own_end, &range)) {
+    while (!is_cast && layout_next(layout, rank, own_end, &range)) {
         WirePieces pieces = wire_range(WIRE_BF16, range.count);
         if (layout->piece > 0) { // all pieces at once
             pieces.cells = collective->end - collective->first;

@@ -15,8 +15,8 @@
 #pragma once
 
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+
+#include "runtime/precision.h"
 
 typedef struct Pace {
     void *self;
@@ -28,6 +28,13 @@ typedef struct Pace {
     // Gradients from `begin` on will not change any more in this pass.
     void (*finish)(void *self, size_t begin);
 } Pace;
+
+// A model's copy of floats that it is given, in its own precision. A step of the optimizer can
+// write it, too: then the model need not read the floats again.
+typedef struct WeightCopy {
+    Real *data;       // (parameter_count), in bf16; NULL: the model has none
+    uint64_t version; // of the parameters that it is a copy of (Pace::version); 0: unknown
+} WeightCopy;
 
 static inline void pace_need(const Pace *pace, size_t end) {
     if (pace != NULL && pace->need != NULL) { pace->need(pace->self, end); }

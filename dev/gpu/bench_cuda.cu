@@ -6,10 +6,10 @@
 //   bench_cuda kernels MODEL B T [NAME]
 //                                     the ceilings and the table; or only kernels whose names
 //                                     begin so, and no ceilings: for a profiler
-//   bench_cuda variants MODEL B T     the ceilings; the head's products on chunks of as many rows as the
-//                                     model's, and of others; products in FP8 with their casts; and
-//                                     products that leave NCCL 8 and 16 multiprocessors, as those
-//                                     beside an exchange do
+//   bench_cuda variants MODEL B T     the ceilings; the head's products on chunks of at most 4096,
+//                                     8192 (GPT_GPU_CHUNK), 11008 and 16384 rows; products in FP8
+//                                     with their casts; and products that leave NCCL 8 and 16
+//                                     multiprocessors, as those beside an exchange do
 //   bench_cuda gelu MODEL B T         the ceilings, and the MLP's GELU by our kernels and
 //                                     in the library's epilogues
 //   bench_cuda tokens FILE COUNT V    a token file for training runs: COUNT random ids
@@ -55,7 +55,7 @@ typedef struct Case {
     int fewer; // multiprocessors that a product does not count on
     WireFormat format;
     Precision moments; // of AdamW
-    bool in_place;     // AdamW: no second copy of the parameters is written
+    bool in_place;     // AdamW: no second copy of the parameters is written but one in bf16
     void (*run)(Bench *bench, const Case *work, void **arrays);
     void (*prepare)(Bench *bench, const Case *work, void **arrays);
 } Case;
@@ -456,6 +456,7 @@ static void run_adamw(Bench *bench, const Case *work, void **arrays) {
                        .first_moment = reals(arrays[2]),
                        .second_moment = reals(arrays[3]),
                        .gradient = (const float *)arrays[4],
+                       .casts = work->in_place ? reals(arrays[0]) : NULL,
                        .count = bench->elements,
                        .moments = work->moments,
                        .key = moment_key(1, 9),
@@ -758,7 +759,7 @@ static void add_vectors(Bench *bench) {
     size_t elements = bench->elements;
     Case *work = add_vector(bench, "adamw, commit", run_adamw, 32, 5);
     work->fill[3] = FILL_SQUARES;
-    work = add_vector(bench, "adamw, commit in place", run_adamw, 28, 5);
+    work = add_vector(bench, "adamw, commit in place", run_adamw, 30, 5);
     work->fill[3] = FILL_SQUARES;
     work->in_place = true;
     work = add_case(bench, "adamw, bf16 moments", run_adamw, 24.0 * (double)elements, 0);
@@ -943,11 +944,12 @@ static void measure_kernels(Bench *bench, const char *only) {
 
 static void measure_variants(Bench *bench) {
     const ModelConfig *config = &bench->config;
-    int C = config->channels, F = config->mlp_channels, rows[] = {bench->chunk, 8192, 11008, 16384};
+    int C = config->channels, F = config->mlp_channels;
+    static const int most[] = {4096, 8192, 11008, 16384}; // for GPT_GPU_CHUNK
     printf("\nvariants at %s, B %d, T %d, bf16\n", config->name, bench->B, bench->T);
     for (int i = 0; i < 4; i++) {
         char name[32];
-        int chunk = rows[i] < bench->rows ? rows[i] : bench->rows;
+        int chunk = gpt_chunk_rows(bench->rows, most[i], bench->logits_stride, PRECISION_BF16, true);
         snprintf(name, sizeof name, "head, %d rows", chunk);
         add_linear(bench, name, chunk, C, bench->logits_stride);
     }
@@ -1041,7 +1043,7 @@ static void choose_shapes(Bench *bench, const char *model, int B, int T) {
     bench->rows = B * T;
     bench->wide = 3 * config->channels > config->mlp_channels ? 3 * config->channels : config->mlp_channels;
     bench->logits_stride = gpt_logits_stride(config->vocabulary, true);
-    bench->chunk = gpt_chunk_rows(bench->rows, bench->logits_stride, PRECISION_BF16, true);
+    bench->chunk = gpt_chunk_rows(bench->rows, GPT_GPU_CHUNK, bench->logits_stride, PRECISION_BF16, true);
 }
 
 // Host and device agree on the tokens: they are brought back once.

@@ -16,7 +16,8 @@
 // same instructions, so an estimate equals, bit for bit, the commit that would follow on
 // the same gradient.
 //
-// `out` may be `gradient`, or for a commit `master`; otherwise arrays must not overlap.
+// `out` may be `gradient`, or for a commit `master`; otherwise arrays must not overlap. casts, if
+// they are wanted, become `out` rounded to bf16, while it is at hand.
 #pragma once
 
 #include "kernels/cpu/reals.h"
@@ -60,6 +61,7 @@ typedef struct StepRange {
     float *out, *master;                // (count)
     Real *first_moment, *second_moment; // (count), in the format `moments`; Muon has only the first
     const float *gradient;              // (count)
+    Real *casts;                        // (count): `out` in bf16; NULL: not wanted
     size_t count;
     size_t flat; // place of the first element in the flat parameter vector
     Precision moments;
@@ -72,6 +74,12 @@ typedef struct StepRange {
     Precision precision; // of X: the stream's
     float factor;        // 1 / norm; cpu_muon_direction sets it
 } StepRange;
+
+// casts [begin, end) of the range, after `out`.
+static inline void step_cast(const StepRange *range, size_t begin, size_t end) {
+    if (range->casts == NULL) { return; }
+    for (size_t i = begin; i < end; i++) { real_store(range->casts, i, range->out[i], PRECISION_BF16); }
+}
 
 REAL_LOOP void adamw_block(const StepRange *range, int block, Precision moments) {
     size_t begin = (size_t)block * ADAMW_BLOCK, end = size_min(begin + ADAMW_BLOCK, range->count);
@@ -97,6 +105,7 @@ REAL_LOOP void adamw_block(const StepRange *range, int block, Precision moments)
         }
         out[i] = theta;
     }
+    step_cast(range, begin, end);
 }
 
 REAL_KERNEL(cpu_adamw, StepRange, moments, adamw_block, (int)((work->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK))

@@ -5,7 +5,8 @@
 //                    m' = mu m + (1 - mu) g,  g = gradient / divisor * scale
 //   muon_direction   X = the same / max(its norm, 1e-7); a commit stores m'
 //   muon_polynomial  P = a I + b A + c P, where P holds A A
-//   muon_apply       out = master decay_factor - step X; a commit stores it as master, too
+//   muon_apply       out = master decay_factor - step X; a commit stores it as master, too, and
+//                    casts, if they are wanted, are `out` in bf16
 //
 // The matrix is (rows, columns), row-major; its elements are (count). gradient, master and out
 // are fp32, the momentum m is fp32 or bf16 (rounded at random when it is stored, as AdamW's
@@ -104,6 +105,7 @@ REAL_LOOP void muon_apply_block(const StepRange *range, int block, Precision pre
         if (range->commit) { range->master[i] = theta; }
         range->out[i] = theta;
     }
+    step_cast(range, begin, end);
 }
 
 REAL_KERNEL(cpu_muon_apply, StepRange, precision, muon_apply_block, (int)buffer_blocks(work->count))

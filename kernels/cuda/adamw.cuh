@@ -38,10 +38,12 @@ template <typename M> static __global__ void adamw_kernel(StepRange range, bool 
         if (range.out != range.master) { quad_store(range.master, master, quad); }
     }
     quad_store(range.out, master, quad);
+    if (range.casts != NULL) { quad_store(reals<__nv_bfloat16>(range.casts), master, quad); }
 }
 
 template <typename M> static inline void cuda_adamw(Stream *stream, const StepRange *range) {
     bool wide = quad_fits(range->out, range->master, range->gradient) &&
-                quad_fits(reals<M>(range->first_moment), reals<M>(range->second_moment));
+                quad_fits(reals<M>(range->first_moment), reals<M>(range->second_moment)) &&
+                quad_fits(reals<__nv_bfloat16>(range->casts));
     quad_launch(stream, adamw_kernel<M>, range->count, *range, wide);
 }

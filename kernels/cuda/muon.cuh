@@ -89,6 +89,7 @@ template <typename R> static __global__ void muon_apply_kernel(StepRange range, 
     }
     if (range.commit && range.out != range.master) { quad_store(range.master, master, quad); }
     quad_store(range.out, master, quad);
+    if (range.casts != NULL) { quad_store(reals<__nv_bfloat16>(range.casts), master, quad); }
 }
 
 template <typename M> static inline void cuda_muon_norm(Stream *stream, const StepRange *range) {
@@ -121,6 +122,7 @@ static inline void cuda_muon_polynomial(Stream *stream, Real *polynomial, const 
 }
 
 template <typename R> static inline void cuda_muon_apply(Stream *stream, const StepRange *range) {
-    bool wide = quad_fits(range->master, range->out) && quad_fits(reals<R>(range->direction));
+    bool wide = quad_fits(range->master, range->out) && quad_fits(reals<R>(range->direction)) &&
+                quad_fits(reals<__nv_bfloat16>(range->casts));
     quad_launch(stream, muon_apply_kernel<R>, range->count, *range, wide);
 }

@@ -73,6 +73,11 @@ void __tsan_init(void) {}
                                                    int order) { \
         (void)order; \
         return __atomic_fetch_add(place, value, __ATOMIC_SEQ_CST); \
+    } \
+    uint##bits##_t __tsan_atomic##bits##_fetch_sub(volatile uint##bits##_t *place, uint##bits##_t value, \
+                                                   int order) { \
+        (void)order; \
+        return __atomic_fetch_sub(place, value, __ATOMIC_SEQ_CST); \
     }
 ATOMIC(8)
 ATOMIC(32)

@@ -15,7 +15,9 @@
 // are other arithmetic, shared memory, and what a library computes.
 #include "test/cuda/cuda_kernels.h"
 
+#include "ddp.h"
 #include "kernels/kernels.h"
+#include "models.h"
 #include "test/cuda/accesses.h"
 #include "test/layer_calls.h"
 
@@ -43,7 +45,8 @@ enum {
     V = 1001,
     STRIDE = 1024, // between rows of logits
     P = 1 << 16,   // parameters
-    WINDOW = 96
+    WINDOW = 96,
+    COMMIT_ROWS = 64 // tokens of a commit
 };
 
 // The allowed difference of what is counted: biases, statistics, sums, targets and losses are
@@ -262,8 +265,9 @@ static Expected attention_backward_local(Stream *stream, double) {
     return attention_backward_case(stream, WINDOW);
 }
 
-static Expected adamw_case(Stream *stream, Precision moments, bool commit) {
-    double bytes = (commit ? 16.0 + 4 * precision_bytes(moments) : 12.0 + 2 * precision_bytes(moments)) * P;
+static Expected adamw_case(Stream *stream, Precision moments, bool commit, bool casts) {
+    double bytes = (commit ? 16.0 + 4 * precision_bytes(moments) : 12.0 + 2 * precision_bytes(moments)) * P +
+                   (casts ? 2.0 * P : 0);
     StepRange range = {};
     range.moments = moments;
     range.out = array<float>(P);
@@ -271,19 +275,27 @@ static Expected adamw_case(Stream *stream, Precision moments, bool commit) {
     range.first_moment = as_reals(array<float>(P));
     range.second_moment = as_reals(array<float>(P));
     range.gradient = array<float>(P);
+    range.casts = casts ? array_of_reals(P, PRECISION_BF16) : NULL;
     range.count = P;
     range.commit = commit;
     begin_counting();
     adamw(stream, &range);
     return {bytes, bytes, 0, 0};
 }
-static Expected adamw_commit(Stream *stream, double) { return adamw_case(stream, PRECISION_FP32, true); }
-static Expected adamw_estimate(Stream *stream, double) { return adamw_case(stream, PRECISION_FP32, false); }
+static Expected adamw_commit(Stream *stream, double) {
+    return adamw_case(stream, PRECISION_FP32, true, false);
+}
+static Expected adamw_commit_with_casts(Stream *stream, double) {
+    return adamw_case(stream, PRECISION_FP32, true, true);
+}
+static Expected adamw_estimate(Stream *stream, double) {
+    return adamw_case(stream, PRECISION_FP32, false, false);
+}
 static Expected adamw_narrow_commit(Stream *stream, double) {
-    return adamw_case(stream, PRECISION_BF16, true);
+    return adamw_case(stream, PRECISION_BF16, true, false);
 }
 static Expected adamw_narrow_estimate(Stream *stream, double) {
-    return adamw_case(stream, PRECISION_BF16, false);
+    return adamw_case(stream, PRECISION_BF16, false, false);
 }
 
 static Expected squares_case(Stream *stream, double) {
@@ -348,6 +360,7 @@ static const Counted cases[] = {
     {"attention backward, global", attention_backward_global, false},
     {"attention backward, local", attention_backward_local, false},
     {"AdamW, commit", adamw_commit, true},
+    {"AdamW, commit, and casts", adamw_commit_with_casts, true},
     {"AdamW, estimate", adamw_estimate, true},
     {"AdamW, commit, bf16 moments", adamw_narrow_commit, true},
     {"AdamW, estimate, bf16 moments", adamw_narrow_estimate, true},
@@ -387,6 +400,125 @@ static void kernels_move_what_their_formulas_say(void **state) {
     }
 }
 
+// ---- A commit -------------------------------------------------------------------------
+
+// A rank that trains a small GPT-Neo in bf16, one micro-batch a commit.
+typedef struct Trainer {
+    Model model;
+    Scheduler scheduler;
+    Arena arena;
+    int32_t tokens[COMMIT_ROWS];
+} Trainer;
+
+static MicroBatchResult trainer_micro_batch(void *self, Stream *stream, uint64_t, const void *weights,
+                                            float *gradients, const Pace *pace) {
+    Trainer *trainer = (Trainer *)self;
+    const float *losses = trainer->model.family->gradients(&trainer->model.state, stream, weights, gradients,
+                                                           trainer->tokens, trainer->tokens, pace);
+    return {losses_mean(stream, losses, trainer->tokens, COMMIT_ROWS), NAN, COMMIT_ROWS};
+}
+
+static ModelConfig trainer_config(void) {
+    ModelConfig config = {};
+    config.family = &gpt_neo_family;
+    config.layers = 2;
+    config.channels = 64;
+    config.heads = 2;
+    config.mlp_channels = 256;
+    config.window = 16;
+    config.positions = COMMIT_ROWS;
+    config.vocabulary = 64;
+    config.epsilon = 1e-5;
+    return config;
+}
+
+// shards: as zero1, whose ranks gather casts; otherwise as ddp, and the model casts.
+static void trainer_open(Trainer *trainer, bool shards, const Gpu *gpu, Transport *transport,
+                         ThreadPool *pool) {
+    ModelConfig config = trainer_config();
+    ParameterTable table;
+    Error error;
+    gpt_parameter_table(&config, &table);
+    ModelSettings model = {.B = 1, .T = COMMIT_ROWS, .on_gpu = true, .precision = PRECISION_BF16};
+    SchedulerSettings settings = {.kind = RULE_SYNCHRONOUS, .replicated = !shards, .overlap = true};
+    model.given_weights = settings.gathers_casts = settings.keeps_casts = shards;
+    settings.micro_batches = 1;
+    settings.target = 100;
+    settings.rate = {SCHEDULE_CONSTANT, 1e-3, 0, 1, 0, 0, 0};
+    settings.optimizer.beta1 = 0.9;
+    settings.optimizer.beta2 = 0.95;
+    settings.optimizer.epsilon = 1e-8;
+    settings.gpu = gpu;
+    settings.precision = PRECISION_BF16;
+    Problem problem = {.self = trainer,
+                       .parameter_count = table.parameter_count,
+                       .tokens = COMMIT_ROWS,
+                       .micro_batch = trainer_micro_batch,
+                       .copy = config.family->copy(&trainer->model.state)};
+    trainer->arena.on_gpu = true;
+    scheduler_reserve(&trainer->scheduler, &trainer->arena, &settings, &problem, transport);
+    model_reserve(&trainer->model, &trainer->arena, &config, &model);
+    assert_true(arena_commit(&trainer->arena, &error));
+    model_random_tokens(&config, COMMIT_ROWS, trainer->tokens);
+    for (int i = 0; i < table.count; i++) {
+        const ParameterInfo *entry = &table.entries[i];
+        for (size_t k = 0; k < entry->count; k++) {
+            scheduler_first_parameters(&trainer->scheduler)[entry->offset + k] =
+                entry->is_matrix ? 0.01f * (float)(k % 7) - 0.03f : entry->fill;
+        }
+    }
+    scheduler_start(&trainer->scheduler, pool, false);
+    gemm_open(trainer->scheduler.compute, trainer->model.gemm_workspace);
+    parameter_table_free(&table);
+}
+
+// Bytes of an array that a commit asks for, for each parameter.
+static double commit_asks(Trainer *trainer, const void *array, size_t element) {
+    size_t count = trainer->scheduler.problem.parameter_count;
+    accesses_begin(array, count * element / ACCESS_SECTOR * ACCESS_SECTOR);
+    zero1_commit(&trainer->scheduler); // ddp's, too
+    scheduler_settle(&trainer->scheduler);
+    return (double)accesses_end().asked_bytes / (double)count;
+}
+
+// A commit of one micro-batch. A gradient is written by the product that begins the sum, and read
+// by the norm and by AdamW: 12 bytes a parameter, and more for the few that are added to, of
+// vectors and of embeddings. Of the master copy AdamW reads 4 bytes and writes 4; nobody else reads
+// it, since AdamW writes the casts, too.
+static void check_commit(bool shards) {
+    Trainer *trainer = (Trainer *)calloc(1, sizeof *trainer);
+    Scheduler *s = &trainer->scheduler;
+    Transport transport;
+    Gpu gpu;
+    Error error;
+    ThreadPool *pool = thread_pool_create(1, false);
+    transport_open_alone(&transport, "a test");
+    assert_true(gpu_open(&gpu, 0, &error));
+    trainer_open(trainer, shards, &gpu, &transport, pool);
+    zero1_commit(s); // casts of the first parameters are made apart
+    double gradients = commit_asks(trainer, s->gradients.data, sizeof(float)),
+           master = commit_asks(trainer, s->optimizer.master, sizeof(float));
+    if (!(gradients >= 12 && gradients <= 12.5 && master == 8)) {
+        fail_msg("bytes a parameter: gradients %g, master %g", gradients, master);
+    }
+    const uint16_t *casts = (const uint16_t *)(const void *)(shards ? s->casts : scheduler_copy(s));
+    for (size_t i = 0; i < s->problem.parameter_count; i++) {
+        assert_int_equal(casts[i], host_bf16(s->optimizer.master[i]));
+    }
+    gemm_close(s->compute);
+    scheduler_stop(s);
+    arena_release(&trainer->arena);
+    transport_close(&transport);
+    thread_pool_destroy(pool);
+    free(trainer);
+}
+
+static void a_commit_moves_what_its_parts_say(void **state) {
+    (void)state;
+    check_commit(false);
+    check_commit(true);
+}
+
 // Reads `in` twice, by loads and by asynchronous copies, and writes every other sector of
 // `out`.
 static __global__ void wasteful_kernel(float *out, const float *in) {
@@ -416,6 +548,7 @@ static void every_access_is_counted(void **state) {
 int main(void) {
     simt_copy_observer() = count_copy;
     const struct CMUnitTest tests[] = {cmocka_unit_test(every_access_is_counted),
-                                       cmocka_unit_test(kernels_move_what_their_formulas_say)};
+                                       cmocka_unit_test(kernels_move_what_their_formulas_say),
+                                       cmocka_unit_test(a_commit_moves_what_its_parts_say)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

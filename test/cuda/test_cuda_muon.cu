@@ -27,6 +27,7 @@ typedef struct Bench {
     Arena arena;
     Stream stream;
     float *gradient, *out; // where the kernels run
+    Real *casts;           // the same
 } Bench;
 
 static size_t elements_of(const Shape *shapes, int matrices) {
@@ -59,6 +60,7 @@ static void bench_open(Bench *bench, const Shape *shapes, int matrices, Precisio
     optimizer_reserve(&bench->optimizer, &bench->arena, &settings, &whole, 0, false);
     arena_reserve(&bench->arena, MEMORY_GRADIENTS, "gradient", bytes, &bench->gradient);
     arena_reserve(&bench->arena, MEMORY_GRADIENTS, "out", bytes, &bench->out);
+    arena_reserve(&bench->arena, MEMORY_GRADIENTS, "casts", bytes / 2, &bench->casts);
     assert_true(arena_commit(&bench->arena, &error));
     bench->stream.precision = precision;
     if (on_gpu) {
@@ -78,23 +80,30 @@ static void bench_close(Bench *bench) {
     arena_release(&bench->arena);
 }
 
-// An estimate and two commits. moved (3, count): how far each is from the start.
+// An estimate and two commits, each also in bf16. moved (3, count): how far each is from the start.
 static void bench_run(Bench *bench, const float *master, const float *gradient, float *moved) {
     size_t count = bench->count, bytes = count * sizeof(float);
+    uint16_t *casts = (uint16_t *)malloc(bytes / 2);
     stream_copy(&bench->stream, bench->optimizer.master, master, bytes);
     stream_copy(&bench->stream, bench->gradient, gradient, bytes);
     for (int i = 0; i < 3; i++) {
         OptimizerStep step = {.gradient = bench->gradient,
                               .out = bench->out,
+                              .casts = bench->casts,
                               .divisor = 3,
                               .scale = 0.7,
                               .learning_rate = 0.01,
                               .commit = i > 0};
         optimizer_step(&bench->optimizer, &bench->stream, &step);
         stream_copy(&bench->stream, moved + (size_t)i * count, bench->out, bytes);
+        stream_copy(&bench->stream, casts, bench->casts, bytes / 2);
         stream_settle(&bench->stream);
-        for (size_t j = 0; j < count; j++) { moved[(size_t)i * count + j] -= master[j]; }
+        for (size_t j = 0; j < count; j++) {
+            assert_int_equal(casts[j], host_bf16(moved[(size_t)i * count + j]));
+            moved[(size_t)i * count + j] -= master[j];
+        }
     }
+    free(casts);
 }
 
 static void check_shapes(const Shape *shapes, int matrices, Precision precision, Precision moments) {

@@ -713,26 +713,31 @@ static void test_chunks_of_logits(void **state) {
                         1e-6);
     fixture_close(&whole);
     fixture_close(&parts);
-    assert_int_equal(gpt_chunk_rows(38, 53, PRECISION_FP32, false), 38);
-    assert_true((size_t)gpt_chunk_rows(8192, 50257, PRECISION_FP32, false) * 50257 * 4 <= GPT_LOGITS_BYTES);
-    assert_int_equal(gpt_chunk_rows(5, 1 << 24, PRECISION_FP32, false), 3);
-    assert_int_equal(gpt_chunk_rows(5, 1 << 30, PRECISION_FP32, false), 1);
+    assert_int_equal(gpt_chunk_rows(38, 1, 53, PRECISION_FP32, false), 38);
+    assert_true((size_t)gpt_chunk_rows(8192, 1, 50257, PRECISION_FP32, false) * 50257 * 4 <=
+                GPT_LOGITS_BYTES);
+    assert_int_equal(gpt_chunk_rows(5, 1, 1 << 24, PRECISION_FP32, false), 3);
+    assert_int_equal(gpt_chunk_rows(5, 1, 1 << 30, PRECISION_FP32, false), 1);
 }
 
-// On a GPU there are four chunks of whole tiles, fewer where the batch is small, more
-// where it is large.
+// On a GPU chunks have whole tiles and as many rows as are allowed, fewer where that makes them
+// equal, or where the vocabulary is large.
 static void test_chunks_on_a_gpu(void **state) {
     typedef struct Chunk {
-        int rows, stride, chunk;
+        int rows, most, stride, chunk;
     } Chunk;
-    static const Chunk chunks[] = {{32 * 1024, 50304, 8192}, {16 * 1024, 50304, 4096}, {1024, 50304, 256},
-                                   {600, 50304, 256},        {200, 50304, 200},        {5000, 50304, 1280},
-                                   {65536, 50304, 9472},     {5, 1 << 30, 1},          {9, 1 << 24, 3}};
+    static const Chunk chunks[] = {{32 * 1024, 8192, 50304, 8192},  {32 * 1024, 16384, 50304, 16384},
+                                   {32 * 1024, 11000, 50304, 8192}, {32 * 1024, 11008, 50304, 11008},
+                                   {65536, 8192, 50304, 8192},      {65536, 65536, 50304, 16384},
+                                   {10000, 8192, 50304, 5120},      {5000, 8192, 50304, 5000},
+                                   {600, 8192, 50304, 600},         {200, 8192, 50304, 200},
+                                   {300, 256, 50304, 256},          {300, 100, 50304, 100},
+                                   {5, 8192, 1 << 30, 1},           {200, 8192, 1 << 24, 50}};
     (void)state;
     for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
         const Chunk *c = &chunks[i];
-        assert_int_equal(gpt_chunk_rows(c->rows, c->stride, PRECISION_BF16, true), c->chunk);
-        assert_true((size_t)c->chunk * (size_t)c->stride * 2 <= GPT_GPU_LOGITS_BYTES || c->chunk == 1);
+        assert_int_equal(gpt_chunk_rows(c->rows, c->most, c->stride, PRECISION_BF16, true), c->chunk);
+        assert_true((size_t)c->chunk * (size_t)c->stride * 2 <= GPT_GPU_LOGITS_BYTES);
     }
 }
 

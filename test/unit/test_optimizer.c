@@ -94,11 +94,23 @@ static void bench_fill_gradient(Bench *bench, int step) {
     }
 }
 
+// The casts must have the bits of casts that are made after the step; those of elements that other
+// ranks own keep theirs.
 static void bench_step(Bench *bench, OptimizerStep step, float *out, bool commit) {
+    size_t bytes = bench->padded * sizeof(uint16_t);
+    uint16_t *casts = (uint16_t *)malloc(2 * bytes), *after = casts + bench->padded;
+    memset(casts, 0xff, 2 * bytes);
     step.gradient = bench->gradient;
     step.out = out;
+    step.casts = (Real *)(void *)casts;
     step.commit = commit;
     optimizer_step(&bench->optimizer, &bench->stream, &step);
+    for (size_t i = 0; i < bench->count; i++) {
+        size_t flat = bench_flat(bench, i);
+        after[flat] = bf16_from_float(out != NULL ? out[flat] : bench->optimizer.master[i]);
+    }
+    assert_memory_equal(casts, after, bytes);
+    free(casts);
 }
 
 static void expect_state(const Bench *bench, double tolerance) {
@@ -136,10 +148,10 @@ static void copy_state(const Bench *bench, float *copy) { // (3, count)
 }
 
 static const OptimizerStep STEPS_ASKED_FOR[STEPS] = {
-    // gradient, out, divisor, scale, learning rate, commit
-    {NULL, NULL, 7, 1, 0.01, true},
-    {NULL, NULL, 12, 0.37, 0.02, true},
-    {NULL, NULL, 5, 0.81, 0.005, true},
+    // gradient, out, casts, divisor, scale, learning rate, commit
+    {NULL, NULL, NULL, 7, 1, 0.01, true},
+    {NULL, NULL, NULL, 12, 0.37, 0.02, true},
+    {NULL, NULL, NULL, 5, 0.81, 0.005, true},
 };
 
 static void expect_steps(const OptimizerSettings *settings, const Layout *layout, int rank) {

@@ -68,9 +68,10 @@ endif
 # -fno-trapping-math     comparisons may be evaluated ahead; NaN and infinity keep their meaning (no finite-math flag anywhere)
 # -fopenmp-simd          honours `omp simd`; no OpenMP threads
 # -ffp-contract=off      multiply and add fuse only where the source says so (kernels/cpu/vector_math.h)
+# -fno-builtin-fmax, -fmin  gcc 12.2 for aarch64 ends in an internal error where it vectorises a largest double of smaller numbers
 # -x c: the sources are CUDA C++ to nvcc and C11 to everybody else.
 SANITIZE   :=
-ARITHMETIC := $(ARCH_FLAGS) -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=off
+ARITHMETIC := $(ARCH_FLAGS) -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=off -fno-builtin-fmax -fno-builtin-fmin
 OPTIMIZE   := -O3
 WARNINGS   := -Wall -Wextra $(WERROR)
 # C's habits that C++20 warns of: an enum as a named number, and members that an initializer leaves at zero.

@@ -59,7 +59,7 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Error *erro
     long started = launch_environment_number("OMPI_COMM_WORLD_SIZE");
     if (started < 0) { started = launch_environment_number("PMI_SIZE"); }
     if (started < 0) { started = launch_environment_number("SLURM_STEP_NUM_TASKS"); }
-    // Of launchers that start no MPI which this program knows: torchrun, PALS, Flux, jsrun, MVAPICH's.
+    // Launchers that start no MPI known here: torchrun, PALS, Flux, jsrun, MVAPICH's.
     static const char *const others[] = {"WORLD_SIZE", "PALS_SIZE", "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE",
                                          "MV2_COMM_WORLD_SIZE"};
     bool torch = launch_environment_number("LOCAL_RANK") >= 0; // a batch script may set WORLD_SIZE alone

@@ -303,8 +303,10 @@ static int finish_run(Run *run, bool saved) {
         fingerprint = check_replicas(s, committed, run->part.table.parameter_count * sizeof(float));
         return_committed(s, committed);
     }
-    double exposed =
-        transport_fold(transport, "means", run->reports.exposed_seconds, real_add) / transport->size;
+    double computed = (double)(s->micro_batches_begun - run->reports.micro_batches_before);
+    RankPace mine = {computed > 0 ? run->reports.micro_batch_seconds / computed : 0,
+                     run->reports.exposed_seconds};
+    RankPace *paces = (RankPace *)transport_collect_records(transport, "means", &mine, sizeof mine);
     const Error *lost = &run->training.lost;
     Verdict found;
     int rank = transport_first_failure(transport, "data", error_is_set(lost), lost, &found);
@@ -312,7 +314,8 @@ static int finish_run(Run *run, bool saved) {
     if (lost_data && run_is_main(run)) {
         fprintf(stderr, "train_gpt: rank %d on %s: %s\n", rank, found.host, found.error.text);
     }
-    if (run_is_main(run)) { print_end(run, fingerprint, exposed, saved, lost_data); }
+    if (run_is_main(run)) { print_end(run, fingerprint, paces, saved, lost_data); }
+    free(paces);
     if (!s->wishes.stop_agreed && !run->nothing_left) { print_sample(run, true); }
     if (run_is_main(run)) {
         print_files(run);

@@ -4,6 +4,7 @@
 //   crowding            wall time divided by CPU time of a micro-batch. Above 1, ranks compete for
 //                       cores. Ranks that take turns do not show it: then their threads over the cores
 //   tokens per second   of all ranks, communication included
+//   rank seconds        of a micro-batch of every rank, at the end of the run
 #pragma once
 
 #include "plan/machine.h"
@@ -18,6 +19,7 @@ typedef struct LikeRun {
     double micro_batch, micro_batch_cpu; // seconds
     double computing;                    // share of the time in which rank 0 computed
     double tokens_per_second;
+    double *rank_seconds; // (ranks): of a micro-batch of each; NULL: the run has not ended
 } LikeRun;
 
 static inline double like_number(const json_t *event, const char *name) {
@@ -63,6 +65,14 @@ static inline bool like_read(const char *name, LikeRun *like, Error *error) {
         if (starts) {
             like_take_start(event, like);
             reports = 0;
+        } else if (kind != NULL && strcmp(kind, "end") == 0) {
+            const json_t *times = json_object_get(event, "rank_micro_batch_ms");
+            size_t count = (size_t)like->ranks;
+            bool first = json_array_size(times) == count && like->rank_seconds == NULL;
+            if (first) { like->rank_seconds = (double *)memory_take(count, sizeof(double)); }
+            for (size_t i = 0; i < count && like->rank_seconds != NULL; i++) {
+                like->rank_seconds[i] = json_number_value(json_array_get(times, i)) / 1e3;
+            }
         } else if (reported) {
             total_seconds = like_number(event, "seconds");
             done = like_number(event, "tokens");

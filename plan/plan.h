@@ -9,6 +9,7 @@
 #include "plan/forecast.h"
 #include "plan/like.h"
 #include "plan/page.h"
+#include "program/rank_pace.h"
 
 static inline void print_memory_row(const char *indent, const char *name, size_t bytes, const char *note) {
     char size[SIZE_TEXT];
@@ -284,6 +285,10 @@ static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again
         bool emulated = options_emulate_link(options); // between ranks of one host
         int together = emulated ? transport->size : transport->size / transport->hosts.hosts;
         like_set_machine(like, tokens, again, together, &machine);
+        if (again && like->rank_seconds != NULL) {
+            SlowRank slow = rank_pace_find(like->rank_seconds, like->ranks);
+            if (slow.rank >= 0) { rank_pace_print(options, like->rank_seconds, like->ranks, slow, "", 17); }
+        }
         snprintf(reason, sizeof reason, "as in %.200s%s", options->like,
                  tokens != like->tokens ? ", in proportion to its tokens" : "");
     }
@@ -394,6 +399,7 @@ static inline int command_plan(Run *run) {
     if (!alone && !plan_time(&setup, has_like ? &like : NULL, again, asked.recompute, &error)) {
         exit_user_mistake(&error);
     }
+    if (has_like) { free(like.rank_seconds); }
     scheduler_free(&run->scheduler);
     transport_close(transport);
     trained_part_free(&run->part);

@@ -7,6 +7,7 @@
 #include "program/agreement.h"
 #include "program/data.h"
 #include "program/machine_rates.h"
+#include "program/rank_pace.h"
 #include "runtime/names.h"
 
 // --version: gcc's __VERSION__ is a bare number; others name themselves.
@@ -356,13 +357,40 @@ static inline void print_losses(const Run *run) {
 
 // Prints and logs how training ended. exposed: seconds in which a rank only waited for
 // communication, the mean. saved: the end is on disk. lost_data: that is why it ends.
-static inline void print_end(Run *run, uint64_t fingerprint, double exposed, bool saved, bool lost_data) {
+// How long ranks waited, and for whom. Returns the share of the time in which they only waited.
+static inline double print_waiting(const Run *run, const RankPace *paces, double seconds, json_t *times) {
+    int ranks = run->transport.size;
+    const Hello *hellos = run->signal_watch.hellos;
+    double mean = 0, least = INFINITY, *each = (double *)memory_take((size_t)ranks, sizeof *each);
+    char word[4 * RUN_PATH_SIZE + 3];
+    text_for_shell(run->directory, word, sizeof word);
+    for (int rank = 0; rank < ranks; rank++) {
+        mean += paces[rank].exposed / ranks / seconds;
+        least = fmin(least, paces[rank].exposed / seconds);
+        each[rank] = paces[rank].micro_batch;
+        json_array_append_new(times, log_real(1e3 * each[rank]));
+    }
+    SlowRank slow = rank_pace_find(each, ranks);
+    bool waits = ranks > 1 && mean > WAITING_SHARE, blames = waits && slow.rank >= 0;
+    if (blames) { rank_pace_print(&run->options, each, ranks, slow, hellos[slow.rank].host, 11); }
+    // A slow rank waits for the network alone.
+    if (waits && (!blames || least > WAITING_SHARE)) {
+        printf("network    %.0f %% of the time ranks only waited for communication; train_gpt plan --like %s "
+               "says what would be faster\n",
+               100 * (blames ? least : mean), word);
+    }
+    free(each);
+    return mean;
+}
+
+// paces (ranks): of all of them.
+static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *paces, bool saved,
+                             bool lost_data) {
     long long commits = (long long)run->scheduler.optimizer.commits;
     const Reports *reports = &run->reports;
     bool stopped = run->scheduler.wishes.stop_agreed, early = has_stopped_improving(run);
     double seconds = training_seconds(&run->clock),
            tokens = run->scheduler.gradients_done * reports->micro_batch_tokens;
-    double waiting = exposed / (seconds - run->clock.before); // share of this part of the run
     double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
     double flops = tokens / seconds * reports->token_flops;
     char word[4 * RUN_PATH_SIZE + 3], share[48] = "", print[32];
@@ -381,25 +409,23 @@ static inline void print_end(Run *run, uint64_t fingerprint, double exposed, boo
                "ranks%s\n",
                commits, step_name(run->rule), tokens, seconds, tokens / seconds, flops / 1e9, share);
     }
-    if (waiting > WAITING_SHARE && run->transport.size > 1) {
-        printf("network    %.0f %% of the time ranks only waited for communication; train_gpt plan --like %s "
-               "says what would be faster\n",
-               100 * waiting, word);
-    }
+    json_t *times = json_array();
+    double waiting = print_waiting(run, paces, seconds - run->clock.before, times); // in this part of the run
     print_losses(run);
     printf("memory     planned %.1f MB, used %.1f MB (%+.2f %%)\n", planned / 1e6, used / 1e6,
            100 * (used - planned) / planned);
     printf("parameters fingerprint %s, the same on every rank\n", print);
-    report_event(&run->reports,
-                 json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s}", "event", "end", "reason",
-                           lost_data ? "data changed"
-                           : stopped ? "asked to stop"
-                           : early   ? "no lower loss"
-                                     : "done",
-                           "commit", (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds",
-                           log_real(seconds), "tokens_per_second", log_real(tokens / seconds),
-                           "exposed_share", log_real(waiting), "planned_bytes", (json_int_t)planned,
-                           "used_bytes", (json_int_t)used, "parameters_fingerprint", print));
+    report_event(
+        &run->reports,
+        json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s, s:o}", "event", "end", "reason",
+                  lost_data ? "data changed"
+                  : stopped ? "asked to stop"
+                  : early   ? "no lower loss"
+                            : "done",
+                  "commit", (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds", log_real(seconds),
+                  "tokens_per_second", log_real(tokens / seconds), "exposed_share", log_real(waiting),
+                  "planned_bytes", (json_int_t)planned, "used_bytes", (json_int_t)used,
+                  "parameters_fingerprint", print, "rank_micro_batch_ms", times));
     if (!stopped && !lost_data) { return; }
     printf("stopped    because %s", lost_data ? "data have changed" : "it was asked to");
     if (!run->saving.times.never) {

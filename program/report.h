@@ -132,7 +132,9 @@ typedef struct Reports {
         int64_t commit, reports;
         double spikes;
     } seen;
-    double exposed_seconds;                // of this part of the run: see TraceSums
+    // Of this part of the run, and of this rank: see TraceSums; and where its micro-batches began.
+    double exposed_seconds, micro_batch_seconds;
+    uint64_t micro_batches_before;
     double validation, perfect_validation; // losses of the latest validation; NAN: there was none
     double source_validation[DATA_SOURCES_MOST];
     int lines;          // reports that the terminal has shown
@@ -288,6 +290,7 @@ static inline void window_add_commit(Reports *reports) {
     sum->seconds.micro_batch += commit->seconds.micro_batch;
     sum->seconds.micro_batch_cpu += commit->seconds.micro_batch_cpu;
     reports->exposed_seconds += commit->seconds.exposed;
+    reports->micro_batch_seconds += commit->seconds.micro_batch;
 }
 
 // Begins a new window behind the latest report, after `seconds` seconds of training.

@@ -153,6 +153,8 @@ static inline void continue_reports(Run *run, double seconds) {
     reports->seen.commit = run->checkpointed.saved_commit = s->optimizer.commits;
     reports->seen.reports = run->checkpointed.saved_reports = s->reports;
     reports->seen.spikes = s->spikes.count;
+    reports->micro_batches_before = s->micro_batches_begun;
+    reports->micro_batch_seconds = 0;
     signal_watch_note_saved(&run->signal_watch, s->optimizer.commits);
 }
 

@@ -1,0 +1,77 @@
+// rank_pace.h: which rank is slow, by how much, and what helps.
+//
+// Ranks that wait for a slow one look as if they waited for the network. Only how long each takes for
+// a micro-batch tells the two apart.
+#pragma once
+
+#include "options/options_check.h"
+#include "program/launch_checks.h"
+
+#define RANK_IS_SLOW 1.3 // times the median of all ranks
+
+// What each rank tells at the end.
+typedef struct RankPace {
+    double micro_batch; // mean seconds of one, in this part of the run; 0: it computed none
+    double exposed;     // seconds in which it only waited for communication
+} RankPace;
+
+typedef struct SlowRank {
+    int rank; // -1: none is slow
+    double factor;
+} SlowRank;
+
+static inline int rank_pace_ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// seconds (ranks): of a micro-batch of each.
+static inline SlowRank rank_pace_find(const double *seconds, int ranks) {
+    SlowRank slow = {-1, RANK_IS_SLOW};
+    double *sorted = (double *)memory_take((size_t)ranks, sizeof *sorted);
+    memcpy(sorted, seconds, (size_t)ranks * sizeof *sorted);
+    qsort(sorted, (size_t)ranks, sizeof *sorted, rank_pace_ascending);
+    double median = sorted[(ranks - 1) / 2];
+    for (int rank = 0; rank < ranks && median > 0; rank++) {
+        if (!(seconds[rank] / median > slow.factor)) { continue; }
+        slow.rank = rank;
+        slow.factor = seconds[rank] / median;
+    }
+    free(sorted);
+    return slow;
+}
+
+// text <- numbers for --rank-accumulate by which all ranks (at most 16) compute for as long, and as many
+// micro-batches as now; more where the slowest would have none. least: that a rank must have.
+static inline void rank_pace_list(const Options *options, const double *seconds, int ranks, int least,
+                                  char text[128]) {
+    double speed = 0, total = 0, slowest = 0;
+    text[0] = '\0';
+    for (int rank = 0; rank < ranks; rank++) {
+        speed += 1 / seconds[rank];
+        slowest = fmax(slowest, seconds[rank]);
+        total += options_rank_accumulate(options, rank);
+    }
+    total = fmax(total, least * slowest * speed);
+    for (int rank = 0; rank < ranks; rank++) {
+        text_join(text, 128, ",", "%.0f", fmax(rint(total / speed / seconds[rank]), least));
+    }
+}
+
+// Prints which rank is slow, and what helps. where: its host, or "" if that is not known. width: of
+// what stands before each line.
+static inline void rank_pace_print(const Options *options, const double *seconds, int ranks, SlowRank slow,
+                                   const char *where, int width) {
+    enum { MOST = 16 };
+    const Rule *rule = options_rule(options);
+    const OptionSpec *list = option_of(offsetof(Options, rank_accumulate));
+    char numbers[128];
+    printf(
+        "%-*srank %d%s%s takes %.1f times as long for a micro-batch as the median of all ranks, which wait "
+        "for it\n",
+        width, "slow", slow.rank, where[0] != '\0' ? " on " : "", where, slow.factor);
+    if (ranks > MOST) { return; }
+    rank_pace_list(options, seconds, ranks, rule->predicts ? 2 : 1, numbers);
+    printf("%-*s%s--%s %s shares the work by speed\n", width, "",
+           option_is_of_rule(list, rule) ? "" : "under acco or zero1 ", list->name, numbers);
+}

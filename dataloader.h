@@ -169,6 +169,16 @@ static inline bool data_file_read_llmc(DataFile *file, Error *error) {
     return true;
 }
 
+// The bits of what a file without a header holds: wider numbers are ids of which the others are 0.
+static inline int data_file_bits(const DataFile *file) {
+    const uint16_t *ids = (const uint16_t *)file->mapping;
+    size_t count = size_min(file->bytes / sizeof *ids, 4096) / 4 * 4;
+    size_t used[4] = {0, 0, 0, 0}; // that are not 0, of each four
+    for (size_t i = 0; i < count; i++) { used[i % 4] += ids[i] != 0; }
+    bool wide = count >= 16 && used[0] > count / 8 && used[1] + used[3] == 0;
+    return !wide ? 16 : used[2] > 0 ? 32 : 64;
+}
+
 // Recognises the format of a mapped file and fills in where its tokens are and how many.
 // A file without a magic is uint16 ids if its name ends with .bin, and text otherwise.
 static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck check, Error *error) {
@@ -192,6 +202,12 @@ static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck
                          "%s has %llu bytes, an odd number, but .bin files hold uint16 ids: it is truncated, "
                          "or misnamed text",
                          file->path, (unsigned long long)file->bytes);
+    }
+    if (binary && data_file_bits(file) != 16) {
+        return error_set(error,
+                         "%s looks like ids of %d bits; nanoGPT's files, which have no header, have 16: write "
+                         "the ids as uint16, as numpy's astype('uint16') makes them",
+                         file->path, data_file_bits(file));
     }
     if (!binary && !text_format_check(file->path, file->mapping, file->bytes, error)) { return false; }
     content->token_bytes = binary ? 2 : 1;

@@ -28,7 +28,8 @@ from tqdm import tqdm
 from tokenizer import vocabulary
 from tokenizer.chat import ChatError, ChatTemplate
 from tokenizer.chat import load as load_chat
-from tokenizer.sources import PACKED, SEPARATORS, Document, InputError, Options, documents, records_for
+from tokenizer.sources import (JSON_ENDINGS, PACKED, SEPARATORS, Document, InputError, Options, array_records, documents,
+                               ending_of, line_records, records_for)
 from tokenizer.templates import TEMPLATES
 
 PROGRAM = Path(__file__).resolve().parent.parent / "train_gpt"
@@ -179,6 +180,9 @@ def publish(arguments: argparse.Namespace, scratch: Path, record: Path, request:
 
 def warnings(arguments: argparse.Namespace, scratch: Path, counts: Counter, undivided: list[str]) -> Iterator[str]:
     names = [path.name for path in scratch.iterdir()]
+    for name in arguments.inputs:
+        if records_for(name) in (line_records, array_records) and ending_of(Path(name)) not in JSON_ENDINGS:
+            yield f"{name}: begins with a JSON record, so it was read as records, whatever its name"
     if undivided:
         what = {"endoftext": "no line <|endoftext|>", "blank-line": "no blank line"}[arguments.separator]
         more = f" and {len(undivided) - 3} more" if len(undivided) > 3 else ""

@@ -1,7 +1,7 @@
 """Reads documents from text, JSON Lines, JSON arrays, Parquet and named data sets.
 
-Text and JSON may be compressed: names that end with .gz or .zst. Only a few documents are
-in memory, however large an input is.
+The first bytes of a file say what it is, whatever its name. Text and JSON may be compressed.
+Only a few documents are in memory, however large an input is.
 
 A document comes whole, with one exception: a text document longer than DOCUMENT_BYTES
 comes in parts, cut before the last line end, or blank, of what was read.
@@ -33,12 +33,13 @@ SEPARATORS = {  # lines that separate documents
     "blank-line": re.compile(rb"[ \t]*\r?\n"),
 }
 PACKED = (".gz", ".zst")  # endings of compressed inputs
+JSON_ENDINGS = (".json", ".jsonl", ".ndjson")
+BLANKS = b" \t\r\n"
+GZIP, ZSTANDARD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"  # how such files begin
 FORMATS = {  # how files begin that are no text
-    b"\x1f\x8b": "a gzip archive: its name must end with .gz",
-    b"\x28\xb5\x2f\xfd": "a Zstandard archive: its name must end with .zst",
     b"PK\x03\x04": "a zip archive: unpack it first",
-    b"PAR1": "a Parquet file: its name must end with .parquet",
     b"\x7fELF": "a program",
+    b"version https://git-lfs": "the pointer that Git LFS leaves in place of a file: run git lfs pull",
 }
 ZEROS = 1000  # at most one byte in this many of a text may be zero
 
@@ -80,9 +81,11 @@ def unpacked(path: Path) -> Iterator[io.BufferedIOBase]:
     """An input as a stream of bytes. What goes wrong while it is read becomes an InputError."""
     with open(path, "rb") as raw:
         try:
-            if path.suffix == ".gz":
+            magic = raw.read(4)
+            raw.seek(0)
+            if path.suffix == ".gz" or magic.startswith(GZIP):
                 yield gzip.GzipFile(fileobj=raw)
-            elif path.suffix == ".zst":
+            elif path.suffix == ".zst" or magic == ZSTANDARD:
                 import pyarrow
 
                 yield io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"), BLOCK_BYTES)
@@ -238,24 +241,31 @@ def record_documents(name: str, records: Records, options: Options, counts: Coun
 # Inputs
 
 
-def is_array(path: Path) -> bool:
-    with unpacked(path) as file:
-        return file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+def holds_record(data: bytes) -> bool:
+    """Whether a file that begins with these bytes holds JSON records, as text_format_is_json in text_format.h."""
+    start = data.removeprefix(codecs.BOM_UTF8).lstrip(BLANKS).removeprefix(b"[").lstrip(BLANKS)
+    try:
+        return start[:1] == b"{" and bool(json.JSONDecoder().raw_decode(start.decode(errors="replace"))[0])
+    except (ValueError, RecursionError):
+        return False
 
 
-def check_text(path: Path) -> None:
-    """Refuses a file that is no text by its first bytes."""
+def first_bytes(path: Path) -> bytes:
+    """The beginning of a file, which must not be of a format that cannot be read."""
     with unpacked(path) as file:
         data = file.read(1 << 20)
     for magic, what in FORMATS.items():
         if data.startswith(magic):
             raise InputError(f"{path} looks like {what}")
-    if data.count(b"\0") > 4 + len(data) // ZEROS:
-        raise InputError(f"{path} is not text: {data.count(0)} of its first {len(data)} bytes are zero")
+    return data
+
+
+def ending_of(path: Path) -> str:
+    return (path.with_suffix("").suffix if path.suffix in PACKED else path.suffix).lower()
 
 
 def records_for(name: str) -> Callable[..., Records] | None:
-    """The function that reads the records of this input, by the ending of its name; None for a text. An empty file is an error."""
+    """The function that reads the records of this input; None for a text. An empty file is an error."""
     path = Path(name)
     if not path.exists():
         if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and path.suffix not in (".txt", ".json", ".jsonl", ".parquet"):
@@ -263,17 +273,20 @@ def records_for(name: str) -> Callable[..., Records] | None:
         raise InputError(f"there is no file {name}")
     if not path.is_file():
         raise InputError(f"{name} is not a file")
-    ending = path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
     if path.stat().st_size == 0:
         raise InputError(f"{name} is empty")
-    if ending == ".parquet":
-        if path.suffix in PACKED:
+    ending, is_packed = ending_of(path), path.suffix in PACKED
+    data = first_bytes(path)
+    if ending == ".parquet" or data.startswith(PARQUET):
+        if is_packed:
             raise InputError(f"{name}: Parquet files are compressed inside: unpack it first")
         return table_records
-    check_text(path)
-    if ending in (".jsonl", ".ndjson") or ending == ".json" and not is_array(path):
-        return line_records
-    return array_records if ending == ".json" else None
+    if data.count(b"\0") > 4 + len(data) // ZEROS:
+        raise InputError(f"{name} is not text: {data.count(0)} of its first {len(data)} bytes are zero")
+    is_list, found = data.removeprefix(codecs.BOM_UTF8).lstrip(BLANKS)[:1] == b"[", holds_record(data)
+    if not found and ending not in JSON_ENDINGS:
+        return None
+    return array_records if is_list and (found or ending == ".json") else line_records
 
 
 def documents(name: str, options: Options, counts: Counter) -> Iterator[Document]:

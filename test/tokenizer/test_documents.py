@@ -76,6 +76,22 @@ class Texts(DirectoryTest):
         pyarrow.parquet.write_table(table, self.directory / "a.parquet", row_group_size=7)
         self.check(self.directory / "a.parquet", texts)
 
+    def test_the_bytes_of_a_file_say_what_it_is_and_not_its_name(self):
+        texts = stories(30)
+        lines = "\n".join(json.dumps({"text": text}) for text in texts).encode()
+        array = b"[\n " + b",\n".join(lines.split(b"\n")) + b"]"
+        for name, data in (("a.JSONL", lines), ("b", lines), ("c.txt", b"\n" + lines), ("d.csv", array), ("e.gz", gzip.compress(lines)),
+                           ("f.jsonl", array), ("g", gzip.compress(array)), ("h.jsonl", gzip.compress(lines))):
+            self.check(self.write(name, data), texts)
+            out = self.prepare("again" + name, self.directory / name)
+            self.assertEqual("begins with a JSON record" in out, name[-5:].lower() != "jsonl", name)
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), self.directory / "table")
+        self.check(self.directory / "table", texts)
+        for number, text in enumerate(("{}\nno record", "{not one}", '["a", "list"]', f'{END}\n{{"a": 1}}\n', "[", "[3]: see below")):
+            out = self.prepare(f"text{number}", self.write(f"{number}.txt", text))
+            self.assertNotIn("begins with a JSON record", out)
+        self.assertIn("git lfs pull", self.refused(self.write("p.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n")))
+
     def test_a_byte_order_mark_is_no_part_of_json(self):
         texts = stories(30)
         records = [json.dumps({"text": text}) for text in texts]

@@ -210,9 +210,10 @@ static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck
                          file->path, data_file_bits(file));
     }
     if (!binary && !text_format_check(file->path, file->mapping, file->bytes, error)) { return false; }
+    size_t mark = binary ? 0 : utf8_mark(file->mapping, file->bytes);
     content->token_bytes = binary ? 2 : 1;
-    content->tokens = (const uint8_t *)file->mapping;
-    content->token_count = file->bytes / (uint64_t)content->token_bytes;
+    content->tokens = (const uint8_t *)file->mapping + mark;
+    content->token_count = (file->bytes - mark) / (uint64_t)content->token_bytes;
     return true;
 }
 
@@ -324,8 +325,8 @@ static inline bool data_loader_is_text(const DataLoader *loader) {
 static inline Text *data_files_texts(const DataFile *files, int count) {
     Text *texts = (Text *)memory_take((size_t)count, sizeof *texts);
     for (int i = 0; i < count; i++) {
-        texts[i].bytes = (const uint8_t *)files[i].mapping;
-        texts[i].size = files[i].bytes;
+        texts[i].bytes = files[i].content.tokens;
+        texts[i].size = files[i].content.token_count;
     }
     return texts;
 }

@@ -24,7 +24,7 @@ static inline bool text_format_has_ending(const char *name, const char *ending) 
 // Whether JSON records are in a text: it begins with an object that has members, by itself or in a
 // list. holds_record in sources.py is the same.
 static inline bool text_format_is_json(const char *text, size_t size) {
-    size_t at = size >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+    size_t at = utf8_mark(text, size);
     for (bool in_list = false; at < size && text[at] != '{'; at++) {
         bool begins = text[at] == '[' && !in_list;
         if (!begins && memchr(" \t\r\n", text[at], 4) == NULL) { return false; }

@@ -108,7 +108,7 @@ def read_tokens(path, tokenizer):
         return read_token_file(path)
     if path.suffix == ".bin" or isinstance(tokenizer, Bytes):
         return np.frombuffer(data, "<u2").tolist() if path.suffix == ".bin" else tokenizer.encode(data.decode()), None
-    parts = re.split(r"^<\|endoftext\|>[ \t]*\r?$\n?", data.decode(), flags=re.MULTILINE)
+    parts = re.split(r"<\|endoftext\|>[ \t]*\r?$\n?", data.decode(), flags=re.MULTILINE)
     documents = [part.strip("\r\n") for part in parts]
     return [token for text in documents if text for token in (*tokenizer.encode(text), tokenizer.first)], None
 

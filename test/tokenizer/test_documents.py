@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 
 from tokenizer import sources
-from testing import TOKENIZER, DirectoryTest, reference_tokenizer, small_blocks
+from testing import ROOT, TOKENIZER, DirectoryTest, reference_tokenizer, small_blocks
 
 END = "<|endoftext|>"
 WORDS = "the cat saw a ship upon the sea, and naïve children sang — 12 songs.\n".split(" ")
@@ -132,7 +132,7 @@ class Texts(DirectoryTest):
 
     def test_bytes_that_are_not_utf8_are_counted(self):
         out = self.prepare("odd", self.write("a.txt", b"caf\xe9\n<|endoftext|>\nfine\n"))
-        self.assertIn("1 documents had bytes that are not UTF-8", out)
+        self.assertIn("1 documents had bytes that are not UTF-8: each of these is a token", out)
 
     def test_it_runs_from_any_directory_with_any_number_of_threads(self):
         path = self.write("a.txt", f"\n{END}\n".join(stories(9000)))  # some tasks
@@ -141,6 +141,46 @@ class Texts(DirectoryTest):
         done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(self.files("there"), self.files("here"))
+
+
+class Cases(DirectoryTest):
+    """Odd bytes, marks, lines and numbers: test_data.c asks train_gpt for the same."""
+
+    def test_prepare_and_train_gpt_agree(self):
+        for number, case in enumerate(json.loads((ROOT / "test/reference/text_cases.json").read_text())):
+            with self.subTest(case["name"]):
+                data = case["bytes"].replace("@", "[" * 3000 + "]" * 3000).encode("latin-1")
+                path = self.write("a.jsonl" if case["records"] else "a.txt", data)
+                if "refused" in case:
+                    self.assertIn(case["refused"], self.refused(path))
+                    continue
+                out = self.prepare(f"case{number}", "--val-fraction", 0, path)
+                self.assertEqual(self.tokens(f"case{number}", "train")[0], case["ids"])
+                for key, words in (("odd", "had bytes that are not UTF-8"), ("spelling", "as text: it is learned in letters"),
+                                   ("empty", "were left out, because they are empty")):
+                    said = [line for line in out.splitlines() if words in line]
+                    self.assertEqual([int(line.split()[0]) for line in said], [case[key]] if key in case else [], out)
+
+
+class Ends(DirectoryTest):
+    def test_the_end_is_what_the_files_beside_the_tokenizer_say(self):
+        path, texts = self.write("a.jsonl", '{"text": "the cat</s>"}\n{"text": "a hat"}\n'), ["the cat", "a hat"]
+        home = self.directory / "bpe"
+        home.mkdir()
+        (home / "tokenizer.json").write_text("\ufeff" + (TOKENIZER / "tokenizer.json").read_text().replace(END, "</s>"))
+        self.assertIn("has no token <|endoftext|>, and neither", self.refused("--tokenizer", home, path))
+        expected = [id for text in texts for id in (*reference_tokenizer().encode(text).ids, 0)]
+        for number, (name, config) in enumerate((("tokenizer_config.json", {"eos_token": "</s>"}), ("config.json", {"eos_token_id": 0}),
+                                                 ("tokenizer_config.json", {"eos_token": {"content": "</s>"}}),
+                                                 ("generation_config.json", {"eos_token_id": [0, 400]}))):
+            (home / name).write_text(json.dumps(config))
+            self.prepare(f"end{number}", "--tokenizer", home, "--val-fraction", 0, path)
+            self.assertEqual(self.tokens(f"end{number}", "train")[0], expected)
+            self.prepare(f"file{number}", "--tokenizer", home / "tokenizer.json", "--val-fraction", 0, path)
+            self.assertEqual(self.tokens(f"file{number}", "train")[0], expected)
+            (home / name).write_text(json.dumps({"eos_token": "</p>", "eos_token_id": 1}))
+            self.assertIn("names another", self.refused("--tokenizer", home, path))
+            (home / name).unlink()
 
 
 PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"

@@ -194,6 +194,10 @@ def warnings(arguments: argparse.Namespace, scratch: Path, counts: Counter, undi
         yield "nothing is left to train on: all documents are held out for validation; a lower --val-fraction leaves some"
     if counts["empty"]:
         yield f"{counts['empty']} documents were left out, because they are empty"
+    if counts["control"]:
+        yield f"{counts['control']} chats have what is spelled like a special token in what is said: it became one"
+    if ignored := [key[1].format(count) for key, count in counts.items() if key[0] == "ignored"]:
+        yield f"ignored members: {', '.join(ignored)}"
 
 
 def run(arguments: argparse.Namespace) -> str:

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizer.chat import ChatError, ChatTemplate
-from tokenizer.templates import TEMPLATES
+from tokenizer.chat import ChatError, ChatTemplate, count_ignored
+from tokenizer.templates import ALPACA_FIELDS, TEMPLATES
 
 BLOCK_BYTES = 1 << 19
 DOCUMENT_BYTES = 1 << 22  # TEXT_DOCUMENT_BYTES in documents.h
@@ -63,7 +63,8 @@ class Options:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return {"plain": (self.field,), "chat": ("messages", "conversations")}.get(self.template, ("instruction", "input", "output"))
+        return {"plain": (self.field,), "chat": ("messages", "conversations", "system")}.get(
+            self.template, (*ALPACA_FIELDS, "system", "history"))
 
 
 @dataclass(frozen=True)
@@ -262,9 +263,10 @@ def record_documents(name: str, records: Records, options: Options, counts: Coun
             if not isinstance(record, dict):
                 raise TypeError(f"a record is {type(record).__name__}, but must be an object with named fields")
             if options.chat is not None:
-                parts, learn = options.chat.document(record)
+                parts, learn = options.chat.document(record, counts)
             else:
                 parts, learn = TEMPLATES[options.template](record, options.field), None
+                count_ignored(counts, record, (options.field,) if options.template == "plain" else ALPACA_FIELDS, "records")
             prompt, text = parts
             data = (prompt + text).encode()
         except KeyError as error:

@@ -137,8 +137,7 @@ static inline bool check_tokenizer(Run *run, Error *error) {
         if (!token_sums_agree(data_loader_tokenizer(loader), codec.tokenizer.sum)) {
             good = error_set(error, "%.400s is not the tokenizer that made %.400s", path, loader->name);
         } else if (data_loader_is_text(loader) && text_codec_end(&codec) < 0) {
-            good = error_set(
-                error, "%.400s " TOKENIZER_NO_END " of %.400s", path, loader->name);
+            good = error_set(error, "%.400s " TOKENIZER_NO_END " of %.400s", path, loader->name);
         }
     }
     good = good && text_codec_encode(&codec, run->options.prompt, &prompt, error);

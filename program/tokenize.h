@@ -21,8 +21,7 @@ static inline int command_tokenize(const Options *options) {
     } else if (options->seq_len == 1 || options->seq_len > TOKEN_FILE_MAX_PADDED) {
         error_set(&error, "tokenize --seq-len %lld: documents can be padded to 2 to %d tokens",
                   (long long)options->seq_len, TOKEN_FILE_MAX_PADDED);
-    } else if (tokenizer_open(&tokenizer, options->tokenizer, &error) &&
-               tokenizer.end < 0) {
+    } else if (tokenizer_open(&tokenizer, options->tokenizer, &error) && tokenizer.end < 0) {
         error_set(&error, "%.400s " TOKENIZER_NO_END, options->tokenizer);
     }
     if (error_is_set(&error)) { exit_user_mistake(&error); }

@@ -1,8 +1,9 @@
 // documents.h: where documents come from: texts, or lines of JSON.
 //
 // In a text, <|endoftext|> at the end of a line ends a document, whether something stands before
-// it or not. Line ends around a document are dropped, and so is an empty document. A document longer than TEXT_DOCUMENT_BYTES comes in
-// parts, cut before a line end or a blank. tokenizer/sources.py cuts texts in the same way.
+// it or not. Line ends around a document are dropped, and so is an empty document. A document
+// longer than TEXT_DOCUMENT_BYTES comes in parts, cut before a line end or a blank.
+// tokenizer/sources.py cuts texts in the same way.
 //
 // A line of JSON is one document:
 //
@@ -37,8 +38,8 @@ typedef struct DocumentPart {
     bool ends;     // the document ends here. Of JSON it is known once the line is encoded, and so are these:
     bool held_out; // for validation
     bool is_chat;
-    bool holds_end; // a chat: the end-of-text token stands within it
-    bool is_odd;    // some of its bytes are not UTF-8
+    bool holds_end;      // a chat: the end-of-text token stands within it
+    bool is_odd;         // some of its bytes are not UTF-8
     const char *spelled; // a special token that it has in letters; NULL: none
     size_t tokens;
 } DocumentPart;

@@ -211,8 +211,8 @@ def array_records(path: Path, _options: Options) -> Records:
             at = used = 0
             while (at := between.match(text, at).end()) < len(text) and text[at] == "{":
                 try:
-                    record, at = DECODER.raw_decode(text, at)
-                    check_characters(record, text)
+                    begin, (record, at) = at, DECODER.raw_decode(text, at)
+                    check_characters(record, text[begin:at])
                 except json.JSONDecodeError:  # its end has not been read yet
                     break
                 except (ValueError, RecursionError) as error:

@@ -6,9 +6,9 @@
 //
 // Each document is followed by the end-of-text token, which is predicted; a chat, where it does
 // not end with that token anyway, by one that is not, for its answers have ends of their own.
-// Where a document ends with the text of that token, that is the token. Other text that looks like a
-// special token is text, but in chats; it is counted. Bytes that are not UTF-8 become
-// one token each (tokenizer.h), and are counted, too. A token that is only read is ~id until it is written.
+// Where a document ends with the text of that token, that is the token. Other text that looks like
+// a special token is text, but in chats; it is counted. Bytes that are not UTF-8 become one token
+// each (tokenizer.h), and are counted, too. A token that is only read is ~id until it is written.
 //
 // The calling thread reads and writes, all threads encode: the same, however many.
 #pragma once
@@ -123,8 +123,8 @@ static inline bool encode_chat(const Tokenizer *tokenizer, uint64_t line, const 
 static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, TokenList *tokens,
                                Error *error) {
     json_error_t trouble;
-    json_t *root = json_loadb((const char *)part->bytes, part->count,
-                              JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &trouble); // other members may be large
+    size_t flags = JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL; // members that are not used may be large
+    json_t *root = json_loadb((const char *)part->bytes, part->count, flags, &trouble);
     const char *text, *prompt = NULL;
     size_t text_bytes, prompt_bytes, before = tokens->count;
     json_t *learn = NULL;
@@ -135,11 +135,10 @@ static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, T
     if (good && json_unpack(root, "{s:s%, s?s%, s?o, s?b, s?b, s?b}", "text", &text, &text_bytes, "prompt",
                             &prompt, &prompt_bytes, "learn", &learn, "more", &more, "val", &held_out, "bytes",
                             &is_bytes) != 0) {
-        good =
-            error_set(error,
-                      "line %llu must be an object whose 'text' is text; so must be 'prompt', and 'more', "
-                      "'val' and 'bytes' true or false, if they are there",
-                      line);
+        good = error_set(error,
+                         "line %llu must be an object whose 'text' is text; so must be 'prompt', and 'more', "
+                         "'val' and 'bytes' true or false, if they are there",
+                         line);
     }
     if (good && is_bytes) {
         text = bytes = encode_bytes(text, &text_bytes);

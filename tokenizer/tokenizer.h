@@ -59,12 +59,12 @@ typedef struct Tokenizer {
     size_t merge_slots; // a power of two
     AddedToken *added;
     int added_count;
-    int32_t end; // the token behind a text: <|endoftext|>, or eos_token (tokenizer_find_end); -1: none is known
+    int32_t end; // the token behind a text: <|endoftext|>, or what tokenizer_find_end finds; -1: unknown
     pcre2_code *pattern;
     uint32_t sum; // CRC-32 of all tokens and merges: sum_of in tokenizer/vocabulary.py
 } Tokenizer;
 
-#define TOKENIZER_NO_END                                                                                     \
+#define TOKENIZER_NO_END \
     "has no token <|endoftext|>, and neither tokenizer_config.json nor config.json beside it names another " \
     "of its added tokens as eos_token: one is put behind each document"
 
@@ -392,14 +392,14 @@ static inline void tokenizer_find_end(Tokenizer *tokenizer, const char *path) {
     const char *slash = strrchr(path, '/');
     for (int i = 0; i < 3 && tokenizer->end < 0; i++) {
         char beside[PATH_MAX];
-        snprintf(beside, sizeof beside, "%.*s%s", slash != NULL ? (int)(slash - path) + 1 : 0, path, names[i]);
+        snprintf(beside, sizeof beside, "%.*s%s", slash != NULL ? (int)(slash - path) + 1 : 0, path,
+                 names[i]);
         json_t *root = json_file_load(beside, JSON_ALLOW_NUL, NULL);
         const json_t *token = json_object_get(root, "eos_token"), *id = json_object_get(root, "eos_token_id");
         const json_t *content = json_is_object(token) ? json_object_get(token, "content") : token;
         const json_t *number = json_is_array(id) ? json_array_get(id, 0) : id;
-        const AddedToken *found =
-            tokenizer_added(tokenizer, json_string_value(content),
-                            json_is_integer(number) ? json_integer_value(number) : -1);
+        const AddedToken *found = tokenizer_added(tokenizer, json_string_value(content),
+                                                  json_is_integer(number) ? json_integer_value(number) : -1);
         if (found != NULL) { tokenizer->end = found->id; }
         json_decref(root);
     }
@@ -413,8 +413,7 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
     json_error_t trouble;
     memset(tokenizer, 0, sizeof *tokenizer);
     size_t mark = utf8_mark(bytes, size);
-    json_t *root =
-        json_loadb((const char *)bytes + mark, size - mark, JSON_REJECT_DUPLICATES, &trouble);
+    json_t *root = json_loadb((const char *)bytes + mark, size - mark, JSON_REJECT_DUPLICATES, &trouble);
     if (root == NULL) {
         return error_set(error, "%s is no tokenizer, which is JSON: line %d: %s", name, trouble.line,
                          trouble.text);
@@ -606,8 +605,8 @@ static inline const char *tokenizer_find_spelled(const Tokenizer *tokenizer, con
     for (size_t at = 0; at < count; at++) {
         for (int i = 0; begins[(uint8_t)text[at]] && i < tokenizer->added_count; i++) {
             const AddedToken *one = &tokenizer->added[i];
-            bool fits = one->special && one->length <= count - at &&
-                        memcmp(one->text, text + at, one->length) == 0;
+            bool fits =
+                one->special && one->length <= count - at && memcmp(one->text, text + at, one->length) == 0;
             if (fits) { return one->text; }
         }
     }

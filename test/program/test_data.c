@@ -51,8 +51,9 @@ static void records_are_no_text(void **state) {
     (void)state;
     static const char *const records[] = {"{\"a\": 1}", "\n {\"a\": {\"b\": []}}\nand more", "[ {\"a\":1},",
                                           "\xEF\xBB\xBF\r\n[\t{\"a\":\"\\u0000\"}"};
-    static const char *const texts[] = {"{}\nno record",   "{not one}",  "[\"a\"]", "<|endoftext|>\n{\"a\": 1}\n",
-                                        "[3]: see below", "[ [{\"a\": 1}]", "[",     "{\"a\": 1"};
+    static const char *const texts[] = {
+        "{}\nno record",  "{not one}",      "[\"a\"]", "<|endoftext|>\n{\"a\": 1}\n",
+        "[3]: see below", "[ [{\"a\": 1}]", "[",       "{\"a\": 1"};
     for (size_t i = 0; i < sizeof records / sizeof records[0]; i++) {
         expect_text(records[i], strlen(records[i]), "is JSON");
     }
@@ -623,13 +624,15 @@ static void byte_order_marks_are_skipped(void **state) {
     shell(stage,
           "cp -r unmarked/checkpoints/commit-40/model model-0 && rm -f model-0/checksums.json && "
           "echo '{\"eos_token_id\": 0}' > model-0/generation_config.json && cp documents.txt text-0 && "
-          "printf 'the cat\\na hat\\n' > prompts-0 && printf '{\"text\": \"the cat has a hat\"}\\n' > words-0 && "
+          "printf 'the cat\\na hat\\n' > prompts-0 && printf '{\"text\": \"the cat has a hat\"}\\n' > "
+          "words-0 && "
           "cp -r model-0 model-1 && for name in text prompts words model/config.json model/tokenizer.json "
           "model/generation_config.json; do from=$(echo $name | sed 's/^[a-z]*/&-0/'); "
           "to=$(echo $name | sed 's/^[a-z]*/&-1/'); { printf '\\357\\273\\277'; cat $from; } > $to; done");
     static const char *const commands[] = {
         "sample --from model-%d --prompts prompts-%d --temperature 0 --sample-tokens 10",
-        "eval --from model-%d --task lambada --data words-%d", "eval --from model-%d --data text-%d --stride 5"};
+        "eval --from model-%d --task lambada --data words-%d",
+        "eval --from model-%d --data text-%d --stride 5"};
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
         char arguments[2][256];
         Outcome outcomes[2];
@@ -649,10 +652,12 @@ static void byte_order_marks_are_skipped(void **state) {
 // checkpoints of a run.
 static void another_token_ends_a_text(void **state) {
     Stage *stage = stage_of(state);
-    shell(stage, "cp -r endless paged && echo '{\"eos_token\": \"<|endofpage|>\"}' > paged/tokenizer_config.json");
+    shell(stage,
+          "cp -r endless paged && echo '{\"eos_token\": \"<|endofpage|>\"}' > paged/tokenizer_config.json");
     run_base(stage, 0, 0, "--tokenizer paged --data documents.txt --out pages");
     run_base(stage, 0, 0, "--tokenizer bpe --data documents.txt --out texts");
-    shell(stage, "for run in pages texts; do tail -c +257 $run/tokens-*.bin > $run.ids; done && cmp pages.ids texts.ids");
+    shell(stage, "for run in pages texts; do tail -c +257 $run/tokens-*.bin > $run.ids; done && cmp "
+                 "pages.ids texts.ids");
     Outcome outcome = program_run(stage, 0, "eval --from pages/checkpoints/commit-40 --data documents.txt");
     outcome_check(&outcome, 0, "eval");
 }

@@ -204,11 +204,8 @@ static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck
                          file->path, (unsigned long long)file->bytes);
     }
     if (binary && data_file_bits(file) != 16) {
-        return error_set(
-            error,
-            "%s looks like ids of %d bits; nanoGPT's files, which have no header, have 16: write "
-            "the ids as uint16, as numpy's astype('uint16') makes them",
-            file->path, data_file_bits(file));
+        return error_set(error, "%s looks like ids of %d bits; nanoGPT's files have 16: write them as uint16",
+                         file->path, data_file_bits(file));
     }
     if (!binary && !text_format_check(file->path, file->mapping, file->bytes, error)) { return false; }
     size_t mark = binary ? 0 : utf8_mark(file->mapping, file->bytes);

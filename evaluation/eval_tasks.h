@@ -232,9 +232,7 @@ static inline bool evaluate_add_pair(EvaluateSet *set, const char *text, size_t 
     if (context == 0) {
         int32_t start = tokenizer == NULL ? '\n' : tokenizer->end;
         if (start < 0) {
-            return error_set(
-                error,
-                "nothing precedes the text to predict, and the tokenizer has no token that ends a text");
+            return error_set(error, "nothing precedes the text to predict, and no token ends a text");
         }
         token_list_add(list, start);
     } else { // encoded by itself only to count its tokens

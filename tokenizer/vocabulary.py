@@ -16,23 +16,17 @@ from tokenizers.models import BPE
 END_OF_TEXT = "<|endoftext|>"
 
 
-def read_json(path: Path) -> dict:
-    """The object of a file, without the byte order mark with which it may begin; empty: there is none."""
-    try:
-        found = json.loads(path.read_text("utf-8-sig"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def end_of(tokenizer: Tokenizer, directory: Path | None) -> str | None:
     """The added token behind a text: tokenizer_find_end in tokenizer.h."""
     added = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()}
     if END_OF_TEXT in added.values():
         return END_OF_TEXT
     for name in ("tokenizer_config.json", "generation_config.json", "config.json") if directory is not None else ():
-        config = read_json(directory / name)
-        token, number = config.get("eos_token"), config.get("eos_token_id")
+        try:
+            config = json.loads((directory / name).read_bytes())
+            token, number = config.get("eos_token"), config.get("eos_token_id")
+        except (OSError, ValueError, RecursionError, AttributeError):
+            continue
         token = token.get("content") if isinstance(token, dict) else token
         number = number[0] if isinstance(number, list) and number else number
         found = token if isinstance(token, str) else added.get(number) if type(number) is int else None

@@ -247,8 +247,8 @@ static inline void token_shards_tell(const TokenShards *made, const char *headin
         printf("%s%llu documents %s\n", heading, (unsigned long long)notes[i].count, notes[i].what);
     }
     if (made->spelling > 0) {
-        printf("%s%llu documents hold %s as text: it is learned in letters\n", heading,
-               (unsigned long long)made->spelling, made->spelled);
+        printf("%s%llu documents hold special tokens as text, such as %s: they are learned in letters\n",
+               heading, (unsigned long long)made->spelling, made->spelled);
     }
 }
 

@@ -169,6 +169,16 @@ static inline bool data_file_read_llmc(DataFile *file, Error *error) {
     return true;
 }
 
+// The bits of what a file without a header holds: wider numbers are ids of which the others are 0.
+static inline int data_file_bits(const DataFile *file) {
+    const uint16_t *ids = (const uint16_t *)file->mapping;
+    size_t count = size_min(file->bytes / sizeof *ids, 4096) / 4 * 4;
+    size_t used[4] = {0, 0, 0, 0}; // that are not 0, of each four
+    for (size_t i = 0; i < count; i++) { used[i % 4] += ids[i] != 0; }
+    bool wide = count >= 16 && used[0] > count / 8 && used[1] + used[3] == 0;
+    return !wide ? 16 : used[2] > 0 ? 32 : 64;
+}
+
 // Recognises the format of a mapped file and fills in where its tokens are and how many.
 // A file without a magic is uint16 ids if its name ends with .bin, and text otherwise.
 static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck check, Error *error) {
@@ -193,10 +203,15 @@ static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck
                          "or misnamed text",
                          file->path, (unsigned long long)file->bytes);
     }
+    if (binary && data_file_bits(file) != 16) {
+        return error_set(error, "%s looks like ids of %d bits; nanoGPT's files have 16: write them as uint16",
+                         file->path, data_file_bits(file));
+    }
     if (!binary && !text_format_check(file->path, file->mapping, file->bytes, error)) { return false; }
+    size_t mark = binary ? 0 : utf8_mark(file->mapping, file->bytes);
     content->token_bytes = binary ? 2 : 1;
-    content->tokens = (const uint8_t *)file->mapping;
-    content->token_count = file->bytes / (uint64_t)content->token_bytes;
+    content->tokens = (const uint8_t *)file->mapping + mark;
+    content->token_count = (file->bytes - mark) / (uint64_t)content->token_bytes;
     return true;
 }
 
@@ -308,8 +323,8 @@ static inline bool data_loader_is_text(const DataLoader *loader) {
 static inline Text *data_files_texts(const DataFile *files, int count) {
     Text *texts = (Text *)memory_take((size_t)count, sizeof *texts);
     for (int i = 0; i < count; i++) {
-        texts[i].bytes = (const uint8_t *)files[i].mapping;
-        texts[i].size = files[i].bytes;
+        texts[i].bytes = files[i].content.tokens;
+        texts[i].size = files[i].content.token_count;
     }
     return texts;
 }

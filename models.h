@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "gpt.h"
+#include "runtime/json_files.h"
 #include "runtime/names.h"
 #include "trained.h"
 
@@ -64,7 +65,7 @@ static inline const ModelPreset *model_preset_find(const char *name) {
 // Reads a Hugging Face config.json.
 static inline bool model_config_load(const char *path, ModelConfig *config, Error *error) {
     json_error_t problem;
-    json_t *root = json_load_file(path, 0, &problem);
+    json_t *root = json_file_load(path, 0, &problem);
     if (root == NULL) { return error_set(error, "%s is no config.json of a model: %s", path, problem.text); }
     memset(config, 0, sizeof *config);
     size_t length = strlen(path), skip = length < sizeof config->name ? 0 : length - sizeof config->name + 1;

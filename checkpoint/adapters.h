@@ -10,6 +10,7 @@
 
 #include "checkpoint/file_sums.h"
 #include "checkpoint/safetensors.h"
+#include "runtime/json_files.h"
 #include "trained.h"
 
 #define ADAPTERS_CONFIG "adapter_config.json"
@@ -55,7 +56,7 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
     char path[PATH_MAX];
     json_error_t problem;
     if (!path_within(path, directory, ADAPTERS_CONFIG, error)) { return false; }
-    json_t *root = json_load_file(path, 0, &problem);
+    json_t *root = json_file_load(path, 0, &problem);
     const char *begun = json_string_value(json_object_get(root, "init_lora_weights"));
     const json_t *type = json_object_get(root, "peft_type"), *bias = json_object_get(root, "bias"),
                  *rank = json_object_get(root, "r"), *alpha = json_object_get(root, "lora_alpha"),

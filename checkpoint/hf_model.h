@@ -62,7 +62,7 @@ static inline bool hf_model_open_shards(HfModel *model, const char *directory, E
     char path[PATH_MAX];
     json_error_t problem;
     if (!path_within(path, directory, "model.safetensors.index.json", error)) { return false; }
-    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &problem),
+    json_t *root = json_file_load(path, JSON_REJECT_DUPLICATES, &problem),
            *map = json_object_get(root, "weight_map"), *value;
     const char *name;
     bool good =
@@ -367,7 +367,7 @@ static inline int hf_model_special_id(const char *from, const char *role, int vo
     char path[PATH_MAX], key[32];
     for (int i = 0; from != NULL && i < 4; i++) {
         if (!hf_model_find_tokenizer(from, names[i], path)) { continue; }
-        files[i] = json_load_file(path, JSON_ALLOW_NUL, NULL);
+        files[i] = json_file_load(path, JSON_ALLOW_NUL, NULL);
     }
     snprintf(key, sizeof key, "%.20s_id", role);
     const json_t *token = json_object_get(files[0], role);

@@ -192,13 +192,7 @@ static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t
 }
 
 static inline bool safetensors_parse(SafetensorsFile *file, Error *error) {
-    static const char pointer[] = "version https://git-lfs";
     uint64_t length = 0;
-    if (file->size >= sizeof pointer && memcmp(file->bytes, pointer, sizeof pointer - 1) == 0) {
-        return error_set(error,
-                         "%s is only the pointer that Git LFS leaves in place of a file: run git lfs pull",
-                         file->path);
-    }
     for (int i = 7; i >= 0 && file->size >= 8; i--) { length = length << 8 | file->bytes[i]; }
     if (length < 2 || length > SAFETENSORS_MAX_HEADER || length > file->size - 8 || file->bytes[8] != '{') {
         return error_set(

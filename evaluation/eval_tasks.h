@@ -21,6 +21,7 @@
 #pragma once
 
 #include "dataloader.h"
+#include "tokenizer/tokenize.h"
 
 enum {
     EVALUATE_MOST_ROWS = 64,   // sequences of a batch
@@ -153,16 +154,13 @@ static inline void evaluate_add_question(EvaluateSet *set, int choices, int labe
 // The texts of all files become the tokens that tokenize_texts makes of them.
 static inline bool evaluate_read_texts(EvaluateSet *set, Error *error) {
     const Tokenizer *tokenizer = set->request.tokenizer;
-    int32_t end_of_text = tokenizer_find_added(tokenizer, "<|endoftext|>");
-    if (end_of_text < 0) {
-        return error_set(error, "the tokenizer has no token <|endoftext|>, which is put behind each document "
-                                "of a text");
-    }
+    int32_t end_of_text = tokenizer->end;
+    if (end_of_text < 0) { return error_set(error, "the tokenizer " TOKENIZER_NO_END " of a text"); }
     Text *texts = data_files_texts(set->data.files, set->data.file_count);
     TextCursor cursor = {.texts = texts, .count = set->data.file_count};
     bool good = true;
     for (DocumentPart part; good && text_next_part(&cursor, &part);) {
-        good = tokenizer_encode(tokenizer, (const char *)part.bytes, part.count, false, &set->text, error);
+        good = encode_text(tokenizer, &part, (const char *)part.bytes, part.count, &set->text, error);
         if (part.ends) { token_list_add(&set->text, end_of_text); }
     }
     free(texts);
@@ -232,10 +230,9 @@ static inline bool evaluate_add_pair(EvaluateSet *set, const char *text, size_t 
     const Tokenizer *tokenizer = set->request.tokenizer;
     size_t T = (size_t)set->request.T, begin = list->count, given_tokens = 1;
     if (context == 0) {
-        int32_t start = tokenizer == NULL ? '\n' : tokenizer_find_added(tokenizer, "<|endoftext|>");
+        int32_t start = tokenizer == NULL ? '\n' : tokenizer->end;
         if (start < 0) {
-            return error_set(error,
-                             "nothing precedes the text to predict, and the tokenizer has no <|endoftext|>");
+            return error_set(error, "nothing precedes the text to predict, and no token ends a text");
         }
         token_list_add(list, start);
     } else { // encoded by itself only to count its tokens
@@ -333,6 +330,7 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
     DataFile *file = &set->data.files[0];
     if (!data_file_map(file, error)) { return false; }
     const char *text = (const char *)file->mapping, *end = text + file->bytes;
+    text += utf8_mark(text, file->bytes);
     for (int64_t line = 1; text < end && (request->limit == 0 || (int64_t)set->questions < request->limit);
          line++) {
         const char *stop = (const char *)memchr(text, '\n', (size_t)(end - text));

@@ -193,7 +193,7 @@ static inline void sample_find_ends(const char *directory, TokenList *ends) {
     char path[PATH_MAX];
     for (int i = 0; i < 2; i++) {
         if (!path_within(path, directory, names[i], &ignored)) { continue; }
-        json_t *root = json_load_file(path, JSON_ALLOW_NUL, NULL),
+        json_t *root = json_file_load(path, JSON_ALLOW_NUL, NULL),
                *ids = json_object_get(root, "eos_token_id");
         if (json_is_integer(ids)) { token_list_add(ends, (int32_t)json_integer_value(ids)); }
         for (size_t j = 0; j < json_array_size(ids); j++) {
@@ -300,7 +300,7 @@ static inline bool sample_text(Sample *sample, const char *prompt, bool shows, E
 // until a line says /reset.
 static inline bool sample_lines(Sample *sample, FILE *input, bool interactive, Error *error) {
     char *line = NULL;
-    size_t room = 0;
+    size_t room = 0, lines = 0;
     bool good = true;
     while (good) {
         if (interactive) { printf("> "); }
@@ -309,15 +309,16 @@ static inline bool sample_lines(Sample *sample, FILE *input, bool interactive, E
             if (interactive) { printf("\n"); }
             break;
         }
-        line[strcspn(line, "\r\n")] = '\0';
-        bool resets = interactive && strcmp(line, "/reset") == 0;
+        char *said = line + (lines++ == 0 ? utf8_mark(line, strlen(line)) : 0);
+        said[strcspn(said, "\r\n")] = '\0';
+        bool resets = interactive && strcmp(said, "/reset") == 0;
         if (resets || !interactive) {
             sample->sampler.length = 0;
             sample->last = -1;
         }
-        bool goes_on = sample->chat.root == NULL || line[0] != '\0' || sample->last >= 0;
+        bool goes_on = sample->chat.root == NULL || said[0] != '\0' || sample->last >= 0;
         if (resets || !goes_on) { continue; }
-        good = sample_text(sample, line, !interactive, error);
+        good = sample_text(sample, said, !interactive, error);
         if (interactive && !good) { good = printf("%s\n", error->text) > 0; }
     }
     free(line);

@@ -137,9 +137,7 @@ static inline bool check_tokenizer(Run *run, Error *error) {
         if (!token_sums_agree(data_loader_tokenizer(loader), codec.tokenizer.sum)) {
             good = error_set(error, "%.400s is not the tokenizer that made %.400s", path, loader->name);
         } else if (data_loader_is_text(loader) && text_codec_end(&codec) < 0) {
-            good = error_set(
-                error, "%.400s has no token <|endoftext|>, which is put between the documents of %.400s",
-                path, loader->name);
+            good = error_set(error, "%.400s " TOKENIZER_NO_END " of %.400s", path, loader->name);
         }
     }
     good = good && text_codec_encode(&codec, run->options.prompt, &prompt, error);
@@ -198,10 +196,7 @@ static inline bool make_token_file(const DataLoader *loader, const DataSource *s
                    plural(made.documents), clock_seconds() - tokenizing.began,
                    made.documents == 1 ? "; no line <|endoftext|> divides the text" : "");
         }
-        if (good && made.empty > 0) {
-            printf("tokens     %llu documents were left out, because they are empty\n",
-                   (unsigned long long)made.empty);
-        }
+        if (good) { token_shards_tell(&made, "tokens     "); }
     }
     fflush(stdout);
     free(texts);

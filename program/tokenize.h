@@ -21,10 +21,8 @@ static inline int command_tokenize(const Options *options) {
     } else if (options->seq_len == 1 || options->seq_len > TOKEN_FILE_MAX_PADDED) {
         error_set(&error, "tokenize --seq-len %lld: documents can be padded to 2 to %d tokens",
                   (long long)options->seq_len, TOKEN_FILE_MAX_PADDED);
-    } else if (tokenizer_open(&tokenizer, options->tokenizer, &error) &&
-               tokenizer_find_added(&tokenizer, "<|endoftext|>") < 0) {
-        error_set(&error, "%.400s has no token <|endoftext|>, which is put between documents",
-                  options->tokenizer);
+    } else if (tokenizer_open(&tokenizer, options->tokenizer, &error) && tokenizer.end < 0) {
+        error_set(&error, "%.400s " TOKENIZER_NO_END, options->tokenizer);
     }
     if (error_is_set(&error)) { exit_user_mistake(&error); }
     launch_threads(1, (int)options->threads, &choice);
@@ -47,13 +45,7 @@ static inline int command_tokenize(const Options *options) {
         printf("documents longer than %d tokens, which lost their end: %llu\n", made.pad,
                (unsigned long long)made.cut);
     }
-    if (made.left_out > 0) {
-        printf("%llu documents were left out, because nothing of them would have been predicted\n",
-               (unsigned long long)made.left_out);
-    }
-    if (made.empty > 0) {
-        printf("%llu documents were left out, because they are empty\n", (unsigned long long)made.empty);
-    }
+    token_shards_tell(&made, "");
     if (amount[SHARDS_TRAIN] + amount[SHARDS_VALIDATION] == 0) {
         error_set(&error, "nothing was written: the input holds no document that can be trained on");
         exit_user_mistake(&error);

@@ -69,6 +69,7 @@ static inline bool file_read_mapped(void (*read_file)(void *context), void *cont
 // error. expected: what the file should be. If it becomes shorter, a read behind its new
 // end ends the process with exit code 3, unless inside of file_read_mapped.
 static inline void *file_map(const char *path, const char *expected, size_t *size, Error *error) {
+    static const char pointer[] = "version https://git-lfs"; // a file's pointer begins so
     struct stat status;
     void *mapping = MAP_FAILED;
     struct sigaction action = {0};
@@ -87,7 +88,15 @@ static inline void *file_map(const char *path, const char *expected, size_t *siz
     } else {
         *size = (size_t)status.st_size;
         mapping = mmap(NULL, *size, PROT_READ, MAP_PRIVATE, descriptor, 0);
-        if (mapping == MAP_FAILED) { error_set(error, "cannot map %.400s: %s", path, strerror(errno)); }
+        if (mapping == MAP_FAILED) {
+            error_set(error, "cannot map %.400s: %s", path, strerror(errno));
+        } else if (*size >= sizeof pointer && memcmp(mapping, pointer, sizeof pointer - 1) == 0) {
+            error_set(error,
+                      "%.400s is only the pointer that Git LFS leaves in place of a file: run git lfs pull",
+                      path);
+            munmap(mapping, *size);
+            mapping = MAP_FAILED;
+        }
     }
     if (descriptor >= 0) { close(descriptor); }
     return mapping == MAP_FAILED ? NULL : mapping;

@@ -6,6 +6,15 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+
+enum { UTF8_MARK_BYTES = 3 };
+
+// The bytes of a byte order mark that a text begins with, and that are no part of it: 3 or 0.
+static inline size_t utf8_mark(const void *bytes, size_t count) {
+    return count >= UTF8_MARK_BYTES && memcmp(bytes, "\xEF\xBB\xBF", UTF8_MARK_BYTES) == 0 ? UTF8_MARK_BYTES
+                                                                                           : 0;
+}
 
 typedef enum Utf8 { UTF8_VALID, UTF8_INVALID, UTF8_INCOMPLETE } Utf8;
 

@@ -42,7 +42,7 @@ static inline bool chat_open(Chat *chat, const char *path, const Tokenizer *toke
     memset(chat, 0, sizeof *chat);
     snprintf(file, sizeof file, "%.*s%schat.json", length, path, length > 0 ? "/" : "");
     if (stat(file, &status) != 0) { return true; }
-    chat->root = json_load_file(file, JSON_REJECT_DUPLICATES, &trouble);
+    chat->root = json_file_load(file, JSON_REJECT_DUPLICATES, &trouble);
     const char *end = json_string_value(json_object_get(chat->root, "end"));
     bool has_system = tokenizer_get(chat->root, "system") != NULL;
     chat->end = end != NULL ? tokenizer_find_added(tokenizer, end) : -1;

@@ -20,6 +20,7 @@ import os
 import re
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -113,28 +114,52 @@ class ChatTemplate:
             spans.append((len(before), ends[-1] if has_end else len(after)))
         return spans
 
-    def document(self, record: dict) -> tuple[tuple[str, str], list[Span]]:
-        """The chat of a record as a document: no prompt, its text, and which bytes of that are to be learned."""
-        messages = messages_of(record)
+    def document(self, record: dict, counts: Counter) -> tuple[tuple[str, str], list[Span]]:
+        """The chat of a record as a document: no prompt, its text, and which bytes of that are to be learned. Counts chats in which
+        somebody says what becomes a special token, as `control`, and members that are not used."""
+        messages, learned = messages_of(record, counts)
         text, spans = self.render(messages) if messages else ("", [])
         if not self.marks:
             spans = self.answers(messages, text)
+        if not all(learned):
+            if len(spans) != len(learned):
+                raise ChatError(f"the chat template marks {len(spans)} parts of {len(learned)} answers, so it does not say which to "
+                                "leave out for its weight")
+            spans = [span for span, counts_too in zip(spans, learned) if counts_too]
+        counts["control"] += any(self.special.search(message["content"]) for message in messages)
         return ("", text), [(len(text[:begin].encode()), len(text[:end].encode())) for begin, end in spans]
 
 
-def messages_of(record: dict) -> list[dict]:
-    """The messages of a record, in the spelling of OpenAI, or of ShareGPT."""
-    turns, messages = record["messages" if record.get("conversations") is None else "conversations"], []
+def count_ignored(counts: Counter, found: dict, used: Iterable[str], where: str) -> None:
+    """Counts the members of `found` that say something and are not used."""
+    counts.update(("ignored", f"{key} in {{}} {where}") for key, value in found.items() if value not in (None, "", [], {}) and key not in used)
+
+
+def messages_of(record: dict, counts: Counter) -> tuple[list[dict], list[bool]]:
+    """The messages of a record, in the spelling of OpenAI, or of ShareGPT; and which of the assistant's are to be learned."""
+    turns, messages, learned = record["messages" if record.get("conversations") is None else "conversations"], [], []
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise TypeError("its messages are not a list of objects with a role and a content")
     for number, turn in enumerate(turns, 1):
         role, content = (turn.get(key, turn.get(other)) for key, other in (("role", "from"), ("content", "value")))
         if not isinstance(role, str) or role not in ROLES:
             raise TypeError(f"message {number} has the role {role!r}; known are {', '.join(ROLES)}")
+        if turn.get("tool_calls") or turn.get("function_call"):
+            raise TypeError(f"message {number} calls a tool, which is not text and would not be learned: leave such chats out")
         if not isinstance(content, str):
             raise TypeError(f"the content of message {number} is {type(content).__name__}, not text")
-        messages.append({"role": ROLES[role], "content": content.encode(errors="replace").decode()})
-    return messages
+        weight, trains = turn.get("weight"), turn.get("train")
+        if weight not in (None, 0, 1) or trains not in (None, False, True):
+            raise TypeError(f"message {number} has the weight {weight!r}, and 'train' {trains!r}: allowed are 0 and 1, false and true")
+        if ROLES[role] == "assistant":
+            learned.append(weight != 0 and trains is not False)
+        count_ignored(counts, turn, ("role", "from", "content", "value", "weight", "train"), "messages")
+        messages.append({"role": ROLES[role], "content": content})
+    system, begins = record.get("system"), messages[0]["role"] if messages else "none"
+    if isinstance(system, str) and system and begins != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    count_ignored(counts, record, ("messages", "conversations", *(["system"] if begins != "system" else [])), "records")
+    return messages, learned
 
 
 def load(name: str, tokenizer: Tokenizer, file: str | None) -> ChatTemplate:

@@ -1,8 +1,9 @@
 // documents.h: where documents come from: texts, or lines of JSON.
 //
-// In a text, a line <|endoftext|> separates documents. Line ends around a document are
-// dropped, and so is an empty document. A document longer than TEXT_DOCUMENT_BYTES comes in
-// parts, cut before a line end or a blank. tokenizer/sources.py cuts texts in the same way.
+// In a text, <|endoftext|> at the end of a line ends a document, whether something stands before
+// it or not. Line ends around a document are dropped, and so is an empty document. A document
+// longer than TEXT_DOCUMENT_BYTES comes in parts, cut before a line end or a blank.
+// tokenizer/sources.py cuts texts in the same way.
 //
 // A line of JSON is one document:
 //
@@ -15,6 +16,7 @@
 //              byte of a part is predicted. What looks like a special token is one
 //     val      the document is for validation
 //     more     the document continues in the next line
+//     bytes    the characters of `text`, U+0000 to U+00FF, are the bytes of a text that is not UTF-8
 //
 // Only `text` is required. Other members are ignored.
 #pragma once
@@ -36,7 +38,9 @@ typedef struct DocumentPart {
     bool ends;     // the document ends here. Of JSON it is known once the line is encoded, and so are these:
     bool held_out; // for validation
     bool is_chat;
-    bool holds_end; // a chat: the end-of-text token stands within it
+    bool holds_end;      // a chat: the end-of-text token stands within it
+    bool is_odd;         // some of its bytes are not UTF-8
+    const char *spelled; // a special token that it has in letters; NULL: none
     size_t tokens;
 } DocumentPart;
 
@@ -59,16 +63,16 @@ typedef struct TextCursor {
     uint64_t empty; // documents before here that were left out, because they have no text
 } TextCursor;
 
-// The bytes of the separator that a line begins with, including its line end; 0: the line
-// is none. ends: nothing follows the `count` bytes, so a line end may be missing.
+// The bytes from the mark on that a line ends with, including blanks and the line end behind it; 0:
+// it ends with none. ends: nothing follows the `count` bytes, so a line end may be missing.
 static inline size_t text_separator(const uint8_t *line, size_t count, bool ends) {
     static const char mark[] = "<|endoftext|>";
-    size_t at = sizeof mark - 1;
-    if (count < at || memcmp(line, mark, at) != 0) { return 0; }
-    while (at < count && (line[at] == ' ' || line[at] == '\t')) { at++; }
-    if (at < count && line[at] == '\r') { at++; }
-    if (at == count) { return ends ? count : 0; }
-    return line[at] == '\n' ? at + 1 : 0;
+    size_t at = count, length = sizeof mark - 1;
+    if (line[at - 1] != '\n' && !ends) { return 0; }
+    at -= line[at - 1] == '\n';
+    at -= at > 0 && line[at - 1] == '\r';
+    while (at > 0 && (line[at - 1] == ' ' || line[at - 1] == '\t')) { at--; }
+    return at >= length && memcmp(line + at - length, mark, length) == 0 ? count - at + length : 0;
 }
 
 // Where to cut a document that is too long, as cut_before_space in sources.py: before the
@@ -100,9 +104,11 @@ static inline bool text_next_part(void *source, DocumentPart *part) {
         }
         bool last = left < TEXT_DOCUMENT_BYTES, continued = cursor->continued;
         size_t window = size_min(left, TEXT_DOCUMENT_BYTES);
-        while (count < window && (separator = text_separator(bytes + count, window - count, last)) == 0) {
+        while (count < window && separator == 0) {
             const uint8_t *line_end = (const uint8_t *)memchr(bytes + count, '\n', window - count);
-            count = line_end != NULL ? (size_t)(line_end - bytes) + 1 : window;
+            size_t next = line_end != NULL ? (size_t)(line_end - bytes) + 1 : window;
+            separator = text_separator(bytes + count, next - count, last);
+            count = next - separator;
         }
         bool ends = separator > 0 || last;
         if (!ends) { count = text_cut(bytes, window); }
@@ -133,13 +139,13 @@ typedef struct JsonLines {
     int problem; // why no more could be read, as in errno; 0: the file has ended
 } JsonLines;
 
-// NextPart of JsonLines; each part owns its line. Empty lines are skipped.
+// NextPart of JsonLines; each part owns its line. Lines of blanks are skipped.
 static inline bool json_lines_next(void *source, DocumentPart *part) {
     JsonLines *lines = (JsonLines *)source;
     char *text = NULL;
     size_t room = 0;
     for (int byte = 0; byte != EOF;) {
-        size_t count = 0;
+        size_t count = 0, blank;
         while ((byte = getc_unlocked(lines->file)) != EOF && byte != '\n' && count <= JSON_LINE_MOST_BYTES) {
             list_reserve((void **)&text, count, &room, 1, 1);
             text[count++] = (char)byte;
@@ -151,9 +157,11 @@ static inline bool json_lines_next(void *source, DocumentPart *part) {
             free(text);
             return false;
         }
-        if (count == 0 || (count == 1 && text[0] == '\r')) { continue; }
+        size_t mark = lines->line == 1 ? utf8_mark(text, count) : 0;
+        for (blank = mark; blank < count && memchr(" \t\r", text[blank], 3) != NULL; blank++) {}
+        if (blank == count) { continue; }
         const DocumentPart found = {
-            .bytes = (const uint8_t *)text, .owned = text, .count = count, .line = lines->line};
+            .bytes = (const uint8_t *)text + mark, .owned = text, .count = count - mark, .line = lines->line};
         *part = found;
         return true;
     }

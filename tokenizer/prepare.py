@@ -28,7 +28,8 @@ from tqdm import tqdm
 from tokenizer import vocabulary
 from tokenizer.chat import ChatError, ChatTemplate
 from tokenizer.chat import load as load_chat
-from tokenizer.sources import PACKED, SEPARATORS, Document, InputError, Options, documents, records_for
+from tokenizer.sources import (JSON_ENDINGS, PACKED, SEPARATORS, Document, InputError, Options, array_records, documents,
+                               ending_of, line_records, records_for)
 from tokenizer.templates import TEMPLATES
 
 PROGRAM = Path(__file__).resolve().parent.parent / "train_gpt"
@@ -44,7 +45,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--val-fraction", type=float, default=0.01,
                         help="share of the documents, chosen by their hash (%(default)s)")
     parser.add_argument("--separator", choices=tuple(SEPARATORS), default="endoftext",
-                        help="what separates the documents of a text file: a line <|endoftext|>, or blank lines (%(default)s)")
+                        help="what ends a document of a text file: <|endoftext|> at the end of a line, or blank lines (%(default)s)")
     parser.add_argument("--template", choices=(*TEMPLATES, "chat"), default="plain",
                         help="alpaca: instruction, input, output, of which only the output is predicted; chat: messages, as the "
                         "tokenizer's chat template writes them, of which only what the assistant says is predicted (%(default)s)")
@@ -98,7 +99,8 @@ def json_lines(stream: Iterator[Document], fraction: float) -> Iterator[bytes]:
         held_out = is_held_out(document.data, fraction) if begins else held_out
         line = {"prompt": document.prompt} if document.prompt else {}
         line |= {"learn": document.learn} if document.learn is not None else {}
-        line |= {"text": document.text, "val": held_out, "more": document.more}
+        line |= {"text": document.data.decode("latin-1"), "bytes": True} if document.is_odd else {"text": document.text}
+        line |= {"val": held_out, "more": document.more}
         yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
         begins = not document.more
 
@@ -179,6 +181,9 @@ def publish(arguments: argparse.Namespace, scratch: Path, record: Path, request:
 
 def warnings(arguments: argparse.Namespace, scratch: Path, counts: Counter, undivided: list[str]) -> Iterator[str]:
     names = [path.name for path in scratch.iterdir()]
+    for name in arguments.inputs:
+        if records_for(name) in (line_records, array_records) and ending_of(Path(name)) not in JSON_ENDINGS:
+            yield f"{name}: begins with a JSON record, so it was read as records, whatever its name"
     if undivided:
         what = {"endoftext": "no line <|endoftext|>", "blank-line": "no blank line"}[arguments.separator]
         more = f" and {len(undivided) - 3} more" if len(undivided) > 3 else ""
@@ -187,10 +192,12 @@ def warnings(arguments: argparse.Namespace, scratch: Path, counts: Counter, undi
         yield f"nothing is held out for validation: --val-fraction {arguments.val_fraction} is a share of the documents"
     if not any("_train_" in name for name in names):
         yield "nothing is left to train on: all documents are held out for validation; a lower --val-fraction leaves some"
-    if counts["replaced"]:
-        yield f"{counts['replaced']} documents had bytes that are not UTF-8: they are replaced by U+FFFD"
     if counts["empty"]:
         yield f"{counts['empty']} documents were left out, because they are empty"
+    if counts["control"]:
+        yield f"{counts['control']} chats have what is spelled like a special token in what is said: it became one"
+    if ignored := [key[1].format(count) for key, count in counts.items() if key[0] == "ignored"]:
+        yield f"ignored members: {', '.join(ignored)}"
 
 
 def run(arguments: argparse.Namespace) -> str:

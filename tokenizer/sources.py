@@ -1,7 +1,7 @@
 """Reads documents from text, JSON Lines, JSON arrays, Parquet and named data sets.
 
-Text and JSON may be compressed: names that end with .gz or .zst. Only a few documents are
-in memory, however large an input is.
+The first bytes of a file say what it is, whatever its name. Text and JSON may be compressed.
+Only a few documents are in memory, however large an input is.
 
 A document comes whole, with one exception: a text document longer than DOCUMENT_BYTES
 comes in parts, cut before the last line end, or blank, of what was read.
@@ -13,6 +13,7 @@ import contextlib
 import gzip
 import io
 import json
+import math
 import re
 import zlib
 from collections import Counter
@@ -20,27 +21,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizer.chat import ChatError, ChatTemplate
-from tokenizer.templates import TEMPLATES
+from tokenizer.chat import ChatError, ChatTemplate, count_ignored
+from tokenizer.templates import ALPACA_FIELDS, TEMPLATES
 
 BLOCK_BYTES = 1 << 19
 DOCUMENT_BYTES = 1 << 22  # TEXT_DOCUMENT_BYTES in documents.h
 RECORD_BYTES = 1 << 28  # a longer JSON record means a damaged file
 ROWS = 512  # of a Parquet file, read at once
 
-SEPARATORS = {  # lines that separate documents
-    "endoftext": re.compile(rb"<\|endoftext\|>[ \t]*\r?\n?"),
-    "blank-line": re.compile(rb"[ \t]*\r?\n"),
+SEPARATORS = {  # what ends a document, at the end of a line
+    "endoftext": re.compile(rb"<\|endoftext\|>[ \t]*\r?\n?\Z"),
+    "blank-line": re.compile(rb"^[ \t]*\r?\n\Z", re.MULTILINE),
 }
 PACKED = (".gz", ".zst")  # endings of compressed inputs
+JSON_ENDINGS = (".json", ".jsonl", ".ndjson")
+BLANKS = b" \t\r\n"
+GZIP, ZSTANDARD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"  # how such files begin
 FORMATS = {  # how files begin that are no text
-    b"\x1f\x8b": "a gzip archive: its name must end with .gz",
-    b"\x28\xb5\x2f\xfd": "a Zstandard archive: its name must end with .zst",
     b"PK\x03\x04": "a zip archive: unpack it first",
-    b"PAR1": "a Parquet file: its name must end with .parquet",
     b"\x7fELF": "a program",
+    b"version https://git-lfs": "the pointer that Git LFS leaves in place of a file: run git lfs pull",
 }
-ZEROS = 1000  # at most one byte in this many of a text may be zero
+ZEROS, INVALID = 1000, 200  # at most one byte in so many of a text may be zero, or not be UTF-8
 
 Records = Iterator[tuple[str, dict]]  # a record, and where it is: "line 7"
 
@@ -61,7 +63,8 @@ class Options:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return {"plain": (self.field,), "chat": ("messages", "conversations")}.get(self.template, ("instruction", "input", "output"))
+        return {"plain": (self.field,), "chat": ("messages", "conversations", "system")}.get(
+            self.template, (*ALPACA_FIELDS, "system", "history"))
 
 
 @dataclass(frozen=True)
@@ -74,15 +77,22 @@ class Document:
     more: bool = False  # the document continues in the next part
     learn: list[tuple[int, int]] | None = None  # of a chat: which bytes of the text are predicted
 
+    @property
+    def is_odd(self) -> bool:
+        """Some bytes are not UTF-8, so the text is not what was read."""
+        return not self.prompt and self.text.encode() != self.data
+
 
 @contextlib.contextmanager
 def unpacked(path: Path) -> Iterator[io.BufferedIOBase]:
     """An input as a stream of bytes. What goes wrong while it is read becomes an InputError."""
     with open(path, "rb") as raw:
         try:
-            if path.suffix == ".gz":
+            magic = raw.read(4)
+            raw.seek(0)
+            if path.suffix == ".gz" or magic.startswith(GZIP):
                 yield gzip.GzipFile(fileobj=raw)
-            elif path.suffix == ".zst":
+            elif path.suffix == ".zst" or magic == ZSTANDARD:
                 import pyarrow
 
                 yield io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"), BLOCK_BYTES)
@@ -90,6 +100,12 @@ def unpacked(path: Path) -> Iterator[io.BufferedIOBase]:
                 yield raw
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{path} cannot be read: {error}") from None
+
+
+def skip_mark(file: io.BufferedIOBase) -> None:
+    """Skips a byte order mark, with which a file may begin."""
+    if file.peek(3)[:3] == codecs.BOM_UTF8:
+        file.read(3)
 
 
 # Text
@@ -109,18 +125,21 @@ def cut_before_space(data: bytes) -> int:
 
 def text_parts(path: Path, separator: re.Pattern) -> Iterator[tuple[bytearray, bool, bool]]:
     """What stands between separators, in parts of at most DOCUMENT_BYTES: bytes, more, and whether a separator follows."""
-    data, at_line_start = bytearray(), True
+    data = bytearray()
     with unpacked(path) as file:
+        skip_mark(file)
         while line := file.readline(DOCUMENT_BYTES):
-            ends = at_line_start and separator.fullmatch(line) is not None
-            at_line_start = line.endswith(b"\n")
             data += line
-            while len(data) >= DOCUMENT_BYTES + ends:
+            is_whole = line.endswith(b"\n") or len(line) < DOCUMENT_BYTES
+            while True:  # the mark may begin before a line that is longer than what is read at once
+                end = separator.search(data, max(0, len(data) - len(line) - 12)) if is_whole else None
+                if len(data) < DOCUMENT_BYTES + (end is not None):
+                    break
                 cut = cut_before_space(data[:DOCUMENT_BYTES])
                 yield data[:cut], True, False
                 data = data[cut:]
-            if ends:
-                yield data[: -len(line)], False, True
+            if end:
+                yield data[: end.start()], False, True
                 data = bytearray()
     if data:
         yield data, False, False
@@ -135,52 +154,75 @@ def text_documents(path: Path, options: Options, counts: Counter) -> Iterator[Do
         if not data and not continued:
             counts["empty"] += separated and options.separator == "endoftext"
             continue
-        try:
-            text = data.decode()
-        except UnicodeDecodeError:
-            counts["replaced"] += 1
-            text = data.decode(errors="replace")
-        yield Document(text, "", data, more)
+        yield Document(data.decode(errors="replace"), "", data, more)
         continued = more
 
 
 # Records
 
 
+def finite(text: str) -> float:
+    """Refuses NaN and Infinity, which are no JSON, and numbers beyond those of a double, as train_gpt does."""
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text[:40]} is no number of JSON, or too large")
+    return float(text)
+
+
+DECODER = json.JSONDecoder(parse_float=finite, parse_constant=finite)
+
+
+def check_characters(record: object, source: str) -> None:
+    """Refuses half of a surrogate pair, as train_gpt does. source: of the record."""
+    if "\\u" in source:
+        json.dumps(record, ensure_ascii=False).encode()
+
+
 def line_records(path: Path, _options: Options) -> Records:
     with unpacked(path) as file:
         number = 0
+        skip_mark(file)
         while line := file.readline(RECORD_BYTES + 1):
             number += 1
             if len(line) > RECORD_BYTES:
                 raise InputError(f"{path}, line {number} is longer than {RECORD_BYTES >> 20} MiB")
             if line.strip():
                 try:
-                    yield f"line {number}", json.loads(line)
+                    text = line.decode()
+                    record = DECODER.decode(text)
+                    check_characters(record, text)
                 except ValueError as error:
-                    raise InputError(f"{path}, line {number}: {error}") from None
+                    raise InputError(f"{path}, line {number}: not JSON: {error}") from None
+                except RecursionError:
+                    raise InputError(f"{path}, line {number}: not JSON that can be read: it is nested too deeply") from None
+                yield f"line {number}", record
 
 
 def array_records(path: Path, _options: Options) -> Records:
     """The records of one JSON array, without the whole array ever being in memory."""
-    decoder, between = json.JSONDecoder(), re.compile(r"[\s,\[\ufeff]*")  # a file may begin with a byte order mark
-    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+    between, utf8 = re.compile(r"[\s,\[]*"), codecs.getincrementaldecoder("utf-8")()
     text, number = "", 0
     with unpacked(path) as file:
+        skip_mark(file)
         while block := file.read(BLOCK_BYTES):
-            text += utf8.decode(block)
+            try:
+                text += utf8.decode(block)
+            except UnicodeDecodeError as error:
+                raise InputError(f"{path}, behind record {number}: not JSON: {error}") from None
             at = used = 0
             while (at := between.match(text, at).end()) < len(text) and text[at] == "{":
                 try:
-                    record, at = decoder.raw_decode(text, at)
+                    begin, (record, at) = at, DECODER.raw_decode(text, at)
+                    check_characters(record, text[begin:at])
                 except json.JSONDecodeError:  # its end has not been read yet
                     break
+                except (ValueError, RecursionError) as error:
+                    raise InputError(f"{path}, record {number + 1}: not JSON that can be read: {error}") from None
                 number, used = number + 1, at
                 yield f"record {number}", record
             if at < len(text) and text[at] not in "{]" or len(text) - used > RECORD_BYTES:
                 raise InputError(f"{path}: there is no record of a JSON array after record {number}: {text[at:at + 40]!r}")
             text = text[used:]
-    if text.strip(" \t\r\n,[\ufeff") != "]":
+    if text.strip(" \t\r\n,[") != "]":
         raise InputError(f"{path}: the JSON array is damaged or ends within a record, after record {number}")
 
 
@@ -221,16 +263,18 @@ def record_documents(name: str, records: Records, options: Options, counts: Coun
             if not isinstance(record, dict):
                 raise TypeError(f"a record is {type(record).__name__}, but must be an object with named fields")
             if options.chat is not None:
-                parts, learn = options.chat.document(record)
+                parts, learn = options.chat.document(record, counts)
             else:
                 parts, learn = TEMPLATES[options.template](record, options.field), None
+                count_ignored(counts, record, (options.field,) if options.template == "plain" else ALPACA_FIELDS, "records")
+            prompt, text = parts
+            data = (prompt + text).encode()
         except KeyError as error:
             raise InputError(f"{name}, {where}: the record has no field {error}") from None
-        except (TypeError, ChatError) as error:
+        except (TypeError, ChatError, UnicodeError) as error:
             raise InputError(f"{name}, {where}: {error}") from None
-        prompt, text = (part.encode(errors="replace") for part in parts)  # JSON can hold half of a surrogate pair
-        if prompt or text:
-            yield Document(text.decode(), prompt.decode(), prompt + text, learn=learn)
+        if data:
+            yield Document(text, prompt, data, learn=learn)
         else:
             counts["empty"] += 1
 
@@ -238,24 +282,31 @@ def record_documents(name: str, records: Records, options: Options, counts: Coun
 # Inputs
 
 
-def is_array(path: Path) -> bool:
-    with unpacked(path) as file:
-        return file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+def holds_record(data: bytes) -> bool:
+    """Whether a file that begins with these bytes holds JSON records, as text_format_is_json in text_format.h."""
+    start = data.removeprefix(codecs.BOM_UTF8).lstrip(BLANKS).removeprefix(b"[").lstrip(BLANKS)
+    try:
+        return start[:1] == b"{" and bool(json.JSONDecoder().raw_decode(start.decode(errors="replace"))[0])
+    except (ValueError, RecursionError):
+        return False
 
 
-def check_text(path: Path) -> None:
-    """Refuses a file that is no text by its first bytes."""
+def first_bytes(path: Path) -> bytes:
+    """The beginning of a file, which must not be of a format that cannot be read."""
     with unpacked(path) as file:
         data = file.read(1 << 20)
     for magic, what in FORMATS.items():
         if data.startswith(magic):
             raise InputError(f"{path} looks like {what}")
-    if data.count(b"\0") > 4 + len(data) // ZEROS:
-        raise InputError(f"{path} is not text: {data.count(0)} of its first {len(data)} bytes are zero")
+    return data
+
+
+def ending_of(path: Path) -> str:
+    return (path.with_suffix("").suffix if path.suffix in PACKED else path.suffix).lower()
 
 
 def records_for(name: str) -> Callable[..., Records] | None:
-    """The function that reads the records of this input, by the ending of its name; None for a text. An empty file is an error."""
+    """The function that reads the records of this input; None for a text. An empty file is an error."""
     path = Path(name)
     if not path.exists():
         if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and path.suffix not in (".txt", ".json", ".jsonl", ".parquet"):
@@ -263,22 +314,26 @@ def records_for(name: str) -> Callable[..., Records] | None:
         raise InputError(f"there is no file {name}")
     if not path.is_file():
         raise InputError(f"{name} is not a file")
-    ending = path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
     if path.stat().st_size == 0:
         raise InputError(f"{name} is empty")
-    if ending == ".parquet":
-        if path.suffix in PACKED:
+    ending, is_packed = ending_of(path), path.suffix in PACKED
+    data = first_bytes(path)
+    if ending == ".parquet" or data.startswith(PARQUET):
+        if is_packed:
             raise InputError(f"{name}: Parquet files are compressed inside: unpack it first")
         return table_records
-    check_text(path)
-    if ending in (".jsonl", ".ndjson") or ending == ".json" and not is_array(path):
-        return line_records
-    return array_records if ending == ".json" else None
+    zeros, invalid = data.count(0), len(data) - len(data.decode(errors="ignore").encode())
+    if zeros > 4 + len(data) // ZEROS or invalid > 4 + len(data) // INVALID:
+        raise InputError(f"{name} is not text in UTF-8: {zeros + invalid} of its first {len(data)} bytes are not, or are zero; "
+                         "convert a text with iconv")
+    is_list, found = data.removeprefix(codecs.BOM_UTF8).lstrip(BLANKS)[:1] == b"[", holds_record(data)
+    if not found and ending not in JSON_ENDINGS:
+        return None
+    return array_records if is_list and (found or ending == ".json") else line_records
 
 
 def documents(name: str, options: Options, counts: Counter) -> Iterator[Document]:
-    """The documents of one input, in order. Counts those that are left out, because they are `empty`, and those of which
-    bytes that are not UTF-8 were `replaced`."""
+    """The documents of one input, in order. Counts those that are left out, because they are `empty`."""
     records = records_for(name)
     if records is None:
         return text_documents(Path(name), options, counts)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+ALPACA_FIELDS = ("instruction", "input", "output")
 ALPACA_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "
     "Write a response that appropriately completes the request.\n\n"

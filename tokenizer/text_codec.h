@@ -39,13 +39,12 @@ static inline bool text_codec_open(TextCodec *codec, const char *path, bool byte
 
 // The token that ends a text; -1: none is known.
 static inline int32_t text_codec_end(const TextCodec *codec) {
-    return codec->kind == TEXT_CODEC_TOKENIZER ? tokenizer_find_added(&codec->tokenizer, "<|endoftext|>")
-                                               : -1;
+    return codec->kind == TEXT_CODEC_TOKENIZER ? codec->tokenizer.end : -1;
 }
 
 // Appends the ids of the prompt to out. Without one: the token before a text, which is a
-// line end where tokens are bytes, otherwise <|endoftext|>, or the last id where that is
-// not known, as in GPT-2's vocabulary.
+// line end where tokens are bytes, otherwise the one that ends a text, or the last id where
+// that is not known, as in GPT-2's vocabulary.
 static inline bool text_codec_encode(const TextCodec *codec, const char *prompt, TokenList *out,
                                      Error *error) {
     if (codec->kind == TEXT_CODEC_TOKENIZER && prompt[0] != '\0') {

@@ -3,6 +3,8 @@
 // Any bytes can be trained on, so a compressed file would silently give a model of noise.
 #pragma once
 
+#include <jansson.h>
+
 #include "runtime/errors.h"
 #include "runtime/numbers.h"
 #include "runtime/utf8.h"
@@ -17,6 +19,22 @@ enum {
 static inline bool text_format_has_ending(const char *name, const char *ending) {
     size_t length = strlen(name), end = strlen(ending);
     return length >= end && strcmp(name + length - end, ending) == 0;
+}
+
+// Whether JSON records are in a text: it begins with an object that has members, by itself or in a
+// list. holds_record in sources.py is the same.
+static inline bool text_format_is_json(const char *text, size_t size) {
+    size_t at = utf8_mark(text, size);
+    for (bool in_list = false; at < size && text[at] != '{'; at++) {
+        bool begins = text[at] == '[' && !in_list;
+        if (!begins && memchr(" \t\r\n", text[at], 4) == NULL) { return false; }
+        in_list = in_list || begins;
+    }
+    if (at == size) { return false; }
+    json_t *record = json_loadb(text + at, size - at, JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL, NULL);
+    bool found = json_object_size(record) > 0;
+    json_decref(record);
+    return found;
 }
 
 // Whether the beginning of a file is text: no other format, hardly any bytes that are
@@ -50,11 +68,13 @@ static inline bool text_format_check(const char *name, const void *text, size_t 
         return error_set(error, "%.400s looks like %s, not like text: %s", name, known[i].format,
                          known[i].remedy);
     }
-    if (text_format_has_ending(name, ".json") || text_format_has_ending(name, ".jsonl")) {
+    if (text_format_has_ending(name, ".json") || text_format_has_ending(name, ".jsonl") ||
+        text_format_is_json((const char *)text, looked)) {
         return error_set(
             error,
             "%.400s is JSON, and its braces and quotes would be learned, too: make token files of "
-            "its texts with python -m tokenizer.prepare, or rename it",
+            "its texts with python -m tokenizer.prepare; where it is a text that only begins so, let a line "
+            "<|endoftext|> be the first, and its name not end with .json",
             name);
     }
     for (size_t i = 0; i < looked; i += length) {

@@ -13,7 +13,7 @@ typedef struct TokenWriter {
     char path[PATH_MAX - 8];
     const Tokenizer *tokenizer;
     int padded;         // TokenFile.padded
-    uint32_t separator; // TokenFile.separator: <|endoftext|>; a caller that writes it elsewhere makes it 0
+    uint32_t separator; // TokenFile.separator: tokenizer->end; a caller that writes it elsewhere makes it 0
     uint64_t count;
     uint32_t checksum; // of what follows the header
     uint8_t *mask;     // (mask_capacity), bits as in the file
@@ -33,7 +33,7 @@ static inline bool token_writer_begin(TokenWriter *writer, const char *path, con
     snprintf(writer->path, sizeof writer->path, "%s", path);
     writer->tokenizer = tokenizer;
     writer->padded = padded;
-    writer->separator = (uint32_t)(tokenizer_find_added(tokenizer, "<|endoftext|>") + 1);
+    writer->separator = (uint32_t)(tokenizer->end + 1);
     writer->file = file_replace_begin(path, error);
     return writer->file != NULL && (fwrite(room, sizeof room, 1, writer->file) == 1 ||
                                     error_set(error, "cannot write %.400s: %s", path, strerror(errno)));

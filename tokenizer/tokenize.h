@@ -6,11 +6,14 @@
 //
 // Each document is followed by the end-of-text token, which is predicted; a chat, where it does
 // not end with that token anyway, by one that is not, for its answers have ends of their own.
-// Text that looks like a special token is text, but in chats. Bytes that are not UTF-8 become
-// one token each (tokenizer.h). A token that is only read is ~id until it is written.
+// Where a document ends with the text of that token, that is the token. Other text that looks like
+// a special token is text, but in chats; it is counted. Bytes that are not UTF-8 become one token
+// each (tokenizer.h), and are counted, too. A token that is only read is ~id until it is written.
 //
 // The calling thread reads and writes, all threads encode: the same, however many.
 #pragma once
+
+#include <math.h>
 
 #include "runtime/thread_pool.h"
 #include "tokenizer/documents.h"
@@ -47,20 +50,55 @@ static inline void encoder_drop_parts(Encoder *encoder) {
     encoder->part_count = 0;
 }
 
+// Encodes the text of a part that is no chat. part->ends is known.
+static inline bool encode_text(const Tokenizer *tokenizer, DocumentPart *part, const char *text, size_t count,
+                               TokenList *tokens, Error *error) {
+    const AddedToken *end = tokenizer_added(tokenizer, NULL, tokenizer->end);
+    size_t left = count, length = 0;
+    while (part->ends && left > 0 && memchr(" \t\r\n", text[left - 1], 4) != NULL) { left--; }
+    if (part->ends && end != NULL && left >= end->length &&
+        memcmp(text + left - end->length, end->text, end->length) == 0) {
+        count = left - end->length; // what is written as the end is the end
+    }
+    if (part->spelled == NULL) { part->spelled = tokenizer_find_spelled(tokenizer, text, count); }
+    for (size_t i = 0; i < count && !part->is_odd; i += length) {
+        part->is_odd = utf8_scan((const uint8_t *)text + i, count - i, &length) != UTF8_VALID;
+    }
+    return tokenizer_encode(tokenizer, text, count, false, tokens, error);
+}
+
+// A text of JSON whose characters are bytes becomes these bytes, for the caller to free. NULL: a
+// character is none.
+static inline char *encode_bytes(const char *text, size_t *count) {
+    char *bytes = (char *)memory_take(*count + 1, 1);
+    size_t made = 0;
+    for (size_t i = 0; i < *count; i++) {
+        unsigned byte = (uint8_t)text[i];
+        if (byte > 0xC3) {
+            free(bytes);
+            return NULL;
+        }
+        if (byte >= 0x80) { byte = (byte & 3) << 6 | ((uint8_t)text[++i] & 0x3F); }
+        bytes[made++] = (char)byte;
+    }
+    *count = made;
+    return bytes;
+}
+
 // Encodes a chat, of which the parts of `learn` are predicted.
 static inline bool encode_chat(const Tokenizer *tokenizer, uint64_t line, const char *text, size_t bytes,
                                const json_t *learn, TokenList *tokens, Error *error) {
     size_t before = tokens->count, token = 0;
-    json_int_t last = 0;
+    double last = 0;
     TokenList begins = {NULL, 0, 0};
     bool good = json_is_array(learn) ||
                 error_set(error, "line %llu: 'learn' must be a list of [begin, end], if it is there",
                           (unsigned long long)line);
     good = good && tokenizer_encode_places(tokenizer, text, bytes, true, tokens, &begins, error);
     for (size_t i = 0; good && i < json_array_size(learn); i++) {
-        json_int_t begin, end;
-        good = json_unpack(json_array_get(learn, i), "[I, I!]", &begin, &end) == 0 && begin >= last &&
-               end >= begin && (uint64_t)end <= bytes;
+        double begin, end;
+        good = json_unpack(json_array_get(learn, i), "[F, F!]", &begin, &end) == 0 && begin >= last &&
+               end >= begin && end <= (double)bytes && begin == floor(begin) && end == floor(end);
         if (!good) {
             error_set(error,
                       "line %llu: part %zu of 'learn' is not [begin, end], behind the part before it and "
@@ -85,29 +123,36 @@ static inline bool encode_chat(const Tokenizer *tokenizer, uint64_t line, const 
 static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, TokenList *tokens,
                                Error *error) {
     json_error_t trouble;
-    json_t *root = json_loadb((const char *)part->bytes, part->count, JSON_ALLOW_NUL, &trouble);
+    size_t flags = JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL; // members that are not used may be large
+    json_t *root = json_loadb((const char *)part->bytes, part->count, flags, &trouble);
     const char *text, *prompt = NULL;
     size_t text_bytes, prompt_bytes, before = tokens->count;
     json_t *learn = NULL;
-    int more = 0, held_out = 0;
+    int more = 0, held_out = 0, is_bytes = 0;
+    char *bytes = NULL;
     unsigned long long line = part->line;
     bool good = root != NULL || error_set(error, "line %llu is not JSON: %s", line, trouble.text);
-    if (good && json_unpack(root, "{s:s%, s?s%, s?o, s?b, s?b}", "text", &text, &text_bytes, "prompt",
-                            &prompt, &prompt_bytes, "learn", &learn, "more", &more, "val", &held_out) != 0) {
-        good =
-            error_set(error,
-                      "line %llu must be an object whose 'text' is text; so must be 'prompt', and 'more' and "
-                      "'val' true or false, if they are there",
-                      line);
+    if (good && json_unpack(root, "{s:s%, s?s%, s?o, s?b, s?b, s?b}", "text", &text, &text_bytes, "prompt",
+                            &prompt, &prompt_bytes, "learn", &learn, "more", &more, "val", &held_out, "bytes",
+                            &is_bytes) != 0) {
+        good = error_set(error,
+                         "line %llu must be an object whose 'text' is text; so must be 'prompt', and 'more', "
+                         "'val' and 'bytes' true or false, if they are there",
+                         line);
     }
-    good =
-        good && (prompt == NULL || tokenizer_encode(tokenizer, prompt, prompt_bytes, false, tokens, error));
+    if (good && is_bytes) {
+        text = bytes = encode_bytes(text, &text_bytes);
+        good = bytes != NULL ||
+               error_set(error, "line %llu: 'bytes' says that 'text' has only characters to U+00FF", line);
+    }
+    good = good && (prompt == NULL || encode_text(tokenizer, part, prompt, prompt_bytes, tokens, error));
     for (size_t i = before; i < tokens->count; i++) { tokens->ids[i] = ~tokens->ids[i]; }
-    good = good && (learn != NULL ? encode_chat(tokenizer, line, text, text_bytes, learn, tokens, error)
-                                  : tokenizer_encode(tokenizer, text, text_bytes, false, tokens, error));
-    part->is_chat = learn != NULL;
     part->ends = more == 0;
+    good = good && (learn != NULL ? encode_chat(tokenizer, line, text, text_bytes, learn, tokens, error)
+                                  : encode_text(tokenizer, part, text, text_bytes, tokens, error));
+    part->is_chat = learn != NULL;
     part->held_out = held_out != 0;
+    free(bytes);
     json_decref(root);
     return good;
 }
@@ -123,8 +168,8 @@ static inline void encode_task(void *context, int number, int thread) {
         DocumentPart *part = &encoder->parts[i];
         size_t before = tokens->count;
         task->good = part->line > 0 ? encode_line(encoder->tokenizer, part, tokens, &task->error)
-                                    : tokenizer_encode(encoder->tokenizer, (const char *)part->bytes,
-                                                       part->count, false, tokens, &task->error);
+                                    : encode_text(encoder->tokenizer, part, (const char *)part->bytes,
+                                                  part->count, tokens, &task->error);
         int32_t end = encoder->end_of_text;
         for (size_t k = before; part->is_chat && k + part->ends < tokens->count; k++) {
             part->holds_end = part->holds_end || token_id(tokens->ids[k]) == end;
@@ -177,12 +222,35 @@ typedef struct TokenShards {
     uint64_t tokens[SHARDS_SIDES];    // in the shards that are whole
     uint64_t sequences[SHARDS_SIDES]; // with padding
     uint64_t empty, cut, left_out;    // no text; longer than pad; nothing of them would be predicted
+    uint64_t odd, spelling;           // not UTF-8; with special tokens in letters
+    const char *spelled;              // the first of these
     bool unwritten;                   // a shard that had been begun could not be written
     // Under way.
     TokenWriter writers[SHARDS_SIDES]; // `file` is NULL until there is something to write
     int number;                        // of the shards
     bool continued;                    // the next part belongs to the document before it
+    bool is_odd, spells;               // of the document that continues, so far
 } TokenShards;
+
+// Prints what was left out, and what may not be as the user thinks; `heading` begins each line.
+static inline void token_shards_tell(const TokenShards *made, const char *heading) {
+    const struct {
+        uint64_t count;
+        const char *what;
+    } notes[] = {
+        {made->left_out, "were left out, because nothing of them would have been predicted"},
+        {made->empty, "were left out, because they are empty"},
+        {made->odd, "had bytes that are not UTF-8: each of these is a token"},
+    };
+    for (int i = 0; i < 3; i++) {
+        if (notes[i].count == 0) { continue; }
+        printf("%s%llu documents %s\n", heading, (unsigned long long)notes[i].count, notes[i].what);
+    }
+    if (made->spelling > 0) {
+        printf("%s%llu documents hold special tokens as text, such as %s: they are learned in letters\n",
+               heading, (unsigned long long)made->spelling, made->spelled);
+    }
+}
 
 // Completes the shards that have been begun, and moves on to the next number.
 static inline bool token_shards_finish(TokenShards *shards, Error *error) {
@@ -209,6 +277,11 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
     size_t pad = (size_t)shards->pad, kept = pads ? size_min(part->tokens, pad) : part->tokens, predicted = 0;
     shards->continued = !part->ends;
     shards->bytes += (int64_t)part->count;
+    shards->is_odd = part->is_odd || (!begins && shards->is_odd);
+    shards->spells = part->spelled != NULL || (!begins && shards->spells);
+    if (shards->spelled == NULL) { shards->spelled = part->spelled; }
+    shards->odd += part->ends && shards->is_odd;
+    shards->spelling += part->ends && shards->spells;
     if (shards->progress != NULL) { shards->progress(shards->context, shards->bytes); }
     if (begins && part->ends && part->tokens == 1) { // the end-of-text token
         shards->empty++;
@@ -246,7 +319,7 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
 static inline bool token_shards_write(TokenShards *shards, NextPart next, void *source,
                                       const Tokenizer *tokenizer, ThreadPool *pool, Error *error) {
     Encoder encoder = {.tokenizer = tokenizer,
-                       .end_of_text = tokenizer_find_added(tokenizer, "<|endoftext|>"),
+                       .end_of_text = tokenizer->end,
                        .most_tasks = pool->threads * ENCODE_TASKS_PER_THREAD};
     encoder.tasks = (EncodeTask *)memory_take((size_t)encoder.most_tasks, sizeof *encoder.tasks);
     shards->tokenizer = tokenizer;
@@ -283,7 +356,7 @@ static inline bool token_shards_end(TokenShards *shards, bool good, Error *error
 // tokenizer differs, so such a file can be used again.
 static inline void texts_name(const Text *texts, int count, const Tokenizer *tokenizer,
                               char name[TEXTS_NAME_SIZE]) {
-    uLong sum = tokenizer->sum;
+    uLong sum = crc32_z(tokenizer->sum, (const Bytef *)&tokenizer->end, sizeof tokenizer->end);
     for (int i = 0; i < count; i++) {
         uint64_t size = texts[i].size;
         sum = crc32_z(sum, (const Bytef *)&size, sizeof size);

@@ -24,6 +24,7 @@
 
 #include "runtime/errors.h"
 #include "runtime/files.h"
+#include "runtime/json_files.h"
 #include "runtime/random.h"
 #include "runtime/utf8.h"
 
@@ -58,9 +59,14 @@ typedef struct Tokenizer {
     size_t merge_slots; // a power of two
     AddedToken *added;
     int added_count;
+    int32_t end; // the token behind a text: <|endoftext|>, or what tokenizer_find_end finds; -1: unknown
     pcre2_code *pattern;
     uint32_t sum; // CRC-32 of all tokens and merges: sum_of in tokenizer/vocabulary.py
 } Tokenizer;
+
+#define TOKENIZER_NO_END \
+    "has no token <|endoftext|>, and neither tokenizer_config.json nor config.json beside it names another " \
+    "of its added tokens as eos_token: one is put behind each document"
 
 typedef struct TokenList {
     int32_t *ids;
@@ -365,6 +371,40 @@ static inline void tokenizer_close(Tokenizer *tokenizer) {
     memset(tokenizer, 0, sizeof *tokenizer);
 }
 
+// The added token that has this text or, where that is NULL, this id; NULL: there is none.
+static inline const AddedToken *tokenizer_added(const Tokenizer *tokenizer, const char *text, json_int_t id) {
+    for (const AddedToken *one = tokenizer->added; one < tokenizer->added + tokenizer->added_count; one++) {
+        if (text != NULL ? strcmp(one->text, text) == 0 : one->id == id) { return one; }
+    }
+    return NULL;
+}
+
+// The id of an added token such as "<|endoftext|>"; -1: there is none.
+static inline int32_t tokenizer_find_added(const Tokenizer *tokenizer, const char *text) {
+    const AddedToken *found = tokenizer_added(tokenizer, text, -1);
+    return found != NULL ? found->id : -1;
+}
+
+// tokenizer->end <- the added token that the files beside the tokenizer.json at `path` call the
+// end of a text. end_of in vocabulary.py is the same.
+static inline void tokenizer_find_end(Tokenizer *tokenizer, const char *path) {
+    static const char *const names[] = {"tokenizer_config.json", "generation_config.json", "config.json"};
+    const char *slash = strrchr(path, '/');
+    for (int i = 0; i < 3 && tokenizer->end < 0; i++) {
+        char beside[PATH_MAX];
+        snprintf(beside, sizeof beside, "%.*s%s", slash != NULL ? (int)(slash - path) + 1 : 0, path,
+                 names[i]);
+        json_t *root = json_file_load(beside, JSON_ALLOW_NUL, NULL);
+        const json_t *token = json_object_get(root, "eos_token"), *id = json_object_get(root, "eos_token_id");
+        const json_t *content = json_is_object(token) ? json_object_get(token, "content") : token;
+        const json_t *number = json_is_array(id) ? json_array_get(id, 0) : id;
+        const AddedToken *found = tokenizer_added(tokenizer, json_string_value(content),
+                                                  json_is_integer(number) ? json_integer_value(number) : -1);
+        if (found != NULL) { tokenizer->end = found->id; }
+        json_decref(root);
+    }
+}
+
 // Opens the `size` bytes of a tokenizer.json. name: of the file, for messages. Keeps
 // nothing of the bytes. On failure there is nothing to close.
 static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name, const void *bytes,
@@ -372,7 +412,8 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
     TokenizerFile file = {.name = name};
     json_error_t trouble;
     memset(tokenizer, 0, sizeof *tokenizer);
-    json_t *root = json_loadb((const char *)bytes, size, JSON_REJECT_DUPLICATES, &trouble);
+    size_t mark = utf8_mark(bytes, size);
+    json_t *root = json_loadb((const char *)bytes + mark, size - mark, JSON_REJECT_DUPLICATES, &trouble);
     if (root == NULL) {
         return error_set(error, "%s is no tokenizer, which is JSON: line %d: %s", name, trouble.line,
                          trouble.text);
@@ -403,6 +444,7 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
     }
     if (good) { pcre2_jit_compile(tokenizer->pattern, PCRE2_JIT_COMPLETE); } // failing means slower matching
     if (!good) { tokenizer_close(tokenizer); }
+    if (good) { tokenizer->end = tokenizer_find_added(tokenizer, "<|endoftext|>"); }
     return good;
 }
 
@@ -430,16 +472,9 @@ static inline bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error 
                     ? tokenizer_open_memory(tokenizer, path, bytes, size, error)
                     : error_set(error, "%s is not a tokenizer.json: allowed is a file of at most %d MiB",
                                 path, TOKENIZER_MOST_FILE_BYTES >> 20);
+    if (good) { tokenizer_find_end(tokenizer, path); }
     munmap(bytes, size);
     return good;
-}
-
-// The id of an added token such as "<|endoftext|>"; -1: there is none.
-static inline int32_t tokenizer_find_added(const Tokenizer *tokenizer, const char *text) {
-    for (int i = 0; i < tokenizer->added_count; i++) {
-        if (strcmp(tokenizer->added[i].text, text) == 0) { return tokenizer->added[i].id; }
-    }
-    return -1;
 }
 
 // ---- Encoding -------------------------------------------------------------------------
@@ -561,6 +596,21 @@ static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *te
         }
     }
     return true;
+}
+
+// The text of a special token that stands in a text; NULL: none does.
+static inline const char *tokenizer_find_spelled(const Tokenizer *tokenizer, const char *text, size_t count) {
+    bool begins[256] = {false};
+    for (int i = 0; i < tokenizer->added_count; i++) { begins[(uint8_t)tokenizer->added[i].text[0]] = true; }
+    for (size_t at = 0; at < count; at++) {
+        for (int i = 0; begins[(uint8_t)text[at]] && i < tokenizer->added_count; i++) {
+            const AddedToken *one = &tokenizer->added[i];
+            bool fits =
+                one->special && one->length <= count - at && memcmp(one->text, text + at, one->length) == 0;
+            if (fits) { return one->text; }
+        }
+    }
+    return NULL;
 }
 
 // Encodes any text: cuts out the added tokens that are not normalized, then out of each

@@ -1,5 +1,6 @@
 """Loads a tokenizer by directory or name; computes the sum that identifies it in token files and in train_gpt."""
 
+import codecs
 import json
 import os
 import ssl
@@ -15,6 +16,25 @@ from tokenizers.models import BPE
 END_OF_TEXT = "<|endoftext|>"
 
 
+def end_of(tokenizer: Tokenizer, directory: Path | None) -> str | None:
+    """The added token behind a text: tokenizer_find_end in tokenizer.h."""
+    added = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()}
+    if END_OF_TEXT in added.values():
+        return END_OF_TEXT
+    for name in ("tokenizer_config.json", "generation_config.json", "config.json") if directory is not None else ():
+        try:
+            config = json.loads((directory / name).read_bytes())
+            token, number = config.get("eos_token"), config.get("eos_token_id")
+        except (OSError, ValueError, RecursionError, AttributeError):
+            continue
+        token = token.get("content") if isinstance(token, dict) else token
+        number = number[0] if isinstance(number, list) and number else number
+        found = token if isinstance(token, str) else added.get(number) if type(number) is int else None
+        if found in added.values():
+            return found
+    return None
+
+
 class TokenizerError(Exception):
     """A tokenizer that is missing or cannot be used."""
 
@@ -27,9 +47,13 @@ def byte_level(model: BPE) -> Tokenizer:
     return tokenizer
 
 
+def _from_file(path: Path) -> Tokenizer:
+    return Tokenizer.from_buffer(path.read_bytes().removeprefix(codecs.BOM_UTF8))
+
+
 def _from_directory(path: Path) -> Tokenizer:
     if (path / "tokenizer.json").is_file():
-        return Tokenizer.from_file(str(path / "tokenizer.json"))
+        return _from_file(path / "tokenizer.json")
     for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
         if (path / vocabulary).is_file() and (path / merges).is_file():
             tokenizer = byte_level(BPE.from_file(str(path / vocabulary), str(path / merges)))
@@ -71,7 +95,7 @@ def load(name: str) -> Tokenizer:
         if path.is_dir():
             tokenizer = _from_directory(path)
         elif path.is_file():
-            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer = _from_file(path)
         elif path.suffix == ".json" or name.startswith((".", "/")):
             raise TokenizerError(f"there is no tokenizer {name}")
         else:
@@ -80,8 +104,9 @@ def load(name: str) -> Tokenizer:
         raise
     except Exception as error:  # the library raises bare exceptions
         raise TokenizerError(f"cannot load the tokenizer '{name}' ({error}): give a directory that holds it") from error
-    if tokenizer.token_to_id(END_OF_TEXT) is None:
-        raise TokenizerError(f"the tokenizer '{name}' has no token {END_OF_TEXT}, which is put between documents")
+    if end_of(tokenizer, path if path.is_dir() else path.parent if path.is_file() else None) is None:
+        raise TokenizerError(f"the tokenizer '{name}' has no token {END_OF_TEXT}, and neither tokenizer_config.json nor config.json "
+                             "beside it names another of its added tokens as eos_token: one is put behind each document")
     return tokenizer
 
 

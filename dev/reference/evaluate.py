@@ -10,7 +10,7 @@ float32, so it is slow, and there is no padding that could be wrong.
 
 perplexity   windows of T tokens, every S tokens, each token counted once: https://huggingface.co/docs/transformers/perplexity.
              (From the second window on, that page weighs the mean loss of a window by a count that is one too small. Here the
-             sum of losses is divided by the number of losses.) FILE is text, a token file of tokenizer/, or raw uint16 ids. Lines <|endoftext|> divide a text
+             sum of losses is divided by the number of losses.) FILE is text, a token file of tokenizer/, or raw uint16 ids. <|endoftext|> at the end of a line divides a text
              into documents, each of which ends with that token, as in training.
 lambada      the rules of lambada_openai in EleutherAI's lm-evaluation-harness
 hellaswag    the rules of its hellaswag
@@ -108,7 +108,7 @@ def read_tokens(path, tokenizer):
         return read_token_file(path)
     if path.suffix == ".bin" or isinstance(tokenizer, Bytes):
         return np.frombuffer(data, "<u2").tolist() if path.suffix == ".bin" else tokenizer.encode(data.decode()), None
-    parts = re.split(r"^<\|endoftext\|>[ \t]*\r?$\n?", data.decode(), flags=re.MULTILINE)
+    parts = re.split(r"<\|endoftext\|>[ \t]*\r?$\n?", data.decode(), flags=re.MULTILINE)
     documents = [part.strip("\r\n") for part in parts]
     return [token for text in documents if text for token in (*tokenizer.encode(text), tokenizer.first)], None
 

@@ -1,5 +1,5 @@
 // fuzz_documents.h: texts, cut into documents. They must be those of the definition:
-// lines that are separators part them, line ends around them are dropped, and so are
+// the mark at the end of a line ends one, line ends around them are dropped, and so are
 // empty ones. The end of a text ends a document. Inputs are far below
 // TEXT_DOCUMENT_BYTES, so that no document comes in parts.
 #pragma once
@@ -9,13 +9,14 @@
 
 enum { FUZZ_DOCUMENTS_TEXTS = 3 };
 
-// Whether the line of `count` bytes, without its line end, is a separator.
-static inline bool fuzz_documents_separates(const uint8_t *line, size_t count) {
+// Where the mark begins with which the line of `count` bytes, without its line end, ends; or -1.
+static inline ptrdiff_t fuzz_documents_separates(const uint8_t *line, size_t count) {
     static const char mark[] = "<|endoftext|>";
     size_t length = sizeof mark - 1;
     if (count > 0 && line[count - 1] == '\r') { count--; }
     while (count > length && (line[count - 1] == ' ' || line[count - 1] == '\t')) { count--; }
-    return count == length && memcmp(line, mark, length) == 0;
+    return count >= length && memcmp(line + count - length, mark, length) == 0 ? (ptrdiff_t)(count - length)
+                                                                               : -1;
 }
 
 // The document must be the next piece, unless nothing is left of it.
@@ -38,8 +39,9 @@ static inline void fuzz_documents_text(TextCursor *cursor, const Text *text) {
         size_t end = at;
         while (end < text->size && text->bytes[end] != '\n') { end++; }
         size_t next = end < text->size ? end + 1 : end;
-        if (fuzz_documents_separates(text->bytes + at, end - at)) {
-            fuzz_documents_expect(cursor, text->bytes + begin, at - begin);
+        ptrdiff_t mark = fuzz_documents_separates(text->bytes + at, end - at);
+        if (mark >= 0) {
+            fuzz_documents_expect(cursor, text->bytes + begin, at + (size_t)mark - begin);
             begin = next;
         }
         at = next;

@@ -67,7 +67,11 @@ static Expected *expect_document(const Tokenizer *tokenizer, const Sample *sampl
     for (int part = 0; part < 2; part++) {
         TokenList ids = {NULL, 0, 0};
         Error error;
-        assert_true(tokenizer_encode(tokenizer, parts[part], strlen(parts[part]), false, &ids, &error));
+        size_t length = strlen(parts[part]), end = sizeof "<|endoftext|>" - 1;
+        if (length > 0 && part == 1 && parts[part][length - 1] == '>') {
+            length -= end;
+        } // what is written as the end
+        assert_true(tokenizer_encode(tokenizer, parts[part], length, false, &ids, &error));
         for (size_t i = 0; i < ids.count; i++) { expect_token(expected, ids.ids[i], part == 1); }
         token_list_free(&ids);
     }

@@ -120,8 +120,57 @@ class Refused(ChatTest):
             ({"messages": [{"role": ["user"], "content": "x"}]}, "message 1 has the role ['user']"),
             ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "the content of message 1 is list, not text"),
             ({"messages": [{"role": "user"}]}, "the content of message 1 is NoneType, not text"),
+            ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}]}, "message 1 calls a tool"),
+            ({"messages": [{"role": "assistant", "content": None, "function_call": {"name": "x"}}]}, "message 1 calls a tool"),
+            ({"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}, "message 1 has the weight 0.5"),
+            ({"messages": [{"role": "assistant", "content": "x", "train": "no"}]}, "message 1 has the weight None, and 'train' 'no'"),
         ):
             self.assertIn(words, self.refuse(record))
+
+    def test_an_answer_without_weight_is_read_and_not_predicted(self):
+        turns = [("system", "be kind"), ("user", "a hat?"), ("assistant", "bad"), ("user", "a cat?"), ("assistant", "the cat")]
+        plain = [{"role": role, "content": content} for role, content in turns]
+        for name, template in TEMPLATES.items():
+            for kind, source in (("marked", template), ("unmarked", unmarked(template))):
+                self.prepare_chats(f"{name}-{kind}", source, self.write_chats("a.jsonl", [plain]))
+                ids, mask = self.tokens(f"{name}-{kind}", "train")
+                parts = [len(part) for part in re.findall("1+", "".join(map(str, mask)))]
+                self.assertEqual(len(parts), 2)
+                first = mask.index(1)
+                for number, more in enumerate(({"weight": 0}, {"train": False}, {"weight": 0, "train": True})):
+                    made = [plain[0], plain[1], plain[2] | more, plain[3], plain[4] | {"weight": 1, "train": True}]
+                    self.prepare_chats(f"{name}-{kind}{number}", source, self.write_chats("b.jsonl", [made]))
+                    expected = [*mask[:first], *[0] * parts[0], *mask[first + parts[0]:]]
+                    self.assertEqual(self.tokens(f"{name}-{kind}{number}", "train"), (ids, expected))
+        cut = TEMPLATES["chatml"].replace("{% generation %}", "{% generation %}{% endgeneration %}{% generation %}")
+        write_tokenizer(self.directory / "bpe", cut)
+        self.assertIn("marks 4 parts of 2 answers", self.refused("--tokenizer", self.directory / "bpe", "--template", "chat",
+                                                                  self.directory / "b.jsonl"))
+
+    def test_a_system_text_beside_the_messages_is_one_of_them(self):
+        said = [{"role": "user", "content": "a hat?"}, {"role": "assistant", "content": "the cat"}]
+        system = {"role": "system", "content": "be kind"}
+        records = {"a": {"messages": [system, *said]}, "b": {"messages": said, "system": "be kind"},
+                   "c": {"conversations": said, "system": "be kind"}, "d": {"messages": [system, *said], "system": "other"}}
+        outs = {}
+        for name, record in records.items():
+            outs[name] = self.prepare_chats(name, TEMPLATES["chatml"], self.write(f"{name}.jsonl", json.dumps(record)))
+            self.assertEqual(self.files(name), self.files("a"))
+        self.assertNotIn("ignored", outs["a"] + outs["b"] + outs["c"])
+        self.assertIn("ignored members: system in 1 records", outs["d"])
+
+    def test_what_is_ignored_or_becomes_a_special_token_is_counted(self):
+        chat = [{"role": "user", "content": "a<|endoftext|>b", "name": "Ann"}, {"role": "assistant", "content": "the cat", "name": ""}]
+        path = self.write("a.jsonl", "\n".join(json.dumps({"messages": chat, "id": number, "tools": []}) for number in range(1, 4)))
+        out = self.prepare_chats("a", TEMPLATES["chatml"], path)
+        self.assertIn("ignored members: name in 3 messages, id in 3 records\n", out)
+        self.assertIn("3 chats have what is spelled like a special token in what is said: it became one\n", out)
+        record = {"instruction": "x", "input": "", "output": "y", "system": "be kind", "history": [["a", "b"]]}
+        out = self.prepare("b", "--template", "alpaca", self.write("b.jsonl", json.dumps(record)))
+        self.assertIn("ignored members: system in 1 records, history in 1 records\n", out)
+        pyarrow.parquet.write_table(pyarrow.table({key: [value] for key, value in record.items()}), self.directory / "b.parquet")
+        out = self.prepare("c", "--template", "alpaca", self.directory / "b.parquet")
+        self.assertIn("ignored members: system in 1 records, history in 1 records\n", out)
 
     def test_what_the_template_says_is_told(self):
         record = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}

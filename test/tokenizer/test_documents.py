@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 
 from tokenizer import sources
-from testing import TOKENIZER, DirectoryTest, reference_tokenizer, small_blocks
+from testing import ROOT, TOKENIZER, DirectoryTest, reference_tokenizer, small_blocks
 
 END = "<|endoftext|>"
 WORDS = "the cat saw a ship upon the sea, and naïve children sang — 12 songs.\n".split(" ")
@@ -76,6 +76,22 @@ class Texts(DirectoryTest):
         pyarrow.parquet.write_table(table, self.directory / "a.parquet", row_group_size=7)
         self.check(self.directory / "a.parquet", texts)
 
+    def test_the_bytes_of_a_file_say_what_it_is_and_not_its_name(self):
+        texts = stories(30)
+        lines = "\n".join(json.dumps({"text": text}) for text in texts).encode()
+        array = b"[\n " + b",\n".join(lines.split(b"\n")) + b"]"
+        for name, data in (("a.JSONL", lines), ("b", lines), ("c.txt", b"\n" + lines), ("d.csv", array), ("e.gz", gzip.compress(lines)),
+                           ("f.jsonl", array), ("g", gzip.compress(array)), ("h.jsonl", gzip.compress(lines))):
+            self.check(self.write(name, data), texts)
+            out = self.prepare("again" + name, self.directory / name)
+            self.assertEqual("begins with a JSON record" in out, name[-5:].lower() != "jsonl", name)
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), self.directory / "table")
+        self.check(self.directory / "table", texts)
+        for number, text in enumerate(("{}\nno record", "{not one}", '["a", "list"]', f'{END}\n{{"a": 1}}\n', "[", "[3]: see below")):
+            out = self.prepare(f"text{number}", self.write(f"{number}.txt", text))
+            self.assertNotIn("begins with a JSON record", out)
+        self.assertIn("git lfs pull", self.refused(self.write("p.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n")))
+
     def test_a_byte_order_mark_is_no_part_of_json(self):
         texts = stories(30)
         records = [json.dumps({"text": text}) for text in texts]
@@ -116,7 +132,7 @@ class Texts(DirectoryTest):
 
     def test_bytes_that_are_not_utf8_are_counted(self):
         out = self.prepare("odd", self.write("a.txt", b"caf\xe9\n<|endoftext|>\nfine\n"))
-        self.assertIn("1 documents had bytes that are not UTF-8", out)
+        self.assertIn("1 documents had bytes that are not UTF-8: each of these is a token", out)
 
     def test_it_runs_from_any_directory_with_any_number_of_threads(self):
         path = self.write("a.txt", f"\n{END}\n".join(stories(9000)))  # some tasks
@@ -125,6 +141,46 @@ class Texts(DirectoryTest):
         done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(self.files("there"), self.files("here"))
+
+
+class Cases(DirectoryTest):
+    """Odd bytes, marks, lines and numbers: test_data.c asks train_gpt for the same."""
+
+    def test_prepare_and_train_gpt_agree(self):
+        for number, case in enumerate(json.loads((ROOT / "test/reference/text_cases.json").read_text())):
+            with self.subTest(case["name"]):
+                data = case["bytes"].replace("@", "[" * 3000 + "]" * 3000).encode("latin-1")
+                path = self.write("a.jsonl" if case["records"] else "a.txt", data)
+                if "refused" in case:
+                    self.assertIn(case["refused"], self.refused(path))
+                    continue
+                out = self.prepare(f"case{number}", "--val-fraction", 0, path)
+                self.assertEqual(self.tokens(f"case{number}", "train")[0], case["ids"])
+                for key, words in (("odd", "had bytes that are not UTF-8"), ("spelling", "hold special tokens as text, such as"),
+                                   ("empty", "were left out, because they are empty")):
+                    said = [line for line in out.splitlines() if words in line]
+                    self.assertEqual([int(line.split()[0]) for line in said], [case[key]] if key in case else [], out)
+
+
+class Ends(DirectoryTest):
+    def test_the_end_is_what_the_files_beside_the_tokenizer_say(self):
+        path, texts = self.write("a.jsonl", '{"text": "the cat</s>"}\n{"text": "a hat"}\n'), ["the cat", "a hat"]
+        home = self.directory / "bpe"
+        home.mkdir()
+        (home / "tokenizer.json").write_text("\ufeff" + (TOKENIZER / "tokenizer.json").read_text().replace(END, "</s>"))
+        self.assertIn("has no token <|endoftext|>, and neither", self.refused("--tokenizer", home, path))
+        expected = [id for text in texts for id in (*reference_tokenizer().encode(text).ids, 0)]
+        for number, (name, config) in enumerate((("tokenizer_config.json", {"eos_token": "</s>"}), ("config.json", {"eos_token_id": 0}),
+                                                 ("tokenizer_config.json", {"eos_token": {"content": "</s>"}}),
+                                                 ("generation_config.json", {"eos_token_id": [0, 400]}))):
+            (home / name).write_text(json.dumps(config))
+            self.prepare(f"end{number}", "--tokenizer", home, "--val-fraction", 0, path)
+            self.assertEqual(self.tokens(f"end{number}", "train")[0], expected)
+            self.prepare(f"file{number}", "--tokenizer", home / "tokenizer.json", "--val-fraction", 0, path)
+            self.assertEqual(self.tokens(f"file{number}", "train")[0], expected)
+            (home / name).write_text(json.dumps({"eos_token": "</p>", "eos_token_id": 1}))
+            self.assertIn("names another", self.refused("--tokenizer", home, path))
+            (home / name).unlink()
 
 
 PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"

@@ -549,8 +549,6 @@ static void lengths_that_cannot_be_are_refused(void **state) {
     for (size_t i = 0; i < sizeof huge / sizeof *huge; i++) {
         expect_refusal(bytes, make_file(bytes, "{}", 2, huge[i], 0), "length", "at most 100000000");
     }
-    static const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n";
-    expect_refusal((const uint8_t *)pointer, sizeof pointer - 1, "pointer", "git lfs pull");
 }
 
 // Files that another writer may make, and that must be read.

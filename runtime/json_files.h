@@ -1,0 +1,18 @@
+// json_files.h: files of JSON that other programs have written.
+#pragma once
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "runtime/utf8.h"
+
+// As json_load_file, but the file may begin with a byte order mark.
+static inline json_t *json_file_load(const char *path, size_t flags, json_error_t *problem) {
+    uint8_t mark[UTF8_MARK_BYTES];
+    FILE *file = fopen(path, "r");
+    if (file == NULL) { return json_load_file(path, flags, problem); } // it says why
+    if (utf8_mark(mark, fread(mark, 1, sizeof mark, file)) == 0) { rewind(file); }
+    json_t *root = json_loadf(file, flags, problem);
+    fclose(file);
+    return root;
+}

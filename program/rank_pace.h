@@ -1,7 +1,7 @@
 // rank_pace.h: which rank is slow, by how much, and what helps.
 //
-// Ranks that wait for a slow one look as if they waited for the network. Only how long each takes for
-// a micro-batch tells the two apart.
+// Ranks that wait for a slow one look as if they waited for the network. How long each takes for a
+// micro-batch tells the two apart.
 #pragma once
 
 #include "options/options_check.h"
@@ -41,8 +41,9 @@ static inline SlowRank rank_pace_find(const double *seconds, int ranks) {
     return slow;
 }
 
-// text <- numbers for --rank-accumulate by which all ranks (at most 16) compute for as long, and as many
-// micro-batches as now; more where the slowest would have none. least: that a rank must have.
+// text <- numbers for --rank-accumulate by which all ranks (at most 16) compute for as long: as
+// many micro-batches in all as now, and more where the slowest would have too few. least: that a
+// rank must have.
 static inline void rank_pace_list(const Options *options, const double *seconds, int ranks, int least,
                                   char text[128]) {
     double speed = 0, total = 0, slowest = 0;

@@ -1063,6 +1063,22 @@ static void a_start_without_a_rank_ends_at_its_deadline(void **state) {
     assert_true(program_clock() - began < 50);
 }
 
+// Whoever waits for a slow rank must not be told of the network.
+static void a_slow_rank_is_named(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    Outcome outcome = program_run(stage, 2,
+                                  "--config base.json --optimizer zero1 --accumulate 2 --slow-rank 1 "
+                                  "--slow-ms 60 --out slow --tokens 2k");
+    outcome_check(&outcome, 0, "--slow-rank");
+    text_check(outcome.output, "\nslow       rank 1 on ", "--slow-rank");
+    text_check(outcome.output, " times as long for a micro-batch as the median", "--slow-rank");
+    text_check(outcome.output, "--rank-accumulate ", "--slow-rank");
+    outcome = program_run(stage, 0, "plan --like slow");
+    outcome_check(&outcome, 0, "plan --like slow");
+    text_check(outcome.output, "\nslow             rank 1 takes ", "plan --like slow");
+    shell(stage, "tail -n 1 slow/log.jsonl | grep -q '\"rank_micro_batch_ms\":.[0-9.]*,[0-9.]*.}'");
+}
+
 // One process answers for all.
 static void a_plan_under_a_launcher_is_printed_once(void **state) {
     Outcome outcome = program_run(stage_with_ranks(state), 2, "plan --ranks 2");
@@ -2334,6 +2350,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(ranks_that_differ_end_at_once),
     PROGRAM_TEST(ranks_that_round_differently_are_named),
     PROGRAM_TEST(a_start_without_a_rank_ends_at_its_deadline),
+    PROGRAM_TEST(a_slow_rank_is_named),
     PROGRAM_TEST(a_plan_under_a_launcher_is_printed_once),
     PROGRAM_TEST(the_saved_configuration_repeats_the_run),
     PROGRAM_TEST(ranks_of_unequal_rounds_choose_alike),

@@ -285,6 +285,34 @@ static void test_this_machine(void **state) {
     assert_int_equal(choice.threads, 1);
 }
 
+// By hand: of four ranks of which two take three times as long, the slower two are above the
+// median; the slowest of all is named.
+static void a_slow_rank_is_found(void **state) {
+    (void)state;
+    static const struct {
+        int ranks, accumulate, slow;
+        double seconds[4], factor;
+        const char *list;
+    } cases[] = {
+        {2, 2, 1, {1, 3}, 3, "3,1"},           {2, 4, 1, {1, 3}, 3, "6,2"},
+        {2, 2, 0, {4, 1}, 4, "1,4"},           {4, 2, 3, {1, 1, 3, 3.5}, 3.5, "3,3,1,1"},
+        {3, 3, -1, {1, 1.2, 1.1}, 0, "3,3,3"}, {4, 4, 2, {1, 1, 2, 1}, 2, "5,5,2,5"},
+        {2, 1, -1, {0, 0}, 0, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Options options;
+        char list[128];
+        options_defaults(&options);
+        options.accumulate = cases[i].accumulate;
+        SlowRank slow = rank_pace_find(cases[i].seconds, cases[i].ranks);
+        assert_int_equal(slow.rank, cases[i].slow);
+        if (slow.rank >= 0 && !(fabs(slow.factor - cases[i].factor) < 1e-12)) { fail_msg("%g", slow.factor); }
+        if (cases[i].list == NULL) { continue; }
+        rank_pace_list(&options, cases[i].seconds, cases[i].ranks, 1, list);
+        assert_string_equal(list, cases[i].list);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_launcher_rank),
@@ -297,6 +325,7 @@ int main(void) {
         cmocka_unit_test(test_hosts),
         cmocka_unit_test(test_processors_for_nccl),
         cmocka_unit_test(test_this_machine),
+        cmocka_unit_test(a_slow_rank_is_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -73,6 +73,7 @@ static inline void rank_pace_print(const Options *options, const double *seconds
         width, "slow", slow.rank, where[0] != '\0' ? " on " : "", where, slow.factor);
     if (ranks > MOST) { return; }
     rank_pace_list(options, seconds, ranks, rule->predicts ? 2 : 1, numbers);
-    printf("%-*s%s--%s %s shares the work by speed\n", width, "",
-           option_is_of_rule(list, rule) ? "" : "under acco or zero1 ", list->name, numbers);
+    bool fits = option_is_of_rule(list, rule);
+    printf("%-*s--%s %s%s%s shares the work by speed\n", width, "", list->name, numbers,
+           fits ? "" : ", under ", fits ? "" : list->rules);
 }

@@ -5,7 +5,7 @@
 
 #include "optimizer.h"
 
-enum { ORDERS = 2, MATRICES = 10 };
+enum { ORDERS = 2, MATRICES = 12 };
 
 typedef struct Shape {
     int rows, columns;
@@ -15,9 +15,10 @@ static const Shape SHAPES[] = {{1, 1},   {1, 9},    {9, 1},   {8, 8},    {24, 40
                                {33, 65}, {130, 48}, {65, 70}, {184, 190}}; // the last has two partial sums
 
 // The largest has four times the elements of most others: four of these are a full batch. Once
-// there are five of them, and once two.
-static const Shape SEVERAL[] = {{24, 40}, {24, 40}, {24, 40}, {24, 40}, {24, 40},
-                                {48, 80}, {40, 24}, {40, 24}, {24, 40}, {7, 5}};
+// there are five of them, and once two. Neighbours may have equal rows and other columns, or the
+// other way round.
+static const Shape SEVERAL[] = {{24, 40}, {24, 40}, {24, 40}, {24, 40}, {24, 40}, {48, 80},
+                                {40, 24}, {40, 24}, {24, 40}, {24, 20}, {7, 20},  {7, 5}};
 
 // Matrices, their optimizer and the stream that steps them.
 typedef struct Bench {

@@ -761,6 +761,24 @@ static void a_measured_split_is_kept_only_where_that_is_exact(void **state) {
                 "measured: ");
 }
 
+// The rank with the most micro-batches has the finest splits: among equally quick ones the largest
+// round A is chosen, which is 7 of 8 here, where half is all that rank 0 could have.
+static void a_split_is_chosen_by_the_rank_with_most_micro_batches(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    char path[STAGE_PATH_SIZE];
+    Outcome outcome =
+        program_run(stage, 2,
+                    "--config base.json --optimizer acco --rank-accumulate 2,8 --acco-split auto "
+                    "--slow-rank 0 --slow-ms 30 --out split");
+    outcome_check(&outcome, 0, "--acco-split auto");
+    json_t *config = json_load_file(stage_path(stage, "split/config.json", path), 0, NULL);
+    const char *share = json_string_value(json_object_get(config, "acco-split"));
+    if (share == NULL || !(atof(share) > 0.55)) {
+        fail_msg("--acco-split auto chose %s", share == NULL ? "nothing" : share);
+    }
+    json_decref(config);
+}
+
 typedef struct Damage {
     const char *command; // what is done to the newest checkpoint, of step 24
     const char *named;   // part of the message about it
@@ -1255,6 +1273,33 @@ static void the_best_is_kept_and_the_end_is_seen(void **state) {
     assert_null(strstr(outcome.output, "nothing is left to do"));
 }
 
+// Only validations in a row count: in one of these runs some are worse before the best one.
+static void bad_validations_count_in_a_row(void **state) {
+    Stage *stage = stage_of(state);
+    int worse = 0;
+    for (int seed = 1; seed <= 8 && worse <= 4; seed++) {
+        char options[256];
+        snprintf(options, sizeof options,
+                 "--optimizer ddp --lr 0.02 --schedule constant --warmup 0 --val-every 1 --val-batches 2 "
+                 "--stop-after 4 --tokens 20k --seed %d",
+                 seed);
+        Training run = training_start(stage, 0, options);
+        json_t *events = training_finish(stage, &run), *event;
+        double best = INFINITY;
+        int in_a_row = worse = 0;
+        for (int n = 0; (event = log_event_of(events, "validation", n)) != NULL; n++) {
+            assert_true(in_a_row < 4);
+            bool is_best = log_number(event, "loss") < best;
+            best = fmin(best, log_number(event, "loss"));
+            worse += !is_best;
+            in_a_row = is_best ? 0 : in_a_row + 1;
+        }
+        assert_int_equal(in_a_row, 4);
+        json_decref(events);
+    }
+    assert_true(worse > 4); // otherwise nothing has been shown
+}
+
 // It is not said of the best checkpoint that it is kept where there is none.
 static void a_best_that_was_not_kept_is_told(void **state) {
     Stage *stage = stage_of(state);
@@ -1494,6 +1539,9 @@ static void adapters_alone_begin_a_run(void **state) {
     fleet_finish(fleet);
     check_same(fleet, 0, 1);
     check_refused(stage, 0, "refused", "--optimizer ddp --from alone --lora-rank 2", "has adapters already");
+    // Named by a path from here, the model is found from elsewhere, too.
+    shell(stage, "mkdir elsewhere && cd elsewhere && \"$TRAIN_GPT\" sample --from ../alone --sample-tokens 2 "
+                 "> sample.txt");
 }
 
 // Two hosts, each with a directory of that name.
@@ -1840,6 +1888,26 @@ static void a_resumed_run_keeps_every_option(void **state) {
     assert_true(access(stage_path(stage, "all/checkpoints/commit-8", path), F_OK) != 0);
 }
 
+// What the user has given stays, beside another --lr; what follows from it does not.
+static void a_rate_that_was_given_stays(void **state) {
+    Stage *stage = stage_of(state);
+    static const char *const given[] = {"", "--min-lr 0.0005"};
+    for (int i = 0; i < 2; i++) {
+        char arguments[256], path[STAGE_PATH_SIZE];
+        snprintf(arguments, sizeof arguments,
+                 "--config base.json --optimizer ddp --lr 0.004 --out rate-%d %s", i, given[i]);
+        run_well(stage, arguments);
+        snprintf(arguments, sizeof arguments, "--out rate-%d --resume auto --lr 0.002 --tokens 2k", i);
+        run_well(stage, arguments);
+        snprintf(arguments, sizeof arguments, "rate-%d/config.json", i);
+        json_t *config = json_load_file(stage_path(stage, arguments, path), 0, NULL),
+               *chosen = json_object_get(json_object_get(config, "chosen"), "min-lr"),
+               *own = json_object_get(config, "min-lr");
+        assert_close(json_number_value(i == 0 ? chosen : own), i == 0 ? 0.0002 : 0.0005, 1e-12, given[i]);
+        json_decref(config);
+    }
+}
+
 // The number format that was measured to be the fastest stays, whatever is faster today.
 static void the_fastest_format_is_chosen_once(void **state) {
     Stage *stage = stage_of(state);
@@ -2105,6 +2173,9 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(some_checkpoints_are_kept),
     CHECKPOINT_TEST(the_best_is_kept_and_the_end_is_seen),
     CHECKPOINT_TEST(a_best_that_was_not_kept_is_told),
+    CHECKPOINT_TEST(bad_validations_count_in_a_row),
+    CHECKPOINT_TEST(a_rate_that_was_given_stays),
+    CHECKPOINT_TEST(a_split_is_chosen_by_the_rank_with_most_micro_batches),
     CHECKPOINT_TEST(the_last_checkpoints_are_averaged),
     CHECKPOINT_TEST(links_are_not_followed),
     CHECKPOINT_TEST(a_saved_model_begins_another_run),

@@ -220,6 +220,25 @@ static void fit_is_for_every_rule(void **state) {
     json_decref(plan);
 }
 
+// Whatever would be the quickest, it is recommended only if it fits.
+static void what_does_not_fit_is_not_recommended(void **state) {
+    static const char *const memory[] = {"80G", "24G"};
+    for (int i = 0; i < 2; i++) {
+        Outcome outcome;
+        char arguments[256];
+        snprintf(arguments, sizeof arguments,
+                 "--model 1.3B --ranks 4 --ranks-per-host 1 --gpu-memory %s --gpu-tflops 100 --micro-batch 1 "
+                 "--host-mbit 2000",
+                 memory[i]);
+        json_t *plan = plan_json(stage_of(state), arguments, &outcome);
+        const char *recommended = json_string_value(json_object_get(plan, "recommended"));
+        assert_string_equal(recommended, i == 0 ? "streaming-diloco" : "acco");
+        assert_true(json_is_true(json_object_get(rule_of(plan, recommended), "fits")));
+        assert_true(json_is_true(json_object_get(rule_of(plan, "streaming-diloco"), "fits")) == (i == 0));
+        json_decref(plan);
+    }
+}
+
 // What a micro-batch takes on a GPU that is elsewhere is guessed from its peak, and the
 // plan says so: 6 operations for a parameter and token, and those of attention, at 40 %
 // of it.
@@ -607,6 +626,7 @@ int main(int argc, char **argv) {
         STAGE_TEST(stage_of_all, more_workers_need_more_tokens_for_local_steps),
         STAGE_TEST(stage_of_all, a_plan_says_why_nothing_is_recommended),
         STAGE_TEST(stage_of_all, fit_is_for_every_rule),
+        STAGE_TEST(stage_of_all, what_does_not_fit_is_not_recommended),
         STAGE_TEST(stage_of_all, the_time_of_a_gpu_is_guessed_from_its_peak),
         STAGE_TEST(stage_of_all, a_page_shows_the_numbers_of_plans),
         STAGE_TEST(stage_of_all, a_page_follows_the_pointer),

@@ -1369,7 +1369,7 @@ static const Refusal refusals[] = {
      "is too short: of its 3 tokens training with a validation takes"},
     {"help on nothing", "help optimzer", "did you mean optimizer?"},
     {"memory of a GPU in a run", BASE "--gpu-memory 8G", "it is for plan"},
-    {"model with dropout", BASE "--model ../dropout.json", "dropout is not supported"},
+    {"model with another activation", BASE "--model ../relu.json", "must be \"gelu_new\" or"},
     {"model with a small vocabulary", BASE "--model ../bytes.json", "at least 256"},
     {"line end in a name", BASE "--model \"$(printf 'a\\nb')\"", "unknown model"},
     {"line end in a path", BASE "--data \"$(printf '../a\\nb')\"", "../a"},
@@ -2286,7 +2286,7 @@ static void write_stage(const Stage *stage) {
     write_deep_model(stage);
     stage_write(stage, "three.txt", "abc");
     write_model(stage, "type.json", "model_type", json_string("llama"));
-    write_model(stage, "dropout.json", "resid_dropout", json_real(0.1));
+    write_model(stage, "relu.json", "activation_function", json_string("relu"));
     write_model(stage, "bytes.json", "vocab_size", json_integer(99));
     stage_write(stage, "broken.json", "{\"model_type\": \"gpt_neo\",\n \"num_layers\": }\n");
     stage_write(stage, "typing.txt", "{\"seed\": 1,\n \"micro-bach\": 2}\n");

@@ -113,6 +113,24 @@ static void expect_saved_in_order(const CheckpointPaths *paths) {
 
 // ---- A run that saves -----------------------------------------------------------------
 
+// While a checkpoint is written a better one is found, which is on disk only after that: the best one
+// of before stays until then.
+static void expect_best_to_stay(CheckpointedRun *run, Bench *bench, bool beside) {
+    Error error = {""};
+    SavedReport report;
+    CheckpointPaths best = checkpoint_paths(run->directory, run->saved_commit);
+    run->keep_best = true;
+    run->best_commit = run->saved_commit;
+    bench->rule->commit(&bench->scheduler);
+    assert_true(checkpoint_begin(run, beside, &error));
+    run->best_commit = bench->scheduler.optimizer.commits + 1;
+    assert_true(checkpoint_end(run, &report, &error));
+    assert_int_equal(access(best.final, F_OK), 0);
+    bench->rule->commit(&bench->scheduler);
+    assert_true(checkpoint_begin(run, beside, &error) && checkpoint_end(run, &report, &error));
+    assert_true(access(best.final, F_OK) != 0);
+}
+
 static int save_after_two_commits(const char *rule, const char *directory, bool beside, int fails) {
     ModelConfig config;
     TrainedPart part;
@@ -161,6 +179,7 @@ static int save_after_two_commits(const char *rule, const char *directory, bool 
         assert_true(run.saved_commit < bench->scheduler.optimizer.commits);
     }
     int syncs = watch.count;
+    if (saved && fails == 0) { expect_best_to_stay(&run, bench, beside); }
     json_decref(run.options);
     bench_close(bench);
     transport_close(&transport);

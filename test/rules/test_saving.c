@@ -113,8 +113,8 @@ static void expect_saved_in_order(const CheckpointPaths *paths) {
 
 // ---- A run that saves -----------------------------------------------------------------
 
-// While a checkpoint is written a better one is found, which is on disk only after that: the best one
-// of before stays until then.
+// While a checkpoint is written a better one is found, which is on disk only after that: the best
+// one of before stays until then.
 static void expect_best_to_stay(CheckpointedRun *run, Bench *bench, bool beside) {
     Error error = {""};
     SavedReport report;

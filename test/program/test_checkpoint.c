@@ -1831,13 +1831,13 @@ static void a_damaged_model_is_named(void **state) {
 static void a_directory_that_vanishes_is_made_again(void **state) {
     Stage *stage = stage_of(state);
     char path[STAGE_PATH_SIZE];
-    shell(stage, "{ ( while ! [ -d gone/checkpoints/commit-4 ]; do sleep 0.02; done; mv gone elsewhere ) & "
+    shell(stage, "{ ( while ! [ -d gone/checkpoints/commit-4 ]; do sleep 0.02; done; mv gone renamed ) & "
                  "\"$TRAIN_GPT\" --config base.json --optimizer ddp --save-every 4 --keep 9 --slow-rank 0 "
                  "--slow-ms 60 "
                  "--out gone > gone.txt && wait; }");
     assert_int_equal(access(stage_path(stage, "gone/checkpoints/commit-24/model/config.json", path), F_OK),
                      0);
-    assert_int_equal(access(stage_path(stage, "elsewhere/checkpoints/commit-4", path), F_OK), 0);
+    assert_int_equal(access(stage_path(stage, "renamed/checkpoints/commit-4", path), F_OK), 0);
     text_check(stage_read_text(stage, stage_path(stage, "gone.txt", path)),
                "gone was removed or renamed while the run trained", "its end");
 }

@@ -271,6 +271,13 @@ static inline const char *plan_file(const Options *options) {
     return options->json[0] != '\0' ? "--json" : options->page[0] != '\0' ? "--page" : NULL;
 }
 
+// Names the rank for which the others of the run waited, if there was one.
+static inline void plan_slow_rank(const Options *options, const LikeRun *like) {
+    if (like->rank_seconds == NULL) { return; }
+    SlowRank slow = rank_pace_find(like->rank_seconds, like->ranks);
+    if (slow.rank >= 0) { rank_pace_print(options, like->rank_seconds, like->ranks, slow, "", 17); }
+}
+
 // Prints what the run and its alternatives would take, and writes it to --json and
 // --page. like: the run of --like, or NULL. again: the plan is for that very run, whose
 // log tells how fast its network is. recompute: as asked for, before --fit.
@@ -285,10 +292,7 @@ static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again
         bool emulated = options_emulate_link(options); // between ranks of one host
         int together = emulated ? transport->size : transport->size / transport->hosts.hosts;
         like_set_machine(like, tokens, again, together, &machine);
-        if (again && like->rank_seconds != NULL) {
-            SlowRank slow = rank_pace_find(like->rank_seconds, like->ranks);
-            if (slow.rank >= 0) { rank_pace_print(options, like->rank_seconds, like->ranks, slow, "", 17); }
-        }
+        if (again) { plan_slow_rank(options, like); }
         snprintf(reason, sizeof reason, "as in %.200s%s", options->like,
                  tokens != like->tokens ? ", in proportion to its tokens" : "");
     }

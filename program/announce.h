@@ -357,13 +357,13 @@ static inline void print_losses(const Run *run) {
 
 // Prints and logs how training ended. exposed: seconds in which a rank only waited for
 // communication, the mean. saved: the end is on disk. lost_data: that is why it ends.
-// How long ranks waited, and for whom. Returns the share of the time in which they only waited.
-static inline double print_waiting(const Run *run, const RankPace *paces, double seconds, json_t *times) {
+// How long ranks waited, and for whom. word: the run's directory, for a shell. times gets what a
+// micro-batch of each rank took. Returns the share of the time in which they only waited.
+static inline double print_waiting(const Run *run, const RankPace *paces, double seconds, const char *word,
+                                   json_t *times) {
     int ranks = run->transport.size;
     const Hello *hellos = run->signal_watch.hellos;
     double mean = 0, least = INFINITY, *each = (double *)memory_take((size_t)ranks, sizeof *each);
-    char word[4 * RUN_PATH_SIZE + 3];
-    text_for_shell(run->directory, word, sizeof word);
     for (int rank = 0; rank < ranks; rank++) {
         mean += paces[rank].exposed / ranks / seconds;
         least = fmin(least, paces[rank].exposed / seconds);
@@ -410,7 +410,7 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
                commits, step_name(run->rule), tokens, seconds, tokens / seconds, flops / 1e9, share);
     }
     json_t *times = json_array();
-    double waiting = print_waiting(run, paces, seconds - run->clock.before, times); // in this part of the run
+    double waiting = print_waiting(run, paces, seconds - run->clock.before, word, times); // in this part
     print_losses(run);
     printf("memory     planned %.1f MB, used %.1f MB (%+.2f %%)\n", planned / 1e6, used / 1e6,
            100 * (used - planned) / planned);

@@ -223,9 +223,9 @@ static inline void note_other_keeping(Run *run, const json_t *options) {
     char now[OPTION_VALUE_SIZE], old[OPTION_VALUE_SIZE], *text = run->saving.other_keeping;
     for (const OptionSpec *option = option_table; option < option_end; option++) {
         const json_t *value = json_object_get(options, option->name);
+        if (option->effect != KEPT_FILES || value == NULL || json_is_null(value)) { continue; }
         Options before = run->options;
         Error error = {""}; // a checkpoint holds what was valid
-        if (option->effect != KEPT_FILES || value == NULL || json_is_null(value)) { continue; }
         option_set_json(option, &before, value, &error);
         if (option_is_same(option, &run->options, &before)) { continue; }
         text_join(text, sizeof run->saving.other_keeping, ", ", "--%s %s (was %s)", option->name,

@@ -254,11 +254,7 @@ static void choose_together(Run *run, const Hello *hellos) {
     Transport *transport = &run->transport;
     const Options *options = &run->options;
     choose_precision(run);
-    // Links are emulated between the ranks of one machine, so there each rank is a host by itself
-    // unless the user says otherwise.
-    bool emulated = options_emulate_link(options) && transport->hosts.hosts == 1;
-    int per_host = options->ranks_per_host == 0 && emulated ? 1 : (int)options->ranks_per_host;
-    if (per_host > 0) { transport_meet(transport, transport->rank / per_host * per_host); }
+    meet_on_hosts(transport, options);
     placement_choose_exchange(&run->placement, options, transport);
     bool good = placement_choose_gpu_exchange(&run->placement, options, transport, hellos, &error) &&
                 reserve_memory(&setup, &error);
@@ -354,12 +350,14 @@ static void release_run(Run *run, int exit_code) {
 
 // All ranks meet before one of them can leave: under mpirun others would wait for ever
 // for it. understood: false if the command line has an error, which is in `error`.
-// Training and eval keep the transport; of other commands all ranks but 0 exit. Help and
+// Training, eval and a plan keep the transport; of other commands all ranks but 0 exit. Help and
 // --version never meet: scripts that start ranks may call them first, and a process of
 // mpirun can use MPI only once.
 static void meet_ranks(Run *run, bool understood, Error *error) {
     OptionsCommand command = run->options.command;
-    bool trains = understood && command == COMMAND_TRAIN, together = trains || command == COMMAND_EVAL;
+    bool trains = understood && command == COMMAND_TRAIN,
+         plans = command == COMMAND_PLAN && transport_was_launched(),
+         together = trains || plans || command == COMMAND_EVAL;
     if (!understood && !transport_was_launched()) { exit_user_mistake(error); }
     if (!together && (!transport_was_launched() || (understood && command >= COMMAND_HELP))) { return; }
     if (trains) { signal_watch_mask(&run->signal_watch); } // before MPI or anything else makes a thread

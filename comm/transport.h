@@ -480,39 +480,3 @@ static inline void transport_meet(Transport *transport, int leader) {
     free(transport->met);
     transport->met = all;
 }
-
-// ---- Measuring the link ---------------------------------------------------------------
-
-typedef struct LinkMeasure {
-    double latency; // seconds of the smallest all-gather of records
-    double rate;    // bytes per second that leave one rank
-} LinkMeasure;
-
-enum { LINK_PROBES = 16, LINK_PROBE_BYTES = 4096 };
-
-// The mean seconds of an all-gather of records of `bytes`, on the slowest rank.
-static inline double link_time_records(Transport *transport, size_t bytes, int tries) {
-    static const char operation[] = "measurement of the link";
-    char *mine = (char *)memory_take(1, bytes), *all = (char *)memory_take((size_t)transport->size, bytes);
-    double began = clock_seconds();
-    for (int i = 0; i < tries; i++) { transport_all_gather_records(transport, operation, mine, all, bytes); }
-    double mean = (clock_seconds() - began) / tries;
-    free(mine);
-    free(all);
-    return transport_fold(transport, operation, mean, fmax);
-}
-
-// All ranks call it and get the same answer. Records grow until one takes well over the
-// latency and a twentieth of a second, so that a slow link is not kept busy for long.
-static inline LinkMeasure link_measure(Transport *transport) {
-    LinkMeasure measure = {0, INFINITY};
-    if (transport->size == 1) { return measure; }
-    measure.latency = link_time_records(transport, sizeof(double), LINK_PROBES);
-    size_t most = size_min((size_t)1 << 20, ((size_t)1 << 28) / (size_t)transport->size);
-    for (size_t bytes = LINK_PROBE_BYTES; bytes <= most; bytes *= 4) {
-        double seconds = link_time_records(transport, bytes, 2);
-        measure.rate = (double)bytes * (transport->size - 1) / fmax(seconds - measure.latency, 1e-9);
-        if (seconds > 20 * measure.latency && seconds > 0.05) { break; }
-    }
-    return measure;
-}

@@ -101,7 +101,11 @@ static inline void command_print_help(FILE *file, OptionsCommand command) {
               "or filled up; otherwise documents follow each other.\n",
               file);
     }
-    fputs(command == COMMAND_PLAN ? "\nIts options are those of training and\n" : "\n", file);
+    fputs(command == COMMAND_PLAN
+              ? "\nUnder mpirun its ranks measure the hosts and the links between them first.\n"
+                "Its options are those of training and\n"
+              : "\n",
+          file);
     for (const OptionSpec *option = option_table; option < option_end; option++) {
         bool trains = command == COMMAND_PLAN && option_is_of_command(option, COMMAND_TRAIN);
         if (option_is_of_command(option, command) && !trains) { option_print_help(file, option); }

@@ -66,8 +66,9 @@ static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TE
     double tokens = setup_micro_batch_tokens(setup);
     double operations = trained_flops_per_token(setup->part, setup->config, (int)options->seq_len) * tokens;
     Precision precision = setup->placement->precision;
-    int threads = setup->threads, each = (int)options->ranks_per_host;
-    // Where several ranks share a host as large as this one, they share its threads.
+    // Ranks that would share a host as large as this one share its threads. Ranks that were
+    // started have divided them already.
+    int threads = setup->threads, each = setup->transport->local_size > 1 ? 1 : (int)options->ranks_per_host;
     if (options->threads == 0 && each > 1) { threads = each < threads ? threads / each : 1; }
     snprintf(reason, RULE_TEXT, "as --compute-ms says");
     if (options->compute_ms > 0) { return options->compute_ms / 1e3; }
@@ -78,7 +79,9 @@ static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TE
                  made / 1e12, 100 * GPU_SHARE, peak / 1e12);
         return made / (GPU_SHARE * peak);
     }
-    snprintf(reason, RULE_TEXT, "measured here, with %d thread%s", threads, plural(threads));
+    snprintf(reason, RULE_TEXT, "measured %s, with %d thread%s",
+             setup->transport->link.start != NULL ? "by all ranks at once" : "here", threads,
+             plural(threads));
     if (operations <= MICRO_BATCH_MOST) { return micro_batch_measure(setup, threads); }
     const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
     ProductRates rates = product_rates_measure(threads, wanted, (int)fmin(tokens, 1024),

@@ -2,12 +2,13 @@
 // commit takes under every rule, and which rule to take.
 //
 // A plan makes the choices and reservations of the run itself (reserve_memory), and ends
-// where a run would allocate. Times are simulated (forecast.h) from what is measured here
-// or was measured by a run (like.h).
+// where a run would allocate. Times are simulated (forecast.h) from what is measured here, by the
+// ranks that would train (network.h), or was measured by a run (like.h).
 #pragma once
 
 #include "plan/forecast.h"
 #include "plan/like.h"
+#include "plan/network.h"
 #include "plan/page.h"
 #include "program/rank_pace.h"
 
@@ -37,7 +38,7 @@ static inline void print_memory_verdict(const Setup *setup) {
            size_text(most, available), arena->on_gpu ? "on the GPU" : "on this machine",
            size_text(most - bytes, left));
     double together = (double)bytes * (double)setup->options->ranks;
-    if (!arena->on_gpu && setup->options->ranks > 1) {
+    if (!arena->on_gpu && setup->options->ranks > 1 && setup->transport->local_size == 1) {
         printf("                 %lld ranks on this machine would need %s, which %s\n",
                (long long)setup->options->ranks, size_text((size_t)together, needed),
                together <= (double)most ? "fits, too" : "does not fit");
@@ -271,31 +272,78 @@ static inline const char *plan_file(const Options *options) {
     return options->json[0] != '\0' ? "--json" : options->page[0] != '\0' ? "--page" : NULL;
 }
 
-// Names the rank for which the others of the run waited, if there was one.
-static inline void plan_slow_rank(const Options *options, const LikeRun *like) {
-    if (like->rank_seconds == NULL) { return; }
-    SlowRank slow = rank_pace_find(like->rank_seconds, like->ranks);
-    if (slow.rank >= 0) { rank_pace_print(options, like->rank_seconds, like->ranks, slow, "", 17); }
+// Names the rank for which the others wait, if there is one. seconds (ranks): of a micro-batch.
+static inline void plan_slow_rank(const Options *options, const Network *network, const double *seconds,
+                                  int ranks) {
+    SlowRank slow = rank_pace_find(seconds, ranks);
+    if (slow.rank < 0) { return; }
+    rank_pace_print(options, seconds, ranks, slow, network != NULL ? network->hellos[slow.rank].host : "",
+                    17);
 }
 
-// Prints what the run and its alternatives would take, and writes it to --json and
-// --page. like: the run of --like, or NULL. again: the plan is for that very run, whose
-// log tells how fast its network is. recompute: as asked for, before --fit.
-static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again, OptionChoice recompute,
-                             Error *error) {
-    const Options *options = setup->options;
-    double tokens = setup_micro_batch_tokens(setup);
-    char reason[RULE_TEXT], text[NUMBER_TEXT_SIZE];
-    Machine machine = machine_of_setup(setup, like == NULL ? micro_batch_seconds(setup, reason) : 0);
-    if (like != NULL) {
-        const Transport *transport = setup->transport;
-        bool emulated = options_emulate_link(options); // between ranks of one host
-        int together = emulated ? transport->size : transport->size / transport->hosts.hosts;
-        like_set_machine(like, tokens, again, together, &machine);
-        if (again) { plan_slow_rank(options, like); }
-        snprintf(reason, sizeof reason, "as in %.200s%s", options->like,
-                 tokens != like->tokens ? ", in proportion to its tokens" : "");
+// What of the machines the plan's ranks have measured, and what of that is odd. Returns it for
+// --json.
+static inline json_t *plan_network(const Setup *setup, const Network *network, double *slowness,
+                                   Machine *machine) {
+    json_t *odd = network_odd(network), *object = network_as_json(network, odd);
+    network_set_machine(network, setup->options, slowness, machine);
+    if (network->groups->hosts > 1) { network_print(network, odd); }
+    if (machine->slowness != NULL) { // in any unit
+        plan_slow_rank(setup->options, network, machine->slowness, network->groups->size);
     }
+    json_decref(odd);
+    return object;
+}
+
+// What the times of a plan stand on.
+typedef struct PlanTimes {
+    OptionChoice recompute; // as asked for, before --fit
+    const LikeRun *like;    // the run of --like; NULL: none
+    bool again;             // the plan is for that very run, whose log tells how fast its network is
+    const Network *network; // that its ranks have measured; NULL: it has none
+    double micro_batch;     // seconds, where --like does not say; NAN: not known
+    char reason[RULE_TEXT]; // where that comes from
+} PlanTimes;
+
+static inline void plan_take_like(const Setup *setup, PlanTimes *times, Machine *machine) {
+    const LikeRun *like = times->like;
+    const Transport *transport = setup->transport;
+    double tokens = setup_micro_batch_tokens(setup);
+    bool emulated = options_emulate_link(setup->options); // between ranks of one host
+    int together = emulated ? transport->size : transport->size / transport->hosts.hosts;
+    like_set_machine(like, tokens, times->again, together, machine);
+    if (times->again && like->rank_seconds != NULL) {
+        plan_slow_rank(setup->options, NULL, like->rank_seconds, like->ranks);
+    }
+    snprintf(times->reason, sizeof times->reason, "as in %.200s%s", setup->options->like,
+             tokens != like->tokens ? ", in proportion to its tokens" : "");
+}
+
+static inline void plan_print_links(const Setup *setup, const Machine *machine, const PlanTimes *times) {
+    char text[NUMBER_TEXT_SIZE];
+    const char *from = times->again ? " (so that the simulation of that run takes as long as it took)"
+                       : times->network != NULL && setup->options->host_mbit == 0
+                           ? " (measured between all ranks)"
+                           : "";
+    printf("\ntime             a micro-batch takes a rank %s (%s)\n",
+           human_milliseconds(1e3 * machine->micro_batch, text), times->reason);
+    if (setup->transport->hosts.hosts > 1) {
+        printf("                 a host sends %s bits a second to the others, a message takes %.3g us%s\n\n",
+               human_count(machine->host.bytes_per_second * 8, text), 1e6 * machine->host.latency, from);
+    } else {
+        printf("                 a rank reads and writes %s bytes a second for an exchange%s\n\n",
+               human_count(machine->exchange_bytes_per_second, text), times->again ? from : "");
+    }
+}
+
+// Prints what the run and its alternatives would take, and writes it to --json and --page.
+static inline bool plan_time(const Setup *setup, PlanTimes *times, Error *error) {
+    const Options *options = setup->options;
+    Machine machine = machine_of_setup(setup, times->micro_batch);
+    double *slowness = (double *)memory_take((size_t)setup->transport->size, sizeof(double));
+    json_t *measured =
+        times->network != NULL ? plan_network(setup, times->network, slowness, &machine) : json_null();
+    if (times->like != NULL) { plan_take_like(setup, times, &machine); }
     if (isnan(machine.micro_batch)) {
         static const char advice[] = "give --gpu-tflops and its peak, --compute-ms, or --like and a run";
         printf("time             not known: a micro-batch cannot be measured here; %s\n", advice);
@@ -304,20 +352,11 @@ static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again
                error_set(error, "%s: what a micro-batch takes is not known: %s", file, advice);
     }
     Forecast *forecast = (Forecast *)memory_take(1, sizeof *forecast);
-    if (again) { forecast_fit(setup, &machine, like->tokens_per_second); }
+    if (times->again) { forecast_fit(setup, &machine, times->like->tokens_per_second); }
     double began = clock_seconds();
-    forecast_make(setup, &machine, recompute, true, again, forecast);
+    forecast_make(setup, &machine, times->recompute, true, times->again, forecast);
     double seconds = clock_seconds() - began;
-    const char *fitted = again ? " (so that the simulation of that run takes as long as it took)" : "";
-    printf("\ntime             a micro-batch takes a rank %s (%s)\n",
-           human_milliseconds(1e3 * machine.micro_batch, text), reason);
-    if (setup->transport->hosts.hosts > 1) {
-        printf("                 a host sends %s bits a second to the others, a message takes %g us%s\n\n",
-               human_count(machine.host.bytes_per_second * 8, text), 1e6 * machine.host.latency, fitted);
-    } else {
-        printf("                 a rank reads and writes %s bytes a second for an exchange%s\n\n",
-               human_count(machine.exchange_bytes_per_second, text), fitted);
-    }
+    plan_print_links(setup, &machine, times);
     printf("  %-17s %8s %8s %6s %11s %9s %10s %10s\n", "rule", "commit", "tokens/s", "needs", "computing",
            "waiting", "host sends", "memory");
     for (int i = 0; i < RULE_COUNT; i++) { print_forecast_row(&forecast->rows[i], i == forecast->own); }
@@ -325,18 +364,20 @@ static inline bool plan_time(const Setup *setup, const LikeRun *like, bool again
         "\n* is the rule asked for. needs: times the tokens of plain data-parallel training for a loss.\n");
     print_recommendation(setup, forecast);
     json_t *object = forecast_as_json(setup, forecast);
-    if (again && forecast_is_possible(&forecast->rows[forecast->own])) {
+    json_object_set_new(object, "network", measured);
+    if (times->again && forecast_is_possible(&forecast->rows[forecast->own])) {
         json_object_set_new(object, "faster", print_faster(forecast));
     }
     bool written = options->json[0] == '\0' ||
                    json_dump_file(object, options->json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0 ||
                    error_set(error, "--json %.300s cannot be written: %s", options->json, strerror(errno));
     if (written && options->page[0] != '\0') {
-        written = page_write(setup, forecast, recompute, reason, seconds, error);
+        written = page_write(setup, forecast, times->recompute, times->reason, seconds, error);
         if (written) { printf("page             %s\n", options->page); }
     }
     json_decref(object);
     free(forecast);
+    free(slowness);
     return written;
 }
 
@@ -355,54 +396,102 @@ static inline bool plan_check_like(const Setup *setup, const LikeRun *like, Erro
                      setup->placement->on_gpu ? "a GPU" : "CPUs: --gpu-memory plans for a GPU elsewhere");
 }
 
+// Ends the program if something is wrong: on this rank or, where several measure, on any.
+static inline void plan_agree(Run *run, bool good, const Error *error) {
+    if (run->transport.link.start != NULL) {
+        agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, error);
+    } else if (!good) {
+        exit_user_mistake(error);
+    }
+}
+
+// The ranks of the plan: those that were started together, or as many as the options suppose.
+static inline bool plan_ranks(Run *run, const LikeRun *like, Error *error) {
+    Options *options = &run->options;
+    Transport *transport = &run->transport;
+    int started = transport->size, per_host = 1;
+    if (started > 1) {
+        bool agrees = options->ranks == 1 || options->ranks == started;
+        options->ranks = started;
+        launch_threads(transport->local_size, (int)options->threads, &run->threads);
+        return agrees || error_set(error,
+                                   "--ranks: %d ranks were started, and this plan measures with them; "
+                                   "without mpirun a plan is for any number",
+                                   started);
+    }
+    if (started == 1) { transport_close(transport); }
+    if (like != NULL && options->ranks == 1) {
+        options->ranks = like->ranks;
+        bool emulated = options_emulate_link(options) && like->ranks_of_host == like->ranks;
+        per_host = emulated ? 1 : like->ranks_of_host; // ranks with an emulated link count as hosts
+    }
+    if (options->ranks_per_host > 0) { per_host = (int)options->ranks_per_host; }
+    transport_open_supposed(transport, (int)options->ranks, per_host);
+    launch_threads(1, (int)options->threads, &run->threads);
+    return true;
+}
+
+// Fits the run if --fit asks for it, and reserves its memory. False: the plan asks for what there
+// is not.
+static inline bool plan_reserve(Setup *setup, Options *options, Error *error) {
+    MemoryRoom room = memory_room(setup);
+    const Transport *transport = setup->transport;
+    const char *file = plan_file(options);
+    if (file != NULL && transport->size == 1) {
+        return error_set(error, "%s has the times of exchanges: give --ranks 2 or more", file);
+    }
+    if (options->page[0] != '\0' && transport->hosts.hosts == 1) {
+        return error_set(error, "--page draws the link between hosts, and all ranks of this plan are on one "
+                                "host: give --ranks-per-host");
+    }
+    if (options->fit && !fit_options(setup, options)) {
+        return error_set(error, room.gpu == 0 && room.host == 0
+                                    ? "--fit on: the memory is not known; --gpu-memory 80G plans for a GPU "
+                                      "that has 80 GB"
+                                    : "--fit on: no --micro-batch of this model fits into the memory");
+    }
+    return reserve_memory(setup, error);
+}
+
 static inline int command_plan(Run *run) {
     Options *options = &run->options;
     Transport *transport = &run->transport;
     Error error = {""};
     LikeRun like;
-    bool has_like = options->like[0] != '\0', own_ranks = has_like && options->ranks == 1;
-    int per_host = 1;
-    if (has_like && !like_read(options->like, &like, &error)) { exit_user_mistake(&error); }
-    if (own_ranks) {
-        options->ranks = like.ranks;
-        bool emulated = options_emulate_link(options) && like.ranks_of_host == like.ranks;
-        per_host = emulated ? 1 : like.ranks_of_host; // ranks with an emulated link count as hosts
-    }
-    if (options->ranks_per_host > 0) { per_host = (int)options->ranks_per_host; }
-    transport_open_supposed(transport, (int)options->ranks, per_host);
-    launch_threads(1, (int)options->threads, &run->threads);
-    bool good = options_check_rank_numbers(options, transport->size, &error) && choose_model(run, &error);
+    bool measures = transport->size > 1; // its ranks were started together
+    if (measures) { meet_on_hosts(transport, options); }
+    bool has_like = options->like[0] != '\0' && transport->rank == 0,
+         again = has_like && options->ranks == 1 && options->host_mbit == 0 && !measures;
+    bool good = (!has_like || like_read(options->like, &like, &error)) &&
+                plan_ranks(run, has_like ? &like : NULL, &error) &&
+                options_check_rank_numbers(options, transport->size, &error) && choose_model(run, &error);
     Options asked = *options; // rates are only checked: a recommended command has those that were given
     good = good && choose_rates(run, &error) &&
-           placement_choose_device(&run->placement, options, 0, true, &error) &&
+           placement_choose_device(&run->placement, options, transport->local_rank, true, &error) &&
            placement_choose_precision(&run->placement, options, &error);
-    if (!good) { exit_user_mistake(&error); }
+    plan_agree(run, good, &error);
     *options = asked;
     placement_choose_exchange(&run->placement, options, transport);
     placement_plan_gpu_exchange(&run->placement, options);
+    const Hello *hellos = measures ? exchange_hellos(run) : NULL;
     Setup setup = setup_of_run(run);
-    MemoryRoom room = memory_room(&setup);
-    bool alone = transport->size == 1, again = own_ranks && options->host_mbit == 0;
-    const char *file = plan_file(options);
-    if (file != NULL && alone) {
-        error_set(&error, "%s has the times of exchanges: give --ranks 2 or more", file);
-    } else if (options->page[0] != '\0' && transport->hosts.hosts == 1) {
-        error_set(&error, "--page draws the link between hosts, and all ranks of this plan are on one host: "
-                          "give --ranks-per-host");
-    } else if (options->fit && !fit_options(&setup, options)) {
-        error_set(&error, room.gpu == 0 && room.host == 0
-                              ? "--fit on: the memory is not known; --gpu-memory 80G plans for a GPU that "
-                                "has 80 GB"
-                              : "--fit on: no --micro-batch of this model fits into the memory");
+    good = plan_reserve(&setup, options, &error) && (!has_like || plan_check_like(&setup, &like, &error));
+    plan_agree(run, good, &error);
+    PlanTimes times = {.recompute = asked.recompute, .like = has_like ? &like : NULL, .again = again};
+    if (run_is_main(run)) { print_memory(&setup); }
+    if (options->like[0] == '\0' && transport->size > 1) {
+        times.micro_batch = micro_batch_seconds(&setup, times.reason);
     }
-    if (error_is_set(&error) || (has_like && !plan_check_like(&setup, &like, &error)) ||
-        !reserve_memory(&setup, &error)) {
-        exit_user_mistake(&error);
+    Network network;
+    if (measures) {
+        fflush(stdout);
+        emulate_network(transport, options);
+        network = network_measure(transport, hellos, options->like[0] == '\0' ? times.micro_batch : NAN);
+        times.network = &network;
     }
-    print_memory(&setup);
-    if (!alone && !plan_time(&setup, has_like ? &like : NULL, again, asked.recompute, &error)) {
-        exit_user_mistake(&error);
-    }
+    bool timed = run_is_main(run) && transport->size > 1;
+    good = !timed || plan_time(&setup, &times, &error);
+    plan_agree(run, good, &error);
     if (has_like) { free(like.rank_seconds); }
     scheduler_free(&run->scheduler);
     transport_close(transport);

@@ -122,6 +122,23 @@ static inline const Hello *exchange_hellos(Run *run) {
     return all;
 }
 
+// ---- Hosts ----------------------------------------------------------------------------
+
+// Links are emulated between the ranks of one machine, so there each rank is a host by itself
+// unless the user says otherwise.
+static inline void meet_on_hosts(Transport *transport, const Options *options) {
+    bool emulated = options_emulate_link(options) && transport->hosts.hosts == 1;
+    int per_host = options->ranks_per_host == 0 && emulated ? 1 : (int)options->ranks_per_host;
+    if (per_host > 0) { transport_meet(transport, transport->rank / per_host * per_host); }
+}
+
+// From here on messages between hosts are as slow as --link-mbit and --link-us say.
+static inline void emulate_network(Transport *transport, const Options *options) {
+    int sharing = groups_count(&transport->hosts, transport->hosts.host);
+    transport->link_bytes_per_second = options->link_mbit * 1e6 / 8 / sharing;
+    transport->link_latency = options->link_us / 1e6;
+}
+
 // ---- Parameters -----------------------------------------------------------------------
 
 // Bytes of what a micro-batch computes with (scheduler_weights).

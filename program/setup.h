@@ -2,6 +2,7 @@
 // bucket size. (data.h opens the data, between model and length.)
 #pragma once
 
+#include "comm/probe.h"
 #include "program/agreement.h"
 
 // ---- The model, and the numbers that follow from it -----------------------------------
@@ -318,7 +319,7 @@ static inline void bucket_for_link(Scheduler *s, const Options *options, const P
         snprintf(reason, 160, "what fits into NCCL's message buffers");
         return;
     }
-    LinkMeasure link = supposed != NULL ? *supposed : link_measure(s->transport);
+    LinkMeasure link = supposed != NULL ? *supposed : link_measure(s->transport, false);
     double share = (double)wire_bytes(settings->wire, WIRE_BLOCK) / (WIRE_BLOCK * sizeof(float));
     double passes = settings->replicated ? 2 : 1;
     double seconds = passes * bytes * share * (ranks - 1) / ranks / link.rate;

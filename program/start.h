@@ -121,9 +121,7 @@ static inline void start_run(Run *run) {
     bool traced = run->options.trace[0] != '\0';
     if (traced) { run->clock_at_start = trace_measure_clock(transport, clock_seconds); }
     transport->chaos_seconds = run->options.chaos_ms / 1e3;
-    int sharing = groups_count(&transport->hosts, transport->hosts.host_of[transport->rank]);
-    transport->link_bytes_per_second = run->options.link_mbit * 1e6 / 8 / sharing;
-    transport->link_latency = run->options.link_us / 1e6;
+    emulate_network(transport, &run->options);
     bucket_for_link(&run->scheduler, &run->options, &run->placement, NULL, run->bucket_reason);
     scheduler_start(&run->scheduler, run->pool, traced);
     check_replicas(&run->scheduler, scheduler_weights(&run->scheduler), weights_bytes(&run->scheduler));

@@ -602,6 +602,58 @@ static void what_a_plan_cannot_use_is_refused(void **state) {
     }
 }
 
+// ---- Under mpirun ---------------------------------------------------------------------
+
+// The ranks measure the links that they would train over, and the plan is for these. The emulated
+// link is never faster than it says; on a busy machine it may seem slower.
+static void a_plan_under_mpirun_measures_the_network(void **state) {
+    enum { RANKS = 3 };
+    Stage *stage = stage_with_ranks(state);
+    Outcome outcome = program_run(stage, RANKS, "plan --link-mbit 20 --link-us 2000 --json measured.json");
+    outcome_check(&outcome, 0, "measuring");
+    text_check(outcome.output, "\nnetwork          measured between 3 hosts", "measuring");
+    text_check(outcome.output, "(measured by all ranks at once", "measuring");
+    assert_true(strstr(outcome.output, "\n  rank 2 ") != NULL); // one machine: hosts are named by their ranks
+    char path[STAGE_PATH_SIZE];
+    json_t *plan = json_load_file(stage_path(stage, "measured.json", path), 0, NULL);
+    assert_non_null(plan);
+    json_t *network = json_object_get(plan, "network"), *pairs = json_object_get(network, "pairs");
+    assert_int_equal(log_number(plan, "ranks"), RANKS);
+    assert_int_equal(json_array_size(json_object_get(network, "hosts")), RANKS);
+    assert_int_equal(json_array_size(pairs), RANKS * (RANKS - 1));
+    for (size_t i = 0; i < json_array_size(pairs); i++) {
+        json_t *pair = json_array_get(pairs, i);
+        double rate = log_number(pair, "bits_per_second"), latency = log_number(pair, "latency_us");
+        if (!(rate > 1e6 && rate < 1.3 * 20e6 && latency >= 2000)) { fail_msg("%g, %g", rate, latency); }
+    }
+    double host = 8 * log_number(plan, "host_bytes_per_second");
+    if (!(host > 1e6 && host < 1.3 * 20e6)) { fail_msg("a host sends %g bits a second", host); }
+    json_decref(plan);
+    // What is said is not measured.
+    outcome = program_run(stage, 2, "plan --host-mbit 7 --host-us 9 --compute-ms 5 --link-mbit 100");
+    outcome_check(&outcome, 0, "said");
+    text_check(outcome.output, "a micro-batch takes a rank 5.0ms (as --compute-ms says)", "said");
+    text_check(outcome.output, "a host sends 6.70M bits a second to the others, a message takes 9 us\n",
+               "said");
+}
+
+// A mistake that one rank finds, or all, ends all of them with one message.
+static void a_plan_under_mpirun_refuses_as_one(void **state) {
+    static const char *const cases[][2] = {
+        {"plan --ranks 8", "--ranks: 2 ranks were started"},
+        {"plan --like nowhere", "--like nowhere: there is no log.jsonl"},
+        {"plan --page x.html", "--page draws the link between hosts"},
+        {"plan --compute-ms 5 --json nowhere/x", "--json nowhere/x cannot be written"},
+    };
+    Stage *stage = stage_with_ranks(state);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Outcome outcome = program_run(stage, 2, cases[i][0]);
+        outcome_check(&outcome, 2, cases[i][0]);
+        text_check(outcome.errors, cases[i][1], cases[i][0]);
+        assert_null(strstr(strstr(outcome.errors, cases[i][1]) + 1, "train_gpt: "));
+    }
+}
+
 // ---------------------------------------------------------------------------------------
 
 static Stage stage_of_all; // what every test gets
@@ -638,6 +690,8 @@ int main(int argc, char **argv) {
         STAGE_TEST(stage_of_all, a_plan_like_a_run_says_what_would_be_faster),
         STAGE_TEST(stage_of_all, a_plan_of_the_last_layernorm_has_times),
         STAGE_TEST(stage_of_all, what_a_plan_cannot_use_is_refused),
+        STAGE_TEST(stage_of_all, a_plan_under_mpirun_measures_the_network),
+        STAGE_TEST(stage_of_all, a_plan_under_mpirun_refuses_as_one),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }
     return cmocka_run_group_tests(tests, open_stage, stage_close_group);

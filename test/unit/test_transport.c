@@ -7,6 +7,7 @@
 #include "test/harness.h"
 
 #include "comm/collectives_host.h"
+#include "comm/probe.h"
 #include "comm/transport_mpi.h"
 #include "test/threads_link.h"
 
@@ -673,7 +674,7 @@ static void measure_link(Transport *transport, void *context) {
     Measures *measures = (Measures *)context;
     transport->link_bytes_per_second = measures->link_bytes_per_second;
     transport->link_latency = measures->link_latency;
-    measures->of[transport->rank] = link_measure(transport);
+    measures->of[transport->rank] = link_measure(transport, false);
     LinkMeasure mine = measures->of[transport->rank], all[MAX_RANKS];
     transport->link_bytes_per_second = transport->link_latency = 0;
     transport_all_gather_records(transport, "a test", &mine, all, sizeof mine);
@@ -714,7 +715,7 @@ static void a_world_of_one_has_no_link(void **state) {
     (void)state;
     Transport alone;
     transport_open_alone(&alone, "a test");
-    LinkMeasure measure = link_measure(&alone);
+    LinkMeasure measure = link_measure(&alone, false);
     assert_true(measure.latency == 0 && measure.rate == INFINITY && alone.bytes_sent == 0);
     transport_close(&alone);
 }

@@ -1,0 +1,235 @@
+// test_network.c: how links are measured (comm/probe.h), and what a plan finds odd in what was
+// measured (plan/network.h).
+//
+// Ranks are threads, whose messages the emulated link delays as a test asks for. Times are those
+// of a busy machine: links may seem slower than they are, never much faster.
+
+#include "test/harness.h"
+
+#include "plan/network.h"
+#include "test/threads_link.h"
+
+// ---- Measuring ------------------------------------------------------------------------
+
+// In every round each host meets at most one other, which meets it, and in all rounds each other
+// once.
+static void every_host_meets_every_other_once(void **state) {
+    (void)state;
+    for (int hosts = 2; hosts <= 33; hosts++) {
+        int met[33][33] = {{0}};
+        for (int round = 0; round < hosts - 1 + hosts % 2; round++) {
+            for (int host = 0; host < hosts; host++) {
+                int partner = tournament_partner(hosts, host, round);
+                if (partner < 0) { continue; }
+                assert_true(partner != host && partner < hosts);
+                assert_int_equal(tournament_partner(hosts, partner, round), host);
+                met[host][partner]++;
+            }
+        }
+        for (int i = 0; i < hosts * hosts; i++) {
+            assert_int_equal(met[i / hosts][i % hosts], i / hosts != i % hosts);
+        }
+    }
+}
+
+enum { RANKS = 4, HOSTS = 3 };
+
+typedef struct Probed {
+    PairMeasure pairs[RANKS][HOSTS][HOSTS]; // that each rank knows in the end
+    LinkMeasure exchange[RANKS];
+} Probed;
+
+static const double SLOW_RATE = 4e6, SLOW_LATENCY = 5e-3;
+
+// Ranks 0 and 1 share a host. What rank 2 sends is slow, and what rank 3 sends is late.
+static void probe_rank(Transport *transport, void *context) {
+    Probed *probed = (Probed *)context;
+    int rank = transport->rank;
+    transport_meet(transport, rank == 1 ? 0 : rank);
+    transport->link_bytes_per_second = rank == 2 ? SLOW_RATE : 0;
+    transport->link_latency = rank == 3 ? SLOW_LATENCY : 0;
+    probe_pairs(transport, &probed->pairs[rank][0][0]);
+    probed->exchange[rank] = link_measure(transport, true);
+}
+
+// Who sends slowly, and who late, is told from who receives so; all ranks know it.
+static void a_pair_is_measured_in_both_directions(void **state) {
+    (void)state;
+    Probed *probed = (Probed *)calloc(1, sizeof *probed);
+    threads_run(RANKS, probe_rank, probed);
+    for (int rank = 1; rank < RANKS; rank++) {
+        assert_memory_equal(probed->pairs[rank], probed->pairs[0], sizeof probed->pairs[0]);
+        assert_memory_equal(&probed->exchange[rank], &probed->exchange[0], sizeof(LinkMeasure));
+    }
+    for (int a = 0; a < HOSTS; a++) {
+        for (int b = 0; b < HOSTS; b++) {
+            const PairMeasure *pair = &probed->pairs[0][a][b], *back = &probed->pairs[0][b][a];
+            assert_true((pair->latency > 0) == (a != b));
+            if (a == b) { continue; }
+            assert_true(pair->sends == back->receives && pair->at_once == back->at_once);
+            bool slow = a == 1; // the host of rank 2
+            if (slow && !(pair->sends < 1.2 * SLOW_RATE)) { fail_msg("%d to %d: %g", a, b, pair->sends); }
+            if (!slow && !(pair->sends > 2 * SLOW_RATE)) { fail_msg("%d to %d: %g", a, b, pair->sends); }
+            if (slow && !(pair->at_once < 1.2 * SLOW_RATE)) { fail_msg("at once: %g", pair->at_once); }
+            bool late = a == 2 || b == 2; // a message there and back is late once
+            assert_true(!late || pair->latency >= SLOW_LATENCY / 2);
+        }
+    }
+    double rate = probed->exchange[0].rate;
+    if (!(rate < 1.5 * SLOW_RATE && rate > 0.05 * SLOW_RATE)) { fail_msg("exchange: %g", rate); }
+    free(probed);
+}
+
+// The interface that has sent is found: on this machine the one that all have.
+static void an_interface_is_found_by_what_it_has_sent(void **state) {
+    (void)state;
+    Interfaces before;
+    interfaces_read(&before);
+    if (before.count == 0) { leave_out("/proc/net/dev"); }
+    HostFacts facts;
+    memset(&facts, 0, sizeof facts);
+    int last = before.count - 1;
+    double sent = before.sent[last] + 1; // as if that were all new
+    before.sent[last] = -1e18;
+    interfaces_find(&before, 1e18, &facts);
+    assert_string_equal(facts.interface, before.names[last]);
+    memset(&facts, 0, sizeof facts);
+    interfaces_find(&before, 4e18 + sent, &facts); // most of it went another way
+    assert_string_equal(facts.interface, "");
+}
+
+// ---- What is odd ----------------------------------------------------------------------
+
+typedef struct Told {
+    Network network;
+    Groups groups;
+    Hello hellos[HOSTS + 1];
+    HostFacts facts[HOSTS + 1];
+    PairMeasure pairs[(HOSTS + 1) * (HOSTS + 1)];
+} Told;
+
+// `hosts` hosts that are alike: 1 Gbit/s and 100 us.
+static void tell(Told *told, int hosts) {
+    memset(told, 0, sizeof *told);
+    groups_make_even(&told->groups, 0, hosts, 1);
+    told->network.groups = &told->groups;
+    told->network.hellos = told->hellos;
+    told->network.facts = told->facts;
+    told->network.pairs = told->pairs;
+    for (int host = 0; host < hosts; host++) {
+        snprintf(told->hellos[host].host, sizeof told->hellos[host].host, "node%d", host);
+        snprintf(told->hellos[host].revision, sizeof told->hellos[host].revision, "abc");
+        snprintf(told->facts[host].interface, sizeof told->facts[host].interface, "eth%d", host);
+        for (int to = 0; to < hosts; to++) {
+            PairMeasure alike = {100e-6, 125e6, 125e6, 120e6};
+            if (to != host) { told->pairs[host * hosts + to] = alike; }
+        }
+    }
+}
+
+// Both hosts' views of a pair.
+static void tell_pair(Told *told, int a, int b, double there, double back, double at_once, double latency) {
+    int hosts = told->groups.hosts;
+    PairMeasure one = {latency, there, back, at_once}, other = {latency, back, there, at_once};
+    told->pairs[a * hosts + b] = one;
+    told->pairs[b * hosts + a] = other;
+}
+
+// Exactly these sentences are said, each of which begins as given.
+static void expect_odd(Told *told, const char *const *begins, size_t count) {
+    json_t *odd = network_odd(&told->network);
+    for (size_t i = 0; i < json_array_size(odd) || i < count; i++) {
+        const char *said = json_string_value(json_array_get(odd, i));
+        if (said == NULL || i >= count || strncmp(said, begins[i], strlen(begins[i])) != 0) {
+            fail_msg("said: %s; expected: %s", said != NULL ? said : "nothing",
+                     i < count ? begins[i] : "nothing");
+        }
+    }
+    json_decref(odd);
+    groups_free(&told->groups);
+}
+
+static void hosts_that_are_alike_are_not_odd(void **state) {
+    (void)state;
+    Told told;
+    for (int hosts = 2; hosts <= HOSTS + 1; hosts++) {
+        tell(&told, hosts);
+        told.facts[1].clock = 0.9; // the clocks of machines that no one keeps
+        tell_pair(&told, 0, 1, 80e6, 125e6, 70e6, 500e-6);
+        expect_odd(&told, NULL, 0);
+    }
+}
+
+static void what_differs_is_named(void **state) {
+    (void)state;
+    Told told;
+    tell(&told, 2); // of two hosts the slower direction is the odd one
+    tell_pair(&told, 0, 1, 125e6, 11.8e6, 11e6, 100e-6);
+    expect_odd(&told,
+               (const char *const[]){"between node0 and node1 1.00G bits a second go there and 94.4M back"},
+               1);
+    tell(&told, 3);
+    tell_pair(&told, 1, 2, 1e6, 1e6, 1e6, 100e-6);
+    expect_odd(&told,
+               (const char *const[]){"between node1 and node2 8.00M bits a second go there and 8.00M "
+                                     "back, where 1.00G are usual"},
+               1);
+    tell(&told, 3); // a host that is slow to all is named, and not its pairs
+    tell_pair(&told, 2, 0, 12e6, 125e6, 11e6, 100e-6);
+    tell_pair(&told, 2, 1, 13e6, 125e6, 11e6, 100e-6);
+    expect_odd(&told, (const char *const[]){"node2 sends 104M bits a second at most, where 1.00G are usual"},
+               1);
+    tell(&told, 4);
+    tell_pair(&told, 0, 3, 125e6, 125e6, 64e6, 3e-3);
+    expect_odd(&told,
+               (const char *const[]){"node0 and node3 send each other 512M bits a second at once",
+                                     "a message between node0 and node3 takes 3 ms, where 0.1 ms are usual"},
+               2);
+    tell(&told, 3);
+    told.facts[1].clock = -12.5;
+    told.facts[2].wireless = true;
+    snprintf(told.hellos[2].rounding, sizeof told.hellos[2].rounding, "x86-64-v2");
+    expect_odd(&told,
+               (const char *const[]){"the clock of node1 is 12.5 s behind that of rank 0",
+                                     "node2 runs another program than rank 0: commit abc, x86-64-v2",
+                                     "node2 sends by eth2, which is wireless"},
+               3);
+}
+
+// What the options say is not measured; what they do not say is.
+static void a_plan_takes_what_was_measured(void **state) {
+    (void)state;
+    Told told;
+    Options options;
+    double slowness[HOSTS];
+    tell(&told, HOSTS);
+    told.network.host_rate = 7e6;
+    told.network.latency = 2e-3;
+    for (int i = 0; i < HOSTS; i++) { told.facts[i].micro_batch = 0.1 * (i + 1); }
+    options_defaults(&options);
+    Machine machine = {.host = {1, 1}};
+    network_set_machine(&told.network, &options, slowness, &machine);
+    assert_true(machine.host.bytes_per_second == 7e6 && machine.host.latency == 2e-3);
+    for (int i = 0; i < HOSTS; i++) { assert_close(machine.slowness[i], i + 1, 1e-12, "slowness"); }
+    Machine said = {.host = {1, 1}};
+    options.host_mbit = options.host_us = options.compute_ms = 5;
+    network_set_machine(&told.network, &options, slowness, &said);
+    assert_true(said.host.bytes_per_second == 1 && said.host.latency == 1 && said.slowness == NULL);
+    options_defaults(&options);
+    told.facts[1].micro_batch = NAN; // a GPU of which nothing is known
+    network_set_machine(&told.network, &options, slowness, &said);
+    assert_true(said.slowness == NULL);
+    groups_free(&told.groups);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_host_meets_every_other_once),
+        cmocka_unit_test(a_pair_is_measured_in_both_directions),
+        cmocka_unit_test(an_interface_is_found_by_what_it_has_sent),
+        cmocka_unit_test(hosts_that_are_alike_are_not_odd),
+        cmocka_unit_test(what_differs_is_named),
+        cmocka_unit_test(a_plan_takes_what_was_measured),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -7,7 +7,8 @@
 //                                                      start(t) - x(t), then x = start(t+1)
 //
 //   x: the parameters of a worker after its tau inner steps; b: what all workers have in common
-//   D: mean over the workers of the pseudo-gradient start - x, the distance that a period has covered
+//   D: weighted mean over the workers of the pseudo-gradient start - x, the distance that a period has
+//      covered (local_steps.h: worker_weight)
 //   m = beta m + D(t-1) / Lambda
 //   b(t+1) = b(t) - alpha clip(m, phi)        b(1) = b(0): nothing has been received yet
 //   start(t+1) = b(t+1) - alpha (start(t) - x(t)) / workers         eager, the default
@@ -19,7 +20,8 @@
 // run the workers wait for the last sum and apply it.
 //
 // Eager (Kale et al., 2025, arXiv 2502.12996): a worker need not wait for its own part of the
-// sum, so only the others' parts are a period late. b is the same on all workers either way.
+// sum, so only the others' parts are a period late. It does not know the others' weights yet, so that
+// own part is as of workers that are alike. b is the same on all workers either way.
 //
 // How to choose Lambda: let b be the distance to a minimum, of which each period covers
 // the fraction g. With alpha = 1 and beta = 0, b(t+1) = b(t) - (g / Lambda) b(t-1). If g
@@ -49,7 +51,7 @@ static inline void co2_configure(const void *own, SchedulerSettings *settings) {
     settings->outer_momentum.alpha = (float)options->alpha;
     settings->outer_momentum.phi = (float)options->phi;
     settings->outer_momentum.gap = (float)options->gap;
-    settings->outer_momentum.eager = options->eager;
+    settings->outer_eager = options->eager;
 }
 
 // ---- The rule -------------------------------------------------------------------------
@@ -64,13 +66,15 @@ static inline bool co2_boundary(Scheduler *s, bool eager) {
     FragmentWork work = {
         .scheduler = s, .operation = FRAGMENT_MOMENTUM, .momentum = s->settings.outer_momentum};
     work.momentum.received = received;
-    work.momentum.eager = eager;
+    work.momentum.inverse_weight = inverse_weight(s);
+    work.momentum.weight = worker_weight(s, &s->tally);
+    work.momentum.own_share = eager ? 1.0f / (float)s->transport->size : 0;
     if (!scheduler_is_halted(s)) { scheduler_call(s, s->compute, fragment_task, &work); }
     return received;
 }
 
 static inline void co2_commit(Scheduler *s) {
-    bool eager = s->settings.outer_momentum.eager;
+    bool eager = s->settings.outer_eager;
     if (eager) { local_keep_start(s); }
     inner_steps(s, steps_left(s, s->settings.steps));
     co2_boundary(s, eager);

@@ -5,7 +5,7 @@
 //   compute         | H inner steps | idle                        | outer step | H inner steps ...
 //   communication                   | sum of pseudo-gradients     |
 //
-//   D: mean over the workers of the pseudo-gradient, outer - local
+//   D: weighted mean over the workers of the pseudo-gradient, outer - local (worker_weight)
 //   buf = mu buf + D;  outer -= lr_outer (D + mu buf);  local = outer
 //
 //   The momentum multiplies the outer rate by up to 1 / (1 - mu). The papers have 0.7 and mu

@@ -104,6 +104,23 @@ static inline int steps_left(const Scheduler *s, int period) {
     return left < period ? (int)left : period;
 }
 
+// ---- The mean over workers ------------------------------------------------------------
+
+// What a worker counts for in the next mean: the share of its tokens since the latest exchange that
+// were predicted, in steps that were made. It is exactly 1 where nothing is masked. Without a step
+// since then, as with the last fragments of a run, workers count alike. Of a sum over workers: their
+// mean weight.
+static inline float worker_weight(const Scheduler *s, const Tally *tally) {
+    double micro_batches = tally->micro_batches + tally->left_out * s->settings.micro_batches;
+    return micro_batches > 0 ? (float)(tally->predicted / (s->problem.tokens * micro_batches)) : 1;
+}
+
+// 1 / the sum of the weights of what the latest job has added up; 0 where none has a weight.
+static inline float inverse_weight(const Scheduler *s) {
+    float total = (float)s->transport->size * worker_weight(s, &s->job.total);
+    return total > 0 ? 1.0f / total : 0;
+}
+
 // ---- Elementwise work on a fragment ---------------------------------------------------
 
 typedef enum FragmentOperation {
@@ -118,8 +135,10 @@ typedef struct FragmentWork {
     Scheduler *scheduler;
     FragmentOperation operation;
     int fragment;
+    float weight; // FRAGMENT_PSEUDO_GRADIENT: of this worker
     NesterovStep nesterov;
     MomentumStep momentum;
+    SparseStep sparse;
     bool keeps; // SPARSE_APPLY: the local parameters keep the steps since the sending
 } FragmentWork;
 
@@ -151,7 +170,7 @@ static inline void fragment_work_on(const FragmentWork *work, size_t begin, size
               *travelling = s->comm_buffer.data + first;
         switch (work->operation) {
         case FRAGMENT_PSEUDO_GRADIENT:
-            outer_pseudo_gradient(s->compute, travelling, outer, local, count);
+            outer_pseudo_gradient(s->compute, travelling, outer, local, count, work->weight);
             break;
         case FRAGMENT_NESTEROV:
             outer_nesterov(s->compute, outer, momentum, local, travelling, count, &work->nesterov);
@@ -166,7 +185,7 @@ static inline void fragment_work_on(const FragmentWork *work, size_t begin, size
         case SPARSE_APPLY:
             sparse_apply(s->compute, outer, local, work->keeps ? start : NULL, eager ? travelling : NULL,
                          sparse->received + block, sparse_blocks(s->problem.parameter_count), count,
-                         &s->settings.sparse_step);
+                         &work->sparse);
         }
     }
 }
@@ -216,7 +235,10 @@ static inline void launch_average(Scheduler *s, int fragment) {
 static inline void send_fragment(Scheduler *s, int fragment) {
     const Layout *layout = &s->local.fragments[fragment].layout;
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
-    FragmentWork work = {.scheduler = s, .operation = FRAGMENT_PSEUDO_GRADIENT, .fragment = fragment};
+    FragmentWork work = {.scheduler = s,
+                         .operation = FRAGMENT_PSEUDO_GRADIENT,
+                         .fragment = fragment,
+                         .weight = worker_weight(s, &s->tally)};
     scheduler_call(s, s->compute, fragment_task, &work);
     stream_clear(s->compute, s->comm_buffer.data + layout->count,
                  (layout_padded(layout) - layout->count) * sizeof(float));
@@ -231,6 +253,7 @@ static inline void apply_fragment(Scheduler *s, int fragment, float alpha) {
                          .operation = FRAGMENT_NESTEROV,
                          .fragment = fragment,
                          .nesterov = s->settings.outer_nesterov};
+    work.nesterov.inverse_weight = inverse_weight(s);
     work.nesterov.alpha = alpha;
     scheduler_call(s, s->compute, fragment_task, &work);
     s->local.fragments[fragment].applied_at = s->optimizer.commits;
@@ -247,6 +270,16 @@ static inline void send_sparse(Scheduler *s) {
 
 static inline void apply_sparse(Scheduler *s, bool keep) {
     if (scheduler_is_halted(s)) { return; }
-    FragmentWork work = {.scheduler = s, .operation = SPARSE_APPLY, .keeps = keep};
+    int ranks = s->transport->size;
+    float *weights = (float *)memory_take((size_t)ranks, sizeof(float)), total = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        weights[rank] = worker_weight(s, &s->tallies[rank]);
+        total += weights[rank];
+    }
+    stream_copy(s->compute, s->local.sparse.weights, weights, (size_t)ranks * sizeof(float));
+    stream_settle(s->compute);
+    free(weights);
+    SparseStep step = {ranks, s->settings.sparse_alpha, total > 0 ? total : 1, s->local.sparse.weights};
+    FragmentWork work = {.scheduler = s, .operation = SPARSE_APPLY, .sparse = step, .keeps = keep};
     scheduler_call(s, s->compute, fragment_task, &work);
 }

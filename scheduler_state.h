@@ -97,14 +97,15 @@ typedef struct SchedulerSettings {
     int steps;                   // inner steps between two exchanges of the same element
     int fragments;               // of the model, exchanged in turn
     int delay;                   // inner steps between sending a fragment and applying it
-    NesterovStep outer_nesterov; // scheduler_reserve fills in inverse_ranks, here and in the next
+    NesterovStep outer_nesterov; // without weights, as the next
     MomentumStep outer_momentum;
+    bool outer_eager; // a worker's own parameters have its own part of the step to come
     // Only the largest elements of a pseudo-gradient travel (kernels/sparse.h), and the
     // communication buffer holds this rank's error between exchanges. One fragment.
     bool sparse;
-    bool sparse_eager;      // a worker's own parameters have what it has not sent yet
-    float sparse_beta;      // what is left of an error after a period
-    SparseStep sparse_step; // scheduler_reserve fills in ranks
+    bool sparse_eager;  // a worker's own parameters have what it has not sent yet
+    float sparse_beta;  // what is left of an error after a period
+    float sparse_alpha; // SparseStep::alpha
     // The device.
     const Gpu *gpu;         // NULL: on the CPU
     Precision precision;    // in which a problem on a GPU computes
@@ -257,6 +258,7 @@ typedef struct Fragment {
 typedef struct SparseState {
     SparseBlock *sent;     // this rank's
     SparseBlock *received; // (size, blocks): those of all ranks
+    float *weights;        // (size): of all ranks, in the latest mean
     SparseBlock *slices;   // (1 + size, slice), on the host: a part of these on its way
     size_t slice;          // blocks that travel together
 } SparseState;
@@ -452,12 +454,9 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     s->comm.on_gpu = gpu_is_used(settings->gpu);
     s->comm.nccl = settings->nccl;
     s->layout = scheduler_layout(s);
-    s->settings.sparse_step.ranks = transport->size;
-    s->settings.outer_nesterov.inverse_ranks = s->settings.outer_momentum.inverse_ranks =
-        1.0f / (float)transport->size;
     bool shards = scheduler_shards(settings), overlapped = settings->kind == RULE_OVERLAPPED,
          local = settings->kind == RULE_LOCAL, sparse = settings->sparse;
-    bool keeps_start = settings->outer_momentum.eager || (sparse && settings->delay > 0);
+    bool keeps_start = settings->outer_eager || (sparse && settings->delay > 0);
     size_t count = problem->parameter_count, ranks = (size_t)transport->size;
     Layout travels = local ? fragments_make(s) : s->layout; // the longest vector that does
     size_t padded = layout_padded(&s->layout) * sizeof(float), vector = local ? count * sizeof(float) : 0,
@@ -478,6 +477,7 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
         {O, "start of a period", keeps_start ? vector : 0, &s->local.start},
         {C, "largest elements", blocks * block, &s->local.sparse.sent},
         {C, "largest elements of all ranks", ranks * blocks * block, &s->local.sparse.received},
+        {C, "weights of all ranks", sparse ? ranks * sizeof(float) : 0, &s->local.sparse.weights},
     };
     Layout owned = shards ? s->layout : optimizer_whole(count);
     // A norm is taken of whole pieces, or of all of the vector.

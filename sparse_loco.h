@@ -12,7 +12,7 @@
 //   e = beta e - what the inner steps since the last sending have moved local
 //   q = the 64 largest of every 4096 elements of e, as the format rounds them (kernels/sparse.h)
 //   e = e - q                           e: this worker's error, 0 at the start
-//   outer = outer - alpha mean(q)       mean over the workers
+//   outer = outer - alpha mean(q)       weighted mean over the workers
 //   local = outer - e + what the tau inner steps since the sending have moved local
 //
 // In the paper local is set to outer (--sparse-eager off): a worker takes back each step
@@ -65,7 +65,7 @@ static inline void sparse_loco_configure(const void *own, SchedulerSettings *set
     settings->sparse = true;
     settings->sparse_eager = options->eager;
     settings->sparse_beta = (float)options->beta;
-    settings->sparse_step.alpha = (float)options->alpha;
+    settings->sparse_alpha = (float)options->alpha;
 }
 
 // ---- The rule -------------------------------------------------------------------------

@@ -332,9 +332,9 @@ static inline void reals_from_floats(Stream *stream, Real *out, const float *in,
 
 // The outer steps of kernels/cpu/outer.h; on the CPU they run in the calling thread.
 static inline void outer_pseudo_gradient(Stream *stream, float *pseudo_gradient, const float *outer,
-                                         const float *local, size_t count) {
-    KERNEL_ON_GPU(stream, cuda_outer_pseudo_gradient(stream, pseudo_gradient, outer, local, count))
-    cpu_outer_pseudo_gradient(pseudo_gradient, outer, local, count);
+                                         const float *local, size_t count, float weight) {
+    KERNEL_ON_GPU(stream, cuda_outer_pseudo_gradient(stream, pseudo_gradient, outer, local, count, weight))
+    cpu_outer_pseudo_gradient(pseudo_gradient, outer, local, count, weight);
 }
 
 static inline void outer_nesterov(Stream *stream, float *outer, float *momentum, float *local,

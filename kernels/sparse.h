@@ -45,7 +45,9 @@ static_assert(sizeof(SparseBlock) == 116, "blocks travel as they lie in memory")
 // What the ranks do with each other's blocks.
 typedef struct SparseStep {
     int ranks;
-    float alpha; // length of the outer step along the mean
+    float alpha;          // length of the outer step along the mean
+    float total;          // sum of the weights
+    const float *weights; // (ranks), where the blocks are
 } SparseStep;
 
 // The elements that are taken of one block, in the order of their indexes. Those behind the
@@ -137,5 +139,5 @@ WIRE_FUNCTION float sparse_feed_back(float error, float outer, float local, floa
 }
 
 WIRE_FUNCTION float sparse_move(float outer, float sum, const SparseStep *step) {
-    return fmaf(-step->alpha, sum / (float)step->ranks, outer);
+    return fmaf(-step->alpha, sum / step->total, outer);
 }

@@ -479,7 +479,7 @@ static void run_sum_of_squares(Bench *bench, const Case *work, void **arrays) {
 static void run_outer_pseudo_gradient(Bench *bench, const Case *work, void **arrays) {
     (void)work;
     outer_pseudo_gradient(&bench->stream, (float *)arrays[0], (const float *)arrays[1],
-                          (const float *)arrays[2], bench->elements);
+                          (const float *)arrays[2], bench->elements, 0.5f);
 }
 
 static void run_outer_nesterov(Bench *bench, const Case *work, void **arrays) {

@@ -50,7 +50,7 @@ static inline void cpu_sparse_encode(SparseBlock *blocks, float *error, const fl
     }
 }
 
-// With the mean over ranks of what all of them have sent:
+// With the weighted mean over ranks of what all of them have sent:
 //   outer = outer - alpha * mean
 //   local = outer - error + (local - sent)
 // `sent`, the parameters at the sending, is NULL where no steps were made since; `error` is
@@ -67,7 +67,8 @@ static inline void cpu_sparse_apply(float *outer, float *local, const float *sen
         for (int rank = 0; rank < s.ranks; rank++) {
             const SparseBlock *block = blocks + (size_t)rank * stride + begin / SPARSE_BLOCK;
             for (int i = 0; i < sparse_entries(elements); i++) {
-                sum[sparse_index(block, i)] += sparse_value(block, i);
+                int at = sparse_index(block, i);
+                sum[at] = fmaf(s.weights[rank], sparse_value(block, i), sum[at]);
             }
         }
         for (int i = 0; i < elements; i++) {

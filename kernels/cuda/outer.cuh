@@ -10,19 +10,20 @@
 #include "kernels/cpu/outer.h"
 
 static __global__ void outer_pseudo_gradient_kernel(float *pseudo_gradient, const float *outer,
-                                                    const float *local, size_t count, bool wide) {
+                                                    const float *local, size_t count, float weight,
+                                                    bool wide) {
     float from[4], to[4];
     Quad quad = quad_of_kernel(count, wide);
     quad_load(from, outer, quad);
     quad_load(to, local, quad);
-    for (int i = 0; i < 4; i++) { from[i] -= to[i]; }
+    for (int i = 0; i < 4; i++) { from[i] = weight * (from[i] - to[i]); }
     quad_store(pseudo_gradient, from, quad);
 }
 
 static inline void cuda_outer_pseudo_gradient(Stream *stream, float *pseudo_gradient, const float *outer,
-                                              const float *local, size_t count) {
+                                              const float *local, size_t count, float weight) {
     bool wide = quad_fits(pseudo_gradient, outer, local);
-    quad_launch(stream, outer_pseudo_gradient_kernel, count, pseudo_gradient, outer, local, count, wide);
+    quad_launch(stream, outer_pseudo_gradient_kernel, count, pseudo_gradient, outer, local, count, weight, wide);
 }
 
 static __global__ void outer_nesterov_kernel(float *outer, float *momentum, float *local, const float *sum,
@@ -34,7 +35,7 @@ static __global__ void outer_nesterov_kernel(float *outer, float *momentum, floa
     quad_load(worker, local, quad);
     quad_load(sent, sum, quad);
     for (int i = 0; i < 4; i++) {
-        float mean = sent[i] * step.inverse_ranks;
+        float mean = sent[i] * step.inverse_weight;
         velocity[i] = step.momentum * velocity[i] + mean;
         place[i] = place[i] - step.learning_rate * (mean + step.momentum * velocity[i]);
         worker[i] = step.alpha > 0.0f ? step.alpha * worker[i] + (1.0f - step.alpha) * place[i] : place[i];
@@ -69,16 +70,17 @@ static __global__ void outer_momentum_kernel(float *base, float *momentum, float
         quad_load(velocity, momentum, quad);
         quad_load(sum, exchange, quad);
         for (int i = 0; i < 4; i++) {
-            velocity[i] = step.beta * velocity[i] + sum[i] * step.inverse_ranks / step.gap;
+            velocity[i] = step.beta * velocity[i] + sum[i] * step.inverse_weight / step.gap;
             place[i] = place[i] - step.alpha * outer_clip(velocity[i], step.phi);
         }
         quad_store(momentum, velocity, quad);
         quad_store(base, place, quad);
     }
-    if (step.eager) {
-        for (int i = 0; i < 4; i++) { place[i] -= step.alpha * step.inverse_ranks * delta[i]; }
+    if (step.own_share > 0) {
+        for (int i = 0; i < 4; i++) { place[i] -= step.alpha * step.own_share * delta[i]; }
     }
     quad_store(local, place, quad);
+    for (int i = 0; i < 4; i++) { delta[i] *= step.weight; }
     quad_store(exchange, delta, quad);
 }
 

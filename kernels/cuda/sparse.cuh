@@ -150,7 +150,10 @@ static __global__ void __launch_bounds__(SPARSE_THREADS)
     __syncthreads();
     for (int rank = 0; rank < step.ranks; rank++) {
         const SparseBlock *block = blocks + (size_t)rank * stride + blockIdx.x;
-        if (thread < entries) { sum[sparse_index(block, thread)] += sparse_value(block, thread); }
+        if (thread < entries) {
+            int at = sparse_index(block, thread);
+            sum[at] = fmaf(step.weights[rank], sparse_value(block, thread), sum[at]);
+        }
         __syncthreads();
     }
     for (int i = thread; i < elements; i += SPARSE_THREADS) {

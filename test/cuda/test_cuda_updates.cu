@@ -506,24 +506,25 @@ enum { OUTER_ARRAYS = 5 };
 
 // On arrays (OUTER_ARRAYS, count): outer or base, momentum, local, sum or exchange, start.
 static void outer_run(bool on_device, int kind, float *const arrays[OUTER_ARRAYS], size_t count) {
-    NesterovStep step = {.inverse_ranks = 1.0f / 3,
+    NesterovStep step = {.inverse_weight = 1.0f / 3,
                          .learning_rate = 0.7f,
                          .momentum = 0.9f,
                          .alpha = kind == OUTER_NESTEROV_MERGED ? 0.25f : 0.0f};
-    MomentumStep co2 = {.inverse_ranks = 1.0f / 3,
+    MomentumStep co2 = {.inverse_weight = 1.0f / 3,
+                        .weight = 0.75f,
+                        .own_share = kind == OUTER_CO2_EAGER ? 1.0f / 3 : 0,
                         .beta = 0.8f,
                         .alpha = 0.6f,
                         .phi = kind == OUTER_CO2_CLIPPED ? 0.05f : 0.0f,
                         .gap = 1.7f,
-                        .received = kind != OUTER_CO2_FIRST,
-                        .eager = kind == OUTER_CO2_EAGER};
+                        .received = kind != OUTER_CO2_FIRST};
     Stream *stream = cuda_test_stream(PRECISION_FP32);
     float *outer = arrays[0], *momentum = arrays[1], *local = arrays[2], *sum = arrays[3];
     const float *start = kind == OUTER_CO2_EAGER ? arrays[4] : outer;
     if (kind == OUTER_DELTA && on_device) {
-        cuda_outer_pseudo_gradient(stream, sum, outer, local, count);
+        cuda_outer_pseudo_gradient(stream, sum, outer, local, count, 0.75f);
     } else if (kind == OUTER_DELTA) {
-        cpu_outer_pseudo_gradient(sum, outer, local, count);
+        cpu_outer_pseudo_gradient(sum, outer, local, count, 0.75f);
     } else if (kind < OUTER_CO2_FIRST && on_device) {
         cuda_outer_nesterov(stream, outer, momentum, local, sum, count, &step);
     } else if (kind < OUTER_CO2_FIRST) {
@@ -631,7 +632,9 @@ static void sparse_errors_have_the_bits_of_the_cpu(void **state) {
 }
 
 static void sparse_check_apply(size_t count, bool keeps, bool eager) {
-    const SparseStep step = {.ranks = SPARSE_RANKS, .alpha = 0.7f};
+    float weights[SPARSE_RANKS], total = 0;
+    for (int rank = 0; rank < SPARSE_RANKS; rank++) { total += weights[rank] = 1 / (1 + 0.3f * (float)rank); }
+    SparseStep step = {.ranks = SPARSE_RANKS, .alpha = 0.7f, .total = total, .weights = weights};
     size_t bytes = sparse_blocks(count) * sizeof(SparseBlock), stride = sparse_blocks(count);
     float *outer = sparse_inputs(count, true), *local = sparse_inputs(count, true),
           *sent = sparse_inputs(count, true), *unsent = sparse_inputs(count, true),
@@ -652,9 +655,11 @@ static void sparse_check_apply(size_t count, bool keeps, bool eager) {
                                    (cudaStream_t)stream->queue));
         float *on_device[] = {device_floats(outer, count, 0), device_floats(local, count, 0),
                               device_floats(sent, count, 0), device_floats(unsent, count, 0)};
+        SparseStep step_there = step;
+        step_there.weights = device_floats(weights, SPARSE_RANKS, 0);
         cuda_use_order(order);
         cuda_sparse_apply(stream, on_device[0], on_device[1], keeps ? on_device[2] : NULL,
-                          eager ? on_device[3] : NULL, there, stride, count, &step);
+                          eager ? on_device[3] : NULL, there, stride, count, &step_there);
         cuda_test_wait(stream);
         host_floats(got, on_device[0], count);
         check_same("outer", got, moved, count);
@@ -662,6 +667,7 @@ static void sparse_check_apply(size_t count, bool keeps, bool eager) {
         check_same("local", got, moved_local, count);
         for (int i = 0; i < 4; i++) { CUDA_CHECK(cudaFree(on_device[i])); }
         CUDA_CHECK(cudaFree(there));
+        CUDA_CHECK(cudaFree((void *)step_there.weights));
     }
     free(outer), free(local), free(sent), free(unsent), free(zeros), free(got), free(moved);
     free(moved_local), free(blocks);

@@ -106,6 +106,9 @@ typedef struct ReplayWorker {
     float *start;    // where the period began; sparse-loco: at the sending
     float *error;    // sparse-loco: what has not been sent
     float *exchange; // the pseudo-gradient, until the sum over all workers replaces it
+    double period_predicted,
+        period_micro_batches; // since the latest exchange; the latter whole, left out or not
+    float weight;             // in the latest mean
     SpikeDetector norms, losses;
 } ReplayWorker;
 
@@ -131,7 +134,8 @@ typedef struct Replay {
     float *sum;       // (room)
     char *message;    // a piece as the wire encodes it
     ReplayWorker workers[REPLAY_WORKERS];
-    double held; // micro-batches in all accumulators
+    float inverse_weight; // of what replay_send has left
+    double held;          // micro-batches in all accumulators
     // Rules whose workers step together.
     ReplayState state;
     SpikeDetector norms, losses;
@@ -540,7 +544,7 @@ static inline void replay_acco(Replay *replay) {
 static inline void replay_plain_nesterov(float *outer, float *momentum, float *local, const float *sum,
                                          size_t count, const NesterovStep *step) {
     for (size_t i = 0; i < count; i++) {
-        float mean = sum[i] * step->inverse_ranks;
+        float mean = sum[i] * step->inverse_weight;
         momentum[i] = step->momentum * momentum[i] + mean;
         outer[i] = outer[i] - step->learning_rate * (mean + step->momentum * momentum[i]);
         local[i] = step->alpha * local[i] + (1.0f - step->alpha) * outer[i];
@@ -552,15 +556,14 @@ static inline void replay_plain_co2(float *base, float *momentum, float *local, 
     for (size_t i = 0; i < count; i++) {
         float before = base[i], delta = start[i] - local[i];
         if (step->received) {
-            momentum[i] = step->beta * momentum[i] + exchange[i] * step->inverse_ranks / step->gap;
+            momentum[i] = step->beta * momentum[i] + exchange[i] * step->inverse_weight / step->gap;
             float clipped = momentum[i];
             if (step->phi > 0 && clipped > step->phi) { clipped = step->phi; }
             if (step->phi > 0 && clipped < -step->phi) { clipped = -step->phi; }
             base[i] = before - step->alpha * clipped;
         }
-        exchange[i] = delta;
-        local[i] = base[i];
-        if (step->eager) { local[i] = local[i] - step->alpha * exchange[i] * step->inverse_ranks; }
+        exchange[i] = step->weight * delta;
+        local[i] = base[i] - step->alpha * step->own_share * delta;
     }
 }
 
@@ -578,9 +581,11 @@ static inline void replay_inner_step(Replay *replay) {
                                                   replay->problem.parameter_count, replay->partials);
         double divisor = replay_divisor(replay, worker->predicted);
         double norm = sqrt(square) / divisor, loss = worker->loss / worker->predicted;
+        worker->period_micro_batches += settings->accumulate[i];
         if (!isfinite(norm) || spike_judge_both(&worker->norms, &worker->losses, norm, loss) != SPIKE_NONE) {
             worker->state.steps++;
         } else {
+            worker->period_predicted += worker->predicted;
             replay_optimize(replay, &worker->state, worker->gradients, worker->state.master, divisor,
                             replay_scale(replay, norm), rate, true);
         }
@@ -599,14 +604,33 @@ static inline int64_t replay_inner_steps(const Replay *replay) {
     return (int64_t)ceil(replay->settings.target / per_step);
 }
 
-// exchange <- outer - local, of every worker: its pseudo-gradient.
+// A worker counts in a mean with the share of its tokens since the latest exchange that were
+// predicted, if there were any steps. Returns 1 over the sum of all weights, which comes from the
+// sums of the counts.
+static inline float replay_weigh(Replay *replay) {
+    double predicted = 0, micro_batches = 0, tokens = replay->problem.tokens;
+    for (int i = 0; i < replay->settings.workers; i++) {
+        ReplayWorker *w = &replay->workers[i];
+        predicted += w->period_predicted;
+        micro_batches += w->period_micro_batches;
+        w->weight = w->period_micro_batches > 0
+                        ? (float)(w->period_predicted / (tokens * w->period_micro_batches))
+                        : 1;
+        w->period_predicted = w->period_micro_batches = 0;
+    }
+    float mean = micro_batches > 0 ? (float)(predicted / (tokens * micro_batches)) : 1;
+    return mean > 0 ? 1.0f / ((float)replay->settings.workers * mean) : 0;
+}
+
+// exchange <- weight * (outer - local), of every worker: its pseudo-gradient.
 static inline void replay_send(Replay *replay, int fragment) {
     size_t begin, end = 0;
+    replay->inverse_weight = replay_weigh(replay);
     while (replay_next_run(replay->fragment_of, replay->problem.parameter_count, fragment, &begin, &end)) {
         for (int i = 0; i < replay->settings.workers; i++) {
             ReplayWorker *worker = &replay->workers[i];
             for (size_t j = begin; j < end; j++) {
-                worker->exchange[j] = worker->outer[j] - worker->state.master[j];
+                worker->exchange[j] = worker->weight * (worker->outer[j] - worker->state.master[j]);
             }
         }
     }
@@ -649,7 +673,7 @@ static inline void replay_exchange(Replay *replay, int fragment) {
 // The outer step of a fragment with what replay_send has left in `exchange`.
 static inline void replay_apply(Replay *replay, int fragment, double alpha) {
     const ReplaySettings *settings = &replay->settings;
-    NesterovStep step = {.inverse_ranks = 1.0f / (float)settings->workers,
+    NesterovStep step = {.inverse_weight = replay->inverse_weight,
                          .learning_rate = (float)settings->outer_rate,
                          .momentum = (float)settings->mu,
                          .alpha = (float)alpha};
@@ -680,16 +704,18 @@ static inline void replay_diloco(Replay *replay) {
 // the pseudo-gradient of this one.
 static inline void replay_co2_boundary(Replay *replay, bool received, bool eager) {
     const ReplaySettings *settings = &replay->settings;
-    MomentumStep step = {.inverse_ranks = 1.0f / (float)settings->workers,
+    MomentumStep step = {.inverse_weight = replay->inverse_weight, // of the round before
+                         .own_share = eager ? 1.0f / (float)settings->workers : 0,
                          .beta = (float)settings->co2_beta,
                          .alpha = (float)settings->co2_alpha,
                          .phi = (float)settings->co2_phi,
                          .gap = (float)settings->co2_gap,
-                         .received = received,
-                         .eager = eager};
+                         .received = received};
     if (received) { replay_exchange(replay, 0); }
+    replay->inverse_weight = replay_weigh(replay);
     for (int i = 0; i < settings->workers; i++) {
         ReplayWorker *w = &replay->workers[i];
+        step.weight = w->weight;
         (settings->plain_outer ? replay_plain_co2
                                : cpu_outer_momentum)(w->outer, w->momentum, w->state.master, w->exchange,
                                                      w->start, replay->problem.parameter_count, &step);
@@ -787,6 +813,7 @@ static inline void replay_sparse_block(const float *error, float *sent, int coun
 // exchange <- what every worker sends, which leaves its error.
 static inline void replay_sparse_send(Replay *replay) {
     const ReplaySettings *settings = &replay->settings;
+    replay_weigh(replay);
     size_t count = replay->problem.parameter_count;
     for (int i = 0; i < settings->workers; i++) {
         ReplayWorker *w = &replay->workers[i];
@@ -805,12 +832,15 @@ static inline void replay_sparse_send(Replay *replay) {
 static inline void replay_sparse_apply(Replay *replay) {
     const ReplaySettings *settings = &replay->settings;
     for (size_t j = 0; j < replay->problem.parameter_count; j++) {
-        float sum = 0;
-        for (int i = 0; i < settings->workers; i++) { sum += replay->workers[i].exchange[j]; }
+        float sum = 0, total = 0;
+        for (int i = 0; i < settings->workers; i++) {
+            sum = fmaf(replay->workers[i].weight, replay->workers[i].exchange[j], sum);
+            total += replay->workers[i].weight;
+        }
         for (int i = 0; i < settings->workers; i++) {
             ReplayWorker *w = &replay->workers[i];
             float steps = w->state.master[j] - w->start[j]; // since the sending
-            w->outer[j] = fmaf(-(float)settings->sparse_alpha, sum / (float)settings->workers, w->outer[j]);
+            w->outer[j] = fmaf(-(float)settings->sparse_alpha, sum / (total > 0 ? total : 1), w->outer[j]);
             w->state.master[j] = (settings->sparse_eager ? w->outer[j] - w->error[j] : w->outer[j]) + steps;
         }
     }

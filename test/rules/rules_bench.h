@@ -576,7 +576,7 @@ static inline RunSpec scalar_spec(const char *rule, ElementwiseStep *step, int m
     settings->outer_momentum = co2;
     settings->sparse = is_sparse(rule);
     settings->sparse_beta = 0.5f;
-    settings->sparse_step.alpha = 1;
+    settings->sparse_alpha = 1;
     return spec;
 }
 
@@ -607,7 +607,7 @@ static inline RunSpec noisy_spec(const char *rule, size_t parameter_count) {
     settings->outer_momentum = co2;
     settings->sparse_beta = 0.9f;
     settings->sparse_eager = true;
-    settings->sparse_step.alpha = 0.8f;
+    settings->sparse_alpha = 0.8f;
     return spec;
 }
 

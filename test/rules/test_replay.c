@@ -419,28 +419,33 @@ static void outer_kernels_equal_the_formulas_but_for_rounding(void **state) {
         fill_noise(kernel.start, 5, 1);
         plain = kernel;
         if (i < 3) {
-            NesterovStep step = {
-                .inverse_ranks = 1.0f / 3, .learning_rate = 0.7f, .momentum = 0.9f, .alpha = 0.5f * (float)i};
+            NesterovStep step = {.inverse_weight = 1.0f / 3,
+                                 .learning_rate = 0.7f,
+                                 .momentum = 0.9f,
+                                 .alpha = 0.5f * (float)i};
             cpu_outer_nesterov(kernel.outer, kernel.momentum, kernel.local, kernel.exchange, OUTER_ELEMENTS,
                                &step);
             replay_plain_nesterov(plain.outer, plain.momentum, plain.local, plain.exchange, OUTER_ELEMENTS,
                                   &step);
         } else if (i < 7) {
-            MomentumStep step = {.inverse_ranks = 1.0f / 3,
+            MomentumStep step = {.inverse_weight = 1.0f / 3,
+                                 .weight = 0.75f,
+                                 .own_share = i == 4 || i == 5 ? 1.0f / 3 : 0,
                                  .beta = 0.4f,
                                  .alpha = 0.8f,
                                  .phi = i % 2 == 0 ? 0.3f : 0.0f,
                                  .gap = 1.5f,
-                                 .received = i >= 5,
-                                 .eager = i == 4 || i == 5};
+                                 .received = i >= 5};
             bool apart = i != 6; // or the base
             cpu_outer_momentum(kernel.outer, kernel.momentum, kernel.local, kernel.exchange,
                                apart ? kernel.start : kernel.outer, OUTER_ELEMENTS, &step);
             replay_plain_co2(plain.outer, plain.momentum, plain.local, plain.exchange,
                              apart ? plain.start : plain.outer, OUTER_ELEMENTS, &step);
         } else {
-            cpu_outer_pseudo_gradient(kernel.exchange, kernel.outer, kernel.local, OUTER_ELEMENTS);
-            for (int j = 0; j < OUTER_ELEMENTS; j++) { plain.exchange[j] = plain.outer[j] - plain.local[j]; }
+            cpu_outer_pseudo_gradient(kernel.exchange, kernel.outer, kernel.local, OUTER_ELEMENTS, 0.75f);
+            for (int j = 0; j < OUTER_ELEMENTS; j++) {
+                plain.exchange[j] = 0.75f * (plain.outer[j] - plain.local[j]);
+            }
         }
         expect_near(kernel.outer, plain.outer, "outer");
         expect_near(kernel.momentum, plain.momentum, "momentum");

@@ -262,29 +262,35 @@ static void expect_momentum(const RunResult *result, int element, const double *
 typedef struct Co2Example {
     MomentumStep outer;
     double base[5], momentum[5], seen[2][6];
+    bool eager;
 } Co2Example;
 
 static const Co2Example CO2_EXAMPLES[] = {
     {{.beta = 0.5f, .alpha = 1, .gap = 1},
      {8, 8, 4.25, 0.875, 2.75},
      {0, 0, 3.75, 3.375, -1.875},
-     {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}}},
+     {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}},
+     false},
     {{.beta = 0.5f, .alpha = 1, .phi = 1, .gap = 1},
      {8, 8, 7, 6, 5.8125},
      {0, 0, 3.75, 3.375, 0.1875},
-     {{8, 4, 8, 5, 7, 5.5}, {8, 6, 8, 8, 7, 9.5}}},
+     {{8, 4, 8, 5, 7, 5.5}, {8, 6, 8, 8, 7, 9.5}},
+     false},
     {{.alpha = 1, .gap = 1},
      {8, 8, 4.25, 2.75, 6.3125},
      {0, 0, 3.75, 1.5, -3.5625},
-     {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}}},
+     {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}},
+     false},
     {{.beta = 0.5f, .alpha = 1, .gap = 2},
      {8, 8, 6.125, 4.4375, 4.671875},
      {0, 0, 1.875, 1.6875, -0.234375},
-     {{8, 4, 8, 5, 6.125, 5.0625}, {8, 6, 8, 8, 6.125, 9.0625}}},
-    {{.alpha = 1, .gap = 1, .eager = true},
+     {{8, 4, 8, 5, 6.125, 5.0625}, {8, 6, 8, 8, 6.125, 9.0625}},
+     false},
+    {{.alpha = 1, .gap = 1},
      {8, 8, 4.25, 4.15625, 7.75390625},
      {0, 0, 3.75, 0.09375, -3.59765625},
-     {{8, 4, 5.25, 3.625, 3.28125, 3.640625}, {8, 6, 7, 7.5, 5.125, 8.5625}}},
+     {{8, 4, 5.25, 3.625, 3.28125, 3.640625}, {8, 6, 7, 7.5, 5.125, 8.5625}},
+     true},
 };
 
 static void expect_co2_example(const Co2Example *example, int rank, const RunResult *result) {
@@ -307,6 +313,7 @@ static void co2_follows_the_worked_examples(void **state) {
         RunSpec spec = scalar_spec("co2", sgd_step, 1);
         spec.finish = true;
         spec.settings.outer_momentum = CO2_EXAMPLES[i].outer;
+        spec.settings.outer_eager = CO2_EXAMPLES[i].eager;
         RunResult results[2];
         if (!run_world(&spec, 2, results)) { skip(); }
         for (int rank = 0; rank < 2; rank++) {
@@ -983,12 +990,12 @@ static ReplaySettings replay_settings_of(const RunSpec *spec, int ranks) {
     replay.co2_alpha = (double)settings->outer_momentum.alpha;
     replay.co2_phi = (double)settings->outer_momentum.phi;
     replay.co2_gap = (double)settings->outer_momentum.gap;
-    replay.co2_eager = settings->outer_momentum.eager;
+    replay.co2_eager = settings->outer_eager;
     replay.fragments = settings->fragments;
     replay.delay = settings->delay;
     replay.sparse_beta = (double)settings->sparse_beta;
     replay.sparse_eager = settings->sparse_eager;
-    replay.sparse_alpha = (double)settings->sparse_step.alpha;
+    replay.sparse_alpha = (double)settings->sparse_alpha;
     return replay;
 }
 
@@ -1008,13 +1015,13 @@ static void draw_local(Random *random, RunSpec *spec) {
     MomentumStep co2 = {.beta = 0.3f * (float)draw(random, 0, 3),
                         .alpha = 0.5f * (float)draw(random, 1, 3),
                         .phi = 0.01f * (float)draw(random, 0, 2),
-                        .gap = 1 + 0.3f * (float)draw(random, 0, 1),
-                        .eager = draw(random, 0, 1) == 1};
+                        .gap = 1 + 0.3f * (float)draw(random, 0, 1)};
+    settings->outer_eager = draw(random, 0, 1) == 1;
     settings->outer_nesterov = outer;
     settings->outer_momentum = co2;
     settings->sparse_beta = 0.25f * (float)draw(random, 0, 4);
     settings->sparse_eager = draw(random, 0, 1) == 1;
-    settings->sparse_step.alpha = 0.3f * (float)draw(random, 1, 4);
+    settings->sparse_alpha = 0.3f * (float)draw(random, 1, 4);
 }
 
 // A run that is long enough for its detectors to judge, and a gradient in it that is

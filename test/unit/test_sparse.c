@@ -150,7 +150,7 @@ static void what_is_not_sent_stays_in_the_error(void **state) {
     }
 }
 
-// Three ranks; outer and local parameters move as the formulas say.
+// Three ranks of different weights; outer and local parameters move as the formulas say.
 static void the_outer_step_follows_its_formulas(void **state) {
     (void)state;
     static float values[3][MOST], decoded[3][MOST], outer[MOST], local[MOST], sent[MOST];
@@ -158,7 +158,8 @@ static void the_outer_step_follows_its_formulas(void **state) {
     static SparseBlock blocks[3][4];
     static bool taken[SPARSE_BLOCK];
     static const float zeros[MOST];
-    const SparseStep step = {.ranks = 3, .alpha = 0.75f};
+    static const float weights[3] = {1, 0.3f, 0.8f};
+    const SparseStep step = {.ranks = 3, .alpha = 0.75f, .total = 2.1f, .weights = weights};
     for (int row = 0; row < 4 * COUNT_COUNT; row++) {
         size_t count = (size_t)COUNTS[row / 4];
         bool keeps = row % 2 == 1, eager = row / 2 % 2 == 1;
@@ -174,8 +175,9 @@ static void the_outer_step_follows_its_formulas(void **state) {
         fill(local, count, 51, true);
         fill(sent, count, 52, true);
         for (size_t i = 0; i < count; i++) {
-            float sum = 0.0f + decoded[0][i] + decoded[1][i] + decoded[2][i];
-            moved[i] = fmaf(-0.75f, sum / 3.0f, outer[i]);
+            float sum = 0;
+            for (int rank = 0; rank < 3; rank++) { sum = fmaf(weights[rank], decoded[rank][i], sum); }
+            moved[i] = fmaf(-0.75f, sum / 2.1f, outer[i]);
             float start = eager ? moved[i] - values[1][i] : moved[i]; // as the second rank
             moved_local[i] = keeps ? start + (local[i] - sent[i]) : start;
         }

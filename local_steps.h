@@ -9,9 +9,11 @@
 //                            gathering of the largest elements of all errors
 //   apply_sparse(keep)       makes an outer step with them; asked to, the local parameters keep
 //                            the steps since the sending
-//   local_keep_start()       remembers the local parameters: what is done since then counts from there
+//   local_keep_start()       remembers the local parameters: what is done since then counts from
+// there
 //
-//   compute         | inner step | ... | inner step | send | inner step | ... | wait_for . apply | ...
+//   compute         | inner step | ... | inner step | send | inner step | ... | wait_for . apply
+// | ...
 //   communication                                   | reduce . gather  |
 //
 // The local parameters are the master copy of the inner optimizer, whose state stays with
@@ -106,10 +108,10 @@ static inline int steps_left(const Scheduler *s, int period) {
 
 // ---- The mean over workers ------------------------------------------------------------
 
-// What a worker counts for in the next mean: the share of its tokens since the latest exchange that
-// were predicted, in steps that were made. It is exactly 1 where nothing is masked. Without a step
-// since then, as with the last fragments of a run, workers count alike. Of a sum over workers: their
-// mean weight.
+// What a worker counts for in the next mean: the share of its tokens since the latest exchange
+// that were predicted, in steps that were made. It is exactly 1 where nothing is masked. Without
+// a step since then, as with the last fragments of a run, workers count alike. Of a sum over
+// workers: their mean weight.
 static inline float worker_weight(const Scheduler *s, const Tally *tally) {
     double micro_batches = tally->micro_batches + tally->left_out * s->settings.micro_batches;
     return micro_batches > 0 ? (float)(tally->predicted / (s->problem.tokens * micro_batches)) : 1;

@@ -23,7 +23,8 @@ static __global__ void outer_pseudo_gradient_kernel(float *pseudo_gradient, cons
 static inline void cuda_outer_pseudo_gradient(Stream *stream, float *pseudo_gradient, const float *outer,
                                               const float *local, size_t count, float weight) {
     bool wide = quad_fits(pseudo_gradient, outer, local);
-    quad_launch(stream, outer_pseudo_gradient_kernel, count, pseudo_gradient, outer, local, count, weight, wide);
+    quad_launch(stream, outer_pseudo_gradient_kernel, count, pseudo_gradient, outer, local, count, weight,
+                wide);
 }
 
 static __global__ void outer_nesterov_kernel(float *outer, float *momentum, float *local, const float *sum,

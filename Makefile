@@ -230,7 +230,7 @@ $(BUILD)/train_gpt.o: train_gpt.cu $(PLAN_PAGE) Makefile $(BUILD)/c.flags
 	$(COMPILE) $(FACTS) -x c -c $< -o $@
 
 # What starts the program, parses or simulates takes longer to optimise than to run.
-SIMPLE_TESTS := $(basename $(notdir $(wildcard test/program/*.c))) $(addprefix test_,dataloader fuzz hf_model log options papers rules safetensors saving simulation spike split tokenizer trace)
+SIMPLE_TESTS := $(basename $(notdir $(wildcard test/program/*.c))) $(addprefix test_,dataloader fuzz hf_model log options oracle papers rules safetensors saving simulation spike split tokenizer trace)
 $(SIMPLE_TESTS:%=$(BUILD)/test/%): SIMPLY := $(if $(SANITIZE),,-O0)
 
 vpath test_%.c test/unit test/rules test/program

@@ -5,7 +5,7 @@
 // look (Look): it copies what the rank holds then.
 //
 // A test program that is started plainly makes its ranks out of threads, in worlds of 1
-// to 4. Started by mpirun, each process is one rank; run_world then runs only worlds of
+// to 5. Started by mpirun, each process is one rank; run_world then runs only worlds of
 // exactly that size, and a process has only the results of its own rank (have_rank).
 //
 // What is trained is small: the scalar problem of the worked examples; a quadratic
@@ -23,7 +23,7 @@
 #include "test/threads_link.h"
 
 enum {
-    MAX_RANKS = 4,
+    MAX_RANKS = 5,
     MAX_COMMITS = 130,
     MAX_LOOKS = MAX_COMMITS + 2,
     MAX_SEEN = 64,

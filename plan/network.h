@@ -289,8 +289,8 @@ static inline void network_print(const Network *network, const json_t *odd) {
         "\nnetwork          measured between %d hosts: bits a second and microseconds of each one's slowest "
         "pair\n\n",
         hosts);
-    printf("  %-16s %5s %5s  %-14s %11s %8s %8s %8s %8s %9s  %s\n", "host", "ranks", "cores", "interface",
-           "micro-batch", "sends", "receives", "at once", "latency", "clock", "program");
+    printf("  host             ranks cores  interface      micro-batch    sends receives  at once  latency"
+           "     clock  program\n");
     for (int host = 0; host < hosts && host < HOSTS_SHOWN; host++) { network_print_host(network, host); }
     if (hosts > HOSTS_SHOWN) { printf("  and %d more: --json has all\n", hosts - HOSTS_SHOWN); }
     printf("\n");

@@ -10,8 +10,8 @@
 // Every case prints, and holds to a limit, how far the program is from the oracle, and how far the
 // oracle would be if the means of all micro-batches counted the same: so the case tells them apart.
 //
-// Under local rules each inner step is a mean over the predicted tokens of its worker, but at an
-// exchange all workers count the same, also one that has predicted nothing.
+// Under local rules each inner step is a mean over the predicted tokens of its worker, and at an
+// exchange a worker counts by those that it has predicted since the exchange before.
 #include "test/rules/rules_bench.h"
 
 // looks: at the start, after each commit, and after Rule::finish.
@@ -73,7 +73,7 @@ static RunSpec masked_spec(const char *rule, bool muon) {
     settings->rate.peak = RATE;
     settings->gradient_clip = CLIP;
     settings->outer_momentum.phi = 0.0625f;
-    settings->outer_momentum.eager = true;
+    settings->outer_eager = true;
     settings->optimizer.epsilon = 0.125;
     settings->optimizer.muon_momentum = 0.9;
     settings->optimizer.muon_iterations = 5;
@@ -98,6 +98,8 @@ typedef struct OracleWorker {
     double start[ELEMENTS]; // co2: where its period began
     double moved[ELEMENTS]; // sparse-loco: by the inner steps since the latest sending
     double error[ELEMENTS], sent[ELEMENTS];
+    double tokens; // since the latest exchange
+    double share;  // of it in the latest mean
 } OracleWorker;
 
 typedef struct Oracle {
@@ -290,6 +292,7 @@ static void oracle_inner_steps(Oracle *oracle, int steps) {
             OracleState before = worker->state;
             OracleSum sum = {{0}, 0};
             oracle_add(oracle, &sum, rank, oracle->spec->micro_batches[rank], before.theta);
+            worker->tokens += sum.weight;
             oracle_step(oracle, &worker->state, &sum);
             for (int i = 0; i < ELEMENTS; i++) {
                 worker->moved[i] += worker->state.theta[i] - before.theta[i];
@@ -298,14 +301,26 @@ static void oracle_inner_steps(Oracle *oracle, int steps) {
     }
 }
 
+// Every worker's share of the tokens since the latest exchange, of which this case has some. With
+// `alike` these are micro-batches, so that all have the same.
+static void oracle_share(Oracle *oracle) {
+    double all = 0;
+    for (int rank = 0; rank < oracle->ranks; rank++) { all += oracle->workers[rank].tokens; }
+    for (int rank = 0; rank < oracle->ranks; rank++) {
+        oracle->workers[rank].share = oracle->workers[rank].tokens / all;
+        oracle->workers[rank].tokens = 0;
+    }
+}
+
 // mean <- the mean over the workers of outer - local, of a fragment. Layers take turns.
 static void oracle_send(Oracle *oracle, int fragment) {
+    oracle_share(oracle);
     for (int i = 0; i < ELEMENTS; i++) {
         if (i / LAYER % oracle->settings->fragments != fragment) { continue; }
         oracle->mean[i] = 0;
         for (int rank = 0; rank < oracle->ranks; rank++) {
             double distance = oracle->outer[i] - oracle->workers[rank].state.theta[i];
-            oracle->mean[i] += distance / oracle->ranks;
+            oracle->mean[i] += distance * oracle->workers[rank].share;
         }
     }
 }
@@ -356,19 +371,21 @@ static void oracle_co2_outer(Oracle *oracle, const MomentumStep *step) {
     }
 }
 
-// D = mean(start - x); start = b - alpha (start - x) / workers
+// D = mean(start - x); start = b - alpha (start - x) / workers: a worker does not know the others'
+// tokens yet
 static void train_co2(Oracle *oracle) {
     const MomentumStep *step = &oracle->settings->outer_momentum;
     for (int commit = 0; commit < COMMITS; commit++) {
         oracle_inner_steps(oracle, oracle->settings->steps);
         if (commit > 0) { oracle_co2_outer(oracle, step); }
         memset(oracle->mean, 0, sizeof oracle->mean);
+        oracle_share(oracle);
         for (int rank = 0; rank < oracle->ranks; rank++) {
             double *start = oracle->workers[rank].start, *x = oracle->workers[rank].state.theta;
             for (int i = 0; i < ELEMENTS; i++) {
-                double own = (start[i] - x[i]) / oracle->ranks;
-                oracle->mean[i] += own;
-                start[i] = x[i] = oracle->outer[i] - (double)step->alpha * own;
+                double moved = start[i] - x[i];
+                oracle->mean[i] += moved * oracle->workers[rank].share;
+                start[i] = x[i] = oracle->outer[i] - (double)step->alpha * moved / oracle->ranks;
             }
         }
         oracle_look(oracle, oracle->outer);
@@ -409,7 +426,8 @@ static void oracle_take_largest(const double *error, double *sent) {
 // e = beta e - moved; q = the largest of e; e = e - q. After `steps` more inner steps
 // outer -= alpha mean(q); local = outer - e + what these have moved.
 static void oracle_sparse_exchange(Oracle *oracle, int steps) {
-    double beta = (double)oracle->settings->sparse_beta, alpha = (double)oracle->settings->sparse_step.alpha;
+    double beta = (double)oracle->settings->sparse_beta, alpha = (double)oracle->settings->sparse_alpha;
+    oracle_share(oracle);
     for (int rank = 0; rank < oracle->ranks; rank++) {
         OracleWorker *w = &oracle->workers[rank];
         for (int i = 0; i < ELEMENTS; i++) { w->error[i] = beta * w->error[i] - w->moved[i]; }
@@ -421,7 +439,7 @@ static void oracle_sparse_exchange(Oracle *oracle, int steps) {
     for (int i = 0; i < ELEMENTS; i++) {
         double mean = 0;
         for (int rank = 0; rank < oracle->ranks; rank++) {
-            mean += oracle->workers[rank].sent[i] / oracle->ranks;
+            mean += oracle->workers[rank].sent[i] * oracle->workers[rank].share;
         }
         oracle->outer[i] -= alpha * mean;
         for (int rank = 0; rank < oracle->ranks; rank++) {

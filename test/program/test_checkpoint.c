@@ -8,6 +8,7 @@
 #define _GNU_SOURCE // prlimit
 #include "checkpoint/hf_model.h"
 #include "test/program/fleet.h"
+#include "test/program/masked.h"
 
 #include <dirent.h>
 #include <sys/mount.h>
@@ -168,13 +169,14 @@ static void check_refused(Stage *stage, int ranks, const char *out, const char *
 
 // Every variant has an uninterrupted run, and one that is resumed from a checkpoint in its
 // middle.
-static void check_exact(Stage *stage, int ranks, const char *model) {
+static void check_exact(Stage *stage, int ranks, const char *model, const char *data) {
     Fleet *fleet = fleet_new(stage);
     Fingerprint prints[VARIANTS];
     static Training whole[VARIANTS];
     long steps[VARIANTS];
     for (int i = 0; i < VARIANTS; i++) {
-        fleet_start(fleet, ranks, "--save-every 1 --keep 100 --model %s %s", model, variants[i].options);
+        fleet_start(fleet, ranks, "--save-every 1 --keep 100 --model %s %s %s", model, data,
+                    variants[i].options);
     }
     fleet_finish(fleet);
     memcpy(prints, fleet->prints, sizeof prints);
@@ -188,7 +190,7 @@ static void check_exact(Stage *stage, int ranks, const char *model) {
     stage_end_all(stage);
     fleet = fleet_new(stage);
     for (int i = 0; i < VARIANTS; i++) {
-        fleet_start(fleet, ranks, "%s --model %s --resume %s", variants[i].options, model,
+        fleet_start(fleet, ranks, "%s --model %s %s --resume %s", variants[i].options, model, data,
                     step_path(&whole[i], steps[i]));
     }
     fleet_finish(fleet);
@@ -206,13 +208,13 @@ static void check_exact(Stage *stage, int ranks, const char *model) {
 }
 
 static void one_rank_goes_on_with_the_same_bits(void **state) {
-    check_exact(stage_of(state), 0, "model.json");
+    check_exact(stage_of(state), 0, "model.json", "");
 }
 static void two_ranks_go_on_with_the_same_bits(void **state) {
-    check_exact(stage_with_ranks(state), 2, "gpt2.json");
+    check_exact(stage_with_ranks(state), 2, "gpt2.json", "");
 }
 static void three_ranks_go_on_with_the_same_bits(void **state) {
-    check_exact(stage_with_ranks(state), 3, "model.json");
+    check_exact(stage_with_ranks(state), 3, "model.json", "--data masked.bin");
 }
 
 // Resumed from each of a run's checkpoints, with the same reports and validations; also
@@ -2104,6 +2106,8 @@ static void write_model(const Stage *stage, const char *name, int channels, int 
     stage_write(stage, name, text);
 }
 
+static int predicted_in(int window) { return 1 + window * 7 % 16; }
+
 static void open_stage(Stage *stage) {
     stage_open(stage);
     char path[STAGE_PATH_SIZE], base[2 * STAGE_PATH_SIZE];
@@ -2125,6 +2129,7 @@ static void open_stage(Stage *stage) {
     }
     text[sizeof text - 1] = '\0';
     stage_write(stage, "text.txt", text);
+    stage_write_masked(stage, "masked.bin", 200, 16, predicted_in);
 }
 
 static Stage stage_of_all;

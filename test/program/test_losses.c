@@ -6,9 +6,7 @@
 //
 // The steps here are too small to change anything, so a loss depends on the data alone.
 #include "test/program/fleet.h"
-
-#include "runtime/random.h"
-#include "tokenizer/token_file.h"
+#include "test/program/masked.h"
 
 enum { LENGTH = 8, WINDOWS = 40 };
 
@@ -16,36 +14,6 @@ enum { LENGTH = 8, WINDOWS = 40 };
 
 // Predicted tokens of a window: none in every third one.
 static int predicted_in(int window) { return window % 3 == 0 ? 0 : 1 + window % LENGTH; }
-
-static void put_number(uint8_t *bytes, uint64_t value, int count) {
-    for (int i = 0; i < count; i++) { bytes[i] = (uint8_t)(value >> 8 * i); }
-}
-
-// A token file of WINDOWS windows, which share their first and last tokens.
-static void write_masked(const Stage *stage, const char *name) {
-    enum { COUNT = WINDOWS * LENGTH + 1, MASK = (COUNT + 7) / 8, HEADER = TOKEN_FILE_HEADER_BYTES };
-    static uint8_t file[HEADER + 2 * COUNT + MASK];
-    char path[STAGE_PATH_SIZE];
-    uint8_t *tokens = file + HEADER, *mask = tokens + 2 * COUNT;
-    Random random = {1};
-    memset(file, 0, sizeof file);
-    for (int i = 0; i < COUNT; i++) { put_number(tokens + 2 * i, random_bits(&random) % 256, 2); }
-    for (int window = 0; window < WINDOWS; window++) {
-        for (int t = 0; t < predicted_in(window); t++) {
-            int place = window * LENGTH + 1 + t;
-            mask[place / 8] |= (uint8_t)(1 << place % 8);
-        }
-    }
-    memcpy(file, TOKEN_FILE_MAGIC, sizeof TOKEN_FILE_MAGIC);
-    put_number(file + 8, TOKEN_FILE_VERSION, 4);
-    put_number(file + 12, 2, 4);
-    put_number(file + 16, 256, 4);
-    put_number(file + 20, TOKEN_FILE_HAS_MASK, 4);
-    put_number(file + 24, COUNT, 8);
-    uLong sum = crc32(0, file + HEADER, sizeof file - HEADER);
-    put_number(file + offsetof(TokenFileHeader, checksum), crc32(sum, file, HEADER), 4);
-    file_write(stage_path(stage, name, path), file, sizeof file);
-}
 
 // What `train_gpt eval` prints for the model of a run. Its windows count the token that
 // is predicted last, those of the data loader do not.
@@ -174,8 +142,9 @@ static void write_stage(const Stage *stage) {
              "\"timeout-s\": 100, \"device\": \"cpu\"}\n",
              stage_path(stage, "model.json", path), STEPS * 2 * 16);
     stage_write(stage, "base.json", base);
-    write_masked(stage, "masked.bin");
-    write_masked(stage, "same.bin"); // data to validate on must be another file
+    stage_write_masked(stage, "masked.bin", WINDOWS, LENGTH, predicted_in);
+    stage_write_masked(stage, "same.bin", WINDOWS, LENGTH,
+                       predicted_in); // data to validate on must be another file
 }
 
 #define LOSSES_TEST(function) cmocka_unit_test_prestate_setup_teardown(function, NULL, stage_end_test, &stage)

@@ -289,10 +289,11 @@ static void long_documents_are_cut(void **state) {
     check_long_document("\xE6\x97\xA5\xC3\xA9", '\0');
 }
 
-// A file of the same name is used again, so the name must differ with every byte.
+// A file of the same name is used again, so the name must differ with every byte, and with the token
+// that ends a text.
 static void the_name_follows_from_every_byte(void **state) {
     (void)state;
-    enum { SIZE = 100000, NAMES = 7 };
+    enum { SIZE = 100000, NAMES = 8 };
     char names[NAMES][TEXTS_NAME_SIZE], again[TEXTS_NAME_SIZE];
     Tokenizer tokenizer = open_tokenizer();
     uint8_t *bytes = (uint8_t *)calloc(1, SIZE);
@@ -303,6 +304,9 @@ static void the_name_follows_from_every_byte(void **state) {
     tokenizer.sum ^= 1;
     texts_name(&whole, 1, &tokenizer, names[3]);
     tokenizer.sum ^= 1;
+    tokenizer.end += 2;
+    texts_name(&whole, 1, &tokenizer, names[7]);
+    tokenizer.end -= 2;
     for (int i = 0; i < 3; i++) {
         size_t at = i == 0 ? 0 : i == 1 ? SIZE / 2 : SIZE - 1;
         bytes[at] ^= 1;

@@ -181,6 +181,11 @@ static void test_control_groups(void **state) {
     put(root, "job/cpu.max", "150000 100000\n");
     limits = group_limits(self, root);
     assert_true(limits.memory == 500000 && limits.cores == 1.5);
+    put(root, "cpu.max", "800000 100000\n"); // a wider one around it changes nothing
+    assert_true(group_limits(self, root).cores == 1.5);
+    put(root, "job/step/cpu.max", "50000 100000\n"); // nor does one around a narrower one
+    assert_true(group_limits(self, root).cores == 0.5);
+    put(root, "cpu.max", "max 100000\n");
     put(root, "memory.max", "400000\n"); // of the root, as in a container
     assert_true(group_limits(self, root).memory == 400000);
     put(root, "job/memory.current", "7000000\n");

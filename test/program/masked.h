@@ -1,4 +1,5 @@
-// masked.h: token files for tests of masks, with the tokens that are predicted as a test asks for.
+// masked.h: token files for tests of masks, with the tokens that are predicted as a test asks
+// for.
 #pragma once
 
 #include <zlib.h>
@@ -11,8 +12,8 @@ static inline void put_number(uint8_t *bytes, uint64_t value, int count) {
     for (int i = 0; i < count; i++) { bytes[i] = (uint8_t)(value >> 8 * i); }
 }
 
-// A token file of `windows` windows of `length` random bytes, which share their first and last tokens.
-// Of window w the first predicted_in(w) tokens are predicted.
+// A token file of `windows` windows of `length` random bytes, which share their first and last
+// tokens. Of window w the first predicted_in(w) tokens are predicted.
 static inline void stage_write_masked(const Stage *stage, const char *name, int windows, int length,
                                       int (*predicted_in)(int window)) {
     enum { HEADER = TOKEN_FILE_HEADER_BYTES };

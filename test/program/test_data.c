@@ -289,8 +289,8 @@ static void long_documents_are_cut(void **state) {
     check_long_document("\xE6\x97\xA5\xC3\xA9", '\0');
 }
 
-// A file of the same name is used again, so the name must differ with every byte, and with the token
-// that ends a text.
+// A file of the same name is used again, so the name must differ with every byte, and with the
+// token that ends a text.
 static void the_name_follows_from_every_byte(void **state) {
     (void)state;
     enum { SIZE = 100000, NAMES = 8 };
@@ -652,8 +652,8 @@ static void byte_order_marks_are_skipped(void **state) {
     }
 }
 
-// Where the tokenizer has no <|endoftext|>, the end is what tokenizer_config.json says, also in the
-// checkpoints of a run.
+// Where the tokenizer has no <|endoftext|>, the end is what tokenizer_config.json says, also in
+// the checkpoints of a run.
 static void another_token_ends_a_text(void **state) {
     Stage *stage = stage_of(state);
     shell(stage,

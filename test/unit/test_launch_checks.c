@@ -6,6 +6,7 @@
 
 #include "program/announce.h"
 #include "program/launch_checks.h"
+#include "program/start_watch.h"
 
 // Sets the launchers' variables to those of "NAME=value NAME=value", and no others.
 static void set_environment(const char *text) {
@@ -318,19 +319,36 @@ static void a_slow_rank_is_found(void **state) {
     }
 }
 
+// ---- A start that does not start -------------------------------------------------------
+
+static void wait_alone(const void *context) {
+    StartWatch watch;
+    start_watch_begin(&watch, *(const double *)context);
+    pause();
+}
+
+// The deadline counts from the beginning, and not from the word that is said on the way to it.
+static void the_start_ends_at_its_deadline(void **state) {
+    (void)state;
+    enum { SECONDS = 3 };
+    const double timeout = SECONDS;
+    char said[1024];
+    double began = clock_seconds();
+    int status = run_in_child(wait_alone, &timeout, said, sizeof said);
+    double took = clock_seconds() - began;
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SYSTEM_FAILURE);
+    assert_non_null(strstr(said, "has not met the other ranks in 3 s"));
+    if (!(took >= SECONDS && took < 1.45 * SECONDS)) { fail_msg("%g s", took); }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_launcher_rank),
-        cmocka_unit_test(test_independent_copies),
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_core_lists),
-        cmocka_unit_test(test_control_groups),
-        cmocka_unit_test(test_physical_cores),
-        cmocka_unit_test(test_shared_memory),
-        cmocka_unit_test(test_hosts),
-        cmocka_unit_test(test_processors_for_nccl),
-        cmocka_unit_test(test_this_machine),
-        cmocka_unit_test(a_slow_rank_is_found),
+        cmocka_unit_test(test_launcher_rank),  cmocka_unit_test(test_independent_copies),
+        cmocka_unit_test(test_threads),        cmocka_unit_test(test_core_lists),
+        cmocka_unit_test(test_control_groups), cmocka_unit_test(the_start_ends_at_its_deadline),
+        cmocka_unit_test(test_physical_cores), cmocka_unit_test(test_shared_memory),
+        cmocka_unit_test(test_hosts),          cmocka_unit_test(test_processors_for_nccl),
+        cmocka_unit_test(test_this_machine),   cmocka_unit_test(a_slow_rank_is_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

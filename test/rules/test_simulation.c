@@ -274,6 +274,24 @@ static void bytes_leave_a_host_once(void **state) {
     }
 }
 
+// On two levels sums travel inside a host in fp32, and what is gathered in the format of the wire.
+static void sums_inside_a_host_are_fp32(void **state) {
+    (void)state;
+    enum { RANKS = 8, EACH = 4 };
+    World *world = world_new(RANKS, EACH, C);
+    double own = (double)(world->problem.parameter_count / RANKS), rate = 1e6;
+    double element = (double)wire_bytes(WIRE_INT8, WIRE_BLOCK) / WIRE_BLOCK;
+    double elements = RANKS / EACH * (EACH - 1) * own; // of every rank
+    world->machine.host.bytes_per_second = INFINITY;
+    world->machine.inside.bytes_per_second = rate;
+    for (int gather = 0; gather < 2; gather++) {
+        double seconds =
+            machine_exchange(&world->machine, &world->transport, own, WIRE_INT8, gather == 1).seconds;
+        expect(seconds, elements * (gather == 1 ? element : sizeof(float)) / rate, "inside a host", gather);
+    }
+    world_free(world);
+}
+
 static void sparse_blocks_leave_a_host_once_for_each_other_host(void **state) {
     (void)state;
     static const struct {
@@ -362,6 +380,7 @@ int main(void) {
         cmocka_unit_test(auto_computes_for_as_long_as_it_takes),
         cmocka_unit_test(counts_of_ranks_may_differ),
         cmocka_unit_test(bytes_leave_a_host_once),
+        cmocka_unit_test(sums_inside_a_host_are_fp32),
         cmocka_unit_test(sparse_blocks_leave_a_host_once_for_each_other_host),
         cmocka_unit_test(work_for_an_exchange_slows_computation),
         cmocka_unit_test(computation_slows_an_exchange),

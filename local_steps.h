@@ -200,11 +200,29 @@ static inline void fragment_block_task(void *context, int task, int thread) {
     fragment_work_on(work, begin, size_min(begin + FRAGMENT_BLOCK, count));
 }
 
+// step <- the mean over all workers, with the weights that came with their elements.
+static inline void sparse_weigh(Scheduler *s, Stream *stream, SparseStep *step) {
+    int ranks = s->transport->size;
+    float *weights = (float *)memory_take((size_t)ranks, sizeof(float)), total = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        weights[rank] = worker_weight(s, &s->tallies[rank]);
+        total += weights[rank];
+    }
+    stream_copy(stream, s->local.sparse.weights, weights, (size_t)ranks * sizeof(float));
+    stream_settle(stream);
+    free(weights);
+    step->ranks = ranks;
+    step->alpha = s->settings.sparse_alpha;
+    step->total = total > 0 ? total : 1;
+    step->weights = s->local.sparse.weights;
+}
+
 static inline void fragment_task(void *context, Stream *stream) {
     FragmentWork *work = (FragmentWork *)context;
     Scheduler *s = work->scheduler;
     size_t count = s->local.fragments[work->fragment].layout.count;
     trace_begin(&s->trace, TRACE_COMPUTE, "outer step");
+    if (work->operation == SPARSE_APPLY) { sparse_weigh(s, stream, &work->sparse); }
     if (stream->queue != NULL) {
         fragment_work_on(work, 0, count);
         stream_settle(stream);
@@ -272,16 +290,6 @@ static inline void send_sparse(Scheduler *s) {
 
 static inline void apply_sparse(Scheduler *s, bool keep) {
     if (scheduler_is_halted(s)) { return; }
-    int ranks = s->transport->size;
-    float *weights = (float *)memory_take((size_t)ranks, sizeof(float)), total = 0;
-    for (int rank = 0; rank < ranks; rank++) {
-        weights[rank] = worker_weight(s, &s->tallies[rank]);
-        total += weights[rank];
-    }
-    stream_copy(s->compute, s->local.sparse.weights, weights, (size_t)ranks * sizeof(float));
-    stream_settle(s->compute);
-    free(weights);
-    SparseStep step = {ranks, s->settings.sparse_alpha, total > 0 ? total : 1, s->local.sparse.weights};
-    FragmentWork work = {.scheduler = s, .operation = SPARSE_APPLY, .sparse = step, .keeps = keep};
+    FragmentWork work = {.scheduler = s, .operation = SPARSE_APPLY, .keeps = keep};
     scheduler_call(s, s->compute, fragment_task, &work);
 }

@@ -2,7 +2,7 @@
 //
 //   reduce     adds up the gradient sums (in local rules the pseudo-gradients) of all
 //              workers, each element at the rank that owns it; where only the largest
-//              elements travel, brings those of all ranks to all ranks instead
+//              elements travel, sends every rank's elements to all ranks instead
 //   summary    one small exchange of records: counts, losses, the norm of the gradient
 //   step       the optimizer steps what this worker owns: a commit, an estimate, or both
 //   gather     sends what was stepped to all ranks

@@ -111,8 +111,8 @@ typedef struct SchedulerSettings {
     Precision precision;    // in which a problem on a GPU computes
     Nccl *nccl;             // NULL: data of GPUs travel through the host
     int product_processors; // of the GPU, that products during an exchange may count on; 0: all
-    int beside[2]; // micro-batches that overlap a measured exchange: a COMMIT's, an ESTIMATE's.
-                   // 0: not measured, so all during a job
+    int beside[2];          // micro-batches that overlap a measured exchange: a COMMIT's, an ESTIMATE's.
+                            // 0: not measured, so all during a job
 } SchedulerSettings;
 
 // Whether each rank steps a shard, which it then sends to the others.

@@ -2,8 +2,8 @@
 // GPU over NCCL. The contract is in collective.h.
 //
 // NCCL only moves bytes. Our own kernels encode, add and decode (kernels/cuda/wire.cuh):
-// any wire format travels, and sums are those of collectives_host.h bit for bit. An
-// all-gather adds nothing, so it is the library's own.
+// any wire format travels, and sums equal collectives_host.h's bit for bit. An all-gather
+// adds nothing, so it is the library's own.
 //
 // A batch is as many cells as the message buffers hold. A message has pieces of owners:
 //
@@ -118,7 +118,7 @@ static inline void nccl_reduce_inside(NcclBatch *batch) {
     gpu_wait_for(batch->stream->queue, nccl->inside_done);
 }
 
-// The sums of this host go to their owners, and those of all hosts are added up.
+// The sums of this host go to their owners, and the owners add up the sums of all hosts.
 static inline void nccl_reduce_between(NcclBatch *batch) {
     Nccl *nccl = batch->nccl;
     const Groups *groups = batch->groups;

@@ -17,8 +17,8 @@
 // before to the sums of the lanes that were running. The clock is read while the mutex is held:
 // otherwise the two threads could report their times in the wrong order.
 //
-// Each rank's clock has its own start. Its offset to that of rank 0 is measured at the
-// start and at the end of a run; spans in between are moved along the line through both.
+// Each rank's clock has its own start. Its offset to rank 0's clock is measured at the start
+// and at the end of a run; spans in between are moved along the line through both.
 #pragma once
 
 #include "comm/transport.h"
@@ -142,7 +142,7 @@ static inline TraceSums trace_take(Trace *trace) {
 // How far the clock of rank 0 is from this rank's clock.
 typedef struct ClockOffset {
     double time;    // this rank's clock when it was measured
-    double seconds; // to be added to this rank's clock to get that of rank 0
+    double seconds; // to be added to this rank's clock to get rank 0's
     double error;   // the true value is at most this far away
 } ClockOffset;
 

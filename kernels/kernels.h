@@ -1,7 +1,7 @@
 // kernels.h: every operation, and the one place that chooses where it runs.
 //
-// The contract of all operations: arrays are row-major, with the shapes written beside
-// each declaration. A kernel is called in a task of `stream` and allocates nothing. On
+// The contract of all operations: arrays are row-major, with the shapes written at each
+// declaration. A kernel is called in a task of `stream` and allocates nothing. On
 // the CPU it runs on the stream's thread pool and has finished when it returns.
 // On a GPU the call puts it into the stream's queue and returns; later kernels of the
 // stream see its result. Arrays of Real are in the stream's precision; arithmetic and
@@ -155,8 +155,8 @@ static inline void matmul_backward_weight(Stream *stream, float *d_weight, const
     matmul(stream, &work);
 }
 
-// A low-rank product beside that of a frozen weight (LoRA, arXiv 2106.09685): the weight is
-// as if it were weight + scale b a, but is never made.
+// A low-rank product, added to a frozen weight's product (LoRA, arXiv 2106.09685): as if the
+// weight were weight + scale b a, which is never made.
 typedef struct LowRank {
     const Real *a, *b; // (rank, inputs), (outputs, rank)
     float *d_a, *d_b;  // their gradients; NULL: forward

@@ -1,7 +1,7 @@
 // chat.h: how a model is spoken to: the constant texts of its tokenizer's chat template.
 //
 // `python -m tokenizer.chat MODEL` takes them out of the template, and checks that they give
-// what it gives, so nothing here needs Jinja. They are in chat.json, beside tokenizer.json:
+// what it gives, so nothing here needs Jinja. They are in chat.json, next to tokenizer.json:
 //
 //     {"first": [a, b], "system": [a, b, c], "next": [a, b], "end": "<|im_end|>"}
 //

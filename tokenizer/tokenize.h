@@ -85,7 +85,7 @@ static inline char *encode_bytes(const char *text, size_t *count) {
     return bytes;
 }
 
-// Encodes a chat, of which the parts of `learn` are predicted.
+// Encodes a chat; the parts that `learn` names are predicted.
 static inline bool encode_chat(const Tokenizer *tokenizer, uint64_t line, const char *text, size_t bytes,
                                const json_t *learn, TokenList *tokens, Error *error) {
     size_t before = tokens->count, token = 0;

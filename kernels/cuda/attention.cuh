@@ -130,8 +130,7 @@ DEVICE void cuda_attention_mask(float scores[N / 8][4], int first_row, int first
 
 template <int D> static constexpr int cuda_attention_stride = D + CUDA_ATTENTION_PADDING;
 
-// Columns of scores that backward holds in registers at a time: as many as fit beside the
-// sums.
+// Columns of scores that backward holds in registers at a time: as many as fit with the sums.
 template <int D, int M> static constexpr int cuda_attention_chunk = D *M <= 80 ? 32 : 16;
 
 // The rows of shared memory from the `own` rows of a block to stage 0. The tiles of the other

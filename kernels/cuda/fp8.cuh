@@ -1,8 +1,8 @@
 // fp8.cuh: operands of matrix products in FP8, on a GPU.
 //
 // Contract: kernels/kernels.h (fp8_cast). One kernel finds the largest magnitude of each
-// block's elements, the next one looks at those of all blocks: the matrix is read twice, since
-// its scale is known only behind its end. Casts are computed with integers: the program is also
+// block's elements, the next one reads all blocks' largest. So the matrix is read twice: its
+// scale is known only at its end. Casts are computed with integers, since the program is also
 // built for GPUs that lack the instruction.
 #pragma once
 

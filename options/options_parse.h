@@ -402,9 +402,9 @@ static inline bool options_read_chosen(const json_t *chosen, Options *options, E
     return true;
 }
 
-// Sets what the file has, and notes that in `sources`. The file is a configuration, or
-// the manifest of a checkpoint, which has one as "options". again: the options are those
-// of the run that wrote it; otherwise what it has chosen is to be chosen once more.
+// Sets what the file has, and notes that in `sources`. The file is a configuration, or the
+// manifest of a checkpoint, which has one as "options". again: what the writing run has chosen
+// is taken, too; otherwise it is to be chosen once more.
 static inline bool options_read_file(const char *path, bool again, Options *options,
                                      OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     json_error_t problem;
@@ -446,9 +446,9 @@ static inline bool options_read_file(const char *path, bool again, Options *opti
     return valid;
 }
 
-// Writes every option. What the program has chosen is left to it in the file, too, with the
-// values beside it: so the file repeats the run, is a template for another model, and a run
-// that goes on keeps what was chosen.
+// Writes every option. Options that the program chose are written as "auto" or their other word,
+// with the chosen values under "chosen": so the file repeats the run, is a template for another
+// model, and a resumed run keeps what was chosen.
 static inline bool options_save_file(const Options *options, const char *path, Error *error) {
     FILE *file = file_replace_begin(path, error);
     if (file == NULL) { return false; }

@@ -172,7 +172,7 @@ static inline uint64_t check_replicas(const Scheduler *s, const void *parameters
         if (all[rank] == all[0]) { continue; }
         transport_fail(
             transport,
-            "the parameters of rank %d differ from those of rank 0: their programs round "
+            "the parameters of rank %d differ from rank 0's: their programs round "
             "differently (the start says whether builds or processors differ), or this is a bug in "
             "train_gpt. Checkpoints of before are sound",
             rank);

@@ -52,8 +52,8 @@ static inline void trial_free(Trial *trial) {
     free(trial);
 }
 
-// Only options that the setup of `run` does not depend on may differ: those of the rule
-// and of the micro-batch, --seq-len, --recompute and --inner. NULL: with an error.
+// Only options that the setup of `run` does not depend on may differ: the rule's, the
+// micro-batch's, --seq-len, --recompute and --inner. NULL: with an error.
 static inline Trial *trial_reserve(const Setup *setup, const Options *options, Error *error) {
     if ((double)options->micro_batch * (double)options->seq_len > MOST_TOKENS_OF_A_MICRO_BATCH) {
         error_set(error, "a micro-batch has too many tokens");

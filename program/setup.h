@@ -26,7 +26,7 @@ static inline bool choose_part(const Options *options, const ModelConfig *config
     return choice.rank == 0 || !hf_model_has(start, ADAPTERS_CONFIG) ||
            error_set(error,
                      "%.300s has adapters already: merge them first, as train_gpt average --from RUN "
-                     "--last 1 --out DIR does for those of a run",
+                     "--last 1 --out DIR does for a run's",
                      start);
 }
 
@@ -124,8 +124,8 @@ static inline bool choose_rates(Run *run, Error *error) {
                      options->minimum_learning_rate, options->learning_rate);
 }
 
-// Tokens of one pass over the training data; 0: they are endless, not known yet, or of
-// several sources, each of which has epochs of its own.
+// Tokens of one pass over the training data; 0: they are endless, not known yet, or of several
+// sources, since each has epochs of its own.
 static inline double tokens_per_epoch(const DataLoader *data) {
     return data->source_count > 1 ? 0 : (double)data->training_windows * data->sequence_length;
 }

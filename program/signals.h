@@ -1,9 +1,9 @@
 // signals.h: what a rank does when it is asked to stop, or killed from outside.
 //
-// SIGINT, SIGTERM, SIGHUP and SIGUSR1 all ask a rank to stop: it sets a flag, of which all
-// ranks learn with the next job (Wishes::stop_agreed), the next batch of a validation, or
-// when they next agree on something (agree_or_exit). They save what there is and leave
-// together. Nothing here ends a rank that saves slowly; only a second SIGINT ends it at once.
+// SIGINT, SIGTERM, SIGHUP and SIGUSR1 all ask a rank to stop: it sets a flag. All ranks learn
+// of it with the next job (Wishes::stop_agreed), with the next batch of a validation, or when
+// they next agree on something (agree_or_exit). They save what there is and leave together.
+// Nothing here ends a rank that saves slowly; only a second SIGINT ends it at once.
 //
 // The launcher also uses SIGTERM to end the remaining ranks when one has died, and says
 // only which and where. So on SIGTERM a rank prints where it was, whether the process of a

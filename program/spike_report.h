@@ -40,7 +40,7 @@ static inline void describe_spike(const CheckpointedRun *run, const DataLoader *
                  "first is number %llu in the order of training%s)",
                  rank, spike->site.micro_batch - 1, run->B, plural(run->B), (unsigned long long)first, place);
     } else if (spike->kind == SPIKE_GRADIENT && rank < 0) {
-        snprintf(text, size, "the sum of the gradients is not finite although those of every rank are");
+        snprintf(text, size, "the sum of the gradients is not finite although every rank's own are");
     } else if (spike->kind == SPIKE_GRADIENT) {
         const ParameterInfo *tensor = spike_tensor(run->table, spike);
         size_t within = (size_t)spike->site.element - 1 - tensor->offset,

@@ -1944,7 +1944,7 @@ static void a_start_beside_a_checkpoint_is_said_to_be_unused(void **state) {
              run.out);
     Outcome outcome = program_run(stage, 0, options);
     outcome_check(&outcome, 0, options);
-    text_check(outcome.output, "with its parameters; those of ", options);
+    text_check(outcome.output, "is not loaded", options);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@
 #include "comm/nccl.h"
 #include "kernels/kernels.h"
 
-// Bytes of encoded messages in each direction: the host takes about 0.1 ms for a batch, in which
-// a fast link moves 30 MB.
+// Bytes of encoded messages in each direction. The host takes about 0.1 ms for a batch; a fast
+// link moves 30 MB in this time.
 enum { NCCL_BUFFER_BYTES = 128 << 20, NCCL_ALIGNMENT = 128 };
 
 static inline size_t nccl_piece_bytes(WireFormat wire, size_t piece) {

@@ -254,9 +254,9 @@ static inline TraceRank trace_move_spans(Trace *trace, const Transport *transpor
     return mine;
 }
 
-// Writes the spans of all ranks to `path`, in the time of rank 0, in which it leaves
-// them. All ranks call it when no span is running, each with its two measurements of the
-// clock, and get the same result. ts in the file: microseconds since the earliest span.
+// Writes the spans of all ranks to `path`, in rank 0's time, and leaves them in this time. All
+// ranks call it when no span is running, each with its two measurements of the clock, and get
+// the same result. ts in the file: microseconds since the earliest span.
 //
 // Rank 0 receives one piece of every rank at a time and writes it, so it never holds more
 // than one piece of each. If it cannot write, it receives all the same, because the others

@@ -51,8 +51,8 @@
         call; \
         return; \
     }
-// The operation where the stream is: on the CPU, or on a GPU, for which it is a template
-// over the type of `precision`.
+// The operation where the stream is: on the CPU, or on a GPU, where it is a template over the
+// type of `precision`.
 #define KERNEL(operation, precision, stream, ...) \
     ((stream)->queue == NULL         ? cpu_##operation(stream, __VA_ARGS__) \
      : (precision) == PRECISION_BF16 ? cuda_##operation<__nv_bfloat16>(stream, __VA_ARGS__) \
@@ -255,9 +255,9 @@ LAYER(layernorm_forward, Layernorm)
 LAYER(layernorm_backward, Layernorm)
 LAYER(attention, Attention) // forward; with a d_qkv backward, from what forward has written
 LAYER(bias_add, Bias)       // forward; with a d_bias backward
-// Forward leaves in `saved` what backward needs. On the CPU that is the derivative, which
-// costs more to compute again than to keep; on a GPU `saved` does not change, and the
-// same call computes the output again.
+// Forward leaves in `saved` what backward needs. On the CPU this is the derivative: to keep it
+// costs less than to compute it again. On a GPU `saved` does not change, and the same call
+// computes the output again.
 LAYER(gelu_forward, Gelu)
 LAYER(gelu_backward, Gelu)
 

@@ -266,8 +266,8 @@ static inline const char *option_excluded_by(const OptionSpec *option, const Opt
     return NULL;
 }
 
-// An option that this one, with the value that it has, needs, and that is at its default; NULL:
-// there is none.
+// An option that this one needs with its present value, and that is at its default; NULL: there is
+// none.
 static inline const OptionSpec *option_still_needs(const OptionSpec *option, const Options *options) {
     char words[2][64];
     int count = option->needs == NULL ? 0 : sscanf(option->needs, "%63s %63s", words[0], words[1]);
@@ -573,9 +573,9 @@ static inline bool options_settle_rivals(Options *options, OptionSource sources[
 
 // ---- A run that is resumed ------------------------------------------------------------
 
-// The file with the options of the run that --resume names by itself, by its folder of
-// checkpoints or by one of these, or that --like names; empty: there is none. A checkpoint
-// that lies outside its run has a copy.
+// The file with the options of the run that --resume or --like names; empty: there is none.
+// --resume may name the run, its folder of checkpoints, or one of these. A checkpoint that lies
+// outside its run has a copy of the options.
 static inline void options_find_kept(const Options *options, OptionText path) {
     bool is_auto = strcmp(options->resume, "auto") == 0, plans = options->command == COMMAND_PLAN;
     char named[PATH_MAX], run[PATH_MAX];
@@ -599,10 +599,10 @@ static inline void options_find_kept(const Options *options, OptionText path) {
     path[0] = '\0';
 }
 
-// Every option is as in the run that is resumed, or that a plan is like, unless the command
-// line or a file of --config says otherwise. Not so what the table says is of one run, and
-// what does not go together with what is given now, such as options of another rule. With
-// --precision fastest what the run has chosen is taken in any case.
+// Every option is as in the resumed run, or in the run of --like, unless the command line or a
+// file of --config says otherwise. Exceptions: options that the table calls of one run, and
+// options that exclude what is given now, such as another rule's. With --precision fastest the
+// run's choice is taken in any case.
 static inline bool options_keep(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     Options before;
     OptionSource saved[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};

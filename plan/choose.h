@@ -35,9 +35,9 @@ typedef struct Measurements {
     double exchange[WIRE_FORMAT_COUNT]; // seconds, of the slowest rank; 0: not measured
 } Measurements;
 
-// One way to run, and the seconds of its commits: with exchanges that are as slow as the
-// margin allows, and in the mean of these and those that were measured. With slow
-// exchanges alone, a split that hides all that was measured may look no better than one that
+// One way to run, and the seconds of its commits: with exchanges as slow as the margin allows
+// (late), and the mean of these seconds and the seconds with measured exchanges (expected). With
+// slow exchanges alone, a split that hides the measured ones may look no better than a split that
 // hides nothing.
 typedef struct Choice {
     RuleOptions options;

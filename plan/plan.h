@@ -160,7 +160,7 @@ static inline void print_speed(const ForecastRow *row) {
     printf(" in %s", human_duration(tokens / speed, text));
 }
 
-// "RULE --name value ...", with what is not as in the run of that rule that was asked for.
+// "RULE --name value ...": the options that differ from the run of this rule as asked for.
 static inline void print_recommended(const char *word, const Forecast *forecast, const ForecastRow *row) {
     printf("%-16s %s", word, options_rule(&row->options)->name);
     print_options(stdout, &row->options, &forecast->rows[row->options.rule].options);
@@ -235,7 +235,7 @@ static inline json_t *print_faster(const Forecast *forecast) {
     return lines;
 }
 
-// "options" of a row: what is not as in the run of that rule that was asked for.
+// "options" of a row: the options that differ from the run of its rule as asked for.
 static inline json_t *forecast_as_json(const Setup *setup, const Forecast *forecast) {
     const Machine *machine = &forecast->machine;
     json_t *rules = json_array(), *recipes = json_array(), *best = json_null();

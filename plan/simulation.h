@@ -94,8 +94,8 @@ static inline double simulation_share(const Simulation *simulation, int first, i
     return all > 0 ? (layers + (head ? (double)problem->layer_begins[0] : 0)) / all : head;
 }
 
-// When a micro-batch that begins at `start` has ended its forward pass: one step, or one
-// for each layer if parameters are still to arrive, for which the layer waits (H7).
+// When a micro-batch that begins at `start` has ended its forward pass: one step, or one for each
+// layer if parameters are still to arrive and the layer waits for them (H7).
 static inline double simulation_forward(const Simulation *simulation, double start, double seconds,
                                         double *busy) {
     const Scheduler *s = simulation->scheduler;

@@ -61,8 +61,8 @@ static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count)
     return hash;
 }
 
-// All ranks introduce themselves; those with different options would train nonsense, and
-// are refused. Returns the hellos of all ranks (size), for the life of the process.
+// All ranks introduce themselves. Ranks with different options would train nonsense, and are
+// refused. Returns the hellos of all ranks (size), for the life of the process.
 static inline const Hello *exchange_hellos(Run *run) {
     Transport *transport = &run->transport;
     Options *first = (Options *)memory_take(1, sizeof *first);

@@ -1,6 +1,6 @@
 // fit.h: does a run fit into the memory that there is? If not, what would?
 //
-// What would is found by trial: the reservations are made again with other options, which
+// Answers are found by trial: the reservations are made again with other options, which
 // allocates nothing.
 #pragma once
 

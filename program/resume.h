@@ -218,7 +218,7 @@ static inline void keep_measured_choices(Run *run, const CheckpointSource *sourc
     share_from_rank_zero(&run->transport, "sharing", &run->options.rules, sizeof run->options.rules);
 }
 
-// Options that say which checkpoints stay, and said otherwise in the run that goes on.
+// Notes which options about keeping checkpoints differ from the resumed run's.
 static inline void note_other_keeping(Run *run, const json_t *options) {
     char now[OPTION_VALUE_SIZE], old[OPTION_VALUE_SIZE], *text = run->saving.other_keeping;
     for (const OptionSpec *option = option_table; option < option_end; option++) {
@@ -343,7 +343,7 @@ static inline void resume_run(Run *run) {
     if (strcmp(resume, "auto") == 0) {
         int64_t commit = load_newest(&run->checkpointed, remarks);
         if (commit < 0 && run->checkpointed.damaged_count > 0) {
-            // To begin at zero here would hide that a run is lost, and in the end remove what may
+            // Beginning at zero here would hide that a run is lost, and in the end remove what may
             // still be repaired.
             error_set(&error,
                       "--resume auto: no checkpoint in %.300s can be loaded, for the reasons above. Repair "

@@ -130,8 +130,8 @@ static inline double tokens_per_epoch(const DataLoader *data) {
     return data->source_count > 1 ? 0 : (double)data->training_windows * data->sequence_length;
 }
 
-// From now on --epochs are --tokens; the rates follow from that. Those of a text that is
-// to be tokenized are counted when this is called again with its tokens.
+// From now on --epochs are --tokens; the rates follow from them. The epochs of a text that is to
+// be tokenized are counted when this is called again with its tokens.
 static inline bool choose_length(Run *run, Error *error) {
     Options *options = &run->options;
     double asked = options->epochs;

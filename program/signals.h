@@ -102,8 +102,8 @@ static inline void signal_watch_report(const SignalWatch *watch, bool first) {
                 signal_watch_lost(watch, text));
     } else if (advises && first && all_live && getenv("OMPI_COMM_WORLD_SIZE") != NULL) {
         // Open MPI's mpirun passes every wish to end on as SIGTERM, and sends SIGKILL a second
-        // later. That of version 5 has stopped to forward what ranks say by then: whoever pressed
-        // Ctrl-C is told on the terminal itself.
+        // later. Version 5 no longer forwards what ranks say by then: whoever pressed Ctrl-C is
+        // told on the terminal itself.
         FILE *heard = getenv("PRTE_LAUNCHED") != NULL ? fopen("/dev/tty", "w") : NULL;
         fprintf(heard != NULL ? heard : stderr,
                 "train_gpt: mpirun leaves its ranks a second or less to save; started with scripts/launch "

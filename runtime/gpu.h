@@ -21,7 +21,7 @@ typedef struct Gpu {
     size_t memory_total, memory_available;
 } Gpu;
 
-// NVTX ranges, in which profilers show what a thread was doing. Without a profiler a call only
+// NVTX ranges: profilers show with them what a thread was doing. Without a profiler a call only
 // tests a pointer. The header is missing in some installations of CUDA.
 #if defined(ACCO_HAVE_CUDA) && __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>

@@ -234,10 +234,9 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
                      excerpt, strerror(reason));
 }
 
-// Opens the model in `directory` and checks that its files are those that were written
-// (file_sums.h), and hold exactly the tensors of its configuration. Fills config and
-// table, so that the caller can allocate parameters.
-// On failure there is nothing to close.
+// Opens the model in `directory`, and checks that its files are as they were written
+// (file_sums.h) and hold exactly the tensors of its configuration. Fills config and table, so
+// that the caller can allocate parameters. On failure there is nothing to close.
 static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
     if (!hf_model_check_directory(directory, error)) { return false; }
     if (!hf_model_has(directory, ADAPTERS_CONFIG)) { return hf_model_open_whole(model, directory, error); }

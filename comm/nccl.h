@@ -218,7 +218,7 @@ static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t 
         Level level = (Level)i;
         bool inside = level == INSIDE_HOSTS;
         if (inside ? !transport->two_level : groups->hosts == 1) { continue; }
-        // The first rank of a communicator makes the identifier by which the others find it.
+        // A communicator's first rank makes the identifier by which the other ranks find it.
         int first = inside ? groups_rank(groups, groups->host, 0) : 0;
         ncclUniqueId mine;
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;

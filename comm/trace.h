@@ -150,12 +150,11 @@ typedef struct ClockOffset {
 //
 // A round is a barrier and an all-gather. This rank reads its clock before the barrier (sent)
 // and after the all-gather (received). Rank 0 reads its own in between (stamp) and sends it.
-// It did so after a message arrived that this rank sent after `sent`, and before it sent one
-// that this rank had at `received`. So on this rank's clock the stamp was read between the
-// two, and the offset lies between stamp - received and stamp - sent. This holds for all
-// rounds: the answer is the middle of what their intervals have in common, and its error is at
-// most half of the shortest round trip. All ranks send at once and wait for the slowest, which
-// makes rounds longer but not wrong.
+// Messages order the three readings: on this rank's clock the stamp was read between `sent`
+// and `received`, so the offset lies between stamp - received and stamp - sent. This holds for
+// all rounds: the answer is the middle of what their intervals have in common, and its error
+// is at most half of the shortest round trip. All ranks send at once and wait for the slowest,
+// which makes rounds longer but not wrong.
 static inline ClockOffset trace_measure_clock(Transport *transport, double (*clock)(void)) {
     double received = 0, low = -INFINITY, high = INFINITY;
     for (int round = 0; round < TRACE_CLOCK_ROUNDS; round++) {

@@ -1,9 +1,9 @@
 // ACCO in 100 lines: data-parallel training whose communication hides behind computation.
 //     cc -O2 docs/acco_in_100_lines.c -lpthread -lm && ./a.out
 //                                  seconds  theta after 25 commits
-//     ddp                             3.11  1.26587868 1.13020289 0.271492064 0.0442843176
-//     acco, one stream at a time      4.11  1.26587653 1.1302141 0.271467358 0.0442809016
-//     acco, two streams               3.36  1.26587653 1.1302141 0.271467358 0.0442809016
+//     ddp                             1.17  1.26587868 1.13020289 0.271492064 0.0442843176
+//     acco, one stream at a time      1.41  1.26587653 1.1302141 0.271467358 0.0442809016
+//     acco, two streams               1.06  1.26587653 1.1302141 0.271467358 0.0442809016
 // A batch is computed in two rounds, A and B, while a second thread exchanges gradients:
 //   compute        | B at theta(t)                | A of t+1 at theta~(t+1)    | B at theta(t+1) ..
 //   communication  | ESTIMATE theta~(t+1) from A  | COMMIT theta(t+1) from A+B | ESTIMATE ..

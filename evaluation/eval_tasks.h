@@ -14,7 +14,7 @@
 //
 // The last two are defined as in EleutherAI's lm-evaluation-harness (lambada_openai,
 // hellaswag), so the numbers can be compared. Context and continuation are encoded
-// together; if the context by itself has n tokens, those behind the first n are
+// together; if the context by itself has n tokens, the tokens behind the first n are
 // predicted. Spaces at the end of the context belong to the continuation. A sequence that
 // is too long loses its beginning. One difference remains: capital and small letters are
 // PCRE2's, which maps one character to one.

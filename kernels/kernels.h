@@ -63,8 +63,8 @@
 #endif
 
 // Whether this program contains code for the GPU: it may have been built for others only.
-// Loads the library, and after gpu_load_eagerly all kernels, so that what they take of the GPU's
-// memory is seen by who measures that afterwards.
+// Loads the library, and after gpu_load_eagerly all kernels: whoever measures the GPU's memory
+// afterwards then sees what they take.
 static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
 #ifdef ACCO_HAVE_CUDA
     cudaFuncAttributes attributes;

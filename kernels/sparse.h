@@ -50,8 +50,7 @@ typedef struct SparseStep {
     const float *weights; // (ranks), where the blocks are
 } SparseStep;
 
-// The elements that are taken of one block, in the order of their indexes. Those behind the
-// last are 0.
+// The elements that are taken of one block, in the order of their indexes; zeros behind the last.
 typedef struct SparseTaken {
     uint16_t indexes[SPARSE_ENTRIES];
     float values[SPARSE_ENTRIES];

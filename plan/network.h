@@ -330,7 +330,7 @@ static inline json_t *network_as_json(const Network *network, json_t *odd) {
 
 // ---- For the plan ---------------------------------------------------------------------
 
-// What the options do not say is as measured. slowness (ranks) <- of every rank over this one's.
+// What the options do not say is as measured. slowness (ranks) <- every rank's over this one's.
 static inline void network_set_machine(const Network *network, const Options *options, double *slowness,
                                        Machine *machine) {
     int ranks = network->groups->size;

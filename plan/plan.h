@@ -202,7 +202,7 @@ static inline void print_recommendation(const Setup *setup, const Forecast *fore
     printf("                 measured on small models, not predicted (docs/simulation.md)\n");
 }
 
-// What would have the run at its loss sooner, and how many updates the same tokens then give:
+// Prints what would reach the run's loss sooner, and how many updates the same tokens then give:
 // the best way to run each rule. Returns the lines for --json.
 static inline json_t *print_faster(const Forecast *forecast) {
     const ForecastRow *own = &forecast->rows[forecast->own];
@@ -282,7 +282,7 @@ static inline void plan_slow_rank(const Options *options, const Network *network
                     17);
 }
 
-// What of the machines the plan's ranks have measured, and what of that is odd. Returns it for
+// Prints what the plan's ranks have measured of the machines, and what is odd. Returns it for
 // --json.
 static inline json_t *plan_network(const Setup *setup, const Network *network, double *slowness,
                                    Machine *machine) {

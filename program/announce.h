@@ -147,8 +147,8 @@ static inline void print_device(const Run *run) {
     }
 }
 
-// If there are several hosts: what each has. A host
-// is recognised by its name and listed in the order of its first rank.
+// What each host has, if there are several. A host is recognised by its name and listed in the
+// order of its first rank.
 static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
     enum { MOST = 16 };
     int hosts = 0;
@@ -356,10 +356,9 @@ static inline void print_losses(const Run *run) {
     }
 }
 
-// Prints and logs how training ended. exposed: seconds in which a rank only waited for
-// communication, the mean. saved: the end is on disk. lost_data: that is why it ends.
-// How long ranks waited, and for whom. word: the run's directory, for a shell. times gets what a
-// micro-batch of each rank took. Returns the share of the time in which they only waited.
+// Prints how long ranks waited, and for whom. word: the run's directory, for a shell. times gets
+// what a micro-batch of each rank took. Returns the mean share of the time in which a rank only
+// waited for communication.
 static inline double print_waiting(const Run *run, const RankPace *paces, double seconds, const char *word,
                                    json_t *times) {
     int ranks = run->transport.size;
@@ -384,7 +383,8 @@ static inline double print_waiting(const Run *run, const RankPace *paces, double
     return mean;
 }
 
-// paces (ranks): of all of them.
+// Prints and logs how training ended. paces (ranks). saved: the end is on disk. lost_data: this is
+// why it ends.
 static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *paces, bool saved,
                              bool lost_data) {
     long long commits = (long long)run->scheduler.optimizer.commits;

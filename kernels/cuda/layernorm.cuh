@@ -176,8 +176,8 @@ template <typename R> static inline void cuda_layernorm_forward(Stream *stream, 
 }
 
 // ---------------------------------------------------------------------------------------
-// Backward. With n = (x - mean) scale and g = d_output weight:  dx = scale (g - mean(g) -
-// n mean(g n)).
+// Backward. With n = (x - mean) scale and g = d_output weight:
+// dx = scale (g - mean(g) - n mean(g n))
 
 // What a thread loads of a row.
 template <typename R, int WIDTH, int COUNT> struct LayernormSlice {

@@ -192,8 +192,8 @@ static inline void measure_and_choose(Run *run) {
             b = fmax(b, (other.micro_batches - other.round_a) * ranks[rank].seconds);
         }
         snprintf(run->rule_reason, sizeof run->rule_reason,
-                 "measured: a commit's exchange takes %.3g s and the round that hides it %.3g s, an "
-                 "estimate's (%s) %.3g s and its round %.3g s",
+                 "measured: the exchange of a commit takes %.3g s and its round %.3g s, the exchange of an "
+                 "estimate (%s) %.3g s and its round %.3g s",
                  measured.exchange[settings.wire], a, wire_name(settings.estimate_wire),
                  measured.exchange[settings.estimate_wire], b);
         run->options.rules = chosen->options;

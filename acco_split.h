@@ -3,8 +3,8 @@
 // In the paper both rounds have half of the micro-batches. Here round A has the share s of
 // them (--acco-split). Three things depend on it:
 //
-//   time       Let a micro-batch take c, the exchange of a commit S, that of an estimate
-//              E. On equally fast ranks a commit takes max(A c, S) + max(B c, E). That is
+//   time       Let a micro-batch take c, a commit's exchange S, an estimate's exchange E.
+//              On equally fast ranks a commit takes max(A c, S) + max(B c, E). This is
 //              least, max(k c, S + E), where A : B = S : E: equal rounds where both
 //              exchanges are equally large, and a long A where the estimate travels in a
 //              coarser format. Unequal ranks are simulated (plan/choose.h).
@@ -82,7 +82,7 @@ static inline bool acco_check(const void *own, int layers, Error *error) {
     }
     return error_set(error,
                      "--acco-split %s is no split%s; allowed: wire, auto, half, or the share of the "
-                     "micro-batches beside the commit, above 0 and below 1, such as 0.875",
+                     "micro-batches during the commit, above 0 and below 1, such as 0.875",
                      text_excerpt(split, excerpt), name_hint(split, words, 3, hint));
 }
 
@@ -103,11 +103,11 @@ static inline void acco_configure(const void *own, SchedulerSettings *settings) 
 
 static inline void acco_describe(const SchedulerSettings *settings, char text[RULE_TEXT]) {
     if (settings->adaptive) {
-        snprintf(text, RULE_TEXT, "each round lasts as long as the exchange beside it");
+        snprintf(text, RULE_TEXT, "each round lasts as long as the exchange that it hides");
     } else {
         snprintf(text, RULE_TEXT,
-                 "rank 0 computes %d of its %d micro-batches beside the exchange of a commit, the others "
-                 "beside that of an estimate",
+                 "rank 0 computes %d of its %d micro-batches during a commit's exchange, the others during "
+                 "an estimate's",
                  settings->round_a, settings->micro_batches);
     }
 }

@@ -4,18 +4,15 @@
 //   compute         | tau inner steps from start(t)  | tau inner steps from start(t+1) ...
 //   communication   | sum of start(t-1) - x(t-1)     | sum of start(t) - x(t) ...
 //                                                    ^ boundary: receives D(t-1), makes b(t+1),
-// sends
-//                                                      start(t) - x(t), then x = start(t+1)
+//                                                      sends start(t) - x(t), then x = start(t+1)
 //
 //   x: the parameters of a worker after its tau inner steps; b: what all workers have in common
 //   D: weighted mean over the workers of the pseudo-gradient start - x, the distance that a
-// period has
-//      covered (local_steps.h: worker_weight)
+//      period has covered (local_steps.h: worker_weight)
 //   m = beta m + D(t-1) / Lambda
 //   b(t+1) = b(t) - alpha clip(m, phi)        b(1) = b(0): nothing has been received yet
-//   start(t+1) = b(t+1) - alpha (start(t) - x(t)) / workers         eager, the default
-//   start(t+1) = b(t+1)                                             --co2-eager off, as in the
-// paper
+//   start(t+1) = b(t+1) - alpha (start(t) - x(t)) / workers    eager, the default
+//   start(t+1) = b(t+1)                                    --co2-eager off, as in the paper
 //
 // An exchange may take as long as the tau inner steps of the next period. The price is
 // that the pseudo-gradient is one period old. Lambda makes the outer step smaller to
@@ -23,12 +20,12 @@
 // run the workers wait for the last sum and apply it.
 //
 // Eager (Kale et al., 2025, arXiv 2502.12996): a worker need not wait for its own part of the
-// sum, so only the others' parts are a period late. It does not know the others' weights yet, so
-// that own part is as of workers that are alike. b is the same on all workers either way.
+// sum, so only the others' parts are a period late. It does not know the others' weights yet,
+// so it takes all weights as equal. b is the same on all workers either way.
 //
-// How to choose Lambda: let b be the distance to a minimum, of which each period covers
-// the fraction g. With alpha = 1 and beta = 0, b(t+1) = b(t) - (g / Lambda) b(t-1). If g
-// > Lambda / 4, this oscillates with an amplitude that changes by sqrt(g / Lambda) a
+// How to choose Lambda: let b be the distance to a minimum, and let each period cover the
+// fraction g of it. With alpha = 1 and beta = 0, b(t+1) = b(t) - (g / Lambda) b(t-1). If
+// g > Lambda / 4, this oscillates with an amplitude that changes by sqrt(g / Lambda) a
 // period. At g = 1 Lambda = 1 keeps the amplitude, 2 halves it in two periods, and 4, the
 // smallest that does not overshoot, halves it in about one. Far from a minimum a larger
 // Lambda only makes the steps shorter.

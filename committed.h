@@ -2,9 +2,9 @@
 // compared.
 //
 // Compute may hold something else: a prediction, casts, or with local rules the parameters
-// of one worker. Then the master copies of all ranks are gathered, exact ones into the
-// gradient accumulator and casts beside the casts that compute uses. All ranks borrow
-// together, and give back with return_committed before the next commit.
+// of one worker. Then the master copies of all ranks are gathered: exact ones into the
+// gradient accumulator, casts into the second buffer of casts (arriving_casts). All ranks
+// borrow together, and give back with return_committed before the next commit.
 #pragma once
 
 #include "rule.h"

@@ -2,7 +2,7 @@
 //
 //   reduce     adds up the gradient sums (in local rules the pseudo-gradients) of all
 //              workers, each element at the rank that owns it; where only the largest
-//              elements travel, brings those of all ranks to all ranks instead
+//              elements travel, sends every rank's elements to all ranks instead
 //   summary    one small exchange of records: counts, losses, the norm of the gradient
 //   step       the optimizer steps what this worker owns: a commit, an estimate, or both
 //   gather     sends what was stepped to all ranks
@@ -244,10 +244,10 @@ static inline double job_shard_square(const Scheduler *s, const float *values, S
     return square;
 }
 
-// Counts, losses and the norm decide whether and how far all ranks step. The norm is
-// taken of the sum in this rank's shard, also where it has the rest: so rules that shard
-// the state and others find the same bits. (On a narrower wire than fp32 the latter take
-// it of the rounded sums, with which they step.)
+// Counts, losses and the norm decide whether and how far all ranks step. The norm is taken of
+// the sum in this rank's shard, even if the rank has the whole sum: so rules with and without
+// a sharded state find the same bits. (On a wire narrower than fp32 rules without take it of
+// the rounded sums, with which they step.)
 static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     Tally *own = &job->tally;
     job_span_begins(s, "summary");
@@ -341,7 +341,7 @@ static inline void job_task(void *context, Stream *stream) {
 }
 
 // Sends the result to all ranks: into the parameters if compute waits for them, into a second
-// buffer if it is using them. Coarse wires carry differences to those that compute uses.
+// buffer if it is using them. Coarse wires carry differences to the parameters in use.
 static inline void job_gather_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     const Job *job = &s->gathering;

@@ -48,7 +48,7 @@ typedef struct DataFile {
     struct stat opened;    // what the system said of the file
     size_t samples;        // of its bytes, by which it is known (data_sample_file)
     uint32_t sum, sum_now; // of them, when the data were identified and at the latest look
-    bool is_gone;          // the name is that of another file now, or of none; the mapping holds the old one
+    bool is_gone;          // another file has the name now, or none; the mapping holds the old one
 } DataFile;
 
 enum { DATA_SOURCES_MOST = 8 };
@@ -72,7 +72,7 @@ typedef struct DataLoader {
     uint64_t seed;
     uint64_t training_windows, validation_windows; // of all sources; 0 for the built-in corpus
     bool hold_out;                                 // false: validation reads all windows in order
-    uint32_t separator; // that of all files, if documents are to be divided and it is known; else 0
+    uint32_t separator; // of all files, if documents are to be divided and it is known; else 0
 } DataLoader;
 
 // The weights of sources low .. high - 1 together.
@@ -169,7 +169,8 @@ static inline bool data_file_read_llmc(DataFile *file, Error *error) {
     return true;
 }
 
-// The bits of what a file without a header holds: wider numbers are ids of which the others are 0.
+// The bits of an id in a file without a header. Of four words of 16 bits, wider ids leave the
+// second and the fourth 0, and ids of 64 bits also the third.
 static inline int data_file_bits(const DataFile *file) {
     const uint16_t *ids = (const uint16_t *)file->mapping;
     size_t count = size_min(file->bytes / sizeof *ids, 4096) / 4 * 4;
@@ -295,8 +296,8 @@ static inline bool data_loader_add_sources(DataLoader *loader, const DataRequest
         } else if (!(weight >= 1e-6 && weight <= 1e6) || (!one && *end != '\0')) {
             good =
                 error_set(error,
-                          "'%.300s' has no weight: '%.200s' is no file but a list of sources, each of which "
-                          "needs one from 0.000001 to 1000000 behind a colon, as in 'a.bin:0.7,b.bin:0.3'",
+                          "'%.300s' has no weight: '%.200s' is no file but a list of sources, and each needs "
+                          "a weight from 0.000001 to 1000000 behind a colon, as in 'a.bin:0.7,b.bin:0.3'",
                           item, path);
         } else {
             DataSource *source = &loader->sources[index];

@@ -7,7 +7,7 @@
 //   theta(t+1) = Opt(theta(t), sum of all gradients / their number)
 //
 // Gradients are sent bucket by bucket while the last backward pass still computes others.
-// The verbs are those of zero1; the difference is `replicated`: every rank receives all
+// The verbs are the same as zero1's; the difference is `replicated`: every rank receives all
 // the sums, holds the whole optimizer state and steps all of it. The sums have the same
 // bits as under zero1, and with an fp32 wire so have the parameters.
 #pragma once

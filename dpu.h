@@ -8,10 +8,10 @@
 //
 //   theta(t+1) = Opt(theta(t), mean gradient at theta(t-1))
 //
-// The traffic is that of zero1 and is hidden completely. The price: a gradient is applied
-// to parameters that are one commit newer than those it was computed at. On a quadratic
-// of curvature L this is stable for learning rates below 1/L, where the other rules are
-// stable below 2/L. Some sequential commits at the start of a run help (--sequential).
+// The traffic equals zero1's and is hidden completely. The price: a gradient is applied to
+// parameters one commit newer than the parameters it was computed at. On a quadratic of
+// curvature L this is stable for learning rates below 1/L, where the other rules are stable
+// below 2/L. Some sequential commits at the start of a run help (--sequential).
 //
 //   acco-wp (weight prediction; the second option of SAPipe, Chen et al., 2022)
 //   communication   | COMMIT theta(t), then predict theta~(t+1) = Est(theta(t), the same gradient) |

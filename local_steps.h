@@ -9,12 +9,10 @@
 //                            gathering of the largest elements of all errors
 //   apply_sparse(keep)       makes an outer step with them; asked to, the local parameters keep
 //                            the steps since the sending
-//   local_keep_start()       remembers the local parameters: what is done since then counts from
-// there
+//   local_keep_start()       remembers the local parameters: later inner steps count from there
 //
-//   compute         | inner step | ... | inner step | send | inner step | ... | wait_for . apply
-// | ...
-//   communication                                   | reduce . gather  |
+//   compute         | inner step | ... | inner step | send | inner step | wait_for . apply | ...
+//   communication                                          | reduce . gather  |
 //
 // The local parameters are the master copy of the inner optimizer, whose state stays with
 // the worker. Outer parameters and momentum are the same bits on every rank, because

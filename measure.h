@@ -1,7 +1,7 @@
 // measure.h: how long a micro-batch and an exchange take, measured on the run itself
 // before training: its own model and data, ranks and link.
 //
-// Both are measured beside each other, because they share cores and memory. The exchange
+// Both are measured at the same time, because they share cores and memory. The exchange
 // is the reduce-scatter and the all-gather of a job. Nothing is trained: gradients are
 // dropped. plan/choose.h chooses by these numbers.
 #pragma once
@@ -15,7 +15,7 @@ enum { MEASURE_REPEATS = 3 }; // the median counts
 
 typedef struct MeasuredRound {
     double exchange;    // seconds; of the slowest rank
-    double micro_batch; // seconds of one beside it; of this rank
+    double micro_batch; // seconds of one during the exchange; of this rank
 } MeasuredRound;
 
 typedef struct MeasureWork {
@@ -77,7 +77,7 @@ static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
         scheduler_call(s, s->communication, measure_exchange_task, &work);
         if (work.exchange_seconds >= MEASURE_SECONDS || work.cells == all) { break; }
     }
-    // The same part once more, beside computation.
+    // The same part once more, overlapped with computation.
     work.compute_seconds = work.micro_batches = 0;
     stream_run(s->communication, measure_exchange_task, &work);
     event_record(&s->communicated, s->communication);

@@ -11,8 +11,8 @@
 //   W = W - learning rate (0.2 sqrt(max(rows, columns)) X + weight decay W)
 //
 // The iterations (Newton and Schulz) take every singular value of X to about 1: the step is as
-// long in the directions that gradients seldom have as in those that they always have. Such an
-// X has a mean square of 1 / max(rows, columns), and 0.2 is the root mean square of AdamW's
+// long in directions that gradients seldom have as in directions that they always have. Such
+// an X has a mean square of 1 / max(rows, columns), and 0.2 is the root mean square of AdamW's
 // steps, so a learning rate that suits AdamW suits Muon.
 //
 // The whole matrix must be here (layout_make_whole). Its momentum is the only state.

@@ -89,7 +89,7 @@ typedef struct OptimizerSettings {
     int tensor_count;
     Precision moments;   // in which the moments are kept; bf16 is rounded at random (kernels/moments.h)
     uint64_t seed;       // for that rounding: the same on all workers that keep the same moments
-    Precision precision; // of Muon's products: that of the streams that step
+    Precision precision; // of Muon's products, as in the streams that step
 } OptimizerSettings;
 
 typedef struct Optimizer {
@@ -210,7 +210,7 @@ typedef struct OptimizerStep {
 static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const OptimizerStep *step) {
     const OptimizerSettings *settings = &optimizer->settings;
     assert((settings->elementwise_step == NULL || (stream->queue == NULL && step->casts == NULL)) &&
-           "a step other than AdamW's works on memory of the host, not on that of a GPU");
+           "a step other than AdamW's works on memory of the host, not of a GPU");
     MuonBatch batch = {0};
     for (OptimizerRange range = {0}; optimizer_next(optimizer, &range);) {
         const OptimizerTensor *tensor = range.tensor;

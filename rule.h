@@ -13,10 +13,11 @@ typedef char OptionText[1024]; // the text of an option, with its zero byte
 
 enum { RULE_TEXT = sizeof(OptionText) + 256 };
 
-// Tokens to a loss, over those of steps with the mean gradient of each batch: the least and
-// the most that was measured with two workers. For a local rule what is above 1 grows with
-// their number, as each has a smaller share of the batch (measured up to 8). Runs ended after
-// twice the tokens; TOKENS_UNKNOWN stands for one that was not there then.
+// How many times the tokens of plain data-parallel training a rule needs for the same loss:
+// the lowest and the highest ratio measured with two workers. A local rule's excess over 1
+// grows with the number of workers, as each has a smaller share of the batch (measured up to
+// 8). Runs were cut off at twice the tokens; TOKENS_UNKNOWN marks those that had not reached
+// the loss.
 #define TOKENS_UNKNOWN 3.0
 
 typedef struct TokensNeeded {
@@ -36,11 +37,10 @@ typedef struct Rule {
     const char *name;             // of --optimizer
     const char *summary;          // one line for the start-up block
     RuleKind kind;                // what compute does while data travel (scheduler_state.h)
-    Recipe recipes[RULE_RECIPES]; // the first is that of the defaults; a NULL ends them
+    Recipe recipes[RULE_RECIPES]; // the first is for the defaults; a NULL ends them
     bool replicated;              // every rank holds and steps the whole optimizer state
     int further_rounds; // calls of accumulate() per commit after the first; of a micro-batch at least
-    // A job may still be under way after a commit, so a checkpoint must hold the sum that it
-    // makes.
+    // A job may still run after a commit, so a checkpoint must hold the sum that it makes.
     bool job_in_flight_between_commits;
 
     // One commit; of a local rule the inner steps up to its next exchange.
@@ -59,8 +59,8 @@ typedef struct Rule {
     // check: whether the options fit together. layers: of the model; 0: not known yet.
     // configure: the options as settings of the scheduler; they have passed check.
     // choose: options that are "auto" leave a choice to a measurement (plan/choose.h). Sets the
-    // options in `own` to choice number (format, split), as a user would have; of choices that
-    // are as fast the lowest numbers win. False: there is no such choice.
+    // options in `own` to choice number (format, split), as a user would have; among equally
+    // fast choices the lowest numbers win. False: there is no such choice.
     // settings: of the rank with the most micro-batches.
     // describe: what follows from the options, for the start-up block.
     bool (*check)(const void *own, int layers, Error *error);

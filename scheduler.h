@@ -5,13 +5,16 @@
 //   launch_following(COMMIT)   starts a job on the gradient sum of the coming
 //                              accumulate(): it sends gradients while the last backward
 //                              pass still makes others
-//   accumulate(n)              runs n micro-batches on the compute stream, and with an
-//                              adaptive schedule as many more as fit beside the job
+//   accumulate(n)              runs n micro-batches on the compute stream; an adaptive
+//                              schedule adds more until the job has ended
 //   wait_for()                 waits for the job and takes its parameters
 //   hand_over(CLEAR | KEEP)    the boundary, the only place where the buffers of both
 //                              streams meet: waits for the job that ran, gives the
 //                              gradient sum to the next one, and begins another or lets it
 //                              keep growing
+//   is_handed_over()           does a gradient sum wait for the next launch? false at the start
+//   sequential_commit()        --sequential: makes one of a run's first commits without
+//                              overlap; false: those are over
 //
 // local_steps.h adds the verbs of local rules. A round of an overlapped rule, and of a
 // synchronous one, whose job follows backward:
@@ -70,8 +73,8 @@ static inline void launch_following(Scheduler *s, JobKind kind) {
 }
 
 // ---------------------------------------------------------------------------------------
-// A micro-batch keeps pace with the job beside it: its forward pass waits for parameters that
-// are still arriving, its backward pass announces gradients that will not change any more.
+// A micro-batch keeps pace with the job: its forward pass waits for parameters that are still
+// arriving, its backward pass announces gradients that will not change any more.
 
 static inline void scheduler_compute_ended(Scheduler *s) {
     trace_end(&s->trace, TRACE_COMPUTE, s->job.commit);
@@ -107,9 +110,9 @@ static inline void scheduler_finish(void *self, size_t begin) {
     watermark_raise(&s->finished, position);
 }
 
-// Whether something may travel while this micro-batch of accumulate() runs. The schedule
-// decides it, or a measurement that the checkpoint keeps, so bits repeat. A job that
-// follows runs beside the last one, and spreads its result beside the next round's first.
+// True if a job may be communicating during micro-batch `index` of accumulate(). The schedule
+// decides it, or a measurement that the checkpoint keeps, so bits repeat. A job that follows
+// overlaps the round's last micro-batch, and its gather overlaps the next round's first.
 static inline bool scheduler_is_beside(const Scheduler *s, int index) {
     const Job *job = &s->job;
     int measured = s->settings.beside[job->kind == ESTIMATE];
@@ -118,8 +121,8 @@ static inline bool scheduler_is_beside(const Scheduler *s, int index) {
     return index + 1 == s->round_count || (index == 0 && scheduler_shards(&s->settings));
 }
 
-// Products of a micro-batch beside an exchange leave NCCL its processors. The first of a sum sets
-// the gradients.
+// During an exchange a micro-batch's products leave NCCL its processors. The first micro-batch of
+// a sum sets the gradients.
 static inline MicroBatchResult scheduler_micro_batch(Scheduler *s, Stream *stream, uint64_t index,
                                                      bool beside) {
     Pace pace = {.self = s,
@@ -197,7 +200,7 @@ static inline void boundary_task(void *context, Stream *stream) {
 
 // Waits for the job and takes what it produced. A job that followed the backward pass
 // stepped with the accumulator; its parameters keep arriving. The job of an overlapped rule
-// gathered them beside those that compute uses: they change places.
+// gathers into a second buffer; the two are swapped here.
 static inline void wait_for(Scheduler *s) {
     const Job *job = &s->job;
     scheduler_wait_event(s, job->follows ? &s->stepped : &s->communicated); // H2, H5
@@ -217,8 +220,8 @@ static inline void wait_for(Scheduler *s) {
 
 // First takes the parameters of the job in flight, then gives the gradient sum to the
 // next one: the communication buffer must be emptied before it is filled. A sum that keeps
-// growing is copied (compute stream; the host waits: H3, H4); otherwise the buffers change
-// places, since the first micro-batch of the next sum does not read what it finds.
+// growing is copied (compute stream; the host waits: H3, H4). Otherwise the buffers are
+// swapped: the first micro-batch of the next sum overwrites what it finds.
 static inline void hand_over(Scheduler *s, HandOver mode) {
     assert(s->settings.kind == RULE_OVERLAPPED);
     if (s->job_in_flight) { wait_for(s); }
@@ -248,7 +251,7 @@ static inline void scheduler_drop(Scheduler *s) {
 static inline bool is_handed_over(const Scheduler *s) { return s->comm_buffer.state == BUFFER_READY; }
 
 // --sequential: each of the first commits of a run computes a whole batch and then waits
-// for its job, with nothing beside it. Returns true when this commit was one of them.
+// for its job, without overlap. Returns true when this commit was one of them.
 static inline bool sequential_commit(Scheduler *s) {
     if (s->optimizer.commits >= s->settings.sequential || is_handed_over(s)) { return false; }
     accumulate(s, s->settings.micro_batches);

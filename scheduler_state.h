@@ -20,8 +20,8 @@
 //
 // There are three kinds of rules:
 //   synchronous   compute waits for the optimizer step; gradients and parameters travel
-//                 beside the passes that make and use them
-//   overlapped    compute continues beside the whole job, at parameters of an earlier one
+//                 during the passes that make and use them
+//   overlapped    compute continues during the whole job, at parameters of an earlier one
 //   local         every worker steps an optimizer of its own; workers exchange
 //                 pseudo-gradients, the distance from the common parameters to their own
 #pragma once
@@ -74,7 +74,7 @@ typedef struct SchedulerSettings {
     bool adaptive;   // accumulate() computes for as long as the job runs
     // This worker's per commit, in local rules per inner step; adaptive: the least.
     int micro_batches;
-    // Rules with two rounds per commit: of these micro-batches, those beside the COMMIT job;
+    // Rules with two rounds per commit: how many of these micro-batches overlap the COMMIT job;
     // and the micro-batches of the first round of a run.
     int round_a, first_round;
     int64_t sequential;  // overlapped rules: this many commits at the start wait for their jobs
@@ -99,7 +99,7 @@ typedef struct SchedulerSettings {
     int delay;                   // inner steps between sending a fragment and applying it
     NesterovStep outer_nesterov; // without weights, as the next
     MomentumStep outer_momentum;
-    bool outer_eager; // a worker's own parameters have its own part of the step to come
+    bool outer_eager; // a worker applies its own part of the coming outer step at once
     // Only the largest elements of a pseudo-gradient travel (kernels/sparse.h), and the
     // communication buffer holds this rank's error between exchanges. One fragment.
     bool sparse;
@@ -110,9 +110,9 @@ typedef struct SchedulerSettings {
     const Gpu *gpu;         // NULL: on the CPU
     Precision precision;    // in which a problem on a GPU computes
     Nccl *nccl;             // NULL: data of GPUs travel through the host
-    int product_processors; // of the GPU, that products beside an exchange may count on; 0: all
-    int beside[2]; // micro-batches that a measured exchange runs beside: of a COMMIT, of an ESTIMATE.
-                   // 0: not measured, so all beside a job
+    int product_processors; // of the GPU, that products during an exchange may count on; 0: all
+    int beside[2];          // micro-batches that overlap a measured exchange: a COMMIT's, an ESTIMATE's.
+                            // 0: not measured, so all during a job
 } SchedulerSettings;
 
 // Whether each rank steps a shard, which it then sends to the others.
@@ -257,14 +257,14 @@ typedef struct Fragment {
 // Sparse: encoded vectors of sparse_blocks(parameter_count) blocks.
 typedef struct SparseState {
     SparseBlock *sent;     // this rank's
-    SparseBlock *received; // (size, blocks): those of all ranks
+    SparseBlock *received; // (size, blocks): of all ranks
     float *weights;        // (size): of all ranks, in the latest mean
-    SparseBlock *slices;   // (1 + size, slice), on the host: a part of these on its way
+    SparseBlock *slices;   // (1 + size, slice), on the host: the part of these under way
     size_t slice;          // blocks that travel together
 } SparseState;
 
-// Bytes of all ranks together that are on their way at a time: much more than the latency of a
-// link, and little enough that a deadline for it says something.
+// Bytes of all ranks together that travel at a time: enough to hide a link's latency, and few
+// enough that a deadline for them says something.
 enum { SPARSE_SLICE_BYTES = 2 << 20 };
 
 typedef struct LocalState {

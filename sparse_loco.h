@@ -1,5 +1,5 @@
-// sparse_loco.h: SparseLoCo (Sarfi et al., 2025, arXiv 2508.15706): local steps, of whose
-// pseudo-gradient only the largest elements are sent, in two bits each.
+// sparse_loco.h: SparseLoCo (Sarfi et al., 2025, arXiv 2508.15706): local steps; only the
+// largest elements of their pseudo-gradient are sent, in two bits each.
 //
 //   tau = 0
 //   compute         | H inner steps | encode | idle                   | outer step | H inner steps ...
@@ -15,24 +15,23 @@
 //   outer = outer - alpha mean(q)       weighted mean over the workers
 //   local = outer - e + what the tau inner steps since the sending have moved local
 //
-// In the paper local is set to outer (--sparse-eager off): a worker takes back each step
-// that it has made and not sent, until the error brings it to everybody some 64 rounds
-// later. Here it keeps them: what it has not sent is at all times the way from its own
-// parameters to the common ones. That is worth half of the distance to DDP at H = 4 and
-// three quarters at H = 1 (dev/results/local-rules-2026-11-25.md). beta < 1 lets what is
-// old fade.
+// In the paper local is set to outer (--sparse-eager off): a worker loses every unsent step
+// until error feedback sends it, about 64 rounds later. Here it keeps them: at all times the
+// error is the difference between the common parameters and its own. This closes half of the
+// gap to DDP at H = 4 and three quarters at H = 1 (dev/results/local-rules-2026-11-25.md).
+// With beta < 1 old errors fade.
 //
 // Workers gather each other's blocks, 0.23 bits for an element and worker, and each adds
 // them up, in the order of ranks. So outer stays the same bits on all workers; --wire has
 // nothing to round.
 //
-// The tau steps beside an exchange count once: local keeps them, so the next
-// pseudo-gradient has them. For that a worker holds a copy of the parameters that it had
-// at the sending.
+// The tau steps during an exchange count once: local keeps them, so the next
+// pseudo-gradient has them. For this a worker keeps a copy of its parameters at the
+// sending.
 //
 // The paper waits (tau = 0) and has alpha = 1 and beta = 0.95. At the end of a run the
-// steps since the last sending are exchanged, too. What is in the errors then is lost: to
-// send it did not end lower.
+// steps since the last sending are exchanged, too. What is in the errors then is lost:
+// sending it did not lower the loss.
 #pragma once
 
 #include "local_steps.h"

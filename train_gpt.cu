@@ -1,8 +1,8 @@
 // train_gpt.cu: the training loop and main. Read it from top to bottom: validation, the
 // loop, the life of a run, the commands.
 //
-// The update rule (rules.h) decides what a commit is and what runs beside what; this file
-// calls one commit after another. Errors are explained in runtime/errors.h.
+// The update rule (rules.h) decides what a commit is and what overlaps what; this file calls
+// one commit after another. Errors are explained in runtime/errors.h.
 
 #include "evaluation/eval.h"       // defines: command_eval: how good a model is
 #include "evaluation/sample.h"     // defines: command_sample, print_sample: text out

@@ -29,7 +29,7 @@ typedef struct TrainingProblem {
     Batch batch;              // of the compute stream
     Batch next_batch;         // on a GPU: it is filled while the GPU computes with `batch`
     Error lost;               // which data cannot be read any more, or have changed; empty: none
-    bool data_changed;        // the data are perhaps others than those that some micro-batches were
+    bool data_changed;        // some micro-batches were perhaps of other data
     bool *stop_requested;     // atomic: set where data are lost, so that all ranks save and leave
 } TrainingProblem;
 

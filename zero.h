@@ -1,10 +1,10 @@
-// zero.h: ZeRO stage 1 (Rajbhandari et al., 2020). The mathematics is that of ddp, but
+// zero.h: ZeRO stage 1 (Rajbhandari et al., 2020). The mathematics is the same as ddp's, but
 // each rank steps the optimizer only on the shard that it owns.
 //
 //   compute         | micro-batches | forward . backward |idle| forward . backward ...
 //   communication                        | reduce-scatter . step | all-gather |
 //
-// The traffic is that of an all-reduce, and both halves overlap with computation:
+// The traffic equals an all-reduce's, and both halves overlap with computation:
 // gradients are sent as the last backward pass finishes them, and the next forward pass
 // starts while the parameters of later layers are still arriving.
 #pragma once

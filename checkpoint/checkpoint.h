@@ -71,10 +71,10 @@ typedef struct CheckpointedRun {
     const char *rounding;       // what decides how this machine rounds
     int64_t keep;               // how many of the latest checkpoints stay
     int64_t keep_every;         // the first one at or beyond each multiple of this stays too; 0: none
-    bool keep_best;             // that of best_commit stays too
+    bool keep_best;             // the one of best_commit stays too
     json_t *options;            // the effective options, name: value
     json_t *chosen;             // those that the program chose, alike
-    int product_processors;     // GPU multiprocessors that products beside an exchange may use; 0: all
+    int product_processors;     // GPU multiprocessors that products during an exchange may use; 0: all
     const char *data;           // what the training data are (data_loader_identify)
     bool data_changed;    // this rank has perhaps trained on others; the program sets it before it saves
     const char *measured; // the measurement that chose some of the options; "": none did
@@ -90,7 +90,7 @@ typedef struct CheckpointedRun {
     double seconds;            // of training so far; the program sets it before it saves
     double next_learning_rate; // by the schedule of the run that saved it
     int64_t validated_commit;  // the commit of the latest validation
-    int64_t best_commit;       // the commit of that with the lowest loss; 0: there was none
+    int64_t best_commit;       // the commit of the validation with the lowest loss; 0: there was none
     double best_loss;
     int64_t worse; // validations since then
 
@@ -538,7 +538,7 @@ static inline int64_t checkpoint_newest(const char *directory, int64_t before) {
 // them. `directory` has room for `capacity` bytes. Returns whether it was changed.
 static inline bool checkpoint_find(char *directory, size_t capacity) {
     static const char *const folders[] = {"", "/checkpoints"};
-    bool found = hf_model_has(directory, "checkpoint.json"); // a config.json may be that of a model or a run
+    bool found = hf_model_has(directory, "checkpoint.json"); // a config.json may be a model's or a run's
     for (int i = 0; i < 2 && !found && directory[0] != '\0'; i++) {
         char path[CHECKPOINT_PATH_SIZE];
         snprintf(path, sizeof path, "%.*s%s", RUN_PATH_SIZE, directory, folders[i]);

@@ -1,4 +1,4 @@
-// file_sums.h: checksums of the files of a model, in a file beside them.
+// file_sums.h: checksums of a model's files, in a file of the same directory.
 //
 //   checksums.json    {"config.json": CRC-32, "model.safetensors": CRC-32, ...}
 //
@@ -60,7 +60,7 @@ static inline bool file_sums_write(const char *directory, const char *known, uin
     return false;
 }
 
-// Whether the files in `directory` are those that were written. True for a directory without
+// Whether the files in `directory` are as they were written. True for a directory without
 // checksums, which may be damaged themselves.
 static inline bool file_sums_check(const char *directory, Error *error) {
     char path[PATH_MAX];

@@ -234,10 +234,9 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
                      excerpt, strerror(reason));
 }
 
-// Opens the model in `directory` and checks that its files are those that were written
-// (file_sums.h), and hold exactly the tensors of its configuration. Fills config and
-// table, so that the caller can allocate parameters.
-// On failure there is nothing to close.
+// Opens the model in `directory`, and checks that its files are as they were written
+// (file_sums.h) and hold exactly the tensors of its configuration. Fills config and table, so
+// that the caller can allocate parameters. On failure there is nothing to close.
 static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
     if (!hf_model_check_directory(directory, error)) { return false; }
     if (!hf_model_has(directory, ADAPTERS_CONFIG)) { return hf_model_open_whole(model, directory, error); }
@@ -284,8 +283,8 @@ static inline void hf_model_read(const HfModel *model, float *parameters) {
     }
 }
 
-// The whole model (part->model.parameter_count), for the caller to free, of which `trained`
-// (part->table.parameter_count) is what was trained, beside the frozen tensors of `model`.
+// The whole model (part->model.parameter_count), for the caller to free: `trained`
+// (part->table.parameter_count) for what was trained, the frozen tensors from `model`.
 static inline float *hf_model_complete(const HfModel *model, const TrainedPart *part, const float *trained) {
     float *out = (float *)memory_take(part->model.parameter_count, sizeof(float));
     for (int i = 0; i < part->model.count; i++) {
@@ -459,7 +458,7 @@ static inline void hf_model_find(char *directory, size_t capacity) {
 }
 
 // Writes a model that transformers' from_pretrained loads; or, with `adapters`, only these, which
-// peft's loads beside the model in the directory `base`. parameters (table->parameter_count): on
+// peft's loads onto the model in the directory `base`. parameters (table->parameter_count): on
 // the host. tokenizer: its directory or its tokenizer.json, which is copied, or NULL. `directory`
 // must not exist. True: all of it is on disk, but for the name of `directory` itself. On failure
 // the caller removes what there is.
@@ -481,7 +480,7 @@ static inline bool hf_model_save(const char *directory, const ModelConfig *confi
            file_sums_write(directory, name, sum, error) && path_sync(directory, error);
 }
 
-// The same, of a model of which a part is trained; trained (part->table.parameter_count), on
+// The same where only a part of the model is trained; trained (part->table.parameter_count), on
 // the host. base: what is frozen, and its directory.
 static inline bool hf_model_save_trained(const char *directory, const ModelConfig *config,
                                          const TrainedPart *part, const float *trained, const HfModel *base,

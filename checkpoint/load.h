@@ -174,7 +174,7 @@ static inline bool source_open_manifest(CheckpointSource *source, const Checkpoi
            error_set(error, "%.400s holds a state that no run of %.40s can be in", file, rule);
 }
 
-// The checkpoint is of this run's model, of which the same tensors are trained.
+// The checkpoint is of this run's model, and the same tensors are trained.
 static inline bool source_is_of_model(const CheckpointSource *source, const CheckpointedRun *run,
                                       const char *path, Error *error) {
     // Whole, because models with tensors of the same shapes may compute different things.
@@ -195,7 +195,7 @@ static inline bool source_is_of_model(const CheckpointSource *source, const Chec
                      path, trained, run->table->parameter_count);
 }
 
-// The moments in the checkpoint are those of this run's inner optimizer, or need not be.
+// The moments in the checkpoint belong to this run's inner optimizer, or need not.
 static inline bool source_has_moments(const CheckpointSource *source, const CheckpointedRun *run,
                                       const char *path, Error *error) {
     return source->muon == checkpoint_has_muon(run) || run->fresh_moments ||
@@ -255,8 +255,8 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
     share_from_rank_zero(run->transport, "checkpoint", &first, sizeof first);
     if (first != mine) { return error_set(error, "%.400s is another checkpoint than on rank 0", path); }
     if (source->before.frozen_sum != run->frozen_sum) {
-        return error_set(error, "%.400s was trained beside other frozen parameters than those of %.400s",
-                         path, run->base_directory);
+        return error_set(error, "%.400s was trained with other frozen parameters than %.400s has", path,
+                         run->base_directory);
     }
     snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
     size_t bytes = source->state.size, blocks = (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
@@ -389,8 +389,8 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
 }
 
 // Sets the counters of the run. Every worker has its own spike detectors; if there are more
-// ranks now, some take over those of another worker. The other numbers of a worker are used
-// only with the same number of ranks, and of tokens in a micro-batch.
+// ranks now, some take over another worker's. The other numbers of a worker are used only with
+// the same number of ranks, and of tokens in a micro-batch.
 static inline void load_numbers(const CheckpointSource *source, CheckpointedRun *run) {
     Scheduler *s = run->scheduler;
     const json_t *manifest = source->manifest, *applied = json_object_get(manifest, "applied_at");

@@ -284,7 +284,7 @@ static inline void safetensors_read_floats(const SafetensorsEntry *entry, size_t
             out[i] = bf16_to_float(half);
         } else if ((half & 0x7c00u) == 0x7c00u) { // infinite, or a NaN, which keeps its bits
             out[i] = wire_float_from_bits(sign | 0x7f800000u | bits);
-        } else { // the factor moves the exponent from fp16's bias to that of fp32, also where it is subnormal
+        } else { // the factor moves the exponent from fp16's bias to fp32's, also where it is subnormal
             out[i] = wire_float_from_bits(sign | wire_float_bits(wire_float_from_bits(bits) * 0x1p112f));
         }
     }

@@ -1,4 +1,4 @@
-// checkpoint/save.h: writing a checkpoint, beside training where memory allows.
+// checkpoint/save.h: writing a checkpoint, during training where memory allows.
 //
 //   streams             training | begin | training ...                | end | training
 //   writer (a thread)                    | parts to disk, sync, model/ |
@@ -59,8 +59,8 @@ typedef struct Saver {
     double seconds; // that the writer took
 } Saver;
 
-// All ranks. Gathers what each of them knows alone, and plans state.safetensors: the
-// areas of all vectors (count) in their order, those of workers one behind the other.
+// All ranks. Gathers what each of them knows alone, and plans state.safetensors: the areas of
+// all vectors (count) in their order; of a worker's vector one area a worker, in turn.
 static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vectors, int count) {
     Saver *saver = (Saver *)memory_take(1, sizeof *saver);
     saver->run = run;
@@ -122,7 +122,7 @@ static inline void saver_free(Saver *saver) {
 // ---- Begin: this rank's parts are copied, or written ----------------------------------
 
 // Writes bytes [place, place + bytes) of the file. The CRC-32 of a block is the exclusive or of
-// those of its parts, each moved to its place, so it can be collected in any order.
+// its parts' CRC-32s, each moved to its place, so it can be collected in any order.
 static inline bool saver_write(Saver *saver, size_t place, const char *from, size_t bytes, Error *error) {
     for (size_t size; bytes > 0; place += size, from += size, bytes -= size) {
         size_t block = place / CHECKPOINT_BLOCK,

@@ -22,8 +22,8 @@
 //                                                vector, and encoded by itself
 //
 // Chunks take turns on the two lanes of each level. While one is added up or decoded,
-// messages of the others are under way on both levels, and on the link between hosts those
-// of the next chunk always wait behind those of the one before:
+// messages of the others are under way on both levels. On the link between hosts the next
+// chunk's messages are always queued behind the current chunk's:
 //
 //   reduce-scatter   inside hosts     | 0 | 1 | 2 |
 //                    between hosts        |   0   |   1   |   2   |
@@ -39,7 +39,7 @@
 
 // A lane receives about 1 MB, so that messages are added up while they are in the second-level
 // cache. On two levels it is more, because a rank collects messages for several owners, and
-// those between hosts should not become too short. All ranks get the same answer.
+// messages between hosts should not become too short. All ranks get the same answer.
 static inline size_t host_chunk_elements(const Transport *transport) {
     const Groups *groups = transport_groups(transport);
     size_t lane = groups_are_flat(groups) ? (size_t)1 << 18 : (size_t)1 << 20;

@@ -2,8 +2,8 @@
 // GPU over NCCL. The contract is in collective.h.
 //
 // NCCL only moves bytes. Our own kernels encode, add and decode (kernels/cuda/wire.cuh):
-// any wire format travels, and sums are those of collectives_host.h bit for bit. An
-// all-gather adds nothing, so it is the library's own.
+// any wire format travels, and sums equal collectives_host.h's bit for bit. An all-gather
+// adds nothing, so it is the library's own.
 //
 // A batch is as many cells as the message buffers hold. A message has pieces of owners:
 //
@@ -26,8 +26,8 @@
 #include "comm/nccl.h"
 #include "kernels/kernels.h"
 
-// Bytes of encoded messages in each direction: the host takes about 0.1 ms for a batch, in which
-// a fast link moves 30 MB.
+// Bytes of encoded messages in each direction. The host takes about 0.1 ms for a batch; a fast
+// link moves 30 MB in this time.
 enum { NCCL_BUFFER_BYTES = 128 << 20, NCCL_ALIGNMENT = 128 };
 
 static inline size_t nccl_piece_bytes(WireFormat wire, size_t piece) {
@@ -118,7 +118,7 @@ static inline void nccl_reduce_inside(NcclBatch *batch) {
     gpu_wait_for(batch->stream->queue, nccl->inside_done);
 }
 
-// The sums of this host go to their owners, and those of all hosts are added up.
+// The sums of this host go to their owners, and the owners add up the sums of all hosts.
 static inline void nccl_reduce_between(NcclBatch *batch) {
     Nccl *nccl = batch->nccl;
     const Groups *groups = batch->groups;

@@ -1,10 +1,10 @@
-// groups.h: which ranks share a host, and which of them speaks to whom on the slow link
-// between hosts, which a vector crosses once per host (collective.h).
+// groups.h: which ranks share a host, and which rank speaks to whom over the slow link between
+// hosts. A vector crosses that link once per host (collective.h).
 //
 // For every owner of elements, each host has one rank that adds up what the ranks there have
-// for it, and speaks with it: the owner's delegate. It is the rank that has the same place on
-// this host as the owner has on its own; on a host with fewer ranks, places are counted
-// round. An owner is its own delegate on its own host.
+// for the owner, and speaks with it: the owner's delegate. It has the same place on this host
+// as the owner has on its own; on a host with fewer ranks, places are counted round. An owner
+// is its own delegate on its own host.
 //
 //   host 0      host 1            owner   its delegate on host 0, 1, 2
 //   | r0 r1 |   | r2 r3 |         r0      r0, r2, r4

@@ -8,7 +8,7 @@
 //                 ----           ----           ----
 //   own           | 0 |          | 1 |          | 2 |          the shard of rank 1
 //
-// `flat` counts elements of the vector, padded to whole cells; `own` those of a shard.
+// `flat` counts elements of the vector, padded to whole cells; `own` counts a shard's elements.
 //
 // Every range of cells, such as a bucket, is shared out evenly. So rules that send the last
 // layers' gradients while others are still computed keep all ranks busy.
@@ -39,7 +39,7 @@ typedef struct Layout {
     // Where pieces differ; otherwise NULL. Freed by layout_free.
     size_t *begins;      // (cells + 1): of each cell in the flat vector
     LayoutRange *pieces; // (cells + 1, size); the last row says where shards end
-    bool pairs;          // these count elements of which two make one of this vector
+    bool pairs;          // begins and pieces count bf16 elements: two fill one float of this vector
 } Layout;
 
 static inline size_t layout_round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }

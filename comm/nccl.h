@@ -27,7 +27,7 @@ typedef struct Nccl {
     // Lists of owners in GPU memory.
     int *owners;        // (mine_count): those whose delegate this rank is
     int *remote_owners; // (mine_count - 1): without itself, in the order in which it sends to them
-    int *sent_owners;   // (other_count): those of its mates, in the order in which it sends to its mates
+    int *sent_owners;   // (other_count): its mates' owners, in the order in which it sends to its mates
     void *inside_queue; // for messages inside the host
     void *between_done, *inside_done; // marks in the queues
     size_t buffer_limit;              // bytes of the messages of all ranks that are under way; 0: chosen
@@ -135,8 +135,7 @@ static inline void nccl_collect(Nccl *nccl, void *queue, CollectiveKind kind, nc
                kind == REDUCE_SCATTER ? ncclReduceScatter(in, out, count, type, ncclSum, communicator, stream)
                                       : ncclAllGather(in, out, count, type, communicator, stream),
                nccl->transport->operation);
-    // Counted as in a ring: what a rank passes on, of which one rank per host sends to another
-    // host.
+    // Counted as in a ring: what a rank passes on. One rank per host sends it to another host.
     const Groups *hosts = &nccl->transport->hosts;
     size_t element = type == ncclChar ? 1 : type == ncclBfloat16 ? 2 : 4;
     size_t bytes = count * element * (size_t)(nccl->transport->size - 1);
@@ -219,7 +218,7 @@ static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t 
         Level level = (Level)i;
         bool inside = level == INSIDE_HOSTS;
         if (inside ? !transport->two_level : groups->hosts == 1) { continue; }
-        // The first rank of a communicator makes the identifier by which the others find it.
+        // A communicator's first rank makes the identifier by which the other ranks find it.
         int first = inside ? groups_rank(groups, groups->host, 0) : 0;
         ncclUniqueId mine;
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -227,7 +226,7 @@ static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t 
         memset(&mine, 0, sizeof mine);
         config.blocking = 0;
         config.maxCTAs = ctas;
-        config.cgaClusterSize = 1; // blocks that must begin together find no room beside a product
+        config.cgaClusterSize = 1; // blocks that must begin together find no room during a product
         if (groups->rank == first) { nccl_check(nccl, level, ncclGetUniqueId(&mine), "start"); }
         ncclUniqueId *all =
             (ncclUniqueId *)transport_collect_records(transport, "start of NCCL", &mine, sizeof mine);

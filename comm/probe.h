@@ -1,15 +1,14 @@
 // probe.h: how fast the links between hosts are, measured by sending.
 //
-//   pairs      hosts meet in rounds of pairs, as in a tournament; the pairs of a round share no
-// host,
-//              so a slow pair slows no other down
+//   pairs      hosts meet in rounds of pairs, as in a tournament; the pairs of a round share
+//              no host, so a slow pair slows no other down
 //   exchange   all ranks send to all others at once, as in training
 //
-// Of a pair, the host with the lower number asks and the other answers. A question says how many
+// In a pair the host with the lower number asks and the other answers. A question says how many
 // bytes go forth and back, both at once; the answer's last word is sent when all have arrived. So
-// one clock measures both directions, and sending both ways at once, which tells a half-duplex
-// link apart. Amounts grow until one takes PROBE_SECONDS, so that a slow link is not kept busy
-// for long. What is sent cannot be compressed.
+// one clock measures each direction and both at once, which shows a half-duplex link. Amounts grow
+// until one takes PROBE_SECONDS, so that a slow link is not kept busy for long. What is sent
+// cannot be compressed.
 #pragma once
 
 #include "comm/transport.h"
@@ -109,9 +108,10 @@ static inline PairMeasure probe_pair(Transport *transport, int peer, char *buffe
 
 // ---- All pairs ------------------------------------------------------------------------
 
-// Whom `host` meets in a round, of as many as there are hosts, less one if they are even; -1:
-// none. Places 0 .. n - 2 stand on a circle, and those meet whose sum is the round, modulo n - 1;
-// the one that would meet itself meets place n - 1, which is nobody if the hosts are odd.
+// Whom `host` meets in a round; -1: nobody. There are as many rounds as hosts, less one if the
+// number is even. Places 0 .. n - 2 stand on a circle; two meet if their sum is the round, modulo
+// n - 1. A place that would meet itself meets place n - 1, which is nobody for an odd number of
+// hosts.
 static inline int tournament_partner(int hosts, int host, int round) {
     int n = hosts + hosts % 2, circle = n - 1;
     int own = round * (n / 2) % circle; // twice this is the round

@@ -17,8 +17,8 @@
 // before to the sums of the lanes that were running. The clock is read while the mutex is held:
 // otherwise the two threads could report their times in the wrong order.
 //
-// Each rank's clock has its own start. Its offset to that of rank 0 is measured at the
-// start and at the end of a run; spans in between are moved along the line through both.
+// Each rank's clock has its own start. Its offset to rank 0's clock is measured at the start
+// and at the end of a run; spans in between are moved along the line through both.
 #pragma once
 
 #include "comm/transport.h"
@@ -142,7 +142,7 @@ static inline TraceSums trace_take(Trace *trace) {
 // How far the clock of rank 0 is from this rank's clock.
 typedef struct ClockOffset {
     double time;    // this rank's clock when it was measured
-    double seconds; // to be added to this rank's clock to get that of rank 0
+    double seconds; // to be added to this rank's clock to get rank 0's
     double error;   // the true value is at most this far away
 } ClockOffset;
 
@@ -150,12 +150,11 @@ typedef struct ClockOffset {
 //
 // A round is a barrier and an all-gather. This rank reads its clock before the barrier (sent)
 // and after the all-gather (received). Rank 0 reads its own in between (stamp) and sends it.
-// It did so after a message arrived that this rank sent after `sent`, and before it sent one
-// that this rank had at `received`. So on this rank's clock the stamp was read between the
-// two, and the offset lies between stamp - received and stamp - sent. This holds for all
-// rounds: the answer is the middle of what their intervals have in common, and its error is at
-// most half of the shortest round trip. All ranks send at once and wait for the slowest, which
-// makes rounds longer but not wrong.
+// Messages order the three readings: on this rank's clock the stamp was read between `sent`
+// and `received`, so the offset lies between stamp - received and stamp - sent. This holds for
+// all rounds: the answer is the middle of what their intervals have in common, and its error
+// is at most half of the shortest round trip. All ranks send at once and wait for the slowest,
+// which makes rounds longer but not wrong.
 static inline ClockOffset trace_measure_clock(Transport *transport, double (*clock)(void)) {
     double received = 0, low = -INFINITY, high = INFINITY;
     for (int round = 0; round < TRACE_CLOCK_ROUNDS; round++) {
@@ -254,9 +253,9 @@ static inline TraceRank trace_move_spans(Trace *trace, const Transport *transpor
     return mine;
 }
 
-// Writes the spans of all ranks to `path`, in the time of rank 0, in which it leaves
-// them. All ranks call it when no span is running, each with its two measurements of the
-// clock, and get the same result. ts in the file: microseconds since the earliest span.
+// Writes the spans of all ranks to `path`, in rank 0's time, and leaves them in this time. All
+// ranks call it when no span is running, each with its two measurements of the clock, and get
+// the same result. ts in the file: microseconds since the earliest span.
 //
 // Rank 0 receives one piece of every rank at a time and writes it, so it never holds more
 // than one piece of each. If it cannot write, it receives all the same, because the others

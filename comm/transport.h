@@ -124,9 +124,9 @@ typedef struct Transport {
     uint64_t bytes_sent_outside; // of these, to other hosts; atomic
 } Transport;
 
-// What a rank does that is about to end with a code other than 0, so that its last words are
-// heard. Open MPI's mpirun ends a job with the first such rank; that of version 5 may then drop
-// what it has not read yet.
+// A rank that is about to end with a code other than 0 calls this, so that its last words are
+// heard. Open MPI's mpirun ends a job with the first such rank; version 5 may then drop what it
+// has not read yet.
 static inline void transport_let_launcher_read(const Transport *transport) {
     enum { MILLISECONDS = 200 };
     fflush(stdout);
@@ -181,7 +181,7 @@ static inline void transport_open_alone(Transport *transport, const char *reason
 // For a plan: every `ranks_per_host` ranks share a host. It cannot send anything.
 static inline void transport_open_supposed(Transport *transport, int size, int ranks_per_host) {
     const Link none = {.name = "supposed"};
-    // The last host may have fewer ranks, each of which is then the delegate of more owners.
+    // The last host may have fewer ranks; each is then the delegate of more owners.
     int rank = size % ranks_per_host == 0 ? 0 : size - 1;
     transport_prepare(transport, rank, size, ranks_per_host, &none, "a plan");
 }
@@ -417,7 +417,7 @@ static inline double transport_fold(Transport *transport, const char *operation,
     return folded;
 }
 
-// Overwrites `bytes` (count) on all ranks with those of rank 0.
+// Overwrites `bytes` (count) on all ranks with rank 0's.
 static inline void share_from_rank_zero(Transport *transport, const char *operation, void *bytes,
                                         size_t count) {
     void *all = transport_collect_records(transport, operation, bytes, count);

@@ -1,15 +1,15 @@
 // ACCO in 100 lines: data-parallel training whose communication hides behind computation.
 //     cc -O2 docs/acco_in_100_lines.c -lpthread -lm && ./a.out
-//
+//                                  seconds  theta after 25 commits
+//     ddp                             1.17  1.26587868 1.13020289 0.271492064 0.0442843176
+//     acco, one stream at a time      1.41  1.26587653 1.1302141 0.271467358 0.0442809016
+//     acco, two streams               1.06  1.26587653 1.1302141 0.271467358 0.0442809016
 // A batch is computed in two rounds, A and B, while a second thread exchanges gradients:
-//
-//   compute        | B at theta(t)          | A of t+1 at theta~(t+1)   | B at theta(t+1) ...
-//   communication  | ESTIMATE theta~(t+1)   | COMMIT theta(t+1)         | ESTIMATE ...
-//                  |   from round A         |   from rounds A + B       |
-//
-// An estimate is a step that is not kept: the commit starts from the same theta(t) and uses the
-// gradients of both rounds. So no gradient is late, and an exchange takes no time if it is shorter
-// than a round. Here four workers fit cosines to a curve, and the network is a sleep.
+//   compute        | B at theta(t)                | A of t+1 at theta~(t+1)    | B at theta(t+1) ..
+//   communication  | ESTIMATE theta~(t+1) from A  | COMMIT theta(t+1) from A+B | ESTIMATE ..
+// An estimate is a step that is not kept: the commit starts from the same theta(t) and uses both
+// rounds. So no gradient is late, and an exchange shorter than a round takes no time. Here four
+// workers fit exp(cos t) ~ sum theta_i cos(i t) by least squares, and the network is a sleep.
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -35,7 +35,7 @@ static double clock_seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// A round on the compute stream: every worker adds the gradient of its next micro-batch.
+// A round on the compute stream: worker n / SAMPLES adds the gradient of its next micro-batch.
 static void accumulate(Scheduler *s) {
     for (int n = 0; n < WORKERS * SAMPLES; n++) {
         double t = 2e-5 * s->sample++, x[SIZE], error = -exp(cos(t));

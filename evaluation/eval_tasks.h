@@ -12,9 +12,9 @@
 //                label): each ending is predicted from the context. A line that has "ctx"
 //                and no "ctx_a" is taken as prepared, and its texts are not cleaned.
 //
-// The last two are those of EleutherAI's lm-evaluation-harness (lambada_openai,
+// The last two are defined as in EleutherAI's lm-evaluation-harness (lambada_openai,
 // hellaswag), so the numbers can be compared. Context and continuation are encoded
-// together; if the context by itself has n tokens, those behind the first n are
+// together; if the context by itself has n tokens, the tokens behind the first n are
 // predicted. Spaces at the end of the context belong to the continuation. A sequence that
 // is too long loses its beginning. One difference remains: capital and small letters are
 // PCRE2's, which maps one character to one.
@@ -41,7 +41,7 @@ typedef struct EvaluateRequest {
     bool divides;               // perplexity: attention stays inside documents
 } EvaluateRequest;
 
-// Tokens [begin, begin + length) of a file, of which the last `scored` are predicted. The
+// Tokens [begin, begin + length) of a file; the last `scored` of them are predicted. The
 // inputs of the model are all but the last.
 typedef struct EvaluateSequence {
     uint64_t begin;
@@ -141,7 +141,7 @@ static inline void evaluate_add_sequence(EvaluateSet *set, int file, uint64_t be
     set->sequences[set->count++] = sequence;
 }
 
-// The latest `choices` sequences are those of a line.
+// The latest `choices` sequences are one line's.
 static inline void evaluate_add_question(EvaluateSet *set, int choices, int label) {
     EvaluateSequence *first = &set->sequences[set->count - (size_t)choices];
     first->choices = choices;

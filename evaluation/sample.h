@@ -204,9 +204,9 @@ static inline void sample_find_ends(const char *directory, TokenList *ends) {
     }
 }
 
-// Opens the tokenizer, and what it says of chats, and finds what ends a text: the tokenizer's own
-// end, that of an answer in a chat, and what the model and the tokenizer's directory name. bytes:
-// tokens are bytes where there is no tokenizer.
+// Opens the tokenizer and its chat texts, and finds what ends a text: the tokenizer's own end, the
+// end of an answer in a chat, and what the model and the tokenizer's directory name. bytes: tokens
+// are bytes where there is no tokenizer.
 static inline bool sample_open_codec(Sample *sample, bool bytes, int vocabulary, Error *error) {
     char path[TOKENIZER_PATH_SIZE];
     tokenizer_path(sample->options, path);

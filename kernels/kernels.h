@@ -1,7 +1,7 @@
 // kernels.h: every operation, and the one place that chooses where it runs.
 //
-// The contract of all operations: arrays are row-major, with the shapes written beside
-// each declaration. A kernel is called in a task of `stream` and allocates nothing. On
+// The contract of all operations: arrays are row-major, with the shapes written at each
+// declaration. A kernel is called in a task of `stream` and allocates nothing. On
 // the CPU it runs on the stream's thread pool and has finished when it returns.
 // On a GPU the call puts it into the stream's queue and returns; later kernels of the
 // stream see its result. Arrays of Real are in the stream's precision; arithmetic and
@@ -51,8 +51,8 @@
         call; \
         return; \
     }
-// The operation where the stream is: on the CPU, or on a GPU, for which it is a template
-// over the type of `precision`.
+// The operation where the stream is: on the CPU, or on a GPU, where it is a template over the
+// type of `precision`.
 #define KERNEL(operation, precision, stream, ...) \
     ((stream)->queue == NULL         ? cpu_##operation(stream, __VA_ARGS__) \
      : (precision) == PRECISION_BF16 ? cuda_##operation<__nv_bfloat16>(stream, __VA_ARGS__) \
@@ -63,8 +63,8 @@
 #endif
 
 // Whether this program contains code for the GPU: it may have been built for others only.
-// Loads the library, and after gpu_load_eagerly all kernels, so that what they take of the GPU's
-// memory is seen by who measures that afterwards.
+// Loads the library, and after gpu_load_eagerly all kernels: whoever measures the GPU's memory
+// afterwards then sees what they take.
 static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
 #ifdef ACCO_HAVE_CUDA
     cudaFuncAttributes attributes;
@@ -155,8 +155,8 @@ static inline void matmul_backward_weight(Stream *stream, float *d_weight, const
     matmul(stream, &work);
 }
 
-// A low-rank product beside that of a frozen weight (LoRA, arXiv 2106.09685): the weight is
-// as if it were weight + scale b a, but is never made.
+// A low-rank product, added to a frozen weight's product (LoRA, arXiv 2106.09685): as if the
+// weight were weight + scale b a, which is never made.
 typedef struct LowRank {
     const Real *a, *b; // (rank, inputs), (outputs, rank)
     float *d_a, *d_b;  // their gradients; NULL: forward
@@ -255,9 +255,9 @@ LAYER(layernorm_forward, Layernorm)
 LAYER(layernorm_backward, Layernorm)
 LAYER(attention, Attention) // forward; with a d_qkv backward, from what forward has written
 LAYER(bias_add, Bias)       // forward; with a d_bias backward
-// Forward leaves in `saved` what backward needs. On the CPU that is the derivative, which
-// costs more to compute again than to keep; on a GPU `saved` does not change, and the
-// same call computes the output again.
+// Forward leaves in `saved` what backward needs. On the CPU this is the derivative: to keep it
+// costs less than to compute it again. On a GPU `saved` does not change, and the same call
+// computes the output again.
 LAYER(gelu_forward, Gelu)
 LAYER(gelu_backward, Gelu)
 

@@ -13,10 +13,10 @@
 // are zero bits.
 //
 // Elements are compared by magnitude, that is by the bits of their absolute values; of
-// equal ones the first are taken. So which are taken depends on no order of execution. The
-// mean magnitude of those taken divides them: the low magnitude is the mean of those not
-// above it, the high one of those above, and 0 is the mean of none. Sums are fp32, from 0
-// and in the order of indexes. So CPU and GPU make the same bits.
+// equal ones the first are taken. So the choice depends on no order of execution. The mean
+// magnitude divides the taken elements: the low magnitude is the mean of the elements not
+// above it, the high magnitude the mean of the elements above it, and 0 is the mean of none.
+// Sums are fp32, from 0 and in the order of indexes. So CPU and GPU make the same bits.
 //
 // NaNs and infinities count as the largest. A block that holds one has a magnitude that is
 // not finite; sparse_is_sound() says so.
@@ -50,8 +50,7 @@ typedef struct SparseStep {
     const float *weights; // (ranks), where the blocks are
 } SparseStep;
 
-// The elements that are taken of one block, in the order of their indexes. Those behind the
-// last are 0.
+// The elements that are taken of one block, in the order of their indexes; zeros behind the last.
 typedef struct SparseTaken {
     uint16_t indexes[SPARSE_ENTRIES];
     float values[SPARSE_ENTRIES];

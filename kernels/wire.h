@@ -16,7 +16,7 @@
 // int4 rounds stochastically: an element between two multiples becomes the nearer one
 // more often, so that the mean of many roundings is the element itself. Rounding to nearest
 // would lose all elements below half of the scale every time. e3m0 suits elements of many
-// sizes, int4 those of about one size, such as AdamW's steps.
+// sizes, int4 elements of about one size, such as AdamW's steps.
 //
 // A range of elements, 0 or more, is encoded by itself. It is cut into blocks of WIRE_BLOCK
 // elements, the last one shorter. A block depends on nothing but its elements, so an
@@ -176,7 +176,7 @@ WIRE_FUNCTION uint8_t wire_int4_code(float value, float scale, float dither) {
 // e3m0
 //
 // A code has a sign in bit 3 and c in bits 0 to 2. c = 0 means 0, without a sign; c = 1
-// to 7 means scale * 2^(c-7). Codes lie in a block as those of int4 do.
+// to 7 means scale * 2^(c-7). Codes lie in a block as int4's do.
 
 // The least magnitudes of a code, as their bits. In these bits one octave is 2^23.
 typedef struct WireE3M0Levels {
@@ -331,7 +331,7 @@ typedef struct WirePieces {
     size_t owner_count;  // in the message
     const int *owners;   // (owner_count) in GPU memory; NULL: 0, 1, ...
     size_t owner_stride; // elements of the vector from an owner's piece to the next owner's
-    size_t cell_stride;  // and from a piece to that of the next cell
+    size_t cell_stride;  // and from a piece to the owner's piece in the next cell
     size_t base_stride;  // the same in the base
 } WirePieces;
 

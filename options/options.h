@@ -78,11 +78,11 @@ static const struct { const char *name, *title; } option_groups[] = {OPTION_GROU
 typedef enum OptionEffect {
     SAME_BITS,
     OTHER_BITS,
-    MEASURED,    // other bits; "auto" stands for a choice that a run measures at its start, and keeps
-    FROM_TOKENS, // other bits; its word stands for a number that is known when the tokens are
-    HELD_OUT,    // other bits only between its word (of a text: none) and a value, which hold out other data
-    BY_CONTENT,  // a path: what counts is what the files hold (data_loader_identify)
-    KEPT_FILES,  // the same bits, but other checkpoints stay on disk
+    MEASURED,       // other bits; "auto" stands for a choice that a run measures at its start, and keeps
+    FROM_TOKENS,    // other bits; its word stands for a number that is known when the tokens are
+    HELD_OUT,       // other bits only if switched between off and on, which changes the held-out data
+    BY_CONTENT,     // a path: what counts is what the files hold (data_loader_identify)
+    KEPT_FILES,     // the same bits, but other checkpoints stay on disk
     COMPARED_APART, // the model and the rule, which several options may name
     PLACEMENT       // how ranks lie on machines, which is compared by itself and may change
 } OptionEffect;

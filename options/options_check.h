@@ -54,13 +54,13 @@ static inline int options_rank_number(const Options *options, int rank) {
     return count > 0 && count <= RANK_ACCUMULATE_MOST && (*end == ',' || *end == '\0') ? (int)count : 0;
 }
 
-// Whether a rank computes for as long as the communication beside it lasts.
+// Whether a rank computes for as long as the communication lasts.
 static inline bool options_are_adaptive(const Options *options) {
     return options->accumulate == 0 && options->rank_accumulate[0] == '\0';
 }
 
 // Every number of micro-batches is valid, and gives each round of a commit one at least.
-// options_check_rank_numbers counts those of the list.
+// options_check_rank_numbers counts the numbers of the list.
 static inline bool options_check_accumulate(const Options *options, Error *error) {
     const Rule *rule = options_rule(options);
     int rounds = 1 + rule->further_rounds, count = 1;

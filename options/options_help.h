@@ -103,7 +103,7 @@ static inline void command_print_help(FILE *file, OptionsCommand command) {
     }
     fputs(command == COMMAND_PLAN
               ? "\nUnder mpirun its ranks measure the hosts and the links between them first.\n"
-                "Its options are those of training and\n"
+                "It takes the options of training and\n"
               : "\n",
           file);
     for (const OptionSpec *option = option_table; option < option_end; option++) {

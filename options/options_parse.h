@@ -266,8 +266,8 @@ static inline const char *option_excluded_by(const OptionSpec *option, const Opt
     return NULL;
 }
 
-// An option that this one, with the value that it has, needs, and that is at its default; NULL:
-// there is none.
+// An option that this one needs with its present value, and that is at its default; NULL: there is
+// none.
 static inline const OptionSpec *option_still_needs(const OptionSpec *option, const Options *options) {
     char words[2][64];
     int count = option->needs == NULL ? 0 : sscanf(option->needs, "%63s %63s", words[0], words[1]);
@@ -402,9 +402,9 @@ static inline bool options_read_chosen(const json_t *chosen, Options *options, E
     return true;
 }
 
-// Sets what the file has, and notes that in `sources`. The file is a configuration, or
-// the manifest of a checkpoint, which has one as "options". again: the options are those
-// of the run that wrote it; otherwise what it has chosen is to be chosen once more.
+// Sets what the file has, and notes that in `sources`. The file is a configuration, or the
+// manifest of a checkpoint, which has one as "options". again: what the writing run has chosen
+// is taken, too; otherwise it is to be chosen once more.
 static inline bool options_read_file(const char *path, bool again, Options *options,
                                      OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     json_error_t problem;
@@ -446,9 +446,9 @@ static inline bool options_read_file(const char *path, bool again, Options *opti
     return valid;
 }
 
-// Writes every option. What the program has chosen is left to it in the file, too, with the
-// values beside it: so the file repeats the run, is a template for another model, and a run
-// that goes on keeps what was chosen.
+// Writes every option. Options that the program chose are written as "auto" or their other word,
+// with the chosen values under "chosen": so the file repeats the run, is a template for another
+// model, and a resumed run keeps what was chosen.
 static inline bool options_save_file(const Options *options, const char *path, Error *error) {
     FILE *file = file_replace_begin(path, error);
     if (file == NULL) { return false; }
@@ -573,9 +573,9 @@ static inline bool options_settle_rivals(Options *options, OptionSource sources[
 
 // ---- A run that is resumed ------------------------------------------------------------
 
-// The file with the options of the run that --resume names by itself, by its folder of
-// checkpoints or by one of these, or that --like names; empty: there is none. A checkpoint
-// that lies outside its run has a copy.
+// The file with the options of the run that --resume or --like names; empty: there is none.
+// --resume may name the run, its folder of checkpoints, or one of these. A checkpoint that lies
+// outside its run has a copy of the options.
 static inline void options_find_kept(const Options *options, OptionText path) {
     bool is_auto = strcmp(options->resume, "auto") == 0, plans = options->command == COMMAND_PLAN;
     char named[PATH_MAX], run[PATH_MAX];
@@ -599,10 +599,10 @@ static inline void options_find_kept(const Options *options, OptionText path) {
     path[0] = '\0';
 }
 
-// Every option is as in the run that is resumed, or that a plan is like, unless the command
-// line or a file of --config says otherwise. Not so what the table says is of one run, and
-// what does not go together with what is given now, such as options of another rule. With
-// --precision fastest what the run has chosen is taken in any case.
+// Every option is as in the resumed run, or in the run of --like, unless the command line or a
+// file of --config says otherwise. Exceptions: options that the table calls of one run, and
+// options that exclude what is given now, such as another rule's. With --precision fastest the
+// run's choice is taken in any case.
 static inline bool options_keep(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     Options before;
     OptionSource saved[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};

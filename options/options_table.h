@@ -1,9 +1,9 @@
 // options_table.h: every option of the program, written down once.
 //
 // A row says what an option is, who may give it and what it goes together with, so that
-// no other code knows options by name. Its columns are those of OptionSpec (options.h),
-// which includes this file twice: for the fields of Options, and for option_table. So a
-// new option is a row here; RULE_OPTION: the field is one of the rule's own struct.
+// no other code knows options by name. The columns are OptionSpec's. options.h includes this
+// file twice: for the fields of Options, and for option_table. So a new option is a row here;
+// RULE_OPTION: the field is one of the rule's own struct.
 //
 // Some numbers have a word that means "the program decides" or "off". It is stored as 0
 // (for --min-lr and other options where 0 is a value of its own: as -1).
@@ -14,8 +14,8 @@
     OPTION("optimizer", RULE, COMPARED_APART, CHOICE, rule, "acco", .choices = {"ddp", "zero1", "dpu",
      "acco-wp", "acco", "co2", "diloco", "streaming-diloco", "sparse-loco"}, .also = "rule", .help =
      "The update rule. ddp: every rank holds the whole optimizer state; zero1: each rank holds a shard of "
-     "it; both exchange gradients and parameters beside the backward and forward passes. dpu, acco-wp and "
-     "acco shard the state, too, and exchange beside the whole next batch. dpu: gradients are one commit "
+     "it; both exchange gradients and parameters during the backward and forward passes. dpu, acco-wp and "
+     "acco shard the state, too, and exchange during the whole next batch. dpu: gradients are one commit "
      "old; acco-wp: dpu, with gradients at predicted parameters; acco: no gradient is old, but part of each "
      "batch is computed at an estimate of the next parameters, which travels, too. co2, diloco, "
      "streaming-diloco and sparse-loco hold the whole state on every rank, take local steps, and exchange "
@@ -26,8 +26,8 @@
      .excludes = "auto lr-by commits, auto overlap off", .also = "grad-accum", .help =
      "Micro-batches per rank and commit; for co2, diloco, streaming-diloco and sparse-loco per inner step. "
      "acco computes them in two rounds (--acco-split), so it needs two at least. auto (acco, acco-wp, dpu): "
-     "as many as fit beside the communication, at least one in each round; the batch then varies, and runs "
-     "do not repeat bit for bit.")
+     "as many as hide the communication, at least one in each round; the batch then varies, and runs do not "
+     "repeat bit for bit.")
     OPTION("rank-accumulate", RULE, OTHER_BITS, TEXT, rank_accumulate, "", 0, "LIST",
      .rules = "ddp, zero1, dpu, acco-wp or acco", .instead_of = "accumulate", .help =
      "A number of micro-batches for each rank, as in 4,4,1,1, instead of --accumulate. It lets fast and slow "
@@ -60,26 +60,26 @@
      "fastest, and slower meanwhile. warmup: those in which the learning rate rises (--warmup).")
     RULE_OPTION("acco-split", SHARED, MEASURED, TEXT, rules.acco.split, "wire", 1, "wire|auto|half|SHARE",
      .rules = "acco", .excludes = "accumulate auto", .help =
-     "How a rank's micro-batches are divided between round A, beside the exchange of a commit, and round B, "
-     "beside that of an estimate. Each round has at least one. SHARE: the part that round A has, such as "
-     "0.875. half: 0.5, as in the paper. wire: in proportion to the bytes of the two exchanges, which hides "
-     "both equally well: halves where --estimate-wire is same, 4 of 5 in round A for int8 under fp32. auto: "
-     "what makes commits shortest by the measured times of a micro-batch and of the exchanges, and among "
-     "equals the largest round A. The bits then follow from a measurement. It is made once: log, "
-     "configuration and checkpoints hold the share, and a run that is resumed as it was keeps it.")
+     "How a rank's micro-batches are divided between round A, during a commit's exchange, and round B, "
+     "during an estimate's. Each round has at least one. SHARE: the part that round A has, such as 0.875. "
+     "half: 0.5, as in the paper. wire: in proportion to the bytes of the two exchanges, which hides both "
+     "equally well: halves where --estimate-wire is same, 4 of 5 in round A for int8 under fp32. auto: what "
+     "makes commits shortest by the measured times of a micro-batch and of the exchanges, and among equals "
+     "the largest round A. The bits then follow from a measurement. It is made once: log, configuration and "
+     "checkpoints hold the share, and a run that is resumed as it was keeps it.")
     RULE_OPTION("acco-init", SHARED, OTHER_BITS, INTEGER, rules.acco.first_round, "round", 1, 1e6, "N",
      .word = "round", .rules = "acco", .help =
-     "Micro-batches per rank of the very first round, which has no communication beside it. round: as many "
-     "as in every later round beside a commit, so that the first commit has a full batch. 1, as in the "
-     "paper's code: starts sooner, with a smaller batch.")
+     "Micro-batches per rank of the very first round, which overlaps no communication. round: as many as in "
+     "every later round A, so that the first commit has a full batch. 1, as in the paper's code: starts "
+     "sooner, with a smaller batch.")
     RULE_OPTION("estimate-wire", SHARED, MEASURED, CHOICE, rules.acco.estimate_wire, "same",
      .choices = {"same", "auto", "fp32", "bf16", "int8", "int4", "e3m0"}, .rules = "acco",
      .excludes = "auto accumulate auto, auto exchange library, int8 exchange library, int4 exchange library, "
      "e3m0 exchange library", .help =
      "Number format in which the estimate is exchanged; the commit keeps --wire. A coarser format saves up "
-     "to half of acco's traffic. It does not round the parameters, but the gradients of the round beside the "
-     "commit are computed at a coarser estimate of them. same: as --wire. auto: the finest with which "
-     "commits take no longer than with any other, measured as for --acco-split auto; bits follow from it.")
+     "to half of acco's traffic. It does not round the parameters, but round A's gradients are computed at a "
+     "coarser estimate of them. same: as --wire. auto: the finest with which commits take no longer than "
+     "with any other, measured as for --acco-split auto; bits follow from it.")
 
     RULE_OPTION("co2-tau", LOCAL, OTHER_BITS, INTEGER, rules.co2.inner_steps, "12", 1, 1e6, "N",
      .rules = "co2", .help =
@@ -170,7 +170,7 @@
      "wte, h.0.*, ln_* or h.[0-5].mlp.c_fc.weight. They have no gradient and no moments, and are not sent.")
     OPTION("lora-rank", DATA, OTHER_BITS, INTEGER, lora_rank, "off", 1, 4096, "R", .word = "off",
      .instead_of = "freeze", .also = "lora, lora-r", .help =
-     "Trains adapters of rank R, two small matrices beside each of --lora-on, and freezes the model (LoRA). "
+     "Trains adapters of rank R, two small matrices for each of --lora-on, and freezes the model (LoRA). "
      "What is stepped, sent and saved is then about a hundredth of it. Checkpoints hold the adapters as "
      "peft stores them; train_gpt average --last 1 merges them into the model.")
     OPTION("lora-alpha", DATA, OTHER_BITS, REAL, lora_alpha, "16", 1e-6, 1e6, "X", .needs = "lora-rank",
@@ -188,8 +188,8 @@
     OPTION("tokenizer", DATA, BY_CONTENT, TEXT, tokenizer, "", 0, "PATH",
      .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_TOKENS, .help =
      "The tokenizer.json of a byte-level BPE, or its directory. It encodes texts and prompts and decodes "
-     "samples of models that read token ids, and is copied with the model into checkpoints. Not given: that "
-     "of --from, --finetune or --resume, if there is one.")
+     "samples of models that read token ids, and is copied with the model into checkpoints. Not given: the "
+     "one of --from, --finetune or --resume, if there is one.")
     OPTION("val-data", DATA, HELD_OUT, TEXT, val_data, "", 0, "PATH", .excludes = "val-batches none", .help =
      "Validation text, or several with weights, as --data. Not given: the end of --data is held out, and of "
      "each of its sources (for builtin: another random stream).")
@@ -203,8 +203,8 @@
     OPTION("attend", DATA, OTHER_BITS, CHOICE, attend, "all", .choices = {"all", "document"},
      .commands = FOR_TRAINING | FOR_EVALUATION,
      .excludes = "document task lambada, document task hellaswag", .help =
-     "What a token sees of the tokens before it in its sequence. document: only those of its own document, "
-     "which begins with an end-of-text token; positions go on through the sequence. It is faster where "
+     "What a token sees of the tokens before it in its sequence. document: only its own document's tokens; a "
+     "document begins with an end-of-text token; positions go on through the sequence. It is faster where "
      "documents are much shorter than --seq-len. Data must be token files that say which token that is, or "
      "text for a tokenizer.")
     OPTION("tokens", DATA, FROM_TOKENS, COUNT, tokens, "1500k", 1, OPTION_NO_LIMIT, "N",
@@ -266,7 +266,7 @@
      "What makes the steps inside every rule. muon: Muon for the matrices of the layers and AdamW for all "
      "else, with one learning rate for both. Muon needs fewer commits than AdamW, above all with large "
      "batches, one moment less, and more computation for each commit. Its best --lr is one to four times "
-     "that of AdamW, the more the larger the batch is.")
+     "AdamW's, the more the larger the batch is.")
     OPTION("muon-momentum", RATE, OTHER_BITS, REAL, muon_momentum, "0.95", 0, 0.999999, "X", .needs = "inner",
      .help = "Memory of Muon's mean gradient.")
     OPTION("muon-iterations", RATE, OTHER_BITS, INTEGER, muon_iterations, "5", 1, 100, "N", .needs = "inner",
@@ -279,8 +279,8 @@
      "random numbers come from --seed, and runs repeat bit for bit.")
     OPTION("grad-clip", RATE, OTHER_BITS, REAL, grad_clip, "1", 1e-6, 1e6, "NORM", .word = "off",
      .also = "max-grad-norm", .help =
-     "A gradient whose norm is larger is scaled down to it: the norm over all ranks, for local rules that of "
-     "the rank. Lower tames spikes and may slow learning. off, or 0: no gradient is scaled.")
+     "A gradient whose norm is larger is scaled down to it: the norm over all ranks, for local rules the "
+     "rank's own. Lower tames spikes and may slow learning. off, or 0: no gradient is scaled.")
     OPTION("on-spike", RATE, OTHER_BITS, CHOICE, on_spike, "stop", .choices = {"stop", "skip", "rollback"},
      .help =
      "What to do when a loss or gradient is not finite or, by --spike-limit, too large. No step is ever made "
@@ -305,22 +305,23 @@
     OPTION("products", MACHINE, OTHER_BITS, CHOICE, products, "plain", .choices = {"plain", "fp8"},
      .excludes = "fp8 device cpu, fp8 precision fp32", .help =
      "Number format of the layers' matrix products. plain: as --precision says. fp8, for GPUs of compute "
-     "capability 8.9 or more: activations and weights are e4m3 in the forward pass, gradients of outputs "
-     "e5m2 in those of inputs; each matrix has one scale, sums are fp32. Gradients of weights and the head "
-     "stay in bf16. Needs two bytes more for each parameter of the layers.")
+     "capability 8.9 or more: activations and weights are e4m3 in the forward pass. In the product for the "
+     "input's gradient the output's gradient is e5m2. Each matrix has one scale, sums are fp32. Gradients of "
+     "weights and the head stay in bf16. Needs two bytes more for each parameter of the layers.")
     OPTION("recompute", MACHINE, SAME_BITS, CHOICE, recompute, "auto", .choices = {"auto", "none", "gelu",
      "layernorm", "block"}, .help =
      "What the backward pass computes again instead of reading it from memory. gelu: the outputs of GELU; "
-     "layernorm: those of the LayerNorms, too; block: whole layers, which takes a third more time and a "
-     "fraction of the memory. auto: the least that fits into the GPU. On a CPU: none (auto) or block.")
+     "layernorm: also the outputs of the LayerNorms; block: whole layers, which takes a third more time and "
+     "a fraction of the memory. auto: the least that fits into the GPU. On a CPU: none (auto) or block.")
     OPTION("gpu-exchange", MACHINE, SAME_BITS, CHOICE, gpu_exchange, "auto", .choices = {"auto", "nccl",
      "host"}, .help =
      "How GPUs send each other what --wire encodes; who adds is --exchange. nccl: directly; every rank needs "
      "a GPU of its own. host: through host memory and MPI, which leaves the GPU's processors free. auto: "
-     "nccl where possible. Both add in the same order; beside nccl products may be computed in another way.")
+     "nccl where possible. Both add in the same order; during nccl's exchanges products may be computed in "
+     "another way.")
     OPTION("nccl-ctas", MACHINE, SAME_BITS, INTEGER, nccl_ctas, "auto", 1, 1024, "N", .word = "auto", .help =
-     "Multiprocessors of the GPU that NCCL may occupy beside the computation, on each level of the exchange. "
-     "Matrix products beside an exchange are planned for the others. Fewer leave more for these but may not "
+     "Multiprocessors of the GPU that NCCL may occupy during computation, on each level of the exchange. "
+     "Matrix products during an exchange are planned for the others. Fewer leave more for these but may not "
      "fill a fast link. auto: 8, and at most an eighth of the GPU. Messages take a power of two, rounded up.")
     OPTION("threads", MACHINE, SAME_BITS, INTEGER, threads, "auto", 1, 4096, "N", .word = "auto",
      .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_TOKENS, .help =
@@ -345,7 +346,7 @@
      "More are less noisy and take longer; none: no validation.")
     OPTION("save-every", REPORT, SAME_BITS, TEXT, save_every, "end", 1, "COMMITS|TIME|end|never", .help =
      "How often a checkpoint is written to OUT/checkpoints: a number of commits, or a time such as 30s, 10m "
-     "or 2h. Each needs about 16 bytes a parameter, 12 with --moments bf16, and is written beside training "
+     "or 2h. Each needs about 16 bytes a parameter, 12 with --moments bf16, and is written during training "
      "where there is memory for a copy. end: only at the end, and when Ctrl-C or a signal asks the run to "
      "stop (exit code 75: go on with --resume auto). never: not even then (exit code 4), for benchmarks.")
     OPTION("keep", REPORT, KEPT_FILES, INTEGER, keep, "2", 1, 1e6, "N", .help =
@@ -356,7 +357,7 @@
     OPTION("keep-best", REPORT, KEPT_FILES, SWITCH, keep_best, "off",
      .excludes = "val-batches none, save-every never", .help =
      "Writes a checkpoint after every validation with a lower loss than all before it, and keeps the latest "
-     "of these beside --keep.")
+     "of these besides --keep.")
     OPTION("stop-after", REPORT, SAME_BITS, INTEGER, stop_after, "off", 1, 1e6, "N", .word = "off",
      .excludes = "val-batches none", .help =
      "Ends the training after N validations in a row whose loss is not below the lowest before them.")
@@ -414,7 +415,7 @@
      "Above 1: tokens that the text has already become less likely. 1.2 is much.")
     OPTION("prompts", SAMPLE, SAME_BITS, TEXT, prompts, "", 0, "FILE", .commands = FOR_SAMPLES,
      .instead_of = "prompt", .help =
-     "A file with a prompt in each line, each of which gets a sample of its own.")
+     "A file with a prompt in each line; each prompt gets a sample of its own.")
     OPTION("interactive", SAMPLE, SAME_BITS, SWITCH, interactive, "off", .commands = FOR_SAMPLES,
      .instead_of = "prompt, prompts", .help =
      "Asks for a prompt, writes what follows, and asks again: the text goes on. /reset begins another one; "

@@ -21,7 +21,7 @@ enum { CHOOSE_SPLITS = 64 }; // of more splits, about this many are simulated, e
 // What one rank computes.
 typedef struct RankSpeed {
     int micro_batches; // per commit
-    double seconds;    // of one, beside an exchange
+    double seconds;    // of one, during an exchange
 } RankSpeed;
 
 // What a choice is made from.
@@ -35,9 +35,9 @@ typedef struct Measurements {
     double exchange[WIRE_FORMAT_COUNT]; // seconds, of the slowest rank; 0: not measured
 } Measurements;
 
-// One way to run, and the seconds of its commits: with exchanges that are as slow as the
-// margin allows, and in the mean of these and those that were measured. With slow
-// exchanges alone, a split that hides all that was measured may look no better than one that
+// One way to run, and the seconds of its commits: with exchanges as slow as the margin allows
+// (late), and the mean of these seconds and the seconds with measured exchanges (expected). With
+// slow exchanges alone, a split that hides the measured ones may look no better than a split that
 // hides nothing.
 typedef struct Choice {
     RuleOptions options;
@@ -108,8 +108,8 @@ static inline double simulated_seconds(const Measurements *measured, const RuleO
     return seconds;
 }
 
-// The first choice whose commits are as short as those of any other; late: with slow
-// exchanges, else in the mean.
+// The first choice whose commits are as short as any other's; late: with slow exchanges, else in
+// the mean.
 static inline const Choice *choose_first(const Measurements *measured, const Choice *list, int count,
                                          bool late) {
     double least = INFINITY;
@@ -140,7 +140,7 @@ static inline Choice choose_split(const Measurements *measured, const RuleOption
     return *choose_first(measured, choices, count, false);
 }
 
-// How many micro-batches of rank 0 an exchange in this format runs beside.
+// How many micro-batches of rank 0 overlap an exchange in this format.
 static inline int measured_beside(const Measurements *measured, WireFormat wire) {
     return (int)fmin(ceil(CHOOSE_MARGIN * measured->exchange[wire] / measured->ranks[0].seconds), INT_MAX);
 }
@@ -192,7 +192,7 @@ static inline void measure_and_choose(Run *run) {
             b = fmax(b, (other.micro_batches - other.round_a) * ranks[rank].seconds);
         }
         snprintf(run->rule_reason, sizeof run->rule_reason,
-                 "measured: the exchange of a commit takes %.3g s and the round beside it %.3g s, that of an "
+                 "measured: the exchange of a commit takes %.3g s and its round %.3g s, the exchange of an "
                  "estimate (%s) %.3g s and its round %.3g s",
                  measured.exchange[settings.wire], a, wire_name(settings.estimate_wire),
                  measured.exchange[settings.estimate_wire], b);

@@ -1,10 +1,10 @@
 // forecast.h: how fast a run would be under its rule and under all others, and which to
 // take.
 //
-// What is recommended is the first at a loss: its speed is divided by the tokens that it
-// needs, over those of plain training with AdamW. These are not simulated: they were
-// measured with small models (Recipe). Among those that are there as soon, within
-// FORECAST_TOLERANCE, it is the one that needs the fewest tokens, and then the least memory.
+// What is recommended reaches a loss first. Its speed is divided by the tokens that it needs
+// relative to plain training with AdamW. These ratios are not simulated: they were measured
+// with small models (Recipe). Among equally fast ones, within FORECAST_TOLERANCE, the one that
+// needs the fewest tokens is recommended, and then the one with the least memory.
 #pragma once
 
 #include "kernels/cpu/product_rates.h"
@@ -108,13 +108,13 @@ static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TE
 #define GPU_MEMORY 2e12
 #define CPU_CACHE 3.2e7 // bytes
 
-// What one second of work for an exchange takes from the computation beside it on a CPU:
+// What one second of work for an exchange takes from the overlapped computation on a CPU:
 // the second itself, and what it costs to switch between the two and to fill caches
 // again.
 #define CPU_TAKEN 2.0
 
 #define NCCL_MESSAGE 6e-6 // seconds of a thread of NCCL for a message between hosts, sent and received
-#define GPU_TAKEN 0.06    // what an exchange by NCCL may take from the computation beside it
+#define GPU_TAKEN 0.06    // what an exchange by NCCL may take from the overlapped computation
 
 static inline bool plan_emulates(const Options *options) {
     return options->host_mbit == 0 && options->link_mbit > 0;
@@ -244,7 +244,7 @@ static inline void recipe_apply(const Recipe *recipe, Options *options) {
 }
 
 // What a run with these options and as many workers needs, over plain training with its inner
-// optimizer: that of the recipe that it follows, else that of the rule's defaults.
+// optimizer: as measured for the recipe that it follows, else for the rule's defaults.
 static inline TokensNeeded options_needs(const Options *options) {
     const Recipe *recipes = options_rule(options)->recipes, *followed = recipes;
     for (int i = 1; i < RULE_RECIPES && recipes[i].options != NULL; i++) {

@@ -42,9 +42,8 @@ static inline void like_take_start(const json_t *event, LikeRun *like) {
     like->tokens = like_number(options, "micro-batch") * like_number(options, "seq-len");
 }
 
-// Reads the log. A run that was resumed counts from there on. Its first report, in which
-// everything is new to the processor's caches, counts only if there is no other. False:
-// there is no log, or it has no report.
+// Reads the log. A resumed run counts from its resumption on. The first report, with cold caches,
+// counts only if there is no other. False: there is no log, or it has no report.
 static inline bool like_read(const char *name, LikeRun *like, Error *error) {
     char path[PATH_MAX + 16], *line = NULL;
     size_t room = 0;
@@ -108,8 +107,8 @@ static inline double like_crowd(const LikeRun *like, int ranks) {
     return like->cores > 0 ? fmax(ranks * like->threads / like->cores, 1) : 1;
 }
 
-// Sets what the run tells of its machines, for micro-batches of `tokens` tokens. again: the plan
-// is for that very run, which had as many ranks. together: ranks of the plan that share a host.
+// Sets what the run tells of its machines, for micro-batches of `tokens` tokens. again: the plan is
+// for this very run, with as many ranks. together: ranks of the plan that share a host.
 static inline void like_set_machine(const LikeRun *like, double tokens, bool again, int together,
                                     Machine *machine) {
     machine->micro_batch = like->micro_batch * tokens / like->tokens;

@@ -36,7 +36,7 @@ typedef struct Machine {
     // (ranks), each relative to this rank's; NULL: all are alike
     const double *slowness;        // seconds of a micro-batch
     const double *counts;          // micro-batches of a round
-    const double *estimate_counts; // the same, of a round beside an estimate; NULL: as `counts`
+    const double *estimate_counts; // the same, of a round during an estimate; NULL: as `counts`
     // (WIRE_FORMAT_COUNT): seconds of a reduce-scatter and an all-gather of the whole vector,
     // which the run has measured; NULL: they follow from the rates
     const double *measured_exchange;
@@ -44,7 +44,7 @@ typedef struct Machine {
     double exchange_bytes_per_second; // the same, in a rank's work for an exchange
     // In Muon's matrix products: where compute waits for them, and of a thread that also exchanges.
     double flops_per_second, exchange_flops_per_second;
-    // What an exchange takes from the computation beside it: a share of the rank's work
+    // What an exchange takes from the overlapped computation: a share of the rank's work
     // for it (both need the same cores), and a share of its whole time (it keeps some of
     // a GPU's processors busy).
     double taken_of_work, taken_of_time;
@@ -128,7 +128,7 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
 }
 
 // The encoded vectors of all ranks to all ranks, `bytes` each, in so many slices. On two
-// levels the first rank of a host passes those of all ranks on to each of its mates.
+// levels the first rank of a host passes all ranks' vectors on to each of its mates.
 static inline ExchangeCost machine_gather(const Machine *machine, const Transport *transport, double bytes,
                                           double slices) {
     double N = transport->size, n = transport->hosts.hosts, g = ceil(N / n);

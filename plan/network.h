@@ -226,8 +226,8 @@ static inline void odd_add_host(const Network *network, int host, json_t *odd) {
     char name[80];
     network_name(network, host, name);
     if (fabs(facts->clock) > ODD_CLOCK + facts->clock_error) {
-        odd_add(odd, "the clock of %s is %.1f s %s that of rank 0: times in files and logs will not agree",
-                name, fabs(facts->clock), facts->clock < 0 ? "behind" : "ahead of");
+        odd_add(odd, "the clock of %s is %.1f s %s rank 0's: times in files and logs will not agree", name,
+                fabs(facts->clock), facts->clock < 0 ? "behind" : "ahead of");
     }
     if (strcmp(hello->revision, first->revision) != 0 || strcmp(hello->rounding, first->rounding) != 0) {
         odd_add(odd, "%s runs another program than rank 0: commit %s, %s; rank 0: commit %s, %s", name,
@@ -330,7 +330,7 @@ static inline json_t *network_as_json(const Network *network, json_t *odd) {
 
 // ---- For the plan ---------------------------------------------------------------------
 
-// What the options do not say is as measured. slowness (ranks) <- of every rank over this one's.
+// What the options do not say is as measured. slowness (ranks) <- every rank's over this one's.
 static inline void network_set_machine(const Network *network, const Options *options, double *slowness,
                                        Machine *machine) {
     int ranks = network->groups->size;

@@ -18,7 +18,7 @@ enum { PAGE_LINKS = 40, PAGE_COUNTS = 8 }; // steps of a map with all its cells
 
 #define PAGE_SECONDS 10 // a map that would take longer has fewer cells
 
-// An axis of the map: ascending values, of which one is the run's own.
+// An axis of the map: ascending values; one of them is the run's own.
 typedef struct PageAxis {
     double values[PAGE_LINKS + 2], own;
     int count;

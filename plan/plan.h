@@ -160,7 +160,7 @@ static inline void print_speed(const ForecastRow *row) {
     printf(" in %s", human_duration(tokens / speed, text));
 }
 
-// "RULE --name value ...", with what is not as in the run of that rule that was asked for.
+// "RULE --name value ...": the options that differ from the run of this rule as asked for.
 static inline void print_recommended(const char *word, const Forecast *forecast, const ForecastRow *row) {
     printf("%-16s %s", word, options_rule(&row->options)->name);
     print_options(stdout, &row->options, &forecast->rows[row->options.rule].options);
@@ -190,19 +190,19 @@ static inline void print_recommendation(const Setup *setup, const Forecast *fore
     TokensNeeded needs = best->needs;
     const char *rule = options_rule(&best->options)->name;
     if (needs.least == 1 && needs.most == 1) {
-        printf("loss             the steps of %s are those of plain data-parallel training\n", rule);
+        printf("loss             the steps of %s equal plain data-parallel training's\n", rule);
     } else {
         printf("loss             %s needs %.3g to %.3g times the tokens of plain data-parallel training\n",
                rule, needs.least, needs.most);
     }
     if (best->options.inner != own->options.inner) {
-        printf("                 which with Muon needs %.3g to %.3g of the tokens that it needs with AdamW\n",
-               MUON_NEEDS.least, MUON_NEEDS.most);
+        printf("                 Muon needs %.3g to %.3g of AdamW's tokens\n", MUON_NEEDS.least,
+               MUON_NEEDS.most);
     }
-    printf("                 that is not planned, it was measured with small models (docs/simulation.md)\n");
+    printf("                 measured on small models, not predicted (docs/simulation.md)\n");
 }
 
-// What would have the run at its loss sooner, and how many updates the same tokens then give:
+// Prints what would reach the run's loss sooner, and how many updates the same tokens then give:
 // the best way to run each rule. Returns the lines for --json.
 static inline json_t *print_faster(const Forecast *forecast) {
     const ForecastRow *own = &forecast->rows[forecast->own];
@@ -222,10 +222,11 @@ static inline json_t *print_faster(const Forecast *forecast) {
         if (!(gain > 1.1)) { break; } // less is not worth a line
         bool local = options_rule(&best->options)->kind == RULE_LOCAL;
         told[best->options.rule] = true;
-        char *options = options_as_text(&best->options, &own->options), factor[NUMBER_TEXT_SIZE + 8];
-        snprintf(factor, sizeof factor, "%.2g times ", updates);
-        printf("                 %3.0f %% of the time with%s, %sas many updates%s\n", 100 / gain, options,
-               fabs(updates - 1) < 0.01 ? "" : factor, local ? ", which each rank makes by itself" : "");
+        char *options = options_as_text(&best->options, &own->options), factor[NUMBER_TEXT_SIZE + 12];
+        snprintf(factor, sizeof factor, "%.2g times the", updates);
+        printf("                 %3.0f %% of this run's time:%s (%s updates%s)\n", 100 / gain, options,
+               fabs(updates - 1) < 0.01 ? "same number of" : factor,
+               local ? ", made by each rank alone" : "");
         json_array_append_new(lines, json_pack("{s:s, s:o, s:o}", "options", options + 1, "speedup",
                                                log_real(gain), "updates", log_real(updates)));
         free(options);
@@ -234,7 +235,7 @@ static inline json_t *print_faster(const Forecast *forecast) {
     return lines;
 }
 
-// "options" of a row: what is not as in the run of that rule that was asked for.
+// "options" of a row: the options that differ from the run of its rule as asked for.
 static inline json_t *forecast_as_json(const Setup *setup, const Forecast *forecast) {
     const Machine *machine = &forecast->machine;
     json_t *rules = json_array(), *recipes = json_array(), *best = json_null();
@@ -281,7 +282,7 @@ static inline void plan_slow_rank(const Options *options, const Network *network
                     17);
 }
 
-// What of the machines the plan's ranks have measured, and what of that is odd. Returns it for
+// Prints what the plan's ranks have measured of the machines, and what is odd. Returns it for
 // --json.
 static inline json_t *plan_network(const Setup *setup, const Network *network, double *slowness,
                                    Machine *machine) {

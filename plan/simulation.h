@@ -28,7 +28,7 @@ typedef struct RankClock {
     double host, compute; // when they are free again
     double computed;      // when the event of the latest recording happens
     double useful;        // seconds of computation so far
-    double busy;          // the same, with what exchanges beside it have taken
+    double busy;          // the same, with what overlapped exchanges have taken
     bool joins;           // takes part in the next micro-batch
 } RankClock;
 
@@ -42,8 +42,8 @@ typedef struct Simulation {
     // The communication stream, the same on all ranks.
     double communication; // when it is free again
     double stepped, communicated;
-    bool hides; // compute goes on beside a job
-    // The part of an exchange that runs beside what is computed next.
+    bool hides; // compute goes on during a job
+    // The part of an exchange that overlaps what is computed next.
     double beside_began, beside_ended, beside_taken; // the latter: the share of a second of compute
     // When the backward pass of the latest micro-batch began and ended, on the slowest
     // rank.
@@ -58,8 +58,8 @@ typedef struct Simulation {
 
 // ---- Compute --------------------------------------------------------------------------
 
-// When computation ends that begins at `start` and would take `seconds` alone, beside an
-// exchange that takes a part of every second.
+// When computation ends that begins at `start` and would take `seconds` alone, while an exchange
+// takes a part of every second.
 static inline double simulation_beside(const Simulation *simulation, double start, double seconds) {
     double began = simulation->beside_began, ended = simulation->beside_ended,
            speed = 1 - simulation->beside_taken;
@@ -94,8 +94,8 @@ static inline double simulation_share(const Simulation *simulation, int first, i
     return all > 0 ? (layers + (head ? (double)problem->layer_begins[0] : 0)) / all : head;
 }
 
-// When a micro-batch that begins at `start` has ended its forward pass: one step, or one
-// for each layer if parameters are still to arrive, for which the layer waits (H7).
+// When a micro-batch that begins at `start` has ended its forward pass: one step, or one for each
+// layer if parameters are still to arrive and the layer waits for them (H7).
 static inline double simulation_forward(const Simulation *simulation, double start, double seconds,
                                         double *busy) {
     const Scheduler *s = simulation->scheduler;
@@ -174,7 +174,7 @@ static inline double simulation_exchange(Simulation *simulation, const Collectiv
     }
     simulation->bytes_outside += cost.bytes;
     *work += cost.work;
-    // A rank's own work takes longer beside computation, with which it shares cores.
+    // A rank's own work takes longer during computation, with which it shares cores.
     return now + cost.seconds + (simulation->hides ? cost.work * machine->taken_of_work : 0);
 }
 
@@ -238,7 +238,7 @@ static inline double simulation_step(const Simulation *simulation, double now, d
     return now + seconds;
 }
 
-// What runs from `began` to `ended` takes its part of the computation beside it.
+// What runs from `began` to `ended` takes its part of the computation that it overlaps.
 static inline void simulation_run_beside(Simulation *simulation, double began, double ended, double work) {
     const Machine *machine = simulation->machine;
     simulation->beside_began = began;
@@ -255,7 +255,7 @@ static inline void simulation_job(Simulation *simulation) {
     double began = simulation->communication, work = 0, hidden = 0, sent = simulation->bytes_outside;
     for (int i = 0; i < simulation->width; i++) { began = fmax(began, simulation->clocks[i].host); }
     double now = simulation_reduce(simulation, began, &work, &hidden);
-    // The backward pass takes longer, because gradients are sent beside it; so they are
+    // The backward pass takes longer, because gradients are sent meanwhile; so they are
     // ready later.
     if (hidden > 0) {
         double longer = simulation->machine->taken_of_work * work * hidden / (now - began) +

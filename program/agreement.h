@@ -61,8 +61,8 @@ static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count)
     return hash;
 }
 
-// All ranks introduce themselves; those with different options would train nonsense, and
-// are refused. Returns the hellos of all ranks (size), for the life of the process.
+// All ranks introduce themselves. Ranks with different options would train nonsense, and are
+// refused. Returns the hellos of all ranks (size), for the life of the process.
 static inline const Hello *exchange_hellos(Run *run) {
     Transport *transport = &run->transport;
     Options *first = (Options *)memory_take(1, sizeof *first);
@@ -172,7 +172,7 @@ static inline uint64_t check_replicas(const Scheduler *s, const void *parameters
         if (all[rank] == all[0]) { continue; }
         transport_fail(
             transport,
-            "the parameters of rank %d differ from those of rank 0: their programs round "
+            "the parameters of rank %d differ from rank 0's: their programs round "
             "differently (the start says whether builds or processors differ), or this is a bug in "
             "train_gpt. Checkpoints of before are sound",
             rank);

@@ -40,13 +40,13 @@ static inline void print_batch(const Run *run) {
     // The last commit is whole, so that more may be trained than was asked for.
     double trained = (double)(commits * per_commit);
     if (epoch > 0) { snprintf(epochs, sizeof epochs, " (%.4g epochs)", trained / epoch); }
-    // Such a rule computes beside its last exchange, and ends with one more commit of that.
+    // One gradient sum is left when training ends; finish() commits it.
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
            "%s tokens are %lld %ss%s%s\n",
            (long long)options_total_accumulate(options, ranks), ranks, plural(ranks), run->B, plural(run->B),
            run->T, human_count((double)per_commit, text), commit,
-           run->scheduler.settings.adaptive ? " or more (auto: as many as fit beside the communication)" : "",
+           run->scheduler.settings.adaptive ? " or more (auto: as many as hide the communication)" : "",
            human_count((double)options->tokens, total), (long long)commits, commit, epochs,
            drains ? ", and one more for the gradients under way at the end" : "");
     if (run->bucket_reason[0] != '\0') {
@@ -147,8 +147,8 @@ static inline void print_device(const Run *run) {
     }
 }
 
-// If there are several hosts: what each has. A host
-// is recognised by its name and listed in the order of its first rank.
+// What each host has, if there are several. A host is recognised by its name and listed in the
+// order of its first rank.
 static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
     enum { MOST = 16 };
     int hosts = 0;
@@ -204,11 +204,12 @@ static inline void print_model(const ModelConfig *config, const TrainedPart *par
                100 * trained / (double)part->model.parameter_count, adapters);
     }
     if (config->dropout > 0) {
-        printf("           no dropout: that of its config.json, %g, is ignored\n", config->dropout);
+        printf("           no dropout: the %g of its config.json is ignored\n", config->dropout);
     }
 }
 
-// Prints how much of the run each of several sources is, and of which a validation visits all.
+// Prints each source's share of the run, if there are several, and which sources a validation
+// visits whole.
 static inline void print_sources(Run *run) {
     const DataLoader *data = &run->data, *held = validation_loader(run);
     double samples = (double)run->options.tokens / run->T;
@@ -355,10 +356,9 @@ static inline void print_losses(const Run *run) {
     }
 }
 
-// Prints and logs how training ended. exposed: seconds in which a rank only waited for
-// communication, the mean. saved: the end is on disk. lost_data: that is why it ends.
-// How long ranks waited, and for whom. word: the run's directory, for a shell. times gets what a
-// micro-batch of each rank took. Returns the share of the time in which they only waited.
+// Prints how long ranks waited, and for whom. word: the run's directory, for a shell. times gets
+// what a micro-batch of each rank took. Returns the mean share of the time in which a rank only
+// waited for communication.
 static inline double print_waiting(const Run *run, const RankPace *paces, double seconds, const char *word,
                                    json_t *times) {
     int ranks = run->transport.size;
@@ -383,7 +383,8 @@ static inline double print_waiting(const Run *run, const RankPace *paces, double
     return mean;
 }
 
-// paces (ranks): of all of them.
+// Prints and logs how training ended. paces (ranks). saved: the end is on disk. lost_data: this is
+// why it ends.
 static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *paces, bool saved,
                              bool lost_data) {
     long long commits = (long long)run->scheduler.optimizer.commits;

@@ -25,8 +25,8 @@ static inline void resumed_model(const Options *options, char path[TOKENIZER_PAT
     }
 }
 
-// The path of the tokenizer: --tokenizer, or the tokenizer.json beside the model that the
-// run starts from or resumes; empty if there is none.
+// The path of the tokenizer: --tokenizer, or the tokenizer.json of the model that the run starts
+// from or resumes; empty if there is none.
 static inline const char *tokenizer_path(const Options *options, char path[TOKENIZER_PATH_SIZE]) {
     struct stat status;
     char model[TOKENIZER_PATH_SIZE];
@@ -242,7 +242,7 @@ static inline bool make_token_files(Run *run, TokenPaths paths[2], Error *error)
     return good;
 }
 
-// All ranks, once the run has a directory: gives texts that need it their tokens. Only here
+// All ranks, once the run has a directory: gives texts for a tokenizer their tokens. Only here
 // can it turn out that such data are too short.
 static inline void tokenize_data(Run *run) {
     Transport *transport = &run->transport;

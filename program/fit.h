@@ -1,6 +1,6 @@
 // fit.h: does a run fit into the memory that there is? If not, what would?
 //
-// What would is found by trial: the reservations are made again with other options, which
+// Answers are found by trial: the reservations are made again with other options, which
 // allocates nothing.
 #pragma once
 
@@ -52,8 +52,8 @@ static inline void trial_free(Trial *trial) {
     free(trial);
 }
 
-// Only options that the setup of `run` does not depend on may differ: those of the rule
-// and of the micro-batch, --seq-len, --recompute and --inner. NULL: with an error.
+// Only options that the setup of `run` does not depend on may differ: the rule's, the
+// micro-batch's, --seq-len, --recompute and --inner. NULL: with an error.
 static inline Trial *trial_reserve(const Setup *setup, const Options *options, Error *error) {
     if ((double)options->micro_batch * (double)options->seq_len > MOST_TOKENS_OF_A_MICRO_BATCH) {
         error_set(error, "a micro-batch has too many tokens");

@@ -49,8 +49,8 @@ static inline void choose_precision(Run *run) {
                                                          : PRECISION_AUTO; // GPUs compute in bf16
 }
 
-// From NVIDIA's data sheets. GPUs that are sold with several limits of power, and those
-// that add products of bf16 at half the rate in fp32, are left out.
+// From NVIDIA's data sheets. Left out are GPUs that are sold with several limits of power, and
+// GPUs that add products of bf16 at half the rate in fp32.
 static const struct {
     const char *part; // of the GPU's name; the first row that fits counts
     double flops;     // of dense products of bf16, in a second

@@ -20,11 +20,11 @@ typedef struct Placement {
     ProductRates product_rates; // of the slowest one
     Nccl nccl;
     bool uses_nccl;
-    int product_processors; // of the GPU, that products beside an exchange may count on; 0: all
+    int product_processors; // of the GPU, that products during an exchange may count on; 0: all
     int sharing;            // how many ranks compute on this rank's GPU, itself included
     int ranks_on_gpus;      // how many of all ranks compute on GPUs
     bool all_cast;          // there are several ranks, and all compute with bf16 casts of the parameters
-    char odd_one[320];      // names a rank whose GPU differs from that of most ranks; empty: none
+    char odd_one[320];      // names a rank whose GPU differs from most ranks'; empty: none
     char rounding[128];     // what decides how this rank rounds: its device, or its processor and library
     char device_reason[1100], exchange_reason[256], gpu_exchange_reason[192], recompute_reason[192];
 } Placement;
@@ -80,7 +80,7 @@ static inline bool placement_choose_precision(Placement *placement, const Option
     }
     placement->precision = bf16 || (placement->on_gpu && !fp32) ? PRECISION_BF16 : PRECISION_FP32;
     placement->fp8 = options->products == PRODUCTS_FP8;
-    // A plan may be for a GPU elsewhere, of which the capability is not known.
+    // A plan may be for a GPU elsewhere, whose capability is not known.
     int capability = placement->gpu.capability;
     return !placement->fp8 || (placement->on_gpu && (capability == 0 || capability >= 89)) ||
            error_set(error, "--products fp8 needs a GPU of compute capability 8.9 or more; this rank has: %s",
@@ -140,9 +140,9 @@ typedef struct GpuFleet {
     size_t buffers; // bytes of NCCL's messages, the same on all ranks
 } GpuFleet;
 
-// Bytes of NCCL's messages on a GPU: small beside the model. From 512 ranks on they grow
-// with these, whose shares of the model shrink: a message to each would become so short
-// that its own cost counts (dev/results/scale-2026-11-25.md).
+// Bytes of NCCL's messages on a GPU: small compared with the model. From 512 ranks on they
+// grow with the number of ranks, whose shares of the model shrink: a message to each would
+// become so short that its own cost counts (dev/results/scale-2026-11-25.md).
 static inline size_t placement_nccl_bytes(size_t gpu_memory, int ranks) {
     return size_min(NCCL_BUFFER_BYTES, gpu_memory / 500) * size_max(1, (size_t)ranks / 256);
 }
@@ -204,7 +204,7 @@ static inline int placement_taken_ctas(int ctas, bool library) {
     return library || ctas == 1 ? ctas : 2 * placement_power_below(ctas - 1);
 }
 
-// Opens NCCL; products beside it are planned for the processors that it leaves.
+// Opens NCCL; products that overlap it are planned for the processors that it leaves.
 static inline bool placement_open_nccl(Placement *placement, const Options *options, Transport *transport,
                                        size_t buffers, Error *error) {
     int processors = placement->gpu.sm_count, ctas = (int)options->nccl_ctas;
@@ -225,7 +225,7 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
     placement->product_processors = processors - taken; // also without --overlap: bits are the same
     snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason,
              "from GPU to GPU by NCCL, which takes at most %d of %d processors; products "
-             "beside it count on the others",
+             "meanwhile count on the others",
              taken, processors);
     return true;
 }

@@ -59,8 +59,8 @@ static inline void rank_pace_list(const Options *options, const double *seconds,
     }
 }
 
-// Prints which rank is slow, and what helps. where: its host, or "" if that is not known. width: of
-// what stands before each line.
+// Prints which rank is slow, and what helps. where: its host, or "" if it is not known. width: of
+// the margin before each line.
 static inline void rank_pace_print(const Options *options, const double *seconds, int ranks, SlowRank slow,
                                    const char *where, int width) {
     enum { MOST = 16 };

@@ -30,7 +30,7 @@ typedef struct Report {
     double tokens_per_second;            // over all ranks
     double compute_ms, communication_ms; // per commit, on rank 0
     double exposed_ms;                   // communication that compute had to wait for
-    double steps; // of which these three are means: of a local rule also those not yet reported
+    double steps; // these three are means over so many; of a local rule also the unreported ones
     // On rank 0: what a micro-batch took, and for how long the thread that drives it had a core.
     double micro_batch_ms, micro_batch_cpu_ms;
     double gradients_per_commit;
@@ -212,7 +212,7 @@ static inline int report_sources(const DataLoader *data) {
     return data != NULL && data->source_count > 1 ? data->source_count : 0;
 }
 
-// Appends the number of source `index` to the event's array of those of all sources.
+// Appends the number of source `index` to the event's array, which has one for each source.
 static inline void report_add_source(json_t *event, const char *key, int index, json_t *value) {
     if (index == 0) { json_object_set_new(event, key, json_array()); }
     json_array_append_new(json_object_get(event, key), value);
@@ -304,9 +304,9 @@ static inline void window_begin(Reports *reports, double seconds) {
     reports->window = window;
 }
 
-// Prints and logs the commits in the window, and begins a new one. While an exchange
-// takes several steps, the run is ahead of the commits: speeds are those of what it has
-// computed since the latest report, and unknown if that is nothing. seconds: of training.
+// Prints and logs the commits in the window, and begins a new one. While an exchange takes
+// several steps, the run has computed more than it has committed: speeds count everything
+// computed since the last report, and are unknown if that is nothing. seconds: of training.
 static inline void report_window(Reports *reports, double seconds) {
     const Scheduler *s = reports->scheduler;
     const ReportWindow *window = &reports->window;

@@ -84,7 +84,7 @@ static inline void report_checkpoint(Reports *reports, const SavedReport *report
     if (!saved) {
         printf("%6lld no checkpoint: %s\n", (long long)report->commit, error->text);
     } else {
-        printf("%6lld checkpoint in %.1f s, %.1f s of it beside training\n", (long long)report->commit,
+        printf("%6lld checkpoint in %.1f s, %.1f s of it during training\n", (long long)report->commit,
                waited + report->seconds, report->seconds);
     }
     fflush(stdout);
@@ -159,7 +159,7 @@ static inline void continue_reports(Run *run, double seconds) {
 }
 
 // Loads the newest checkpoint in the run's directory that is sound; damaged ones are
-// named, noted and skipped, but for one of which only the model is damaged: it is loaded.
+// named, noted and skipped, but one with damage in model/ only is named and loaded.
 // Returns its commit; -1: there is none.
 static inline int64_t load_newest(CheckpointedRun *checkpointed, char remarks[CHECKPOINT_REMARKS_SIZE]) {
     checkpointed->damaged_count = 0;
@@ -218,7 +218,7 @@ static inline void keep_measured_choices(Run *run, const CheckpointSource *sourc
     share_from_rank_zero(&run->transport, "sharing", &run->options.rules, sizeof run->options.rules);
 }
 
-// Options that say which checkpoints stay, and said otherwise in the run that goes on.
+// Notes which options about keeping checkpoints differ from the resumed run's.
 static inline void note_other_keeping(Run *run, const json_t *options) {
     char now[OPTION_VALUE_SIZE], old[OPTION_VALUE_SIZE], *text = run->saving.other_keeping;
     for (const OptionSpec *option = option_table; option < option_end; option++) {
@@ -311,7 +311,7 @@ static inline void report_resumed(Run *run, const char *resume, const char *rema
            exact ? "exact" : "not exact: ", remarks);
     const char *start = options_start(&run->options);
     if (start[0] != '\0' && run->part.frozen_count == 0) {
-        printf("           with its parameters; those of %s are not used\n", start);
+        printf("           with its parameters; %s is not loaded\n", start);
     }
     if (run->saving.other_keeping[0] != '\0') {
         printf("           %s: what only the former kept is removed when the next checkpoint is written\n",
@@ -343,7 +343,7 @@ static inline void resume_run(Run *run) {
     if (strcmp(resume, "auto") == 0) {
         int64_t commit = load_newest(&run->checkpointed, remarks);
         if (commit < 0 && run->checkpointed.damaged_count > 0) {
-            // To begin at zero here would hide that a run is lost, and in the end remove what may
+            // Beginning at zero here would hide that a run is lost, and in the end remove what may
             // still be repaired.
             error_set(&error,
                       "--resume auto: no checkpoint in %.300s can be loaded, for the reasons above. Repair "
@@ -362,7 +362,7 @@ static inline void resume_run(Run *run) {
         resume = newest.final;
     } else if (!checkpoint_load(&run->checkpointed, resume, remarks, &error)) {
         agree_or_exit(run, EXIT_USER_MISTAKE, &error);
-    } else { // a branch looks for its own best: that of the other run is not in this directory
+    } else { // a branch starts its own best-loss record; the old run's best checkpoint is elsewhere
         run->checkpointed.best_commit = run->checkpointed.worse = 0;
     }
     run->clock.before = run->checkpointed.seconds;

@@ -50,7 +50,7 @@ typedef struct Run {
     // The other ranks, and signals from outside.
     Transport transport;
     SignalWatch signal_watch;
-    ClockOffset clock_at_start; // with --trace: this rank's clock against that of rank 0
+    ClockOffset clock_at_start; // with --trace: this rank's clock against rank 0's
     // What it trains with.
     DataLoader data, validation_data; // the latter only with --val-data
     char data_identity[DATA_IDENTITY_SIZE];
@@ -61,7 +61,7 @@ typedef struct Run {
     TrainingProblem training; // the model and the data as the scheduler's problem
     TrainingClock clock;
     bool nothing_left; // it was resumed where it had ended
-    // What it writes. The files and the terminal are those of rank 0.
+    // What it writes. Only rank 0 has files and a terminal.
     char directory[RUN_PATH_SIZE]; // all ranks know it
     Terminal terminal;
     Reports reports;

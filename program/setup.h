@@ -26,7 +26,7 @@ static inline bool choose_part(const Options *options, const ModelConfig *config
     return choice.rank == 0 || !hf_model_has(start, ADAPTERS_CONFIG) ||
            error_set(error,
                      "%.300s has adapters already: merge them first, as train_gpt average --from RUN "
-                     "--last 1 --out DIR does for those of a run",
+                     "--last 1 --out DIR does for a run's",
                      start);
 }
 
@@ -124,14 +124,14 @@ static inline bool choose_rates(Run *run, Error *error) {
                      options->minimum_learning_rate, options->learning_rate);
 }
 
-// Tokens of one pass over the training data; 0: they are endless, not known yet, or of
-// several sources, each of which has epochs of its own.
+// Tokens of one pass over the training data; 0: they are endless, not known yet, or of several
+// sources, since each has epochs of its own.
 static inline double tokens_per_epoch(const DataLoader *data) {
     return data->source_count > 1 ? 0 : (double)data->training_windows * data->sequence_length;
 }
 
-// From now on --epochs are --tokens; the rates follow from that. Those of a text that is
-// to be tokenized are counted when this is called again with its tokens.
+// From now on --epochs are --tokens; the rates follow from them. The epochs of a text that is to
+// be tokenized are counted when this is called again with its tokens.
 static inline bool choose_length(Run *run, Error *error) {
     Options *options = &run->options;
     double asked = options->epochs;

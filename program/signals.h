@@ -1,9 +1,9 @@
 // signals.h: what a rank does when it is asked to stop, or killed from outside.
 //
-// SIGINT, SIGTERM, SIGHUP and SIGUSR1 all ask a rank to stop: it sets a flag, of which all
-// ranks learn with the next job (Wishes::stop_agreed), the next batch of a validation, or
-// when they next agree on something (agree_or_exit). They save what there is and leave
-// together. Nothing here ends a rank that saves slowly; only a second SIGINT ends it at once.
+// SIGINT, SIGTERM, SIGHUP and SIGUSR1 all ask a rank to stop: it sets a flag. All ranks learn
+// of it with the next job (Wishes::stop_agreed), with the next batch of a validation, or when
+// they next agree on something (agree_or_exit). They save what there is and leave together.
+// Nothing here ends a rank that saves slowly; only a second SIGINT ends it at once.
 //
 // The launcher also uses SIGTERM to end the remaining ranks when one has died, and says
 // only which and where. So on SIGTERM a rank prints where it was, whether the process of a
@@ -102,8 +102,8 @@ static inline void signal_watch_report(const SignalWatch *watch, bool first) {
                 signal_watch_lost(watch, text));
     } else if (advises && first && all_live && getenv("OMPI_COMM_WORLD_SIZE") != NULL) {
         // Open MPI's mpirun passes every wish to end on as SIGTERM, and sends SIGKILL a second
-        // later. That of version 5 has stopped to forward what ranks say by then: whoever pressed
-        // Ctrl-C is told on the terminal itself.
+        // later. Version 5 no longer forwards what ranks say by then: whoever pressed Ctrl-C is
+        // told on the terminal itself.
         FILE *heard = getenv("PRTE_LAUNCHED") != NULL ? fopen("/dev/tty", "w") : NULL;
         fprintf(heard != NULL ? heard : stderr,
                 "train_gpt: mpirun leaves its ranks a second or less to save; started with scripts/launch "

@@ -40,7 +40,7 @@ static inline void describe_spike(const CheckpointedRun *run, const DataLoader *
                  "first is number %llu in the order of training%s)",
                  rank, spike->site.micro_batch - 1, run->B, plural(run->B), (unsigned long long)first, place);
     } else if (spike->kind == SPIKE_GRADIENT && rank < 0) {
-        snprintf(text, size, "the sum of the gradients is not finite although those of every rank are");
+        snprintf(text, size, "the sum of the gradients is not finite although every rank's own are");
     } else if (spike->kind == SPIKE_GRADIENT) {
         const ParameterInfo *tensor = spike_tensor(run->table, spike);
         size_t within = (size_t)spike->site.element - 1 - tensor->offset,
@@ -58,11 +58,11 @@ static inline void describe_spike(const CheckpointedRun *run, const DataLoader *
             "--spike-limit",
             rank, SPIKE_PATIENCE);
     } else if (run->rule->kind == RULE_LOCAL) {
-        snprintf(text, size, "%s of rank %d is far larger than those before it",
+        snprintf(text, size, "%s of rank %d is far larger than the ones before it",
                  high_loss ? "a loss" : "a gradient", rank);
     } else {
         snprintf(text, size,
-                 "%s is %.3g, and at most %.3g was expected after those before it; rank %d has the largest",
+                 "%s is %.3g, and at most %.3g was expected from earlier commits; rank %d has the largest",
                  high_loss ? "the loss" : "the gradient's norm", spike->measured, spike->largest, rank);
     }
 }

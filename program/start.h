@@ -49,9 +49,9 @@ static inline void staging_copy(const Staging *staging, Real *to, size_t count, 
     stream_settle(staging->stream);
 }
 
-// Reads the model that training begins with, tensor by tensor: what is trained goes to
-// target, in the order of the scheduler, the rest to where it stays. The file is mapped,
-// so the ranks of a host read the disk once.
+// Reads the model that training begins with, tensor by tensor: trained tensors go to target, in
+// the scheduler's order, frozen ones to their own place. The file is mapped, so the ranks of a
+// host read the disk once.
 static inline void read_start(Run *run, const Staging *staging, float *target) {
     const TrainedPart *part = &run->part;
     Error error = {""};

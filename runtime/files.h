@@ -1,10 +1,10 @@
 // files.h: mapping, writing, bringing to disk, publishing and removing files.
 //
 // A write is complete: it continues after a signal and after a short count. And what is
-// reported as written survives a power failure: fsync brings a file's bytes to disk, but its
-// name only that of the directory which holds it. So a directory that must be whole or absent is
-// written and synced under a temporary name; directory_publish syncs it, renames it, which is
-// atomic, and syncs the parent.
+// reported as written survives a power failure: fsync of a file brings its bytes to disk, fsync
+// of its directory its name. So a directory that must be whole or absent is written and synced
+// under a temporary name; directory_publish syncs it, renames it, which is atomic, and syncs the
+// parent.
 #pragma once
 
 #include <assert.h>

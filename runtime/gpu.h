@@ -21,7 +21,7 @@ typedef struct Gpu {
     size_t memory_total, memory_available;
 } Gpu;
 
-// NVTX ranges, in which profilers show what a thread was doing. Without a profiler a call only
+// NVTX ranges: profilers show with them what a thread was doing. Without a profiler a call only
 // tests a pointer. The header is missing in some installations of CUDA.
 #if defined(ACCO_HAVE_CUDA) && __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
@@ -47,11 +47,10 @@ static inline void cuda_check(cudaError_t status, const char *call) {
 
 static inline bool gpu_is_built_in(void) { return true; }
 
-// For ranks that may send by NCCL. By default a kernel is loaded when first used, which may wait
-// for running kernels; one of NCCL may run until a kernel behind the loading one sends: a
-// deadlock. Others need not wait for the library's kernels, which are half a gigabyte. Must be
-// called before MPI, which may start the driver: that reads the variable once. What the user has
-// set stays.
+// For ranks that may send by NCCL. By default a kernel is loaded when first used. Loading may wait
+// for running kernels, and a kernel of NCCL may run until a later kernel sends: a deadlock. Other
+// ranks need not wait for the library's kernels, which are half a gigabyte. Must be called before
+// MPI, which may start the driver; the driver reads the variable once. What the user has set stays.
 static inline void gpu_load_eagerly(void) { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
 
 static inline void gpu_version(char *text, size_t size) {

@@ -5,7 +5,7 @@
 //
 // arena_reserve plans memory that kernels work on: on a GPU, device memory.
 // arena_reserve_host plans memory that the host works on too: on a GPU, pinned host
-// memory. On the CPU both are one anonymous mapping, of which pages that are never touched cost
+// memory. On the CPU both are one anonymous mapping; pages of it that are never touched cost
 // nothing.
 #pragma once
 

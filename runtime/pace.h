@@ -1,4 +1,4 @@
-// pace.h: how a pass over a model keeps pace with the communication beside it.
+// pace.h: how a pass over a model keeps pace with the communication that overlaps it.
 //
 // Parameters are stored in the order in which the forward pass uses them, so the backward
 // pass finishes their gradients from the end:

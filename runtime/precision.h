@@ -15,10 +15,9 @@ typedef enum Precision { PRECISION_FP32, PRECISION_BF16, PRECISION_E4M3, PRECISI
 
 typedef struct Real Real;
 
-// A matrix (rows, columns), dense: the numbers of `codes` times *scale, by which its
-// largest magnitude is the format's largest number: 448 of E4M3, with 3 bits of mantissa;
-// 57344 of E5M2, for gradients, which are spread wider. columns is a multiple of
-// FP8_UNIT, and what a product sums over.
+// A matrix (rows, columns), dense: the numbers of `codes` times *scale. The scale takes its largest
+// magnitude to the format's largest number: 448 of E4M3, with 3 bits of mantissa; 57344 of E5M2,
+// for gradients, which are spread wider. A product sums over columns, a multiple of FP8_UNIT.
 typedef struct Fp8 {
     uint8_t *codes;
     float *scale;

@@ -29,7 +29,7 @@ static inline bool group_number(const char *directory, const char *name, double 
     return end != text;
 }
 
-// Lowers the limits to those of one directory. Pages of files that nobody uses count as free.
+// Lowers the limits to one directory's. Pages of files that nobody uses count as free.
 static inline void group_limit(const char *directory, GroupLimits *limits) {
     char path[PATH_MAX], text[128];
     double most, used, quota, period = 100000;
@@ -105,7 +105,7 @@ static inline bool core_list_has(const char *list, long core) {
 typedef bool (*SiblingLookup)(long core, char *list, int size);
 
 // How many physical cores two lists have in common: two hardware threads of one core are one,
-// because matrix products of both together are no faster than those of one.
+// because matrix products on both together are no faster than on one.
 static inline int core_lists_physical(const char *one, const char *other, SiblingLookup lookup) {
     char siblings[256];
     int count = 0;

@@ -1,13 +1,14 @@
 // chat.h: how a model is spoken to: the constant texts of its tokenizer's chat template.
 //
 // `python -m tokenizer.chat MODEL` takes them out of the template, and checks that they give
-// what it gives, so nothing here needs Jinja. They are in chat.json, beside tokenizer.json:
+// what it gives, so nothing here needs Jinja. They are in chat.json, next to tokenizer.json:
 //
 //     {"first": [a, b], "system": [a, b, c], "next": [a, b], "end": "<|im_end|>"}
 //
-//     first    what stands before the first thing the user says, and between it and the answer
-//     system   the same around a system text and that; null: the template takes none
-//     next     the same where an answer stands before it; begins with its end
+//     first    what stands before the user's first message, and between it and the answer
+//     system   what stands before a system text, between it and the first message, and between
+//              that and the answer; null: the template takes no system text
+//     next     as first, for a later message; begins with the end of the answer before it
 //     end      the token that ends an answer
 #pragma once
 

@@ -4,11 +4,12 @@
 //   tokenize_lines    lines of JSON -> token files for training and validation, for
 //                     train_gpt tokenize, which tokenizer/prepare.py feeds
 //
-// Each document is followed by the end-of-text token, which is predicted; a chat, where it does
-// not end with that token anyway, by one that is not, for its answers have ends of their own.
-// Where a document ends with the text of that token, that is the token. Other text that looks like
-// a special token is text, but in chats; it is counted. Bytes that are not UTF-8 become one token
-// each (tokenizer.h), and are counted, too. A token that is only read is ~id until it is written.
+// Each document is followed by the end-of-text token, which is predicted. A chat that does not end
+// with this token anyway is followed by one that is not predicted: its answers have ends of their
+// own. Where a document ends with the token's text, this text is the token. Other text that looks
+// like a special token is text, except in chats; it is counted. Bytes that are not UTF-8 become one
+// token each (tokenizer.h), and are counted, too. A token that is only read is ~id until it is
+// written.
 //
 // The calling thread reads and writes, all threads encode: the same, however many.
 #pragma once
@@ -85,7 +86,7 @@ static inline char *encode_bytes(const char *text, size_t *count) {
     return bytes;
 }
 
-// Encodes a chat, of which the parts of `learn` are predicted.
+// Encodes a chat; the parts that `learn` names are predicted.
 static inline bool encode_chat(const Tokenizer *tokenizer, uint64_t line, const char *text, size_t bytes,
                                const json_t *learn, TokenList *tokens, Error *error) {
     size_t before = tokens->count, token = 0;

@@ -613,8 +613,8 @@ static inline const char *tokenizer_find_spelled(const Tokenizer *tokenizer, con
     return NULL;
 }
 
-// Encodes any text: cuts out the added tokens that are not normalized, then out of each
-// range between them those that are, and encodes what is left.
+// Encodes any text: cuts out the added tokens that are not normalized, then, from each range
+// between them, the normalized ones, and encodes what is left.
 static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *text, size_t count,
                                           bool normalized, Error *error) {
     const Tokenizer *tokenizer = work->tokenizer;

@@ -1,5 +1,5 @@
-// bias.h: the biases of queries, keys and values, and the scale of attention's scores, which is
-// that of the queries.
+// bias.h: the biases of queries, keys and values, and the scale of attention's scores, by which
+// the queries are multiplied.
 //
 //   forward    values = (values + bias) scale
 //   backward   values *= scale;  d_bias += sum over rows of values

@@ -68,7 +68,7 @@ REAL_LOOP void matmul_pack(const Matmul *work, int k0, int depth, int n0, int wi
 }
 
 // sums (rows, MATMUL_PLAIN_BLOCK) += rows m0 to m0 + rows and columns k0 to k0 + depth of a
-// times packed (depth, MATMUL_PLAIN_BLOCK), of which `width` columns count.
+// times packed (depth, MATMUL_PLAIN_BLOCK); `width` columns of it count.
 REAL_LOOP void matmul_add_block(const Matmul *work, int m0, int rows, int k0, int depth, int width,
                                 const float *packed, float *sums, Precision precision) {
     for (int m = 0; m < rows; m++) {

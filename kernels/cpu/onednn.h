@@ -3,7 +3,7 @@
 // (ACCO_NO_ONEDNN). scripts/probe compiles and links this file to find out which it is.
 //
 // oneDNN is kept single-threaded through the OpenMP setting of the calling thread. The symbols
-// are weak: they are those of the OpenMP that oneDNN itself loads, or none if it needs none.
+// are weak: they come from the OpenMP that oneDNN itself loads, or are NULL if it needs none.
 //
 // fp32 is dnnl_sgemm, which all versions have. Other formats have no such form in C, so a product
 // is described anew each time. oneDNN caches what it has compiled for one: asking again in every

@@ -11,11 +11,11 @@
 // one tile of rows of one head (queries in forward and for dQ, keys for dK and dV). Each
 // of its 4 warps has 16 or 32 of the rows. The block walks over the tiles of the other
 // side that its band of the (query, key) plane meets; the next tile is copied while this
-// one is used. Tiles outside the band are never read, and only those on its edge are
-// masked. The registers in which a product leaves its result are those from which the
-// next product takes its left operand, so neither scores nor probabilities pass through
-// shared memory. With 16 rows a warp the reads of shared memory are the limit: four cycles of
-// them for two products, which is half of an H100's rate.
+// one is used. Tiles outside the band are never read, and only tiles on its edge are
+// masked. A product leaves its result in the registers from which the next product takes
+// its left operand, so neither scores nor probabilities pass through shared memory. With 16
+// rows a warp the reads of shared memory are the limit: four cycles of them for two
+// products, half of an H100's rate.
 //
 // Rows (everything else) give each row a warp, whose lanes share the columns of the head.
 // These kernels are for correctness.
@@ -61,8 +61,8 @@ DEVICE CudaAttentionPlace cuda_attention_place(const Attention &work) {
 // The band of the (query, key) plane: query i sees the keys j with i - window < j <= i and,
 // with documents, j >= starts[i]
 
-// The first key that a query sees. A query behind the last one, whose row is 0, sees what that
-// does.
+// The first key that a query sees. A query behind the last one has a row of 0 and sees what the
+// last one sees.
 template <bool DOCUMENTS> DEVICE int cuda_attention_first_key(const Attention &work, int query) {
     int key = attention_oldest_key(query, work.window);
     if constexpr (DOCUMENTS) {
@@ -130,8 +130,7 @@ DEVICE void cuda_attention_mask(float scores[N / 8][4], int first_row, int first
 
 template <int D> static constexpr int cuda_attention_stride = D + CUDA_ATTENTION_PADDING;
 
-// Columns of scores that backward holds in registers at a time: as many as fit beside the
-// sums.
+// Columns of scores that backward holds in registers at a time: as many as fit with the sums.
 template <int D, int M> static constexpr int cuda_attention_chunk = D *M <= 80 ? 32 : 16;
 
 // The rows of shared memory from the `own` rows of a block to stage 0. The tiles of the other

@@ -8,8 +8,8 @@
 //
 // A kernel that sums over rows cuts them into at most CUDA_ROW_BLOCKS blocks, a number
 // that depends on the rows alone: two for each multiprocessor of an H200. Each block leaves its
-// sums in a workspace (CUDA_ROW_BLOCKS, width) of floats, and cuda_column_sums_add adds those in
-// a fixed order. There COLUMN_SLICES warps share a column, because there are few columns.
+// sums in a workspace (CUDA_ROW_BLOCKS, width) of floats, and cuda_column_sums_add adds them up
+// in a fixed order. There COLUMN_SLICES warps share a column, because there are few columns.
 #pragma once
 
 #include "kernels/cpu/row_blocks.h"

@@ -9,10 +9,10 @@
 // twice. So the host sorts the positions by token (embedding_order in kernels/cpu/embedding.h),
 // which makes the positions of a token a range of that order. Each block sums a segment of
 // EMBEDDING_SEGMENT positions of the order. A range inside one segment is added to d_wte at
-// once. A range that crosses segments leaves one partial sum in each of them, and a second
-// kernel adds those in order: many blocks share a frequent token. A segment has at most two such
-// sums: one for the range that it continues from the segment before, and one for the range that
-// begins in it and continues in the next.
+// once. A range that crosses segments leaves one partial sum in each, and a second kernel adds
+// these up in order: many blocks share a frequent token. A segment has at most two partial sums:
+// one for the range that it continues from the segment before, and one for the range that begins
+// in it and continues in the next.
 #pragma once
 
 #include "kernels/cpu/embedding.h"

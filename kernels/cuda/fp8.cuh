@@ -1,8 +1,8 @@
 // fp8.cuh: operands of matrix products in FP8, on a GPU.
 //
 // Contract: kernels/kernels.h (fp8_cast). One kernel finds the largest magnitude of each
-// block's elements, the next one looks at those of all blocks: the matrix is read twice, since
-// its scale is known only behind its end. Casts are computed with integers: the program is also
+// block's elements, the next one reads all blocks' largest. So the matrix is read twice: its
+// scale is known only at its end. Casts are computed with integers, since the program is also
 // built for GPUs that lack the instruction.
 #pragma once
 
@@ -12,8 +12,8 @@
 
 enum { FP8_THREADS = 512 };
 
-// The code of the format's number that is nearest to value, of two equally near the even
-// one; of what is larger than all of them, the largest.
+// The code of the format's number nearest to value, of two equally near numbers the even one.
+// A value beyond the largest number gets the largest one's code.
 template <Precision FORMAT> DEVICE uint32_t fp8_code(float value) {
     constexpr int MANTISSA = FORMAT == PRECISION_E4M3 ? 3 : 2, BIAS = FORMAT == PRECISION_E4M3 ? 7 : 15,
                   SHIFT = 23 - MANTISSA;
@@ -44,9 +44,9 @@ static __global__ void __launch_bounds__(FP8_THREADS)
     if (threadIdx.x == 0) { largest[blockIdx.x] = most; }
 }
 
-// codes (rows, columns), or (columns, rows) if TURNED, and *scale, by what as many blocks
-// of the kernel above have found. A thread stores FP8_UNIT codes at once. Turned, these
-// are of a column. (1e-30: a matrix of zeros has a scale, too.)
+// codes (rows, columns), or (columns, rows) if TURNED, and *scale, from the magnitudes that
+// as many blocks of the kernel above have found. A thread stores FP8_UNIT codes at once; if
+// TURNED, they are one column's. (1e-30: a matrix of zeros has a scale, too.)
 template <Precision FORMAT, bool TURNED>
 static __global__ void __launch_bounds__(FP8_THREADS)
     fp8_cast_kernel(uint8_t *codes, float *scale, const float *largest, const __nv_bfloat16 *in, int rows,

@@ -1,9 +1,8 @@
 // language.cuh: the language of our kernels: CUDA C++, and one wrapper for each thing
 // that C++ alone cannot express.
 //
-// nvcc compiles the source for GPUs; the host's compiler compiles the same source against
-// an emulator (test/simt), with which `make test` runs the kernels. That imposes some
-// rules:
+// nvcc compiles the source for GPUs; the host's compiler compiles the same source against an
+// emulator (test/simt), and `make test` runs the kernels with it. This imposes some rules:
 //   * a kernel is launched by cuda_launch
 //   * all shared memory is dynamic and comes from cuda_shared()
 //   * blocks consist of whole warps; all 32 lanes take part in what a warp does together

@@ -1,7 +1,7 @@
 // layernorm.cuh: LayerNorm, fused with the residual addition before it, on a GPU.
 //
-// Computes what kernels/cpu/layernorm.h defines. Statistics are those of the residual as
-// it is stored, in R, because backward reads no other.
+// Computes what kernels/cpu/layernorm.h defines. Statistics are taken of the residual as it is
+// stored, in R, because backward reads no other.
 //
 // Layout: a group of whole warps works on a row, each thread on COUNT Pieces of it
 // (column_sums.cuh), and a block on as many rows as it has groups. All groups pass the
@@ -21,7 +21,7 @@
 enum {
     LAYERNORM_CHANNELS = 8192, // the widest row
     LAYERNORM_THREADS = 512,   // the most of a block
-    LAYERNORM_BLOCK = 128,     // those of a block that has several groups
+    LAYERNORM_BLOCK = 128,     // in a block that has several groups
     // The same two for backward with AHEAD: two such blocks fit a multiprocessor.
     LAYERNORM_AHEAD_THREADS = 768,
     LAYERNORM_AHEAD_BLOCK = 384,
@@ -176,8 +176,8 @@ template <typename R> static inline void cuda_layernorm_forward(Stream *stream, 
 }
 
 // ---------------------------------------------------------------------------------------
-// Backward. With n = (x - mean) scale and g = d_output weight:  dx = scale (g - mean(g) -
-// n mean(g n)).
+// Backward. With n = (x - mean) scale and g = d_output weight:
+// dx = scale (g - mean(g) - n mean(g n))
 
 // What a thread loads of a row.
 template <typename R, int WIDTH, int COUNT> struct LayernormSlice {
@@ -269,7 +269,7 @@ DEVICE void layernorm_slice_finish(LayernormSums<R, WIDTH, COUNT> &sums,
     }
 }
 
-// partials (3, C) = the sums of the block: those of its groups, added in order. shared
+// partials (3, C) = the sums of the block: its groups' sums, added in order. shared
 // (groups, 3, C).
 template <typename R, int WIDTH, int COUNT>
 DEVICE void layernorm_sums_store(const LayernormSums<R, WIDTH, COUNT> &sums, float *partials, float *shared,

@@ -33,7 +33,7 @@
 #include "kernels/cuda/language.cuh"
 
 enum {
-    CUDA_GEMM_SHAPES = 96, // whose plans a stream keeps: twice those of training
+    CUDA_GEMM_SHAPES = 96, // whose plans a stream keeps: twice as many as training has
     CUDA_GEMM_OFFERS = 32  // algorithms asked for, for each shape
 };
 
@@ -222,7 +222,7 @@ static inline cublasStatus_t cuda_gemm_call(const Stream *stream, const CudaGemm
 }
 
 // Whether the library says that the algorithm does not suit the product; it has then done nothing.
-// Other errors, such as a launch that fails, may be those of one rank alone: no rank takes another
+// Other errors, such as a launch that fails, may happen on one rank alone: no rank takes another
 // algorithm because of them.
 static inline bool cuda_gemm_is_refusal(cublasStatus_t status) {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||

@@ -104,7 +104,7 @@ DEVICE uint32_t wire_warp_largest(const float values[WIRE_LANE]) {
     return largest;
 }
 
-// Words of codes of a lane: int8's lie as the elements do, those of 4 bits in pairs.
+// Words of codes of a lane: codes of int8 lie as the elements do, codes of 4 bits in pairs.
 template <WireFormat FORMAT> static constexpr int WIRE_WORDS = FORMAT == WIRE_INT8 ? 2 : 1;
 
 // The place of the code of element i in these words.

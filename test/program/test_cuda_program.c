@@ -367,7 +367,7 @@ static void hosts_with_other_models_are_refused(void **state) {
         stage, 2, "--config ../base.json --from model --optimizer zero1 --ranks-per-host 1 --out ../others");
     memcpy(stage->binary, program, sizeof program);
     outcome_check(&outcome, 3, "two models");
-    text_check(outcome.errors, "the parameters of rank 1 differ from those of rank 0", "two models");
+    text_check(outcome.errors, "the parameters of rank 1 differ from rank 0's", "two models");
 }
 
 // NCCL's own collectives, here a stand-in that adds in the opposite order, end within

@@ -190,7 +190,7 @@ static void what_differs_is_named(void **state) {
     told.facts[2].wireless = true;
     snprintf(told.hellos[2].rounding, sizeof told.hellos[2].rounding, "x86-64-v2");
     expect_odd(&told,
-               (const char *const[]){"the clock of node1 is 12.5 s behind that of rank 0",
+               (const char *const[]){"the clock of node1 is 12.5 s behind rank 0's",
                                      "node2 runs another program than rank 0: commit abc, x86-64-v2",
                                      "node2 sends by eth2, which is wireless"},
                3);

@@ -837,7 +837,7 @@ static void test_acco_split(void **state) {
     (void)state;
     expect_contradiction("--acco-split haf",
                          "--acco-split haf is no split (did you mean half?); allowed: wire, auto, half, or "
-                         "the share of the micro-batches beside the commit, above 0 and below 1, such as");
+                         "the share of the micro-batches during the commit, above 0 and below 1, such as");
     static const char *const splits[] = {"0",   "1",      "-0.5", "1e3", "nan",
                                          "inf", "0x1p-1", "0.5x", "3:1", "+.5"};
     for (size_t i = 0; i < sizeof splits / sizeof splits[0]; i++) {

@@ -144,7 +144,7 @@ static void follow_commits(Run *run, bool last) {
         double loss = reports->validation; // the same on all ranks
         bool is_best = isfinite(loss) && (checkpointed->best_commit == 0 || loss < checkpointed->best_loss);
         if (whole) { checkpointed->validated_commit = now; }
-        if (whole && !is_best) { checkpointed->worse++; }
+        if (whole && !is_best && !isnan(loss)) { checkpointed->worse++; } // without a loss it says nothing
         if (whole && is_best) {
             checkpointed->best_commit = now;
             checkpointed->best_loss = loss;

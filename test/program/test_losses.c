@@ -21,8 +21,9 @@ static void put_number(uint8_t *bytes, uint64_t value, int count) {
     for (int i = 0; i < count; i++) { bytes[i] = (uint8_t)(value >> 8 * i); }
 }
 
-// A token file of WINDOWS windows, which share their first and last tokens.
-static void write_masked(const Stage *stage, const char *name) {
+// A token file of WINDOWS windows, which share their first and last tokens. Those from `end` on
+// have nothing to predict.
+static void write_masked(const Stage *stage, const char *name, int end) {
     enum { COUNT = WINDOWS * LENGTH + 1, MASK = (COUNT + 7) / 8, HEADER = TOKEN_FILE_HEADER_BYTES };
     static uint8_t file[HEADER + 2 * COUNT + MASK];
     char path[STAGE_PATH_SIZE];
@@ -30,7 +31,7 @@ static void write_masked(const Stage *stage, const char *name) {
     Random random = {1};
     memset(file, 0, sizeof file);
     for (int i = 0; i < COUNT; i++) { put_number(tokens + 2 * i, random_bits(&random) % 256, 2); }
-    for (int window = 0; window < WINDOWS; window++) {
+    for (int window = 0; window < end; window++) {
         for (int t = 0; t < predicted_in(window); t++) {
             int place = window * LENGTH + 1 + t;
             mask[place / 8] |= (uint8_t)(1 << place % 8);
@@ -116,6 +117,45 @@ static void without_predicted_tokens_there_is_no_loss(void **state) {
     json_decref(events);
 }
 
+// The first window of same.bin predicts nothing: a validation of that alone has no loss, and is
+// neither better nor worse than others.
+static void a_validation_without_a_loss_ends_nothing(void **state) {
+    Stage *stage = stage_of(state);
+    Outcome outcome = program_run(stage, 0,
+                                  "--config base.json --data masked.bin --val-data same.bin --seq-len 8 "
+                                  "--tokens 320 --optimizer ddp --val-batches 1 --val-every 2 --stop-after 1 "
+                                  "--out unknown");
+    outcome_check(&outcome, 0, "--stop-after");
+    text_check(outcome.output, "    20 validation without a loss", "--stop-after");
+    text_check(outcome.output, "trained    20 commits", "--stop-after");
+    assert_null(strstr(outcome.output, "nan"));
+}
+
+static void data_without_anything_to_predict_are_refused(void **state) {
+    Stage *stage = stage_of(state);
+    static const struct {
+        const char *data, *part; // NULL: they are taken
+    } cases[] = {
+        {"--data none.bin",
+         "none.bin: masks leave out all that could be predicted in its 38 windows of 9 tokens"},
+        {"--data none.bin --val-batches none", "none.bin: masks leave out all"},
+        {"--data masked.bin --val-data none.bin", "none.bin: masks leave out all"},
+        {"--data begin.bin", "begin.bin: masks leave out all that could be predicted in its 2 windows of 9 "
+                             "tokens for validation"},
+        {"--data masked.bin:1,none.bin:1", "none.bin: masks leave out all"},
+        {"--data begin.bin --val-batches none", NULL},
+        {"--data begin.bin --val-data same.bin", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char arguments[256];
+        snprintf(arguments, sizeof arguments, "--config base.json --seq-len 8 --tokens 32 --out taken-%zu %s",
+                 i, cases[i].data);
+        Outcome outcome = program_run(stage, 0, arguments);
+        outcome_check(&outcome, cases[i].part == NULL ? 0 : 2, arguments);
+        if (cases[i].part != NULL) { text_check(outcome.errors, cases[i].part, arguments); }
+    }
+}
+
 // ---- Steps ----------------------------------------------------------------------------
 
 enum { STEPS = 24 };
@@ -174,8 +214,10 @@ static void write_stage(const Stage *stage) {
              "\"timeout-s\": 100, \"device\": \"cpu\"}\n",
              stage_path(stage, "model.json", path), STEPS * 2 * 16);
     stage_write(stage, "base.json", base);
-    write_masked(stage, "masked.bin");
-    write_masked(stage, "same.bin"); // data to validate on must be another file
+    write_masked(stage, "masked.bin", WINDOWS);
+    write_masked(stage, "same.bin", WINDOWS); // data to validate on must be another file
+    write_masked(stage, "none.bin", 0);
+    write_masked(stage, "begin.bin", WINDOWS - 2); // which are those held out for validation
 }
 
 #define LOSSES_TEST(function) cmocka_unit_test_prestate_setup_teardown(function, NULL, stage_end_test, &stage)
@@ -185,6 +227,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         LOSSES_TEST(training_validation_and_evaluation_agree),
         LOSSES_TEST(without_predicted_tokens_there_is_no_loss),
+        LOSSES_TEST(a_validation_without_a_loss_ends_nothing),
+        LOSSES_TEST(data_without_anything_to_predict_are_refused),
         LOSSES_TEST(reports_name_the_steps_of_their_losses),
     };
     stage_open(&stage);

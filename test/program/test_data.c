@@ -532,7 +532,8 @@ static void a_full_disk_leaves_no_tokens(void **state) {
     Outcome outcome = program_run_with(stage, 0, &setting, arguments);
     outcome_check(&outcome, 3, arguments);
     text_check(outcome.errors, "cannot write full/tokens-", arguments);
-    snprintf(command, sizeof command, "test \"$(ls -A '%s/full')\" = lock", stage->directory);
+    snprintf(command, sizeof command, "test \"$(ls -A '%s/full' | tr '\\n' ' ')\" = 'config.json lock '",
+             stage->directory);
     assert_int_equal(system(command), 0);
     outcome = program_run(stage, 0, arguments);
     outcome_check(&outcome, 0, arguments);
@@ -598,6 +599,24 @@ static void what_does_not_fit_is_refused(void **state) {
     }
     // Nothing is in the way of the next try, also where a text was too short.
     run_base(stage, 0, 0, "--tokenizer bpe --data documents.txt --out refused");
+}
+
+// What ends before it trains, here because its text is too short, goes on with its options.
+static void a_run_that_ends_early_goes_on_with_its_options(void **state) {
+    Stage *stage = stage_of(state);
+    shell(stage, "cp short.txt early.txt");
+    run_base(stage, 0, 2, "--tokenizer bpe --data early.txt --lr 0.0123 --out early");
+    shell(stage, "cp documents.txt early.txt");
+    Outcome outcome = program_run(stage, 0, "--out early --resume auto");
+    outcome_check(&outcome, 0, "--resume auto");
+    text_check(outcome.output, "rate       peak 0.0123", "--resume auto");
+    // A mistake in what is not given now is said to be there.
+    shell(stage, "rm early.txt");
+    outcome = program_run(stage, 0, "--out early --resume auto");
+    outcome_check(&outcome, 2, "--resume auto");
+    text_check(outcome.errors, "there is no file 'early.txt'", "--resume auto");
+    text_check(outcome.errors, "; what is not given is as in /", "--resume auto");
+    text_check(outcome.errors, "early/config.json\n", "--resume auto");
 }
 
 static void two_ranks_refuse_once(void **state) {
@@ -1196,6 +1215,7 @@ int main(int argc, char **argv) {
         DATA_TEST(tokens_are_made_again_where_they_must),
         DATA_TEST(a_full_disk_leaves_no_tokens),
         DATA_TEST(what_does_not_fit_is_refused),
+        DATA_TEST(a_run_that_ends_early_goes_on_with_its_options),
         DATA_TEST(two_ranks_refuse_once),
         DATA_TEST(an_evaluation_refuses_what_is_no_text),
         DATA_TEST(byte_order_marks_are_skipped),

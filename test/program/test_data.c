@@ -425,6 +425,33 @@ static void the_tokenizer_goes_from_checkpoint_to_checkpoint(void **state) {
     assert_int_not_equal(stat(stage_path(stage, "goes-on/checkpoints/commit-40", path), &status), 0);
 }
 
+// Adapters that have no tokenizer, as peft writes them, have that of their model.
+static void adapters_have_the_tokenizer_of_their_model(void **state) {
+    Stage *stage = stage_of(state);
+    run_base(stage, 0, 0, "--tokenizer bpe --data documents.txt --out whole");
+    run_base(stage, 0, 0,
+             "--finetune whole/checkpoints/commit-40 --lora-rank 2 --data documents.txt --out adapted");
+    shell(stage,
+          "cp -r adapted/checkpoints/commit-40/model bare && cd bare && rm checksums.json tokenizer.json");
+    static const char *const commands[] = {"sample --from %s --prompt 'the cat' --sample-tokens 9",
+                                           "eval --from %s --data documents.txt"};
+    for (int i = 0; i < 2; i++) {
+        char arguments[2][256];
+        Outcome outcomes[2];
+        for (int k = 0; k < 2; k++) {
+            snprintf(arguments[k], sizeof arguments[k], commands[i],
+                     k == 0 ? "adapted/checkpoints/commit-40" : "bare");
+            outcomes[k] = program_run(stage, 0, arguments[k]);
+            outcome_check(&outcomes[k], 0, arguments[k]);
+        }
+        text_check(outcomes[1].output, i == 0 ? "the cat" : "bits per byte", arguments[1]);
+        const char *part = i == 0 ? "the cat" : "nats per token";
+        assert_string_equal(strstr(outcomes[1].output, part), strstr(outcomes[0].output, part));
+    }
+    run_base(stage, 0, 0, "--from bare --data documents.txt --out from-bare");
+    shell(stage, "cmp bpe/tokenizer.json from-bare/checkpoints/commit-40/model/tokenizer.json");
+}
+
 // Attention inside documents: the same bits of a text and of its tokens, with any threads and
 // overlap, and after a resume; other bits than attention over all. Its validation is what
 // eval measures so.
@@ -1209,6 +1236,7 @@ int main(int argc, char **argv) {
         DATA_TEST(prepare_reads_packed_texts_and_refuses_the_rest),
         DATA_TEST(a_text_trains_as_its_tokens_do),
         DATA_TEST(the_tokenizer_goes_from_checkpoint_to_checkpoint),
+        DATA_TEST(adapters_have_the_tokenizer_of_their_model),
         DATA_TEST(attention_stays_in_documents),
         DATA_TEST(two_ranks_share_the_tokens_of_a_text),
         DATA_TEST(what_was_measured_is_kept_before_epochs_are_counted),

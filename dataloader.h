@@ -386,6 +386,25 @@ static inline bool data_loader_map(DataLoader *loader, const DataRequest *reques
 
 // ---- Windows --------------------------------------------------------------------------
 
+// The file that window `window` lies in, and in *start its first token there.
+static inline const DataFile *data_loader_find(const DataLoader *loader, uint64_t window, uint64_t *start) {
+    const DataFile *file = &loader->files[loader->file_count - 1];
+    while (file->first_window > window) { file--; }
+    *start = (window - file->first_window) * (uint64_t)loader->sequence_length;
+    return file;
+}
+
+// Whether one of the windows [first, first + count) has a token that no mask leaves out.
+static inline bool data_loader_predicts(const DataLoader *loader, uint64_t first, uint64_t count) {
+    for (uint64_t window = first, start; window < first + count; window++) {
+        const uint8_t *mask = data_loader_find(loader, window, &start)->content.mask;
+        for (int t = 1; t <= loader->sequence_length; t++) {
+            if (token_mask_counts(mask, start + (uint64_t)t)) { return true; }
+        }
+    }
+    return false;
+}
+
 // Divides the windows of each source into training and validation. An error if none is to
 // train on.
 static inline bool data_loader_divide(DataLoader *loader, Error *error) {
@@ -404,15 +423,32 @@ static inline bool data_loader_divide(DataLoader *loader, Error *error) {
         if (loader->hold_out) { held = size_min(size_max(windows / HOLD_OUT_DIVISOR, 1), HOLD_OUT_MOST); }
         if (windows <= held) {
             return error_set(error,
-                             "%s is too short: of its %llu tokens training%s takes %d at least, in one file: "
+                             "%s is too short: of its %llu tokens %s takes %d at least, in one file: "
                              "lower --seq-len, or give more data",
-                             source->name, (unsigned long long)tokens, held > 0 ? " with a validation" : "",
+                             source->name, (unsigned long long)tokens,
+                             held > 0 ? "training with a validation" : "a window",
                              (held > 0 ? 2 : 1) * T + 1);
         }
         source->training_windows = windows - held;
         source->validation_windows = loader->hold_out ? held : windows;
         loader->validation_windows += held;
         loader->training_windows += source->training_windows;
+    }
+    return true;
+}
+
+// Each source has something to predict, both to train on and to validate.
+static inline bool data_loader_check_masks(const DataLoader *loader, Error *error) {
+    for (const DataSource *source = loader->sources; source < loader->sources + loader->source_count;
+         source++) {
+        uint64_t begin = source->first_window, count = source->training_windows,
+                 held = loader->hold_out ? source->validation_windows : 0;
+        bool learns = data_loader_predicts(loader, begin, count);
+        if (learns && (held == 0 || data_loader_predicts(loader, begin + count, held))) { continue; }
+        return error_set(
+            error, "%s: masks leave out all that could be predicted in its %llu windows of %d tokens%s",
+            source->name, (unsigned long long)(learns ? held : count), loader->sequence_length + 1,
+            learns ? " for validation, the last ones: give --val-data, or --val-batches none" : "");
     }
     return true;
 }
@@ -464,7 +500,8 @@ static inline bool data_loader_open(DataLoader *loader, const DataRequest *reque
                          loader->name);
     }
     bool waits = request->encodes && good && data_loader_is_text(loader);
-    good = good && (loader->builtin || waits || data_loader_divide(loader, error));
+    good = good && (loader->builtin || waits ||
+                    (data_loader_divide(loader, error) && data_loader_check_masks(loader, error)));
     if (!good) { data_loader_close(loader); }
     return good;
 }
@@ -633,14 +670,6 @@ static inline uint64_t data_loader_window(const DataLoader *loader, DataOrder or
     sample %= data_loader_validation_samples(loader);
     for (; sample >= source->validation_windows; source++) { sample -= source->validation_windows; }
     return source->first_window + (loader->hold_out ? source->training_windows : 0) + sample;
-}
-
-// The file that window `window` lies in, and in *start its first token there.
-static inline const DataFile *data_loader_find(const DataLoader *loader, uint64_t window, uint64_t *start) {
-    const DataFile *file = &loader->files[loader->file_count - 1];
-    while (file->first_window > window) { file--; }
-    *start = (window - file->first_window) * (uint64_t)loader->sequence_length;
-    return file;
 }
 
 // ---- Batches --------------------------------------------------------------------------

@@ -144,7 +144,7 @@ static void follow_commits(Run *run, bool last) {
         double loss = reports->validation; // the same on all ranks
         bool is_best = isfinite(loss) && (checkpointed->best_commit == 0 || loss < checkpointed->best_loss);
         if (whole) { checkpointed->validated_commit = now; }
-        if (whole && !is_best) { checkpointed->worse++; }
+        if (whole && !is_best && !isnan(loss)) { checkpointed->worse++; } // without a loss it says nothing
         if (whole && is_best) {
             checkpointed->best_commit = now;
             checkpointed->best_loss = loss;
@@ -243,6 +243,9 @@ static void choose_alone(Run *run) {
                 launch_check_copies(transport->size, transport_has_mpi(), &error) &&
                 choose_model(run, &error) && open_data(run, &error) && choose_length(run, &error) &&
                 check_tokenizer(run, &error);
+    if (!good && options->kept[0] != '\0') { // the mistake may be in what was not written now
+        text_join(error.text, sizeof error.text, "; ", "what is not given is as in %.300s", options->kept);
+    }
     wait_for_rank_zero(transport, "checking the model"); // its checksums: a large one takes minutes
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }

@@ -258,7 +258,7 @@ static inline bool evaluate_add_pair(EvaluateSet *set, const char *text, size_t 
 
 static inline bool evaluate_read_lambada(EvaluateSet *set, const json_t *object, Error *error) {
     const char *text = json_string_value(json_object_get(object, "text"));
-    if (text == NULL) { return error_set(error, "\"text\" must be there, and a text"); }
+    if (text == NULL || text[0] == '\0') { return error_set(error, "\"text\" must be there, and a text"); }
     const char *space = strrchr(text, ' ');
     char *whole = evaluate_format("%s%s", space != NULL ? "" : " ", text);
     bool good = evaluate_add_pair(set, whole, space != NULL ? (size_t)(space - text) : 0, 0, error);

@@ -356,8 +356,10 @@ typedef enum OptionSource { FROM_DEFAULT, FROM_RUN, FROM_FILE, FROM_LINE } Optio
 
 // No option has this name. `dashes`: "--" on the command line, "" in a file.
 static inline bool option_unknown(const char *written, const char *dashes, Error *error) {
-    const char *names[OPTION_COUNT_OF_TABLE + 2], *name = written + strspn(written, "-"), *nearest = NULL;
-    char excerpt[64];
+    const char *names[OPTION_COUNT_OF_TABLE + 2], *nearest = NULL;
+    char excerpt[64], name[64];
+    snprintf(name, sizeof name, "%s", written + strspn(written, "-"));
+    for (char *c = name; *c != '\0'; c++) { *c = *c == '_' ? '-' : *c; } // as Python's programs take them
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         names[i] = option_table[i].name;
         if (option_list_names(option_table[i].also, name)) { nearest = names[i]; }

@@ -23,7 +23,8 @@
      "streaming-diloco: hides it, one fragment of the model at a time; sparse-loco: sends only the largest "
      "elements, a 140th of a vector, to every other rank.")
     OPTION("accumulate", RULE, OTHER_BITS, INTEGER, accumulate, "2", 1, 1e6, "N", .word = "auto",
-     .excludes = "auto lr-by commits, auto overlap off", .also = "grad-accum", .help =
+     .excludes = "auto lr-by commits, auto overlap off",
+     .also = "grad-accum, gradient-accumulation-steps", .help =
      "Micro-batches per rank and commit; for co2, diloco, streaming-diloco and sparse-loco per inner step. "
      "acco computes them in two rounds (--acco-split), so it needs two at least. auto (acco, acco-wp, dpu): "
      "as many as hide the communication, at least one in each round; the batch then varies, and runs do not "
@@ -194,11 +195,13 @@
      "Validation text, or several with weights, as --data. Not given: the end of --data is held out, and of "
      "each of its sources (for builtin: another random stream).")
     OPTION("micro-batch", DATA, OTHER_BITS, INTEGER, micro_batch, "auto", 1, 65536, "N", .word = "auto",
-     .commands = FOR_TRAINING | FOR_EVALUATION, .also = "batch-size", .help =
+     .commands = FOR_TRAINING | FOR_EVALUATION,
+     .also = "batch-size, train-batch-size, per-device-train-batch-size", .help =
      "Sequences that one rank computes at a time. More use the cores better and need more memory for "
      "activations. auto: 8, but 1 for models below 5 M parameters, which learn most from many small updates.")
     OPTION("seq-len", DATA, OTHER_BITS, INTEGER, seq_len, "auto", 1, 1048576, "N", .word = "auto",
-     .commands = FOR_TRAINING | FOR_EVALUATION | FOR_TOKENS, .also = "context, block-size", .help =
+     .commands = FOR_TRAINING | FOR_EVALUATION | FOR_TOKENS,
+     .also = "context, block-size, max-length, max-seq-length, sequence-length", .help =
      "Tokens per sequence, at most the model's positions. auto: the model's positions, at most 1024.")
     OPTION("attend", DATA, OTHER_BITS, CHOICE, attend, "all", .choices = {"all", "document"},
      .commands = FOR_TRAINING | FOR_EVALUATION,
@@ -208,10 +211,10 @@
      "documents are much shorter than --seq-len. Data must be token files that say which token that is, or "
      "text for a tokenizer.")
     OPTION("tokens", DATA, FROM_TOKENS, COUNT, tokens, "1500k", 1, OPTION_NO_LIMIT, "N",
-     .also = "steps, max-steps", .help =
+     .also = "steps, max-steps, max-iters, iterations", .help =
      "Length of the training in tokens over all ranks. k, M and G may follow the number: 1500k, 2M, 1.5G.")
     OPTION("epochs", DATA, SAME_BITS, REAL, epochs, "unset", 1e-6, 1e6, "X", .word = "unset",
-     .instead_of = "tokens", .needs = "data", .help =
+     .instead_of = "tokens", .needs = "data", .also = "num-epochs, num-train-epochs", .help =
      "Length of the training in passes over the training data, such as 3 or 0.5, instead of --tokens. What "
      "is held out for validation is no part of it. The run saves the number of tokens that it comes to as "
      "--tokens. Not for the built-in corpus, which is endless, or for several sources.")
@@ -231,7 +234,7 @@
      "What the schedule counts. grads: micro-batches trained on, so that rules with other or varying batches "
      "have the same rate after the same tokens; commits: updates.")
     OPTION("schedule", RATE, OTHER_BITS, CHOICE, schedule, "cosine", .choices = {"cosine", "linear",
-     "wsd", "constant"}, .help =
+     "wsd", "constant"}, .also = "lr-scheduler-type", .help =
      "Shape of the decrease from --lr to --min-lr. cosine and linear begin it after the warm-up. wsd "
      "(warm-up, stable, decay) stays at --lr and falls at the end, as 1 - sqrt does. constant stays at --lr, "
      "which suits runs whose end is not known: --decay-now ends them.")
@@ -247,7 +250,7 @@
      "that can be tried or published while the stable run goes on. It is --tokens and --decay-tokens worked "
      "out from the checkpoint; a --schedule constant becomes wsd.")
     OPTION("warmup", RATE, FROM_TOKENS, INTEGER, warmup, "auto", 0, OPTION_NO_LIMIT, "COMMITS",
-     .word = "auto", .word_value = -1, .help =
+     .word = "auto", .word_value = -1, .also = "warmup-steps, warmup-iters", .help =
      "The learning rate rises linearly over the first COMMITS updates. Longer is safer at a high rate and "
      "slower at the start. auto: a twentieth of the run, at most 1000; with outer momentum mu at least H / "
      "(1 - mu) updates, but at most a third of the run.")
@@ -337,14 +340,16 @@
      "A wait for another rank that takes longer ends the run on all ranks, and names that rank.")
 
     OPTION("report-every", REPORT, SAME_BITS, INTEGER, report_every, "10", 1, OPTION_NO_LIMIT, "COMMITS",
-     .help = "Commits between two reports on the terminal and in the log.")
+     .also = "log-every, log-interval, logging-steps", .help =
+     "Commits between two reports on the terminal and in the log.")
     OPTION("val-every", REPORT, SAME_BITS, INTEGER, val_every, "50", 1, OPTION_NO_LIMIT, "COMMITS",
-     .word = "end", .help =
+     .word = "end", .also = "eval-every, eval-interval, eval-steps", .help =
      "Commits between two validations, each a forward pass of --val-batches. end: only at the end.")
     OPTION("val-batches", REPORT, HELD_OUT, INTEGER, val_batches, "16", 1, 1e6, "N", .word = "none", .help =
      "Micro-batches of one validation, over all ranks, at most as many as visit every held-out window once. "
      "More are less noisy and take longer; none: no validation.")
-    OPTION("save-every", REPORT, SAME_BITS, TEXT, save_every, "end", 1, "COMMITS|TIME|end|never", .help =
+    OPTION("save-every", REPORT, SAME_BITS, TEXT, save_every, "end", 1, "COMMITS|TIME|end|never",
+     .also = "save-interval, save-steps", .help =
      "How often a checkpoint is written to OUT/checkpoints: a number of commits, or a time such as 30s, 10m "
      "or 2h. Each needs about 16 bytes a parameter, 12 with --moments bf16, and is written during training "
      "where there is memory for a copy. end: only at the end, and when Ctrl-C or a signal asks the run to "
@@ -396,7 +401,7 @@
      .commands = FOR_EVALUATION, .help = "Only the first N windows or lines.")
 
     OPTION("sample-tokens", SAMPLE, SAME_BITS, COUNT, sample_tokens, "256", 1, 1e6, "N", .word = "none",
-     .commands = FOR_TRAINING | FOR_SAMPLES, .help =
+     .commands = FOR_TRAINING | FOR_SAMPLES, .also = "max-new-tokens", .help =
      "Tokens of text that the trained model writes at the end; fewer where the model ends the text itself.")
     OPTION("sample-every", SAMPLE, SAME_BITS, INTEGER, sample_every, "end", 1, OPTION_NO_LIMIT, "COMMITS",
      .word = "end", .excludes = "sample-tokens none", .help =

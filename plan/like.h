@@ -40,6 +40,8 @@ static inline void like_take_start(const json_t *event, LikeRun *like) {
     }
     like->parameters = like_number(event, "parameters");
     like->tokens = like_number(options, "micro-batch") * like_number(options, "seq-len");
+    free(like->rank_seconds); // of as many ranks as the run had before it was resumed
+    like->rank_seconds = NULL;
 }
 
 // Reads the log. A resumed run counts from its resumption on. The first report, with cold caches,

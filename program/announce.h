@@ -62,10 +62,11 @@ static inline void print_batch(const Run *run) {
         snprintf(decay, sizeof decay, " in the last %s tokens",
                  human_count((double)options->decay_tokens, text));
     }
-    printf("rate       peak %g%s, %s to %g%s, warm-up %lld %ss, moved by %s\n", options->learning_rate,
+    printf("rate       peak %g%s, %s to %g%s, warm-up %lld %ss%s, moved by %s\n", options->learning_rate,
            run->rate_reason, options_choice_name(options, &options->schedule),
            constant ? options->learning_rate : options->minimum_learning_rate, decay,
            (long long)options->warmup, commit,
+           options->warmup > commits ? " (more than the run has: it does not reach its peak)" : "",
            options->learning_rate_by == RATE_BY_COMMITS ? "commits" : "micro-batch gradients");
     int matrices = 0;
     size_t elements = 0;

@@ -42,11 +42,10 @@ static inline SlowRank rank_pace_find(const double *seconds, int ranks) {
 }
 
 // text <- numbers for --rank-accumulate by which all ranks (at most 16) compute for as long: as
-// many micro-batches in all as now, and more where the slowest would have too few. least: that a
-// rank must have.
-static inline void rank_pace_list(const Options *options, const double *seconds, int ranks, int least,
-                                  char text[128]) {
-    double speed = 0, total = 0, slowest = 0;
+// many micro-batches in all as now, and more where the slowest would have fewer than the rule
+// needs.
+static inline void rank_pace_list(const Options *options, const double *seconds, int ranks, char text[128]) {
+    double speed = 0, total = 0, slowest = 0, least = 1 + options_rule(options)->further_rounds;
     text[0] = '\0';
     for (int rank = 0; rank < ranks; rank++) {
         speed += 1 / seconds[rank];
@@ -72,7 +71,7 @@ static inline void rank_pace_print(const Options *options, const double *seconds
         "for it\n",
         width, "slow", slow.rank, where[0] != '\0' ? " on " : "", where, slow.factor);
     if (ranks > MOST) { return; }
-    rank_pace_list(options, seconds, ranks, rule->predicts ? 2 : 1, numbers);
+    rank_pace_list(options, seconds, ranks, numbers);
     bool fits = option_is_of_rule(list, rule);
     printf("%-*s--%s %s%s%s shares the work by speed\n", width, "", list->name, numbers,
            fits ? "" : ", under ", fits ? "" : list->rules);

@@ -65,7 +65,7 @@ static const ReportField REPORT_FIELDS[] = {
     {AT(gradients),            1, "grads",             NULL,                NOWHERE, 0},
     {AT(tokens),               1, "tokens",            "tokens",            "tokens",  AS_COUNT, "-", 0},
     {AT(seconds),              0, "seconds",           "seconds",           NOWHERE, 0},
-    {AT(loss),                 0, "loss",              "loss",              "   loss", AS("%.4f"), "nan", 0},
+    {AT(loss),                 0, "loss",              "loss",              "   loss", AS("%.4f"), "-", 0},
     {AT(perfect_loss),         0, "perfect_loss",      NULL,                "perfect", AS("%.4f"), "-", 0},
     {AT(validation_loss),      0, NULL,                "validation_loss",   NOWHERE, 0},
     {AT(learning_rate),        0, "lr",                "learning_rate",     "     lr", AS("%.1e"), "nan", 0},
@@ -361,7 +361,11 @@ static inline void report_validation(Reports *reports, int64_t tokens, double se
     row.seconds = seconds;
     row.validation_loss = reports->validation;
     report_begin_table(reports);
-    printf("%6lld validation loss %.4f", (long long)commit, reports->validation);
+    if (isnan(reports->validation)) {
+        printf("%6lld validation without a loss: none of its tokens is predicted", (long long)commit);
+    } else {
+        printf("%6lld validation loss %.4f", (long long)commit, reports->validation);
+    }
     if (isfinite(reports->perfect_validation)) {
         printf(", a perfect model has %.4f", reports->perfect_validation);
     }

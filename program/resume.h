@@ -67,6 +67,17 @@ static inline void find_models(Options *options) {
     checkpoint_find(options->finetune, sizeof options->finetune);
     hf_model_find(options->from, sizeof options->from);
     hf_model_find(options->finetune, sizeof options->finetune);
+    // Adapters without a tokenizer have that of their model.
+    const char *start = options_start(options);
+    bool lacks = options->tokenizer[0] == '\0' && hf_model_has(start, ADAPTERS_CONFIG) &&
+                 !hf_model_has(start, "tokenizer.json");
+    Adapters adapters;
+    Error ignored;
+    char base[PATH_MAX];
+    if (lacks && adapters_read_config(start, &adapters, base, &ignored) &&
+        hf_model_has(base, "tokenizer.json") && strlen(base) < sizeof options->tokenizer) {
+        strcpy(options->tokenizer, base);
+    }
     bool is_path = strcmp(options->resume, "auto") != 0 && strcmp(options->resume, "off") != 0;
     if (is_path) { checkpoint_find(options->resume, sizeof options->resume); }
     bool reads = options->command == COMMAND_SAMPLE || options->command == COMMAND_EVAL;

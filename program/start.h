@@ -30,6 +30,10 @@ static inline void open_run_directory(Run *run) {
     }
     agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);
     share_from_rank_zero(&run->transport, "sharing", run->directory, sizeof run->directory);
+    // A run that ends while it tokenizes goes on with its options, too.
+    made = !run_is_main(run) || hf_model_has(run->directory, "config.json") ||
+           save_configuration(&run->options, run->directory, &error);
+    agree_or_exit(run, made ? 0 : EXIT_SYSTEM_FAILURE, &error);
 }
 
 // Where first parameters wait on their way to a GPU, or to another precision.

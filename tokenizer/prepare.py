@@ -139,7 +139,8 @@ def tokenize(arguments: argparse.Namespace, tokenizer: str, prefix: Path, stream
             process.kill()
             raise
     if process.returncode != 0:
-        raise InputError(errors.decode().removeprefix("train_gpt: ").strip() or f"train_gpt ended with {process.returncode}")
+        reason = errors.decode().removeprefix("train_gpt: ").strip() or f"train_gpt ended with {process.returncode}"
+        raise InputError("; ".join([reason, *out.decode().splitlines()]))
     return out.decode()
 
 

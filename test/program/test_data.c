@@ -429,6 +429,33 @@ static void the_tokenizer_goes_from_checkpoint_to_checkpoint(void **state) {
     assert_int_not_equal(stat(stage_path(stage, "goes-on/checkpoints/commit-40", path), &status), 0);
 }
 
+// Adapters that have no tokenizer, as peft writes them, have that of their model.
+static void adapters_have_the_tokenizer_of_their_model(void **state) {
+    Stage *stage = stage_of(state);
+    run_base(stage, 0, 0, "--tokenizer bpe --data documents.txt --out whole");
+    run_base(stage, 0, 0,
+             "--finetune whole/checkpoints/commit-40 --lora-rank 2 --data documents.txt --out adapted");
+    shell(stage,
+          "cp -r adapted/checkpoints/commit-40/model bare && cd bare && rm checksums.json tokenizer.json");
+    static const char *const commands[] = {"sample --from %s --prompt 'the cat' --sample-tokens 9",
+                                           "eval --from %s --data documents.txt"};
+    for (int i = 0; i < 2; i++) {
+        char arguments[2][256];
+        Outcome outcomes[2];
+        for (int k = 0; k < 2; k++) {
+            snprintf(arguments[k], sizeof arguments[k], commands[i],
+                     k == 0 ? "adapted/checkpoints/commit-40" : "bare");
+            outcomes[k] = program_run(stage, 0, arguments[k]);
+            outcome_check(&outcomes[k], 0, arguments[k]);
+        }
+        text_check(outcomes[1].output, i == 0 ? "the cat" : "bits per byte", arguments[1]);
+        const char *part = i == 0 ? "the cat" : "nats per token";
+        assert_string_equal(strstr(outcomes[1].output, part), strstr(outcomes[0].output, part));
+    }
+    run_base(stage, 0, 0, "--from bare --data documents.txt --out from-bare");
+    shell(stage, "cmp bpe/tokenizer.json from-bare/checkpoints/commit-40/model/tokenizer.json");
+}
+
 // Attention inside documents: the same bits of a text and of its tokens, with any threads and
 // overlap, and after a resume; other bits than attention over all. Its validation is what
 // eval measures so.
@@ -536,7 +563,8 @@ static void a_full_disk_leaves_no_tokens(void **state) {
     Outcome outcome = program_run_with(stage, 0, &setting, arguments);
     outcome_check(&outcome, 3, arguments);
     text_check(outcome.errors, "cannot write full/tokens-", arguments);
-    snprintf(command, sizeof command, "test \"$(ls -A '%s/full')\" = lock", stage->directory);
+    snprintf(command, sizeof command, "test \"$(ls -A '%s/full' | tr '\\n' ' ')\" = 'config.json lock '",
+             stage->directory);
     assert_int_equal(system(command), 0);
     outcome = program_run(stage, 0, arguments);
     outcome_check(&outcome, 0, arguments);
@@ -602,6 +630,24 @@ static void what_does_not_fit_is_refused(void **state) {
     }
     // Nothing is in the way of the next try, also where a text was too short.
     run_base(stage, 0, 0, "--tokenizer bpe --data documents.txt --out refused");
+}
+
+// What ends before it trains, here because its text is too short, goes on with its options.
+static void a_run_that_ends_early_goes_on_with_its_options(void **state) {
+    Stage *stage = stage_of(state);
+    shell(stage, "cp short.txt early.txt");
+    run_base(stage, 0, 2, "--tokenizer bpe --data early.txt --lr 0.0123 --out early");
+    shell(stage, "cp documents.txt early.txt");
+    Outcome outcome = program_run(stage, 0, "--out early --resume auto");
+    outcome_check(&outcome, 0, "--resume auto");
+    text_check(outcome.output, "rate       peak 0.0123", "--resume auto");
+    // A mistake in what is not given now is said to be there.
+    shell(stage, "rm early.txt");
+    outcome = program_run(stage, 0, "--out early --resume auto");
+    outcome_check(&outcome, 2, "--resume auto");
+    text_check(outcome.errors, "there is no file 'early.txt'", "--resume auto");
+    text_check(outcome.errors, "; what is not given is as in /", "--resume auto");
+    text_check(outcome.errors, "early/config.json\n", "--resume auto");
 }
 
 static void two_ranks_refuse_once(void **state) {
@@ -1194,12 +1240,14 @@ int main(int argc, char **argv) {
         DATA_TEST(prepare_reads_packed_texts_and_refuses_the_rest),
         DATA_TEST(a_text_trains_as_its_tokens_do),
         DATA_TEST(the_tokenizer_goes_from_checkpoint_to_checkpoint),
+        DATA_TEST(adapters_have_the_tokenizer_of_their_model),
         DATA_TEST(attention_stays_in_documents),
         DATA_TEST(two_ranks_share_the_tokens_of_a_text),
         DATA_TEST(what_was_measured_is_kept_before_epochs_are_counted),
         DATA_TEST(tokens_are_made_again_where_they_must),
         DATA_TEST(a_full_disk_leaves_no_tokens),
         DATA_TEST(what_does_not_fit_is_refused),
+        DATA_TEST(a_run_that_ends_early_goes_on_with_its_options),
         DATA_TEST(two_ranks_refuse_once),
         DATA_TEST(an_evaluation_refuses_what_is_no_text),
         DATA_TEST(byte_order_marks_are_skipped),

@@ -15,6 +15,11 @@ enum { LENGTH = 8, WINDOWS = 40 };
 // Predicted tokens of a window: none in every third one.
 static int predicted_in(int window) { return window % 3 == 0 ? 0 : 1 + window % LENGTH; }
 
+static int none_in(int window) { return 0 * window; }
+
+// Nothing in those windows that are held out for validation.
+static int predicted_at_the_start(int window) { return window < WINDOWS - 2 ? predicted_in(window) : 0; }
+
 // What `train_gpt eval` prints for the model of a run. Its windows count the token that
 // is predicted last, those of the data loader do not.
 static double evaluated(Stage *stage, const Training *training, int commits) {
@@ -84,6 +89,45 @@ static void without_predicted_tokens_there_is_no_loss(void **state) {
     json_decref(events);
 }
 
+// The first window of same.bin predicts nothing: a validation of that alone has no loss, and is
+// neither better nor worse than others.
+static void a_validation_without_a_loss_ends_nothing(void **state) {
+    Stage *stage = stage_of(state);
+    Outcome outcome = program_run(stage, 0,
+                                  "--config base.json --data masked.bin --val-data same.bin --seq-len 8 "
+                                  "--tokens 320 --optimizer ddp --val-batches 1 --val-every 2 --stop-after 1 "
+                                  "--out unknown");
+    outcome_check(&outcome, 0, "--stop-after");
+    text_check(outcome.output, "    20 validation without a loss", "--stop-after");
+    text_check(outcome.output, "trained    20 commits", "--stop-after");
+    assert_null(strstr(outcome.output, "nan"));
+}
+
+static void data_without_anything_to_predict_are_refused(void **state) {
+    Stage *stage = stage_of(state);
+    static const struct {
+        const char *data, *part; // NULL: they are taken
+    } cases[] = {
+        {"--data none.bin",
+         "none.bin: masks leave out all that could be predicted in its 38 windows of 9 tokens"},
+        {"--data none.bin --val-batches none", "none.bin: masks leave out all"},
+        {"--data masked.bin --val-data none.bin", "none.bin: masks leave out all"},
+        {"--data begin.bin", "begin.bin: masks leave out all that could be predicted in its 2 windows of 9 "
+                             "tokens for validation"},
+        {"--data masked.bin:1,none.bin:1", "none.bin: masks leave out all"},
+        {"--data begin.bin --val-batches none", NULL},
+        {"--data begin.bin --val-data same.bin", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char arguments[256];
+        snprintf(arguments, sizeof arguments, "--config base.json --seq-len 8 --tokens 32 --out taken-%zu %s",
+                 i, cases[i].data);
+        Outcome outcome = program_run(stage, 0, arguments);
+        outcome_check(&outcome, cases[i].part == NULL ? 0 : 2, arguments);
+        if (cases[i].part != NULL) { text_check(outcome.errors, cases[i].part, arguments); }
+    }
+}
+
 // ---- Steps ----------------------------------------------------------------------------
 
 enum { STEPS = 24 };
@@ -143,8 +187,10 @@ static void write_stage(const Stage *stage) {
              stage_path(stage, "model.json", path), STEPS * 2 * 16);
     stage_write(stage, "base.json", base);
     stage_write_masked(stage, "masked.bin", WINDOWS, LENGTH, predicted_in);
-    stage_write_masked(stage, "same.bin", WINDOWS, LENGTH,
-                       predicted_in); // data to validate on must be another file
+    // Data to validate on must be another file.
+    stage_write_masked(stage, "same.bin", WINDOWS, LENGTH, predicted_in);
+    stage_write_masked(stage, "none.bin", WINDOWS, LENGTH, none_in);
+    stage_write_masked(stage, "begin.bin", WINDOWS, LENGTH, predicted_at_the_start);
 }
 
 #define LOSSES_TEST(function) cmocka_unit_test_prestate_setup_teardown(function, NULL, stage_end_test, &stage)
@@ -154,6 +200,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         LOSSES_TEST(training_validation_and_evaluation_agree),
         LOSSES_TEST(without_predicted_tokens_there_is_no_loss),
+        LOSSES_TEST(a_validation_without_a_loss_ends_nothing),
+        LOSSES_TEST(data_without_anything_to_predict_are_refused),
         LOSSES_TEST(reports_name_the_steps_of_their_losses),
     };
     stage_open(&stage);

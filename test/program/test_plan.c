@@ -452,6 +452,30 @@ static void a_plan_takes_the_times_of_a_run(void **state) {
     json_decref(events);
 }
 
+// A run that was resumed with more ranks has the times of these, and nothing of what was before.
+static void a_plan_like_a_run_that_grew_knows_its_ranks(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    static const char grows[] =
+        "--config base.json --optimizer zero1 --report-every 2 --resume auto --out grown --tokens ";
+    char arguments[256];
+    for (int part = 1; part <= 2; part++) {
+        snprintf(arguments, sizeof arguments, "%s%dk", grows, 12 * part);
+        Outcome outcome = program_run(stage, 2 * part, arguments);
+        outcome_check(&outcome, 0, arguments);
+    }
+    Outcome outcome = program_run(stage, 0, "plan --like grown");
+    outcome_check(&outcome, 0, "plan --like grown");
+    text_check(outcome.output, " -np 4 ", "plan --like grown");
+    // As if its first part had been a thousand times slower.
+    shell(stage, "cp -r grown slow && sed '/\"event\":\"resume\"/,$!s/\"micro_batch_ms\":/&1000/' "
+                 "grown/log.jsonl > slow/log.jsonl && ! cmp -s grown/log.jsonl slow/log.jsonl");
+    json_t *plans[2] = {plan_json(stage, "--like grown", &outcome),
+                        plan_json(stage, "--like slow", &outcome)};
+    assert_true(log_number(plans[0], "micro_batch_ms") == log_number(plans[1], "micro_batch_ms"));
+    json_decref(plans[0]);
+    json_decref(plans[1]);
+}
+
 // Four ranks of a thread each on two cores take turns for whole rounds, so no micro-batch shows it.
 // A plan for the same four knows that they have half a core each, and one for four homes that they
 // have one, though the run was as crowded.
@@ -500,7 +524,7 @@ static void check_faster(const char *options, const json_t *faster, const char *
         char shown[256];
         if (!(speedup > 1.1 && speedup <= before)) { fail_msg("%s: a speed-up of %g", options, speedup); }
         before = speedup;
-        snprintf(shown, sizeof shown, "with %s, ", json_string_value(json_object_get(entry, "options")));
+        snprintf(shown, sizeof shown, "time: %s (", json_string_value(json_object_get(entry, "options")));
         text_check(output, shown, options);
     }
 }
@@ -686,6 +710,7 @@ int main(int argc, char **argv) {
         STAGE_TEST(stage_of_all, a_recommended_command_trains),
         STAGE_TEST(stage_of_all, a_plan_for_a_slower_link_is_slower),
         STAGE_TEST(stage_of_all, a_plan_takes_the_times_of_a_run),
+        STAGE_TEST(stage_of_all, a_plan_like_a_run_that_grew_knows_its_ranks),
         STAGE_TEST(stage_of_all, a_plan_like_a_crowded_run_knows_its_cores),
         STAGE_TEST(stage_of_all, a_plan_like_a_run_says_what_would_be_faster),
         STAGE_TEST(stage_of_all, a_plan_of_the_last_layernorm_has_times),

@@ -341,8 +341,11 @@ static void a_warm_up_is_as_long_as_an_outer_momentum(void **state) {
         fleet_start(fleet, 0, "--optimizer diloco --diloco-H 4 --warmup auto --tokens 8k --diloco-mu %s",
                     rows[i][0]);
     }
+    fleet_start(fleet, 0, "--optimizer zero1 --warmup 1000 --tokens 8k");
     fleet_finish(fleet);
     for (int i = 0; i < 3; i++) { text_check(fleet_output(fleet, i), rows[i][1], rows[i][0]); }
+    assert_null(strstr(fleet_output(fleet, 0), "more than the run has"));
+    text_check(fleet_output(fleet, 3), "warm-up 1000 commits (more than the run has", "--warmup 1000");
 }
 
 // 6 micro-batches a commit, from whichever rank they come. (The program itself checks at

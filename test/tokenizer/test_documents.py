@@ -231,6 +231,8 @@ class Records(DirectoryTest):
                 out = self.prepare(f"to{length}", "--template", "alpaca", "--pad", length, "--val-fraction", 0, self.path)
             self.assertEqual(self.tokens(f"to{length}", "train"), ([*ids, self.end], [*mask, 0]))
             self.assertEqual(f"{left_out} documents were left out, because nothing" in out, left_out > 0)
+        why = f"; {len(self.records)} documents were left out, because nothing"
+        self.assertIn(why, self.refused("--template", "alpaca", "--pad", 8, "--val-fraction", 0, self.path))
 
     def test_what_is_no_record_is_refused(self):
         for line, part in (('{"instruction": "x"}', "no field 'output'"), ("[1]", "must be an object"), ("{", "a.jsonl"),

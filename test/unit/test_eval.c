@@ -617,6 +617,7 @@ static const Damage damages[] = {
     {EVALUATE_LAMBADA, "[\"a b\"]", "object"},
     {EVALUATE_LAMBADA, "{\"txt\": \"a b\"}", "\"text\" must"},
     {EVALUATE_LAMBADA, "{\"text\": 3}", "\"text\" must"},
+    {EVALUATE_LAMBADA, "{\"text\": \"\"}", "\"text\" must"},
     {EVALUATE_LAMBADA, "{\"text\": \"\\n\\n b\"}", "only spaces"},
     {EVALUATE_LAMBADA, "{\"text\": \"a 0123456789012345678901234567890123456789\"}", "41 tokens"},
     {EVALUATE_HELLASWAG, CONTEXT "\"endings\": [\"b\"], \"label\": 0}", "\"endings\" must"},

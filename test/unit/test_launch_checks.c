@@ -298,23 +298,31 @@ static void a_slow_rank_is_found(void **state) {
     static const struct {
         int ranks, accumulate, slow;
         double seconds[4], factor;
-        const char *list;
+        const char *list, *rule; // NULL: zero1
     } cases[] = {
-        {2, 2, 1, {1, 3}, 3, "3,1"},           {2, 4, 1, {1, 3}, 3, "6,2"},
-        {2, 2, 0, {4, 1}, 4, "1,4"},           {4, 2, 3, {1, 1, 3, 3.5}, 3.5, "3,3,1,1"},
-        {3, 3, -1, {1, 1.2, 1.1}, 0, "3,3,3"}, {4, 4, 2, {1, 1, 2, 1}, 2, "5,5,2,5"},
-        {2, 1, -1, {0, 0}, 0, NULL},
+        {2, 2, 1, {1, 3}, 3, "3,1", NULL},
+        {2, 4, 1, {1, 3}, 3, "6,2", NULL},
+        {2, 2, 1, {1, 3}, 3, "6,2", "acco"}, // a micro-batch for each of its two rounds
+        {2, 2, 1, {1, 3}, 3, "3,1", "acco-wp"},
+        {2, 2, 0, {4, 1}, 4, "1,4", NULL},
+        {4, 2, 3, {1, 1, 3, 3.5}, 3.5, "3,3,1,1", NULL},
+        {3, 3, -1, {1, 1.2, 1.1}, 0, "3,3,3", NULL},
+        {4, 4, 2, {1, 1, 2, 1}, 2, "5,5,2,5", NULL},
+        {2, 1, -1, {0, 0}, 0, NULL, NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Options options;
         char list[128];
+        Error error;
         options_defaults(&options);
         options.accumulate = cases[i].accumulate;
+        assert_true(option_set(option_find("optimizer"), &options,
+                               cases[i].rule != NULL ? cases[i].rule : "zero1", &error));
         SlowRank slow = rank_pace_find(cases[i].seconds, cases[i].ranks);
         assert_int_equal(slow.rank, cases[i].slow);
         if (slow.rank >= 0 && !(fabs(slow.factor - cases[i].factor) < 1e-12)) { fail_msg("%g", slow.factor); }
         if (cases[i].list == NULL) { continue; }
-        rank_pace_list(&options, cases[i].seconds, cases[i].ranks, 1, list);
+        rank_pace_list(&options, cases[i].seconds, cases[i].ranks, list);
         assert_string_equal(list, cases[i].list);
     }
 }

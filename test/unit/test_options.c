@@ -369,6 +369,9 @@ static void test_names_are_suggested(void **state) {
     expect_refused("--H 30", "unknown option --H", "");
     expect_refused("--lrate 3", "unknown option --lrate: did you mean --lr?", "");
     expect_refused("--batch-size=8", "unknown option --batch-size: did you mean --micro-batch?", "");
+    expect_refused("--learning_rate 1", "unknown option --learning_rate: did you mean --lr?", "");
+    expect_refused("--log-every 5", "unknown option --log-every: did you mean --report-every?", "");
+    expect_refused("--num_train_epochs 5", "did you mean --epochs?", "");
     expect_refused("--precision fp16", "fp16 is unknown (did you mean fp32?)", "auto, fp32, bf16 or fastest");
     expect_refused("--co2_gap 1", "did you mean --co2-gap?", "");
     expect_refused("--rank-acumulate 1,2", "did you mean --rank-accumulate?", "");

@@ -25,7 +25,8 @@ static inline double micro_batch_measure(const Setup *setup, int threads) {
     size_t parameters = setup->part->table.parameter_count, rows = (size_t)setup_micro_batch_tokens(setup);
     float *weights, *gradients; // (parameters)
     int32_t *tokens;            // (rows)
-    double seconds = INFINITY;
+    enum { TIMES = 5 };
+    double seconds[1 + TIMES] = {0}; // the first is not counted
     Error unused;
     Stream stream = {.pool = thread_pool_create(threads, false), .precision = settings.precision};
     arena_reserve(arena, MEMORY_PARAMETERS, "parameters", parameters * sizeof(float), &weights);
@@ -39,17 +40,21 @@ static inline double micro_batch_measure(const Setup *setup, int threads) {
             real_store(setup->part->frozen, i, 1e-2f * (float)(i % 7), settings.precision);
         }
         model_random_tokens(setup->config, rows, tokens);
-        for (int i = -1; i < 5; i++) { // the least counts: others may use the machine, too
+        for (int i = 0; i <= TIMES; i++) {
             double began = clock_seconds();
             model->family->gradients(&model->state, &stream, weights, gradients, tokens, tokens, NULL);
-            if (i >= 0) { seconds = fmin(seconds, clock_seconds() - began); }
+            seconds[i] = clock_seconds() - began;
         }
     }
     arena_release(arena);
     thread_pool_destroy(stream.pool);
     free(model);
     free(arena);
-    return ready ? seconds : (double)NAN;
+    double middle = median_of(seconds + 1, TIMES); // and sorts them
+    bool together = setup->transport->link.start != NULL;
+    // Alone the least counts: others may use the machine, too. Ranks that measure together have
+    // what they will have.
+    return !ready ? (double)NAN : together ? middle : seconds[1];
 }
 
 #define MICRO_BATCH_MOST 3e10 // operations: one of more is not computed for a plan

@@ -1136,6 +1136,74 @@ static void a_full_disk_costs_the_new_checkpoint_only(void **state) {
     assert_int_equal(strlen(print.text), 16);
 }
 
+// The checkpoint before stays until the next one is whole and has its name, whatever --keep says.
+static void a_checkpoint_without_its_name_costs_no_other(void **state) {
+    Stage *stage = stage_of(state);
+    char path[STAGE_PATH_SIZE];
+    Training half = auto_start(stage, 0, "nameless", "--save-every 8 --keep 100");
+    json_decref(training_finish(stage, &half));
+    shell(stage, "rm -r nameless/checkpoints/commit-24 && mkdir nameless/checkpoints/commit-32");
+    // A file system under the name is in the way of the rename.
+    if (mount("none", stage_path(stage, "nameless/checkpoints/commit-32", path), "tmpfs", 0, "size=64k") !=
+        0) {
+        leave_out("the right to mount a file system (root)");
+    }
+    Outcome outcome =
+        program_run(stage, 0, "--out nameless --resume auto --keep 1 --save-every 32 --tokens 1024");
+    assert_int_equal(umount2(path, MNT_DETACH), 0);
+    outcome_check(&outcome, 3, "a name that cannot be had");
+    text_check(outcome.output, "no checkpoint: ", "a name that cannot be had");
+    shell(stage, "test -e nameless/checkpoints/commit-16/checkpoint.json");
+}
+
+// A run that is stopped in its last validation owes it: resumed, it validates and ends.
+static void a_validation_that_was_not_finished_is_made_up_for(void **state) {
+    Stage *stage = stage_of(state);
+    pid_t pids[1];
+    shell(stage, "for i in $(seq 8000); do echo \"$i ships sailed over the quiet sea\"; done > long.txt");
+    Training run =
+        auto_start(stage, 0, "owes", "--data long.txt --val-batches 16000 --val-every end --report-every 24");
+    wait_for_events(stage, &run, "report", 1, pids); // of the last commit: then it validates
+    kill(pids[0], SIGTERM);
+    Outcome outcome = program_finish(stage, &run.program);
+    outcome_check(&outcome, 75, "stopped in its last validation");
+    json_t *events = log_read(stage, "owes");
+    assert_null(log_event_of(events, "validation", -1));
+    json_decref(events);
+    Training again = auto_start(stage, 0, "owes", "--val-batches 16000");
+    events = training_finish(stage, &again);
+    assert_non_null(log_event_of(events, "validation", -1));
+    json_decref(events);
+}
+
+// What the start says a checkpoint takes is what it takes, with what each worker keeps for itself.
+static void the_size_of_a_checkpoint_is_said(void **state) {
+    static const char *const rules[] = {"ddp", "acco", "co2", "diloco", "sparse-loco"};
+    Stage *stage = stage_with_ranks(state);
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        char arguments[256], path[STAGE_PATH_SIZE], unit = ' ';
+        double said = 0;
+        snprintf(
+            arguments, sizeof arguments,
+            "--model tiny --seq-len 16 --micro-batch 1 --tokens 1k --val-batches none --sample-tokens none "
+            "--threads 1 --optimizer %s --out size-%s",
+            rules[i], rules[i]);
+        Outcome outcome = program_run(stage, 2, arguments);
+        outcome_check(&outcome, 0, arguments);
+        const char *line = strstr(outcome.output, "a checkpoint takes about ");
+        assert_non_null(line);
+        assert_int_equal(sscanf(line, "a checkpoint takes about %lf %c", &said, &unit), 2);
+        assert_true(unit == 'M');
+        shell(stage, "du -sb size-%s/checkpoints/commit-* | tail -n 1 > size.txt", rules[i]);
+        char *bytes = file_read(stage_path(stage, "size.txt", path));
+        double takes = atof(bytes) / 1e6;
+        free(bytes);
+        if (!(fabs(said / takes - 1) < 0.15)) {
+            fail_msg("%s: %g MB are said, %g taken", rules[i], said, takes);
+        }
+    }
+}
+
 // Whether a run prints `wanted` within a minute.
 static bool prints(Stage *stage, const Training *training, const char *wanted) {
     double until = program_clock() + 60;
@@ -2172,6 +2240,9 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(a_killed_run_goes_on),
     CHECKPOINT_TEST(a_run_that_lost_a_rank_goes_on),
     CHECKPOINT_TEST(a_full_disk_costs_the_new_checkpoint_only),
+    CHECKPOINT_TEST(a_checkpoint_without_its_name_costs_no_other),
+    CHECKPOINT_TEST(a_validation_that_was_not_finished_is_made_up_for),
+    CHECKPOINT_TEST(the_size_of_a_checkpoint_is_said),
     CHECKPOINT_TEST(a_disk_that_is_full_for_a_while_costs_no_line_of_the_log),
     CHECKPOINT_TEST(a_folder_that_cannot_be_made_costs_only_checkpoints),
     CHECKPOINT_TEST(one_rank_without_room_is_named),

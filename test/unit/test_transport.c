@@ -545,8 +545,9 @@ static void gather_records(Transport *transport, void *context) {
         bool once = transport->bytes_sent - before == (uint64_t)(transport->size - 1) * bytes;
         good = good && (once || check->ranks_per_host > 0);
     }
-    transport_barrier(transport, "a test");
-    check->good[transport->rank] = good;
+    double timeout = transport->timeout_seconds;
+    transport_barrier_patiently(transport, "a test", 10 * timeout);
+    check->good[transport->rank] = good && transport->timeout_seconds == timeout; // patience ends with it
 }
 
 static void records_come_in_the_order_of_ranks(void **state) {
@@ -750,6 +751,34 @@ static void a_rank_that_does_not_arrive_is_named(void **state) {
     assert_non_null(strstr(message, "--timeout-s"));
 }
 
+enum { NAPS = 15 }; // of a tenth of a second
+
+static void arrive_late(Transport *transport, void *context) {
+    (void)context;
+    transport->timeout_seconds = 4;
+    for (int nap = 0; nap < NAPS && transport->rank == 1; nap++) { sleep_seconds(0.1); }
+    transport_barrier(transport, "a test");
+}
+
+// A process that is stopped for longer than its deadline, as when a laptop sleeps, blames nobody.
+static void the_time_of_a_stopped_process_does_not_count(void **state) {
+    (void)state;
+    if (process_transport->size > 1) { skip(); }
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        threads_run(2, arrive_late, NULL);
+        _exit(0);
+    }
+    int status = 0;
+    sleep_seconds(0.3);
+    kill(child, SIGSTOP);
+    sleep_seconds(5);
+    kill(child, SIGCONT);
+    waitpid(child, &status, 0);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 int main(void) {
     Transport transport;
     Error error = {""};
@@ -770,6 +799,7 @@ int main(void) {
         cmocka_unit_test(a_measured_link_is_the_emulated_one_on_all_ranks),
         cmocka_unit_test(a_world_of_one_has_no_link),
         cmocka_unit_test(a_rank_that_does_not_arrive_is_named),
+        cmocka_unit_test(the_time_of_a_stopped_process_does_not_count),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     transport_close(&transport);

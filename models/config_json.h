@@ -35,15 +35,6 @@ enum {
     CONFIG_OPEN = -1   // 0, and accept() fills it in
 };
 
-// Sets what is no count and may be left out.
-static inline void config_json_fill(ModelConfig *config) {
-    for (const ConfigKey *key = config->family->keys; key->name != NULL; key++) {
-        void *member = (char *)config + key->member;
-        if (key->kind == CONFIG_FLAG) { *(bool *)member = key->fallback > 0; }
-        if (key->kind == CONFIG_NUMBER) { *(double *)member = key->fallback; }
-    }
-}
-
 static inline bool config_json_read_count(const json_t *item, const char *path, const char *name,
                                           const ConfigKey *key, int *value, Error *error) {
     if ((item == NULL || json_is_null(item)) && key->fallback != CONFIG_NEEDED) {
@@ -62,20 +53,20 @@ static inline bool config_json_read_key(const json_t *root, const char *path, co
     bool other = json_object_get(root, key->name) == NULL && json_object_get(root, key->other) != NULL;
     const char *name = other ? key->other : key->name, *must = "a number above 0, at most 0.1";
     const json_t *item = json_object_get(root, name);
+    double number = item != NULL ? json_number_value(item) : key->fallback;
     void *member = (char *)config + key->member;
     char digits[32]; // as many as config.json gets
     bool good = true;
     if (key->kind == CONFIG_COUNT) {
         return config_json_read_count(item, path, name, key, (int *)member, error);
     }
-    if (key->kind == CONFIG_DROPOUT) { config->dropout = fmax(config->dropout, json_number_value(item)); }
-    if (item == NULL) { return true; }
-    if (key->kind == CONFIG_FLAG) { *(bool *)member = !json_is_false(item); }
+    if (key->kind == CONFIG_FLAG) { *(bool *)member = item != NULL ? !json_is_false(item) : number > 0; }
+    if (key->kind == CONFIG_DROPOUT) { *(double *)member = fmax(*(double *)member, number); }
     if (key->kind == CONFIG_NUMBER) {
-        snprintf(digits, sizeof digits, "%.9g", json_number_value(item));
-        *(double *)member = strtod(digits, NULL);
-        good = (float)*(double *)member > 0.0f && *(double *)member <= 0.1;
-    } else if (key->kind == CONFIG_GELU) {
+        snprintf(digits, sizeof digits, "%.9g", number);
+        *(double *)member = number = strtod(digits, NULL);
+        good = (float)number > 0.0f && number <= 0.1;
+    } else if (key->kind == CONFIG_GELU && item != NULL) {
         const char *word = json_string_value(item);
         good = word != NULL && (strcmp(word, "gelu_new") == 0 || strcmp(word, "gelu_pytorch_tanh") == 0);
         must = "\"gelu_new\" or \"gelu_pytorch_tanh\"";
@@ -87,11 +78,17 @@ static inline bool config_json_read_key(const json_t *root, const char *path, co
 
 // Fills all of `config` but family, which is set, and name.
 static inline bool config_json_read(const json_t *root, const char *path, ModelConfig *config, Error *error) {
-    config_json_fill(config);
     for (const ConfigKey *key = config->family->keys; key->name != NULL; key++) {
         if (!config_json_read_key(root, path, key, config, error)) { return false; }
     }
     return config->family->accept(root, path, config, error);
+}
+
+// What an empty config.json means, but for counts.
+static inline void config_json_fill(ModelConfig *config) {
+    for (const ConfigKey *key = config->family->keys; key->name != NULL; key++) {
+        if (key->kind != CONFIG_COUNT) { config_json_read_key(NULL, "", key, config, NULL); }
+    }
 }
 
 // What config_json_read reads, and what transformers asks for besides. hf_model.h adds the rest.

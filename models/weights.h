@@ -56,8 +56,8 @@ static inline const Real *weights_of(const Model *model, int tensor) {
 // Where the gradient of a vector is added, or of a matrix that is trained.
 static inline float *weights_gradient(const Model *model, float *gradients, int tensor) {
     bool trained = weights_train(model, tensor);
-    assert(trained ||
-           tensor < model_tensor(model->config.layers, LAYER_TENSORS)); // others are too large to discard
+    // An embedding is too large to discard.
+    assert(trained || tensor < model_tensor(model->config.layers, TENSOR_EMBEDDING));
     return trained ? gradients + model->places[tensor].trained
                    : model->discarded + tensor % LAYER_TENSORS * model->widest;
 }

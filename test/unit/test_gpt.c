@@ -947,11 +947,13 @@ static void test_config_of_gpt2(void **state) {
         {"\"tie_word_embeddings\":false}", "tie_word_embeddings"}};
     static const char aliases[] =
         "{\"model_type\":\"gpt2\",\"num_hidden_layers\":3,\"hidden_size\":12,\"num_attention_heads\":3,"
-        "\"max_position_embeddings\":20,\"vocab_size\":50,\"activation_function\":\"gelu_pytorch_tanh\"}";
+        "\"max_position_embeddings\":20,\"vocab_size\":50,\"activation_function\":\"gelu_pytorch_tanh\","
+        "\"scale_attn_weights\":false}";
     ModelConfig config;
     Error error;
     assert_true(config_from_text(aliases, &config, &error));
     assert_true(config.layers == 3 && config.channels == 12 && config.heads == 3 && config.positions == 20);
+    assert_true(!config.scaled_scores && config.epsilon == 1e-5);
     assert_false(config_from_text("{\"model_type\":\"gpt2\",\"n_layer\":3,\"n_embd\":12,\"vocab_size\":50}",
                                   &config, &error));
     assert_non_null(strstr(error.text, "\"n_head\" is not given"));
@@ -984,6 +986,9 @@ static void test_config_json(void **state) {
     assert_true(config.positions == 2048 && config.vocabulary == 50257 && config.epsilon == 1e-5);
     assert_true(config.dropout == 0.1); // read, to say that it is ignored
     assert_true(!config.local[0] && config.local[1] && !config.local[2] && config.local[3]);
+    assert_true(
+        config_from_text(CONFIG_START "\"max_position_embeddings\":2048," CONFIG_TYPES "}", &config, &error));
+    assert_true(config.window == 256 && config.mlp_channels == 3072 && config.epsilon == 1e-5); // not given
     const struct {
         const char *text, *message;
     } bad[] = {

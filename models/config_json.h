@@ -84,7 +84,7 @@ static inline bool config_json_read(const json_t *root, const char *path, ModelC
     return config->family->accept(root, path, config, error);
 }
 
-// What an empty config.json means, but for counts.
+// Sets all members that are no counts as a config.json without them would.
 static inline void config_json_fill(ModelConfig *config) {
     for (const ConfigKey *key = config->family->keys; key->name != NULL; key++) {
         if (key->kind != CONFIG_COUNT) { config_json_read_key(NULL, "", key, config, NULL); }

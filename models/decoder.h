@@ -111,7 +111,7 @@ static inline void model_find_tensors(Model *model, const ParameterTable *table)
     }
 }
 
-// What a sum of gradients does not begin with a product.
+// Finds the gradients that no product sets where a sum begins.
 static inline void model_find_rest(Model *model, const ParameterTable *trained) {
     size_t end = SIZE_MAX; // of the latest span
     for (int i = 0; i < trained->count; i++) {

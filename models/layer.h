@@ -154,7 +154,7 @@ static inline void layer_attention(Model *model, Stream *stream, int l, bool bac
     attention(stream, &work);
 }
 
-// Of the keys of a position, and of its values.
+// Channels of the keys of a position, and of its values.
 static inline int layer_keys_width(const Model *model) {
     return (model->matrices[TENSOR_Q].outputs - model->matrices[TENSOR_OUT].inputs) / 2;
 }

@@ -93,7 +93,7 @@ typedef enum TensorRole {
 enum {
     ROW_HEAD = 1,     // the matrix is the LM head's
     ROW_JOINS = 2,    // it is one matrix with the row before it, to the passes
-    ROW_STACKED = 4,  // it is those of queries, keys and values, which Muon steps each by itself
+    ROW_STACKED = 4,  // queries, keys and values one below the other; Muon steps each by itself
     ROW_TURNED = 8,   // files hold it as (in, out)
     ROW_SMALLER = 16, // it begins smaller by the root of the number of branches
     MODEL_ROWS = 24,  // of a list on a page, at most, with the 0 at its end

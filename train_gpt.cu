@@ -61,8 +61,7 @@ static void validate_task(void *context, Stream *stream) {
     if (predicted == 0) { return; }
     ModelQuery query = {
         .B = run->B, .T = run->T, .tokens = batch->tokens, .targets = batch->targets, .count = count};
-    const float *losses =
-        run->model.family->losses(&run->model.state, stream, validation->parameters, &query, NULL);
+    const float *losses = model_losses(&run->model, stream, validation->parameters, &query, NULL);
     double loss = losses_mean(stream, losses, batch->targets, (size_t)count);
     sums->loss += loss * predicted;
     sums->perfect_loss += perfect * predicted;

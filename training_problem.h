@@ -7,7 +7,7 @@
 
 #include "comm/transport.h"
 #include "dataloader.h"
-#include "models.h"
+#include "models/decoder.h"
 #include "scheduler_state.h"
 
 // A micro-batch on the host.
@@ -88,8 +88,8 @@ static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, 
         memset(batch->tokens, 0, count * sizeof *batch->tokens);
         for (size_t i = 0; i < count; i++) { batch->targets[i] = -1; }
     }
-    const float *losses = model->family->gradients(&model->state, stream, weights, gradients, batch->tokens,
-                                                   batch->targets, pace);
+    const float *losses =
+        model_gradients(model, stream, weights, gradients, batch->tokens, batch->targets, pace);
     if (model->settings.on_gpu) {
         training_fill(training, next, training_first_sample(training, index + 1), &unused);
     }

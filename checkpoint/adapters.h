@@ -1,4 +1,4 @@
-// adapters.h: low-rank adapters (trained.h) on disk, as the library peft keeps them.
+// adapters.h: low-rank adapters (models/trained.h) on disk, as the library peft keeps them.
 //
 //   adapter_config.json          the rank, alpha, which matrices have one, the model they belong to
 //   adapter_model.safetensors    base_model.model.MODULE.lora_A.weight (r, inputs), ...lora_B.weight
@@ -10,8 +10,8 @@
 
 #include "checkpoint/file_sums.h"
 #include "checkpoint/safetensors.h"
+#include "models/trained.h"
 #include "runtime/json_files.h"
-#include "trained.h"
 
 #define ADAPTERS_CONFIG "adapter_config.json"
 #define ADAPTERS_WEIGHTS "adapter_model.safetensors"

@@ -11,11 +11,11 @@
 //
 // Writing makes what from_pretrained takes, and checksums of the files (file_sums.h).
 //
-// What differs between families of models comes from the model's ModelFamily (model.h).
+// What differs between families of models comes from the model's ModelFamily (models/model.h).
 #pragma once
 
 #include "checkpoint/adapters.h"
-#include "models.h"
+#include "models/families.h"
 
 enum { HF_MODEL_SHARD_NAME = 128, HF_MODEL_PART = 1024 }; // floats read of a transposed matrix at a time
 
@@ -114,14 +114,14 @@ static inline bool hf_model_place(HfModel *model, const SafetensorsEntry *entry,
     size_t prefix = strlen(family->prefix);
     const char *name = entry->name + (strncmp(entry->name, family->prefix, prefix) == 0 ? prefix : 0);
     const SafetensorsEntry **source = strcmp(entry->name, "lm_head.weight") == 0 ? &model->head : NULL;
-    const ParameterInfo *info = &model->table.entries[PARAMETER_TOKEN_EMBEDDING];
+    const ParameterInfo *info = &model->table.entries[model->table.head];
     for (int i = 0; i < model->table.count && source == NULL; i++) {
         if (strcmp(model->table.entries[i].name + prefix, name) != 0) { continue; }
         source = &model->sources[i];
         info = &model->table.entries[i];
     }
     if (source == NULL) {
-        return family->is_constant(name, &model->config) || error_set(error, "%.80s is unknown", entry->name);
+        return model_is_constant(name, &model->config) || error_set(error, "%.80s is unknown", entry->name);
     }
     if (*source != NULL) { return error_set(error, "%.80s occurs twice", entry->name); }
     *source = entry;
@@ -148,7 +148,7 @@ static inline bool hf_model_match(HfModel *model, Error *error) {
         }
     }
     // Some libraries store only one of two tied tensors, which may be either of them.
-    const SafetensorsEntry **embedding = &model->sources[PARAMETER_TOKEN_EMBEDDING], *head = model->head;
+    const SafetensorsEntry **embedding = &model->sources[model->table.head], *head = model->head;
     if (*embedding == NULL) { *embedding = head; }
     if (head != NULL && (head->type != (*embedding)->type || head->bytes != (*embedding)->bytes ||
                          memcmp(head->data, (*embedding)->data, head->bytes) != 0)) {
@@ -182,7 +182,7 @@ static inline bool hf_model_open_whole(HfModel *model, const char *directory, Er
         !model_config_load(path, &model->config, error)) {
         return false;
     }
-    model->config.family->table(&model->config, &model->table);
+    parameter_table_make(&model->config, &model->table);
     model->sources =
         (const SafetensorsEntry **)memory_take((size_t)model->table.count, sizeof *model->sources);
     if (hf_model_has(directory, "model.safetensors")) {
@@ -395,7 +395,7 @@ static inline json_t *hf_model_describe(const ModelConfig *config, const char *t
     json_t *root =
         json_pack("{s:[s], s:s, s:s, s:s}", "architectures", config->family->architecture, "model_type",
                   config->family->name, "torch_dtype", "float32", "dtype", "float32");
-    json_t *sizes = config->family->write_config(config);
+    json_t *sizes = config_json_write(config);
     json_object_update(root, sizes);
     json_decref(sizes);
     for (int i = 0; i < 2; i++) {

@@ -4,7 +4,7 @@
 //              no host, so a slow pair slows no other down
 //   exchange   all ranks send to all others at once, as in training
 //
-// In a pair the host with the lower number asks and the other answers. A question says how many
+// In a pair the host with the lower number asks and the other answers. A request says how many
 // bytes go forth and back, both at once; the answer's last word is sent when all have arrived. So
 // one clock measures each direction and both at once, which shows a half-duplex link. Amounts grow
 // until one takes PROBE_SECONDS, so that a slow link is not kept busy for long. What is sent
@@ -33,11 +33,11 @@ typedef struct PairMeasure {
 
 // ---- A pair ---------------------------------------------------------------------------
 
-// A question. end: there are no more.
-typedef struct Question {
+// A request. end: there are no more.
+typedef struct ProbeRequest {
     uint64_t forth, back; // bytes
     bool end;
-} Question;
+} ProbeRequest;
 
 // Sends and receives so many bytes, in messages. buffer (2, PROBE_MESSAGE): what is sent, then
 // what comes.
@@ -62,30 +62,30 @@ static inline void probe_word(Transport *transport, int peer, bool is_send, void
     transport_wait(transport, lane);
 }
 
-// Returns the seconds from the question to the last word of the answer.
+// Returns the seconds from the request to the last word of the answer.
 static inline double probe_ask(Transport *transport, int peer, size_t forth, size_t back, char *buffer) {
-    Question question = {forth, back, false};
+    ProbeRequest request = {forth, back, false};
     char word = 0;
     double began = clock_seconds();
-    probe_word(transport, peer, true, &question, sizeof question);
+    probe_word(transport, peer, true, &request, sizeof request);
     probe_move(transport, peer, forth, back, buffer);
     probe_word(transport, peer, false, &word, 1);
     return clock_seconds() - began;
 }
 
-// Answers the questions of a peer until their end.
+// Answers the requests of a peer until their end.
 static inline void probe_answer(Transport *transport, int peer, char *buffer) {
-    Question question;
+    ProbeRequest request;
     char word = 0;
     for (;;) {
-        probe_word(transport, peer, false, &question, sizeof question);
-        if (question.end) { return; }
-        probe_move(transport, peer, question.back, question.forth, buffer);
+        probe_word(transport, peer, false, &request, sizeof request);
+        if (request.end) { return; }
+        probe_move(transport, peer, request.back, request.forth, buffer);
         probe_word(transport, peer, true, &word, 1);
     }
 }
 
-// Bytes a second of amounts that grow. echo: seconds of a question without bytes.
+// Bytes a second of amounts that grow. echo: seconds of a request without bytes.
 static inline double probe_rate(Transport *transport, int peer, bool forth, bool back, double echo,
                                 char *buffer) {
     for (size_t bytes = PROBE_LEAST;; bytes *= 4) {
@@ -95,7 +95,7 @@ static inline double probe_rate(Transport *transport, int peer, bool forth, bool
 }
 
 static inline PairMeasure probe_pair(Transport *transport, int peer, char *buffer) {
-    Question end = {0, 0, true};
+    ProbeRequest end = {0, 0, true};
     double echo = INFINITY;
     for (int i = 0; i < PROBE_ECHOES; i++) { echo = fmin(echo, probe_ask(transport, peer, 0, 0, buffer)); }
     PairMeasure pair = {.latency = echo / 2,

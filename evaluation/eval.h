@@ -7,7 +7,7 @@
 
 #include "comm/transport.h"
 #include "evaluation/eval_tasks.h"
-#include "models.h"
+#include "models/decoder.h"
 #include "program/data.h" // tokenizer_path
 
 typedef struct Evaluator {
@@ -80,7 +80,7 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
         }
         if (tokenizer == NULL && !is_text) { scores[row].bytes = -1; }
     }
-    const float *losses = model->family->losses(&model->state, stream, parameters, &query, &pace);
+    const float *losses = model_losses(model, stream, parameters, &query, &pace);
     stream_settle(stream);
     for (int row = 0, i = 0; row < rows; row++) {
         int end = i + evaluate_sequence(set, batch, (size_t)row)->scored;

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "checkpoint/hf_model.h"
-#include "models.h"
+#include "models/decoder.h"
 #include "program/data.h"
 #include "tokenizer/chat.h"
 
@@ -50,7 +50,7 @@ static inline const float *sampler_step(Sampler *sampler, Stream *stream, const 
     Model *model = &sampler->model;
     if (sampler->length == model->config.positions) { return NULL; }
     sampler->text[sampler->length] = token;
-    sampler->logits = model->family->decode(&model->state, stream, parameters, sampler->length++, token);
+    sampler->logits = model_decode(model, stream, parameters, sampler->length++, token);
     return sampler->logits;
 }
 

@@ -6,7 +6,7 @@
 
 #include "comm/collectives.h"
 #include "kernels/cpu/product_rates.h"
-#include "models.h"
+#include "models/decoder.h"
 #include "options/options_check.h"
 #include "program/launch_checks.h"
 #include "rules.h"
@@ -104,7 +104,7 @@ static inline bool placement_check_shapes(const Placement *placement, const Mode
                          "must be multiples of %d; %s has %d and %d",
                          FP8_UNIT, config->name, C, config->mlp_channels);
     }
-    if (B > 65535 || (double)T * 3 * C > 4294967295.0) {
+    if (B > 65535 || (double)T * model_dimension(config, DIM_QKV) > 4294967295.0) {
         return error_set(error,
                          "--micro-batch %d x --seq-len %d is too large for a GPU's kernels: at most 65535 "
                          "sequences, and 2^32 numbers in the queries, keys and values of one",

@@ -288,7 +288,7 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
                        .parameter_count = training.table->parameter_count,
                        .tokens = (double)model.B * model.T,
                        .micro_batch = training_micro_batch,
-                       .copy = setup->config->family->copy(&setup->model->state),
+                       .copy = &setup->model->copy,
                        .layer_begins = training.table->layer_begins,
                        .layer_count = training.table->layers};
     arena->on_gpu = placement->on_gpu;

@@ -77,7 +77,7 @@ typedef struct Bench {
     int B, T, threads, rounds;
     int length;         // of documents; 0: no such steps
     uint32_t separator; // ModelSettings::separator; 0 in the usual steps
-    Gpt model;
+    Model model;
     Arena arena;
     Stream stream;
     ParameterTable table;
@@ -167,21 +167,21 @@ static void time_linear(Bench *bench, bool by_library, Linear linear, double tim
 // Seconds per FLOP over the products of one step. Those of one layer are run once and
 // counted L times, those of the head as often as there are chunks.
 static Span time_own_shapes(Bench *bench, bool by_library) {
-    Gpt *model = &bench->model;
+    Model *model = &bench->model;
     int rows = bench->B * bench->T, C = bench->config.channels, F = bench->config.mlp_channels,
         wide = model->d_wide_stride, chunk = model->chunk;
     int V = bench->config.vocabulary;
     double flops = 0.0, L = bench->config.layers;
     Span seconds = {0.0, 0.0};
     Real *normal = model->normals, *branch = model->branch, *d_wide = model->d_wide;
-    Linear qkv = linear_of(normal, branch, d_wide, C, wide, rows, C, 3 * C, gpt_at(model, 0, TENSOR_Q));
+    Linear qkv = linear_of(normal, branch, d_wide, C, wide, rows, C, 3 * C, weights_at(model, 0, TENSOR_Q));
     Linear out = linear_of(model->attention, branch, model->d_residual, C, C, rows, C, C,
-                           gpt_at(model, 0, TENSOR_OUT_WEIGHT));
-    Linear fc = linear_of(normal, branch, d_wide, C, wide, rows, C, F, gpt_at(model, 0, TENSOR_FC_WEIGHT));
+                           weights_at(model, 0, TENSOR_OUT));
+    Linear fc = linear_of(normal, branch, d_wide, C, wide, rows, C, F, weights_at(model, 0, TENSOR_UP));
     Linear proj = linear_of(model->mlp_hidden, d_wide, model->d_residual, wide, C, rows, F, C,
-                            gpt_at(model, 0, TENSOR_PROJ_WEIGHT));
-    Linear head = linear_of(gpt_hidden(model), branch, model->logits, C, V, chunk, C, V,
-                            model->places[GPT_WTE].trained);
+                            weights_at(model, 0, TENSOR_DOWN));
+    Linear head = linear_of(head_input(model), branch, model->logits, C, V, chunk, C, V,
+                            model->places[model->head].trained);
     time_linear(bench, by_library, qkv, L, &seconds, &flops);
     time_linear(bench, by_library, out, L, &seconds, &flops);
     time_linear(bench, by_library, fc, L, &seconds, &flops);
@@ -208,7 +208,7 @@ static Span time_square(Bench *bench, bool by_library) {
 
 static void bench_open(Bench *bench) {
     Error error;
-    gpt_parameter_table(&bench->config, &bench->table);
+    parameter_table_make(&bench->config, &bench->table);
     size_t bytes = bench->table.parameter_count * sizeof(float), rows = (size_t)bench->B * (size_t)bench->T;
     arena_reserve(&bench->arena, MEMORY_PARAMETERS, "parameters", bytes, &bench->parameters);
     arena_reserve(&bench->arena, MEMORY_GRADIENTS, "gradients", bytes, &bench->gradients);
@@ -220,7 +220,7 @@ static void bench_open(Bench *bench) {
     }
     ModelSettings settings = model_on_cpu(bench->B, bench->T, bench->threads);
     settings.separator = bench->length > 0 ? &bench->separator : NULL;
-    gpt_reserve(&bench->model, &bench->arena, &bench->config, &settings);
+    model_reserve(&bench->model, &bench->arena, &bench->config, &settings);
     if (!arena_commit(&bench->arena, &error)) {
         fprintf(stderr, "%s\n", error.text);
         exit(EXIT_USER_MISTAKE);
@@ -247,21 +247,21 @@ static void bench_inside(Bench *bench, int round) {
     bench->separator = (uint32_t)bench->config.vocabulary;
     kernel_seconds = bench->kernels_inside;
     Span started = span_now(bench);
-    gpt_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens,
-                           bench->targets, NULL);
+    model_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients,
+                             bench->tokens, bench->targets, NULL);
     bench->inside[round] = 100.0 * span_since(bench, started).processor / bench->seconds[round].processor;
     bench->separator = 0;
     kernel_seconds = bench->kernels;
 }
 
 static void bench_rounds(Bench *bench) {
-    gpt_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens,
-                           bench->targets, NULL); // warm
+    model_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients,
+                             bench->tokens, bench->targets, NULL); // warm
     kernel_seconds = bench->kernels;
     for (int round = 0; round < bench->rounds; round++) {
         Span started = span_now(bench), *best = &bench->yardstick[round];
-        gpt_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients,
-                               bench->tokens, bench->targets, NULL);
+        model_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients,
+                                 bench->tokens, bench->targets, NULL);
         bench->seconds[round] = span_since(bench, started);
         if (bench->length > 0) { bench_inside(bench, round); }
         best->wall = best->processor = INFINITY;
@@ -291,7 +291,7 @@ static void bench_report(Bench *bench) {
                                          "sgemm, square, library's threads", "sgemm, square, our tiles"};
     int rounds = bench->rounds, rows = bench->B * bench->T;
     double speed[MAX_ROUNDS], rate[MAX_ROUNDS], share[MAX_ROUNDS], processor_share[MAX_ROUNDS], total = 0.0;
-    double flops = rows * model_flops_per_token(&bench->config, bench->T);
+    double flops = rows * model_flops_per_token(&bench->config, &bench->table, bench->T);
     for (int i = 0; i < rounds; i++) {
         speed[i] = rows / bench->seconds[i].wall;
         rate[i] = flops / bench->seconds[i].wall / 1e9;

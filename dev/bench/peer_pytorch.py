@@ -22,7 +22,7 @@ import statistics
 import sys
 import time
 
-PRESETS = {  # as in gpt_config.h; layers alternate global, local
+PRESETS = {  # as in models/families.h; layers alternate global, local
     "36M": {"layers": 4, "channels": 768, "heads": 16, "vocabulary": 10000, "positions": 1024, "window": 256},
     "125M": {"layers": 12, "channels": 768, "heads": 12, "vocabulary": 50257, "positions": 1024, "window": 256},
 }

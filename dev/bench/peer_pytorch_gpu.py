@@ -24,7 +24,7 @@ import statistics
 import sys
 import time
 
-PRESETS = {  # as in gpt_config.h; layers alternate global, local
+PRESETS = {  # as in models/families.h; layers alternate global, local
     "small": {"layers": 2, "channels": 64, "heads": 2, "vocabulary": 307},
     "125M": {"layers": 12, "channels": 768, "heads": 12, "vocabulary": 50257},
     "1.3B": {"layers": 24, "channels": 2048, "heads": 16, "vocabulary": 50257},

@@ -7,7 +7,7 @@
 //                                     the ceilings and the table; or only kernels whose names
 //                                     begin so, and no ceilings: for a profiler
 //   bench_cuda variants MODEL B T     the ceilings; the head's products on chunks of at most 4096,
-//                                     8192 (GPT_GPU_CHUNK), 11008 and 16384 rows; products in FP8
+//                                     8192 (HEAD_GPU_CHUNK), 11008 and 16384 rows; products in FP8
 //                                     with their casts; and products that leave NCCL 8 and 16
 //                                     multiprocessors, as those beside an exchange do
 //   bench_cuda gelu MODEL B T         the ceilings, and the MLP's GELU by our kernels and
@@ -32,7 +32,8 @@
 
 #include "comm/layout.h"
 #include "dev/gpu/gelu_epilogues.cuh"
-#include "models.h"
+#include "models/decoder.h"
+#include "models/families.h"
 #include "test/layer_calls.h"
 
 enum { ARRAYS = 10, CASES = 64, FORMS = 5, TRIALS = 15, TUNING_RUNS = 10, MOST_SETS = 64, FILL_BLOCK = 256 };
@@ -945,11 +946,11 @@ static void measure_kernels(Bench *bench, const char *only) {
 static void measure_variants(Bench *bench) {
     const ModelConfig *config = &bench->config;
     int C = config->channels, F = config->mlp_channels;
-    static const int most[] = {4096, 8192, 11008, 16384}; // for GPT_GPU_CHUNK
+    static const int most[] = {4096, 8192, 11008, 16384}; // for HEAD_GPU_CHUNK
     printf("\nvariants at %s, B %d, T %d, bf16\n", config->name, bench->B, bench->T);
     for (int i = 0; i < 4; i++) {
         char name[32];
-        int chunk = gpt_chunk_rows(bench->rows, most[i], bench->logits_stride, PRECISION_BF16, true);
+        int chunk = head_chunk_rows(bench->rows, most[i], bench->logits_stride, PRECISION_BF16, true);
         snprintf(name, sizeof name, "head, %d rows", chunk);
         add_linear(bench, name, chunk, C, bench->logits_stride);
     }
@@ -1035,15 +1036,15 @@ static void choose_shapes(Bench *bench, const char *model, int B, int T) {
     }
     const ModelConfig *config = &bench->config;
     ParameterTable table;
-    gpt_parameter_table(config, &table);
+    parameter_table_make(config, &table);
     bench->elements = table.parameter_count < (size_t)64 << 20 ? table.parameter_count : (size_t)64 << 20;
     parameter_table_free(&table);
     bench->B = B;
     bench->T = T;
     bench->rows = B * T;
     bench->wide = 3 * config->channels > config->mlp_channels ? 3 * config->channels : config->mlp_channels;
-    bench->logits_stride = gpt_logits_stride(config->vocabulary, true);
-    bench->chunk = gpt_chunk_rows(bench->rows, GPT_GPU_CHUNK, bench->logits_stride, PRECISION_BF16, true);
+    bench->logits_stride = head_logits_stride(config->vocabulary, true);
+    bench->chunk = head_chunk_rows(bench->rows, HEAD_GPU_CHUNK, bench->logits_stride, PRECISION_BF16, true);
 }
 
 // Host and device agree on the tokens: they are brought back once.

@@ -7,7 +7,8 @@
 #include "test/cuda/cuda_kernels.h"
 
 #include "kernels/kernels.h"
-#include "models.h"
+#include "models/decoder.h"
+#include "models/families.h"
 #include "test/layer_calls.h"
 
 // What the line of a launch ends with.
@@ -67,7 +68,7 @@ static void launch_layers(Stream *stream, const ModelConfig *config) {
     bias_add(stream, &bias);
     call_gelu_forward(stream, reals, reals, reals, T, F);
     call_gelu_backward(stream, reals, F, floats, floats, reals, reals, T, F);
-    cross_entropy(stream, reals, gpt_logits_stride(config->vocabulary, true), floats, numbers, T,
+    cross_entropy(stream, reals, head_logits_stride(config->vocabulary, true), floats, numbers, T,
                   config->vocabulary, 1.0f);
     call_embedding_backward(stream, floats, floats, floats, reals, numbers, numbers, 1, T, C);
 }

@@ -17,7 +17,8 @@
 
 #include "ddp.h"
 #include "kernels/kernels.h"
-#include "models.h"
+#include "models/decoder.h"
+#include "models/families.h"
 #include "test/cuda/accesses.h"
 #include "test/layer_calls.h"
 
@@ -413,8 +414,8 @@ typedef struct Trainer {
 static MicroBatchResult trainer_micro_batch(void *self, Stream *stream, uint64_t, const void *weights,
                                             float *gradients, const Pace *pace) {
     Trainer *trainer = (Trainer *)self;
-    const float *losses = trainer->model.family->gradients(&trainer->model.state, stream, weights, gradients,
-                                                           trainer->tokens, trainer->tokens, pace);
+    const float *losses =
+        model_gradients(&trainer->model, stream, weights, gradients, trainer->tokens, trainer->tokens, pace);
     return {losses_mean(stream, losses, trainer->tokens, COMMIT_ROWS), NAN, COMMIT_ROWS};
 }
 
@@ -438,7 +439,7 @@ static void trainer_open(Trainer *trainer, bool shards, const Gpu *gpu, Transpor
     ModelConfig config = trainer_config();
     ParameterTable table;
     Error error;
-    gpt_parameter_table(&config, &table);
+    parameter_table_make(&config, &table);
     ModelSettings model = {.B = 1, .T = COMMIT_ROWS, .on_gpu = true, .precision = PRECISION_BF16};
     SchedulerSettings settings = {.kind = RULE_SYNCHRONOUS, .replicated = !shards, .overlap = true};
     model.given_weights = settings.gathers_casts = settings.keeps_casts = shards;
@@ -454,7 +455,7 @@ static void trainer_open(Trainer *trainer, bool shards, const Gpu *gpu, Transpor
                        .parameter_count = table.parameter_count,
                        .tokens = COMMIT_ROWS,
                        .micro_batch = trainer_micro_batch,
-                       .copy = config.family->copy(&trainer->model.state)};
+                       .copy = &trainer->model.copy};
     trainer->arena.on_gpu = true;
     scheduler_reserve(&trainer->scheduler, &trainer->arena, &settings, &problem, transport);
     model_reserve(&trainer->model, &trainer->arena, &config, &model);

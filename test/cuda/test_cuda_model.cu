@@ -53,7 +53,7 @@ typedef struct Inputs {
 static void inputs_configure(ModelConfig *config, const Shape *shape) {
     memset(config, 0, sizeof *config);
     config->family = shape->window > 0 ? &gpt_neo_family : &gpt2_family;
-    config->qkv_biases = config->scaled_scores = shape->window == 0;
+    config->scaled_scores = shape->window == 0;
     config->layers = shape->layers;
     config->channels = shape->channels;
     config->heads = shape->heads;
@@ -71,7 +71,7 @@ static void inputs_open(Inputs *inputs, const Shape *shape) {
     int rows = shape->B * shape->T;
     memset(inputs, 0, sizeof *inputs);
     inputs_configure(&inputs->config, shape);
-    gpt_parameter_table(&inputs->config, &inputs->table);
+    parameter_table_make(&inputs->config, &inputs->table);
     inputs->B = shape->B;
     inputs->T = shape->T;
     inputs->separator = shape->documents ? (uint32_t)shape->vocabulary : 0;
@@ -133,7 +133,6 @@ typedef struct Machine {
     TrainedPart part; // that of the inputs, with frozen parameters of its own
     Arena arena;
     Model model;
-    Gpt *neo; // its state
     Optimizer optimizer;
     OptimizerTensor ranges[256];
     Stream stream; // kernels are put into its queue by the calling thread
@@ -162,7 +161,7 @@ static ModelSettings settings_on_device(const Inputs *inputs, Precision precisio
     return settings;
 }
 
-static size_t machine_bytes(const Machine *machine) { return machine->neo->parameter_count * sizeof(float); }
+static size_t machine_bytes(const Machine *machine) { return machine->model.parameter_count * sizeof(float); }
 
 // Epsilon is large, so that a step is about proportional to the gradient. Otherwise
 // elements near 0 would step by their sign.
@@ -219,7 +218,6 @@ static void machine_open(Machine *machine, const Inputs *inputs, ModelSettings s
     arena_reserve(&machine->arena, MEMORY_PARAMETERS, "parameters", bytes, &machine->parameters);
     arena_reserve(&machine->arena, MEMORY_GRADIENTS, "gradients", bytes, &machine->gradients);
     model_reserve(&machine->model, &machine->arena, &inputs->config, &settings);
-    machine->neo = &machine->model.state.gpt;
     machine_reserve_optimizer(machine);
     assert_true(arena_commit(&machine->arena, &error));
     machine->stream.precision = settings.precision;
@@ -245,8 +243,8 @@ static void machine_close(Machine *machine) {
 
 static void machine_add_gradients(Machine *machine, const Pace *pace) {
     const Inputs *inputs = machine->inputs;
-    machine->loss = gpt_loss_and_gradients(machine->neo, &machine->stream, machine->parameters,
-                                           machine->gradients, inputs->tokens, inputs->targets, pace);
+    machine->loss = model_loss_and_gradients(&machine->model, &machine->stream, machine->parameters,
+                                             machine->gradients, inputs->tokens, inputs->targets, pace);
     stream_copy(&machine->stream, machine->results, machine->gradients, machine_bytes(machine));
     stream_settle(&machine->stream);
 }
@@ -270,7 +268,8 @@ static void machine_pass(Machine *machine, const Pace *pace) {
 
 static float machine_loss(Machine *machine) {
     const Inputs *inputs = machine->inputs;
-    return gpt_loss(machine->neo, &machine->stream, machine->parameters, inputs->tokens, inputs->targets);
+    return model_loss(&machine->model, &machine->stream, machine->parameters, inputs->tokens,
+                      inputs->targets);
 }
 
 static Machine *machine_of_cpu(const Inputs *inputs) {
@@ -299,9 +298,7 @@ static bool is_query_or_key(const ParameterInfo *entry) {
     for (int i = 0; i < 3; i++) {
         if (strstr(entry->name, adapters[i]) != NULL) { return true; }
     }
-    int tensor = (entry->role - GPT_FIRST_LAYER) % TENSORS_PER_LAYER;
-    return entry->role >= GPT_FIRST_LAYER &&
-           (tensor == TENSOR_Q || tensor == TENSOR_K || tensor == TENSOR_QKV_BIAS);
+    return entry->role == TENSOR_Q || entry->role == TENSOR_K || entry->role == TENSOR_QKV_BIAS;
 }
 
 // Twice the tolerance for queries and keys.
@@ -434,7 +431,7 @@ static void machine_train(Machine *machine, int steps, float *moved) {
     }
     stream_copy(&machine->stream, moved, machine->parameters, machine_bytes(machine));
     stream_settle(&machine->stream);
-    for (size_t i = 0; i < machine->neo->parameter_count; i++) { moved[i] -= before[i]; }
+    for (size_t i = 0; i < machine->model.parameter_count; i++) { moved[i] -= before[i]; }
 }
 
 static void check_training(const Inputs *inputs, Precision precision) {
@@ -535,7 +532,7 @@ static void check_accumulation(const Inputs *inputs, Precision precision) {
     machine_pass(machine, NULL);
     float *once = copy_of_results(machine), loss = machine->loss;
     machine_add_gradients(machine, NULL);
-    for (size_t i = 0; i < machine->neo->parameter_count; i++) { machine->results[i] /= 2.0f; }
+    for (size_t i = 0; i < machine->model.parameter_count; i++) { machine->results[i] /= 2.0f; }
     check_loss(machine->loss, loss, 0.0);
     check_tensors(inputs, machine->results, once, 1e-6);
     machine_pass(machine, NULL);
@@ -565,7 +562,7 @@ static void check_start(const Inputs *inputs, Precision precision) {
     model_start(&started->model, &started->stream, started->parameters, started->gradients);
     stream_copy(&started->stream, started->results, started->gradients, machine_bytes(started));
     stream_settle(&started->stream);
-    for (size_t i = 0; i < started->neo->parameter_count; i++) { assert_false(isnan(started->results[i])); }
+    for (size_t i = 0; i < started->model.parameter_count; i++) { assert_false(isnan(started->results[i])); }
     machine_pass(started, NULL);
     check_same_bits(started, plain->loss, plain->results);
     machine_free(plain);
@@ -583,7 +580,7 @@ static void check_chunks(const Inputs *inputs, Precision precision) {
     Machine *whole = machine_of_device(inputs, precision, RECOMPUTE_NONE),
             *parts = machine_of_device(inputs, precision, RECOMPUTE_NONE);
     machine_pass(whole, NULL);
-    parts->neo->chunk = 7;
+    parts->model.chunk = 7;
     machine_pass(parts, NULL);
     check_loss(parts->loss, whole->loss, CUDA_EMULATED ? 0.0 : 1e-5);
     check_tensors(inputs, parts->results, whole->results,
@@ -605,8 +602,8 @@ static void check_columns(const Inputs *inputs, Precision precision) {
     int V = inputs->config.vocabulary;
     Machine *wide = machine_of_device(inputs, precision, RECOMPUTE_NONE),
             *narrow = machine_of_device(inputs, precision, RECOMPUTE_NONE);
-    assert_int_equal(wide->neo->logits_columns, (V + 63) / 64 * 64);
-    narrow->neo->logits_columns = V;
+    assert_int_equal(wide->model.logits_columns, (V + 63) / 64 * 64);
+    narrow->model.logits_columns = V;
     machine_pass(wide, NULL);
     machine_pass(narrow, NULL);
     check_loss(wide->loss, narrow->loss, 1e-5);
@@ -633,7 +630,7 @@ static void test_columns_of_logits(void **state) {
 // difference, and rounding can change that.
 static void check_few_parameters(const Inputs *inputs, Precision precision) {
     Machine *cpu = machine_of_cpu(inputs), *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
-    assert_int_equal(machine->neo->logits_columns, inputs->config.vocabulary);
+    assert_int_equal(machine->model.logits_columns, inputs->config.vocabulary);
     machine_pass(cpu, NULL);
     machine_pass(machine, NULL);
     check_loss(machine->loss, cpu->loss, precision == PRECISION_BF16 ? 1e-2 : 1e-6);
@@ -667,7 +664,7 @@ static void pass_with_version(Machine *machine, uint64_t version, float loss, co
 static void check_versions(const Inputs *inputs, Precision precision) {
     bool copied = precision == PRECISION_BF16;
     Machine *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
-    float *others = host_normals(&test_random, machine->neo->parameter_count, 0.1);
+    float *others = host_normals(&test_random, machine->model.parameter_count, 0.1);
     Pace pace = pace_of_version(7);
     machine_pass(machine, &pace);
     float *old_gradients = copy_of_results(machine), old_loss = machine->loss;
@@ -707,7 +704,7 @@ typedef struct Watch {
 static void watch_need(void *self, size_t end) {
     Watch *watch = (Watch *)self;
     Machine *machine = watch->machine;
-    assert_true(end >= watch->needed && end <= machine->neo->parameter_count);
+    assert_true(end >= watch->needed && end <= machine->model.parameter_count);
     stream_copy(&machine->stream, machine->parameters + watch->needed,
                 machine->inputs->parameters + watch->needed, (end - watch->needed) * sizeof(float));
     watch->needed = end;
@@ -727,7 +724,7 @@ static void watch_finish(void *self, size_t begin) {
 static void check_pace(const Inputs *inputs, Precision precision) {
     Machine *plain = machine_of_device(inputs, precision, RECOMPUTE_NONE),
             *paced = machine_of_device(inputs, precision, RECOMPUTE_BLOCK);
-    size_t count = plain->neo->parameter_count;
+    size_t count = plain->model.parameter_count;
     machine_pass(plain, NULL);
     gpu_fill(paced->stream.queue, paced->parameters, 0xff, machine_bytes(paced));
     Watch watch = {paced, 0, count, 0, 0, (float *)malloc(machine_bytes(paced))};
@@ -738,7 +735,7 @@ static void check_pace(const Inputs *inputs, Precision precision) {
                         (count - watch.open) * sizeof(float));
     assert_true(watch.needed == count && watch.needs >= inputs->config.layers + 2 &&
                 watch.finishes >= 2 * inputs->config.layers);
-    assert_true(watch.open == gpt_at(paced->neo, 0, TENSOR_LN_1_WEIGHT));
+    assert_true(watch.open == weights_at(&paced->model, 0, TENSOR_NORM_1));
     free(watch.finished);
     machine_free(plain);
     machine_free(paced);
@@ -756,7 +753,7 @@ static void check_no_target(const Inputs *inputs, Precision precision) {
     for (int i = 0; i < inputs->B * inputs->T; i++) { inputs->targets[i] = i % 2 == 0 ? -1 : -100; }
     machine_pass(machine, NULL);
     assert_true(machine->loss == 0.0f && machine_loss(machine) == 0.0f);
-    for (size_t i = 0; i < machine->neo->parameter_count; i++) { assert_true(machine->results[i] == 0.0f); }
+    for (size_t i = 0; i < machine->model.parameter_count; i++) { assert_true(machine->results[i] == 0.0f); }
     machine_free(machine);
 }
 
@@ -770,8 +767,8 @@ static void check_nan(const Inputs *inputs, Precision precision) {
     float missing = NAN;
     for (int i = 0; i < inputs->table.count; i++) {
         const ParameterInfo *entry = &inputs->table.entries[i];
-        size_t row = i == GPT_WTE ? (size_t)inputs->tokens[0] * (size_t)inputs->config.channels
-                                  : 0; // of wte: a row that is used
+        size_t row = i == 0 ? (size_t)inputs->tokens[0] * (size_t)inputs->config.channels
+                            : 0; // of wte: a row that is used
         machine_set_parameters(machine, inputs->parameters);
         stream_copy(&machine->stream, machine->parameters + entry->offset + row, &missing, sizeof missing);
         if (!isnan(machine_loss(machine))) { fail_msg("%s: NaN in %s is lost", test_name, entry->name); }
@@ -911,8 +908,8 @@ static void test_launches_are_as_predicted(void **state) {
     inputs_open(&inputs, &shape);
     Machine *machine = machine_of_device(&inputs, PRECISION_BF16, RECOMPUTE_NONE);
     int rows = 32 * 1024,
-        chunk = gpt_chunk_rows(rows, GPT_GPU_CHUNK, gpt_logits_stride(50257, true), PRECISION_BF16, true);
-    machine->neo->chunk = shape.B * shape.T / ((rows + chunk - 1) / chunk);
+        chunk = head_chunk_rows(rows, HEAD_GPU_CHUNK, head_logits_stride(50257, true), PRECISION_BF16, true);
+    machine->model.chunk = shape.B * shape.T / ((rows + chunk - 1) / chunk);
     cuda_count_launches(count_launch);
     machine_pass(machine, NULL);
     cuda_count_launches(NULL);

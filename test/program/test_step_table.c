@@ -1,6 +1,6 @@
 // test_step_table.c: dev/gpu/step-table on times that this test writes, and the predictions of a
 // step of 125M (dev/gpu/predict) against the step that the model's shape asks for.
-#include "models.h"
+#include "models/families.h"
 #include "test/program/program.h"
 
 static Stage stage;
@@ -123,7 +123,7 @@ static void the_predictions_are_of_this_model(void **state) {
     assert_int_equal((int)launches_of(text, "layernorm backward"), 2 * config.layers + 1);
     config.positions = 1024; // no more than a sequence has tokens, as dev/gpu/bench trains it
     ParameterTable table;
-    gpt_parameter_table(&config, &table);
+    parameter_table_make(&config, &table);
     char parameters[64];
     snprintf(parameters, sizeof parameters, "\nparameters | %zu\n", table.parameter_count);
     text_check(text, parameters, "the number of parameters");

@@ -490,7 +490,7 @@ typedef struct Rerun {
     TrainedPart part;
     DataLoader data;
     Arena arena;
-    Gpt model;
+    Model model;
     Stream stream;
     int B, T;
     int32_t *tokens, *targets; // (B, T)
@@ -509,8 +509,8 @@ static MicroBatchResult rerun_micro_batch(void *self, int worker, uint64_t index
     Error error = {""};
     assert_true(data_loader_fill(&rerun->data, DATA_TRAINING, first, rerun->B, rerun->tokens, rerun->targets,
                                  &perfect, &error));
-    float loss = gpt_loss_and_gradients(&rerun->model, &rerun->stream, parameters, gradients, rerun->tokens,
-                                        rerun->targets, NULL);
+    float loss = model_loss_and_gradients(&rerun->model, &rerun->stream, parameters, gradients, rerun->tokens,
+                                          rerun->targets, NULL);
     MicroBatchResult result = {(double)loss, perfect,
                                targets_predicted(rerun->targets, (size_t)rerun->B * (size_t)rerun->T)};
     return result;
@@ -570,7 +570,7 @@ static void rerun_open_model(Rerun *rerun) {
     settings.part = part->frozen_count > 0 ? part : NULL;
     arena_reserve(&rerun->arena, MEMORY_PARAMETERS, "frozen", part->frozen_count * sizeof(float),
                   &part->frozen);
-    gpt_reserve(&rerun->model, &rerun->arena, &rerun->config, &settings);
+    model_reserve(&rerun->model, &rerun->arena, &rerun->config, &settings);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "tokens", bytes, &rerun->tokens);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "targets", bytes, &rerun->targets);
     arena_reserve(&rerun->arena, MEMORY_PARAMETERS, "parameters", count * sizeof(float), &rerun->parameters);
@@ -736,7 +736,7 @@ static double rerun_validate(Rerun *rerun) {
             assert_true(data_loader_fill(&rerun->data, DATA_VALIDATION, first, rerun->B, rerun->tokens,
                                          rerun->targets, &perfect, &error));
             double loss =
-                gpt_loss(&rerun->model, &rerun->stream, rerun->parameters, rerun->tokens, rerun->targets);
+                model_loss(&rerun->model, &rerun->stream, rerun->parameters, rerun->tokens, rerun->targets);
             mine += loss * predicted;
         }
         sum += mine;
@@ -837,7 +837,7 @@ static void write_start(const Stage *stage, const char *config, const char *dire
     ParameterTable table;
     Error error = {""};
     assert_true(model_find(stage_path(stage, config, path), &read, &error));
-    read.family->table(&read, &table);
+    parameter_table_make(&read, &table);
     ThreadPool *pool = thread_pool_create(1, false);
     float *parameters = (float *)malloc(table.parameter_count * sizeof(float));
     parameters_initialize(&table, 9, pool, parameters);

@@ -362,27 +362,27 @@ static void check_model(const ModelFamily *family) {
     int32_t tokens[B * T], targets[B * T];
     assert_true(model_find("tiny", &config, &error));
     config.family = family;
-    config.qkv_biases = config.scaled_scores = family == &gpt2_family;
-    gpt_parameter_table(&config, &table);
+    config.scaled_scores = family == &gpt2_family;
+    parameter_table_make(&config, &table);
     parameters = (float *)malloc(table.parameter_count * sizeof(float));
     for (int i = 0; i < B * T; i++) {
         tokens[i] = (int32_t)(random_uniform(&test_random) * config.vocabulary);
         targets[i] = (int32_t)(random_uniform(&test_random) * config.vocabulary);
     }
     for (int run = 0; run < RUNS; run++) {
-        Gpt model;
+        Model model;
         Arena arena;
         ModelSettings settings = model_on_cpu(B, T, run + 1);
         Stream stream = stream_in(precisions[run], run + 1);
         memset(&arena, 0, sizeof arena);
         settings.precision = precisions[run];
         settings.given_weights = false;
-        gpt_reserve(&model, &arena, &config, &settings);
+        model_reserve(&model, &arena, &config, &settings);
         assert_true(arena_commit(&arena, &error));
         if (run == 0) { parameters_initialize(&table, 3, stream.pool, parameters); }
         gradients[run] = (float *)calloc(table.parameter_count, sizeof(float));
         losses[run] =
-            gpt_loss_and_gradients(&model, &stream, parameters, gradients[run], tokens, targets, NULL);
+            model_loss_and_gradients(&model, &stream, parameters, gradients[run], tokens, targets, NULL);
         arena_release(&arena);
         thread_pool_destroy(stream.pool);
     }

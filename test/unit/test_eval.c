@@ -29,7 +29,7 @@ typedef struct Fixture {
     ParameterTable table;
     float *parameters;
     Arena arena;
-    Gpt plain; // one sequence of POSITIONS
+    Model plain; // one sequence of POSITIONS
     Stream stream;
 } Fixture;
 
@@ -40,11 +40,11 @@ static void fixture_open(Fixture *fixture, int vocabulary) {
     fixture->config.positions = POSITIONS;
     fixture->config.window = 5;
     fixture->config.vocabulary = vocabulary;
-    gpt_parameter_table(&fixture->config, &fixture->table);
+    parameter_table_make(&fixture->config, &fixture->table);
     arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "parameters",
                   fixture->table.parameter_count * sizeof(float), &fixture->parameters);
     ModelSettings settings = model_on_cpu(1, POSITIONS, 1);
-    gpt_reserve(&fixture->plain, &fixture->arena, &fixture->config, &settings);
+    model_reserve(&fixture->plain, &fixture->arena, &fixture->config, &settings);
     assert_true(arena_commit(&fixture->arena, &error));
     fixture->stream.pool = thread_pool_create(1, true);
     parameters_initialize(&fixture->table, 3, fixture->stream.pool, fixture->parameters);
@@ -73,8 +73,8 @@ static double plain_score(Fixture *fixture, const int32_t *tokens, int count, in
     float *logits = (float *)malloc((size_t)POSITIONS * (size_t)V * sizeof(float));
     double sum = 0;
     memcpy(inputs, tokens, (size_t)(count < POSITIONS ? count : POSITIONS) * sizeof *tokens);
-    gpt_forward(&fixture->plain, &fixture->stream, fixture->parameters, inputs, NULL);
-    matmul_forward(&fixture->stream, as_reals(logits), V, gpt_hidden(&fixture->plain),
+    model_forward(&fixture->plain, &fixture->stream, fixture->parameters, inputs, NULL);
+    matmul_forward(&fixture->stream, as_reals(logits), V, head_input(&fixture->plain),
                    as_reals(fixture->parameters), POSITIONS, fixture->config.channels, V);
     *greedy = true;
     for (int t = first; t < count; t++) {
@@ -151,7 +151,7 @@ static void evaluate_alone(Fixture *fixture, const EvaluateRequest *request, Eva
 
 // ---- Perplexity -----------------------------------------------------------------------
 
-// Scores each window with gpt_loss on one sequence, and marks every token that has
+// Scores each window with model_loss on one sequence, and marks every token that has
 // been counted.
 static double plain_perplexity(Fixture *fixture, const int32_t *tokens, const bool *masked, int count, int T,
                                int stride, int *counted) {
@@ -169,8 +169,8 @@ static double plain_perplexity(Fixture *fixture, const int32_t *tokens, const bo
             here += targets[t] >= 0;
         }
         for (int t = 0; t < T && begin + t < count; t++) { seen[begin + t] = true; }
-        nats +=
-            here * (double)gpt_loss(&fixture->plain, &fixture->stream, fixture->parameters, inputs, targets);
+        nats += here *
+                (double)model_loss(&fixture->plain, &fixture->stream, fixture->parameters, inputs, targets);
         *counted += here;
     }
     free(seen);

@@ -18,7 +18,7 @@ typedef struct Fixture {
     ParameterTable table; // of what is trained
     TrainedPart part;     // with adapters
     Arena arena;
-    Gpt model;
+    Model model;
     Stream stream; // only its pool is used
     float *parameters, *gradients;
     int32_t *tokens, *targets;
@@ -32,15 +32,13 @@ static void fixture_fill(Fixture *fixture, const ModelConfig *config, ModelSetti
     if (fixture->part.rank > 0) {
         fixture->table = fixture->part.table;
         settings.part = &fixture->part;
-        arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "frozen",
-                      fixture->part.frozen_count * sizeof(float), &fixture->part.frozen);
     } else {
-        gpt_parameter_table(config, &fixture->table);
+        parameter_table_make(config, &fixture->table);
     }
     size_t bytes = fixture->table.parameter_count * sizeof(float);
     arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "parameters", bytes, &fixture->parameters);
     arena_reserve(&fixture->arena, MEMORY_GRADIENTS, "gradients", bytes, &fixture->gradients);
-    gpt_reserve(&fixture->model, &fixture->arena, config, &settings);
+    model_reserve(&fixture->model, &fixture->arena, config, &settings);
     assert_true(arena_commit(&fixture->arena, &error));
     fixture->stream.pool = thread_pool_create(settings.threads, true);
     fixture->tokens = (int32_t *)malloc((size_t)(B * T) * sizeof(int32_t));
@@ -87,14 +85,14 @@ static void fixture_close(Fixture *fixture) {
 }
 
 static float fixture_gradients(Fixture *fixture) {
-    return gpt_loss_and_gradients(&fixture->model, &fixture->stream, fixture->parameters, fixture->gradients,
-                                  fixture->tokens, fixture->targets, NULL);
+    return model_loss_and_gradients(&fixture->model, &fixture->stream, fixture->parameters,
+                                    fixture->gradients, fixture->tokens, fixture->targets, NULL);
 }
 
 // Of the mean over the predicted tokens: a micro-batch has the gradient of their sum, divided by
 // all of its tokens.
 static float fixture_mean_gradients(Fixture *fixture) {
-    size_t rows = gpt_rows(&fixture->model);
+    size_t rows = model_rows(&fixture->model);
     int predicted = targets_predicted(fixture->targets, rows);
     float loss = fixture_gradients(fixture), whole = (float)rows / (float)(predicted > 0 ? predicted : 1);
     for (size_t i = 0; i < fixture->table.parameter_count; i++) { fixture->gradients[i] *= whole; }
@@ -121,7 +119,7 @@ static ModelConfig small_config(int layers, int channels, int heads, int inner, 
 // The same model as a GPT-2: without local layers, with what GPT-Neo does not have.
 static ModelConfig as_gpt2(ModelConfig config) {
     config.family = &gpt2_family;
-    config.qkv_biases = config.scaled_scores = true;
+    config.scaled_scores = true;
     memset(config.local, 0, sizeof config.local);
     return config;
 }
@@ -179,9 +177,9 @@ static void reference_weights(const Tensors *tensors, const ParameterInfo *entry
 
 // wte: (V, C)
 static void check_logits(Fixture *fixture, const Tensors *tensors, const Real *wte) {
-    int rows = (int)gpt_rows(&fixture->model), V = fixture->config.vocabulary;
+    int rows = (int)model_rows(&fixture->model), V = fixture->config.vocabulary;
     float *logits = (float *)malloc((size_t)rows * (size_t)V * sizeof(float));
-    matmul_forward(&fixture->stream, as_reals(logits), V, gpt_hidden(&fixture->model), wte, rows,
+    matmul_forward(&fixture->stream, as_reals(logits), V, head_input(&fixture->model), wte, rows,
                    fixture->config.channels, V);
     assert_arrays_close("logits", logits, (const float *)tensors_get(tensors, "logits"),
                         (size_t)rows * (size_t)V, 1e-5);
@@ -216,7 +214,7 @@ static void fixture_open_reference(Fixture *fixture, const Tensors *tensors, int
 static void check_first_pass(Fixture *fixture, const Tensors *tensors) {
     float expected = (float)*(const double *)tensors_get(tensors, "losses");
     float forward =
-        gpt_loss(&fixture->model, &fixture->stream, fixture->parameters, fixture->tokens, fixture->targets);
+        model_loss(&fixture->model, &fixture->stream, fixture->parameters, fixture->tokens, fixture->targets);
     float loss = fixture_mean_gradients(fixture);
     assert_true(forward == loss);
     assert_arrays_close("loss", &loss, &expected, 1, 1e-5);
@@ -246,11 +244,11 @@ static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64
     (void)index;
     ReferenceRank *rank = (ReferenceRank *)self;
     Fixture *fixture = &rank->fixture;
-    float loss = gpt_loss_and_gradients(&fixture->model, stream, parameters, gradients, fixture->tokens,
-                                        fixture->targets, pace);
-    float forward = gpt_loss(&fixture->model, stream, parameters, fixture->tokens, fixture->targets);
+    float loss = model_loss_and_gradients(&fixture->model, stream, parameters, gradients, fixture->tokens,
+                                          fixture->targets, pace);
+    float forward = model_loss(&fixture->model, stream, parameters, fixture->tokens, fixture->targets);
     rank->forward_agrees = rank->forward_agrees && forward == loss;
-    double predicted = targets_predicted(fixture->targets, gpt_rows(&fixture->model));
+    double predicted = targets_predicted(fixture->targets, model_rows(&fixture->model));
     MicroBatchResult result = {(double)loss, (double)NAN, predicted};
     return result;
 }
@@ -282,7 +280,7 @@ static void train_rank(ReferenceRank *rank, Transport *transport) {
     size_t count = rank->fixture.table.parameter_count;
     Problem problem = {.self = rank,
                        .parameter_count = count,
-                       .tokens = (double)gpt_rows(&rank->fixture.model),
+                       .tokens = (double)model_rows(&rank->fixture.model),
                        .micro_batch = reference_micro_batch};
     Arena arena;
     memset(&arena, 0, sizeof arena);
@@ -415,7 +413,7 @@ static void check_adapters(const char *model, const char *adapters) {
     train_rank(&rank, &transport);
     transport_close(&transport);
     check_training(&rank, &trained);
-    gpt_loss(&fixture->model, &fixture->stream, rank.parameters, fixture->tokens, fixture->targets);
+    model_loss(&fixture->model, &fixture->stream, rank.parameters, fixture->tokens, fixture->targets);
     check_logits(fixture, &trained, part->frozen);
     rank_close(&rank);
     tensors_close(&trained);
@@ -476,8 +474,8 @@ static void check_differences(const ModelConfig *config, int B, int T) {
             for (size_t j = 0; j < entry->count; j++) {
                 parameters[j] = saved[j] + (float)(places[k] * step / norm * (double)gradient[j]);
             }
-            float loss = gpt_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens,
-                                  fixture.targets);
+            float loss = model_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens,
+                                    fixture.targets);
             difference += weights[k] * (double)loss / step;
         }
         memcpy(parameters, saved, entry->count * sizeof(float));
@@ -501,7 +499,7 @@ static void test_finite_differences(void **state) {
 // ---- Against itself -------------------------------------------------------------------
 
 static void fixture_copy_inputs(Fixture *to, const Fixture *from) {
-    size_t bytes = gpt_rows(&from->model) * sizeof(int32_t);
+    size_t bytes = model_rows(&from->model) * sizeof(int32_t);
     memcpy(to->tokens, from->tokens, bytes);
     memcpy(to->targets, from->targets, bytes);
     memcpy(to->parameters, from->parameters, from->table.parameter_count * sizeof(float));
@@ -605,8 +603,9 @@ static void fixture_open_documents(Fixture *fixture, const ModelConfig *config, 
 static void check_document_alone(const Fixture *packed, int begin, int length, double *expected) {
     Fixture alone;
     const ModelConfig *config = &packed->config;
-    size_t count = packed->table.parameter_count, wpe = packed->model.places[GPT_WPE].trained,
-           end = gpt_at(&packed->model, 0, TENSOR_LN_1_WEIGHT), C = (size_t)config->channels;
+    size_t count = packed->table.parameter_count,
+           wpe = packed->model.places[model_tensor(config->layers, TENSOR_POSITIONS)].trained,
+           end = weights_at(&packed->model, 0, TENSOR_NORM_1), C = (size_t)config->channels;
     int position = begin % packed->model.T;
     fixture_open(&alone, config, 1, length, 1);
     memcpy(alone.parameters, packed->parameters, count * sizeof(float));
@@ -614,7 +613,7 @@ static void check_document_alone(const Fixture *packed, int begin, int length, d
     memcpy(alone.targets, packed->targets + begin, (size_t)length * sizeof(int32_t));
     alone.model.position = position;
     fixture_gradients(&alone);
-    double share = length / (double)gpt_rows(&packed->model);
+    double share = length / (double)model_rows(&packed->model);
     for (int t = 0; t < length; t++) {
         if (alone.targets[t] < 0) { continue; }
         assert_arrays_close("loss", packed->model.losses + begin + t, alone.model.losses + t, 1, 1e-5);
@@ -644,7 +643,8 @@ static void check_documents(const ModelConfig *config, int B, int T) {
     assert_arrays_close("gradients of documents", packed.gradients, close, count, 2e-5);
     assert_true(fixture_gradients(&again) == loss);
     assert_memory_equal(again.gradients, packed.gradients, count * sizeof(float));
-    assert_true(gpt_loss(&again.model, &again.stream, again.parameters, again.tokens, again.targets) == loss);
+    assert_true(model_loss(&again.model, &again.stream, again.parameters, again.tokens, again.targets) ==
+                loss);
     fixture_open(&plain, config, B, T, 2); // one document: the bits of attention over all
     fixture_copy_inputs(&plain, &packed);
     again.model.settings.separator = &none;
@@ -673,8 +673,8 @@ static void test_no_target_counts(void **state) {
     for (int i = 0; i < 16; i++) { fixture.targets[i] = i % 2 == 0 ? -1 : -100; }
     assert_true(fixture_gradients(&fixture) == 0.0f);
     for (size_t i = 0; i < fixture.table.parameter_count; i++) { assert_true(fixture.gradients[i] == 0.0f); }
-    assert_true(gpt_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens,
-                         fixture.targets) == 0.0f);
+    assert_true(model_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens,
+                           fixture.targets) == 0.0f);
     fixture_close(&fixture);
 }
 
@@ -684,7 +684,7 @@ static void check_nan_is_seen(const ModelConfig *config) {
         fixture_open(&fixture, config, 2, 8, 2);
         count = fixture.table.count;
         const ParameterInfo *entry = &fixture.table.entries[i];
-        size_t row = i == GPT_WTE ? (size_t)fixture.tokens[0] * 16 : 0; // of wte: a row that is used
+        size_t row = i == 0 ? (size_t)fixture.tokens[0] * 16 : 0; // of wte: a row that is used
         fixture.parameters[entry->offset + row] = NAN;
         if (!isnan(fixture_gradients(&fixture))) { fail_msg("NaN in %s is lost", entry->name); }
         fixture_close(&fixture);
@@ -713,11 +713,11 @@ static void test_chunks_of_logits(void **state) {
                         1e-6);
     fixture_close(&whole);
     fixture_close(&parts);
-    assert_int_equal(gpt_chunk_rows(38, 1, 53, PRECISION_FP32, false), 38);
-    assert_true((size_t)gpt_chunk_rows(8192, 1, 50257, PRECISION_FP32, false) * 50257 * 4 <=
-                GPT_LOGITS_BYTES);
-    assert_int_equal(gpt_chunk_rows(5, 1, 1 << 24, PRECISION_FP32, false), 3);
-    assert_int_equal(gpt_chunk_rows(5, 1, 1 << 30, PRECISION_FP32, false), 1);
+    assert_int_equal(head_chunk_rows(38, 1, 53, PRECISION_FP32, false), 38);
+    assert_true((size_t)head_chunk_rows(8192, 1, 50257, PRECISION_FP32, false) * 50257 * 4 <=
+                HEAD_LOGITS_BYTES);
+    assert_int_equal(head_chunk_rows(5, 1, 1 << 24, PRECISION_FP32, false), 3);
+    assert_int_equal(head_chunk_rows(5, 1, 1 << 30, PRECISION_FP32, false), 1);
 }
 
 // On a GPU chunks have whole tiles and as many rows as are allowed, fewer where that makes them
@@ -736,8 +736,8 @@ static void test_chunks_on_a_gpu(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
         const Chunk *c = &chunks[i];
-        assert_int_equal(gpt_chunk_rows(c->rows, c->most, c->stride, PRECISION_BF16, true), c->chunk);
-        assert_true((size_t)c->chunk * (size_t)c->stride * 2 <= GPT_GPU_LOGITS_BYTES);
+        assert_int_equal(head_chunk_rows(c->rows, c->most, c->stride, PRECISION_BF16, true), c->chunk);
+        assert_true((size_t)c->chunk * (size_t)c->stride * 2 <= HEAD_GPU_LOGITS_BYTES);
     }
 }
 
@@ -785,8 +785,8 @@ static void test_the_passes_keep_pace(void **state) {
     Watch watch = {&fixture, (float *)malloc(bytes), (float *)malloc(bytes), 0, count, 0, 0};
     for (size_t i = 0; i < count; i++) { watch.arrived[i] = NAN; }
     Pace pace = {.self = &watch, .version = 1, .need = watch_need, .finish = watch_finish};
-    float paced = gpt_loss_and_gradients(&fixture.model, &fixture.stream, watch.arrived, fixture.gradients,
-                                         fixture.tokens, fixture.targets, &pace);
+    float paced = model_loss_and_gradients(&fixture.model, &fixture.stream, watch.arrived, fixture.gradients,
+                                           fixture.tokens, fixture.targets, &pace);
     assert_true(paced == loss);
     assert_memory_equal(fixture.gradients, expected, bytes);
     assert_memory_equal(watch.finished + watch.open, expected + watch.open,
@@ -801,15 +801,15 @@ static void test_the_passes_keep_pace(void **state) {
 
 // ---- Configuration and table ----------------------------------------------------------
 
-static const ParameterInfo *entry_of(const ParameterTable *table, int role) {
+static const ParameterInfo *entry_of(const ParameterTable *table, int layer, int role) {
     int i = 0;
-    while (table->entries[i].role != role) { i++; }
+    while (table->entries[i].layer != layer || table->entries[i].role != role) { i++; }
     return &table->entries[i];
 }
 
 // How many matrices Muon steps: all are (C, C) but for the MLP's two.
 static int muon_matrices(const ParameterTable *table, int C) {
-    OptimizerTensor tensors[2 * GPT_MAX_TENSORS];
+    OptimizerTensor tensors[2 * MODEL_TENSORS];
     int matrices = 0, squares = 0;
     for (int i = training_tensors(table, false, true, tensors) - 1; i >= 0; i--) {
         matrices += tensors[i].rows > 0;
@@ -833,7 +833,7 @@ static void test_presets(void **state) {
         Error error;
         ParameterTable table;
         assert_true(model_find(expected[i].name, &config, &error));
-        gpt_parameter_table(&config, &table);
+        parameter_table_make(&config, &table);
         assert_int_equal(table.parameter_count, expected[i].parameters);
         assert_int_equal(muon_matrices(&table, config.channels), 6 * config.layers);
         assert_true(!config.local[0] && config.local[1] == !gpt2 && config.scaled_scores == gpt2);
@@ -842,14 +842,13 @@ static void test_presets(void **state) {
             assert_int_equal(table.entries[t].offset, offset);
             offset += table.entries[t].count;
         }
-        assert_string_equal(table.entries[GPT_WTE].name, "transformer.wte.weight");
-        assert_string_equal(entry_of(&table, gpt_tensor(1, TENSOR_Q))->name,
+        assert_string_equal(table.entries[0].name, "transformer.wte.weight");
+        assert_string_equal(entry_of(&table, 1, TENSOR_Q)->name,
                             gpt2 ? "transformer.h.1.attn.c_attn.weight"
                                  : "transformer.h.1.attn.attention.q_proj.weight");
-        assert_string_equal(entry_of(&table, gpt_tensor(2, TENSOR_PROJ_BIAS))->name,
-                            "transformer.h.2.mlp.c_proj.bias");
+        assert_string_equal(entry_of(&table, 2, TENSOR_DOWN_BIAS)->name, "transformer.h.2.mlp.c_proj.bias");
         assert_string_equal(table.entries[table.count - 1].name, "transformer.ln_f.bias");
-        assert_true(entry_of(&table, gpt_tensor(0, TENSOR_FC_WEIGHT))->rows == 4 * config.channels);
+        assert_true(entry_of(&table, 0, TENSOR_UP)->rows == 4 * config.channels);
         parameter_table_free(&table);
     }
 }
@@ -863,13 +862,16 @@ static void test_flops(void **state) {
     assert_true(fabs(model_mean_keys(&config, 1, 1024) - 224.125) < 1e-9);
     assert_true(model_mean_keys(&config, 1, 256) == 128.5);
     double matrices = 768.0 * 50257 + 12 * 12 * 768.0 * 768.0;
-    assert_true(fabs(model_flops_per_token(&config, 1024) - 6 * matrices -
-                     6.0 * 6 * (512.5 + 224.125) * 2 * 768) < 1.0);
+    ParameterTable table;
+    parameter_table_make(&config, &table);
+    assert_true(model_flops_per_token(&config, &table, 1024) ==
+                6 * matrices + 6.0 * 6 * (512.5 + 224.125) * 2 * 768);
+    parameter_table_free(&table);
 }
 
 static void check_initialization(const ModelConfig *config) {
     ParameterTable table;
-    gpt_parameter_table(config, &table);
+    parameter_table_make(config, &table);
     size_t count = table.parameter_count;
     float *first = (float *)malloc(count * sizeof(float)), *second = (float *)malloc(count * sizeof(float));
     ThreadPool *one = thread_pool_create(1, false), *three = thread_pool_create(3, false);
@@ -890,7 +892,7 @@ static void check_initialization(const ModelConfig *config) {
         }
         if (entry->is_matrix) {
             // GPT-2's matrices that end one of 2 x 4 branches begin smaller.
-            bool last = config->qkv_biases && strstr(entry->name, "c_proj") != NULL;
+            bool last = config->family == &gpt2_family && strstr(entry->name, "c_proj") != NULL;
             double deviation = last ? 0.02 / sqrt(8.0) : 0.02;
             assert_true(fabs(mean) < deviation * 4.5 / sqrt((double)entry->count));
             assert_true(fabs(sqrt(square) - deviation) < deviation * 4.5 / sqrt(2.0 * (double)entry->count));
@@ -945,11 +947,13 @@ static void test_config_of_gpt2(void **state) {
         {"\"tie_word_embeddings\":false}", "tie_word_embeddings"}};
     static const char aliases[] =
         "{\"model_type\":\"gpt2\",\"num_hidden_layers\":3,\"hidden_size\":12,\"num_attention_heads\":3,"
-        "\"max_position_embeddings\":20,\"vocab_size\":50,\"activation_function\":\"gelu_pytorch_tanh\"}";
+        "\"max_position_embeddings\":20,\"vocab_size\":50,\"activation_function\":\"gelu_pytorch_tanh\","
+        "\"scale_attn_weights\":false}";
     ModelConfig config;
     Error error;
     assert_true(config_from_text(aliases, &config, &error));
     assert_true(config.layers == 3 && config.channels == 12 && config.heads == 3 && config.positions == 20);
+    assert_true(!config.scaled_scores && config.epsilon == 1e-5);
     assert_false(config_from_text("{\"model_type\":\"gpt2\",\"n_layer\":3,\"n_embd\":12,\"vocab_size\":50}",
                                   &config, &error));
     assert_non_null(strstr(error.text, "\"n_head\" is not given"));
@@ -960,7 +964,7 @@ static void test_config_of_gpt2(void **state) {
         if (good != (i == 0) || strstr(error.text, texts[i][1]) == NULL) {
             fail_msg("%s: \"%s\"", text, error.text);
         }
-        assert_true(!good || (config.family == &gpt2_family && config.qkv_biases && config.scaled_scores));
+        assert_true(!good || (config.family == &gpt2_family && config.scaled_scores));
         assert_true(!good || (config.mlp_channels == 48 && config.positions == 20 && !config.local[1] &&
                               config.window == 0 && config.dropout == 0.2));
     }
@@ -982,6 +986,9 @@ static void test_config_json(void **state) {
     assert_true(config.positions == 2048 && config.vocabulary == 50257 && config.epsilon == 1e-5);
     assert_true(config.dropout == 0.1); // read, to say that it is ignored
     assert_true(!config.local[0] && config.local[1] && !config.local[2] && config.local[3]);
+    assert_true(
+        config_from_text(CONFIG_START "\"max_position_embeddings\":2048," CONFIG_TYPES "}", &config, &error));
+    assert_true(config.window == 256 && config.mlp_channels == 3072 && config.epsilon == 1e-5); // not given
     const struct {
         const char *text, *message;
     } bad[] = {

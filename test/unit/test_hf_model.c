@@ -16,7 +16,7 @@
 #include <sys/resource.h>
 
 #include "checkpoint/hf_model.h"
-#include "models.h"
+#include "models/decoder.h"
 
 #define REFERENCE "test/reference/pretrained"
 
@@ -45,7 +45,7 @@ static bool try_load(const char *directory, Loaded *loaded, Error *error) {
     error->text[0] = '\0';
     if (!hf_model_open(&model, directory, error)) { return false; }
     loaded->config = model.config;
-    gpt_parameter_table(&model.config, &loaded->table);
+    parameter_table_make(&model.config, &loaded->table);
     loaded->parameters = (float *)malloc(loaded->table.parameter_count * sizeof(float));
     hf_model_read(&model, loaded->parameters);
     hf_model_close(&model);
@@ -67,17 +67,17 @@ static float *compute_logits(const Loaded *loaded, const int32_t *tokens, int B,
     const ModelConfig *config = &loaded->config;
     Arena arena;
     Stream stream;
-    Gpt model;
+    Model model;
     Error error;
     memset(&arena, 0, sizeof arena);
     memset(&stream, 0, sizeof stream);
     ModelSettings settings = model_on_cpu(B, T, 1);
-    gpt_reserve(&model, &arena, config, &settings);
+    model_reserve(&model, &arena, config, &settings);
     if (!arena_commit(&arena, &error)) { abort(); }
     stream.pool = thread_pool_create(1, true);
     float *logits = (float *)malloc((size_t)(B * T) * (size_t)config->vocabulary * sizeof(float));
-    gpt_forward(&model, &stream, loaded->parameters, tokens, NULL);
-    matmul_forward(&stream, as_reals(logits), config->vocabulary, gpt_hidden(&model),
+    model_forward(&model, &stream, loaded->parameters, tokens, NULL);
+    matmul_forward(&stream, as_reals(logits), config->vocabulary, head_input(&model),
                    as_reals(loaded->parameters), B * T, config->channels, config->vocabulary);
     thread_pool_destroy(stream.pool);
     arena_release(&arena);
@@ -196,7 +196,7 @@ static ModelConfig make_gpt2_config(void) {
     ModelConfig config = make_config("gg", 1e-5);
     config.family = &gpt2_family;
     config.window = 0;
-    config.qkv_biases = config.scaled_scores = true;
+    config.scaled_scores = true;
     config.mlp_channels = HF_MODEL_PART + 7; // a row that is read in two parts
     return config;
 }
@@ -208,7 +208,7 @@ static void matrices_of_gpt2_are_turned(void **state) {
     SafetensorsFile file;
     Error error;
     int turned = 0;
-    gpt_parameter_table(&loaded.config, &loaded.table);
+    parameter_table_make(&loaded.config, &loaded.table);
     loaded.parameters = (float *)malloc(loaded.table.parameter_count * sizeof(float));
     for (size_t i = 0; i < loaded.table.parameter_count; i++) { loaded.parameters[i] = (float)i; }
     save_or_fail(scratch("gpt2"), &loaded, NULL);
@@ -234,9 +234,10 @@ static void matrices_of_gpt2_are_turned(void **state) {
     loaded_free(&loaded);
     loaded_free(&again);
     ModelConfig gpt2 = make_gpt2_config(), neo = make_config("gg", 1e-5);
-    assert_true(gpt_is_constant("h.1.attn.bias", &gpt2) && gpt_is_constant("h.0.attn.masked_bias", &gpt2));
-    assert_true(!gpt_is_constant("h.2.attn.bias", &gpt2) && !gpt_is_constant("h.1.attn.bias", &neo) &&
-                !gpt_is_constant("h.1.attn.c_proj.bias", &gpt2));
+    assert_true(model_is_constant("h.1.attn.bias", &gpt2) &&
+                model_is_constant("h.0.attn.masked_bias", &gpt2));
+    assert_true(!model_is_constant("h.2.attn.bias", &gpt2) && !model_is_constant("h.1.attn.bias", &neo) &&
+                !model_is_constant("h.1.attn.c_proj.bias", &gpt2));
 }
 
 static void every_configuration_is_read_back(void **state) {
@@ -306,8 +307,7 @@ static void the_configuration_is_short_and_plain(void **state) {
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         if (strstr(text, lines[i]) == NULL) { fail_msg("%s lacks %s", text, lines[i]); }
     }
-    json_t *written = config.family->write_config(&config),
-           *types = json_object_get(written, "attention_types");
+    json_t *written = config_json_write(&config), *types = json_object_get(written, "attention_types");
     char *dumped = json_dumps(types, JSON_COMPACT);
     assert_string_equal(dumped, "[[[\"global\",\"local\"],3]]");
     free(dumped);
@@ -793,9 +793,9 @@ static void a_trained_part_is_saved_and_read_as_the_whole_model(void **state) {
     config.positions = 8;
     config.vocabulary = 11;
     config.epsilon = 1e-5;
-    config.qkv_biases = config.scaled_scores = true;
+    config.scaled_scores = true;
     gpt2.config = config;
-    gpt_parameter_table(&config, &gpt2.table);
+    parameter_table_make(&config, &gpt2.table);
     gpt2.parameters = (float *)malloc(gpt2.table.parameter_count * sizeof(float));
     for (size_t i = 0; i < gpt2.table.parameter_count; i++) { gpt2.parameters[i] = (float)(i % 17) / 16; }
     save_or_fail(scratch("base"), &gpt2, NULL);

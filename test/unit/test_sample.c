@@ -8,7 +8,7 @@ typedef struct Fixture {
     ModelConfig config;
     ParameterTable table;
     Arena training, sampling; // two arenas, as in the program
-    Gpt model;
+    Model model;
     Sampler sampler;
     Stream stream;
     float *parameters;
@@ -27,14 +27,14 @@ static void fixture_open_family(Fixture *fixture, int threads, const ModelFamily
     fixture->config.vocabulary = 211;
     fixture->config.family = family;
     if (family == &gpt2_family) {
-        fixture->config.qkv_biases = fixture->config.scaled_scores = true;
+        fixture->config.scaled_scores = true;
         memset(fixture->config.local, 0, sizeof fixture->config.local);
     }
-    gpt_parameter_table(&fixture->config, &fixture->table);
+    parameter_table_make(&fixture->config, &fixture->table);
     arena_reserve(&fixture->training, MEMORY_PARAMETERS, "parameters",
                   fixture->table.parameter_count * sizeof(float), &fixture->parameters);
     ModelSettings settings = model_on_cpu(1, POSITIONS, threads);
-    gpt_reserve(&fixture->model, &fixture->training, &fixture->config, &settings);
+    model_reserve(&fixture->model, &fixture->training, &fixture->config, &settings);
     sampler_reserve(&fixture->sampler, &fixture->sampling, &fixture->config, threads);
     assert_true(arena_commit(&fixture->training, &error) && arena_commit(&fixture->sampling, &error));
     fixture->stream.pool = thread_pool_create(threads, true);
@@ -72,8 +72,8 @@ static void check_steps_equal_forward(const ModelFamily *family) {
     fixture_open_family(&fixture, 2, family);
     int C = fixture.config.channels, V = fixture.config.vocabulary;
     float *expected = (float *)malloc(sizeof(float) * (size_t)(POSITIONS * V));
-    gpt_forward(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, NULL);
-    matmul_forward(&fixture.stream, as_reals(expected), V, gpt_hidden(&fixture.model),
+    model_forward(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, NULL);
+    matmul_forward(&fixture.stream, as_reals(expected), V, head_input(&fixture.model),
                    as_reals(fixture.parameters), POSITIONS, C, V);
     for (int round = 0; round < 2; round++) { // the second round finds the cache of the first one
         fixture.sampler.length = 0;

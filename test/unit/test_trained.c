@@ -1,6 +1,6 @@
-// test_trained.c: models of which only a part is trained (trained.h), against the whole model:
-// what stays trained must have the same gradients, bit for bit, and a model with adapters must
-// be the model whose matrices are W + alpha / r B A.
+// test_trained.c: models of which only a part is trained (models/trained.h), against the whole
+// model: what stays trained must have the same gradients, bit for bit, and a model with adapters
+// must be the model whose matrices are W + alpha / r B A.
 #include "test/harness.h"
 
 #include "test/model_loss.h"
@@ -14,7 +14,7 @@ typedef struct Fixture {
     ModelConfig config;
     TrainedPart part;
     Arena arena;
-    Gpt model;
+    Model model;
     Stream stream;
     float *parameters, *gradients; // what is trained
     int32_t tokens[B * T], targets[B * T];
@@ -30,7 +30,6 @@ static ModelConfig small_config(bool gpt2) {
                           .positions = 13,
                           .vocabulary = 17,
                           .local = {false, !gpt2},
-                          .qkv_biases = gpt2,
                           .scaled_scores = gpt2,
                           .epsilon = 1e-5f};
     return config;
@@ -57,9 +56,7 @@ static void fixture_open(Fixture *fixture, bool gpt2, const TrainedChoice *choic
     size_t bytes = part->table.parameter_count * sizeof(float);
     arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "parameters", bytes, &fixture->parameters);
     arena_reserve(&fixture->arena, MEMORY_GRADIENTS, "gradients", bytes, &fixture->gradients);
-    arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "frozen",
-                  part->frozen_count * precision_bytes(precision), &part->frozen);
-    gpt_reserve(&fixture->model, &fixture->arena, &fixture->config, &settings);
+    model_reserve(&fixture->model, &fixture->arena, &fixture->config, &settings);
     assert_true(arena_commit(&fixture->arena, &error));
     fixture->stream.pool = thread_pool_create(2, true);
     fixture->stream.precision = precision;
@@ -93,8 +90,8 @@ static void fixture_close(Fixture *fixture) {
 }
 
 static float fixture_gradients(Fixture *fixture, const Pace *pace) {
-    return gpt_loss_and_gradients(&fixture->model, &fixture->stream, fixture->parameters, fixture->gradients,
-                                  fixture->tokens, fixture->targets, pace);
+    return model_loss_and_gradients(&fixture->model, &fixture->stream, fixture->parameters,
+                                    fixture->gradients, fixture->tokens, fixture->targets, pace);
 }
 
 static const TrainedChoice everything = {.freeze = "", .adapted = "*"};
@@ -111,9 +108,9 @@ static void check_frozen(bool gpt2, const char *freeze, Precision precision, Rec
         float expected = fixture_gradients(&whole, NULL), loss = fixture_gradients(&some, NULL);
         assert_true(loss == expected);
     }
-    float forward = gpt_loss(&some.model, &some.stream, some.parameters, some.tokens, some.targets);
+    float forward = model_loss(&some.model, &some.stream, some.parameters, some.tokens, some.targets);
     assert_true(forward ==
-                gpt_loss(&whole.model, &whole.stream, whole.parameters, whole.tokens, whole.targets));
+                model_loss(&whole.model, &whole.stream, whole.parameters, whole.tokens, whole.targets));
     int compared = 0;
     for (int i = 0; i < some.part.model.count; i++) {
         const ParameterInfo *entry = &some.part.model.entries[i];
@@ -235,7 +232,8 @@ static void check_adapters(bool gpt2, const char *adapted, int rank, Precision p
     merge_by_the_formula(&some, &whole);
     double expected = (double)fixture_gradients(&whole, NULL);
     assert_close((double)fixture_gradients(&some, NULL), expected, tolerance, "loss");
-    double forward = (double)gpt_loss(&some.model, &some.stream, some.parameters, some.tokens, some.targets);
+    double forward =
+        (double)model_loss(&some.model, &some.stream, some.parameters, some.tokens, some.targets);
     assert_close(forward, expected, tolerance, "loss without gradients");
     expect_adapter_gradients(&some, &whole, tolerance);
     fixture_close(&some);
@@ -319,8 +317,9 @@ static void operations_are_those_that_are_computed(void **state) {
                   adapters = {.freeze = "", .adapted = "c_fc", .rank = 2, .alpha = 1};
     TrainedPart part;
     Error error = {""};
-    double all = model_flops_per_token(&config, T), layer = 4 * 12 * 12 + 2 * 12 * 20, wte = 17 * 12;
     assert_true(trained_part_make(&part, &config, &choice, &error));
+    double all = model_flops_per_token(&config, &part.model, T), layer = 4 * 12 * 12 + 2 * 12 * 20,
+           wte = 17 * 12;
     assert_close(trained_flops_per_token(&part, &config, T), all - 2 * (wte + layer), 1e-6, "frozen");
     trained_part_free(&part);
     assert_true(trained_part_make(&part, &config, &adapters, &error));

@@ -12,7 +12,7 @@
 
 #include <fnmatch.h>
 
-#include "model.h"
+#include "models/model.h"
 #include "runtime/names.h"
 
 typedef enum TrainedKind { TRAINED_WHOLE, TRAINED_FROZEN, TRAINED_ADAPTED } TrainedKind;
@@ -47,11 +47,11 @@ typedef struct TrainedChoice {
 // model_flops_per_token of what is computed: a frozen matrix has no gradient of its own, and
 // its adapter multiplies, too.
 static inline double trained_flops_per_token(const TrainedPart *part, const ModelConfig *config, int T) {
-    double flops = model_flops_per_token(config, T);
+    double flops = model_flops_per_token(config, &part->model, T);
     for (int i = 0; i < part->model.count; i++) {
         const ParameterInfo *entry = &part->model.entries[i];
         if (part->places[i].kind == TRAINED_WHOLE) { continue; }
-        if (entry->is_projection || i == PARAMETER_TOKEN_EMBEDDING) { flops -= 2.0 * (double)entry->count; }
+        if (entry->is_projection || entry->is_head) { flops -= 2.0 * (double)entry->count; }
         if (part->places[i].kind == TRAINED_ADAPTED) {
             flops += 6.0 * part->rank * (entry->rows + entry->columns);
         }
@@ -143,14 +143,13 @@ static inline bool trained_mark(TrainedPart *part, const char *option, const cha
 static inline void trained_lay_out(TrainedPart *part) {
     ParameterTable *table = &part->table;
     const ParameterTable *model = &part->model;
+    table->layers = model->layers;
     table->entries = (ParameterInfo *)memory_take(2 * (size_t)model->count, sizeof *table->entries);
     for (int i = 0, layer = 0; i < model->count; i++) {
         const ParameterInfo *entry = &model->entries[i];
         TensorPlace *place = &part->places[i];
-        if (layer < model->layers && entry->offset == model->layer_begins[layer]) {
+        if (layer <= model->layers && entry->offset == model->layer_begins[layer]) {
             table->layer_begins[layer++] = table->parameter_count;
-        } else if (layer == model->layers && entry->offset == model->layer_begins[layer]) {
-            parameter_table_end_layers(table, layer++);
         }
         place->trained = table->parameter_count;
         place->frozen = part->frozen_count;
@@ -164,9 +163,11 @@ static inline void trained_lay_out(TrainedPart *part) {
         part->frozen_count += entry->count;
         if (place->kind != TRAINED_ADAPTED) { continue; }
         TrainedModule module = trained_module(entry->name);
-        parameter_table_add(table, module.path, ".lora_A.weight", part->rank, entry->columns, 0)->uniform =
-            1.0f / sqrtf((float)entry->columns);
+        ParameterInfo *a =
+            parameter_table_add(table, module.path, ".lora_A.weight", part->rank, entry->columns, 0);
+        a->uniform = 1.0f / sqrtf((float)entry->columns);
         parameter_table_add(table, module.path, ".lora_B.weight", entry->rows, part->rank, 0);
+        a[0].is_projection = a[1].is_projection = true;
     }
 }
 
@@ -183,7 +184,7 @@ static inline bool trained_part_make(TrainedPart *part, const ModelConfig *confi
                                      const TrainedChoice *choice, Error *error) {
     size_t prefix = strlen(config->family->prefix);
     memset(part, 0, sizeof *part);
-    config->family->table(config, &part->model);
+    parameter_table_make(config, &part->model);
     part->places = (TensorPlace *)memory_take((size_t)part->model.count, sizeof *part->places);
     part->rank = choice->rank;
     part->alpha = choice->alpha;

@@ -1,0 +1,247 @@
+// layer.h: a layer of the decoder, forward and backward.
+//
+//   q, k, v = W_qkv norm_1(x)          heads: + b_qkv, and q / sqrt(D), where the family has them
+//   x = x + W_out attention(q, k, v) + b_out
+//   x = x + W_down activation(W_up norm_2(x) + b_up) + b_down
+//
+// Each operation has the same arrays in both passes, so one function gives them to both. What the
+// backward pass needs is either kept or computed again (Recompute). A residual is computed by the
+// norm behind it, which adds the branch and its bias.
+#pragma once
+
+#include "models/weights.h"
+
+// The activations of one layer, but for those of its norms.
+typedef struct LayerArrays {
+    Real *qkv, *attention, *mlp_saved, *mlp_hidden;
+    float *logsumexp;
+} LayerArrays;
+
+static inline LayerArrays layer_arrays(const Model *model, int l) {
+    const LayerMatrix *matrices = model->matrices;
+    Recompute recompute = model->settings.recompute;
+    int slot = recompute >= RECOMPUTE_BLOCK ? 0 : l;
+    LayerArrays arrays = {
+        .qkv = model_slice(model, model->qkv, slot, matrices[TENSOR_Q].outputs),
+        .attention = model_slice(model, model->attention, slot, matrices[TENSOR_OUT].inputs),
+        .mlp_saved = model_slice(model, model->mlp_saved, slot, matrices[TENSOR_UP].outputs),
+        .mlp_hidden = model_slice(model, model->mlp_hidden, recompute >= RECOMPUTE_GELU ? 0 : l,
+                                  matrices[TENSOR_DOWN].inputs),
+        .logsumexp = model->logsumexp + (size_t)slot * model_rows(model) * (size_t)model->config.heads};
+    return arrays;
+}
+
+// ---- Norms ----------------------------------------------------------------------------
+
+// The tensor that is added to the residual right before norm `norm` > 0.
+static inline int layer_branch_bias(int norm) {
+    return model_tensor((norm - 1) / 2, norm % 2 == 0 ? TENSOR_DOWN_BIAS : TENSOR_OUT_BIAS);
+}
+
+// What norm `norm` reads and writes: 2l and 2l + 1 are those of layer l, 2L is the last one.
+// Backward, with gradients, model->branch is the gradient of its output. The gradient of its input
+// is added to model->d_residual (the last norm overwrites it); the sum of it over rows is the
+// gradient of the bias that was added to the residual right before.
+static inline Layernorm layer_norm(const Model *model, int norm, float *gradients) {
+    Recompute recompute = model->settings.recompute;
+    int C = model->config.channels, l = norm / 2, slot = recompute >= RECOMPUTE_BLOCK ? norm % 2 : norm;
+    bool first = norm % 2 == 0; // of its layer
+    int weight = model_tensor(l, first ? TENSOR_NORM_1 : TENSOR_NORM_2),
+        bias = model_tensor(l, first ? TENSOR_NORM_1_BIAS : TENSOR_NORM_2_BIAS);
+    Layernorm work = {
+        .statistics = model->statistics + (size_t)slot * model_rows(model) * 2,
+        .residual = first ? model_slice(model, model->residuals, l, C)
+                          : model_slice(model, model->residual_mid, slot / 2, C),
+        .weight = weights_of(model, weight),
+        .bias = weights_of(model, bias),
+        .epsilon = (float)model->config.epsilon,
+        .rows = (int)model_rows(model),
+        .channels = C,
+        .output = model_slice(model, model->normals, recompute >= RECOMPUTE_LAYERNORM ? norm % 2 : norm, C),
+        .d_residual = model->d_residual,
+        .accumulate = norm < 2 * model->config.layers,
+        .partials = model->partials,
+        .d_output = model->branch};
+    if (gradients != NULL) {
+        work.d_weight = weights_gradient(model, gradients, weight);
+        work.d_bias = weights_gradient(model, gradients, bias);
+        work.d_branch_bias = norm > 0 ? weights_gradient(model, gradients, layer_branch_bias(norm)) : NULL;
+    }
+    return work;
+}
+
+// add_branch: the residual before it is first computed, from the one before that,
+// model->branch and the branch's bias.
+static inline void layer_norm_forward(Model *model, Stream *stream, int norm, bool add_branch) {
+    Layernorm work = layer_norm(model, norm, NULL);
+    if (add_branch) {
+        work.residual_before = layer_norm(model, norm - 1, NULL).residual;
+        work.branch = model->branch;
+        work.branch_bias = weights_of(model, layer_branch_bias(norm));
+    }
+    layernorm_forward(stream, &work);
+}
+
+static inline void layer_norm_backward(Model *model, Stream *stream, int norm, float *gradients) {
+    Layernorm work = layer_norm(model, norm, gradients);
+    layernorm_backward(stream, &work);
+}
+
+// ---- The other operations -------------------------------------------------------------
+
+// The product with the matrix of this role. The gradient of the end of a branch is
+// model->d_residual, of what is wider model->d_wide. With gradients (NULL: none) back through it.
+static inline void layer_linear(Model *model, Stream *stream, int l, int role, float *gradients) {
+    LayerArrays arrays = layer_arrays(model, l);
+    bool down = role == TENSOR_DOWN, out = role == TENSOR_OUT, ends = down || out;
+    const LayerMatrix *matrix = &model->matrices[role];
+    int norm = role == TENSOR_Q ? 2 * l : 2 * l + 1;
+    Product product = {.tensor = model_tensor(l, role),
+                       .matrix = matrix,
+                       .input = down  ? arrays.mlp_hidden
+                                : out ? arrays.attention
+                                      : layer_norm(model, norm, NULL).output,
+                       .output = ends               ? model->branch
+                                 : role == TENSOR_Q ? arrays.qkv
+                                                    : arrays.mlp_saved,
+                       .d_output = ends ? model->d_residual : model->d_wide,
+                       .d_input = down ? model->d_wide : model->branch,
+                       .d_output_stride = ends ? matrix->outputs : model->d_wide_stride,
+                       .d_input_stride = down ? model->d_wide_stride : matrix->inputs};
+    weights_multiply(model, stream, &product, gradients);
+}
+
+// Adds the biases of queries, keys and values and divides queries by sqrt(D), so that attention
+// need not scale its scores. With gradients (NULL: none) back through it.
+static inline void layer_heads(Model *model, Stream *stream, int l, float *gradients) {
+    const ModelConfig *config = &model->config;
+    int columns = model->matrices[TENSOR_Q].outputs, bias = model_tensor(l, TENSOR_QKV_BIAS);
+    bool backward = gradients != NULL;
+    if (!model->has[TENSOR_QKV_BIAS]) { return; }
+    Bias work = {.values = backward ? model->d_wide : layer_arrays(model, l).qkv,
+                 .bias = weights_of(model, bias),
+                 .d_bias = backward ? weights_gradient(model, gradients, bias) : NULL,
+                 .partials = model->partials,
+                 .rows = (int)model_rows(model),
+                 .columns = columns,
+                 .stride = backward ? model->d_wide_stride : columns,
+                 .scaled = model->matrices[TENSOR_OUT].inputs,
+                 .scale = config->scaled_scores ? 1.0f / sqrtf((float)model_head_size(config)) : 1.0f};
+    bias_add(stream, &work);
+}
+
+// Keys that a query of layer l sees at most; 0: no limit.
+static inline int layer_window(const ModelConfig *config, int l) {
+    return config->local[l] ? config->window : 0;
+}
+
+static inline void layer_attention(Model *model, Stream *stream, int l, bool backward) {
+    LayerArrays arrays = layer_arrays(model, l);
+    int window = layer_window(&model->config, l);
+    Attention work = {.output = arrays.attention,
+                      .logsumexp = arrays.logsumexp,
+                      .scratch = model->scores,
+                      .qkv = arrays.qkv,
+                      .d_qkv = backward ? model->d_wide : NULL,
+                      .d_output = model->branch,
+                      .B = model->B,
+                      .T = model->T,
+                      .channels = model->config.channels,
+                      .heads = model->config.heads,
+                      .d_qkv_stride = backward ? model->d_wide_stride : 0,
+                      .window = window < model->T ? window : 0,
+                      .starts = model->settings.on_gpu ? model->starts : model->host_starts};
+    attention(stream, &work);
+}
+
+// Channels of the keys of a position, and of its values.
+static inline int layer_keys_width(const Model *model) {
+    return (model->matrices[TENSOR_Q].outputs - model->matrices[TENSOR_OUT].inputs) / 2;
+}
+
+// Attention of the one position that model_decode() is at: only its key and value are new,
+// those of all before it are in the cache.
+static inline void layer_attention_decode(Model *model, Stream *stream, int l) {
+    const ModelConfig *config = &model->config;
+    LayerArrays arrays = layer_arrays(model, l);
+    const float *qkv = real_floats(arrays.qkv);
+    size_t queries = (size_t)model->matrices[TENSOR_OUT].inputs, keys = (size_t)layer_keys_width(model),
+           cache = (size_t)l * (size_t)config->positions * keys,
+           place = cache + (size_t)model->position * keys;
+    memcpy(model->keys + place, qkv + queries, keys * sizeof(float));
+    memcpy(model->values + place, qkv + queries + keys, keys * sizeof(float));
+    cpu_attention_decode(stream, real_floats(arrays.attention), model->key_scores, qkv, model->keys + cache,
+                         model->values + cache, model->position, config->positions, config->channels,
+                         config->heads, layer_window(config, l));
+}
+
+// mlp_hidden = gelu(mlp_saved + b_up). With gradients (NULL: none) back through it.
+static inline void layer_activation(Model *model, Stream *stream, int l, float *gradients) {
+    LayerArrays arrays = layer_arrays(model, l);
+    int bias = model_tensor(l, TENSOR_UP_BIAS);
+    bool backward = gradients != NULL;
+    Gelu work = {.output = arrays.mlp_hidden,
+                 .saved = arrays.mlp_saved,
+                 .gradient = model->d_wide,
+                 .bias = weights_of(model, bias),
+                 .d_bias = backward ? weights_gradient(model, gradients, bias) : NULL,
+                 .partials = model->partials,
+                 .rows = (int)model_rows(model),
+                 .columns = model->matrices[TENSOR_DOWN].inputs,
+                 .gradient_stride = model->d_wide_stride};
+    (backward ? gelu_backward : gelu_forward)(stream, &work);
+}
+
+// ---- The passes -----------------------------------------------------------------------
+
+// Layer l up to mlp_hidden, which its last product reads. add_branch: as in
+// layer_norm_forward.
+static inline void layer_forward(Model *model, Stream *stream, int l, bool add_branch) {
+    // attention of q, k, v = W_qkv norm_1(x)
+    layer_norm_forward(model, stream, 2 * l, add_branch);
+    layer_linear(model, stream, l, TENSOR_Q, NULL);
+    layer_heads(model, stream, l, NULL);
+    if (model->settings.decodes) {
+        layer_attention_decode(model, stream, l);
+    } else {
+        layer_attention(model, stream, l, false);
+    }
+
+    // x = x + W_out attention + b_out, then mlp_hidden = activation(W_up norm_2(x) + b_up)
+    layer_linear(model, stream, l, TENSOR_OUT, NULL);
+    layer_norm_forward(model, stream, 2 * l + 1, true);
+    layer_linear(model, stream, l, TENSOR_UP, NULL);
+    layer_activation(model, stream, l, NULL);
+}
+
+// Back through layer l: model->d_residual is the gradient of its output and becomes that
+// of its input. What the forward pass has not kept is computed again. Tells `pace` twice
+// that gradients are finished, from the end of the layer towards its beginning.
+static inline void layer_backward(Model *model, Stream *stream, int l, float *gradients, const Pace *pace) {
+    Recompute recompute = model->settings.recompute;
+    bool again = recompute == RECOMPUTE_LAYERNORM; // each norm is computed again before its use
+    if (recompute >= RECOMPUTE_BLOCK) {
+        layer_forward(model, stream, l, false);
+    } else if (recompute >= RECOMPUTE_GELU) {
+        layer_activation(model, stream, l, NULL);
+    }
+
+    // x = x + W_down activation(W_up norm_2(x) + b_up) + b_down
+    layer_linear(model, stream, l, TENSOR_DOWN, gradients);
+    layer_activation(model, stream, l, gradients);
+    if (again) { layer_norm_forward(model, stream, 2 * l + 1, false); }
+    layer_linear(model, stream, l, TENSOR_UP, gradients);
+    layer_norm_backward(model, stream, 2 * l + 1, gradients);
+    pace_finish(pace, weights_at(model, l, TENSOR_NORM_2));
+
+    // x = x + W_out attention(q, k, v) + b_out
+    layer_linear(model, stream, l, TENSOR_OUT, gradients);
+    layer_attention(model, stream, l, true);
+    layer_heads(model, stream, l, gradients);
+
+    // q, k, v = W_qkv norm_1(x)
+    if (again) { layer_norm_forward(model, stream, 2 * l, false); }
+    layer_linear(model, stream, l, TENSOR_Q, gradients);
+    layer_norm_backward(model, stream, 2 * l, gradients);
+    pace_finish(pace, weights_at(model, l, TENSOR_NORM_1));
+}

@@ -35,7 +35,7 @@
 // theta~; the commit still adds up every gradient in full.
 #pragma once
 
-#include "rule.h"
+#include "scheduler/rule.h"
 
 // ---- Options --------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@
 #pragma once
 
 #include "local_steps.h"
-#include "rule.h"
+#include "scheduler/rule.h"
 
 // ---- Options --------------------------------------------------------------------------
 

@@ -17,12 +17,12 @@
 //   communication   | COMMIT theta(t), then predict theta~(t+1) = Est(theta(t), the same gradient) |
 //
 // Compute continues at the prediction; theta itself exists only in the master copies of
-// the shards (committed.h gathers it). The prediction uses the learning rate of the
+// the shards (checkpoint/committed.h gathers it). The prediction uses the learning rate of the
 // commit just made.
 #pragma once
 
-#include "rule.h"
 #include "scheduler.h"
+#include "scheduler/rule.h"
 
 static inline void delayed_commit(Scheduler *s, JobKind kind) {
     if (sequential_commit(s)) { return; }

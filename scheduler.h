@@ -45,8 +45,8 @@
 // of micro-batches run; in synchronous rules perhaps also the gather of the previous job.
 #pragma once
 
-#include "commit_report.h"
-#include "communication_job.h"
+#include "scheduler/account.h"
+#include "scheduler/job.h"
 
 // ---- Launching ------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@
 // starts while the parameters of later layers are still arriving.
 #pragma once
 
-#include "rule.h"
 #include "scheduler.h"
+#include "scheduler/rule.h"
 
 static inline void zero1_commit(Scheduler *s) {
     launch_following(s, COMMIT);

@@ -35,9 +35,9 @@
 
 #include <zlib.h>
 
+#include "checkpoint/committed.h"
 #include "checkpoint/hf_model.h"
 #include "checkpoint/safetensors.h"
-#include "committed.h"
 #include "rules.h"
 #include "runtime/files.h"
 #include "runtime/log.h"

@@ -219,7 +219,7 @@ static inline bool option_is_of_command(const OptionSpec *option, OptionsCommand
 
 static inline const Rule *options_rule(const Options *options) { return RULES[options->rule].rule; }
 
-// The options of the run's rule: what its functions (rule.h) are given.
+// The options of the run's rule: what its functions (scheduler/rule.h) are given.
 static inline void *options_of_rule(const Options *options) {
     return rule_own_options(options->rule, &options->rules);
 }

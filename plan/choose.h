@@ -1,14 +1,14 @@
 // choose.h: the choices of a rule that are left to a measurement, such as --acco-split
 // auto, when a run could start to train.
 //
-// The ranks measure a micro-batch and exchanges on the run itself (measure.h). Rank 0
+// The ranks measure a micro-batch and exchanges on the run itself (plan/measure.h). Rank 0
 // simulates the ways to run that the rule offers (Rule::choose) with these times, and
 // takes the shortest commits. Formats are measured from the finest to coarser ones, and
 // no further once computation hides the exchanges.
 #pragma once
 
-#include "measure.h"
 #include "plan/forecast.h"
+#include "plan/measure.h"
 #include "program/start.h"
 
 // MARGIN: exchanges may be 10 % slower during training than when they were measured.

@@ -21,7 +21,7 @@
 
 #include "local_steps.h"
 #include "plan/machine.h"
-#include "rule.h"
+#include "scheduler/rule.h"
 
 // Times are in seconds since the start.
 typedef struct RankClock {

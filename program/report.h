@@ -15,7 +15,7 @@
 #include "dataloader.h"
 #include "program/terminal.h"
 #include "runtime/log.h"
-#include "scheduler_state.h"
+#include "scheduler/state.h"
 
 // ---- The report -----------------------------------------------------------------------
 
@@ -132,7 +132,8 @@ typedef struct Reports {
         int64_t commit, reports;
         double spikes;
     } seen;
-    // Of this part of the run, and of this rank: see TraceSums; and where its micro-batches began.
+    // Of this part of the run, and of this rank: see TraceSums; and where its micro-batches
+    // began.
     double exposed_seconds, micro_batch_seconds;
     uint64_t micro_batches_before;
     double validation, perfect_validation; // losses of the latest validation; NAN: there was none

@@ -13,8 +13,8 @@
 #include "program/report.h"
 #include "program/run_directory.h"
 #include "program/signals.h"
+#include "program/training_problem.h"
 #include "rules.h"
-#include "training_problem.h"
 
 // The time of training, which leaves out what is not training.
 typedef struct TrainingClock {

@@ -1,4 +1,4 @@
-// spike_report.h: what a run says about spikes (spike.h): losses, gradients and norms
+// spike_report.h: what a run says about spikes (scheduler/spike.h): losses, gradients and norms
 // that were too large or not finite, so that no step was made with them. For the user to
 // find the cause, it names the rank and, where it can, the sequences or the tensor.
 #pragma once

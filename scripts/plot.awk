@@ -112,7 +112,7 @@ function report(line,    tokens, seconds, speed, exposed, ms, now) {
 }
 
 # The learning rate from the last report to the end of the run, as learning_rate_at in
-# optimizer.h has it.
+# scheduler/optimizer.h has it.
 function future(    i, t, here, there, begins, warmup, part, fall) {
     here = fact["tokens"] + 0
     there = asked["tokens"] + 0

@@ -4,8 +4,8 @@
 
 #include "kernels/cpu/adamw.h"
 
-// out = master - lr * g, and master too for a commit; an ElementwiseStep (optimizer.h). It
-// uses neither moments nor weight decay, and is for CPUs: optimizer_step refuses it on a
+// out = master - lr * g, and master too for a commit; an ElementwiseStep (scheduler/optimizer.h).
+// It uses neither moments nor weight decay, and is for CPUs: optimizer_step refuses it on a
 // GPU.
 static inline void sgd_step(Stream *stream, const StepRange *range) {
     (void)stream;

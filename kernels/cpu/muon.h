@@ -1,5 +1,5 @@
 // muon.h: the elementwise parts of a step of Muon (Jordan et al., 2024) on one matrix. The
-// products between them, and the formulas of the whole step, are in muon.h at the root.
+// products between them, and the formulas of the whole step, are in scheduler/muon.h.
 //
 //   muon_norm        partials: the sum of squares of  X = (1 - mu) g + mu m',
 //                    m' = mu m + (1 - mu) g,  g = gradient / divisor * scale

@@ -10,11 +10,11 @@
 
 #include <time.h>
 
-#include "optimizer.h"
+#include "program/training_problem.h"
+#include "scheduler/optimizer.h"
 #include "test/harness.h"
 #include "test/model_loss.h"
 #include "test/sgd.h"
-#include "training_problem.h"
 
 typedef struct Shape {
     int layers, channels, heads, inner, window, vocabulary, B, T;

@@ -3,7 +3,7 @@
 // taken together.
 #include "test/cuda/cuda_kernels.h"
 
-#include "optimizer.h"
+#include "scheduler/optimizer.h"
 
 enum { ORDERS = 2, MATRICES = 12 };
 

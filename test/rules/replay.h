@@ -22,11 +22,11 @@
 #include "kernels/cpu/buffers.h"
 #include "kernels/cpu/outer.h"
 #include "kernels/wire.h"
-#include "optimizer.h"
 #include "runtime/memory.h"
 #include "runtime/numbers.h"
-#include "scheduler_state.h"
-#include "spike.h"
+#include "scheduler/optimizer.h"
+#include "scheduler/spike.h"
+#include "scheduler/state.h"
 #include "test/sgd.h"
 
 enum { REPLAY_WORKERS = 32, REPLAY_FRAGMENTS = 8 };

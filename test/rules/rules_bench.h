@@ -16,8 +16,8 @@
 
 #include "test/harness.h"
 
+#include "checkpoint/committed.h"
 #include "comm/transport_mpi.h"
-#include "committed.h"
 #include "rules.h"
 #include "test/sgd.h"
 #include "test/threads_link.h"

@@ -163,7 +163,7 @@ static void oracle_multiply(double *out, const double *a, const double *b, int r
     }
 }
 
-// As muon.h says, but A is X X' of a tall matrix, too.
+// As scheduler/muon.h says, but A is X X' of a tall matrix, too.
 static void oracle_muon(const Oracle *oracle, OracleState *state, const OptimizerTensor *tensor,
                         const double *mean) {
     const OptimizerSettings *settings = &oracle->settings->optimizer;

@@ -11,11 +11,11 @@
 
 #include "checkpoint/hf_model.h"
 #include "program/agreement.h"
+#include "program/training_problem.h"
 #include "test/model_loss.h"
 #include "test/rule_cases.h"
 #include "test/rules/replay.h"
 #include "test/rules/worked_streaming.h"
-#include "training_problem.h"
 
 // ---- Worked examples ------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 // test_split.c: how ACCO divides a batch into its two rounds (acco_split.h), what is chosen
 // where the user leaves that to the program (plan/choose.h), and how it is measured
-// (measure.h).
+// (plan/measure.h).
 
 #include "plan/choose.h"
 #include "test/rules/rules_bench.h"

@@ -4,7 +4,7 @@
 #include "test/harness.h"
 
 #include "dataloader.h"
-#include "training_problem.h"
+#include "program/training_problem.h"
 
 typedef struct Scratch {
     char directory[64];

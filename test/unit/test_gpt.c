@@ -5,11 +5,11 @@
 // format. ACCO_REFERENCE names another directory.
 #include "test/harness.h"
 
+#include "program/training_problem.h"
 #include "rules.h"
 #include "test/model_loss.h"
 #include "test/reference.h"
 #include "test/threads_link.h"
-#include "training_problem.h"
 
 // ---- A model with its memory ----------------------------------------------------------
 

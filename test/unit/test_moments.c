@@ -6,7 +6,7 @@
 
 #include <float.h>
 
-#include "optimizer.h"
+#include "scheduler/optimizer.h"
 #include "test/layout_flat.h"
 
 enum { ELEMENTS = 40007 };

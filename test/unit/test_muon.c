@@ -4,7 +4,7 @@
 // orthogonal already stays so.
 #include "test/harness.h"
 
-#include "optimizer.h"
+#include "scheduler/optimizer.h"
 #include "test/reference.h"
 
 enum { STEPS = 3, MOST = 8192 };

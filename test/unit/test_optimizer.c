@@ -6,8 +6,8 @@
 
 #include "test/harness.h"
 
-#include "optimizer.h"
 #include "runtime/random.h"
+#include "scheduler/optimizer.h"
 #include "test/layout_flat.h"
 
 enum { MAX_ELEMENTS = 40100, STEPS = 3 };

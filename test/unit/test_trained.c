@@ -3,8 +3,8 @@
 // must be the model whose matrices are W + alpha / r B A.
 #include "test/harness.h"
 
+#include "program/training_problem.h"
 #include "test/model_loss.h"
-#include "training_problem.h"
 
 enum { B = 2, T = 11 };
 

@@ -8,7 +8,7 @@
 #include "comm/transport.h"
 #include "dataloader.h"
 #include "models/decoder.h"
-#include "scheduler_state.h"
+#include "scheduler/state.h"
 
 // A micro-batch on the host.
 typedef struct Batch {

@@ -1,4 +1,4 @@
-// communication_job.h: what the communication stream does from a launch to a boundary.
+// job.h: what the communication stream does from a launch to a boundary.
 //
 //   reduce     adds up the gradient sums (in local rules the pseudo-gradients) of all
 //              workers, each element at the rank that owns it; where only the largest
@@ -19,7 +19,7 @@
 // which order.
 #pragma once
 
-#include "scheduler_state.h"
+#include "scheduler/state.h"
 
 // ---- What a job is --------------------------------------------------------------------
 

@@ -1,11 +1,11 @@
-// commit_report.h: what the host does with the numbers that a job brings: the report of a
+// account.h: what the host does with the numbers that a job brings: the report of a
 // commit, the count of gradients, the verdict on spikes, and what the ranks wish for.
 //
 // Nothing here moves data or waits. The boundary calls scheduler_account_job once per job,
 // when the job has ended and its parameters have been taken.
 #pragma once
 
-#include "scheduler_state.h"
+#include "scheduler/state.h"
 
 // Whether a spike ended the run, or sends it back; local rules then apply nothing.
 static inline bool scheduler_is_halted(const Scheduler *s) {

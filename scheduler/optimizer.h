@@ -14,8 +14,8 @@
 
 #include "comm/layout.h"
 #include "kernels/kernels.h"
-#include "muon.h"
 #include "runtime/memory.h"
+#include "scheduler/muon.h"
 
 // ---- The learning rate ----------------------------------------------------------------
 
@@ -105,8 +105,8 @@ typedef struct Optimizer {
     int64_t commits;
 } Optimizer;
 
-// Own elements that are stepped in one way: contiguous in the shard and in the flat vector, and of
-// one tensor. A matrix of Muon is one range.
+// Own elements that are stepped in one way: contiguous in the shard and in the flat vector, and
+// of one tensor. A matrix of Muon is one range.
 typedef struct OptimizerRange {
     size_t own, flat, count;
     size_t second;                 // the first one's place among the second moments

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "runtime/names.h"
-#include "scheduler_state.h"
+#include "scheduler/state.h"
 
 typedef char OptionText[1024]; // the text of an option, with its zero byte
 
@@ -36,7 +36,7 @@ enum { RULE_RECIPES = 3 }; // at most
 typedef struct Rule {
     const char *name;             // of --optimizer
     const char *summary;          // one line for the start-up block
-    RuleKind kind;                // what compute does while data travel (scheduler_state.h)
+    RuleKind kind;                // what compute does while data travel (scheduler/state.h)
     Recipe recipes[RULE_RECIPES]; // the first is for the defaults; a NULL ends them
     bool replicated;              // every rank holds and steps the whole optimizer state
     int further_rounds; // calls of accumulate() per commit after the first; of a micro-batch at least

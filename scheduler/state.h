@@ -1,5 +1,5 @@
-// scheduler_state.h: what one worker, a rank, holds: settings, buffers, streams and the
-// round's state. communication_job.h and scheduler.h say what happens to it.
+// state.h: what one worker, a rank, holds: settings, buffers, streams and the
+// round's state. scheduler/job.h and scheduler.h say what happens to it.
 //
 //   buffer       elements   who writes it                             who reads it            for which rules
 //   parameters   padded     hand_over; in synchronous rules the job   compute; the job, on    all
@@ -31,10 +31,10 @@
 
 #include "comm/collectives.h"
 #include "comm/trace.h"
-#include "optimizer.h"
 #include "runtime/pace.h"
 #include "runtime/watermark.h"
-#include "spike.h"
+#include "scheduler/optimizer.h"
+#include "scheduler/spike.h"
 
 // ---- What is trained: anything that yields gradients ----------------------------------
 

@@ -7,8 +7,8 @@
 // borrow together, and give back with return_committed before the next commit.
 #pragma once
 
-#include "rule.h"
 #include "scheduler.h"
+#include "scheduler/rule.h"
 
 // Whether compute uses a prediction from the committed parameters.
 static inline bool rule_is_ahead(const Rule *rule, const Scheduler *s) {

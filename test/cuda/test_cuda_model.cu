@@ -466,7 +466,7 @@ static void check_sgd_is_refused(const Inputs *inputs, Precision precision) {
     Machine *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
     int status = run_in_child(step_with_sgd, machine, message, sizeof message);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
-    assert_non_null(strstr(message, "works on memory of the host, not on that of a GPU"));
+    assert_non_null(strstr(message, "works on memory of the host, not of a GPU"));
     machine_free(machine);
 }
 

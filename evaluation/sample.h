@@ -305,8 +305,13 @@ static inline bool sample_lines(Sample *sample, FILE *input, bool interactive, E
     while (good) {
         if (interactive) { printf("> "); }
         fflush(stdout);
-        if (getline(&line, &room, input) < 0) {
+        ssize_t length = getline(&line, &room, input);
+        if (length < 0) {
             if (interactive) { printf("\n"); }
+            break;
+        }
+        if (strlen(line) != (size_t)length && !interactive) {
+            good = error_set(error, "--prompts: line %zu has a byte of value 0", lines + 1);
             break;
         }
         char *said = line + (lines++ == 0 ? utf8_mark(line, strlen(line)) : 0);

@@ -618,6 +618,16 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
     bool is_own = has_config && stat(options->kept, &kept) == 0 && stat(options->config, &given) == 0 &&
                   kept.st_ino == given.st_ino && kept.st_dev == given.st_dev;
     if (has_config && !is_open && !is_own) { options->kept[0] = '\0'; }
+    char checkpoints[PATH_MAX];
+    snprintf(checkpoints, sizeof checkpoints, "%.3000s/checkpoints", options->out);
+    if (options->kept[0] == '\0' && !has_config && strcmp(options->resume, "auto") == 0 &&
+        directory_has(checkpoints, "commit-")) {
+        return error_set(error,
+                         "--resume auto: %.300s has checkpoints, but no config.json with the options of its "
+                         "run: give one with --config, or resume a checkpoint, which has a copy: --resume "
+                         "%.300s/checkpoints/commit-N",
+                         options->out, options->out);
+    }
     if (options->kept[0] == '\0') { return true; }
     options_defaults(&before);
     if (!options_read_file(options->kept, true, &before, saved, error)) { return false; }

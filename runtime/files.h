@@ -208,6 +208,17 @@ static inline void tree_remove(const char *path) {
     rmdir(path);
 }
 
+// Whether a directory has an entry whose name begins so.
+static inline bool directory_has(const char *path, const char *begins) {
+    DIR *directory = opendir(path);
+    bool found = false;
+    for (struct dirent *entry; !found && directory != NULL && (entry = readdir(directory)) != NULL;) {
+        found = strncmp(entry->d_name, begins, strlen(begins)) == 0;
+    }
+    if (directory != NULL) { closedir(directory); }
+    return found;
+}
+
 // Gives a finished directory, whose files are all synced, its final name. What has that
 // name already is replaced at the same moment. Returns true when the new name is on disk.
 static inline bool directory_publish(const char *temporary, const char *final, Error *error) {

@@ -1956,6 +1956,12 @@ static void a_resumed_run_keeps_every_option(void **state) {
         "former kept is removed when the next checkpoint is written\n",
         "--keep 1");
     assert_true(access(stage_path(stage, "all/checkpoints/commit-8", path), F_OK) != 0);
+    // Without its config.json the run is not gone on with at the defaults.
+    shell(stage, "rm all/config.json");
+    outcome = program_run(stage, 0, "--resume auto --out all --tokens 6k");
+    outcome_check(&outcome, 2, "no config.json");
+    text_check(outcome.errors, "all has checkpoints, but no config.json with the options of its run",
+               "no config.json");
 }
 
 // What the user has given stays, beside another --lr; what follows from it does not.

@@ -1729,6 +1729,10 @@ static void a_text_goes_on_line_by_line(void **state) {
           "test \"$(%s 6 --prompts prompts.txt | tail -n 2 | grep -c -F \"abc$whole\")\" = 2 || exit 1\n"
           "printf '0123456789abcdefg\\n' | %s 3 --interactive on | grep -q 'has 17 tokens'\n",
           greedy, greedy, greedy, greedy);
+    shell(stage, "printf 'abc\\nab\\0cd\\n' > zero.txt");
+    Outcome outcome = program_run(stage, 0, "sample --from SAVED --threads 1 --prompts zero.txt");
+    outcome_check(&outcome, 2, "a byte of value 0");
+    text_check(outcome.errors, "--prompts: line 2 has a byte of value 0", "a byte of value 0");
 }
 
 // The rate in the last report of a run.

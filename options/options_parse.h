@@ -601,6 +601,18 @@ static inline void options_find_kept(const Options *options, OptionText path) {
     path[0] = '\0';
 }
 
+// Refuses a run with checkpoints whose options nobody has: it would go on at the defaults.
+static inline bool options_check_unknown(const Options *options, Error *error) {
+    char checkpoints[PATH_MAX];
+    snprintf(checkpoints, sizeof checkpoints, "%.3000s/checkpoints", options->out);
+    return strcmp(options->resume, "auto") != 0 || !directory_has(checkpoints, "commit-") ||
+           error_set(error,
+                     "--resume auto: %.300s has checkpoints, but no config.json with the options of its run: "
+                     "give one with --config, or resume a checkpoint, which has a copy: --resume "
+                     "%.300s/checkpoints/commit-N",
+                     options->out, options->out);
+}
+
 // Every option is as in the resumed run, or in the run of --like, unless the command line or a
 // file of --config says otherwise. Exceptions: options that the table calls of one run, and
 // options that exclude what is given now, such as another rule's. With --precision fastest the
@@ -618,17 +630,7 @@ static inline bool options_keep(Options *options, OptionSource sources[OPTION_CO
     bool is_own = has_config && stat(options->kept, &kept) == 0 && stat(options->config, &given) == 0 &&
                   kept.st_ino == given.st_ino && kept.st_dev == given.st_dev;
     if (has_config && !is_open && !is_own) { options->kept[0] = '\0'; }
-    char checkpoints[PATH_MAX];
-    snprintf(checkpoints, sizeof checkpoints, "%.3000s/checkpoints", options->out);
-    if (options->kept[0] == '\0' && !has_config && strcmp(options->resume, "auto") == 0 &&
-        directory_has(checkpoints, "commit-")) {
-        return error_set(error,
-                         "--resume auto: %.300s has checkpoints, but no config.json with the options of its "
-                         "run: give one with --config, or resume a checkpoint, which has a copy: --resume "
-                         "%.300s/checkpoints/commit-N",
-                         options->out, options->out);
-    }
-    if (options->kept[0] == '\0') { return true; }
+    if (options->kept[0] == '\0') { return has_config || options_check_unknown(options, error); }
     options_defaults(&before);
     if (!options_read_file(options->kept, true, &before, saved, error)) { return false; }
     is_open = is_open && (before.precision == PRECISION_ASK_FP32 || before.precision == PRECISION_ASK_BF16);

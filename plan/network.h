@@ -32,6 +32,7 @@ typedef struct Network {
     PairMeasure *pairs;  // (hosts, hosts)
     double host_rate;    // bytes per second that leave a host in an exchange; INFINITY: there is one host
     double latency;      // seconds of a message between hosts
+    double *slowness;    // (ranks): seconds of a micro-batch of each over this rank's
 } Network;
 
 // ---- Measuring ------------------------------------------------------------------------
@@ -86,7 +87,7 @@ static inline double wall_clock(void) {
 }
 
 // All ranks. micro_batch: seconds of one on this rank, NAN: not known. The result is the same on
-// all ranks, and lives as long as the program.
+// all ranks; network_free ends it.
 static inline Network network_measure(Transport *transport, const Hello *hellos, double micro_batch) {
     const Groups *groups = &transport->hosts;
     size_t hosts = (size_t)groups->hosts;
@@ -99,6 +100,7 @@ static inline Network network_measure(Transport *transport, const Hello *hellos,
     mine.clock = -offset.seconds;
     mine.clock_error = offset.error;
     network.pairs = (PairMeasure *)memory_take(hosts * hosts, sizeof *network.pairs);
+    network.slowness = (double *)memory_take((size_t)transport->size, sizeof(double));
     interfaces_read(&before);
     uint64_t sent = transport->bytes_sent_outside;
     probe_pairs(transport, network.pairs);
@@ -112,6 +114,12 @@ static inline Network network_measure(Transport *transport, const Hello *hellos,
     }
     network.facts = (HostFacts *)transport_collect_records(transport, "facts of hosts", &mine, sizeof mine);
     return network;
+}
+
+static inline void network_free(Network *network) {
+    free(network->pairs);
+    free(network->facts);
+    free(network->slowness);
 }
 
 // ---- What is odd ----------------------------------------------------------------------
@@ -330,10 +338,10 @@ static inline json_t *network_as_json(const Network *network, json_t *odd) {
 
 // ---- For the plan ---------------------------------------------------------------------
 
-// What the options do not say is as measured. slowness (ranks) <- every rank's over this one's.
-static inline void network_set_machine(const Network *network, const Options *options, double *slowness,
-                                       Machine *machine) {
+// What the options do not say is as measured. The machine points to the network's slowness.
+static inline void network_set_machine(const Network *network, const Options *options, Machine *machine) {
     int ranks = network->groups->size;
+    double *slowness = network->slowness;
     bool known = options->compute_ms == 0 && options->like[0] == '\0';
     for (int rank = 0; rank < ranks; rank++) {
         slowness[rank] = network->facts[rank].micro_batch / network->facts[network->groups->rank].micro_batch;

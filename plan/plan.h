@@ -284,10 +284,9 @@ static inline void plan_slow_rank(const Options *options, const Network *network
 
 // Prints what the plan's ranks have measured of the machines, and what is odd. Returns it for
 // --json.
-static inline json_t *plan_network(const Setup *setup, const Network *network, double *slowness,
-                                   Machine *machine) {
+static inline json_t *plan_network(const Setup *setup, const Network *network, Machine *machine) {
     json_t *odd = network_odd(network), *object = network_as_json(network, odd);
-    network_set_machine(network, setup->options, slowness, machine);
+    network_set_machine(network, setup->options, machine);
     if (network->groups->hosts > 1) { network_print(network, odd); }
     if (machine->slowness != NULL) { // in any unit
         plan_slow_rank(setup->options, network, machine->slowness, network->groups->size);
@@ -341,14 +340,13 @@ static inline void plan_print_links(const Setup *setup, const Machine *machine, 
 static inline bool plan_time(const Setup *setup, PlanTimes *times, Error *error) {
     const Options *options = setup->options;
     Machine machine = machine_of_setup(setup, times->micro_batch);
-    double *slowness = (double *)memory_take((size_t)setup->transport->size, sizeof(double));
-    json_t *measured =
-        times->network != NULL ? plan_network(setup, times->network, slowness, &machine) : json_null();
+    json_t *measured = times->network != NULL ? plan_network(setup, times->network, &machine) : json_null();
     if (times->like != NULL) { plan_take_like(setup, times, &machine); }
     if (isnan(machine.micro_batch)) {
         static const char advice[] = "give --gpu-tflops and its peak, --compute-ms, or --like and a run";
         printf("time             not known: a micro-batch cannot be measured here; %s\n", advice);
         const char *file = plan_file(options);
+        json_decref(measured);
         return file == NULL ||
                error_set(error, "%s: what a micro-batch takes is not known: %s", file, advice);
     }
@@ -378,7 +376,6 @@ static inline bool plan_time(const Setup *setup, PlanTimes *times, Error *error)
     }
     json_decref(object);
     free(forecast);
-    free(slowness);
     return written;
 }
 
@@ -493,6 +490,7 @@ static inline int command_plan(Run *run) {
     bool timed = run_is_main(run) && transport->size > 1;
     good = !timed || plan_time(&setup, &times, &error);
     plan_agree(run, good, &error);
+    if (measures) { network_free(&network); }
     if (has_like) { free(like.rank_seconds); }
     scheduler_free(&run->scheduler);
     transport_close(transport);

@@ -20,17 +20,12 @@ typedef struct SlowRank {
     double factor;
 } SlowRank;
 
-static inline int rank_pace_ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 // seconds (ranks): of a micro-batch of each.
 static inline SlowRank rank_pace_find(const double *seconds, int ranks) {
     SlowRank slow = {-1, RANK_IS_SLOW};
     double *sorted = (double *)memory_take((size_t)ranks, sizeof *sorted);
     memcpy(sorted, seconds, (size_t)ranks * sizeof *sorted);
-    qsort(sorted, (size_t)ranks, sizeof *sorted, rank_pace_ascending);
+    qsort(sorted, (size_t)ranks, sizeof *sorted, numbers_compare);
     double median = sorted[(ranks - 1) / 2];
     for (int rank = 0; rank < ranks && median > 0; rank++) {
         if (!(seconds[rank] / median > slow.factor)) { continue; }

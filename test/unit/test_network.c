@@ -203,21 +203,22 @@ static void a_plan_takes_what_was_measured(void **state) {
     Options options;
     double slowness[HOSTS];
     tell(&told, HOSTS);
+    told.network.slowness = slowness;
     told.network.host_rate = 7e6;
     told.network.latency = 2e-3;
     for (int i = 0; i < HOSTS; i++) { told.facts[i].micro_batch = 0.1 * (i + 1); }
     options_defaults(&options);
     Machine machine = {.host = {1, 1}};
-    network_set_machine(&told.network, &options, slowness, &machine);
+    network_set_machine(&told.network, &options, &machine);
     assert_true(machine.host.bytes_per_second == 7e6 && machine.host.latency == 2e-3);
     for (int i = 0; i < HOSTS; i++) { assert_close(machine.slowness[i], i + 1, 1e-12, "slowness"); }
     Machine said = {.host = {1, 1}};
     options.host_mbit = options.host_us = options.compute_ms = 5;
-    network_set_machine(&told.network, &options, slowness, &said);
+    network_set_machine(&told.network, &options, &said);
     assert_true(said.host.bytes_per_second == 1 && said.host.latency == 1 && said.slowness == NULL);
     options_defaults(&options);
     told.facts[1].micro_batch = NAN; // a GPU of which nothing is known
-    network_set_machine(&told.network, &options, slowness, &said);
+    network_set_machine(&told.network, &options, &said);
     assert_true(said.slowness == NULL);
     groups_free(&told.groups);
 }

@@ -1,5 +1,5 @@
-// train_gpt.cu: the training loop and main. Read it from top to bottom: validation, the
-// loop, the life of a run, the commands.
+// train_gpt.cu: main and the training loop. Read it from top to bottom: the commands, the start
+// of a run, the loop, the end of a run.
 //
 // The update rule (rules.h) decides what a commit is and what overlaps what; this file calls
 // one commit after another. Errors are explained in runtime/errors.h.
@@ -19,147 +19,175 @@
 #include "program/start.h"         // defines: open_run_directory, start_run: memory, threads, parameters
 #include "program/start_watch.h"   // defines: start_watch_begin: a deadline before ranks have met
 #include "program/tokenize.h"      // defines: command_tokenize: token files of lines of JSON
+#include "program/validation.h"    // defines: validate_commit: the loss on held-out data
 
-// ---- Validation -----------------------------------------------------------------------
+static void meet_ranks(Run *run, bool understood, Error *error);
+static int command_train(Run *run);
+static void choose_alone(Run *run);
+static void choose_together(Run *run, const Hello *hellos);
+static bool train(Run *run);
+static void train_to_target(Run *run);
+static void follow_commits(Run *run, bool last);
+static int finish_run(Run *run, bool saved);
+static void write_trace(Run *run);
+static void release_run(Run *run, int exit_code);
 
-typedef struct Validation {
-    Run *run;
-    const void *parameters;        // the committed ones, as the model takes them
-    int64_t batch;                 // the one that this rank computes, counted through all sources
-    Tally mine[DATA_SOURCES_MOST]; // of what this rank has done of each
-} Validation;
-
-// One held-out batch. Compute stream.
-static void validate_task(void *context, Stream *stream) {
-    Validation *validation = (Validation *)context;
-    Run *run = validation->run;
-    const DataLoader *data = validation_loader(run);
-    const Batch *batch = &run->training.batch;
-    int64_t number = validation->batch; // in its source
-    uint64_t begin = 0;                 // of the source's windows
-    int source = 0;
-    for (; number >= validation_batches(run, source); source++) {
-        number -= validation_batches(run, source);
-        begin += data->sources[source].validation_windows;
-    }
-    Tally *sums = &validation->mine[source];
-    uint64_t first = begin + (uint64_t)number * (uint64_t)run->B,
-             windows = data->sources[source].validation_windows;
-    int count = (int)tokens_per_micro_batch(run);
-    double perfect;
+int main(int argc, char **argv) {
+    Run *run = (Run *)memory_take(1, sizeof *run);
     Error error = {""};
-    if (!data_loader_fill(data, DATA_VALIDATION, first, run->B, batch->tokens, batch->targets, &perfect,
-                          &error)) {
-        training_lose_data(&run->training, &error);
-        return;
+    files_open_standard();
+    signal(SIGXFSZ, SIG_IGN); // a file at its size limit is reported as a full disk is
+    bool understood =
+        options_parse(argc, argv, &run->options, &error) && options_check(&run->options, &error);
+    if (transport_was_launched() && run->options.gpu_exchange != GPU_EXCHANGE_HOST) { gpu_load_eagerly(); }
+    meet_ranks(run, understood, &error);
+    run->rule = options_rule(&run->options);
+    find_models(&run->options);
+    int exit_code = 0;
+    switch (run->options.command) {
+    case COMMAND_TRAIN: exit_code = command_train(run); break;
+    case COMMAND_PLAN: exit_code = command_plan(run); break;
+    case COMMAND_SAMPLE: exit_code = command_sample(&run->options); break;
+    case COMMAND_EVAL: exit_code = command_eval(run); break;
+    case COMMAND_AVERAGE: exit_code = command_average(&run->options); break;
+    case COMMAND_TOKENIZE: exit_code = command_tokenize(&run->options); break;
+    case COMMAND_HELP:
+        if (!options_print_topic(stdout, run->options.topic, &error)) { exit_user_mistake(&error); }
+        break;
+    case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
+    case COMMAND_VERSION: print_build_facts(stdout); break;
     }
-    // Behind the source's last window stand others, which do not count.
-    for (int i = 0; i < count && windows > 0; i++) {
-        if (first + (uint64_t)(i / run->T) >= begin + windows) { batch->targets[i] = -1; }
+    // Training has a log; what other commands print is all that they do.
+    if (run->options.command != COMMAND_TRAIN && (fflush(stdout) != 0 || ferror(stdout) != 0)) {
+        fprintf(stderr, "train_gpt: what it found could not be written: %s\n", strerror(errno));
+        exit_code = EXIT_SYSTEM_FAILURE;
     }
-    double predicted = targets_predicted(batch->targets, (size_t)count);
-    if (predicted == 0) { return; }
-    ModelQuery query = {
-        .B = run->B, .T = run->T, .tokens = batch->tokens, .targets = batch->targets, .count = count};
-    const float *losses = model_losses(&run->model, stream, validation->parameters, &query, NULL);
-    double loss = losses_mean(stream, losses, batch->targets, (size_t)count);
-    sums->loss += loss * predicted;
-    sums->perfect_loss += perfect * predicted;
-    sums->predicted += predicted;
+    // Otherwise the thread that waits for signals reads it to the end.
+    if (run->signal_watch.transport == NULL) { free(run); }
+    exit(exit_code);
 }
 
-// The mean loss of the committed parameters over the predicted tokens of the held-out
-// batches, on all ranks; of several sources the mean of their losses by their weights.
-// False: a rank was asked to stop, and all have left it unfinished.
-static bool validate(Run *run) {
-    Scheduler *s = &run->scheduler;
-    const DataLoader *data = validation_loader(run);
-    int64_t batches = 0, ranks = run->transport.size;
-    int sources = data->source_count;
-    for (int i = 0; i < sources; i++) { batches += validation_batches(run, i); }
-    // Waiting for communication under way still counts as training. Then the transport is free.
-    scheduler_settle(s);
-    double began = clock_seconds();
-    Validation validation = {.run = run, .parameters = borrow_committed(s, run->rule, false)};
-    Tally total[DATA_SOURCES_MOST]; // of all ranks
-    bool stopped = false;
-    for (int64_t first = 0; first < batches && !stopped; first += ranks) {
-        validation.batch = first + run->transport.rank;
-        if (validation.batch < batches) { scheduler_call(s, s->compute, validate_task, &validation); }
-        validation.mine->stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
-        Tally *all = (Tally *)transport_collect_records(s->transport, "validation", validation.mine,
-                                                        (size_t)sources * sizeof *all);
-        memset(total, 0, sizeof total);
-        for (int i = 0; i < ranks * sources; i++) { tally_add(&total[i % sources], &all[i]); }
-        free(all);
-        s->wishes.stop_agreed = s->wishes.stop_agreed || total->stops > 0;
-        stopped = s->wishes.stop_agreed && first + ranks < batches;
-        double now = clock_seconds();
-        int64_t done = int64_min(first + ranks, batches);
-        Progress progress = {"validation, ", "batches", done, batches, now - began, QUIET_SECONDS};
-        if (run_is_main(run) && now - began >= 1) { terminal_bar(&run->terminal, &progress, now); }
+// All ranks meet before one of them can leave: under mpirun others would wait for ever
+// for it. understood: false if the command line has an error, which is in `error`.
+// Training, eval and a plan keep the transport; of other commands all ranks but 0 exit. Help and
+// --version never meet: scripts that start ranks may call them first, and a process of
+// mpirun can use MPI only once.
+static void meet_ranks(Run *run, bool understood, Error *error) {
+    OptionsCommand command = run->options.command;
+    bool trains = understood && command == COMMAND_TRAIN,
+         plans = command == COMMAND_PLAN && transport_was_launched(),
+         together = trains || plans || command == COMMAND_EVAL;
+    if (!understood && !transport_was_launched()) { exit_user_mistake(error); }
+    if (!together && (!transport_was_launched() || (understood && command >= COMMAND_HELP))) { return; }
+    if (trains) { signal_watch_mask(&run->signal_watch); } // before MPI or anything else makes a thread
+    StartWatch watch = {.begun = false};
+    if (transport_was_launched()) { start_watch_begin(&watch, run->options.timeout_s); }
+    bool opened = transport_open(&run->transport, error);
+    if (watch.begun) { start_watch_end(&watch); }
+    if (!opened) { exit_user_mistake(error); }
+    if (trains) {
+        run->signal_watch.transport = &run->transport;
+        signal_watch_prepare(&run->signal_watch);
+        terminal_open(&run->terminal, stdout);
     }
-    return_committed(s, validation.parameters);
-    if (!stopped) {
-        Reports *reports = &run->reports;
-        reports->validation = 0;
-        for (int i = 0; i < sources; i++) {
-            reports->source_validation[i] = tally_mean_loss(&total[i]);
-            reports->validation += data_loader_share(data, i) * reports->source_validation[i];
-        }
-        reports->perfect_validation = total->perfect_loss / total->predicted;
+    agree_or_exit(run, understood ? 0 : EXIT_USER_MISTAKE, error);
+    OptionsCommand first = command;
+    share_from_rank_zero(&run->transport, "commands", &first, sizeof first);
+    if (command != first) {
+        error_set(error, "rank %d was started with the command %s and rank 0 with %s: start all ranks alike",
+                  run->transport.rank, command_names[command], command_names[first]);
     }
-    run->clock.paused += clock_seconds() - began;
-    return !stopped;
+    agree_or_exit(run, command == first ? 0 : EXIT_USER_MISTAKE, error);
+    // A start with a large model from a slow disk may take longer than a commit of training.
+    run->transport.timeout_seconds = fmax(run->transport.timeout_seconds, run->options.timeout_s);
+    if (together) { return; }
+    transport_close(&run->transport);
+    if (run->transport.rank != 0) { exit(0); }
 }
 
-// ---- The loop -------------------------------------------------------------------------
+// ---- A run -----------------------------------------------------------------------------
+
+static int command_train(Run *run) {
+    choose_alone(run);
+    const Hello *hellos = exchange_hellos(run);
+    choose_together(run, hellos);
+    open_checkpoints(run);
+    check_resume(run);
+    open_run_directory(run);
+    tokenize_data(run);
+    start_run(run);
+    choose_by_measurement(run);
+    announce_run(run, hellos);
+    resume_run(run);
+    Error none = {""};
+    agree_or_exit(run, 0, &none); // a wish to stop that came while the checkpoint was read
+    int exit_code = finish_run(run, train(run));
+    release_run(run, exit_code);
+    return exit_code;
+}
+
+// Decides what a rank can decide by itself: device, model, rates, data.
+static void choose_alone(Run *run) {
+    Options *options = &run->options;
+    Placement *placement = &run->placement;
+    Transport *transport = &run->transport;
+    Error error = {""};
+    launch_threads(transport->local_size, (int)options->threads, &run->threads);
+    bool good = decay_from_checkpoint(options, &error) &&
+                placement_choose_device(placement, options, transport->local_rank, false, &error) &&
+                placement_choose_precision(placement, options, &error) &&
+                launch_check_copies(transport->size, transport_has_mpi(), &error) &&
+                choose_model(run, &error) && open_data(run, &error) && choose_length(run, &error) &&
+                check_tokenizer(run, &error);
+    if (!good && options->kept[0] != '\0') { // the mistake may be in what was not written now
+        text_join(error.text, sizeof error.text, "; ", "what is not given is as in %.300s", options->kept);
+    }
+    wait_for_rank_zero(transport, "checking the model"); // its checksums: a large one takes minutes
+    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+}
+
+// Decides what depends on the other ranks: how GPUs exchange, and so the plan of memory.
+static void choose_together(Run *run, const Hello *hellos) {
+    Setup setup = setup_of_run(run);
+    Error error = {""};
+    Transport *transport = &run->transport;
+    const Options *options = &run->options;
+    choose_precision(run);
+    meet_on_hosts(transport, options);
+    placement_choose_exchange(&run->placement, options, transport);
+    bool good = placement_choose_gpu_exchange(&run->placement, options, transport, hellos, &error) &&
+                reserve_memory(&setup, &error);
+    MemoryRoom room = memory_room(&setup);
+    good = good && fit_check(&setup, &room, &error);
+    run->scheduler.wishes.stop_requested = run->training.stop_requested = &run->signal_watch.stop_requested;
+    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+}
+
+// ---- The loop --------------------------------------------------------------------------
 
 // A multiple of `every` lies in (before, now]: a local rule commits several at a time.
 static bool is_due(int64_t before, int64_t now, int64_t every) {
     return every > 0 && now / every > before / every;
 }
 
-// Looks at the commits since the last call: reports, validates, samples and redraws the
-// bar where that is due. last: training ends here, so everything is due.
-static void follow_commits(Run *run, bool last) {
-    const Options *options = &run->options;
-    const Scheduler *s = &run->scheduler;
-    Reports *reports = &run->reports;
-    bool is_new = s->reports > reports->seen.reports, reports_here = run_is_main(run);
-    if (!is_new && !last) { return; }
-    if (is_new) { window_add_commit(reports); }
-    int64_t before = reports->seen.commit, now = s->optimizer.commits;
-    int64_t tokens = tokens_done(run);
-    reports->seen.reports = s->reports;
-    reports->seen.commit = now;
-    if (reports_here && reports->window.has_commits && (last || is_due(before, now, options->report_every))) {
-        report_window(reports, training_seconds(&run->clock));
-        watch_data(run);
+// Returns whether the state at the end is on disk, or is not meant to be.
+static bool train(Run *run) {
+    Scheduler *s = &run->scheduler;
+    run->clock.started = run->saving.began = clock_seconds();
+    train_to_target(run);
+    while (s->spikes.rollback_due && roll_back(run)) { train_to_target(run); }
+    watch_data(run);
+    end_checkpoint(run);
+    if (s->spikes.failed) {
+        if (run_is_main(run)) { fail_spike(run); }
+        return false;
     }
-    if (options->val_batches > 0 && (last || is_due(before, now, options->val_every))) {
-        CheckpointedRun *checkpointed = &run->checkpointed;
-        bool whole = validate(run);
-        double loss = reports->validation; // the same on all ranks
-        bool is_best = isfinite(loss) && (checkpointed->best_commit == 0 || loss < checkpointed->best_loss);
-        if (whole) { checkpointed->validated_commit = now; }
-        if (whole && !is_best && !isnan(loss)) { checkpointed->worse++; } // without a loss it says nothing
-        if (whole && is_best) {
-            checkpointed->best_commit = now;
-            checkpointed->best_loss = loss;
-            checkpointed->worse = 0;
-            if (options->keep_best) { run->scheduler.wishes.save_agreed = true; }
-        }
-        if (whole && reports_here) { report_validation(reports, tokens, training_seconds(&run->clock)); }
-    }
-    if (!last && !s->wishes.stop_agreed && is_due(before, now, options->sample_every)) {
-        print_sample(run, false);
-    }
-    if (reports_here) {
-        double seconds = training_seconds(&run->clock);
-        Progress progress = {"", "tokens", tokens, options->tokens, seconds, QUIET_TRAINING_SECONDS};
-        terminal_bar(&run->terminal, &progress, clock_seconds());
-    }
+    const CheckpointedRun *checkpointed = &run->checkpointed;
+    bool saved =
+        checkpointed->saved_commit == s->optimizer.commits && checkpointed->saved_reports == s->reports;
+    if (saved || run->saving.times.never) { return true; }
+    begin_checkpoint(run, false);
+    return end_checkpoint(run);
 }
 
 // Until enough tokens have been trained on, a spike halts the run, or it is to stop.
@@ -207,79 +235,37 @@ static void train_to_target(Run *run) {
     if (!run->nothing_left) { follow_commits(run, true); }
 }
 
-// Returns whether the state at the end is on disk, or is not meant to be.
-static bool train(Run *run) {
-    Scheduler *s = &run->scheduler;
-    run->clock.started = run->saving.began = clock_seconds();
-    train_to_target(run);
-    while (s->spikes.rollback_due && roll_back(run)) { train_to_target(run); }
-    watch_data(run);
-    end_checkpoint(run);
-    if (s->spikes.failed) {
-        if (run_is_main(run)) { fail_spike(run); }
-        return false;
-    }
-    const CheckpointedRun *checkpointed = &run->checkpointed;
-    bool saved =
-        checkpointed->saved_commit == s->optimizer.commits && checkpointed->saved_reports == s->reports;
-    if (saved || run->saving.times.never) { return true; }
-    begin_checkpoint(run, false);
-    return end_checkpoint(run);
-}
-
-// ---- The life of a run ----------------------------------------------------------------
-
-// Decides what a rank can decide by itself: device, model, rates, data.
-static void choose_alone(Run *run) {
-    Options *options = &run->options;
-    Placement *placement = &run->placement;
-    Transport *transport = &run->transport;
-    Error error = {""};
-    launch_threads(transport->local_size, (int)options->threads, &run->threads);
-    bool good = decay_from_checkpoint(options, &error) &&
-                placement_choose_device(placement, options, transport->local_rank, false, &error) &&
-                placement_choose_precision(placement, options, &error) &&
-                launch_check_copies(transport->size, transport_has_mpi(), &error) &&
-                choose_model(run, &error) && open_data(run, &error) && choose_length(run, &error) &&
-                check_tokenizer(run, &error);
-    if (!good && options->kept[0] != '\0') { // the mistake may be in what was not written now
-        text_join(error.text, sizeof error.text, "; ", "what is not given is as in %.300s", options->kept);
-    }
-    wait_for_rank_zero(transport, "checking the model"); // its checksums: a large one takes minutes
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
-}
-
-// Decides what depends on the other ranks: how GPUs exchange, and so the plan of memory.
-static void choose_together(Run *run, const Hello *hellos) {
-    Setup setup = setup_of_run(run);
-    Error error = {""};
-    Transport *transport = &run->transport;
+// Looks at the commits since the last call: reports, validates, samples and redraws the
+// bar where that is due. last: training ends here, so everything is due.
+static void follow_commits(Run *run, bool last) {
     const Options *options = &run->options;
-    choose_precision(run);
-    meet_on_hosts(transport, options);
-    placement_choose_exchange(&run->placement, options, transport);
-    bool good = placement_choose_gpu_exchange(&run->placement, options, transport, hellos, &error) &&
-                reserve_memory(&setup, &error);
-    MemoryRoom room = memory_room(&setup);
-    good = good && fit_check(&setup, &room, &error);
-    run->scheduler.wishes.stop_requested = run->training.stop_requested = &run->signal_watch.stop_requested;
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
-}
-
-// All ranks, with --trace: writes their spans to one file, in the time of rank 0's clock.
-// A trace that cannot be written is no reason to lose the end of a run.
-static void write_trace(Run *run) {
-    if (run->options.trace[0] == '\0') { return; }
-    Transport *transport = &run->transport;
-    Error error = {""};
-    transport->link_bytes_per_second = transport->link_latency = transport->chaos_seconds = 0; // no emulation
-    ClockOffset end = trace_measure_clock(transport, clock_seconds);
-    if (!trace_write(&run->scheduler.trace, transport, &run->clock_at_start, &end, run->options.trace,
-                     &error)) {
-        if (run_is_main(run)) { fprintf(stderr, "train_gpt: there is no trace: %s\n", error.text); }
-        run->trace_is_lost = true;
+    const Scheduler *s = &run->scheduler;
+    Reports *reports = &run->reports;
+    bool is_new = s->reports > reports->seen.reports, reports_here = run_is_main(run);
+    if (!is_new && !last) { return; }
+    if (is_new) { window_add_commit(reports); }
+    int64_t before = reports->seen.commit, now = s->optimizer.commits;
+    reports->seen.reports = s->reports;
+    reports->seen.commit = now;
+    if (reports_here && reports->window.has_commits && (last || is_due(before, now, options->report_every))) {
+        report_window(reports, training_seconds(&run->clock));
+        watch_data(run);
+    }
+    if (options->val_batches > 0 && (last || is_due(before, now, options->val_every))) {
+        validate_commit(run);
+    }
+    if (!last && !s->wishes.stop_agreed && is_due(before, now, options->sample_every)) {
+        print_sample(run, false);
+    }
+    if (reports_here) {
+        double seconds = training_seconds(&run->clock);
+        Progress progress = {
+            "", "tokens", tokens_done(run), options->tokens, seconds, QUIET_TRAINING_SECONDS};
+        terminal_bar(&run->terminal, &progress, clock_seconds());
     }
 }
+
+// ---- The end of a run ------------------------------------------------------------------
 
 // Checks and describes the result. saved: whether it is on disk. Returns the exit code.
 static int finish_run(Run *run, bool saved) {
@@ -337,6 +323,21 @@ static int finish_run(Run *run, bool saved) {
     return run->saving.times.never ? EXIT_STOPPED_UNSAVED : EXIT_ASKED_TO_STOP;
 }
 
+// All ranks, with --trace: writes their spans to one file, in the time of rank 0's clock.
+// A trace that cannot be written is no reason to lose the end of a run.
+static void write_trace(Run *run) {
+    if (run->options.trace[0] == '\0') { return; }
+    Transport *transport = &run->transport;
+    Error error = {""};
+    transport->link_bytes_per_second = transport->link_latency = transport->chaos_seconds = 0; // no emulation
+    ClockOffset end = trace_measure_clock(transport, clock_seconds);
+    if (!trace_write(&run->scheduler.trace, transport, &run->clock_at_start, &end, run->options.trace,
+                     &error)) {
+        if (run_is_main(run)) { fprintf(stderr, "train_gpt: there is no trace: %s\n", error.text); }
+        run->trace_is_lost = true;
+    }
+}
+
 // Ends what could not be cut off; memory ends with the process.
 static void release_run(Run *run, int exit_code) {
     model_stop(&run->model, run->scheduler.compute);
@@ -346,98 +347,4 @@ static void release_run(Run *run, int exit_code) {
     placement_close(&run->placement);
     if (exit_code != 0) { transport_let_launcher_read(&run->transport); }
     transport_close(&run->transport);
-}
-
-// ---- Commands -------------------------------------------------------------------------
-
-// All ranks meet before one of them can leave: under mpirun others would wait for ever
-// for it. understood: false if the command line has an error, which is in `error`.
-// Training, eval and a plan keep the transport; of other commands all ranks but 0 exit. Help and
-// --version never meet: scripts that start ranks may call them first, and a process of
-// mpirun can use MPI only once.
-static void meet_ranks(Run *run, bool understood, Error *error) {
-    OptionsCommand command = run->options.command;
-    bool trains = understood && command == COMMAND_TRAIN,
-         plans = command == COMMAND_PLAN && transport_was_launched(),
-         together = trains || plans || command == COMMAND_EVAL;
-    if (!understood && !transport_was_launched()) { exit_user_mistake(error); }
-    if (!together && (!transport_was_launched() || (understood && command >= COMMAND_HELP))) { return; }
-    if (trains) { signal_watch_mask(&run->signal_watch); } // before MPI or anything else makes a thread
-    StartWatch watch = {.begun = false};
-    if (transport_was_launched()) { start_watch_begin(&watch, run->options.timeout_s); }
-    bool opened = transport_open(&run->transport, error);
-    if (watch.begun) { start_watch_end(&watch); }
-    if (!opened) { exit_user_mistake(error); }
-    if (trains) {
-        run->signal_watch.transport = &run->transport;
-        signal_watch_prepare(&run->signal_watch);
-        terminal_open(&run->terminal, stdout);
-    }
-    agree_or_exit(run, understood ? 0 : EXIT_USER_MISTAKE, error);
-    OptionsCommand first = command;
-    share_from_rank_zero(&run->transport, "commands", &first, sizeof first);
-    if (command != first) {
-        error_set(error, "rank %d was started with the command %s and rank 0 with %s: start all ranks alike",
-                  run->transport.rank, command_names[command], command_names[first]);
-    }
-    agree_or_exit(run, command == first ? 0 : EXIT_USER_MISTAKE, error);
-    // A start with a large model from a slow disk may take longer than a commit of training.
-    run->transport.timeout_seconds = fmax(run->transport.timeout_seconds, run->options.timeout_s);
-    if (together) { return; }
-    transport_close(&run->transport);
-    if (run->transport.rank != 0) { exit(0); }
-}
-
-static int command_train(Run *run) {
-    choose_alone(run);
-    const Hello *hellos = exchange_hellos(run);
-    choose_together(run, hellos);
-    open_checkpoints(run);
-    check_resume(run);
-    open_run_directory(run);
-    tokenize_data(run);
-    start_run(run);
-    choose_by_measurement(run);
-    announce_run(run, hellos);
-    resume_run(run);
-    Error none = {""};
-    agree_or_exit(run, 0, &none); // a wish to stop that came while the checkpoint was read
-    int exit_code = finish_run(run, train(run));
-    release_run(run, exit_code);
-    return exit_code;
-}
-
-int main(int argc, char **argv) {
-    Run *run = (Run *)memory_take(1, sizeof *run);
-    Error error = {""};
-    files_open_standard();
-    signal(SIGXFSZ, SIG_IGN); // a file at its size limit is reported as a full disk is
-    bool understood =
-        options_parse(argc, argv, &run->options, &error) && options_check(&run->options, &error);
-    if (transport_was_launched() && run->options.gpu_exchange != GPU_EXCHANGE_HOST) { gpu_load_eagerly(); }
-    meet_ranks(run, understood, &error);
-    run->rule = options_rule(&run->options);
-    find_models(&run->options);
-    int exit_code = 0;
-    switch (run->options.command) {
-    case COMMAND_TRAIN: exit_code = command_train(run); break;
-    case COMMAND_PLAN: exit_code = command_plan(run); break;
-    case COMMAND_SAMPLE: exit_code = command_sample(&run->options); break;
-    case COMMAND_EVAL: exit_code = command_eval(run); break;
-    case COMMAND_AVERAGE: exit_code = command_average(&run->options); break;
-    case COMMAND_TOKENIZE: exit_code = command_tokenize(&run->options); break;
-    case COMMAND_HELP:
-        if (!options_print_topic(stdout, run->options.topic, &error)) { exit_user_mistake(&error); }
-        break;
-    case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
-    case COMMAND_VERSION: print_build_facts(stdout); break;
-    }
-    // Training has a log; what other commands print is all that they do.
-    if (run->options.command != COMMAND_TRAIN && (fflush(stdout) != 0 || ferror(stdout) != 0)) {
-        fprintf(stderr, "train_gpt: what it found could not be written: %s\n", strerror(errno));
-        exit_code = EXIT_SYSTEM_FAILURE;
-    }
-    // Otherwise the thread that waits for signals reads it to the end.
-    if (run->signal_watch.transport == NULL) { free(run); }
-    exit(exit_code);
 }

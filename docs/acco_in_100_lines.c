@@ -25,7 +25,7 @@ typedef struct Scheduler {
     float sent[WORKERS][SIZE];          // the job reads what was handed over,
     float stepped[SIZE];                // writes the next parameters,
     float master[SIZE], momentum[SIZE]; // and in a commit changes the optimizer's state
-    int kind, sample, overlap;
+    int kind, sample, overlap, launched;
     pthread_t thread;
 } Scheduler;
 
@@ -59,31 +59,31 @@ static void *job(void *scheduler) {
 }
 
 static void launch(Scheduler *s, int kind) {
-    s->kind = kind;
+    s->kind = kind, s->launched = 1;
     s->overlap = s->overlap && pthread_create(&s->thread, NULL, job, s) == 0;
     if (!s->overlap) { job(s); }
 }
 
-static void wait_for(Scheduler *s) {
+static void wait_for(Scheduler *s) { // and takes the parameters that the job has made
     if (s->overlap) { pthread_join(s->thread, NULL); }
-    memcpy(s->theta, s->stepped, sizeof s->theta);
+    memcpy(s->theta, s->stepped, sizeof s->theta), s->launched = 0;
 }
 
 // The only place where the buffers of both streams meet.
 static void hand_over(Scheduler *s, int mode) {
+    if (s->launched) { wait_for(s); }
     memcpy(s->sent, s->gradients, sizeof s->sent);
     if (mode == CLEAR) { memset(s->gradients, 0, sizeof s->gradients); }
 }
 
 static void acco_commit(Scheduler *s) {
     if (s->sample == 0) { accumulate(s), hand_over(s, KEEP); } // the first round A
-    launch(s, ESTIMATE), accumulate(s), wait_for(s), hand_over(s, CLEAR);
-    launch(s, COMMIT), accumulate(s), wait_for(s), hand_over(s, KEEP);
+    launch(s, ESTIMATE), accumulate(s), hand_over(s, CLEAR);
+    launch(s, COMMIT), accumulate(s), hand_over(s, KEEP);
 }
 
 static void ddp_commit(Scheduler *s) {
-    accumulate(s), accumulate(s), hand_over(s, CLEAR);
-    launch(s, COMMIT), wait_for(s);
+    accumulate(s), accumulate(s), hand_over(s, CLEAR), launch(s, COMMIT), wait_for(s);
 }
 
 int main(void) {

@@ -78,11 +78,11 @@ WARNINGS   := -Wall -Wextra $(WERROR)
 CXX_WARNINGS := $(WARNINGS) -Wno-deprecated-enum-float-conversion -Wno-deprecated-enum-enum-conversion -Wno-deprecated-anon-enum-enum-conversion \
                 -Wno-missing-field-initializers -Wno-missing-braces -Wno-constant-logical-operand
 CFLAGS     := -std=gnu11 $(OPTIMIZE) $(ARITHMETIC) -g $(WARNINGS) -I. $(MPI_FLAGS) $(ONEDNN_FLAGS) $(SANITIZE)
-LIBS       := $(MPI_LIBS) -ljansson -lz -lpcre2-8 $(ONEDNN_LIBS) -lm -lpthread
+LIBS       := $(MPI_LIBS) -ljansson -lz -lpcre2-8 -lutf8proc $(ONEDNN_LIBS) -lm -lpthread
 COMPILE    = $(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP
 # Ends the build with the lines of the probe that say what is missing. The next make probes
 # again, for by then it may be there.
-NEEDED     = if grep -E '^compiler +missing' $(CONFIG).txt || grep -E '^(jansson|zlib|PCRE2) +missing' $(CONFIG).txt; then \
+NEEDED     = if grep -E '^compiler +missing' $(CONFIG).txt || grep -E '^(jansson|zlib|PCRE2|utf8proc) +missing' $(CONFIG).txt; then \
              rm -f $(CONFIG); echo "make run installs what it can; make info says more"; exit 1; fi
 
 # --version tells from which commit and for which processor the program was built.
@@ -263,7 +263,7 @@ dist:
 # --- run ---
 
 install-for-run: | $(CONFIG)
-	@scripts/install-dependencies $(CONFIG) CC JSON ZLIB PCRE2 -- ONEDNN MPI
+	@scripts/install-dependencies $(CONFIG) CC JSON ZLIB PCRE2 UTF8PROC -- ONEDNN MPI
 	@$(PROBE) $(CONFIG)
 
 run: install-for-run
@@ -273,7 +273,7 @@ run: install-for-run
 # --- tests ---
 
 install-for-test: | $(CONFIG)
-	@scripts/install-dependencies $(CONFIG) CC CXX JSON ZLIB PCRE2 CMOCKA -- ONEDNN MPI GNUPLOT
+	@scripts/install-dependencies $(CONFIG) CC CXX JSON ZLIB PCRE2 UTF8PROC CMOCKA -- ONEDNN MPI GNUPLOT
 	@$(PROBE) $(CONFIG)
 
 test: install-for-test
@@ -347,7 +347,7 @@ $(BUILD)/fuzz/compiler:
 	    "version of clang); FUZZ_CC=NAME names another"; exit 1; }
 
 $(BUILD)/fuzz/%: test/fuzz/fuzz_%.h test/fuzz/entry.c test/fuzz/not-traced Makefile $(CONFIG)
-	$(FUZZ_CC) $(FUZZ_FLAGS) -MMD -MP -include $< -DTARGET=fuzz_$* test/fuzz/entry.c -o $@ -ljansson -lz -lpcre2-8 -lm -lpthread
+	$(FUZZ_CC) $(FUZZ_FLAGS) -MMD -MP -include $< -DTARGET=fuzz_$* test/fuzz/entry.c -o $@ -ljansson -lz -lpcre2-8 -lutf8proc -lm -lpthread
 
 # Every header must compile by itself and be valid C++ as well as C, because nvcc compiles
 # it as C++.

@@ -1,17 +1,19 @@
-// tokenizer.h: text to tokens and back: the byte-level BPE of GPT-2 and GPT-Neo.
+// tokenizer.h: text to tokens and back: byte-level BPE, as GPT-2, Llama 3, Qwen and SmolLM have it.
 //
 // Reads the tokenizer.json of Hugging Face's `tokenizers` and gives the same ids as that
-// library. Encoding has three stages:
+// library. Encoding has four stages:
 //
 //   added tokens    Texts of added tokens, such as <|endoftext|>, are cut out first: the
 //                   leftmost, and among those that begin at one place the longest.
-//   pre-tokenizer   GPT-2's pattern cuts the rest into pieces: contractions, words,
-//                   numbers, punctuation and spaces (PCRE2).
+//   normalizer      Qwen's composes characters: an e and an accent become one (NFC, utf8proc).
+//   pre-tokenizer   Patterns cut the rest into pieces, one after the other: GPT-2's own, those that
+//                   the file has, digits (PCRE2).
 //   merges          Each piece begins as bytes. As long as two neighbours can be merged,
-//                   the pair whose merge was learned first becomes one token.
+//                   the pair whose merge was learned first becomes one token. Llama 3 first
+//                   looks whether the whole piece is a token (ignore_merges).
 //
 // Bytes that are no UTF-8, which the library refuses, become one token each. A
-// tokenizer.json that asks for more (a normalizer, another pattern, dropout, bytes
+// tokenizer.json that asks for more (another normalizer, dropout, bytes
 // without a token) is refused. Its post-processor, which puts tokens around, is ignored.
 #pragma once
 
@@ -20,6 +22,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #endif
 #include <pcre2.h>
+#include <utf8proc.h>
 #include <zlib.h>
 
 #include "runtime/errors.h"
@@ -29,6 +32,7 @@
 #include "runtime/utf8.h"
 
 enum {
+    TOKENIZER_MOST_PATTERNS = 4,
     TOKENIZER_MOST_TOKENS = 1 << 20,     // the largest vocabularies have a quarter of this
     TOKENIZER_MOST_FILE_BYTES = 1 << 28, // GPT-2's tokenizer.json has 2 MB
     TOKENIZER_MOST_TEXT_BYTES = 1 << 30  // positions are int32
@@ -60,8 +64,12 @@ typedef struct Tokenizer {
     AddedToken *added;
     int added_count;
     int32_t end; // the token behind a text: <|endoftext|>, or what tokenizer_find_end finds; -1: unknown
-    pcre2_code *pattern;
-    uint32_t sum; // CRC-32 of all tokens and merges: sum_of in tokenizer/vocabulary.py
+    pcre2_code *patterns[TOKENIZER_MOST_PATTERNS]; // each cuts what the ones before it have left whole
+    int pattern_count;
+    int32_t *whole; // (whole_slots) with ignore_merges: ids, hashed by the tokens' bytes; -1: empty. Or NULL
+    size_t whole_slots; // a power of two
+    bool composes;      // the normalizer is NFC
+    uint32_t sum;       // CRC-32 of all tokens and merges: sum_of in tokenizer/vocabulary.py
 } Tokenizer;
 
 #define TOKENIZER_NO_END \
@@ -146,11 +154,10 @@ static inline const json_t *tokenizer_get(const json_t *object, const char *key)
 
 // Whether the file has all parts, and asks only for what this module can do. Finds the parts.
 static inline bool tokenizer_find_parts(TokenizerFile *file, const json_t *root, Error *error) {
-    const json_t *model = json_object_get(root, "model"), *before = json_object_get(root, "pre_tokenizer");
-    const char *type = json_string_value(json_object_get(model, "type")),
-               *cutter = json_string_value(json_object_get(before, "type"));
-    static const char *const switches[] = {"normalizer",         "dropout",       "continuing_subword_prefix",
-                                           "end_of_word_suffix", "byte_fallback", "ignore_merges"};
+    const json_t *model = json_object_get(root, "model");
+    const char *type = json_string_value(json_object_get(model, "type"));
+    static const char *const switches[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix",
+                                           "byte_fallback"};
     file->vocabulary = json_object_get(model, "vocab");
     file->merges = json_object_get(model, "merges");
     file->added = tokenizer_get(root, "added_tokens");
@@ -166,21 +173,118 @@ static inline bool tokenizer_find_parts(TokenizerFile *file, const json_t *root,
                          file->name);
     }
     for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
-        const json_t *value = tokenizer_get(i == 0 ? root : model, switches[i]);
+        const json_t *value = tokenizer_get(model, switches[i]);
         const char *text = json_string_value(value);
         bool off = value == NULL || json_is_false(value) || (text != NULL && text[0] == '\0');
         if (!off) {
-            return error_set(error, "%s sets '%s', which is not supported: GPT-2's and GPT-Neo's do not",
+            return error_set(error, "%s sets '%s', which is not supported: byte-level BPE does not",
                              file->name, switches[i]);
         }
     }
-    bool pattern = !json_is_false(json_object_get(before, "use_regex"));
-    return (cutter != NULL && strcmp(cutter, "ByteLevel") == 0 && pattern &&
-            !json_is_true(json_object_get(before, "add_prefix_space"))) ||
-           error_set(error,
-                     "%s has a pre-tokenizer other than GPT-2's: allowed is ByteLevel with its pattern, "
-                     "without a prefix",
-                     file->name);
+    return true;
+}
+
+// ---- Patterns -------------------------------------------------------------------------
+
+// PCRE2's \s has U+180E, no space in Unicode and for the library.
+#define TOKENIZER_SPACE \
+    "\\x09-\\x0D\\x20\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{" \
+    "3000}"
+#define TOKENIZER_GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+
+// Compiles a pattern as the library reads it, behind those that are there.
+static inline bool tokenizer_add_pattern(Tokenizer *tokenizer, const TokenizerFile *file, const char *pattern,
+                                         Error *error) {
+    if (tokenizer->pattern_count == TOKENIZER_MOST_PATTERNS) {
+        return error_set(error, "%s cuts text by more than %d patterns", file->name, TOKENIZER_MOST_PATTERNS);
+    }
+    for (const char *at = pattern; (at = strchr(at, '\\')) != NULL && at[1] != '\0'; at += 2) {
+        if (strchr("bBdDhHRwWX", at[1]) == NULL) { continue; }
+        return error_set(error, "%s has \\%c in a pattern, which PCRE2 reads otherwise than the library",
+                         file->name, at[1]);
+    }
+    char *text = NULL;
+    size_t size = 0, offset = 0;
+    FILE *out = open_memstream(&text, &size);
+    for (bool in_class = false; *pattern != '\0'; pattern++) {
+        bool escapes = pattern[0] == '\\' && pattern[1] != '\0', space = escapes && pattern[1] == 's';
+        if (space && in_class) {
+            fputs(TOKENIZER_SPACE, out);
+        } else if (space || (escapes && pattern[1] == 'S' && !in_class)) {
+            fprintf(out, "[%s" TOKENIZER_SPACE "]", space ? "" : "^");
+        } else {
+            fwrite(pattern, 1, escapes ? 2 : 1, out);
+        }
+        in_class = escapes ? in_class : in_class ? *pattern != ']' : *pattern == '[';
+        pattern += escapes;
+    }
+    fclose(out);
+    int code = 0;
+    pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)text, size, PCRE2_UTF, &code, &offset, NULL);
+    if (compiled == NULL) {
+        error_set(error, "%s: PCRE2 refuses the pattern '%.300s' (error %d): it must be built with Unicode",
+                  file->name, text, code);
+    } else {
+        pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE); // failing means slower matching
+        tokenizer->patterns[tokenizer->pattern_count++] = compiled;
+    }
+    free(text);
+    return compiled != NULL;
+}
+
+static inline bool json_says(const json_t *object, const char *key, const char *text) {
+    const char *value = json_string_value(json_object_get(object, key));
+    return value != NULL && strcmp(value, text) == 0;
+}
+
+// Reads one part of the pre-tokenizer. Returns whether it can be followed; *letters: it has ByteLevel.
+static inline bool tokenizer_read_cutter(Tokenizer *tokenizer, const TokenizerFile *file, const json_t *part,
+                                         bool *letters, Error *error) {
+    const char *pattern = json_string_value(json_object_get(json_object_get(part, "pattern"), "Regex"));
+    if (json_says(part, "type", "Sequence")) {
+        const json_t *parts = json_object_get(part, "pretokenizers");
+        bool good = json_is_array(parts);
+        for (size_t i = 0; good && i < json_array_size(parts); i++) {
+            const json_t *one = json_array_get(parts, i);
+            good = !json_says(one, "type", "Sequence") &&
+                   tokenizer_read_cutter(tokenizer, file, one, letters, error);
+        }
+        return good;
+    }
+    if (json_says(part, "type", "ByteLevel") && !json_is_true(json_object_get(part, "add_prefix_space"))) {
+        *letters = true;
+        return json_is_false(json_object_get(part, "use_regex")) ||
+               tokenizer_add_pattern(tokenizer, file, TOKENIZER_GPT2, error);
+    }
+    if (json_says(part, "type", "Digits")) {
+        bool single = json_is_true(json_object_get(part, "individual_digits"));
+        return tokenizer_add_pattern(tokenizer, file, single ? "\\p{N}" : "\\p{N}+", error);
+    }
+    return json_says(part, "type", "Split") && json_says(part, "behavior", "Isolated") &&
+           !json_is_true(json_object_get(part, "invert")) && pattern != NULL &&
+           tokenizer_add_pattern(tokenizer, file, pattern, error);
+}
+
+// How the file prepares a text: its normalizer and its pre-tokenizer.
+static inline bool tokenizer_read_preparation(Tokenizer *tokenizer, const TokenizerFile *file,
+                                              const json_t *root, Error *error) {
+    const json_t *normalizer = tokenizer_get(root, "normalizer");
+    bool letters = false;
+    error->text[0] = '\0';
+    tokenizer->composes = json_says(normalizer, "type", "NFC");
+    if (normalizer != NULL && !tokenizer->composes) {
+        return error_set(error, "%s has a normalizer that is not supported: allowed is NFC, or none",
+                         file->name);
+    }
+    bool good =
+        tokenizer_read_cutter(tokenizer, file, json_object_get(root, "pre_tokenizer"), &letters, error);
+    if (!(good && letters) && !error_is_set(error)) {
+        error_set(error,
+                  "%s has a pre-tokenizer that is not supported: allowed are ByteLevel without a prefix, "
+                  "Digits, Split by an isolated Regex, and a Sequence of these with ByteLevel in it",
+                  file->name);
+    }
+    return good && letters;
 }
 
 // Enters a token with its id. Errors: that is no id, or it has another text already.
@@ -274,6 +378,35 @@ static inline uint64_t tokenizer_pair(int32_t left, int32_t right) {
     return (uint64_t)left << 32 | (uint32_t)right;
 }
 
+// The slot of these bytes in the hash table of whole tokens: their id, or the empty slot where it
+// would be.
+static inline int32_t *tokenizer_whole(const Tokenizer *tokenizer, const uint8_t *bytes, size_t count) {
+    size_t slot = crc32_z(0, bytes, count);
+    for (;; slot++) {
+        int32_t *id = &tokenizer->whole[slot & (tokenizer->whole_slots - 1)];
+        const uint32_t *begin = tokenizer->offsets + *id;
+        if (*id < 0 ||
+            (begin[1] - begin[0] == count && memcmp(tokenizer->bytes + begin[0], bytes, count) == 0)) {
+            return id;
+        }
+    }
+}
+
+// Of a file with ignore_merges: finds the tokens of the model by their bytes.
+static inline void tokenizer_read_whole(Tokenizer *tokenizer, const TokenizerFile *file) {
+    const char *text;
+    json_t *id;
+    tokenizer->whole_slots = 16;
+    while (tokenizer->whole_slots < 2 * json_object_size(file->vocabulary)) { tokenizer->whole_slots *= 2; }
+    tokenizer->whole = (int32_t *)memory_take(tokenizer->whole_slots, sizeof *tokenizer->whole);
+    memset(tokenizer->whole, 0xFF, tokenizer->whole_slots * sizeof *tokenizer->whole);
+    json_object_foreach((json_t *)file->vocabulary, text, id) {
+        uint32_t *begin = tokenizer->offsets + json_integer_value(id);
+        int32_t *slot = tokenizer_whole(tokenizer, tokenizer->bytes + begin[0], begin[1] - begin[0]);
+        *slot = (int32_t)json_integer_value(id);
+    }
+}
+
 // A merge is "left right" in older files and ["left", "right"] in newer ones. *length: of the
 // left one, behind which more may stand. False: it is no merge.
 static inline bool tokenizer_split_merge(const json_t *merge, const char **left, size_t *length,
@@ -351,15 +484,6 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
     return good;
 }
 
-// GPT-2's pattern. PCRE2's \s has U+180E, no space in Unicode and for the library.
-#define TOKENIZER_SPACE \
-    "\\x09-\\x0D\\x20\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{" \
-    "3000}"
-#define TOKENIZER_PATTERN \
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" TOKENIZER_SPACE "\\p{L}\\p{N}]+|[" TOKENIZER_SPACE \
-    "]+(?![^" TOKENIZER_SPACE "])" \
-    "|[" TOKENIZER_SPACE "]+"
-
 static inline void tokenizer_close(Tokenizer *tokenizer) {
     for (int i = 0; i < tokenizer->added_count; i++) { free(tokenizer->added[i].text); }
     free(tokenizer->added);
@@ -367,7 +491,8 @@ static inline void tokenizer_close(Tokenizer *tokenizer) {
     free(tokenizer->offsets);
     free(tokenizer->is_special);
     free(tokenizer->merges);
-    pcre2_code_free(tokenizer->pattern);
+    free(tokenizer->whole);
+    for (int i = 0; i < tokenizer->pattern_count; i++) { pcre2_code_free(tokenizer->patterns[i]); }
     memset(tokenizer, 0, sizeof *tokenizer);
 }
 
@@ -418,7 +543,8 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
         return error_set(error, "%s is no tokenizer, which is JSON: line %d: %s", name, trouble.line,
                          trouble.text);
     }
-    bool good = tokenizer_find_parts(&file, root, error);
+    bool good =
+        tokenizer_find_parts(&file, root, error) && tokenizer_read_preparation(tokenizer, &file, root, error);
     size_t added = json_array_size(file.added);
     const char *text;
     json_t *id;
@@ -431,18 +557,11 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
     for (size_t i = 0; good && i < added; i++) { good = tokenizer_read_added(tokenizer, &file, i, error); }
     good = good && tokenizer_make_bytes(tokenizer, &file, error) &&
            tokenizer_read_merges(tokenizer, &file, error);
+    if (good && json_is_true(json_object_get(json_object_get(root, "model"), "ignore_merges"))) {
+        tokenizer_read_whole(tokenizer, &file);
+    }
     json_decref(root);
     free(file.texts);
-    int code = 0;
-    PCRE2_SIZE offset = 0;
-    tokenizer->pattern = pcre2_compile((PCRE2_SPTR)TOKENIZER_PATTERN, PCRE2_ZERO_TERMINATED,
-                                       PCRE2_UTF | PCRE2_ANCHORED, &code, &offset, NULL);
-    if (good && tokenizer->pattern == NULL) {
-        good = error_set(error,
-                         "%s: PCRE2 refuses the pattern of GPT-2 (error %d): it must be built with Unicode",
-                         name, code);
-    }
-    if (good) { pcre2_jit_compile(tokenizer->pattern, PCRE2_JIT_COMPLETE); } // failing means slower matching
     if (!good) { tokenizer_close(tokenizer); }
     if (good) { tokenizer->end = tokenizer_find_added(tokenizer, "<|endoftext|>"); }
     return good;
@@ -497,6 +616,7 @@ typedef struct TokenizerWork {
     const Tokenizer *tokenizer;
     bool special; // cut special tokens out
     const uint8_t *text;
+    const int32_t *origins;  // of each byte of a composed text: its place in the one that was given; or NULL
     TokenList *out, *begins; // the ids, and where in the text each of them begins; begins: or NULL
     PieceToken *tokens;
     PieceMerge *heap;
@@ -506,7 +626,10 @@ typedef struct TokenizerWork {
 
 static inline void tokenizer_give(TokenizerWork *work, int32_t id, const uint8_t *begin) {
     token_list_add(work->out, id);
-    if (work->begins != NULL) { token_list_add(work->begins, (int32_t)(begin - work->text)); }
+    ptrdiff_t place = begin - work->text;
+    if (work->begins != NULL) {
+        token_list_add(work->begins, work->origins != NULL ? work->origins[place] : (int32_t)place);
+    }
 }
 
 static inline bool piece_before(const PieceMerge *a, const PieceMerge *b) {
@@ -543,6 +666,11 @@ static inline PieceMerge piece_pop(TokenizerWork *work) {
 // One piece of `count` bytes (at least one) in O(count log count).
 static inline void tokenizer_encode_piece(TokenizerWork *work, const uint8_t *bytes, size_t count) {
     const Tokenizer *tokenizer = work->tokenizer;
+    int32_t whole = tokenizer->whole != NULL ? *tokenizer_whole(tokenizer, bytes, count) : -1;
+    if (whole >= 0) {
+        tokenizer_give(work, whole, bytes);
+        return;
+    }
     list_reserve((void **)&work->tokens, 0, &work->token_capacity, count, sizeof *work->tokens);
     for (size_t i = 0; i < count; i++) {
         PieceToken token = {tokenizer->byte_ids[bytes[i]], (int32_t)i - 1,
@@ -571,8 +699,33 @@ static inline void tokenizer_encode_piece(TokenizerWork *work, const uint8_t *by
     }
 }
 
+// Cuts valid UTF-8 by the patterns from `number` on, and encodes the pieces: what a pattern matches, and
+// what lies between. A later pattern sees one piece at a time, as a text of its own.
+static inline bool tokenizer_encode_valid(TokenizerWork *work, int number, const uint8_t *text, size_t count,
+                                          Error *error) {
+    if (number == TOKENIZER_MOST_PATTERNS || number == work->tokenizer->pattern_count) {
+        tokenizer_encode_piece(work, text, count);
+        return true;
+    }
+    const PCRE2_SIZE *place = pcre2_get_ovector_pointer(work->match);
+    for (size_t at = 0; at < count;) {
+        int found = pcre2_match(work->tokenizer->patterns[number], text, count, at,
+                                PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, work->match, NULL);
+        if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
+            return error_set(error, "PCRE2 cannot cut the text at byte %zu (error %d)", at, found);
+        }
+        size_t begin = found < 0 ? count : place[0], end = found < 0 ? count : place[1];
+        if ((begin > at && !tokenizer_encode_valid(work, number + 1, text + at, begin - at, error)) ||
+            (end > begin && !tokenizer_encode_valid(work, number + 1, text + begin, end - begin, error))) {
+            return false;
+        }
+        at = end;
+    }
+    return true;
+}
+
 // Encodes text without added tokens: ranges of valid UTF-8 piece by piece, and ranges of
-// other bytes one by one. The pattern matches every character.
+// other bytes one by one.
 static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *text, size_t count,
                                           Error *error) {
     for (size_t begin = 0, length = 0, end; begin < count; begin = end) {
@@ -581,19 +734,8 @@ static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *te
         while (end < count && (utf8_scan(text + end, count - end, &length) == UTF8_VALID) == valid) {
             end += length;
         }
-        for (size_t at = begin, next; at < end; at = next) {
-            next = at + 1;
-            if (valid) {
-                int found = pcre2_match(work->tokenizer->pattern, text + begin, end - begin, at - begin,
-                                        PCRE2_NO_UTF_CHECK, work->match, NULL);
-                next = begin + (found > 0 ? pcre2_get_ovector_pointer(work->match)[1] : 0);
-                if (next <= at) {
-                    return error_set(error, "PCRE2 cannot cut the text at byte %zu (error %d)", at - begin,
-                                     found);
-                }
-            }
-            tokenizer_encode_piece(work, text + at, next - at);
-        }
+        if (valid && !tokenizer_encode_valid(work, 0, text + begin, end - begin, error)) { return false; }
+        for (size_t at = begin; !valid && at < end; at++) { tokenizer_encode_piece(work, text + at, 1); }
     }
     return true;
 }
@@ -611,6 +753,65 @@ static inline const char *tokenizer_find_spelled(const Tokenizer *tokenizer, con
         }
     }
     return NULL;
+}
+
+static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *text, size_t count,
+                                          bool normalized, Error *error);
+
+// A text with its characters composed (NFC), and where in the text that was given each byte was.
+typedef struct ComposedText {
+    uint8_t *bytes;
+    int32_t *origins;
+    size_t count, byte_room, origin_room;
+} ComposedText;
+
+// Returns whether that differs from the text. Characters are composed from one of ASCII, which never
+// joins what stands before it, up to the next; bytes that are no UTF-8 stay.
+static inline bool tokenizer_compose(const uint8_t *text, size_t count, int32_t origin, ComposedText *whole) {
+    bool changes = false;
+    for (size_t begin = 0, end; begin < count; begin = end) {
+        for (end = begin + 1; end < count && text[end] >= 0x80;) { end++; }
+        utf8proc_uint8_t *composed = NULL;
+        utf8proc_ssize_t length = -1;
+        if (end > begin + 1) {
+            length = utf8proc_map(text + begin, (utf8proc_ssize_t)(end - begin), &composed,
+                                  (utf8proc_option_t)(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+        }
+        size_t more = length < 0 ? end - begin : (size_t)length;
+        const uint8_t *bytes = length < 0 ? text + begin : composed;
+        bool same = more == end - begin && memcmp(bytes, text + begin, more) == 0;
+        list_reserve((void **)&whole->bytes, whole->count, &whole->byte_room, more, 1);
+        list_reserve((void **)&whole->origins, whole->count, &whole->origin_room, more, sizeof(int32_t));
+        for (size_t i = 0; i < more; i++) {
+            whole->bytes[whole->count] = bytes[i];
+            whole->origins[whole->count++] = origin + (int32_t)(begin + (same ? i : 0));
+        }
+        changes = changes || !same;
+        free(composed);
+    }
+    return changes;
+}
+
+// What lies between the added tokens that are not normalized.
+static inline bool tokenizer_encode_between(TokenizerWork *work, const uint8_t *text, size_t count,
+                                            Error *error) {
+    ComposedText whole = {NULL, NULL, 0, 0, 0};
+    const uint8_t *given = work->text;
+    size_t ascii = 0;
+    while (work->tokenizer->composes && ascii < count && text[ascii] < 0x80) { ascii++; }
+    bool changes = work->tokenizer->composes && ascii < count &&
+                   tokenizer_compose(text, count, (int32_t)(text - given), &whole);
+    if (changes) {
+        work->text = text = whole.bytes;
+        work->origins = whole.origins;
+        count = whole.count;
+    }
+    bool good = tokenizer_encode_added(work, text, count, true, error);
+    work->text = given;
+    work->origins = NULL;
+    free(whole.bytes);
+    free(whole.origins);
+    return good;
 }
 
 // Encodes any text: cuts out the added tokens that are not normalized, then, from each range
@@ -633,7 +834,7 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
             if (added != NULL && (work->special || !added->special)) { break; }
         }
         bool good = normalized ? tokenizer_encode_plain(work, text + begin, at - begin, error)
-                               : tokenizer_encode_added(work, text + begin, at - begin, true, error);
+                               : tokenizer_encode_between(work, text + begin, at - begin, error);
         if (!good) { return false; }
         if (at >= count) { break; }
         tokenizer_give(work, added->id, text + at);
@@ -657,7 +858,7 @@ static inline bool tokenizer_encode_places(const Tokenizer *tokenizer, const cha
                           .text = (const uint8_t *)text,
                           .out = out,
                           .begins = begins};
-    work.match = pcre2_match_data_create_from_pattern(tokenizer->pattern, NULL);
+    work.match = pcre2_match_data_create(1, NULL); // the place of a whole match
     bool good = tokenizer_encode_added(&work, (const uint8_t *)text, count, false, error);
     pcre2_match_data_free(work.match);
     free(work.tokens);

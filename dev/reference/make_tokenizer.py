@@ -1,4 +1,4 @@
-"""Makes tokenizer.json and tokenizer_cases.json of test/reference.
+"""Makes tokenizer.json, tokenizer_cases.json and tokenizer_kinds.json of test/reference.
 
     python dev/reference/make_tokenizer.py            writes the files
     python dev/reference/make_tokenizer.py --check    recomputes them and compares; exit 1 where they differ
@@ -12,15 +12,19 @@ tokenizer_cases.json:
     sum      CRC-32 of the tokenizer, as token files carry it
     encode   text, its ids, and its ids where special tokens are text like any other
     decode   ids, their text, and their text without special tokens; most are not valid UTF-8 at their ends or inside
+
+tokenizer_kinds.json has the same tokenizer as other models have theirs: of each kind the members of the file and of its model that
+are others, and texts with their ids.
 """
 
 import argparse
+import copy
 import json
 import random
 import sys
 from pathlib import Path
 
-from tokenizers import AddedToken, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers, trainers
 from tokenizers.models import BPE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,14 +105,55 @@ def make_tokenizer():
     return tokenizer
 
 
-def encode_cases(tokenizer) -> list[dict]:
+def encode_cases(tokenizer, texts: list[str]) -> list[dict]:
     cases = []
-    for text in HARD:
+    for text in texts:
         tokenizer.encode_special_tokens = False
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         tokenizer.encode_special_tokens = True
         cases.append({"text": text, "ids": ids, "ids_special_as_text": tokenizer.encode(text, add_special_tokens=False).ids})
     return cases
+
+
+LETTERS = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def cut_by(*parts: dict) -> dict:
+    return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": list(parts)}}
+
+
+def split(pattern: str) -> dict:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+KINDS = {
+    "qwen2": {"file": {"normalizer": {"type": "NFC"}, **cut_by(split(WORD + r"\p{N}" + REST), LETTERS)}, "model": {}},
+    "llama3": {"file": cut_by(split(WORD + r"\p{N}{1,3}" + REST), LETTERS), "model": {"ignore_merges": True}},
+    "smollm": {"file": cut_by({"type": "Digits", "individual_digits": True}, {**LETTERS, "use_regex": True}), "model": {}},
+    # Pieces between matches, digits in runs, and no other pattern.
+    "digits": {"file": cut_by({"type": "Digits", "individual_digits": False}, LETTERS), "model": {}},
+}
+
+COMPOSED = [
+    "e\u0301E\u0300 o\u0323\u0302o\u0302\u0323 \u0301x \u00e9\u0301", "\u1100\u1161\u11a8 \u1100\u1161 \uac00\u11a8 \u1111\u1171\u11b6",
+    "\u0958\u212b\u2126\u0344\u1e9b\u0323 q\u0307\u0323 \u2adc", "cafe\u0301 bar cafe\u0301<|end|>cafe\u0301", "'S 'Re I'LL '\u017f 1234567 12\u0663\u06645\u00bd",
+    " fox fox the fox340 340 3400",
+]
+
+
+def kind_cases(plain: Tokenizer) -> dict:
+    kinds = copy.deepcopy(KINDS)
+    for kind in kinds.values():
+        root = json.loads(plain.to_str())
+        root.update(kind["file"])
+        if "ignore_merges" in kind["model"]:  # without the last merges many tokens can only be whole pieces
+            kind["model"]["merges"] = root["model"]["merges"][:60]
+        root["model"].update(kind["model"])
+        tokenizer = Tokenizer.from_str(json.dumps(root))
+        kind["encode"] = encode_cases(tokenizer, HARD + COMPOSED)
+    return kinds
 
 
 def decode_cases(tokenizer) -> list[dict]:
@@ -130,11 +175,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     tokenizer = make_tokenizer()
-    cases = {"sum": vocabulary.sum_of(tokenizer), "encode": encode_cases(tokenizer), "decode": decode_cases(tokenizer)}
+    cases = {"sum": vocabulary.sum_of(tokenizer), "encode": encode_cases(tokenizer, HARD), "decode": decode_cases(tokenizer)}
     tokenizer.encode_special_tokens = False
     files = {
         "tokenizer.json": tokenizer.to_str().encode() + b"\n",
         "tokenizer_cases.json": json.dumps(cases, separators=(",", ":")).encode() + b"\n",
+        "tokenizer_kinds.json": json.dumps(kind_cases(tokenizer), separators=(",", ":")).encode() + b"\n",
     }
     different = [name for name, data in files.items() if check and (OUT / name).read_bytes() != data]
     for name, data in files.items():

@@ -75,7 +75,8 @@ static void expect_text(const TextList *text, const char *expected, size_t count
     }
 }
 
-static void check_encoding(const Tokenizer *tokenizer, const json_t *cases) {
+// comes_back: the tokens have the text as it was.
+static void check_encoding(const Tokenizer *tokenizer, const json_t *cases, bool comes_back) {
     for (size_t i = 0; i < json_array_size(cases); i++) {
         const json_t *one = json_array_get(cases, i), *text = json_object_get(one, "text");
         const char *bytes = json_string_value(text);
@@ -84,7 +85,7 @@ static void check_encoding(const Tokenizer *tokenizer, const json_t *cases) {
             TokenList list = encode(tokenizer, bytes, count, special != 0);
             expect_ids(&list, json_object_get(one, special != 0 ? "ids" : "ids_special_as_text"), bytes);
             TextList back = decode(tokenizer, list.ids, list.count, 1, true);
-            expect_text(&back, bytes, count);
+            if (comes_back) { expect_text(&back, bytes, count); }
             token_list_free(&list);
             free(back.bytes);
         }
@@ -96,9 +97,56 @@ static void hard_strings_have_the_ids_of_the_library(void **state) {
     Tokenizer tokenizer = open_reference();
     json_t *cases = load_json("test/reference/tokenizer_cases.json");
     assert_true(json_array_size(json_object_get(cases, "encode")) >= 30);
-    check_encoding(&tokenizer, json_object_get(cases, "encode"));
+    check_encoding(&tokenizer, json_object_get(cases, "encode"), true);
     json_decref(cases);
     tokenizer_close(&tokenizer);
+}
+
+// Qwen 2, Llama 3 and SmolLM: other patterns, composed characters, whole pieces first.
+static void other_kinds_have_the_ids_of_the_library(void **state) {
+    (void)state;
+    json_t *kinds = load_json("test/reference/tokenizer_kinds.json"), *kind;
+    const char *name;
+    assert_int_equal(json_object_size(kinds), 4);
+    json_object_foreach(kinds, name, kind) {
+        json_t *root = load_json(REFERENCE), *model = json_object_get(root, "model");
+        Tokenizer tokenizer;
+        Error error;
+        json_object_update(root, json_object_get(kind, "file"));
+        json_object_update(model, json_object_get(kind, "model"));
+        if (!open_json(&tokenizer, root, &error)) { fail_msg("%s: %s", name, error.text); }
+        check_encoding(&tokenizer, json_object_get(kind, "encode"), !tokenizer.composes);
+        tokenizer_close(&tokenizer);
+        json_decref(root);
+    }
+    json_decref(kinds);
+}
+
+// Chats are masked by where a token begins in the text that was given, also if that is composed.
+static void places_are_those_of_the_text_that_was_given(void **state) {
+    (void)state;
+    json_t *root = load_json(REFERENCE);
+    Tokenizer tokenizer;
+    Error error;
+    json_object_set_new(root, "normalizer", json_pack("{s:s}", "type", "NFC"));
+    if (!open_json(&tokenizer, root, &error)) { fail_msg("%s", error.text); }
+    const char *text = "<|endoftext|>ae\xCC\x81 e\xCC\x81\xCC\xB1 \xCC b<|end|>q";
+    TokenList list = {NULL, 0, 0}, begins = {NULL, 0, 0};
+    assert_true(tokenizer_encode_places(&tokenizer, text, strlen(text), true, &list, &begins, &error));
+    assert_int_equal(begins.count, list.count);
+    for (size_t i = 0; i < list.count; i++) {
+        // A token begins at an ASCII character, at a character that stays, or at a byte that is no UTF-8.
+        size_t place = (size_t)begins.ids[i], length = 0;
+        const uint8_t *bytes = tokenizer_bytes(&tokenizer, list.ids[i], &length);
+        assert_true(place < strlen(text) && (i == 0 || begins.ids[i - 1] <= begins.ids[i]));
+        if (bytes[0] < 0x80) { assert_int_equal(bytes[0], text[place]); }
+        assert_true((uint8_t)text[place] < 0x80 || bytes[0] == 0xCC); // what is composed begins at its e
+    }
+    assert_int_equal(begins.ids[list.count - 1], (int)strlen(text) - 1);
+    token_list_free(&list);
+    token_list_free(&begins);
+    tokenizer_close(&tokenizer);
+    json_decref(root);
 }
 
 static void merges_as_one_string_are_the_same_as_pairs(void **state) {
@@ -114,7 +162,7 @@ static void merges_as_one_string_are_the_same_as_pairs(void **state) {
     Tokenizer tokenizer, reference = open_reference();
     Error error;
     if (!open_json(&tokenizer, root, &error)) { fail_msg("%s", error.text); }
-    check_encoding(&tokenizer, json_object_get(cases, "encode"));
+    check_encoding(&tokenizer, json_object_get(cases, "encode"), true);
     assert_true(tokenizer.sum == reference.sum);
     tokenizer_close(&tokenizer);
     tokenizer_close(&reference);
@@ -294,7 +342,6 @@ static const Damage damages[] = {
     {"model/continuing_subword_prefix", "\"##\"", "'continuing_subword_prefix'"},
     {"model/end_of_word_suffix", "\"</w>\"", "'end_of_word_suffix'"},
     {"model/byte_fallback", "true", "'byte_fallback'"},
-    {"model/ignore_merges", "true", "'ignore_merges'"},
     {"model/vocab", NULL, "an object 'vocab'"},
     {"model/vocab", "[]", "an object 'vocab'"},
     {"model/vocab", "{}", "no token stands for the byte"},
@@ -324,11 +371,32 @@ static const Damage damages[] = {
     {"model/merges/0", "[\"q\", \"q\"]", "merge 0 makes 'qq'"},
     {"model/merges/0", "[\"th\", \"e\"]", "this, or a side of it"},
     {"model/merges/1", "[\"\xC4\xA0\", \"t\"]", "are the same"},
-    {"normalizer", "{\"type\": \"NFC\"}", "normalizer"},
+    {"normalizer", "{\"type\": \"NFKC\"}", "normalizer"},
+    {"normalizer", "{}", "normalizer"},
     {"pre_tokenizer", NULL, "pre-tokenizer"},
     {"pre_tokenizer", "[]", "pre-tokenizer"},
     {"pre_tokenizer/type", "\"Whitespace\"", "pre-tokenizer"},
-    {"pre_tokenizer/use_regex", "false", "pre-tokenizer"},
+    {"pre_tokenizer", "{\"type\": \"Digits\"}", "pre-tokenizer"},
+    {"pre_tokenizer", "{\"type\": \"Sequence\", \"pretokenizers\": []}", "pre-tokenizer"},
+    {"pre_tokenizer", "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Sequence\"}]}",
+     "pre-tokenizer"},
+    {"pre_tokenizer", "{\"type\": \"Split\", \"behavior\": \"Isolated\", \"pattern\": {\"String\": \" \"}}",
+     "pre-tokenizer"},
+    {"pre_tokenizer", "{\"type\": \"Split\", \"behavior\": \"Removed\", \"pattern\": {\"Regex\": \" \"}}",
+     "pre-tokenizer"},
+    {"pre_tokenizer",
+     "{\"type\": \"Split\", \"behavior\": \"Isolated\", \"pattern\": {\"Regex\": \"a|\\\\w+\"}}",
+     "has \\w in a pattern"},
+    {"pre_tokenizer",
+     "{\"type\": \"Split\", \"behavior\": \"Isolated\", \"invert\": true, \"pattern\": {\"Regex\": \" \"}}",
+     "pre-tokenizer"},
+    {"pre_tokenizer", "{\"type\": \"Split\", \"behavior\": \"Isolated\", \"pattern\": {\"Regex\": \"(a\"}}",
+     "PCRE2 refuses"},
+    {"pre_tokenizer",
+     "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Digits\"}, {\"type\": \"Digits\"}, "
+     "{\"type\": \"Digits\"},"
+     " {\"type\": \"Digits\"}, {\"type\": \"ByteLevel\"}]}",
+     "more than 4 patterns"},
     {"pre_tokenizer/add_prefix_space", "true", "pre-tokenizer"},
     {"added_tokens", "{}", "a list 'added_tokens'"},
     {"added_tokens/0", "7", "added token 0 has no 'content'"},
@@ -455,6 +523,8 @@ static void random_damage_never_crashes(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hard_strings_have_the_ids_of_the_library),
+        cmocka_unit_test(other_kinds_have_the_ids_of_the_library),
+        cmocka_unit_test(places_are_those_of_the_text_that_was_given),
         cmocka_unit_test(merges_as_one_string_are_the_same_as_pairs),
         cmocka_unit_test(the_sum_is_that_of_the_token_files),
         cmocka_unit_test(a_byte_is_the_token_of_its_letter),

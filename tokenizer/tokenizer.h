@@ -237,7 +237,8 @@ static inline bool json_says(const json_t *object, const char *key, const char *
     return value != NULL && strcmp(value, text) == 0;
 }
 
-// Reads one part of the pre-tokenizer. Returns whether it can be followed; *letters: it has ByteLevel.
+// Reads one part of the pre-tokenizer. Returns whether it can be followed; *letters: it has
+// ByteLevel.
 static inline bool tokenizer_read_cutter(Tokenizer *tokenizer, const TokenizerFile *file, const json_t *part,
                                          bool *letters, Error *error) {
     const char *pattern = json_string_value(json_object_get(json_object_get(part, "pattern"), "Regex"));
@@ -699,8 +700,8 @@ static inline void tokenizer_encode_piece(TokenizerWork *work, const uint8_t *by
     }
 }
 
-// Cuts valid UTF-8 by the patterns from `number` on, and encodes the pieces: what a pattern matches, and
-// what lies between. A later pattern sees one piece at a time, as a text of its own.
+// Cuts valid UTF-8 by the patterns from `number` on, and encodes the pieces: what a pattern
+// matches, and what lies between. A later pattern sees one piece at a time, as a text of its own.
 static inline bool tokenizer_encode_valid(TokenizerWork *work, int number, const uint8_t *text, size_t count,
                                           Error *error) {
     if (number == TOKENIZER_MOST_PATTERNS || number == work->tokenizer->pattern_count) {
@@ -765,8 +766,8 @@ typedef struct ComposedText {
     size_t count, byte_room, origin_room;
 } ComposedText;
 
-// Returns whether that differs from the text. Characters are composed from one of ASCII, which never
-// joins what stands before it, up to the next; bytes that are no UTF-8 stay.
+// Returns whether that differs from the text. Characters are composed from one of ASCII, which
+// never joins what stands before it, up to the next; bytes that are no UTF-8 stay.
 static inline bool tokenizer_compose(const uint8_t *text, size_t count, int32_t origin, ComposedText *whole) {
     bool changes = false;
     for (size_t begin = 0, end; begin < count; begin = end) {

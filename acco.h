@@ -53,7 +53,7 @@ static const Rule acco_rule = {
                 {"--estimate-wire int8", {1.02, 1.04}, {1, 1.05}},
                 {"--estimate-wire int4 --sequential warmup", {1.01, 1.06}, {0.99, 1.03}}},
     .further_rounds = 1,
-    .commit = acco_commit,
+    .advance = acco_commit,
     .check = acco_check,
     .configure = acco_configure,
     .choose = acco_choose,

@@ -73,7 +73,7 @@ static inline bool co2_boundary(Scheduler *s, bool eager) {
     return received;
 }
 
-static inline void co2_commit(Scheduler *s) {
+static inline void co2_period(Scheduler *s) {
     bool eager = s->settings.outer_eager;
     if (eager) { local_keep_start(s); }
     inner_steps(s, steps_left(s, s->settings.steps));
@@ -89,7 +89,7 @@ static const Rule co2_rule = {
     .kind = RULE_LOCAL,
     .recipes = {{"", {2, TOKENS_UNKNOWN}, {1.42, 1.75}}},
     .job_in_flight_between_commits = true,
-    .commit = co2_commit,
+    .advance = co2_period,
     .finish = co2_finish,
     .configure = co2_configure,
 };

@@ -20,5 +20,5 @@ static const Rule ddp_rule = {
     .kind = RULE_SYNCHRONOUS,
     .recipes = {{"", {1, 1}, {1, 1}}},
     .replicated = true,
-    .commit = zero1_commit,
+    .advance = zero1_commit,
 };

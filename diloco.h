@@ -95,14 +95,14 @@ static inline void diloco_describe(const SchedulerSettings *settings, char text[
 
 // ---- The rules ------------------------------------------------------------------------
 
-static inline void diloco_commit(Scheduler *s) {
+static inline void diloco_period(Scheduler *s) {
     inner_steps(s, steps_left(s, s->settings.steps));
     send_fragment(s, 0);
     wait_for(s);
     apply_fragment(s, 0, 0);
 }
 
-static inline void streaming_diloco_commit(Scheduler *s) {
+static inline void streaming_diloco_period(Scheduler *s) {
     int interval = s->settings.steps / s->settings.fragments, left = steps_left(s, interval);
     if (left < interval) {
         inner_steps(s, left);
@@ -119,7 +119,7 @@ static inline void streaming_diloco_commit(Scheduler *s) {
 static inline bool streaming_diloco_finish(Scheduler *s) {
     bool changed = false;
     for (int fragment = 0; fragment < s->settings.fragments && !scheduler_is_halted(s); fragment++) {
-        if (s->local.fragments[fragment].applied_at == s->optimizer.commits) { continue; }
+        if (s->local.fragments[fragment].applied_at == s->optimizer.steps) { continue; }
         send_fragment(s, fragment);
         wait_for(s);
         apply_fragment(s, fragment, 0);
@@ -135,7 +135,7 @@ static const Rule diloco_rule = {
     .summary = "local steps, then an outer step with their mean",
     .kind = RULE_LOCAL,
     .recipes = {{"", {1.18, 1.69}, {1.16, 1.30}}, {"--diloco-H 4", {1.18, 1.69}, {1.12, 1.14}}},
-    .commit = diloco_commit,
+    .advance = diloco_period,
     .configure = diloco_configure,
     .describe = diloco_describe,
 };
@@ -145,7 +145,7 @@ static const Rule streaming_diloco_rule = {
     .summary = "local steps; fragments of the model are averaged in turn, behind further steps",
     .kind = RULE_LOCAL,
     .recipes = {{"", {1.04, 1.30}, {1.15, 1.55}}, {"--wire e3m0", {1.06, 1.28}, {1.15, 1.64}}},
-    .commit = streaming_diloco_commit,
+    .advance = streaming_diloco_period,
     .finish = streaming_diloco_finish,
     .check = streaming_diloco_check,
     .configure = streaming_diloco_configure,

@@ -72,13 +72,13 @@ static inline void inner_step_task(void *context, Stream *stream) {
                           .divisor = divisor,
                           .scale = clip_scale(s->settings.gradient_clip, norm),
                           .learning_rate = s->local.rate,
-                          .commit = true};
+                          .keeps = true};
     bool good = inner_step_is_good(s, stream, norm);
     if (good) {
         s->local.norm = norm;
         optimizer_step(&s->optimizer, stream, &step);
     } else {
-        s->optimizer.commits++;
+        s->optimizer.steps++;
     }
     stream_settle(stream);
     scheduler_change_parameters(s, good);
@@ -274,7 +274,7 @@ static inline void apply_fragment(Scheduler *s, int fragment, float alpha) {
     work.nesterov.inverse_weight = inverse_weight(s);
     work.nesterov.alpha = alpha;
     scheduler_call(s, s->compute, fragment_task, &work);
-    s->local.fragments[fragment].applied_at = s->optimizer.commits;
+    s->local.fragments[fragment].applied_at = s->optimizer.steps;
 }
 
 static inline void send_sparse(Scheduler *s) {
@@ -282,7 +282,7 @@ static inline void send_sparse(Scheduler *s) {
     FragmentWork work = {.scheduler = s, .operation = SPARSE_ENCODE};
     scheduler_call(s, s->compute, fragment_task, &work);
     if (s->local.start != NULL) { local_keep_start(s); }
-    s->local.fragments[0].applied_at = s->optimizer.commits;
+    s->local.fragments[0].applied_at = s->optimizer.steps;
     launch_average(s, 0);
 }
 

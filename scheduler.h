@@ -253,7 +253,7 @@ static inline bool is_handed_over(const Scheduler *s) { return s->comm_buffer.st
 // --sequential: each of the first commits of a run computes a whole batch and then waits
 // for its job, without overlap. Returns true when this commit was one of them.
 static inline bool sequential_commit(Scheduler *s) {
-    if (s->optimizer.commits >= s->settings.sequential || is_handed_over(s)) { return false; }
+    if (s->optimizer.steps >= s->settings.sequential || is_handed_over(s)) { return false; }
     accumulate(s, s->settings.micro_batches);
     hand_over(s, CLEAR);
     launch(s, COMMIT);

@@ -69,7 +69,7 @@ static inline void sparse_loco_configure(const void *own, SchedulerSettings *set
 
 // ---- The rule -------------------------------------------------------------------------
 
-static inline void sparse_loco_commit(Scheduler *s) {
+static inline void sparse_loco_period(Scheduler *s) {
     int steps = s->settings.steps, delay = s->settings.delay, left = steps_left(s, steps);
     if (left < steps) {
         inner_steps(s, left);
@@ -84,7 +84,7 @@ static inline void sparse_loco_commit(Scheduler *s) {
 
 static inline bool sparse_loco_finish(Scheduler *s) {
     int64_t sent_at = s->local.fragments[0].applied_at; // an inner step
-    bool changes = sent_at < s->optimizer.commits && !scheduler_is_halted(s);
+    bool changes = sent_at < s->optimizer.steps && !scheduler_is_halted(s);
     if (changes) {
         send_sparse(s);
         wait_for(s);
@@ -100,7 +100,7 @@ static const Rule sparse_loco_rule = {
     .recipes = {{"", {1.42, 1.49}, {1.29, 1.33}},
                 {"--sparse-H 1", {1.12, 1.21}, {1.11, 1.14}},
                 {"--sparse-H 8", {1.71, 1.71}, {1.73, 1.73}}},
-    .commit = sparse_loco_commit,
+    .advance = sparse_loco_period,
     .finish = sparse_loco_finish,
     .check = sparse_loco_check,
     .configure = sparse_loco_configure,

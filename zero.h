@@ -24,5 +24,5 @@ static const Rule zero1_rule = {
                "the next forward pass",
     .kind = RULE_SYNCHRONOUS,
     .recipes = {{"", {1, 1}, {1, 1}}},
-    .commit = zero1_commit,
+    .advance = zero1_commit,
 };

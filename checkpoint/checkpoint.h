@@ -257,7 +257,7 @@ static const StateNumber JOB_NUMBERS[] = {
 };
 
 static const StateNumber SCHEDULER_NUMBERS[] = {
-    {"commit", NUMBER_COUNT, offsetof(Scheduler, optimizer.commits)},
+    {"commit", NUMBER_COUNT, offsetof(Scheduler, optimizer.steps)},
     {"gradients_done", NUMBER_AMOUNT, offsetof(Scheduler, gradients_done)},
     {"spikes", NUMBER_AMOUNT, offsetof(Scheduler, spikes.count)},
     {"rollbacks", NUMBER_AMOUNT, offsetof(Scheduler, spikes.rollbacks)},

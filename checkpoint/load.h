@@ -62,7 +62,7 @@ static inline bool source_read_numbers(CheckpointSource *source) {
     for (size_t i = 0; good && i < fragments; i++) {
         const json_t *item = json_array_get(applied, i);
         good = json_is_integer(item) && json_integer_value(item) >= 0 &&
-               json_integer_value(item) <= s.optimizer.commits;
+               json_integer_value(item) <= s.optimizer.steps;
     }
     good = good && s.local.fragment >= 0 && (size_t)s.local.fragment < size_max(fragments, 1);
     // The position in the data, counted in tokens: load_numbers computes with it.
@@ -239,7 +239,7 @@ static inline double checkpoint_tokens(const char *path, int64_t *commit) {
     json_t *manifest = json_load_file(file, JSON_REJECT_DUPLICATES, NULL);
     bool good = numbers_read(manifest, SCHEDULER_NUMBERS, &s) && numbers_read(manifest, RUN_NUMBERS, &run);
     json_decref(manifest);
-    *commit = good ? s.optimizer.commits : 0;
+    *commit = good ? s.optimizer.steps : 0;
     return good ? s.gradients_done * run.B * run.T : 0;
 }
 
@@ -402,7 +402,7 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     s->gradients_done *= scale;
     s->report.gradients_done *= scale;
     if (!source->same_rule) { // then reports begin anew, at the present commit
-        s->report.commit = s->optimizer.commits;
+        s->report.commit = s->optimizer.steps;
         s->report.gradients_done = s->gradients_done;
     }
     if (s->job_in_flight) {

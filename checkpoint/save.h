@@ -64,7 +64,7 @@ typedef struct Saver {
 static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vectors, int count) {
     Saver *saver = (Saver *)memory_take(1, sizeof *saver);
     saver->run = run;
-    saver->commit = run->scheduler->optimizer.commits;
+    saver->commit = run->scheduler->optimizer.steps;
     saver->best_commit = run->best_commit;
     saver->reports = run->scheduler->reports;
     saver->paths = checkpoint_paths(run->directory, saver->commit);

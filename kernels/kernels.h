@@ -274,11 +274,11 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
 // ---- Updates: whole vectors of fp32 ---------------------------------------------------
 
 // A step over a range: of AdamW (kernels/cpu/adamw.h), and the elementwise parts of one of Muon
-// (kernels/cpu/muon.h). commit: moves master and moments; otherwise only writes to range->out
+// (kernels/cpu/muon.h). keeps: moves master and moments; otherwise only writes to range->out
 // what a commit would write.
 #define STEP(operation, precision) \
     static inline void operation(Stream *stream, const StepRange *range) { \
-        assert(range->commit || range->out != range->master); \
+        assert(range->keeps || range->out != range->master); \
         KERNEL(operation, precision, stream, range); \
     }
 

@@ -276,7 +276,7 @@ static inline void simulation_job(Simulation *simulation) {
     memset(&job->total, 0, sizeof job->total);
     job->total.micro_batches = job->tally.micro_batches;
     job->spike = SPIKE_NONE;
-    s->optimizer.commits += job->kind == COMMIT || job->kind == COMMIT_THEN_PREDICT ? 1 : 0;
+    s->optimizer.steps += job->kind == COMMIT || job->kind == COMMIT_THEN_PREDICT ? 1 : 0;
 }
 
 // job_gather_task
@@ -334,7 +334,7 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
             simulation_take(simulation, simulation->step_flops / simulation->machine->flops_per_second);
         }
         s->tally.micro_batches += s->local.tally_before.micro_batches;
-        s->optimizer.commits++;
+        s->optimizer.steps++;
     } else {
         assert(task == fragment_task && "a task that the simulation does not know");
         const FragmentWork *work = (const FragmentWork *)context;
@@ -446,7 +446,7 @@ static inline SimulatedCommit simulation_sum(const Simulation *simulation) {
     return sum;
 }
 
-// How often Rule::commit is called, before what is measured and then again.
+// How often Rule::advance is called, before what is measured and then again.
 static inline int simulation_calls(const Simulation *simulation) {
     const SchedulerSettings *settings = &simulation->scheduler->settings;
     return settings->kind == RULE_LOCAL ? 2 * settings->fragments : 16;
@@ -471,12 +471,12 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
     s->settings.sequential = 0;
     s->settings.first_round = s->settings.round_a;
     s->settings.target = 1e15;
-    for (int i = 0; i < calls; i++) { rule->commit(s); }
+    for (int i = 0; i < calls; i++) { rule->advance(s); }
     SimulatedCommit before = simulation_sum(simulation);
-    double commits = -(double)s->optimizer.commits;
-    for (int i = 0; i < calls; i++) { rule->commit(s); }
+    double commits = -(double)s->optimizer.steps;
+    for (int i = 0; i < calls; i++) { rule->advance(s); }
     SimulatedCommit after = simulation_sum(simulation);
-    commits += (double)s->optimizer.commits;
+    commits += (double)s->optimizer.steps;
     SimulatedCommit mean = {
         (after.seconds - before.seconds) / commits, (after.computing - before.computing) / commits,
         (after.waiting - before.waiting) / commits, (after.micro_batches - before.micro_batches) / commits,

@@ -54,7 +54,7 @@ static inline void scheduler_account_job(Scheduler *s) {
         s->gradients_done += job->total.micro_batches;
         spikes->in_a_row = 0;
     }
-    CommitReport report = {.commit = local ? job->commit : s->optimizer.commits,
+    CommitReport report = {.commit = local ? job->commit : s->optimizer.steps,
                            .gradients_done = local ? job->gradients_done : s->gradients_done,
                            .micro_batches = job->total.micro_batches,
                            .predicted = job->total.predicted,

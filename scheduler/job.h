@@ -25,7 +25,7 @@
 
 static inline double scheduler_learning_rate(const Scheduler *s) {
     return learning_rate_at(&s->settings.rate,
-                            s->settings.rate_by_commits ? (double)s->optimizer.commits : s->gradients_done);
+                            s->settings.rate_by_commits ? (double)s->optimizer.steps : s->gradients_done);
 }
 
 // The cells of a bucket: at least one, at most all of the layout.
@@ -50,7 +50,7 @@ static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
     job->bucket_cells = follows ? job_bucket_cells(s, &job->layout) : job->layout.cells;
     job->inspects = average || (kind != ESTIMATE && s->transport->size > 1);
     job->all_reduces = average || s->settings.replicated;
-    job->commit = s->optimizer.commits;
+    job->commit = s->optimizer.steps;
     job->gradients_done = s->gradients_done;
     job->learning_rate = average ? s->local.rate : scheduler_learning_rate(s);
     job->gradient_norm = s->local.norm;
@@ -304,11 +304,11 @@ static inline void job_step(Scheduler *s, Job *job, Stream *stream) {
                           .divisor = tally_divisor(&job->total, &s->problem),
                           .scale = clip_scale(s->settings.gradient_clip, job->gradient_norm),
                           .learning_rate = job->learning_rate,
-                          .commit = true};
+                          .keeps = true};
     if (job->kind != ESTIMATE) { optimizer_step(&s->optimizer, stream, &step); }
     step.out = reduced;
     step.casts = casts;
-    step.commit = false;
+    step.keeps = false;
     if (job->kind != COMMIT) { optimizer_step(&s->optimizer, stream, &step); }
     stream_settle(stream);
     job_span_ended(s, job);

@@ -44,7 +44,7 @@ typedef struct Rule {
     bool job_in_flight_between_commits;
 
     // One commit; of a local rule the inner steps up to its next exchange.
-    void (*commit)(Scheduler *s);
+    void (*advance)(Scheduler *s);
     // After the last commit, unless the run failed: afterwards s->parameters is the
     // result, the same on every rank. Returns whether the committed parameters have changed.
     // NULL: s->parameters is the result already.

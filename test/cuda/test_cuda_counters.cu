@@ -278,7 +278,7 @@ static Expected adamw_case(Stream *stream, Precision moments, bool commit, bool 
     range.gradient = array<float>(P);
     range.casts = casts ? array_of_reals(P, PRECISION_BF16) : NULL;
     range.count = P;
-    range.commit = commit;
+    range.keeps = commit;
     begin_counting();
     adamw(stream, &range);
     return {bytes, bytes, 0, 0};

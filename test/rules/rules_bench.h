@@ -231,7 +231,7 @@ static inline void run_commits(Bench *bench, const RunSpec *spec, RunResult *res
     look_at(bench, &result->looks[0]);
     s->transport->bytes_sent = 0; // counts the commits alone
     while (result->last < spec->commits && s->gradients_done < spec->settings.target && !s->spikes.failed) {
-        bench->rule->commit(s);
+        bench->rule->advance(s);
         Look *look = &result->looks[++result->last];
         look->report = s->report;
         look->reports = s->reports;

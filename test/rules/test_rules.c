@@ -612,7 +612,7 @@ static uint64_t hash_optimizer(const Scheduler *s) {
     uint64_t hash = hash_floats(s->optimizer.master, count);
     hash = random_hash(hash, hash_floats(real_floats(s->optimizer.first_moment), count));
     hash = random_hash(hash, hash_floats(real_floats(s->optimizer.second_moment), count));
-    return random_hash(hash, (uint64_t)s->optimizer.commits);
+    return random_hash(hash, (uint64_t)s->optimizer.steps);
 }
 
 // Makes an estimate, and finds parameters changed but not the optimizer.

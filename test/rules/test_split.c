@@ -316,7 +316,7 @@ static void measure_rank(Transport *transport, void *context) {
         if (hash_state(s) != before) { measured->has_changed_the_state = true; }
     }
     transport->link_bytes_per_second = 0;
-    for (int commit = 0; commit < 3 && measured->slow_seconds == 0; commit++) { bench->rule->commit(s); }
+    for (int commit = 0; commit < 3 && measured->slow_seconds == 0; commit++) { bench->rule->advance(s); }
     scheduler_settle(s);
     measured->hashes[rank] = hash_state(s);
     bench_close(bench);

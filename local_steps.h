@@ -221,7 +221,7 @@ static inline void fragment_task(void *context, Stream *stream) {
     size_t count = s->local.fragments[work->fragment].layout.count;
     trace_begin(&s->trace, TRACE_COMPUTE, "outer step");
     if (work->operation == SPARSE_APPLY) { sparse_weigh(s, stream, &work->sparse); }
-    if (stream->queue != NULL) {
+    if (stream_is_on_gpu(stream)) {
         fragment_work_on(work, 0, count);
         stream_settle(stream);
     } else {

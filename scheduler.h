@@ -96,7 +96,7 @@ static inline void scheduler_finish(void *self, size_t begin) {
     Announcements *announced = &s->announced;
     if (!announced->active || begin == 0) { return; }
     size_t position = layout_padded(&s->layout) - begin;
-    if (s->compute->queue != NULL) {
+    if (stream_is_on_gpu(s->compute)) {
         size_t bucket_elements = layout_padded(&s->layout) / s->layout.cells * s->job.bucket_cells;
         size_t before = announced->count > 0 ? announced->positions[announced->count - 1] : 0;
         bool full = announced->count > LAYOUT_CELLS; // the last announcement stands for what follows

@@ -445,7 +445,7 @@ typedef struct PieceWalk {
 static inline bool walk_piece(const PieceWalk *walk, const SavedVector *vector, size_t begin, size_t flat,
                               size_t count, Error *error) {
     Stream *stream = walk->scheduler->compute;
-    if (stream->queue == NULL) {
+    if (!stream_is_on_gpu(stream)) {
         return walk->visit(walk->context, flat, real_at(vector->data, begin, vector->format), count, error);
     }
     for (size_t done = 0; done < count; done += CHECKPOINT_STAGE) {

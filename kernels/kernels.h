@@ -47,14 +47,14 @@
 // On a GPU's stream: makes the call, which puts a kernel into the stream's queue, and returns
 // from the calling function.
 #define KERNEL_ON_GPU(stream, call) \
-    if ((stream)->queue != NULL) { \
+    if (stream_is_on_gpu(stream)) { \
         call; \
         return; \
     }
 // The operation where the stream is: on the CPU, or on a GPU, where it is a template over the
 // type of `precision`.
 #define KERNEL(operation, precision, stream, ...) \
-    ((stream)->queue == NULL         ? cpu_##operation(stream, __VA_ARGS__) \
+    (!stream_is_on_gpu(stream)       ? cpu_##operation(stream, __VA_ARGS__) \
      : (precision) == PRECISION_BF16 ? cuda_##operation<__nv_bfloat16>(stream, __VA_ARGS__) \
                                      : cuda_##operation<float>(stream, __VA_ARGS__))
 #else
@@ -306,7 +306,7 @@ static inline double buffer_sum_of_squares(Stream *stream, const float *values, 
                                            size_t pieces, double *partials) {
     double sum = 0;
 #ifdef ACCO_HAVE_CUDA
-    if (stream->queue != NULL) {
+    if (stream_is_on_gpu(stream)) {
         cuda_buffer_sums_of_squares(stream, partials, values, count, stride, pieces);
         stream_settle(stream);
         for (size_t i = 0; i < pieces * buffer_blocks(count); i++) { sum += partials[i]; }

@@ -327,7 +327,7 @@ static inline WireFormat job_gather_wire(const Scheduler *s, WireFormat wire) {
 static inline void job_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     Job *job = &s->job;
-    Stream *stepping = job->follows && stream->queue == NULL ? s->compute : stream;
+    Stream *stepping = job->follows && !stream_is_on_gpu(stream) ? s->compute : stream;
     __atomic_store_n(&s->transport->commit, job->commit, __ATOMIC_RELAXED);
     if (job->kind == AVERAGE && s->settings.sparse) {
         job_gather_blocks(s, job, stream);

@@ -209,7 +209,7 @@ typedef struct OptimizerStep {
 
 static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const OptimizerStep *step) {
     const OptimizerSettings *settings = &optimizer->settings;
-    assert((settings->elementwise_step == NULL || (stream->queue == NULL && step->casts == NULL)) &&
+    assert((settings->elementwise_step == NULL || (!stream_is_on_gpu(stream) && step->casts == NULL)) &&
            "a step other than AdamW's works on memory of the host, not of a GPU");
     MuonBatch batch = {0};
     for (OptimizerRange range = {0}; optimizer_next(optimizer, &range);) {

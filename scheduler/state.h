@@ -562,14 +562,14 @@ static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_tra
     s->parameters_version = 1;
     s->multiplies = s->optimizer.muon.gemm != NULL && s->settings.kind != RULE_LOCAL;
     if (s->multiplies) { gemm_open(s->communication, s->optimizer.muon.gemm); }
-    for (int i = 0; s->compute->queue != NULL && i <= LAYOUT_CELLS; i++) {
+    for (int i = 0; stream_is_on_gpu(s->compute) && i <= LAYOUT_CELLS; i++) {
         s->announced.marks[i] = gpu_mark_create();
     }
     scheduler_spread_parameters(s);
 }
 
 static inline void scheduler_stop(Scheduler *s) {
-    bool on_gpu = s->compute->queue != NULL;
+    bool on_gpu = stream_is_on_gpu(s->compute);
     if (s->multiplies) { gemm_close(s->communication); }
     stream_destroy(s->compute);
     stream_destroy(s->communication);

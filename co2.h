@@ -87,7 +87,6 @@ static const Rule co2_rule = {
     .name = "co2",
     .summary = "local steps; their mean is exchanged during the next period",
     .kind = RULE_LOCAL,
-    .recipes = {{"", {2, TOKENS_UNKNOWN}, {1.42, 1.75}}},
     .job_in_flight_between_commits = true,
     .advance = co2_period,
     .finish = co2_finish,

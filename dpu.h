@@ -50,7 +50,6 @@ static const Rule dpu_rule = {
     .name = "dpu",
     .summary = "communicates a gradient while it computes the next: updates are one commit late",
     .kind = RULE_OVERLAPPED,
-    .recipes = {{"", {2, TOKENS_UNKNOWN}, {1.33, TOKENS_UNKNOWN}}},
     .advance = dpu_commit,
     .finish = delayed_finish,
 };
@@ -59,7 +58,6 @@ static const Rule acco_wp_rule = {
     .name = "acco-wp",
     .summary = "as dpu, but computes at a prediction of the next parameters",
     .kind = RULE_OVERLAPPED,
-    .recipes = {{"", {1.72, TOKENS_UNKNOWN}, {1.1, TOKENS_UNKNOWN}}},
     .advance = acco_wp_commit,
     .finish = delayed_finish,
     .predicts = true, // while no sum is handed over, the last job made nothing but the commit

@@ -23,6 +23,5 @@ static const Rule zero1_rule = {
     .summary = "reduce-scatter behind the last backward pass, each rank steps its shard, all-gather before "
                "the next forward pass",
     .kind = RULE_SYNCHRONOUS,
-    .recipes = {{"", {1, 1}, {1, 1}}},
     .advance = zero1_commit,
 };

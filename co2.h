@@ -46,12 +46,13 @@ typedef struct Co2Options {
 
 static inline void co2_configure(const void *own, SchedulerSettings *settings) {
     const Co2Options *options = (const Co2Options *)own;
-    settings->steps = (int)options->inner_steps;
-    settings->outer_momentum.beta = (float)options->beta;
-    settings->outer_momentum.alpha = (float)options->alpha;
-    settings->outer_momentum.phi = (float)options->phi;
-    settings->outer_momentum.gap = (float)options->gap;
-    settings->outer_eager = options->eager;
+    MomentumStep *outer = &settings->local.outer_momentum;
+    settings->local.steps = (int)options->inner_steps;
+    outer->beta = (float)options->beta;
+    outer->alpha = (float)options->alpha;
+    outer->phi = (float)options->phi;
+    outer->gap = (float)options->gap;
+    settings->local.outer_eager = options->eager;
 }
 
 // ---- The rule -------------------------------------------------------------------------
@@ -64,7 +65,7 @@ static inline bool co2_boundary(Scheduler *s, bool eager) {
     if (received) { wait_for(s); }
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
     FragmentWork work = {
-        .scheduler = s, .operation = FRAGMENT_MOMENTUM, .momentum = s->settings.outer_momentum};
+        .scheduler = s, .operation = FRAGMENT_MOMENTUM, .momentum = s->settings.local.outer_momentum};
     work.momentum.received = received;
     work.momentum.inverse_weight = inverse_weight(s);
     work.momentum.weight = worker_weight(s, &s->tally);
@@ -74,9 +75,9 @@ static inline bool co2_boundary(Scheduler *s, bool eager) {
 }
 
 static inline void co2_period(Scheduler *s) {
-    bool eager = s->settings.outer_eager;
+    bool eager = s->settings.local.outer_eager;
     if (eager) { local_keep_start(s); }
-    inner_steps(s, steps_left(s, s->settings.steps));
+    inner_steps(s, steps_left(s, s->settings.local.steps));
     co2_boundary(s, eager);
     if (!scheduler_is_halted(s)) { launch_average(s, 0); }
 }

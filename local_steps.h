@@ -152,7 +152,7 @@ static_assert((int)FRAGMENT_BLOCK % (int)SPARSE_BLOCK == 0, "tasks have whole sp
 static inline void fragment_work_on(const FragmentWork *work, size_t begin, size_t end) {
     Scheduler *s = work->scheduler;
     const SparseState *sparse = &s->local.sparse;
-    bool eager = s->settings.sparse_eager; // outer - local has the error, too
+    bool eager = s->settings.local.sparse_eager; // outer - local has the error, too
     int segments = s->problem.layer_count + 2;
     size_t packed = 0;
     for (int i = 0, next; i < segments; i = next) {
@@ -180,7 +180,7 @@ static inline void fragment_work_on(const FragmentWork *work, size_t begin, size
             break;
         case SPARSE_ENCODE:
             sparse_encode(s->compute, sparse->sent + block, travelling, outer, local, count,
-                          s->settings.sparse_beta - (eager ? 1 : 0));
+                          s->settings.local.sparse_beta - (eager ? 1 : 0));
             break;
         case SPARSE_APPLY:
             sparse_apply(s->compute, outer, local, work->keeps ? start : NULL, eager ? travelling : NULL,
@@ -210,7 +210,7 @@ static inline void sparse_weigh(Scheduler *s, Stream *stream, SparseStep *step) 
     stream_settle(stream);
     free(weights);
     step->ranks = ranks;
-    step->alpha = s->settings.sparse_alpha;
+    step->alpha = s->settings.local.sparse_alpha;
     step->total = total > 0 ? total : 1;
     step->weights = s->local.sparse.weights;
 }
@@ -270,7 +270,7 @@ static inline void apply_fragment(Scheduler *s, int fragment, float alpha) {
     FragmentWork work = {.scheduler = s,
                          .operation = FRAGMENT_NESTEROV,
                          .fragment = fragment,
-                         .nesterov = s->settings.outer_nesterov};
+                         .nesterov = s->settings.local.outer_nesterov};
     work.nesterov.inverse_weight = inverse_weight(s);
     work.nesterov.alpha = alpha;
     scheduler_call(s, s->compute, fragment_task, &work);

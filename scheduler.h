@@ -115,8 +115,8 @@ static inline void scheduler_finish(void *self, size_t begin) {
 // overlaps the round's last micro-batch, and its gather overlaps the next round's first.
 static inline bool scheduler_is_beside(const Scheduler *s, int index) {
     const Job *job = &s->job;
-    int measured = s->settings.beside[job->kind == ESTIMATE];
-    if (!s->job_in_flight || s->settings.product_processors == 0) { return false; }
+    int measured = s->settings.device.beside[job->kind == ESTIMATE];
+    if (!s->job_in_flight || s->settings.device.product_processors == 0) { return false; }
     if (!job->follows) { return measured == 0 || index < measured; }
     return index + 1 == s->round_count || (index == 0 && scheduler_shards(&s->settings));
 }
@@ -130,7 +130,7 @@ static inline MicroBatchResult scheduler_micro_batch(Scheduler *s, Stream *strea
                  .begins = s->tally.micro_batches == 0,
                  .need = scheduler_need,
                  .finish = scheduler_finish};
-    if (beside) { gemm_limit(stream, s->settings.product_processors); }
+    if (beside) { gemm_limit(stream, s->settings.device.product_processors); }
     MicroBatchResult result = s->problem.micro_batch(s->problem.self, stream, index, scheduler_weights(s),
                                                      s->gradients.data, &pace);
     if (beside) { gemm_limit(stream, 0); }

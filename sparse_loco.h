@@ -59,18 +59,19 @@ static inline bool sparse_loco_check(const void *own, int layers, Error *error) 
 
 static inline void sparse_loco_configure(const void *own, SchedulerSettings *settings) {
     const SparseLocoOptions *options = (const SparseLocoOptions *)own;
-    settings->steps = (int)options->inner_steps;
-    settings->delay = (int)options->delay;
-    settings->sparse = true;
-    settings->sparse_eager = options->eager;
-    settings->sparse_beta = (float)options->beta;
-    settings->sparse_alpha = (float)options->alpha;
+    LocalSettings *local = &settings->local;
+    local->steps = (int)options->inner_steps;
+    local->delay = (int)options->delay;
+    local->sparse = true;
+    local->sparse_eager = options->eager;
+    local->sparse_beta = (float)options->beta;
+    local->sparse_alpha = (float)options->alpha;
 }
 
 // ---- The rule -------------------------------------------------------------------------
 
 static inline void sparse_loco_period(Scheduler *s) {
-    int steps = s->settings.steps, delay = s->settings.delay, left = steps_left(s, steps);
+    int steps = s->settings.local.steps, delay = s->settings.local.delay, left = steps_left(s, steps);
     if (left < steps) {
         inner_steps(s, left);
         return;

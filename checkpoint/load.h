@@ -305,7 +305,7 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
     if (strcmp(name, "error") == 0) {
         const json_t *eager = json_object_get(json_object_get(source->manifest, "options"), "sparse-eager");
         bool usable = source->same_rule && source->workers == ranks &&
-                      json_is_true(eager) == run->scheduler->settings.sparse_eager;
+                      json_is_true(eager) == run->scheduler->settings.local.sparse_eager;
         return usable ? source_area(source, run, name, rank) : none;
     }
     // The sum that the job in flight has exchanged: its mean over the ranks is as before.
@@ -411,9 +411,9 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
         s->job.spike = SPIKE_NONE; // checkpoint_begin saves no job with a spike
     }
     bool same_fragments = source->same_rule && s->local.fragments != NULL &&
-                          json_array_size(applied) == (size_t)s->settings.fragments;
+                          json_array_size(applied) == (size_t)s->settings.local.fragments;
     if (!same_fragments) { s->local.fragment = 0; }
-    for (int i = 0; same_fragments && i < s->settings.fragments; i++) {
+    for (int i = 0; same_fragments && i < s->settings.local.fragments; i++) {
         s->local.fragments[i].applied_at = (int64_t)json_integer_value(json_array_get(applied, (size_t)i));
     }
     s->spikes.norms = mine.norms;
@@ -453,7 +453,7 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     json_t *value;
     const char *revision = json_string_value(json_object_get(manifest, "revision")),
                *rounding = json_string_value(json_object_get(manifest, "rounding"));
-    bool other_device = device != NULL && (strcmp(device, "cuda") == 0) != (settings->gpu != NULL);
+    bool other_device = device != NULL && (strcmp(device, "cuda") == 0) != (settings->device.gpu != NULL);
     snprintf(rounds, sizeof rounds,
              "another processor or library rounds in another way (%.100s; before %.100s)", run->rounding,
              rounding == NULL ? "unknown" : rounding);
@@ -468,7 +468,7 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
         {other_ranks && local, "another number of ranks: all continue from the outer parameters"},
         {other_ranks && !local, "another number of ranks: sums are rounded in another order, data continue "
                                 "where the furthest rank was"},
-        {!other_ranks && !settings->sparse && exchange != NULL && strcmp(exchange, today) != 0,
+        {!other_ranks && !settings->local.sparse && exchange != NULL && strcmp(exchange, today) != 0,
          "other hosts, or another --exchange: sums are rounded in another order"},
         {other_device, "another kind of device rounds in another way"},
         {!other_device && (rounding == NULL || strcmp(rounding, run->rounding) != 0), rounds},

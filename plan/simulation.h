@@ -199,7 +199,7 @@ static inline double simulation_reduce(Simulation *simulation, double now, doubl
     Collective collective = job_reduction(s, job);
     const Layout *layout = collective.layout;
     *hidden = 0;
-    if (s->settings.sparse) { return simulation_gather_blocks(simulation, now, work); }
+    if (s->settings.local.sparse) { return simulation_gather_blocks(simulation, now, work); }
     for (collective.end = layout->cells; collective.end > 0; collective.end = collective.first) {
         collective.first = collective.end > job->bucket_cells ? collective.end - job->bucket_cells : 0;
         size_t first = layout_cell_begin(layout, collective.first),
@@ -449,13 +449,14 @@ static inline SimulatedCommit simulation_sum(const Simulation *simulation) {
 // How often Rule::advance is called, before what is measured and then again.
 static inline int simulation_calls(const Simulation *simulation) {
     const SchedulerSettings *settings = &simulation->scheduler->settings;
-    return settings->kind == RULE_LOCAL ? 2 * settings->fragments : 16;
+    return settings->kind == RULE_LOCAL ? 2 * settings->local.fragments : 16;
 }
 
 // How many micro-batches it would simulate, of all ranks that have clocks of their own.
 static inline double simulation_length(const Simulation *simulation) {
     const SchedulerSettings *settings = &simulation->scheduler->settings;
-    double steps = settings->kind == RULE_LOCAL ? (double)settings->steps / settings->fragments : 1;
+    double steps =
+        settings->kind == RULE_LOCAL ? (double)settings->local.steps / settings->local.fragments : 1;
     return 2.0 * simulation_calls(simulation) * steps * settings->micro_batches * simulation->width;
 }
 
@@ -466,7 +467,7 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
     bool local = rule->kind == RULE_LOCAL;
     int calls = simulation_calls(simulation);
     simulation->hides =
-        s->settings.overlap && (local ? s->settings.delay > 0 || rule->job_in_flight_between_commits
+        s->settings.overlap && (local ? s->settings.local.delay > 0 || rule->job_in_flight_between_commits
                                       : rule->kind == RULE_OVERLAPPED);
     s->settings.sequential = 0;
     s->settings.first_round = s->settings.round_a;

@@ -112,10 +112,10 @@ static inline bool choose_rates(Run *run, Error *error) {
                 share = int64_min(commits / 20, 1000);
         // While a local rule's outer momentum gathers what it averages over, steps should be
         // small. It gained 0.32 nats at 0.9 (dev/results/local-rules-2026-11-25.md).
-        SchedulerSettings settings = {.steps = 1}; // of a rule that exchanges at every step
+        SchedulerSettings settings = {.local = {.steps = 1}}; // of a rule that exchanges at every step
         if (run->rule->configure != NULL) { run->rule->configure(options_of_rule(options), &settings); }
-        double momentum = fmax(settings.outer_nesterov.momentum, settings.outer_momentum.beta);
-        int64_t remembered = momentum > 0 ? (int64_t)ceil(settings.steps / (1 - momentum)) : 0;
+        double momentum = fmax(settings.local.outer_nesterov.momentum, settings.local.outer_momentum.beta);
+        int64_t remembered = momentum > 0 ? (int64_t)ceil(settings.local.steps / (1 - momentum)) : 0;
         options->warmup = (int64_t)fmax((double)share, (double)int64_min(remembered, commits / 3));
     }
     if (options_leave(options, &options->sequential)) { options->sequential = options->warmup; }
@@ -230,7 +230,7 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     settings.on_spike = (SpikePolicy)options->on_spike;
     settings.spike_limit = options->spike_limit;
     choose_schedule(options, transport->size, &settings);
-    settings.fragments = 1;
+    settings.local.fragments = 1;
     if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
     settings.optimizer.beta1 = options->beta1;
     settings.optimizer.beta2 = options->beta2;
@@ -245,10 +245,10 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     // Moments are rounded at random: ranks that step by themselves do it in different
     // ways, so the mean over the ranks is more exact.
     settings.optimizer.seed = rule->kind == RULE_LOCAL ? random_hash(seed, (uint64_t)transport->rank) : seed;
-    settings.gpu = placement_gpu(placement);
-    settings.precision = placement->precision;
-    settings.nccl = placement->uses_nccl ? &placement->nccl : NULL;
-    settings.product_processors = placement->product_processors;
+    settings.device.gpu = placement_gpu(placement);
+    settings.device.precision = placement->precision;
+    settings.device.nccl = placement->uses_nccl ? &placement->nccl : NULL;
+    settings.device.product_processors = placement->product_processors;
     // Casts travel in twos, which must not belong to two ranks.
     bool in_twos = options->inner == INNER_ADAMW ||
                    (setup->config->channels % 2 == 0 && setup->config->mlp_channels % 2 == 0);

@@ -329,7 +329,7 @@ static inline void job_task(void *context, Stream *stream) {
     Job *job = &s->job;
     Stream *stepping = job->follows && !stream_is_on_gpu(stream) ? s->compute : stream;
     __atomic_store_n(&s->transport->commit, job->commit, __ATOMIC_RELAXED);
-    if (job->kind == AVERAGE && s->settings.sparse) {
+    if (job->kind == AVERAGE && s->settings.local.sparse) {
         job_gather_blocks(s, job, stream);
     } else {
         job_reduce(s, job, stream);

@@ -67,6 +67,30 @@ typedef struct Problem {
 
 typedef enum RuleKind { RULE_SYNCHRONOUS, RULE_OVERLAPPED, RULE_LOCAL } RuleKind;
 
+typedef struct LocalSettings {   // of local rules
+    int steps;                   // inner steps between two exchanges of the same element
+    int fragments;               // of the model, exchanged in turn
+    int delay;                   // inner steps between sending a fragment and applying it
+    NesterovStep outer_nesterov; // without weights, as the next
+    MomentumStep outer_momentum;
+    bool outer_eager; // a worker applies its own part of the coming outer step at once
+    // Only the largest elements of a pseudo-gradient travel (kernels/sparse.h), and the
+    // communication buffer holds this rank's error between exchanges. One fragment.
+    bool sparse;
+    bool sparse_eager;  // a worker's own parameters have what it has not sent yet
+    float sparse_beta;  // what is left of an error after a period
+    float sparse_alpha; // SparseStep::alpha
+} LocalSettings;
+
+typedef struct DeviceSettings {
+    const Gpu *gpu;         // NULL: on the CPU
+    Precision precision;    // in which a problem on a GPU computes
+    Nccl *nccl;             // NULL: data of GPUs travel through the host
+    int product_processors; // of the GPU, that products during an exchange may count on; 0: all
+    int beside[2];          // micro-batches that overlap a measured exchange: a COMMIT's, an ESTIMATE's.
+                            // 0: not measured, so all during a job
+} DeviceSettings;
+
 typedef struct SchedulerSettings {
     RuleKind kind;
     bool replicated; // every rank holds and steps the whole optimizer state
@@ -93,26 +117,8 @@ typedef struct SchedulerSettings {
     bool rate_by_commits; // the learning rate follows commits, not micro-batch gradients
     LearningRate rate;
     OptimizerSettings optimizer;
-    // Local rules.
-    int steps;                   // inner steps between two exchanges of the same element
-    int fragments;               // of the model, exchanged in turn
-    int delay;                   // inner steps between sending a fragment and applying it
-    NesterovStep outer_nesterov; // without weights, as the next
-    MomentumStep outer_momentum;
-    bool outer_eager; // a worker applies its own part of the coming outer step at once
-    // Only the largest elements of a pseudo-gradient travel (kernels/sparse.h), and the
-    // communication buffer holds this rank's error between exchanges. One fragment.
-    bool sparse;
-    bool sparse_eager;  // a worker's own parameters have what it has not sent yet
-    float sparse_beta;  // what is left of an error after a period
-    float sparse_alpha; // SparseStep::alpha
-    // The device.
-    const Gpu *gpu;         // NULL: on the CPU
-    Precision precision;    // in which a problem on a GPU computes
-    Nccl *nccl;             // NULL: data of GPUs travel through the host
-    int product_processors; // of the GPU, that products during an exchange may count on; 0: all
-    int beside[2];          // micro-batches that overlap a measured exchange: a COMMIT's, an ESTIMATE's.
-                            // 0: not measured, so all during a job
+    LocalSettings local;
+    DeviceSettings device;
 } SchedulerSettings;
 
 // Whether each rank steps a shard, which it then sends to the others.
@@ -190,7 +196,7 @@ static inline double tally_divisor(const Tally *tally, const Problem *problem) {
 // COMMIT steps the optimizer. ESTIMATE makes the parameters that such a step would give.
 // COMMIT_THEN_PREDICT commits, and then spreads an estimate of the next commit. AVERAGE
 // adds up pseudo-gradients, or brings their largest elements to all ranks
-// (settings.sparse).
+// (settings.local.sparse).
 typedef enum JobKind { COMMIT, ESTIMATE, COMMIT_THEN_PREDICT, AVERAGE } JobKind;
 
 // What becomes of the gradient sum after hand_over: it begins anew, or keeps growing.
@@ -271,7 +277,7 @@ typedef struct LocalState {
     float *outer, *momentum; // (parameter_count); sparse: momentum is NULL
     float *start;            // (parameter_count): where this worker's period began; NULL: at `outer`.
                              // sparse: its parameters at the latest sending; NULL: not kept
-    Fragment *fragments;     // (settings.fragments)
+    Fragment *fragments;     // (settings.local.fragments)
     int fragment;            // the next one to be sent
     SparseState sparse;
     Tally tally_before; // since the latest exchange, without the inner step under way
@@ -393,15 +399,16 @@ static inline size_t segment_begin(const Problem *problem, int segment) {
 // belongs to the first one.
 static inline bool fragment_has(const Scheduler *s, int fragment, int segment) {
     int l = segment - 1;
-    return fragment == (l < 0 || l >= s->problem.layer_count ? 0 : l % s->settings.fragments);
+    return fragment == (l < 0 || l >= s->problem.layer_count ? 0 : l % s->settings.local.fragments);
 }
 
 // Returns the layout of the longest fragment.
 static inline Layout fragments_make(Scheduler *s) {
     const Problem *problem = &s->problem;
     Layout longest = layout_make(0, s->transport->size);
-    s->local.fragments = (Fragment *)memory_take((size_t)s->settings.fragments, sizeof *s->local.fragments);
-    for (int f = 0; f < s->settings.fragments; f++) {
+    s->local.fragments =
+        (Fragment *)memory_take((size_t)s->settings.local.fragments, sizeof *s->local.fragments);
+    for (int f = 0; f < s->settings.local.fragments; f++) {
         size_t count = 0;
         for (int i = 0; i < problem->layer_count + 2; i++) {
             count += fragment_has(s, f, i) ? segment_begin(problem, i + 1) - segment_begin(problem, i) : 0;
@@ -451,19 +458,19 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     s->transport = transport;
     s->spikes.norms.limit = s->spikes.losses.limit = settings->spike_limit;
     s->comm.transport = transport;
-    s->comm.on_gpu = gpu_is_used(settings->gpu);
-    s->comm.nccl = settings->nccl;
+    s->comm.on_gpu = gpu_is_used(settings->device.gpu);
+    s->comm.nccl = settings->device.nccl;
     s->layout = scheduler_layout(s);
     bool shards = scheduler_shards(settings), overlapped = settings->kind == RULE_OVERLAPPED,
-         local = settings->kind == RULE_LOCAL, sparse = settings->sparse;
-    bool keeps_start = settings->outer_eager || (sparse && settings->delay > 0);
+         local = settings->kind == RULE_LOCAL, sparse = settings->local.sparse;
+    bool keeps_start = settings->local.outer_eager || (sparse && settings->local.delay > 0);
     size_t count = problem->parameter_count, ranks = (size_t)transport->size;
     Layout travels = local ? fragments_make(s) : s->layout; // the longest vector that does
     size_t padded = layout_padded(&s->layout) * sizeof(float), vector = local ? count * sizeof(float) : 0,
            casts = settings->keeps_casts ? padded / 2 : 0;
     size_t blocks = sparse ? sparse_blocks(count) : 0, block = sizeof(SparseBlock);
     s->local.sparse.slice = size_max(1, size_min(blocks, SPARSE_SLICE_BYTES / (ranks * block)));
-    assert(!sparse || settings->fragments == 1);
+    assert(!sparse || settings->local.fragments == 1);
     const MemoryClass P = MEMORY_PARAMETERS, C = MEMORY_COMMUNICATION, O = MEMORY_OPTIMIZER;
     const ArenaRow vectors[] = {
         {P, "parameters", casts, &s->casts},
@@ -550,8 +557,8 @@ static inline void scheduler_close_progress(Scheduler *s) {
 // must wait for.
 static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_trace) {
     // A rank with more than two cores has one for each worker, and the host's thread another.
-    StreamPlace computing = {.gpu = s->settings.gpu,
-                             .precision = s->settings.precision,
+    StreamPlace computing = {.gpu = s->settings.device.gpu,
+                             .precision = s->settings.device.precision,
                              .spins = pool->spin_rounds > 0 && pool->threads > 2},
                 communicating = computing;
     communicating.high_priority = true;

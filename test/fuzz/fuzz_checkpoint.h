@@ -62,7 +62,7 @@ static inline void fuzz_checkpoint_run(FuzzRun *run, const char *rule, int rank,
     checkpointed->T = 8;
     checkpointed->options = fuzz_checkpoint_options();
     checkpointed->option_change_matters = fuzz_checkpoint_option_change;
-    run->scheduler.settings.fragments = FUZZ_CHECKPOINT_FRAGMENTS;
+    run->scheduler.settings.local.fragments = FUZZ_CHECKPOINT_FRAGMENTS;
     run->scheduler.settings.kind = checkpointed->rule->kind;
 }
 

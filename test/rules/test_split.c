@@ -114,7 +114,7 @@ static Case *case_new(int size, const RankSpeed *ranks) {
     transport_open_supposed(&one->transport, size, 1);
     one->settings.kind = RULE_OVERLAPPED;
     one->settings.overlap = true;
-    one->settings.fragments = 1;
+    one->settings.local.fragments = 1;
     one->settings.wire = one->settings.estimate_wire = WIRE_FP32;
     one->problem.parameter_count = 3000;
     one->machine.host.bytes_per_second = one->machine.inside.bytes_per_second = INFINITY;

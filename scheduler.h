@@ -47,6 +47,9 @@
 
 #include "scheduler/account.h"
 #include "scheduler/job.h"
+#include "scheduler/micro_batch.h"
+#include "scheduler/start.h"
+#include "scheduler/wait.h"
 
 // ---- Launching ------------------------------------------------------------------------
 
@@ -72,99 +75,7 @@ static inline void launch_following(Scheduler *s, JobKind kind) {
     if (s->settings.overlap) { scheduler_enqueue_job(s); }
 }
 
-// ---------------------------------------------------------------------------------------
-// A micro-batch keeps pace with the job: its forward pass waits for parameters that are still
-// arriving, its backward pass announces gradients that will not change any more.
-
-static inline void scheduler_compute_ended(Scheduler *s) {
-    trace_end(&s->trace, TRACE_COMPUTE, s->job.commit);
-}
-
-// Pace::need (H7). The time spent waiting here is not compute time.
-static inline void scheduler_need(void *self, size_t end) {
-    Scheduler *s = (Scheduler *)self;
-    if (watermark_has_reached(&s->arrived, end)) { return; }
-    scheduler_compute_ended(s);
-    watermark_wait(&s->arrived, end);
-    trace_begin(&s->trace, TRACE_COMPUTE, TRACE_MICRO_BATCH);
-}
-
-// Pace::finish (H6). The last step of the watermark is taken in last_micro_batch_task,
-// when the tally is complete too. On a GPU marks are set where a bucket is complete.
-static inline void scheduler_finish(void *self, size_t begin) {
-    Scheduler *s = (Scheduler *)self;
-    Announcements *announced = &s->announced;
-    if (!announced->active || begin == 0) { return; }
-    size_t position = layout_padded(&s->layout) - begin;
-    if (stream_is_on_gpu(s->compute)) {
-        size_t bucket_elements = layout_padded(&s->layout) / s->layout.cells * s->job.bucket_cells;
-        size_t before = announced->count > 0 ? announced->positions[announced->count - 1] : 0;
-        bool full = announced->count > LAYOUT_CELLS; // the last announcement stands for what follows
-        if (s->transport->size == 1 || position / bucket_elements == before / bucket_elements || full) {
-            return;
-        }
-        gpu_mark(announced->marks[announced->count], s->compute->queue);
-        announced->positions[announced->count] = position;
-        __atomic_fetch_add(&announced->count, 1, __ATOMIC_RELEASE); // the job reads it meanwhile
-    }
-    watermark_raise(&s->finished, position);
-}
-
-// True if a job may be communicating during micro-batch `index` of accumulate(). The schedule
-// decides it, or a measurement that the checkpoint keeps, so bits repeat. A job that follows
-// overlaps the round's last micro-batch, and its gather overlaps the next round's first.
-static inline bool scheduler_is_beside(const Scheduler *s, int index) {
-    const Job *job = &s->job;
-    int measured = s->settings.device.beside[job->kind == ESTIMATE];
-    if (!s->job_in_flight || s->settings.device.product_processors == 0) { return false; }
-    if (!job->follows) { return measured == 0 || index < measured; }
-    return index + 1 == s->round_count || (index == 0 && scheduler_shards(&s->settings));
-}
-
-// During an exchange a micro-batch's products leave NCCL its processors. The first micro-batch of
-// a sum sets the gradients.
-static inline MicroBatchResult scheduler_micro_batch(Scheduler *s, Stream *stream, uint64_t index,
-                                                     bool beside) {
-    Pace pace = {.self = s,
-                 .version = s->parameters_version,
-                 .begins = s->tally.micro_batches == 0,
-                 .need = scheduler_need,
-                 .finish = scheduler_finish};
-    if (beside) { gemm_limit(stream, s->settings.device.product_processors); }
-    MicroBatchResult result = s->problem.micro_batch(s->problem.self, stream, index, scheduler_weights(s),
-                                                     s->gradients.data, &pace);
-    if (beside) { gemm_limit(stream, 0); }
-    return result;
-}
-
-static inline void micro_batch_task(void *context, Stream *stream) {
-    Scheduler *s = (Scheduler *)context;
-    trace_begin(&s->trace, TRACE_COMPUTE, TRACE_MICRO_BATCH);
-    uint64_t index = __atomic_fetch_add(&s->micro_batches_begun, 1, __ATOMIC_RELAXED);
-    MicroBatchResult result =
-        scheduler_micro_batch(s, stream, index, scheduler_is_beside(s, s->round_begun++));
-    s->tally.micro_batches += 1;
-    s->tally.predicted += result.predicted;
-    s->tally.loss += result.loss * result.predicted;
-    s->tally.perfect_loss += result.perfect_loss * result.predicted;
-    s->tally.not_finite += isfinite(result.loss) ? 0 : 1;
-    if (!isfinite(result.loss) && s->tally.site.micro_batch == 0) {
-        s->tally.site.micro_batch = (double)index + 1;
-    }
-    scheduler_compute_ended(s);
-}
-
-// The last micro-batch of a round that a job follows.
-static inline void last_micro_batch_task(void *context, Stream *stream) {
-    Scheduler *s = (Scheduler *)context;
-    s->announced.active = true;
-    s->announced.count = 0;
-    micro_batch_task(context, stream);
-    s->announced.active = false;
-    stream_settle(stream);
-    scheduler_give_tally(s, CLEAR);
-    watermark_raise(&s->finished, layout_padded(&s->layout)); // H6
-}
+// ---- Computing ------------------------------------------------------------------------
 
 // The gradients are added to s->gradients. Compute stream; the host waits, since it must
 // not run ahead of a late job either.

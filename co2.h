@@ -68,7 +68,7 @@ static inline bool co2_boundary(Scheduler *s, bool eager) {
         .scheduler = s, .operation = FRAGMENT_MOMENTUM, .momentum = s->settings.local.outer_momentum};
     work.momentum.received = received;
     work.momentum.inverse_weight = inverse_weight(s);
-    work.momentum.weight = worker_weight(s, &s->tally);
+    work.momentum.weight = worker_weight(s, &s->gradients.tally);
     work.momentum.own_share = eager ? 1.0f / (float)s->transport->size : 0;
     if (!scheduler_is_halted(s)) { scheduler_call(s, s->compute, fragment_task, &work); }
     return received;

@@ -43,6 +43,7 @@ static inline bool delayed_finish(Scheduler *s) {
     if (!is_handed_over(s)) { return false; }
     launch(s, COMMIT);
     wait_for(s);
+    take_parameters(s);
     return true;
 }
 

@@ -31,7 +31,7 @@
 // run. Otherwise a worker makes no further step between its first bad one and the
 // sending.
 static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm) {
-    Tally step = s->tally;
+    Tally *tally = &s->gradients.tally, step = *tally;
     SpikeState *spikes = &s->spikes;
     bool skips = s->settings.on_spike == SPIKE_SKIP, waits = !skips && s->local.tally_before.left_out > 0;
     SpikeKind spike = SPIKE_NONE;
@@ -45,16 +45,16 @@ static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm)
                     : spike_judge_both(&spikes->norms, &spikes->losses, norm, tally_mean_loss(&step));
     }
     step.site.high_loss = spike == SPIKE_HIGH_LOSS;
-    s->tally = s->local.tally_before;
+    *tally = s->local.tally_before;
     if (spike == SPIKE_NONE && !waits) {
-        tally_add(&s->tally, &step);
+        tally_add(tally, &step);
         spikes->in_a_row = 0;
         return true;
     }
-    if (s->tally.left_out == 0) { s->tally.site = step.site; }
-    s->tally.left_out += 1;
+    if (tally->left_out == 0) { tally->site = step.site; }
+    tally->left_out += 1;
     spikes->in_a_row += 1;
-    if (skips && spikes->in_a_row >= SPIKE_PATIENCE) { s->tally.not_finite = 1; }
+    if (skips && spikes->in_a_row >= SPIKE_PATIENCE) { tally->not_finite = 1; }
     return false;
 }
 
@@ -62,7 +62,7 @@ static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm)
 static inline void inner_step_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     size_t count = s->problem.parameter_count;
-    double divisor = tally_divisor(&s->tally, &s->problem);
+    double divisor = tally_divisor(&s->gradients.tally, &s->problem);
     trace_begin(&s->trace, TRACE_COMPUTE, "inner step");
     double norm =
         sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, count, 1, s->norm_partials)) / divisor;
@@ -88,8 +88,8 @@ static inline void inner_step_task(void *context, Stream *stream) {
 // Compute stream; the host waits.
 static inline void inner_steps(Scheduler *s, int steps) {
     for (int i = 0; i < steps; i++) {
-        s->local.tally_before = s->tally;
-        memset(&s->tally, 0, sizeof s->tally);
+        s->local.tally_before = s->gradients.tally;
+        memset(&s->gradients.tally, 0, sizeof s->gradients.tally);
         accumulate(s, s->settings.micro_batches);
         scheduler_call(s, s->compute, inner_step_task, s);
         buffer_change(&s->gradients, BUFFER_READY, BUFFER_FREE);
@@ -243,8 +243,7 @@ static inline void local_keep_start(Scheduler *s) {
 // steps since the latest exchange goes with it.
 static inline void launch_average(Scheduler *s, int fragment) {
     s->job.fragment = fragment;
-    scheduler_give_tally(s, CLEAR);
-    buffer_change(&s->comm_buffer, BUFFER_WRITING, BUFFER_READY);
+    scheduler_give_sum(s, CLEAR);
     launch(s, AVERAGE);
 }
 
@@ -256,7 +255,7 @@ static inline void send_fragment(Scheduler *s, int fragment) {
     FragmentWork work = {.scheduler = s,
                          .operation = FRAGMENT_PSEUDO_GRADIENT,
                          .fragment = fragment,
-                         .weight = worker_weight(s, &s->tally)};
+                         .weight = worker_weight(s, &s->gradients.tally)};
     scheduler_call(s, s->compute, fragment_task, &work);
     stream_clear(s->compute, s->comm_buffer.data + layout->count,
                  (layout_padded(layout) - layout->count) * sizeof(float));

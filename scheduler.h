@@ -7,11 +7,12 @@
 //                              pass still makes others
 //   accumulate(n)              runs n micro-batches on the compute stream; an adaptive
 //                              schedule adds more until the job has ended
-//   wait_for()                 waits for the job and takes its parameters
+//   wait_for()                 waits for the job, and accounts for it
+//   take_parameters()          the next micro-batch computes with what the job has made
 //   hand_over(CLEAR | KEEP)    the boundary, the only place where the buffers of both
-//                              streams meet: waits for the job that ran, gives the
-//                              gradient sum to the next one, and begins another or lets it
-//                              keep growing
+//                              streams meet: waits for the job that ran and takes its
+//                              parameters, gives the gradient sum to the next one, and
+//                              begins another or lets it keep growing
 //   is_handed_over()           does a gradient sum wait for the next launch? false at the start
 //   sequential_commit()        --sequential: makes one of a run's first commits without
 //                              overlap; false: those are over
@@ -86,10 +87,7 @@ static inline void accumulate(Scheduler *s, int count) {
     s->round_begun = 0;
     s->round_count = count;
     do {
-        for (int i = 0; i < count; i++) { // H4
-            bool last = followed && i == count - 1;
-            stream_run(s->compute, last ? last_micro_batch_task : micro_batch_task, s);
-        }
+        for (int i = 0; i < count; i++) { stream_run(s->compute, micro_batch_task, s); } // H4
         event_record(&s->computed, s->compute);
         scheduler_wait_event(s, &s->computed); // H1
         count = 1;
@@ -109,24 +107,27 @@ static inline void boundary_task(void *context, Stream *stream) {
     scheduler_compute_ended(s);
 }
 
-// Waits for the job and takes what it produced. A job that followed the backward pass
-// stepped with the accumulator; its parameters keep arriving. The job of an overlapped rule
-// gathers into a second buffer; the two are swapped here.
+// A job that followed the backward pass has stepped by then; its parameters keep arriving.
 static inline void wait_for(Scheduler *s) {
-    const Job *job = &s->job;
-    scheduler_wait_event(s, job->follows ? &s->stepped : &s->communicated); // H2, H5
+    Buffer *sum = job_buffer(s, &s->job);
+    scheduler_wait_event(s, s->job.follows ? &s->stepped : &s->communicated); // H2, H5
     s->job_in_flight = false;
-    scheduler_change_parameters(s, job->is_cast);
-    buffer_change(job_buffer(s, job), BUFFER_WRITING, BUFFER_FREE);
-    bool gathered = job->kind != AVERAGE && !job->follows;
-    if (gathered && s->settings.keeps_casts) {
+    memset(&sum->tally, 0, sizeof sum->tally);
+    buffer_change(sum, BUFFER_WRITING, BUFFER_FREE);
+    scheduler_account_job(s);
+}
+
+// The job of an overlapped rule gathers into a second buffer; the two are swapped here.
+static inline void take_parameters(Scheduler *s) {
+    scheduler_change_parameters(s, s->job.is_cast);
+    if (s->job.follows) { return; }
+    if (s->settings.keeps_casts) {
         Real *taken = s->arriving_casts;
         s->arriving_casts = s->casts;
         s->casts = taken;
-    } else if (gathered) {
+    } else {
         buffers_exchange(&s->parameters, &s->comm_buffer);
     }
-    scheduler_account_job(s);
 }
 
 // First takes the parameters of the job in flight, then gives the gradient sum to the
@@ -135,23 +136,26 @@ static inline void wait_for(Scheduler *s) {
 // swapped: the first micro-batch of the next sum overwrites what it finds.
 static inline void hand_over(Scheduler *s, HandOver mode) {
     assert(s->settings.kind == RULE_OVERLAPPED);
-    if (s->job_in_flight) { wait_for(s); }
-    scheduler_give_tally(s, mode);
+    if (s->job_in_flight) {
+        wait_for(s);
+        take_parameters(s);
+    }
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
     if (mode == KEEP) {
         scheduler_call(s, s->compute, boundary_task, s);
     } else {
         buffers_exchange(&s->gradients, &s->comm_buffer);
     }
-    buffer_change(&s->comm_buffer, BUFFER_WRITING, BUFFER_READY);
+    scheduler_give_sum(s, mode);
     buffer_change(&s->gradients, BUFFER_READY, BUFFER_FREE);
 }
 
 // Forgets what has been computed since the latest commit, and the job in flight.
 static inline void scheduler_drop(Scheduler *s) {
     scheduler_settle(s);
-    memset(&s->tally, 0, sizeof s->tally);
+    memset(&s->gradients.tally, 0, sizeof s->gradients.tally);
     memset(&s->job, 0, sizeof s->job);
+    scheduler_change_parameters(s, false); // the caller does
     s->parameters.state = s->gradients.state = s->comm_buffer.state = BUFFER_FREE;
     s->job_in_flight = s->spikes.rollback_due = false;
 }
@@ -169,5 +173,6 @@ static inline bool sequential_commit(Scheduler *s) {
     hand_over(s, CLEAR);
     launch(s, COMMIT);
     wait_for(s);
+    take_parameters(s);
     return true;
 }

@@ -16,6 +16,7 @@ static inline void zero1_commit(Scheduler *s) {
     launch_following(s, COMMIT);
     accumulate(s, s->settings.micro_batches);
     wait_for(s);
+    take_parameters(s);
 }
 
 static const Rule zero1_rule = {

@@ -374,14 +374,14 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
     }
     if (s->job_in_flight) { s->comm_buffer.state = BUFFER_WRITING; } // as if its job had just ended
     if (source->same_rule && source_has(source, run, "gradients", 0)) {
-        float *sum = source_gradients(source, run, &s->job.tally, &s->tally);
+        float *sum = source_gradients(source, run, &s->comm_buffer.tally, &s->gradients.tally);
         SourceArea from = {.data = as_reals_const(sum), .format = PRECISION_FP32, .scale = 1};
         SavedVector to = {
             .scope = SAVED_WORKER, .data = as_reals(s->comm_buffer.data), .format = from.format};
         read_vector(run, &to, from, stage);
         to.data = as_reals(s->gradients.data);
         // After hand_over(KEEP) the accumulator holds the same sum, and grows.
-        if (s->tally.micro_batches > 0) { read_vector(run, &to, from, stage); }
+        if (s->gradients.tally.micro_batches > 0) { read_vector(run, &to, from, stage); }
         s->comm_buffer.state = BUFFER_READY;
         free(sum);
     }
@@ -430,11 +430,11 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     s->local.norm = mine.local_norm;
     s->local.rate = mine.local_rate;
     if (!source->same_rule || s->settings.kind != RULE_LOCAL) { return; }
-    s->tally = mine.tally;
+    s->gradients.tally = mine.tally;
     if (s->settings.on_spike == SPIKE_SKIP) { return; }
     // A spike in this tally ended the run that saved it, and would end this one at once.
-    s->tally.left_out = 0;
-    memset(&s->tally.site, 0, sizeof s->tally.site);
+    s->gradients.tally.left_out = 0;
+    memset(&s->gradients.tally.site, 0, sizeof s->gradients.tally.site);
 }
 
 // ---- Remarks --------------------------------------------------------------------------

@@ -71,8 +71,8 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
     saver->state = -1;
     const Scheduler *s = run->scheduler;
     WorkerNumbers mine = {.micro_batches_begun = s->micro_batches_begun,
-                          .tally = s->tally,
-                          .handed_over = s->job.tally,
+                          .tally = s->gradients.tally,
+                          .handed_over = s->comm_buffer.tally,
                           .local_norm = s->local.norm,
                           .local_rate = s->local.rate,
                           .norms = s->spikes.norms,

@@ -142,7 +142,7 @@ static inline void simulation_micro_batch(Simulation *simulation) {
             simulation->backward_began = middle;
             simulation->backward_ended = end;
         }
-        s->tally.micro_batches += stand_for * count;
+        s->gradients.tally.micro_batches += stand_for * count;
         simulation->micro_batches += stand_for * count;
     }
     simulation->arrival_cells = 0;
@@ -224,15 +224,16 @@ static inline double simulation_step(const Simulation *simulation, double now, d
     const Job *job = &s->job;
     const Machine *machine = simulation->machine;
     now += machine_records(machine, s->transport, sizeof(Tally));
-    if (job->kind == AVERAGE) { return now; }
+    int steps = job->commits + job->predicts;
+    if (steps == 0) { return now; }
     bool waits = job->follows;
     double shard = (double)layout_shard(&s->layout);
     double stepped = (double)layout_shard(&s->optimizer.layout);
-    double bytes = shard * PASS_SQUARE + stepped * PASS_ADAMW * (job->kind == COMMIT_THEN_PREDICT ? 2 : 1);
+    double bytes = shard * PASS_SQUARE + stepped * PASS_ADAMW * steps;
     double seconds = waits ? machine_pass(machine, 1, bytes) : machine_exchange_pass(machine, 1, bytes);
     if (simulation->step_flops > 0) {
         double rate = waits ? machine->flops_per_second : machine->exchange_flops_per_second;
-        seconds += simulation->step_flops / rate * (job->kind == COMMIT_THEN_PREDICT ? 2 : 1);
+        seconds += simulation->step_flops / rate * steps;
     }
     *work += waits ? 0 : seconds;
     return now + seconds;
@@ -274,9 +275,9 @@ static inline void simulation_job(Simulation *simulation) {
     if (!job->follows) { simulation_run_beside(simulation, began, now, own_work); }
     simulation->communication = simulation->stepped = now;
     memset(&job->total, 0, sizeof job->total);
-    job->total.micro_batches = job->tally.micro_batches;
+    job->total.micro_batches = job_buffer(s, job)->tally.micro_batches;
     job->spike = SPIKE_NONE;
-    s->optimizer.steps += job->kind == COMMIT || job->kind == COMMIT_THEN_PREDICT ? 1 : 0;
+    s->optimizer.steps += job->commits;
 }
 
 // job_gather_task
@@ -314,11 +315,9 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
     bool follows = s->settings.overlap && s->job_in_flight && s->job.follows;
     (void)stream;
     if (task == micro_batch_task) {
+        s->round_begun++;
         simulation_micro_batch(simulation);
-    } else if (task == last_micro_batch_task) {
-        simulation_micro_batch(simulation);
-        scheduler_give_tally(s, CLEAR);
-        if (follows) {
+        if (follows && scheduler_is_followed(s)) {
             simulation_job(simulation);
             simulation_job_gather(simulation);
         }
@@ -333,7 +332,7 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
         if (simulation->step_flops > 0) {
             simulation_take(simulation, simulation->step_flops / simulation->machine->flops_per_second);
         }
-        s->tally.micro_batches += s->local.tally_before.micro_batches;
+        s->gradients.tally.micro_batches += s->local.tally_before.micro_batches;
         s->optimizer.steps++;
     } else {
         assert(task == fragment_task && "a task that the simulation does not know");

@@ -21,12 +21,17 @@ static inline void scheduler_need(void *self, size_t end) {
     trace_begin(&s->trace, TRACE_COMPUTE, TRACE_MICRO_BATCH);
 }
 
-// Pace::finish (H6). The last step of the watermark is taken in last_micro_batch_task,
-// when the tally is complete too. On a GPU marks are set where a bucket is complete.
+// Whether the running micro-batch is the last of a round that a job follows.
+static inline bool scheduler_is_followed(const Scheduler *s) {
+    return s->job_in_flight && s->job.follows && s->round_begun == s->round_count;
+}
+
+// Pace::finish (H6). The last step of the watermark is taken in micro_batch_task, when the
+// tally is complete too. On a GPU marks are set where a bucket is complete.
 static inline void scheduler_finish(void *self, size_t begin) {
     Scheduler *s = (Scheduler *)self;
     Announcements *announced = &s->announced;
-    if (!announced->active || begin == 0) { return; }
+    if (!scheduler_is_followed(s) || begin == 0) { return; }
     size_t position = layout_padded(&s->layout) - begin;
     if (stream_is_on_gpu(s->compute)) {
         size_t bucket_elements = layout_padded(&s->layout) / s->layout.cells * s->job.bucket_cells;
@@ -42,15 +47,14 @@ static inline void scheduler_finish(void *self, size_t begin) {
     watermark_raise(&s->finished, position);
 }
 
-// True if a job may be communicating during micro-batch `index` of accumulate(). The schedule
-// decides it, or a measurement that the checkpoint keeps, so bits repeat. A job that follows
-// overlaps the round's last micro-batch, and its gather overlaps the next round's first.
-static inline bool scheduler_is_beside(const Scheduler *s, int index) {
-    const Job *job = &s->job;
-    int measured = s->settings.device.beside[job->kind == ESTIMATE];
+// True if a job may be communicating during the running micro-batch. The schedule decides it,
+// or a measurement that the checkpoint keeps, so bits repeat. A job that follows overlaps the
+// round's last micro-batch, and its gather overlaps the next round's first.
+static inline bool scheduler_is_beside(const Scheduler *s) {
+    int measured = s->settings.device.beside[s->job.kind == ESTIMATE];
     if (!s->job_in_flight) { return false; }
-    if (!job->follows) { return measured == 0 || index < measured; }
-    return index + 1 == s->round_count || (index == 0 && scheduler_shards(&s->settings));
+    if (!s->job.follows) { return measured == 0 || s->round_begun <= measured; }
+    return scheduler_is_followed(s) || (s->round_begun == 1 && scheduler_shards(&s->settings));
 }
 
 // beside: its products leave NCCL its processors. The first micro-batch of a sum sets the
@@ -60,7 +64,7 @@ static inline MicroBatchResult scheduler_micro_batch(Scheduler *s, Stream *strea
     int processors = beside ? s->settings.device.product_processors : 0;
     Pace pace = {.self = s,
                  .version = s->parameters_version,
-                 .begins = s->tally.micro_batches == 0,
+                 .begins = s->gradients.tally.micro_batches == 0,
                  .need = scheduler_need,
                  .finish = scheduler_finish};
     if (processors > 0) { gemm_limit(stream, processors); }
@@ -72,29 +76,21 @@ static inline MicroBatchResult scheduler_micro_batch(Scheduler *s, Stream *strea
 
 static inline void micro_batch_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
+    Tally *tally = &s->gradients.tally;
     trace_begin(&s->trace, TRACE_COMPUTE, TRACE_MICRO_BATCH);
     uint64_t index = __atomic_fetch_add(&s->micro_batches_begun, 1, __ATOMIC_RELAXED);
-    MicroBatchResult result =
-        scheduler_micro_batch(s, stream, index, scheduler_is_beside(s, s->round_begun++));
-    s->tally.micro_batches += 1;
-    s->tally.predicted += result.predicted;
-    s->tally.loss += result.loss * result.predicted;
-    s->tally.perfect_loss += result.perfect_loss * result.predicted;
-    s->tally.not_finite += isfinite(result.loss) ? 0 : 1;
-    if (!isfinite(result.loss) && s->tally.site.micro_batch == 0) {
-        s->tally.site.micro_batch = (double)index + 1;
-    }
-    scheduler_compute_ended(s);
-}
-
-// The last micro-batch of a round that a job follows.
-static inline void last_micro_batch_task(void *context, Stream *stream) {
-    Scheduler *s = (Scheduler *)context;
-    s->announced.active = true;
+    s->round_begun++;
     s->announced.count = 0;
-    micro_batch_task(context, stream);
-    s->announced.active = false;
+    MicroBatchResult result = scheduler_micro_batch(s, stream, index, scheduler_is_beside(s));
+    bool finite = isfinite(result.loss);
+    tally->micro_batches += 1;
+    tally->predicted += result.predicted;
+    tally->loss += result.loss * result.predicted;
+    tally->perfect_loss += result.perfect_loss * result.predicted;
+    tally->not_finite += finite ? 0 : 1;
+    if (!finite && tally->site.micro_batch == 0) { tally->site.micro_batch = (double)index + 1; }
+    scheduler_compute_ended(s);
+    if (!scheduler_is_followed(s)) { return; }
     stream_settle(stream);
-    scheduler_give_tally(s, CLEAR);
     watermark_raise(&s->finished, layout_padded(&s->layout)); // H6
 }

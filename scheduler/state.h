@@ -129,25 +129,6 @@ static inline bool scheduler_shards(const SchedulerSettings *settings) {
 
 // ---- State ----------------------------------------------------------------------------
 
-// FREE: no stream uses it. READY: it waits for its reader. Others: a stream uses it.
-typedef enum BufferState { BUFFER_FREE, BUFFER_WRITING, BUFFER_READY, BUFFER_READING } BufferState;
-
-typedef struct Buffer {
-    float *data; // elements past parameter_count are zero
-    BufferState state;
-} Buffer;
-
-static inline void buffer_change(Buffer *buffer, BufferState from, BufferState to) {
-    assert(buffer->state == from);
-    buffer->state = to;
-}
-
-static inline void buffers_exchange(Buffer *one, Buffer *other) {
-    float *data = one->data;
-    one->data = other->data;
-    other->data = data;
-}
-
 // The record that travels with a gradient sum. The ranks exchange their records with
 // every job and add them up in the order of ranks, so that all take the same decisions.
 //
@@ -194,6 +175,26 @@ static inline double tally_divisor(const Tally *tally, const Problem *problem) {
     return tally->predicted > 0 ? tally->predicted / problem->tokens : 1;
 }
 
+// FREE: no stream uses it. READY: it waits for its reader. Others: a stream uses it.
+typedef enum BufferState { BUFFER_FREE, BUFFER_WRITING, BUFFER_READY, BUFFER_READING } BufferState;
+
+typedef struct Buffer {
+    float *data; // elements past parameter_count are zero
+    Tally tally; // of the gradient sum that it holds; in local rules since the latest exchange
+    BufferState state;
+} Buffer;
+
+static inline void buffer_change(Buffer *buffer, BufferState from, BufferState to) {
+    assert(buffer->state == from);
+    buffer->state = to;
+}
+
+static inline void buffers_exchange(Buffer *one, Buffer *other) {
+    float *data = one->data;
+    one->data = other->data;
+    other->data = data;
+}
+
 // COMMIT steps the optimizer. ESTIMATE makes the parameters that such a step would give.
 // COMMIT_THEN_PREDICT commits, and then spreads an estimate of the next commit. AVERAGE
 // adds up pseudo-gradients, or brings their largest elements to all ranks
@@ -210,6 +211,8 @@ typedef struct Job {
     bool follows; // it sends gradients while the last backward pass of accumulate() makes them
     int fragment; // local rules: the fragment that travels
     // job_prepare derives these from the kind of the job and of the rule.
+    bool commits;          // the optimizer's state moves
+    bool predicts;         // the result is an estimate of the next parameters; an AVERAGE does neither
     Layout layout;         // of the vector that travels
     WireFormat wire;       // in which sums travel
     size_t bucket_cells;   // that travel together
@@ -218,7 +221,6 @@ typedef struct Job {
     int64_t commit;        // commits before it, for messages and traces
     double gradients_done; // micro-batch gradients committed before it, of all workers
     double learning_rate;
-    Tally tally; // in: of this worker
     // What the job finds.
     Tally total;          // of all workers
     double gradient_norm; // of the mean gradient, before clipping; of an AVERAGE: in, of this worker
@@ -228,7 +230,7 @@ typedef struct Job {
     int first_bad_rank;   // the lowest rank with a bad value, or the one with the largest; -1: unknown
     SpikeSite site;       // of that rank
     double largest_norm, largest_loss; // the largest values that are no spike
-    bool over_gradient;                // the result stands over the reduced gradient, else in the master copy
+    const float *result;               // (shard): what is spread; NULL: it stands over the reduced gradient
     bool is_cast;                      // the step has also written it in bf16
 } Job;
 
@@ -288,7 +290,6 @@ typedef struct LocalState {
 // How far the backward pass of a round's last micro-batch has come: the positions to
 // which `finished` was raised, on a GPU with a mark in compute's queue.
 typedef struct Announcements {
-    bool active; // the running micro-batch is the last of a round, and a job follows it
     int count;
     size_t positions[LAYOUT_CELLS + 1];
     void *marks[LAYOUT_CELLS + 1];
@@ -338,7 +339,6 @@ typedef struct Scheduler {
     Tally *tallies;           // (size) records of all ranks
 
     // Compute writes: the round under way.
-    Tally tally;                  // what `gradients` holds; in local rules since the latest exchange
     uint64_t micro_batches_begun; // by this worker, since the start of the run
     uint64_t parameters_version;  // changes whenever what compute reads changes; Pace::version
     int round_begun, round_count; // micro-batches of accumulate()
@@ -384,10 +384,12 @@ static inline Buffer *job_buffer(Scheduler *s, const Job *job) {
     return job->follows ? &s->gradients : &s->comm_buffer;
 }
 
-// The record goes to the next job with the gradient sum that it describes.
-static inline void scheduler_give_tally(Scheduler *s, HandOver mode) {
-    s->job.tally = s->tally;
-    if (mode == CLEAR) { memset(&s->tally, 0, sizeof s->tally); }
+// What the communication buffer has been filled with waits for its launch, with its record.
+static inline void scheduler_give_sum(Scheduler *s, HandOver mode) {
+    Tally *given = &s->gradients.tally;
+    s->comm_buffer.tally = *given;
+    if (mode == CLEAR) { memset(given, 0, sizeof *given); }
+    buffer_change(&s->comm_buffer, BUFFER_WRITING, BUFFER_READY);
 }
 
 // ---- Fragments ------------------------------------------------------------------------

@@ -110,7 +110,7 @@ static inline void fuzz_checkpoint_vectors(const CheckpointSource *source, Check
         fuzz_require(area.data != NULL || i > 1, "there are parameters to go on from");
         fuzz_checkpoint_area(source, run, area);
     }
-    free(source_gradients(source, run, &run->scheduler->job.tally, &run->scheduler->tally));
+    free(source_gradients(source, run, &run->scheduler->comm_buffer.tally, &run->scheduler->gradients.tally));
 }
 
 static inline void fuzz_checkpoint_numbers(CheckpointSource *source, CheckpointedRun *run) {

@@ -34,16 +34,14 @@ static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm)
     Tally *tally = &s->gradients.tally, step = *tally;
     SpikeState *spikes = &s->spikes;
     bool skips = s->settings.on_spike == SPIKE_SKIP, waits = !skips && s->local.tally_before.left_out > 0;
-    SpikeKind spike = SPIKE_NONE;
     if (!waits && !isfinite(norm)) {
-        size_t count = s->problem.parameter_count;
-        step.site.element = job_last_bad_element(s->gradients.data, 0, count, stream);
-        spike = step.not_finite > 0 ? SPIKE_LOSS : SPIKE_GRADIENT;
-    } else if (!waits) {
-        spike = step.not_finite > 0
-                    ? SPIKE_LOSS
-                    : spike_judge_both(&spikes->norms, &spikes->losses, norm, tally_mean_loss(&step));
+        step.site.element = job_last_bad_element(s->gradients.data, 0, s->problem.parameter_count, stream);
     }
+    SpikeKind spike = waits                 ? SPIKE_NONE
+                      : step.not_finite > 0 ? SPIKE_LOSS
+                      : !isfinite(norm)
+                          ? SPIKE_GRADIENT
+                          : spike_judge_both(&spikes->norms, &spikes->losses, norm, tally_mean_loss(&step));
     step.site.high_loss = spike == SPIKE_HIGH_LOSS;
     *tally = s->local.tally_before;
     if (spike == SPIKE_NONE && !waits) {

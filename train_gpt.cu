@@ -86,7 +86,7 @@ static bool validate(Run *run) {
     for (int64_t first = 0; first < batches && !stopped; first += ranks) {
         validation.batch = first + run->transport.rank;
         if (validation.batch < batches) { scheduler_call(s, s->compute, validate_task, &validation); }
-        validation.mine->stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
+        validation.mine->stops = scheduler_is_asked_to_stop(s);
         Tally *all = (Tally *)transport_collect_records(s->transport, "validation", validation.mine,
                                                         (size_t)sources * sizeof *all);
         memset(total, 0, sizeof total);

@@ -160,7 +160,14 @@ static inline double simulation_finished(const Simulation *simulation, size_t be
     return began + (ended - began) * simulation_share(simulation, layer, problem->layer_count, true);
 }
 
-// Adds an exchange to a clock; its work, to *work.
+// Adds an exchange to a clock; its work, to *work. A rank's own work takes longer during
+// computation, with which it shares cores.
+static inline double simulation_spend(Simulation *simulation, ExchangeCost cost, double now, double *work) {
+    simulation->bytes_outside += cost.bytes;
+    *work += cost.work;
+    return now + cost.seconds + (simulation->hides ? cost.work * simulation->machine->taken_of_work : 0);
+}
+
 static inline double simulation_exchange(Simulation *simulation, const Collective *collective, bool gather,
                                          double now, double *work) {
     const Machine *machine = simulation->machine;
@@ -172,10 +179,7 @@ static inline double simulation_exchange(Simulation *simulation, const Collectiv
         cost.seconds = machine->measured_exchange[job->wire] / 2 * own / (double)layout_shard(&job->layout);
         cost.work = 0;
     }
-    simulation->bytes_outside += cost.bytes;
-    *work += cost.work;
-    // A rank's own work takes longer during computation, with which it shares cores.
-    return now + cost.seconds + (simulation->hides ? cost.work * machine->taken_of_work : 0);
+    return simulation_spend(simulation, cost, now, work);
 }
 
 // job_gather_blocks: from `now` on.
@@ -186,10 +190,8 @@ static inline double simulation_gather_blocks(Simulation *simulation, double now
         machine_exchange_pass(simulation->machine, (double)s->problem.parameter_count, PASS_SQUARE);
     ExchangeCost cost = machine_gather(simulation->machine, s->transport, blocks * sizeof(SparseBlock),
                                        ceil(blocks / (double)s->local.sparse.slice));
-    simulation->bytes_outside += cost.bytes;
-    *work += looking + cost.work;
-    return now + looking + cost.seconds +
-           (simulation->hides ? cost.work * simulation->machine->taken_of_work : 0);
+    *work += looking;
+    return simulation_spend(simulation, cost, now + looking, work);
 }
 
 // job_reduce: from `now` on. *hidden: seconds of it before the backward pass has ended.

@@ -35,16 +35,16 @@ static inline void scheduler_account_job(Scheduler *s) {
     const Job *job = &s->job;
     SpikeState *spikes = &s->spikes;
     bool local = job->kind == AVERAGE;
-    s->wishes.stop_agreed = s->wishes.stop_agreed || job->total.stops > 0;
-    s->wishes.save_agreed = s->wishes.save_agreed || job->total.saves > 0;
+    s->wishes.stop_agreed |= job->total.stops > 0;
+    s->wishes.save_agreed |= job->total.saves > 0;
     s->wishes.all_writers_done = job->total.ended == s->transport->size;
     if (job->spike != SPIKE_NONE && job->kind == ESTIMATE) { return; }
     if (job->spike != SPIKE_NONE) {
         SpikePolicy policy = s->settings.on_spike;
         scheduler_note_spike(s, job->spike, 1);
-        spikes->in_a_row += local ? 0 : 1;
+        spikes->in_a_row += !local;
         bool patient = spikes->in_a_row < SPIKE_PATIENCE && job->spike != SPIKE_PARAMETERS;
-        spikes->failed = spikes->failed || policy == SPIKE_STOP || (policy == SPIKE_SKIP && !patient);
+        spikes->failed |= policy == SPIKE_STOP || (policy == SPIKE_SKIP && !patient);
         spikes->rollback_due = policy == SPIKE_ROLLBACK;
         return;
     }

@@ -261,12 +261,12 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
         }
         own->site.element = job->bad_element;
     } else {
-        own->not_finite += job->bad_element > 0 ? 1 : 0;
+        own->not_finite += job->bad_element > 0;
     }
     own->sent_square = job->sent_square;
-    own->stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
-    own->saves = __atomic_load_n(&s->wishes.save_requested, __ATOMIC_RELAXED) ? 1 : 0;
-    own->ended = __atomic_load_n(&s->wishes.writer_done, __ATOMIC_ACQUIRE) ? 1 : 0;
+    own->stops = scheduler_is_asked_to_stop(s);
+    own->saves = __atomic_load_n(&s->wishes.save_requested, __ATOMIC_RELAXED);
+    own->ended = __atomic_load_n(&s->wishes.writer_done, __ATOMIC_ACQUIRE);
     transport_all_gather_records(s->transport, "summary", own, s->tallies, sizeof(Tally));
     job_add_tallies(s, job);
     if (job->kind != AVERAGE) {

@@ -87,7 +87,7 @@ static inline void micro_batch_task(void *context, Stream *stream) {
     tally->predicted += result.predicted;
     tally->loss += result.loss * result.predicted;
     tally->perfect_loss += result.perfect_loss * result.predicted;
-    tally->not_finite += finite ? 0 : 1;
+    tally->not_finite += !finite;
     if (!finite && tally->site.micro_batch == 0) { tally->site.micro_batch = (double)index + 1; }
     scheduler_compute_ended(s);
     if (!scheduler_is_followed(s)) { return; }

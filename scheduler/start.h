@@ -31,19 +31,16 @@ static inline void scheduler_free(Scheduler *s) {
 // Whole matrices belong to one rank where Muon steps them and ranks share the steps out.
 static inline Layout scheduler_layout(const Scheduler *s) {
     const OptimizerSettings *optimizer = &s->settings.optimizer;
-    size_t count = s->problem.parameter_count;
-    int ranks = s->transport->size, matrix_count = 0;
+    int matrix_count = 0;
     LayoutMatrix *matrices =
         (LayoutMatrix *)memory_take((size_t)optimizer->tensor_count + 1, sizeof *matrices);
     for (int i = 0; i < optimizer->tensor_count; i++) {
         const OptimizerTensor *tensor = &optimizer->tensors[i];
-        if (tensor->rows == 0) { continue; }
+        if (tensor->rows == 0 || s->settings.kind == RULE_LOCAL) { continue; }
         matrices[matrix_count].begin = tensor->begin;
         matrices[matrix_count++].end = tensor->end;
     }
-    bool whole = matrix_count > 0 && s->settings.kind != RULE_LOCAL;
-    Layout layout =
-        whole ? layout_make_whole(count, ranks, matrices, matrix_count) : layout_make(count, ranks);
+    Layout layout = layout_make_whole(s->problem.parameter_count, s->transport->size, matrices, matrix_count);
     free(matrices);
     return layout;
 }
@@ -164,8 +161,9 @@ static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_tra
     s->compute = stream_create("compute", pool, &computing);
     s->communication = stream_create("communication", s->communication_pool, &communicating);
     s->parameters_version = 1;
-    s->multiplies = s->optimizer.muon.gemm != NULL && s->settings.kind != RULE_LOCAL;
-    if (s->multiplies) { gemm_open(s->communication, s->optimizer.muon.gemm); }
+    if (s->optimizer.muon.gemm != NULL && s->settings.kind != RULE_LOCAL) {
+        gemm_open(s->communication, s->optimizer.muon.gemm);
+    }
     for (int i = 0; stream_is_on_gpu(s->compute) && i <= LAYOUT_CELLS; i++) {
         s->announced.marks[i] = gpu_mark_create();
     }
@@ -174,7 +172,7 @@ static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_tra
 
 static inline void scheduler_stop(Scheduler *s) {
     bool on_gpu = stream_is_on_gpu(s->compute);
-    if (s->multiplies) { gemm_close(s->communication); }
+    if (s->communication->gemm != NULL) { gemm_close(s->communication); }
     stream_destroy(s->compute);
     stream_destroy(s->communication);
     thread_pool_destroy(s->communication_pool);

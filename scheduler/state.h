@@ -135,6 +135,7 @@ static inline bool scheduler_shards(const SchedulerSettings *settings) {
 // Losses and gradients are means over the predicted tokens, however a batch is cut into
 // micro-batches and ranks (tally_divisor).
 typedef struct Tally {
+    // The first members are sums, all of them double: tally_add.
     double micro_batches;
     double predicted;          // tokens
     double loss, perfect_loss; // sums over the predicted tokens
@@ -150,19 +151,10 @@ typedef struct Tally {
     SpikeSite site;
 } Tally;
 
-// The members of a tally that are sums.
-static const size_t TALLY_SUMS[] = {
-    offsetof(Tally, micro_batches), offsetof(Tally, predicted),  offsetof(Tally, loss),
-    offsetof(Tally, perfect_loss),  offsetof(Tally, not_finite), offsetof(Tally, left_out),
-    offsetof(Tally, shard_square),  offsetof(Tally, stops),      offsetof(Tally, saves),
-    offsetof(Tally, ended),
-};
-
 static inline void tally_add(Tally *sum, const Tally *tally) {
-    for (size_t i = 0; i < sizeof TALLY_SUMS / sizeof TALLY_SUMS[0]; i++) {
-        *(double *)(void *)((char *)sum + TALLY_SUMS[i]) +=
-            *(const double *)(const void *)((const char *)tally + TALLY_SUMS[i]);
-    }
+    double *sums = (double *)(void *)sum;
+    const double *added = (const double *)(const void *)tally;
+    for (size_t i = 0; i < offsetof(Tally, sent_square) / sizeof(double); i++) { sums[i] += added[i]; }
 }
 
 // Nats per predicted token; NaN where none is predicted.
@@ -331,7 +323,6 @@ typedef struct Scheduler {
     // (padded) each, where casts are kept. Overlapped rules: a job gathers the latter.
     Real *casts, *arriving_casts;
     Optimizer optimizer;
-    bool multiplies;          // on a GPU: the communication stream has Muon's products
     Watermark finished;       // gradients, counted from the end, that will not change any more in this round
     Watermark arrived;        // parameters, counted from the start, that may be read
     double *norm_partials;    // scratch of the norm: the job's; in local rules compute's

@@ -235,7 +235,11 @@ static inline void run_commits(Bench *bench, const RunSpec *spec, RunResult *res
         Look *look = &result->looks[++result->last];
         look->report = s->report;
         look->reports = s->reports;
-        if (s->spikes.rollback_due) { scheduler_drop(s); }
+        uint64_t version = s->parameters_version;
+        if (s->spikes.rollback_due) {
+            scheduler_drop(s);
+            assert_true(s->parameters_version > version); // whatever is loaded now has no copy yet
+        }
         if (!spec->blind) { look_at(bench, look); }
     }
     if (spec->finish && !s->spikes.failed) {

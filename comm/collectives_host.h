@@ -43,7 +43,7 @@
 static inline size_t host_chunk_elements(const Transport *transport) {
     const Groups *groups = transport_groups(transport);
     size_t lane = groups_are_flat(groups) ? (size_t)1 << 18 : (size_t)1 << 20;
-    size_t chunk = lane / (size_t)size_max((size_t)groups->size - 1, 1);
+    size_t chunk = lane / size_max((size_t)groups->size - 1, 1);
     chunk = chunk < 2048 ? 2048 : size_min(chunk, (size_t)1 << 18) / LAYOUT_BLOCK * LAYOUT_BLOCK;
     return transport->messages.limit > 0 ? transport->messages.limit : chunk;
 }
@@ -240,9 +240,10 @@ static inline void host_add_up(const HostExchange *exchange, WireFormat wire, in
 }
 
 // Waits for these parts. For every owner whose delegate this rank is, `buffer` then holds the
-// sum over the ranks of this host, in their order.
-static inline void host_sum_inside(const HostExchange *exchange, Lane lane, Chunk chunk) {
+// sum over the ranks of this host.
+static inline void host_sum_inside(const HostExchange *exchange, Chunk chunk) {
     const Groups *groups = exchange->groups;
+    Lane lane = {INSIDE_HOSTS, chunk.lane};
     size_t bytes = host_delegated_bytes(exchange, WIRE_FP32, groups->rank, chunk);
     const char *in = host_messages(exchange->transport, MESSAGES_RECEIVED_INSIDE, lane);
     transport_wait(exchange->transport, lane);
@@ -257,8 +258,8 @@ static inline void host_reduce_between(const HostExchange *exchange, Chunk chunk
     const Groups *groups = exchange->groups;
     const Collective *collective = exchange->collective;
     WireFormat wire = collective->wire;
-    Lane lane = {BETWEEN_HOSTS, chunk.lane}, inside = {INSIDE_HOSTS, chunk.lane};
-    if (groups->mates > 1) { host_sum_inside(exchange, inside, chunk); }
+    Lane lane = {BETWEEN_HOSTS, chunk.lane};
+    if (groups->mates > 1) { host_sum_inside(exchange, chunk); }
     size_t received = host_bytes(exchange, wire, groups->rank, chunk);
     char *out = host_messages(exchange->transport, MESSAGES_SENT, lane);
     char *in = host_messages(exchange->transport, MESSAGES_RECEIVED, lane);
@@ -267,9 +268,7 @@ static inline void host_reduce_between(const HostExchange *exchange, Chunk chunk
         int host = groups_other_host(groups, step);
         host_post(exchange, lane, false, from, in, received);
         in += received;
-        for (int place = groups->place[groups->rank]; place < groups_count(groups, host);
-             place += groups->mates) {
-            int owner = groups_rank(groups, host, place);
+        for (int owner = -1; groups_next_owner_on(groups, host, groups->rank, &owner);) {
             void *plain = host_plain(exchange, owner, chunk);
             ChunkRange range = {0};
             while (host_next_range(exchange, wire, owner, chunk, &range)) {

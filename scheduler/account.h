@@ -38,7 +38,7 @@ static inline void scheduler_account_job(Scheduler *s) {
     s->wishes.stop_agreed |= job->total.stops > 0;
     s->wishes.save_agreed |= job->total.saves > 0;
     s->wishes.all_writers_done = job->total.ended == s->transport->size;
-    if (job->spike != SPIKE_NONE && job->kind == ESTIMATE) { return; }
+    if (job->kind == ESTIMATE) { return; }
     if (job->spike != SPIKE_NONE) {
         SpikePolicy policy = s->settings.on_spike;
         scheduler_note_spike(s, job->spike, 1);
@@ -49,7 +49,7 @@ static inline void scheduler_account_job(Scheduler *s) {
         return;
     }
     if (job->total.left_out > 0) { scheduler_note_spike(s, spike_kind_of(&job->site), job->total.left_out); }
-    if (job->kind == ESTIMATE || job->total.micro_batches == 0) { return; }
+    if (job->total.micro_batches == 0) { return; }
     if (!local) {
         s->gradients_done += job->total.micro_batches;
         spikes->in_a_row = 0;

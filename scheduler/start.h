@@ -113,20 +113,18 @@ static inline float *scheduler_first_parameters(Scheduler *s) {
 // Initialises the master and outer copies, and the casts, from the first parameters.
 // Where these or casts of them are sent in bf16, all ranks start with rounded ones.
 static inline void scheduler_spread_parameters(Scheduler *s) {
-    bool sharded = scheduler_shards(&s->settings);
-    size_t count = s->problem.parameter_count, padded = layout_padded(&s->layout);
-    if (sharded) {
-        optimizer_take_master(&s->optimizer, s->compute, scheduler_first_parameters(s));
+    bool rounded = s->settings.wire == WIRE_BF16 || s->settings.gathers_casts;
+    size_t count = s->problem.parameter_count;
+    float *first = scheduler_first_parameters(s);
+    if (!scheduler_shards(&s->settings)) {
+        s->optimizer.master = first;
     } else {
-        s->optimizer.master = s->parameters.data;
+        optimizer_take_master(&s->optimizer, s->compute, first);
+        if (rounded && !s->settings.keeps_casts) { buffer_round(s->compute, first, count); }
     }
     if (s->settings.keeps_casts) {
-        reals_from_floats(s->compute, s->casts, s->gradients.data, padded);
-        stream_settle(s->compute);
-        return;
+        reals_from_floats(s->compute, s->casts, first, layout_padded(&s->layout));
     }
-    bool rounded = s->settings.wire == WIRE_BF16 || s->settings.gathers_casts;
-    if (sharded && rounded) { buffer_round(s->compute, s->parameters.data, count); }
     if (s->settings.kind == RULE_LOCAL) {
         stream_copy(s->compute, s->local.outer, s->parameters.data, count * sizeof(float));
     }

@@ -155,7 +155,7 @@ static inline void scheduler_drop(Scheduler *s) {
     scheduler_settle(s);
     memset(&s->gradients.tally, 0, sizeof s->gradients.tally);
     memset(&s->job, 0, sizeof s->job);
-    scheduler_change_parameters(s, false); // the caller does
+    scheduler_change_parameters(s, false); // others may be loaded now
     s->parameters.state = s->gradients.state = s->comm_buffer.state = BUFFER_FREE;
     s->job_in_flight = s->spikes.rollback_due = false;
 }

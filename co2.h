@@ -46,12 +46,13 @@ typedef struct Co2Options {
 
 static inline void co2_configure(const void *own, SchedulerSettings *settings) {
     const Co2Options *options = (const Co2Options *)own;
-    settings->steps = (int)options->inner_steps;
-    settings->outer_momentum.beta = (float)options->beta;
-    settings->outer_momentum.alpha = (float)options->alpha;
-    settings->outer_momentum.phi = (float)options->phi;
-    settings->outer_momentum.gap = (float)options->gap;
-    settings->outer_eager = options->eager;
+    MomentumStep *outer = &settings->local.outer_momentum;
+    settings->local.steps = (int)options->inner_steps;
+    outer->beta = (float)options->beta;
+    outer->alpha = (float)options->alpha;
+    outer->phi = (float)options->phi;
+    outer->gap = (float)options->gap;
+    settings->local.outer_eager = options->eager;
 }
 
 // ---- The rule -------------------------------------------------------------------------
@@ -64,19 +65,19 @@ static inline bool co2_boundary(Scheduler *s, bool eager) {
     if (received) { wait_for(s); }
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
     FragmentWork work = {
-        .scheduler = s, .operation = FRAGMENT_MOMENTUM, .momentum = s->settings.outer_momentum};
+        .scheduler = s, .operation = FRAGMENT_MOMENTUM, .momentum = s->settings.local.outer_momentum};
     work.momentum.received = received;
     work.momentum.inverse_weight = inverse_weight(s);
-    work.momentum.weight = worker_weight(s, &s->tally);
+    work.momentum.weight = worker_weight(s, &s->gradients.tally);
     work.momentum.own_share = eager ? 1.0f / (float)s->transport->size : 0;
     if (!scheduler_is_halted(s)) { scheduler_call(s, s->compute, fragment_task, &work); }
     return received;
 }
 
-static inline void co2_commit(Scheduler *s) {
-    bool eager = s->settings.outer_eager;
+static inline void co2_period(Scheduler *s) {
+    bool eager = s->settings.local.outer_eager;
     if (eager) { local_keep_start(s); }
-    inner_steps(s, steps_left(s, s->settings.steps));
+    inner_steps(s, steps_left(s, s->settings.local.steps));
     co2_boundary(s, eager);
     if (!scheduler_is_halted(s)) { launch_average(s, 0); }
 }
@@ -87,9 +88,8 @@ static const Rule co2_rule = {
     .name = "co2",
     .summary = "local steps; their mean is exchanged during the next period",
     .kind = RULE_LOCAL,
-    .recipes = {{"", {2, TOKENS_UNKNOWN}, {1.42, 1.75}}},
     .job_in_flight_between_commits = true,
-    .commit = co2_commit,
+    .advance = co2_period,
     .finish = co2_finish,
     .configure = co2_configure,
 };

@@ -18,7 +18,6 @@ static const Rule ddp_rule = {
     .name = "ddp",
     .summary = "all-reduce behind the last backward pass, then every rank steps everything",
     .kind = RULE_SYNCHRONOUS,
-    .recipes = {{"", {1, 1}, {1, 1}}},
     .replicated = true,
-    .commit = zero1_commit,
+    .advance = zero1_commit,
 };

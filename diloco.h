@@ -70,8 +70,8 @@ static inline bool streaming_diloco_check(const void *own, int layers, Error *er
 
 static inline void diloco_set_outer(const DilocoOptions *options, double rate, double momentum,
                                     SchedulerSettings *settings) {
-    NesterovStep *outer = &settings->outer_nesterov;
-    settings->steps = (int)options->inner_steps;
+    NesterovStep *outer = &settings->local.outer_nesterov;
+    settings->local.steps = (int)options->inner_steps;
     outer->learning_rate = (float)(options->outer_learning_rate < 0 ? rate : options->outer_learning_rate);
     outer->momentum = (float)(options->outer_momentum < 0 ? momentum : options->outer_momentum);
 }
@@ -83,43 +83,44 @@ static inline void diloco_configure(const void *own, SchedulerSettings *settings
 static inline void streaming_diloco_configure(const void *own, SchedulerSettings *settings) {
     const DilocoOptions *options = (const DilocoOptions *)own;
     diloco_set_outer(options, 0.7, 0.9, settings);
-    settings->fragments = (int)options->fragments;
-    settings->delay = (int)options->delay;
-    settings->outer_nesterov.alpha = (float)options->alpha;
+    settings->local.fragments = (int)options->fragments;
+    settings->local.delay = (int)options->delay;
+    settings->local.outer_nesterov.alpha = (float)options->alpha;
 }
 
 static inline void diloco_describe(const SchedulerSettings *settings, char text[RULE_TEXT]) {
-    snprintf(text, RULE_TEXT, "outer rate %g, mu %g", settings->outer_nesterov.learning_rate,
-             settings->outer_nesterov.momentum);
+    snprintf(text, RULE_TEXT, "outer rate %g, mu %g", settings->local.outer_nesterov.learning_rate,
+             settings->local.outer_nesterov.momentum);
 }
 
 // ---- The rules ------------------------------------------------------------------------
 
-static inline void diloco_commit(Scheduler *s) {
-    inner_steps(s, steps_left(s, s->settings.steps));
+static inline void diloco_period(Scheduler *s) {
+    inner_steps(s, steps_left(s, s->settings.local.steps));
     send_fragment(s, 0);
     wait_for(s);
     apply_fragment(s, 0, 0);
 }
 
-static inline void streaming_diloco_commit(Scheduler *s) {
-    int interval = s->settings.steps / s->settings.fragments, left = steps_left(s, interval);
+static inline void streaming_diloco_period(Scheduler *s) {
+    const LocalSettings *local = &s->settings.local;
+    int interval = local->steps / local->fragments, left = steps_left(s, interval);
     if (left < interval) {
         inner_steps(s, left);
         return;
     }
-    inner_steps(s, interval - s->settings.delay);
+    inner_steps(s, interval - local->delay);
     send_fragment(s, s->local.fragment);
-    inner_steps(s, s->settings.delay);
+    inner_steps(s, local->delay);
     wait_for(s);
-    apply_fragment(s, s->local.fragment, s->settings.outer_nesterov.alpha);
-    s->local.fragment = (s->local.fragment + 1) % s->settings.fragments;
+    apply_fragment(s, s->local.fragment, local->outer_nesterov.alpha);
+    s->local.fragment = (s->local.fragment + 1) % local->fragments;
 }
 
 static inline bool streaming_diloco_finish(Scheduler *s) {
     bool changed = false;
-    for (int fragment = 0; fragment < s->settings.fragments && !scheduler_is_halted(s); fragment++) {
-        if (s->local.fragments[fragment].applied_at == s->optimizer.commits) { continue; }
+    for (int fragment = 0; fragment < s->settings.local.fragments && !scheduler_is_halted(s); fragment++) {
+        if (s->local.fragments[fragment].applied_at == s->optimizer.steps) { continue; }
         send_fragment(s, fragment);
         wait_for(s);
         apply_fragment(s, fragment, 0);
@@ -134,8 +135,7 @@ static const Rule diloco_rule = {
     .name = "diloco",
     .summary = "local steps, then an outer step with their mean",
     .kind = RULE_LOCAL,
-    .recipes = {{"", {1.18, 1.69}, {1.16, 1.30}}, {"--diloco-H 4", {1.18, 1.69}, {1.12, 1.14}}},
-    .commit = diloco_commit,
+    .advance = diloco_period,
     .configure = diloco_configure,
     .describe = diloco_describe,
 };
@@ -144,8 +144,7 @@ static const Rule streaming_diloco_rule = {
     .name = "streaming-diloco",
     .summary = "local steps; fragments of the model are averaged in turn, behind further steps",
     .kind = RULE_LOCAL,
-    .recipes = {{"", {1.04, 1.30}, {1.15, 1.55}}, {"--wire e3m0", {1.06, 1.28}, {1.15, 1.64}}},
-    .commit = streaming_diloco_commit,
+    .advance = streaming_diloco_period,
     .finish = streaming_diloco_finish,
     .check = streaming_diloco_check,
     .configure = streaming_diloco_configure,

@@ -43,6 +43,7 @@ static inline bool delayed_finish(Scheduler *s) {
     if (!is_handed_over(s)) { return false; }
     launch(s, COMMIT);
     wait_for(s);
+    take_parameters(s);
     return true;
 }
 
@@ -50,8 +51,7 @@ static const Rule dpu_rule = {
     .name = "dpu",
     .summary = "communicates a gradient while it computes the next: updates are one commit late",
     .kind = RULE_OVERLAPPED,
-    .recipes = {{"", {2, TOKENS_UNKNOWN}, {1.33, TOKENS_UNKNOWN}}},
-    .commit = dpu_commit,
+    .advance = dpu_commit,
     .finish = delayed_finish,
 };
 
@@ -59,8 +59,7 @@ static const Rule acco_wp_rule = {
     .name = "acco-wp",
     .summary = "as dpu, but computes at a prediction of the next parameters",
     .kind = RULE_OVERLAPPED,
-    .recipes = {{"", {1.72, TOKENS_UNKNOWN}, {1.1, TOKENS_UNKNOWN}}},
-    .commit = acco_wp_commit,
+    .advance = acco_wp_commit,
     .finish = delayed_finish,
     .predicts = true, // while no sum is handed over, the last job made nothing but the commit
 };

@@ -31,30 +31,28 @@
 // run. Otherwise a worker makes no further step between its first bad one and the
 // sending.
 static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm) {
-    Tally step = s->tally;
+    Tally *tally = &s->gradients.tally, step = *tally;
     SpikeState *spikes = &s->spikes;
     bool skips = s->settings.on_spike == SPIKE_SKIP, waits = !skips && s->local.tally_before.left_out > 0;
-    SpikeKind spike = SPIKE_NONE;
     if (!waits && !isfinite(norm)) {
-        size_t count = s->problem.parameter_count;
-        step.site.element = job_last_bad_element(s->gradients.data, 0, count, stream);
-        spike = step.not_finite > 0 ? SPIKE_LOSS : SPIKE_GRADIENT;
-    } else if (!waits) {
-        spike = step.not_finite > 0
-                    ? SPIKE_LOSS
-                    : spike_judge_both(&spikes->norms, &spikes->losses, norm, tally_mean_loss(&step));
+        step.site.element = job_last_bad_element(s->gradients.data, 0, s->problem.parameter_count, stream);
     }
+    SpikeKind spike = waits                 ? SPIKE_NONE
+                      : step.not_finite > 0 ? SPIKE_LOSS
+                      : !isfinite(norm)
+                          ? SPIKE_GRADIENT
+                          : spike_judge_both(&spikes->norms, &spikes->losses, norm, tally_mean_loss(&step));
     step.site.high_loss = spike == SPIKE_HIGH_LOSS;
-    s->tally = s->local.tally_before;
+    *tally = s->local.tally_before;
     if (spike == SPIKE_NONE && !waits) {
-        tally_add(&s->tally, &step);
+        tally_add(tally, &step);
         spikes->in_a_row = 0;
         return true;
     }
-    if (s->tally.left_out == 0) { s->tally.site = step.site; }
-    s->tally.left_out += 1;
+    if (tally->left_out == 0) { tally->site = step.site; }
+    tally->left_out += 1;
     spikes->in_a_row += 1;
-    if (skips && spikes->in_a_row >= SPIKE_PATIENCE) { s->tally.not_finite = 1; }
+    if (skips && spikes->in_a_row >= SPIKE_PATIENCE) { tally->not_finite = 1; }
     return false;
 }
 
@@ -62,7 +60,7 @@ static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm)
 static inline void inner_step_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     size_t count = s->problem.parameter_count;
-    double divisor = tally_divisor(&s->tally, &s->problem);
+    double divisor = tally_divisor(&s->gradients.tally, &s->problem);
     trace_begin(&s->trace, TRACE_COMPUTE, "inner step");
     double norm =
         sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, count, 1, s->norm_partials)) / divisor;
@@ -72,13 +70,13 @@ static inline void inner_step_task(void *context, Stream *stream) {
                           .divisor = divisor,
                           .scale = clip_scale(s->settings.gradient_clip, norm),
                           .learning_rate = s->local.rate,
-                          .commit = true};
+                          .keeps = true};
     bool good = inner_step_is_good(s, stream, norm);
     if (good) {
         s->local.norm = norm;
         optimizer_step(&s->optimizer, stream, &step);
     } else {
-        s->optimizer.commits++;
+        s->optimizer.steps++;
     }
     stream_settle(stream);
     scheduler_change_parameters(s, good);
@@ -88,8 +86,8 @@ static inline void inner_step_task(void *context, Stream *stream) {
 // Compute stream; the host waits.
 static inline void inner_steps(Scheduler *s, int steps) {
     for (int i = 0; i < steps; i++) {
-        s->local.tally_before = s->tally;
-        memset(&s->tally, 0, sizeof s->tally);
+        s->local.tally_before = s->gradients.tally;
+        memset(&s->gradients.tally, 0, sizeof s->gradients.tally);
         accumulate(s, s->settings.micro_batches);
         scheduler_call(s, s->compute, inner_step_task, s);
         buffer_change(&s->gradients, BUFFER_READY, BUFFER_FREE);
@@ -152,7 +150,7 @@ static_assert((int)FRAGMENT_BLOCK % (int)SPARSE_BLOCK == 0, "tasks have whole sp
 static inline void fragment_work_on(const FragmentWork *work, size_t begin, size_t end) {
     Scheduler *s = work->scheduler;
     const SparseState *sparse = &s->local.sparse;
-    bool eager = s->settings.sparse_eager; // outer - local has the error, too
+    bool eager = s->settings.local.sparse_eager; // outer - local has the error, too
     int segments = s->problem.layer_count + 2;
     size_t packed = 0;
     for (int i = 0, next; i < segments; i = next) {
@@ -180,7 +178,7 @@ static inline void fragment_work_on(const FragmentWork *work, size_t begin, size
             break;
         case SPARSE_ENCODE:
             sparse_encode(s->compute, sparse->sent + block, travelling, outer, local, count,
-                          s->settings.sparse_beta - (eager ? 1 : 0));
+                          s->settings.local.sparse_beta - (eager ? 1 : 0));
             break;
         case SPARSE_APPLY:
             sparse_apply(s->compute, outer, local, work->keeps ? start : NULL, eager ? travelling : NULL,
@@ -210,7 +208,7 @@ static inline void sparse_weigh(Scheduler *s, Stream *stream, SparseStep *step) 
     stream_settle(stream);
     free(weights);
     step->ranks = ranks;
-    step->alpha = s->settings.sparse_alpha;
+    step->alpha = s->settings.local.sparse_alpha;
     step->total = total > 0 ? total : 1;
     step->weights = s->local.sparse.weights;
 }
@@ -221,7 +219,7 @@ static inline void fragment_task(void *context, Stream *stream) {
     size_t count = s->local.fragments[work->fragment].layout.count;
     trace_begin(&s->trace, TRACE_COMPUTE, "outer step");
     if (work->operation == SPARSE_APPLY) { sparse_weigh(s, stream, &work->sparse); }
-    if (stream->queue != NULL) {
+    if (stream_is_on_gpu(stream)) {
         fragment_work_on(work, 0, count);
         stream_settle(stream);
     } else {
@@ -243,8 +241,7 @@ static inline void local_keep_start(Scheduler *s) {
 // steps since the latest exchange goes with it.
 static inline void launch_average(Scheduler *s, int fragment) {
     s->job.fragment = fragment;
-    scheduler_give_tally(s, CLEAR);
-    buffer_change(&s->comm_buffer, BUFFER_WRITING, BUFFER_READY);
+    scheduler_give_sum(s, CLEAR);
     launch(s, AVERAGE);
 }
 
@@ -256,7 +253,7 @@ static inline void send_fragment(Scheduler *s, int fragment) {
     FragmentWork work = {.scheduler = s,
                          .operation = FRAGMENT_PSEUDO_GRADIENT,
                          .fragment = fragment,
-                         .weight = worker_weight(s, &s->tally)};
+                         .weight = worker_weight(s, &s->gradients.tally)};
     scheduler_call(s, s->compute, fragment_task, &work);
     stream_clear(s->compute, s->comm_buffer.data + layout->count,
                  (layout_padded(layout) - layout->count) * sizeof(float));
@@ -270,11 +267,11 @@ static inline void apply_fragment(Scheduler *s, int fragment, float alpha) {
     FragmentWork work = {.scheduler = s,
                          .operation = FRAGMENT_NESTEROV,
                          .fragment = fragment,
-                         .nesterov = s->settings.outer_nesterov};
+                         .nesterov = s->settings.local.outer_nesterov};
     work.nesterov.inverse_weight = inverse_weight(s);
     work.nesterov.alpha = alpha;
     scheduler_call(s, s->compute, fragment_task, &work);
-    s->local.fragments[fragment].applied_at = s->optimizer.commits;
+    s->local.fragments[fragment].applied_at = s->optimizer.steps;
 }
 
 static inline void send_sparse(Scheduler *s) {
@@ -282,7 +279,7 @@ static inline void send_sparse(Scheduler *s) {
     FragmentWork work = {.scheduler = s, .operation = SPARSE_ENCODE};
     scheduler_call(s, s->compute, fragment_task, &work);
     if (s->local.start != NULL) { local_keep_start(s); }
-    s->local.fragments[0].applied_at = s->optimizer.commits;
+    s->local.fragments[0].applied_at = s->optimizer.steps;
     launch_average(s, 0);
 }
 

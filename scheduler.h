@@ -7,11 +7,12 @@
 //                              pass still makes others
 //   accumulate(n)              runs n micro-batches on the compute stream; an adaptive
 //                              schedule adds more until the job has ended
-//   wait_for()                 waits for the job and takes its parameters
+//   wait_for()                 waits for the job, and accounts for it
+//   take_parameters()          the next micro-batch computes with what the job has made
 //   hand_over(CLEAR | KEEP)    the boundary, the only place where the buffers of both
-//                              streams meet: waits for the job that ran, gives the
-//                              gradient sum to the next one, and begins another or lets it
-//                              keep growing
+//                              streams meet: waits for the job that ran and takes its
+//                              parameters, gives the gradient sum to the next one, and
+//                              begins another or lets it keep growing
 //   is_handed_over()           does a gradient sum wait for the next launch? false at the start
 //   sequential_commit()        --sequential: makes one of a run's first commits without
 //                              overlap; false: those are over
@@ -47,6 +48,9 @@
 
 #include "scheduler/account.h"
 #include "scheduler/job.h"
+#include "scheduler/micro_batch.h"
+#include "scheduler/start.h"
+#include "scheduler/wait.h"
 
 // ---- Launching ------------------------------------------------------------------------
 
@@ -72,99 +76,7 @@ static inline void launch_following(Scheduler *s, JobKind kind) {
     if (s->settings.overlap) { scheduler_enqueue_job(s); }
 }
 
-// ---------------------------------------------------------------------------------------
-// A micro-batch keeps pace with the job: its forward pass waits for parameters that are still
-// arriving, its backward pass announces gradients that will not change any more.
-
-static inline void scheduler_compute_ended(Scheduler *s) {
-    trace_end(&s->trace, TRACE_COMPUTE, s->job.commit);
-}
-
-// Pace::need (H7). The time spent waiting here is not compute time.
-static inline void scheduler_need(void *self, size_t end) {
-    Scheduler *s = (Scheduler *)self;
-    if (watermark_has_reached(&s->arrived, end)) { return; }
-    scheduler_compute_ended(s);
-    watermark_wait(&s->arrived, end);
-    trace_begin(&s->trace, TRACE_COMPUTE, TRACE_MICRO_BATCH);
-}
-
-// Pace::finish (H6). The last step of the watermark is taken in last_micro_batch_task,
-// when the tally is complete too. On a GPU marks are set where a bucket is complete.
-static inline void scheduler_finish(void *self, size_t begin) {
-    Scheduler *s = (Scheduler *)self;
-    Announcements *announced = &s->announced;
-    if (!announced->active || begin == 0) { return; }
-    size_t position = layout_padded(&s->layout) - begin;
-    if (s->compute->queue != NULL) {
-        size_t bucket_elements = layout_padded(&s->layout) / s->layout.cells * s->job.bucket_cells;
-        size_t before = announced->count > 0 ? announced->positions[announced->count - 1] : 0;
-        bool full = announced->count > LAYOUT_CELLS; // the last announcement stands for what follows
-        if (s->transport->size == 1 || position / bucket_elements == before / bucket_elements || full) {
-            return;
-        }
-        gpu_mark(announced->marks[announced->count], s->compute->queue);
-        announced->positions[announced->count] = position;
-        __atomic_fetch_add(&announced->count, 1, __ATOMIC_RELEASE); // the job reads it meanwhile
-    }
-    watermark_raise(&s->finished, position);
-}
-
-// True if a job may be communicating during micro-batch `index` of accumulate(). The schedule
-// decides it, or a measurement that the checkpoint keeps, so bits repeat. A job that follows
-// overlaps the round's last micro-batch, and its gather overlaps the next round's first.
-static inline bool scheduler_is_beside(const Scheduler *s, int index) {
-    const Job *job = &s->job;
-    int measured = s->settings.beside[job->kind == ESTIMATE];
-    if (!s->job_in_flight || s->settings.product_processors == 0) { return false; }
-    if (!job->follows) { return measured == 0 || index < measured; }
-    return index + 1 == s->round_count || (index == 0 && scheduler_shards(&s->settings));
-}
-
-// During an exchange a micro-batch's products leave NCCL its processors. The first micro-batch of
-// a sum sets the gradients.
-static inline MicroBatchResult scheduler_micro_batch(Scheduler *s, Stream *stream, uint64_t index,
-                                                     bool beside) {
-    Pace pace = {.self = s,
-                 .version = s->parameters_version,
-                 .begins = s->tally.micro_batches == 0,
-                 .need = scheduler_need,
-                 .finish = scheduler_finish};
-    if (beside) { gemm_limit(stream, s->settings.product_processors); }
-    MicroBatchResult result = s->problem.micro_batch(s->problem.self, stream, index, scheduler_weights(s),
-                                                     s->gradients.data, &pace);
-    if (beside) { gemm_limit(stream, 0); }
-    return result;
-}
-
-static inline void micro_batch_task(void *context, Stream *stream) {
-    Scheduler *s = (Scheduler *)context;
-    trace_begin(&s->trace, TRACE_COMPUTE, TRACE_MICRO_BATCH);
-    uint64_t index = __atomic_fetch_add(&s->micro_batches_begun, 1, __ATOMIC_RELAXED);
-    MicroBatchResult result =
-        scheduler_micro_batch(s, stream, index, scheduler_is_beside(s, s->round_begun++));
-    s->tally.micro_batches += 1;
-    s->tally.predicted += result.predicted;
-    s->tally.loss += result.loss * result.predicted;
-    s->tally.perfect_loss += result.perfect_loss * result.predicted;
-    s->tally.not_finite += isfinite(result.loss) ? 0 : 1;
-    if (!isfinite(result.loss) && s->tally.site.micro_batch == 0) {
-        s->tally.site.micro_batch = (double)index + 1;
-    }
-    scheduler_compute_ended(s);
-}
-
-// The last micro-batch of a round that a job follows.
-static inline void last_micro_batch_task(void *context, Stream *stream) {
-    Scheduler *s = (Scheduler *)context;
-    s->announced.active = true;
-    s->announced.count = 0;
-    micro_batch_task(context, stream);
-    s->announced.active = false;
-    stream_settle(stream);
-    scheduler_give_tally(s, CLEAR);
-    watermark_raise(&s->finished, layout_padded(&s->layout)); // H6
-}
+// ---- Computing ------------------------------------------------------------------------
 
 // The gradients are added to s->gradients. Compute stream; the host waits, since it must
 // not run ahead of a late job either.
@@ -175,10 +87,7 @@ static inline void accumulate(Scheduler *s, int count) {
     s->round_begun = 0;
     s->round_count = count;
     do {
-        for (int i = 0; i < count; i++) { // H4
-            bool last = followed && i == count - 1;
-            stream_run(s->compute, last ? last_micro_batch_task : micro_batch_task, s);
-        }
+        for (int i = 0; i < count; i++) { stream_run(s->compute, micro_batch_task, s); } // H4
         event_record(&s->computed, s->compute);
         scheduler_wait_event(s, &s->computed); // H1
         count = 1;
@@ -198,24 +107,27 @@ static inline void boundary_task(void *context, Stream *stream) {
     scheduler_compute_ended(s);
 }
 
-// Waits for the job and takes what it produced. A job that followed the backward pass
-// stepped with the accumulator; its parameters keep arriving. The job of an overlapped rule
-// gathers into a second buffer; the two are swapped here.
+// A job that followed the backward pass has stepped by then; its parameters keep arriving.
 static inline void wait_for(Scheduler *s) {
-    const Job *job = &s->job;
-    scheduler_wait_event(s, job->follows ? &s->stepped : &s->communicated); // H2, H5
+    Buffer *sum = job_buffer(s, &s->job);
+    scheduler_wait_event(s, s->job.follows ? &s->stepped : &s->communicated); // H2, H5
     s->job_in_flight = false;
-    scheduler_change_parameters(s, job->is_cast);
-    buffer_change(job_buffer(s, job), BUFFER_WRITING, BUFFER_FREE);
-    bool gathered = job->kind != AVERAGE && !job->follows;
-    if (gathered && s->settings.keeps_casts) {
+    memset(&sum->tally, 0, sizeof sum->tally);
+    buffer_change(sum, BUFFER_WRITING, BUFFER_FREE);
+    scheduler_account_job(s);
+}
+
+// The job of an overlapped rule gathers into a second buffer; the two are swapped here.
+static inline void take_parameters(Scheduler *s) {
+    scheduler_change_parameters(s, s->job.is_cast);
+    if (s->job.follows) { return; }
+    if (s->settings.keeps_casts) {
         Real *taken = s->arriving_casts;
         s->arriving_casts = s->casts;
         s->casts = taken;
-    } else if (gathered) {
+    } else {
         buffers_exchange(&s->parameters, &s->comm_buffer);
     }
-    scheduler_account_job(s);
 }
 
 // First takes the parameters of the job in flight, then gives the gradient sum to the
@@ -224,23 +136,26 @@ static inline void wait_for(Scheduler *s) {
 // swapped: the first micro-batch of the next sum overwrites what it finds.
 static inline void hand_over(Scheduler *s, HandOver mode) {
     assert(s->settings.kind == RULE_OVERLAPPED);
-    if (s->job_in_flight) { wait_for(s); }
-    scheduler_give_tally(s, mode);
+    if (s->job_in_flight) {
+        wait_for(s);
+        take_parameters(s);
+    }
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
     if (mode == KEEP) {
         scheduler_call(s, s->compute, boundary_task, s);
     } else {
         buffers_exchange(&s->gradients, &s->comm_buffer);
     }
-    buffer_change(&s->comm_buffer, BUFFER_WRITING, BUFFER_READY);
+    scheduler_give_sum(s, mode);
     buffer_change(&s->gradients, BUFFER_READY, BUFFER_FREE);
 }
 
 // Forgets what has been computed since the latest commit, and the job in flight.
 static inline void scheduler_drop(Scheduler *s) {
     scheduler_settle(s);
-    memset(&s->tally, 0, sizeof s->tally);
+    memset(&s->gradients.tally, 0, sizeof s->gradients.tally);
     memset(&s->job, 0, sizeof s->job);
+    scheduler_change_parameters(s, false); // others may be loaded now
     s->parameters.state = s->gradients.state = s->comm_buffer.state = BUFFER_FREE;
     s->job_in_flight = s->spikes.rollback_due = false;
 }
@@ -253,10 +168,11 @@ static inline bool is_handed_over(const Scheduler *s) { return s->comm_buffer.st
 // --sequential: each of the first commits of a run computes a whole batch and then waits
 // for its job, without overlap. Returns true when this commit was one of them.
 static inline bool sequential_commit(Scheduler *s) {
-    if (s->optimizer.commits >= s->settings.sequential || is_handed_over(s)) { return false; }
+    if (s->optimizer.steps >= s->settings.sequential || is_handed_over(s)) { return false; }
     accumulate(s, s->settings.micro_batches);
     hand_over(s, CLEAR);
     launch(s, COMMIT);
     wait_for(s);
+    take_parameters(s);
     return true;
 }

@@ -59,18 +59,19 @@ static inline bool sparse_loco_check(const void *own, int layers, Error *error) 
 
 static inline void sparse_loco_configure(const void *own, SchedulerSettings *settings) {
     const SparseLocoOptions *options = (const SparseLocoOptions *)own;
-    settings->steps = (int)options->inner_steps;
-    settings->delay = (int)options->delay;
-    settings->sparse = true;
-    settings->sparse_eager = options->eager;
-    settings->sparse_beta = (float)options->beta;
-    settings->sparse_alpha = (float)options->alpha;
+    LocalSettings *local = &settings->local;
+    local->steps = (int)options->inner_steps;
+    local->delay = (int)options->delay;
+    local->sparse = true;
+    local->sparse_eager = options->eager;
+    local->sparse_beta = (float)options->beta;
+    local->sparse_alpha = (float)options->alpha;
 }
 
 // ---- The rule -------------------------------------------------------------------------
 
-static inline void sparse_loco_commit(Scheduler *s) {
-    int steps = s->settings.steps, delay = s->settings.delay, left = steps_left(s, steps);
+static inline void sparse_loco_period(Scheduler *s) {
+    int steps = s->settings.local.steps, delay = s->settings.local.delay, left = steps_left(s, steps);
     if (left < steps) {
         inner_steps(s, left);
         return;
@@ -84,7 +85,7 @@ static inline void sparse_loco_commit(Scheduler *s) {
 
 static inline bool sparse_loco_finish(Scheduler *s) {
     int64_t sent_at = s->local.fragments[0].applied_at; // an inner step
-    bool changes = sent_at < s->optimizer.commits && !scheduler_is_halted(s);
+    bool changes = sent_at < s->optimizer.steps && !scheduler_is_halted(s);
     if (changes) {
         send_sparse(s);
         wait_for(s);
@@ -97,10 +98,7 @@ static const Rule sparse_loco_rule = {
     .name = "sparse-loco",
     .summary = "local steps, then an outer step with the largest elements of all",
     .kind = RULE_LOCAL,
-    .recipes = {{"", {1.42, 1.49}, {1.29, 1.33}},
-                {"--sparse-H 1", {1.12, 1.21}, {1.11, 1.14}},
-                {"--sparse-H 8", {1.71, 1.71}, {1.73, 1.73}}},
-    .commit = sparse_loco_commit,
+    .advance = sparse_loco_period,
     .finish = sparse_loco_finish,
     .check = sparse_loco_check,
     .configure = sparse_loco_configure,

@@ -184,7 +184,7 @@ static bool train(Run *run) {
     }
     const CheckpointedRun *checkpointed = &run->checkpointed;
     bool saved =
-        checkpointed->saved_commit == s->optimizer.commits && checkpointed->saved_reports == s->reports;
+        checkpointed->saved_commit == s->optimizer.steps && checkpointed->saved_reports == s->reports;
     if (saved || run->saving.times.never) { return true; }
     begin_checkpoint(run, false);
     return end_checkpoint(run);
@@ -200,14 +200,14 @@ static void train_to_target(Run *run) {
     bool was_done = s->gradients_done >= target || has_stopped_improving(run);
     while (s->gradients_done < target && !has_stopped_improving(run) && !scheduler_is_halted(s) &&
            !s->wishes.stop_agreed) {
-        int64_t before = s->optimizer.commits;
-        rule->commit(s);
+        int64_t before = s->optimizer.steps;
+        rule->advance(s);
         bool last = s->gradients_done >= target && rule->finish == NULL;
         report_spike(run);
         if (scheduler_is_halted(s)) { return; }
         follow_commits(run, last);
         if (s->wishes.all_writers_done) { end_checkpoint(run); }
-        if (!last && (s->wishes.save_agreed || is_due(before, s->optimizer.commits, saving->times.commits))) {
+        if (!last && (s->wishes.save_agreed || is_due(before, s->optimizer.steps, saving->times.commits))) {
             begin_checkpoint(run, true);
         }
         // --save-every with a time: rank 0 asks by its clock; all learn of it with the next job.
@@ -225,8 +225,8 @@ static void train_to_target(Run *run) {
     report_spike(run);
     if (scheduler_is_halted(s)) { return; }
     // A run that was stopped before or in its last validation makes it when it is resumed.
-    bool owes = was_done && run->options.val_batches > 0 &&
-                run->checkpointed.validated_commit != s->optimizer.commits;
+    bool owes =
+        was_done && run->options.val_batches > 0 && run->checkpointed.validated_commit != s->optimizer.steps;
     if (changed || owes) { // what was saved of this commit is no longer the state of the run
         end_checkpoint(run);
         run->checkpointed.saved_commit = -1;
@@ -244,7 +244,7 @@ static void follow_commits(Run *run, bool last) {
     bool is_new = s->reports > reports->seen.reports, reports_here = run_is_main(run);
     if (!is_new && !last) { return; }
     if (is_new) { window_add_commit(reports); }
-    int64_t before = reports->seen.commit, now = s->optimizer.commits;
+    int64_t before = reports->seen.commit, now = s->optimizer.steps;
     reports->seen.reports = s->reports;
     reports->seen.commit = now;
     if (reports_here && reports->window.has_commits && (last || is_due(before, now, options->report_every))) {

@@ -16,6 +16,7 @@ static inline void zero1_commit(Scheduler *s) {
     launch_following(s, COMMIT);
     accumulate(s, s->settings.micro_batches);
     wait_for(s);
+    take_parameters(s);
 }
 
 static const Rule zero1_rule = {
@@ -23,6 +24,5 @@ static const Rule zero1_rule = {
     .summary = "reduce-scatter behind the last backward pass, each rank steps its shard, all-gather before "
                "the next forward pass",
     .kind = RULE_SYNCHRONOUS,
-    .recipes = {{"", {1, 1}, {1, 1}}},
-    .commit = zero1_commit,
+    .advance = zero1_commit,
 };

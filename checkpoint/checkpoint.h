@@ -126,7 +126,7 @@ static inline size_t saved_bytes(const SavedVector *vector, size_t elements) {
 // come last: behind one in bf16, a vector might not be aligned for fp32.
 static inline int saved_vectors(const Scheduler *s, SavedVector vectors[CHECKPOINT_MAX_VECTORS]) {
     bool local = s->settings.kind == RULE_LOCAL, sharded = scheduler_shards(&s->settings),
-         sparse = s->settings.sparse, casts = s->settings.keeps_casts;
+         sparse = s->settings.local.sparse, casts = s->settings.keeps_casts;
     SavedScope master = sharded ? SAVED_SHARD : SAVED_SHARED, own = local ? SAVED_WORKER : SAVED_SHARED,
                moments = local ? SAVED_WORKER : master;
     const Optimizer *optimizer = &s->optimizer;
@@ -165,7 +165,7 @@ static inline size_t checkpoint_bytes(const Scheduler *s) {
         bytes += saved_bytes(&vectors[i], s->problem.parameter_count) *
                  (vectors[i].scope == SAVED_WORKER ? ranks : 1);
     }
-    if (s->settings.kind == RULE_LOCAL && !s->settings.sparse) { bytes += whole; }
+    if (s->settings.kind == RULE_LOCAL && !s->settings.local.sparse) { bytes += whole; }
     if (s->settings.kind == RULE_OVERLAPPED) { bytes += whole * ranks; }
     return bytes;
 }
@@ -257,13 +257,13 @@ static const StateNumber JOB_NUMBERS[] = {
 };
 
 static const StateNumber SCHEDULER_NUMBERS[] = {
-    {"commit", NUMBER_COUNT, offsetof(Scheduler, optimizer.commits)},
+    {"commit", NUMBER_COUNT, offsetof(Scheduler, optimizer.steps)},
     {"gradients_done", NUMBER_AMOUNT, offsetof(Scheduler, gradients_done)},
     {"spikes", NUMBER_AMOUNT, offsetof(Scheduler, spikes.count)},
     {"rollbacks", NUMBER_AMOUNT, offsetof(Scheduler, spikes.rollbacks)},
     {"fragment", NUMBER_INT, offsetof(Scheduler, local.fragment)},
-    {"beside_commit", NUMBER_INT, offsetof(Scheduler, settings.beside[0])},
-    {"beside_estimate", NUMBER_INT, offsetof(Scheduler, settings.beside[1])},
+    {"beside_commit", NUMBER_INT, offsetof(Scheduler, settings.device.beside[0])},
+    {"beside_estimate", NUMBER_INT, offsetof(Scheduler, settings.device.beside[1])},
     {"reports", NUMBER_COUNT, offsetof(Scheduler, reports)},
     {"reported_commit", NUMBER_COUNT, offsetof(Scheduler, report.commit)},
     {"reported_gradients", NUMBER_AMOUNT, offsetof(Scheduler, report.gradients_done)},
@@ -372,18 +372,19 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
     for (int rank = 0; rank < run->transport->size; rank++) {
         json_array_append_new(list, numbers_write(json_object(), WORKER_NUMBERS, &workers[rank]));
     }
-    for (int i = 0; s->local.fragments != NULL && i < s->settings.fragments; i++) {
+    for (int i = 0; s->local.fragments != NULL && i < s->settings.local.fragments; i++) {
         json_array_append_new(applied, json_integer((json_int_t)s->local.fragments[i].applied_at));
     }
     json_t *manifest = json_pack(
         "{s:i, s:s, s:s, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:b, s:o, s:o, s:O, s:O?, s:s, s:s, s:b, s:b}",
         "checkpoint", CHECKPOINT_VERSION, "program", run->version, "revision", run->revision, "rounding",
         run->rounding, "optimizer", run->rule->name, "parameters", (json_int_t)run->table->parameter_count,
-        "model", hf_model_describe(run->config, NULL), "device", s->settings.gpu != NULL ? "cuda" : "cpu",
-        "data", run->data, "applied_at", applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job",
-        numbers_write(json_object(), JOB_NUMBERS, &s->job), "workers", list, "options", run->options,
-        "chosen", run->chosen, "measured", run->measured, "exchange", exchange, "casts",
-        s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon", checkpoint_has_muon(run));
+        "model", hf_model_describe(run->config, NULL), "device",
+        s->settings.device.gpu != NULL ? "cuda" : "cpu", "data", run->data, "applied_at", applied,
+        "job_in_flight", s->job_in_flight ? 1 : 0, "job", numbers_write(json_object(), JOB_NUMBERS, &s->job),
+        "workers", list, "options", run->options, "chosen", run->chosen, "measured", run->measured,
+        "exchange", exchange, "casts", s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon",
+        checkpoint_has_muon(run));
     numbers_write(manifest, SCHEDULER_NUMBERS, s);
     numbers_write(manifest, RUN_NUMBERS, run);
     return numbers_write(manifest, PROGRESS_NUMBERS, run);
@@ -445,7 +446,7 @@ typedef struct PieceWalk {
 static inline bool walk_piece(const PieceWalk *walk, const SavedVector *vector, size_t begin, size_t flat,
                               size_t count, Error *error) {
     Stream *stream = walk->scheduler->compute;
-    if (stream->queue == NULL) {
+    if (!stream_is_on_gpu(stream)) {
         return walk->visit(walk->context, flat, real_at(vector->data, begin, vector->format), count, error);
     }
     for (size_t done = 0; done < count; done += CHECKPOINT_STAGE) {

@@ -50,7 +50,7 @@ static inline const void *borrow_committed(Scheduler *s, const Rule *rule, bool 
 // Between two commits the accumulator holds nothing, or what was handed over and is to be added
 // to (hand_over).
 static inline void return_committed(Scheduler *s, const void *committed) {
-    if (committed != s->gradients.data || s->tally.micro_batches == 0) { return; }
+    if (committed != s->gradients.data || s->gradients.tally.micro_batches == 0) { return; }
     assert(is_handed_over(s));
     stream_copy(s->compute, s->gradients.data, s->comm_buffer.data,
                 layout_padded(&s->layout) * sizeof(float));

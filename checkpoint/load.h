@@ -62,7 +62,7 @@ static inline bool source_read_numbers(CheckpointSource *source) {
     for (size_t i = 0; good && i < fragments; i++) {
         const json_t *item = json_array_get(applied, i);
         good = json_is_integer(item) && json_integer_value(item) >= 0 &&
-               json_integer_value(item) <= s.optimizer.commits;
+               json_integer_value(item) <= s.optimizer.steps;
     }
     good = good && s.local.fragment >= 0 && (size_t)s.local.fragment < size_max(fragments, 1);
     // The position in the data, counted in tokens: load_numbers computes with it.
@@ -239,7 +239,7 @@ static inline double checkpoint_tokens(const char *path, int64_t *commit) {
     json_t *manifest = json_load_file(file, JSON_REJECT_DUPLICATES, NULL);
     bool good = numbers_read(manifest, SCHEDULER_NUMBERS, &s) && numbers_read(manifest, RUN_NUMBERS, &run);
     json_decref(manifest);
-    *commit = good ? s.optimizer.commits : 0;
+    *commit = good ? s.optimizer.steps : 0;
     return good ? s.gradients_done * run.B * run.T : 0;
 }
 
@@ -305,7 +305,7 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
     if (strcmp(name, "error") == 0) {
         const json_t *eager = json_object_get(json_object_get(source->manifest, "options"), "sparse-eager");
         bool usable = source->same_rule && source->workers == ranks &&
-                      json_is_true(eager) == run->scheduler->settings.sparse_eager;
+                      json_is_true(eager) == run->scheduler->settings.local.sparse_eager;
         return usable ? source_area(source, run, name, rank) : none;
     }
     // The sum that the job in flight has exchanged: its mean over the ranks is as before.
@@ -374,14 +374,14 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
     }
     if (s->job_in_flight) { s->comm_buffer.state = BUFFER_WRITING; } // as if its job had just ended
     if (source->same_rule && source_has(source, run, "gradients", 0)) {
-        float *sum = source_gradients(source, run, &s->job.tally, &s->tally);
+        float *sum = source_gradients(source, run, &s->comm_buffer.tally, &s->gradients.tally);
         SourceArea from = {.data = as_reals_const(sum), .format = PRECISION_FP32, .scale = 1};
         SavedVector to = {
             .scope = SAVED_WORKER, .data = as_reals(s->comm_buffer.data), .format = from.format};
         read_vector(run, &to, from, stage);
         to.data = as_reals(s->gradients.data);
         // After hand_over(KEEP) the accumulator holds the same sum, and grows.
-        if (s->tally.micro_batches > 0) { read_vector(run, &to, from, stage); }
+        if (s->gradients.tally.micro_batches > 0) { read_vector(run, &to, from, stage); }
         s->comm_buffer.state = BUFFER_READY;
         free(sum);
     }
@@ -402,7 +402,7 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     s->gradients_done *= scale;
     s->report.gradients_done *= scale;
     if (!source->same_rule) { // then reports begin anew, at the present commit
-        s->report.commit = s->optimizer.commits;
+        s->report.commit = s->optimizer.steps;
         s->report.gradients_done = s->gradients_done;
     }
     if (s->job_in_flight) {
@@ -411,9 +411,9 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
         s->job.spike = SPIKE_NONE; // checkpoint_begin saves no job with a spike
     }
     bool same_fragments = source->same_rule && s->local.fragments != NULL &&
-                          json_array_size(applied) == (size_t)s->settings.fragments;
+                          json_array_size(applied) == (size_t)s->settings.local.fragments;
     if (!same_fragments) { s->local.fragment = 0; }
-    for (int i = 0; same_fragments && i < s->settings.fragments; i++) {
+    for (int i = 0; same_fragments && i < s->settings.local.fragments; i++) {
         s->local.fragments[i].applied_at = (int64_t)json_integer_value(json_array_get(applied, (size_t)i));
     }
     s->spikes.norms = mine.norms;
@@ -430,11 +430,11 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     s->local.norm = mine.local_norm;
     s->local.rate = mine.local_rate;
     if (!source->same_rule || s->settings.kind != RULE_LOCAL) { return; }
-    s->tally = mine.tally;
+    s->gradients.tally = mine.tally;
     if (s->settings.on_spike == SPIKE_SKIP) { return; }
     // A spike in this tally ended the run that saved it, and would end this one at once.
-    s->tally.left_out = 0;
-    memset(&s->tally.site, 0, sizeof s->tally.site);
+    s->gradients.tally.left_out = 0;
+    memset(&s->gradients.tally.site, 0, sizeof s->gradients.tally.site);
 }
 
 // ---- Remarks --------------------------------------------------------------------------
@@ -453,7 +453,7 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     json_t *value;
     const char *revision = json_string_value(json_object_get(manifest, "revision")),
                *rounding = json_string_value(json_object_get(manifest, "rounding"));
-    bool other_device = device != NULL && (strcmp(device, "cuda") == 0) != (settings->gpu != NULL);
+    bool other_device = device != NULL && (strcmp(device, "cuda") == 0) != (settings->device.gpu != NULL);
     snprintf(rounds, sizeof rounds,
              "another processor or library rounds in another way (%.100s; before %.100s)", run->rounding,
              rounding == NULL ? "unknown" : rounding);
@@ -468,7 +468,7 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
         {other_ranks && local, "another number of ranks: all continue from the outer parameters"},
         {other_ranks && !local, "another number of ranks: sums are rounded in another order, data continue "
                                 "where the furthest rank was"},
-        {!other_ranks && !settings->sparse && exchange != NULL && strcmp(exchange, today) != 0,
+        {!other_ranks && !settings->local.sparse && exchange != NULL && strcmp(exchange, today) != 0,
          "other hosts, or another --exchange: sums are rounded in another order"},
         {other_device, "another kind of device rounds in another way"},
         {!other_device && (rounding == NULL || strcmp(rounding, run->rounding) != 0), rounds},

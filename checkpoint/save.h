@@ -64,15 +64,15 @@ typedef struct Saver {
 static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vectors, int count) {
     Saver *saver = (Saver *)memory_take(1, sizeof *saver);
     saver->run = run;
-    saver->commit = run->scheduler->optimizer.commits;
+    saver->commit = run->scheduler->optimizer.steps;
     saver->best_commit = run->best_commit;
     saver->reports = run->scheduler->reports;
     saver->paths = checkpoint_paths(run->directory, saver->commit);
     saver->state = -1;
     const Scheduler *s = run->scheduler;
     WorkerNumbers mine = {.micro_batches_begun = s->micro_batches_begun,
-                          .tally = s->tally,
-                          .handed_over = s->job.tally,
+                          .tally = s->gradients.tally,
+                          .handed_over = s->comm_buffer.tally,
                           .local_norm = s->local.norm,
                           .local_rate = s->local.rate,
                           .norms = s->spikes.norms,
@@ -170,11 +170,12 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
     saver->state = safetensors_join(saver->paths.state, &saver->plan, error);
     if (saver->state < 0) { return false; }
     saver->copies = beside && fits ? (char *)malloc(copies) : NULL;
-    PieceWalk walk = {
-        .scheduler = s,
-        .stage = s->settings.gpu != NULL ? (float *)memory_take(1, CHECKPOINT_STAGE * sizeof(float)) : NULL,
-        .visit = saver_take,
-        .context = saver};
+    PieceWalk walk = {.scheduler = s,
+                      .stage = s->settings.device.gpu != NULL
+                                   ? (float *)memory_take(1, CHECKPOINT_STAGE * sizeof(float))
+                                   : NULL,
+                      .visit = saver_take,
+                      .context = saver};
     bool good = !is_main || saver_write(saver, 0, saver->plan.header, saver->plan.header_bytes, error);
     for (int i = 0; good && i < count; i++) {
         saver->vector = &vectors[i];
@@ -184,7 +185,7 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
     free(walk.stage);
     saver->committed = (float *)committed;
     // The model needs a copy if it is on a GPU, or if training continues meanwhile.
-    if (!good || !is_main || (saver->copies == NULL && s->settings.gpu == NULL)) { return good; }
+    if (!good || !is_main || (saver->copies == NULL && s->settings.device.gpu == NULL)) { return good; }
     saver->committed = (float *)memory_take(1, whole);
     saver->owns_committed = true;
     stream_copy(s->compute, saver->committed, committed, whole);

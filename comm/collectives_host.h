@@ -43,7 +43,7 @@
 static inline size_t host_chunk_elements(const Transport *transport) {
     const Groups *groups = transport_groups(transport);
     size_t lane = groups_are_flat(groups) ? (size_t)1 << 18 : (size_t)1 << 20;
-    size_t chunk = lane / (size_t)size_max((size_t)groups->size - 1, 1);
+    size_t chunk = lane / size_max((size_t)groups->size - 1, 1);
     chunk = chunk < 2048 ? 2048 : size_min(chunk, (size_t)1 << 18) / LAYOUT_BLOCK * LAYOUT_BLOCK;
     return transport->messages.limit > 0 ? transport->messages.limit : chunk;
 }
@@ -91,11 +91,13 @@ typedef struct HostExchange {
 // travel together. A rank that has fewer sends a shorter message, or none.
 typedef struct Chunk {
     size_t begin, end;
+    int lane; // of each level; chunks take turns
 } Chunk;
 
-// The chunk from `begin` on; empty at the end. Where pieces are equal, it has whole ones if they
+// The chunk behind another; empty at the end. Where pieces are equal, it has whole ones if they
 // fit into a message; otherwise a piece is cut into equal parts at multiples of LAYOUT_BLOCK.
-static inline Chunk host_next_chunk(const HostExchange *exchange, size_t begin) {
+static inline Chunk host_next_chunk(const HostExchange *exchange, const Chunk *before) {
+    size_t begin = before->end;
     size_t piece = exchange->collective->layout->piece, most = exchange->transport->messages.chunk;
     size_t length = size_min(exchange->length - begin, piece > 0 ? most / piece * piece : most);
     if (piece > most) {
@@ -103,7 +105,7 @@ static inline Chunk host_next_chunk(const HostExchange *exchange, size_t begin) 
         length = size_min(exchange->length - begin, rest);
         length = size_min(length, layout_round_up((piece + parts - 1) / parts, LAYOUT_BLOCK));
     }
-    Chunk chunk = {begin, begin + length};
+    Chunk chunk = {begin, begin + length, (before->lane + 1) % TRANSPORT_LANES};
     return chunk;
 }
 
@@ -163,9 +165,9 @@ static inline void host_post(const HostExchange *exchange, Lane lane, bool is_se
 enum { HOST_BLOCK = 4 * WIRE_BLOCK };
 
 // A chunk passes three stages, one per turn, and each turn works on three chunks: the newest
-// and the two before it. `number` counts chunks, so that their lanes alternate.
+// and the two before it.
 typedef struct HostStage {
-    void (*work)(const HostExchange *exchange, int number, Chunk chunk);
+    void (*work)(const HostExchange *exchange, Chunk chunk);
     int age; // of the chunk that it works on, in turns
 } HostStage;
 
@@ -174,16 +176,16 @@ enum { HOST_STAGES = 3 };
 // Takes all chunks through the stages, given in the order of their work in a turn.
 static inline void host_for_chunks(const HostExchange *exchange, const HostStage *stages) {
     size_t end = exchange->length;
-    Chunk none = {end, end}, chunks[HOST_STAGES] = {none, none, none}; // by age
-    chunks[0] = host_next_chunk(exchange, 0);
-    for (int turn = 0; chunks[0].begin < end || chunks[1].begin < end || chunks[2].begin < end; turn++) {
+    Chunk none = {end, end, 0}, start = {.lane = -1};
+    Chunk chunks[HOST_STAGES] = {host_next_chunk(exchange, &start), none, none}; // by age
+    while (chunks[0].begin < end || chunks[1].begin < end || chunks[2].begin < end) {
         for (int i = 0; i < HOST_STAGES; i++) {
             Chunk chunk = chunks[stages[i].age];
-            if (chunk.begin < end) { stages[i].work(exchange, turn - stages[i].age, chunk); }
+            if (chunk.begin < end) { stages[i].work(exchange, chunk); }
         }
         chunks[2] = chunks[1];
         chunks[1] = chunks[0];
-        chunks[0] = host_next_chunk(exchange, chunks[1].end);
+        chunks[0] = host_next_chunk(exchange, &chunks[1]);
     }
 }
 
@@ -191,9 +193,9 @@ static inline void host_for_chunks(const HostExchange *exchange, const HostStage
 
 // Every rank of this host gets the parts that it adds up: the chunk of all owners whose
 // delegate it is, one owner behind the other.
-static inline void host_reduce_inside(const HostExchange *exchange, int number, Chunk chunk) {
+static inline void host_reduce_inside(const HostExchange *exchange, Chunk chunk) {
     const Groups *groups = exchange->groups;
-    Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES};
+    Lane lane = {INSIDE_HOSTS, chunk.lane};
     if (groups->mates == 1) { return; }
     size_t received = host_delegated_bytes(exchange, WIRE_FP32, groups->rank, chunk);
     char *out = host_messages(exchange->transport, MESSAGES_SENT_INSIDE, lane);
@@ -214,38 +216,50 @@ static inline void host_reduce_inside(const HostExchange *exchange, int number, 
     }
 }
 
-// Waits for these parts. For every owner whose delegate this rank is, `buffer` then holds the
-// sum over the ranks of this host, in their order.
-static inline void host_sum_inside(const HostExchange *exchange, Lane lane, Chunk chunk) {
-    const Groups *groups = exchange->groups;
-    int mates = groups->mates, place = groups->place[groups->rank];
-    size_t stride = host_delegated_bytes(exchange, WIRE_FP32, groups->rank, chunk) / sizeof(float);
-    const float *in = (float *)(void *)host_messages(exchange->transport, MESSAGES_RECEIVED_INSIDE, lane);
+// The owner's elements of the chunk in `buffer` become the sum of what `count` ranks or hosts have,
+// in their order. The one of this rank is number `own`, and as encoded as the others; messages
+// (count - 1, bytes) holds those, from number own - 1 on backwards, round.
+static inline void host_add_up(const HostExchange *exchange, WireFormat wire, int owner, Chunk chunk,
+                               const char *messages, size_t bytes, int count, int own) {
     float sum[HOST_BLOCK];
-    transport_wait(exchange->transport, lane);
-    for (int owner = -1; groups_next_owner(groups, groups->rank, &owner);) {
-        for (ChunkRange range = {0}; host_next_range(exchange, WIRE_FP32, owner, chunk, &range);) {
-            for (size_t begin = 0, count; begin < range.at.count; begin += count, in += count) {
-                float *mine = exchange->collective->buffer + range.at.flat + begin;
-                count = size_min(range.at.count - begin, HOST_BLOCK);
-                memset(sum, 0, sizeof sum);
-                for (int mate = 0; mate < mates; mate++) {
-                    size_t message = (size_t)((place - mate + mates) % mates); // 0: this rank
-                    wire_add(WIRE_FP32, sum, mate == place ? mine : in + (message - 1) * stride, count);
-                }
-                memcpy(mine, sum, count * sizeof(float));
+    uint32_t mine[HOST_BLOCK]; // encoded; the widest format is fp32
+    for (ChunkRange range = {0}; host_next_range(exchange, wire, owner, chunk, &range);) {
+        for (size_t begin = 0; begin < range.at.count; begin += HOST_BLOCK) {
+            float *values = exchange->collective->buffer + range.at.flat + begin;
+            size_t n = size_min(range.at.count - begin, HOST_BLOCK),
+                   place = range.offset + wire_bytes(wire, begin);
+            memset(sum, 0, sizeof sum);
+            wire_encode(wire, mine, values, n);
+            for (int i = 0; i < count; i++) {
+                size_t message = (size_t)((own - i + count) % count); // 0: this rank's
+                wire_add(wire, sum, i == own ? (char *)mine : messages + (message - 1) * bytes + place, n);
             }
+            memcpy(values, sum, n * sizeof(float));
         }
     }
 }
 
+// Waits for these parts. For every owner whose delegate this rank is, `buffer` then holds the
+// sum over the ranks of this host.
+static inline void host_sum_inside(const HostExchange *exchange, Chunk chunk) {
+    const Groups *groups = exchange->groups;
+    Lane lane = {INSIDE_HOSTS, chunk.lane};
+    size_t bytes = host_delegated_bytes(exchange, WIRE_FP32, groups->rank, chunk);
+    const char *in = host_messages(exchange->transport, MESSAGES_RECEIVED_INSIDE, lane);
+    transport_wait(exchange->transport, lane);
+    for (int owner = -1; groups_next_owner(groups, groups->rank, &owner);) {
+        host_add_up(exchange, WIRE_FP32, owner, chunk, in, bytes, groups->mates, groups->place[groups->rank]);
+        in += host_bytes(exchange, WIRE_FP32, owner, chunk);
+    }
+}
+
 // The sums of this host are made, and go to their owners.
-static inline void host_reduce_between(const HostExchange *exchange, int number, Chunk chunk) {
+static inline void host_reduce_between(const HostExchange *exchange, Chunk chunk) {
     const Groups *groups = exchange->groups;
     const Collective *collective = exchange->collective;
     WireFormat wire = collective->wire;
-    Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES}, inside = {INSIDE_HOSTS, lane.number};
-    if (groups->mates > 1) { host_sum_inside(exchange, inside, chunk); }
+    Lane lane = {BETWEEN_HOSTS, chunk.lane};
+    if (groups->mates > 1) { host_sum_inside(exchange, chunk); }
     size_t received = host_bytes(exchange, wire, groups->rank, chunk);
     char *out = host_messages(exchange->transport, MESSAGES_SENT, lane);
     char *in = host_messages(exchange->transport, MESSAGES_RECEIVED, lane);
@@ -254,9 +268,7 @@ static inline void host_reduce_between(const HostExchange *exchange, int number,
         int host = groups_other_host(groups, step);
         host_post(exchange, lane, false, from, in, received);
         in += received;
-        for (int place = groups->place[groups->rank]; place < groups_count(groups, host);
-             place += groups->mates) {
-            int owner = groups_rank(groups, host, place);
+        for (int owner = -1; groups_next_owner_on(groups, host, groups->rank, &owner);) {
             void *plain = host_plain(exchange, owner, chunk);
             ChunkRange range = {0};
             while (host_next_range(exchange, wire, owner, chunk, &range)) {
@@ -269,35 +281,16 @@ static inline void host_reduce_between(const HostExchange *exchange, int number,
     }
 }
 
-// Own elements become the sum over the hosts, in their order.
-static inline void host_reduce_finish(const HostExchange *exchange, int number, Chunk chunk) {
+// Own elements become the sum over the hosts.
+static inline void host_reduce_finish(const HostExchange *exchange, Chunk chunk) {
     const Groups *groups = exchange->groups;
     WireFormat wire = exchange->collective->wire;
-    Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
-    int hosts = groups->hosts;
-    size_t bytes = host_bytes(exchange, wire, groups->rank, chunk);
-    const char *in = host_messages(exchange->transport, MESSAGES_RECEIVED, lane);
-    float sum[HOST_BLOCK];
-    uint32_t own[HOST_BLOCK]; // encoded; the widest format is fp32
-    if (hosts == 1) { return; }
+    Lane lane = {BETWEEN_HOSTS, chunk.lane};
+    if (groups->hosts == 1) { return; }
     transport_wait(exchange->transport, lane);
-    for (ChunkRange range = {0}; host_next_range(exchange, wire, groups->rank, chunk, &range);) {
-        float *mine = exchange->collective->buffer + range.at.flat;
-        for (size_t begin = 0; begin < range.at.count; begin += HOST_BLOCK) {
-            size_t count = size_min(range.at.count - begin, HOST_BLOCK);
-            memset(sum, 0, sizeof sum);
-            wire_encode(wire, own, mine + begin, count);
-            for (int host = 0; host < hosts; host++) {
-                const char *message = (const char *)own;
-                if (host != groups->host) {
-                    size_t slot = (size_t)((groups->host - host + hosts) % hosts - 1);
-                    message = in + slot * bytes + range.offset + wire_bytes(wire, begin);
-                }
-                wire_add(wire, sum, message, count);
-            }
-            memcpy(mine + begin, sum, count * sizeof(float));
-        }
-    }
+    host_add_up(exchange, wire, groups->rank, chunk,
+                host_messages(exchange->transport, MESSAGES_RECEIVED, lane),
+                host_bytes(exchange, wire, groups->rank, chunk), groups->hosts, groups->host);
 }
 
 // ---- All-gather -----------------------------------------------------------------------
@@ -350,10 +343,10 @@ static inline void *host_arrival(const HostExchange *exchange, int owner, Chunk 
 
 // Own elements go to the delegates on the other hosts. What this rank receives as a
 // delegate lies owner behind owner, its own among them if it has mates, which get it all.
-static inline void host_gather_between(const HostExchange *exchange, int number, Chunk chunk) {
+static inline void host_gather_between(const HostExchange *exchange, Chunk chunk) {
     const Groups *groups = exchange->groups;
     const Collective *collective = exchange->collective;
-    Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
+    Lane lane = {BETWEEN_HOSTS, chunk.lane};
     size_t sent = host_bytes(exchange, collective->wire, groups->rank, chunk);
     char *in = host_messages(exchange->transport, MESSAGES_RECEIVED, lane);
     char *mine = host_messages(exchange->transport, MESSAGES_SENT, lane);
@@ -382,10 +375,10 @@ static inline void host_gather_between(const HostExchange *exchange, int number,
 }
 
 // What this rank has received from the other hosts goes to its mates, with its own elements.
-static inline void host_gather_inside(const HostExchange *exchange, int number, Chunk chunk) {
+static inline void host_gather_inside(const HostExchange *exchange, Chunk chunk) {
     const Groups *groups = exchange->groups;
     WireFormat wire = exchange->collective->wire;
-    Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES}, between = {BETWEEN_HOSTS, lane.number};
+    Lane lane = {INSIDE_HOSTS, chunk.lane}, between = {BETWEEN_HOSTS, chunk.lane};
     transport_wait(exchange->transport, between);
     if (groups->mates == 1) { return; }
     char *out = host_messages(exchange->transport, MESSAGES_RECEIVED, between);
@@ -401,10 +394,10 @@ static inline void host_gather_inside(const HostExchange *exchange, int number, 
 }
 
 // Decodes what has come from the other hosts, to this rank and then to each of its mates.
-static inline void host_gather_finish(const HostExchange *exchange, int number, Chunk chunk) {
+static inline void host_gather_finish(const HostExchange *exchange, Chunk chunk) {
     const Groups *groups = exchange->groups;
     WireFormat wire = exchange->collective->wire;
-    Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES}, between = {BETWEEN_HOSTS, lane.number};
+    Lane lane = {INSIDE_HOSTS, chunk.lane}, between = {BETWEEN_HOSTS, chunk.lane};
     const char *in = host_messages(exchange->transport, MESSAGES_RECEIVED, between);
     for (int step = 0; step < groups->mates; step++) {
         if (step == 1) {
@@ -444,7 +437,7 @@ static inline void host_exchange(Transport *transport, const Collective *collect
         return;
     }
     uint32_t message[HOST_BLOCK]; // the widest format is fp32
-    for (Chunk part = {0, 0}; kind == ALL_GATHER && part.begin < exchange.length; part.begin = part.end) {
+    for (Chunk part = {0}; kind == ALL_GATHER && part.begin < exchange.length; part.begin = part.end) {
         part.end = part.begin + size_min(layout->piece - part.begin % layout->piece, HOST_BLOCK);
         host_round_chunk(&exchange, part, (char *)message);
     }

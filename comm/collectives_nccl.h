@@ -134,9 +134,7 @@ static inline void nccl_reduce_between(NcclBatch *batch) {
     nccl_begin(nccl);
     for (int step = 1; step < groups->hosts; step++) {
         int host = groups_other_host(groups, step), other = groups_other_host(groups, -step);
-        for (int place = groups->place[groups->rank]; place < groups_count(groups, host);
-             place += groups->mates, out += owner) {
-            int to = groups_rank(groups, host, place);
+        for (int to = -1; groups_next_owner_on(groups, host, groups->rank, &to); out += owner) {
             nccl_post(nccl, BETWEEN_HOSTS, batch->stream->queue, true, to, out, owner);
         }
         int from = groups_delegate(groups, other, groups->rank);

@@ -110,17 +110,25 @@ static inline void groups_describe(const Groups *groups, char *text, size_t size
     }
 }
 
-// Steps to the next of the owners whose delegate a rank is on its host, host after host; false
-// behind the last one. owner: -1 before the first.
+// Steps to the next of the owners on a host whose delegate a rank is; false behind the last one.
+// owner: -1 before the first.
+static inline bool groups_next_owner_on(const Groups *groups, int host, int delegate, int *owner) {
+    int place = *owner < 0 ? groups->place[delegate]
+                           : groups->place[*owner] + groups_count(groups, groups->host_of[delegate]);
+    bool found = place < groups_count(groups, host);
+    if (found) { *owner = groups_rank(groups, host, place); }
+    return found;
+}
+
+// The same on all hosts, host after host.
 static inline bool groups_next_owner(const Groups *groups, int delegate, int *owner) {
-    int first = groups->place[delegate], host = 0, place = first;
-    if (*owner >= 0) {
-        host = groups->host_of[*owner];
-        place = groups->place[*owner] + groups_count(groups, groups->host_of[delegate]);
+    int host = *owner < 0 ? 0 : groups->host_of[*owner], next = *owner;
+    while (host < groups->hosts && !groups_next_owner_on(groups, host, delegate, &next)) {
+        host++;
+        next = -1;
     }
-    for (; host < groups->hosts && place >= groups_count(groups, host); host++) { place = first; }
-    if (host < groups->hosts) { *owner = groups_rank(groups, host, place); }
-    return host < groups->hosts;
+    *owner = next;
+    return next >= 0;
 }
 
 static inline int groups_count_owners(const Groups *groups, int delegate) {

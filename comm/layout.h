@@ -237,7 +237,7 @@ static inline void layout_choose_owners(const LayoutMatrix *matrices, int matrix
 // Matrices (matrix_count) ascend. The vectors between two matrices go with the one before.
 static inline Layout layout_make_whole(size_t count, int size, const LayoutMatrix *matrices,
                                        int matrix_count) {
-    if (size == 1) { return layout_make(count, 1); }
+    if (size == 1 || matrix_count == 0) { return layout_make(count, size); }
     LayoutBuilder builder = {.layout = {.count = count, .size = size}};
     builder.ends = (size_t *)memory_take((size_t)size, sizeof *builder.ends);
     builder.share = (double *)memory_take((size_t)size, sizeof *builder.share);

@@ -159,12 +159,13 @@ static inline void nccl_connect(Nccl *nccl, Level level) {
     if (all) { nccl_collect(nccl, queue, ALL_GATHER, ncclFloat, own, vector, count); }
     for (int peer = 0; !library && peer < groups->size; peer++) {
         int host = groups->host_of[peer];
-        bool inside = host == groups->host && peer != groups->rank;
-        bool sends = host != groups->host && groups_delegate(groups, groups->host, peer) == groups->rank;
-        bool receives = host != groups->host && groups_delegate(groups, host, groups->rank) == peer;
+        bool inside = host == groups->host;
         char *bytes = (char *)vector; // one to send, and one for each peer
-        if (level == INSIDE_HOSTS ? inside : sends) { nccl_post(nccl, level, queue, true, peer, bytes, 1); }
-        if (level == INSIDE_HOSTS ? inside : receives) {
+        if (inside != (level == INSIDE_HOSTS) || peer == groups->rank) { continue; }
+        if (inside || groups_delegate(groups, groups->host, peer) == groups->rank) {
+            nccl_post(nccl, level, queue, true, peer, bytes, 1);
+        }
+        if (inside || groups_delegate(groups, host, groups->rank) == peer) {
             nccl_post(nccl, level, queue, false, peer, bytes + 1 + peer, 1);
         }
     }
@@ -188,9 +189,7 @@ static inline void nccl_list_owners(Nccl *nccl) {
     nccl->remote_owners = nccl->owners + count;
     for (int step = 1; step < groups->hosts; step++) {
         int host = groups_other_host(groups, step);
-        for (int place = groups->place[rank]; place < groups_count(groups, host); place += groups->mates) {
-            lists[count++] = groups_rank(groups, host, place);
-        }
+        for (int owner = -1; groups_next_owner_on(groups, host, rank, &owner);) { lists[count++] = owner; }
     }
     nccl->sent_owners = nccl->owners + count;
     for (int step = 1; step < groups->mates; step++) {

@@ -347,7 +347,7 @@ static inline void print_sample(Run *run, bool last) {
         size_t bytes = part->table.parameter_count * sizeof(float);
         float *copy = run->placement.on_gpu ? (float *)memory_take(1, bytes) : NULL, *whole = NULL;
         Sample sample = {.options = options,
-                         .commit = last ? -1 : s->optimizer.commits,
+                         .commit = last ? -1 : s->optimizer.steps,
                          .watch = &run->signal_watch,
                          .parameters = copy != NULL ? copy : committed};
         if (copy != NULL) {
@@ -366,7 +366,7 @@ static inline void print_sample(Run *run, bool last) {
         if (good) {
             report_event(&run->reports,
                          json_pack("{s:s, s:I, s:I, s:o, s:o}", "event", "sample", "commit",
-                                   (json_int_t)s->optimizer.commits, "tokens", (json_int_t)tokens_done(run),
+                                   (json_int_t)s->optimizer.steps, "tokens", (json_int_t)tokens_done(run),
                                    "seconds", log_real(training_seconds(&run->clock)), "text",
                                    log_text(sample.text)));
         } else {

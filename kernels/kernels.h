@@ -47,14 +47,14 @@
 // On a GPU's stream: makes the call, which puts a kernel into the stream's queue, and returns
 // from the calling function.
 #define KERNEL_ON_GPU(stream, call) \
-    if ((stream)->queue != NULL) { \
+    if (stream_is_on_gpu(stream)) { \
         call; \
         return; \
     }
 // The operation where the stream is: on the CPU, or on a GPU, where it is a template over the
 // type of `precision`.
 #define KERNEL(operation, precision, stream, ...) \
-    ((stream)->queue == NULL         ? cpu_##operation(stream, __VA_ARGS__) \
+    (!stream_is_on_gpu(stream)       ? cpu_##operation(stream, __VA_ARGS__) \
      : (precision) == PRECISION_BF16 ? cuda_##operation<__nv_bfloat16>(stream, __VA_ARGS__) \
                                      : cuda_##operation<float>(stream, __VA_ARGS__))
 #else
@@ -274,11 +274,11 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
 // ---- Updates: whole vectors of fp32 ---------------------------------------------------
 
 // A step over a range: of AdamW (kernels/cpu/adamw.h), and the elementwise parts of one of Muon
-// (kernels/cpu/muon.h). commit: moves master and moments; otherwise only writes to range->out
+// (kernels/cpu/muon.h). keeps: moves master and moments; otherwise only writes to range->out
 // what a commit would write.
 #define STEP(operation, precision) \
     static inline void operation(Stream *stream, const StepRange *range) { \
-        assert(range->commit || range->out != range->master); \
+        assert(range->keeps || range->out != range->master); \
         KERNEL(operation, precision, stream, range); \
     }
 
@@ -306,7 +306,7 @@ static inline double buffer_sum_of_squares(Stream *stream, const float *values, 
                                            size_t pieces, double *partials) {
     double sum = 0;
 #ifdef ACCO_HAVE_CUDA
-    if (stream->queue != NULL) {
+    if (stream_is_on_gpu(stream)) {
         cuda_buffer_sums_of_squares(stream, partials, values, count, stride, pieces);
         stream_settle(stream);
         for (size_t i = 0; i < pieces * buffer_blocks(count); i++) { sum += partials[i]; }

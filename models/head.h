@@ -70,7 +70,7 @@ static inline void head_largest(Model *model, Stream *stream, int count, int32_t
     Precision precision = model->settings.precision;
     const Real *logits = model->logits;
     size_t stride = (size_t)model->logits_stride;
-    if (stream->queue != NULL) {
+    if (stream_is_on_gpu(stream)) {
         stream_copy(stream, model->host_logits, logits, (size_t)count * stride * precision_bytes(precision));
         stream_settle(stream);
         logits = model->host_logits;

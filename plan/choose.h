@@ -85,8 +85,8 @@ static inline double simulated_seconds(const Measurements *measured, const RuleO
     machine.counts = counts;
     machine.estimate_counts = estimate_counts;
     machine.measured_exchange = exchange;
-    settings.gpu = NULL;
-    settings.nccl = NULL;
+    settings.device.gpu = NULL;
+    settings.device.nccl = NULL;
     for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
         exchange[wire] = longer * measured->exchange[wire];
     }
@@ -197,12 +197,13 @@ static inline void measure_and_choose(Run *run) {
                  measured.exchange[settings.wire], a, wire_name(settings.estimate_wire),
                  measured.exchange[settings.estimate_wire], b);
         run->options.rules = chosen->options;
-        s->settings.beside[0] = measured_beside(&measured, settings.wire);
-        s->settings.beside[1] = measured_beside(&measured, settings.estimate_wire);
+        s->settings.device.beside[0] = measured_beside(&measured, settings.wire);
+        s->settings.device.beside[1] = measured_beside(&measured, settings.estimate_wire);
     }
     share_from_rank_zero(&run->transport, "sharing", run->rule_reason, sizeof run->rule_reason);
     share_from_rank_zero(&run->transport, "sharing", &run->options.rules, sizeof run->options.rules);
-    share_from_rank_zero(&run->transport, "sharing", s->settings.beside, sizeof s->settings.beside);
+    share_from_rank_zero(&run->transport, "sharing", s->settings.device.beside,
+                         sizeof s->settings.device.beside);
     free(ranks);
 }
 

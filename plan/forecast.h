@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/cpu/product_rates.h"
+#include "plan/recipes.h"
 #include "plan/simulation.h"
 #include "program/fit.h"
 #include "program/machine_rates.h"
@@ -179,7 +180,7 @@ typedef struct ForecastRow {
 } ForecastRow;
 
 enum {
-    FORECAST_RECIPES = 2 * RULE_COUNT * RULE_RECIPES, // with two inner optimizers, at most
+    FORECAST_RECIPES = 2 * RECIPE_COUNT, // with two inner optimizers, at most
     FORECAST_VARIANTS = 8,
     FORECAST_COMMITS = 100 // that a recommended command trains for, at least
 };
@@ -251,12 +252,14 @@ static inline void recipe_apply(const Recipe *recipe, Options *options) {
 // What a run with these options and as many workers needs, over plain training with its inner
 // optimizer: as measured for the recipe that it follows, else for the rule's defaults.
 static inline TokensNeeded options_needs(const Options *options) {
-    const Recipe *recipes = options_rule(options)->recipes, *followed = recipes;
-    for (int i = 1; i < RULE_RECIPES && recipes[i].options != NULL; i++) {
+    const Recipe *followed = NULL;
+    for (int i = 0; i < RECIPE_COUNT; i++) {
+        if (RECIPES[i].rule != options_rule(options)) { continue; }
         Options other = *options;
-        recipe_apply(&recipes[i], &other);
-        if (memcmp(&other, options, sizeof other) == 0) { followed = &recipes[i]; }
+        recipe_apply(&RECIPES[i], &other);
+        if (memcmp(&other, options, sizeof other) == 0) { followed = &RECIPES[i]; }
     }
+    assert(followed != NULL && "a rule without a row in RECIPES");
     TokensNeeded needs = options->inner == INNER_MUON ? followed->with_muon : followed->with_adamw;
     double pairs = options_rule(options)->kind == RULE_LOCAL ? (double)options->ranks / 2 : 1;
     needs.least = 1 + pairs * (needs.least - 1);
@@ -361,10 +364,10 @@ static inline void forecast_alternative(const Setup *setup, OptionChoice recompu
 static inline void forecast_add_recipes(const Setup *setup, OptionChoice recompute, Forecast *forecast) {
     const Options *options = setup->options;
     bool with_muon = options->inner == INNER_ADAMW && options->finetune[0] == '\0';
-    for (int i = 0; i < RULE_COUNT * RULE_RECIPES; i++) {
-        const ForecastRow *asked = &forecast->rows[i / RULE_RECIPES];
-        const Recipe *recipe = &options_rule(&asked->options)->recipes[i % RULE_RECIPES];
-        if (error_is_set(&asked->refused) || recipe->options == NULL) { continue; }
+    for (int i = 0; i < RULE_COUNT * RECIPE_COUNT; i++) {
+        const ForecastRow *asked = &forecast->rows[i / RECIPE_COUNT];
+        const Recipe *recipe = &RECIPES[i % RECIPE_COUNT];
+        if (error_is_set(&asked->refused) || recipe->rule != options_rule(&asked->options)) { continue; }
         for (int muon = 0; muon <= with_muon; muon++) {
             Options other = asked->options;
             if (muon) { other.inner = INNER_MUON; }

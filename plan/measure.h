@@ -59,7 +59,7 @@ static inline void measure_micro_batch_task(void *context, Stream *stream) {
     MeasureWork *work = (MeasureWork *)context;
     Scheduler *s = work->scheduler;
     double began = clock_seconds();
-    scheduler_micro_batch(s, stream, s->micro_batches_begun, s->settings.product_processors > 0);
+    scheduler_micro_batch(s, stream, s->micro_batches_begun, true);
     stream_settle(stream);
     work->compute_seconds += clock_seconds() - began;
     work->micro_batches++;

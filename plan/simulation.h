@@ -142,7 +142,7 @@ static inline void simulation_micro_batch(Simulation *simulation) {
             simulation->backward_began = middle;
             simulation->backward_ended = end;
         }
-        s->tally.micro_batches += stand_for * count;
+        s->gradients.tally.micro_batches += stand_for * count;
         simulation->micro_batches += stand_for * count;
     }
     simulation->arrival_cells = 0;
@@ -160,7 +160,14 @@ static inline double simulation_finished(const Simulation *simulation, size_t be
     return began + (ended - began) * simulation_share(simulation, layer, problem->layer_count, true);
 }
 
-// Adds an exchange to a clock; its work, to *work.
+// Adds an exchange to a clock; its work, to *work. A rank's own work takes longer during
+// computation, with which it shares cores.
+static inline double simulation_spend(Simulation *simulation, ExchangeCost cost, double now, double *work) {
+    simulation->bytes_outside += cost.bytes;
+    *work += cost.work;
+    return now + cost.seconds + (simulation->hides ? cost.work * simulation->machine->taken_of_work : 0);
+}
+
 static inline double simulation_exchange(Simulation *simulation, const Collective *collective, bool gather,
                                          double now, double *work) {
     const Machine *machine = simulation->machine;
@@ -172,10 +179,7 @@ static inline double simulation_exchange(Simulation *simulation, const Collectiv
         cost.seconds = machine->measured_exchange[job->wire] / 2 * own / (double)layout_shard(&job->layout);
         cost.work = 0;
     }
-    simulation->bytes_outside += cost.bytes;
-    *work += cost.work;
-    // A rank's own work takes longer during computation, with which it shares cores.
-    return now + cost.seconds + (simulation->hides ? cost.work * machine->taken_of_work : 0);
+    return simulation_spend(simulation, cost, now, work);
 }
 
 // job_gather_blocks: from `now` on.
@@ -186,10 +190,8 @@ static inline double simulation_gather_blocks(Simulation *simulation, double now
         machine_exchange_pass(simulation->machine, (double)s->problem.parameter_count, PASS_SQUARE);
     ExchangeCost cost = machine_gather(simulation->machine, s->transport, blocks * sizeof(SparseBlock),
                                        ceil(blocks / (double)s->local.sparse.slice));
-    simulation->bytes_outside += cost.bytes;
-    *work += looking + cost.work;
-    return now + looking + cost.seconds +
-           (simulation->hides ? cost.work * simulation->machine->taken_of_work : 0);
+    *work += looking;
+    return simulation_spend(simulation, cost, now + looking, work);
 }
 
 // job_reduce: from `now` on. *hidden: seconds of it before the backward pass has ended.
@@ -199,7 +201,7 @@ static inline double simulation_reduce(Simulation *simulation, double now, doubl
     Collective collective = job_reduction(s, job);
     const Layout *layout = collective.layout;
     *hidden = 0;
-    if (s->settings.sparse) { return simulation_gather_blocks(simulation, now, work); }
+    if (s->settings.local.sparse) { return simulation_gather_blocks(simulation, now, work); }
     for (collective.end = layout->cells; collective.end > 0; collective.end = collective.first) {
         collective.first = collective.end > job->bucket_cells ? collective.end - job->bucket_cells : 0;
         size_t first = layout_cell_begin(layout, collective.first),
@@ -224,15 +226,16 @@ static inline double simulation_step(const Simulation *simulation, double now, d
     const Job *job = &s->job;
     const Machine *machine = simulation->machine;
     now += machine_records(machine, s->transport, sizeof(Tally));
-    if (job->kind == AVERAGE) { return now; }
+    int steps = job->commits + job->predicts;
+    if (steps == 0) { return now; }
     bool waits = job->follows;
     double shard = (double)layout_shard(&s->layout);
     double stepped = (double)layout_shard(&s->optimizer.layout);
-    double bytes = shard * PASS_SQUARE + stepped * PASS_ADAMW * (job->kind == COMMIT_THEN_PREDICT ? 2 : 1);
+    double bytes = shard * PASS_SQUARE + stepped * PASS_ADAMW * steps;
     double seconds = waits ? machine_pass(machine, 1, bytes) : machine_exchange_pass(machine, 1, bytes);
     if (simulation->step_flops > 0) {
         double rate = waits ? machine->flops_per_second : machine->exchange_flops_per_second;
-        seconds += simulation->step_flops / rate * (job->kind == COMMIT_THEN_PREDICT ? 2 : 1);
+        seconds += simulation->step_flops / rate * steps;
     }
     *work += waits ? 0 : seconds;
     return now + seconds;
@@ -274,9 +277,9 @@ static inline void simulation_job(Simulation *simulation) {
     if (!job->follows) { simulation_run_beside(simulation, began, now, own_work); }
     simulation->communication = simulation->stepped = now;
     memset(&job->total, 0, sizeof job->total);
-    job->total.micro_batches = job->tally.micro_batches;
+    job->total.micro_batches = job_buffer(s, job)->tally.micro_batches;
     job->spike = SPIKE_NONE;
-    s->optimizer.commits += job->kind == COMMIT || job->kind == COMMIT_THEN_PREDICT ? 1 : 0;
+    s->optimizer.steps += job->commits;
 }
 
 // job_gather_task
@@ -314,11 +317,9 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
     bool follows = s->settings.overlap && s->job_in_flight && s->job.follows;
     (void)stream;
     if (task == micro_batch_task) {
+        s->round_begun++;
         simulation_micro_batch(simulation);
-    } else if (task == last_micro_batch_task) {
-        simulation_micro_batch(simulation);
-        scheduler_give_tally(s, CLEAR);
-        if (follows) {
+        if (follows && scheduler_is_followed(s)) {
             simulation_job(simulation);
             simulation_job_gather(simulation);
         }
@@ -333,8 +334,8 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
         if (simulation->step_flops > 0) {
             simulation_take(simulation, simulation->step_flops / simulation->machine->flops_per_second);
         }
-        s->tally.micro_batches += s->local.tally_before.micro_batches;
-        s->optimizer.commits++;
+        s->gradients.tally.micro_batches += s->local.tally_before.micro_batches;
+        s->optimizer.steps++;
     } else {
         assert(task == fragment_task && "a task that the simulation does not know");
         const FragmentWork *work = (const FragmentWork *)context;
@@ -446,16 +447,17 @@ static inline SimulatedCommit simulation_sum(const Simulation *simulation) {
     return sum;
 }
 
-// How often Rule::commit is called, before what is measured and then again.
+// How often Rule::advance is called, before what is measured and then again.
 static inline int simulation_calls(const Simulation *simulation) {
     const SchedulerSettings *settings = &simulation->scheduler->settings;
-    return settings->kind == RULE_LOCAL ? 2 * settings->fragments : 16;
+    return settings->kind == RULE_LOCAL ? 2 * settings->local.fragments : 16;
 }
 
 // How many micro-batches it would simulate, of all ranks that have clocks of their own.
 static inline double simulation_length(const Simulation *simulation) {
     const SchedulerSettings *settings = &simulation->scheduler->settings;
-    double steps = settings->kind == RULE_LOCAL ? (double)settings->steps / settings->fragments : 1;
+    double steps =
+        settings->kind == RULE_LOCAL ? (double)settings->local.steps / settings->local.fragments : 1;
     return 2.0 * simulation_calls(simulation) * steps * settings->micro_batches * simulation->width;
 }
 
@@ -466,17 +468,17 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
     bool local = rule->kind == RULE_LOCAL;
     int calls = simulation_calls(simulation);
     simulation->hides =
-        s->settings.overlap && (local ? s->settings.delay > 0 || rule->job_in_flight_between_commits
+        s->settings.overlap && (local ? s->settings.local.delay > 0 || rule->job_in_flight_between_commits
                                       : rule->kind == RULE_OVERLAPPED);
     s->settings.sequential = 0;
     s->settings.first_round = s->settings.round_a;
     s->settings.target = 1e15;
-    for (int i = 0; i < calls; i++) { rule->commit(s); }
+    for (int i = 0; i < calls; i++) { rule->advance(s); }
     SimulatedCommit before = simulation_sum(simulation);
-    double commits = -(double)s->optimizer.commits;
-    for (int i = 0; i < calls; i++) { rule->commit(s); }
+    double commits = -(double)s->optimizer.steps;
+    for (int i = 0; i < calls; i++) { rule->advance(s); }
     SimulatedCommit after = simulation_sum(simulation);
-    commits += (double)s->optimizer.commits;
+    commits += (double)s->optimizer.steps;
     SimulatedCommit mean = {
         (after.seconds - before.seconds) / commits, (after.computing - before.computing) / commits,
         (after.waiting - before.waiting) / commits, (after.micro_batches - before.micro_batches) / commits,

@@ -156,7 +156,7 @@ static inline uint64_t check_replicas(const Scheduler *s, const void *parameters
     Stream *stream = s->compute;
     uint64_t mine = bytes;
     size_t most = size_min(bytes, HASH_PIECE);
-    char *copy = stream->queue != NULL ? (char *)memory_take(1, most) : NULL; // from a GPU
+    char *copy = stream_is_on_gpu(stream) ? (char *)memory_take(1, most) : NULL; // from a GPU
     for (size_t begin = 0; begin < bytes; begin += most) {
         size_t part = size_min(bytes - begin, most);
         const char *piece = (const char *)parameters + begin;

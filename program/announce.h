@@ -388,7 +388,7 @@ static inline double print_waiting(const Run *run, const RankPace *paces, double
 // why it ends.
 static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *paces, bool saved,
                              bool lost_data) {
-    long long commits = (long long)run->scheduler.optimizer.commits;
+    long long commits = (long long)run->scheduler.optimizer.steps;
     const Reports *reports = &run->reports;
     bool stopped = run->scheduler.wishes.stop_agreed, early = has_stopped_improving(run);
     double seconds = training_seconds(&run->clock),

@@ -298,7 +298,7 @@ static inline void window_add_commit(Reports *reports) {
 static inline void window_begin(Reports *reports, double seconds) {
     const Scheduler *s = reports->scheduler;
     ReportWindow window = {.from = s->report,
-                           .from_step = s->optimizer.commits,
+                           .from_step = s->optimizer.steps,
                            .from_work = s->gradients_done,
                            .from_seconds = seconds,
                            .from_micro_batches = s->micro_batches_begun};
@@ -313,7 +313,7 @@ static inline void report_window(Reports *reports, double seconds) {
     const ReportWindow *window = &reports->window;
     const CommitReport *last = &s->report, *sum = &window->sum;
     double commits = fmax((double)(last->commit - window->from.commit), 1),
-           steps = fmax((double)(s->optimizer.commits - window->from_step), 1);
+           steps = fmax((double)(s->optimizer.steps - window->from_step), 1);
     double work = s->gradients_done - window->from_work, tokens = reports->micro_batch_tokens;
     Report report = report_unknown();
     report.commit = (double)last->commit;
@@ -355,7 +355,7 @@ static inline void report_window(Reports *reports, double seconds) {
 // Prints and logs the latest validation: the mean losses over the held-out batches, nats per
 // token. tokens, seconds: of training until now.
 static inline void report_validation(Reports *reports, int64_t tokens, double seconds) {
-    int64_t commit = reports->scheduler->optimizer.commits;
+    int64_t commit = reports->scheduler->optimizer.steps;
     Report row = report_unknown();
     row.commit = (double)commit;
     row.tokens = (double)tokens;

@@ -127,7 +127,7 @@ static inline bool end_checkpoint(Run *run) {
 static inline void begin_checkpoint(Run *run, bool beside) {
     Scheduler *s = &run->scheduler;
     Saving *saving = &run->saving;
-    SavedReport report = {s->optimizer.commits, 0};
+    SavedReport report = {s->optimizer.steps, 0};
     Error error = {""};
     end_checkpoint(run);
     double began = clock_seconds();
@@ -161,12 +161,12 @@ static inline void continue_reports(Run *run, double seconds) {
     const Scheduler *s = &run->scheduler;
     Reports *reports = &run->reports;
     window_begin(reports, seconds);
-    reports->seen.commit = run->checkpointed.saved_commit = s->optimizer.commits;
+    reports->seen.commit = run->checkpointed.saved_commit = s->optimizer.steps;
     reports->seen.reports = run->checkpointed.saved_reports = s->reports;
     reports->seen.spikes = s->spikes.count;
     reports->micro_batches_before = s->micro_batches_begun;
     reports->micro_batch_seconds = 0;
-    signal_watch_note_saved(&run->signal_watch, s->optimizer.commits);
+    signal_watch_note_saved(&run->signal_watch, s->optimizer.steps);
 }
 
 // Loads the newest checkpoint in the run's directory that is sound; damaged ones are
@@ -316,7 +316,7 @@ static inline void check_resume(Run *run) {
 
 // Prints and logs from where the run goes on. remarks: what is not exact.
 static inline void report_resumed(Run *run, const char *resume, const char *remarks) {
-    long long commit = (long long)run->scheduler.optimizer.commits;
+    long long commit = (long long)run->scheduler.optimizer.steps;
     bool exact = remarks[0] == '\0';
     printf("resumed    from %s at %s %lld; %s%s\n", resume, step_name(run->rule), commit,
            exact ? "exact" : "not exact: ", remarks);
@@ -402,7 +402,7 @@ static inline bool roll_back(Run *run) {
     char remarks[CHECKPOINT_REMARKS_SIZE];
     double began = clock_seconds() - run->clock.paused;
     scheduler_settle(s); // the exchanges below must be the only ones
-    int64_t position = data_position(checkpointed, fmax), from = s->optimizer.commits;
+    int64_t position = data_position(checkpointed, fmax), from = s->optimizer.steps;
     double spikes = s->spikes.count, rollbacks = s->spikes.rollbacks + 1;
     end_checkpoint(run);
     scheduler_drop(s);

@@ -112,10 +112,10 @@ static inline bool choose_rates(Run *run, Error *error) {
                 share = int64_min(commits / 20, 1000);
         // While a local rule's outer momentum gathers what it averages over, steps should be
         // small. It gained 0.32 nats at 0.9 (dev/results/local-rules-2026-11-25.md).
-        SchedulerSettings settings = {.steps = 1}; // of a rule that exchanges at every step
+        SchedulerSettings settings = {.local = {.steps = 1}}; // of a rule that exchanges at every step
         if (run->rule->configure != NULL) { run->rule->configure(options_of_rule(options), &settings); }
-        double momentum = fmax(settings.outer_nesterov.momentum, settings.outer_momentum.beta);
-        int64_t remembered = momentum > 0 ? (int64_t)ceil(settings.steps / (1 - momentum)) : 0;
+        double momentum = fmax(settings.local.outer_nesterov.momentum, settings.local.outer_momentum.beta);
+        int64_t remembered = momentum > 0 ? (int64_t)ceil(settings.local.steps / (1 - momentum)) : 0;
         options->warmup = (int64_t)fmax((double)share, (double)int64_min(remembered, commits / 3));
     }
     if (options_leave(options, &options->sequential)) { options->sequential = options->warmup; }
@@ -202,15 +202,16 @@ static inline void choose_schedule(const Options *options, int ranks, SchedulerS
     settings->target = ceil(total);
     settings->sequential = options->sequential;
     settings->rate_by_commits = by_commits;
-    settings->rate.kind = (ScheduleKind)options->schedule;
-    settings->rate.peak = options->learning_rate;
-    settings->rate.minimum = options->minimum_learning_rate;
-    settings->rate.step = step;
-    settings->rate.warmup = (double)options->warmup * step;
-    settings->rate.total = total / counted;
-    // All that is left by the warm-up, where it is not given.
-    settings->rate.decay =
-        (options->decay_tokens == 0 ? total : (double)options->decay_tokens / micro_batch) / counted;
+    // The decay, where it is not given, is all that is left by the warm-up.
+    double decay = options->decay_tokens == 0 ? total : (double)options->decay_tokens / micro_batch;
+    LearningRate rate = {.kind = (ScheduleKind)options->schedule,
+                         .peak = options->learning_rate,
+                         .minimum = options->minimum_learning_rate,
+                         .step = step,
+                         .warmup = (double)options->warmup * step,
+                         .total = total / counted,
+                         .decay = decay / counted};
+    settings->rate = rate;
 }
 
 static inline SchedulerSettings choose_settings(const Setup *setup) {
@@ -219,36 +220,39 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     const Transport *transport = setup->transport;
     Placement *placement = setup->placement;
     uint64_t seed = (uint64_t)options->seed;
-    SchedulerSettings settings = {.kind = rule->kind,
-                                  .replicated = rule->replicated,
-                                  .overlap = options->overlap,
-                                  .adaptive = options_are_adaptive(options)};
     int own = options_rank_accumulate(options, transport->rank);
-    settings.micro_batches = own > 0 ? own : 1 + rule->further_rounds; // auto: the least possible
-    settings.wire = settings.estimate_wire = (WireFormat)options->wire;
-    settings.gradient_clip = options->grad_clip;
-    settings.on_spike = (SpikePolicy)options->on_spike;
-    settings.spike_limit = options->spike_limit;
+    WireFormat wire = (WireFormat)options->wire;
+    SchedulerSettings settings = {
+        .kind = rule->kind,
+        .replicated = rule->replicated,
+        .overlap = options->overlap,
+        .adaptive = options_are_adaptive(options),
+        .micro_batches = own > 0 ? own : 1 + rule->further_rounds, // auto: the least possible
+        .wire = wire,
+        .estimate_wire = wire,
+        .gradient_clip = options->grad_clip,
+        .on_spike = (SpikePolicy)options->on_spike,
+        .spike_limit = options->spike_limit,
+        .optimizer = {.beta1 = options->beta1,
+                      .beta2 = options->beta2,
+                      .epsilon = options->eps,
+                      .weight_decay = options->weight_decay,
+                      .muon_momentum = options->muon_momentum,
+                      .muon_iterations = (int)options->muon_iterations,
+                      .tensors = setup->tensors,
+                      .tensor_count = setup->tensor_count,
+                      .moments = (Precision)options->moments,
+                      // Moments are rounded at random: ranks that step by themselves do it in
+                      // different ways, so the mean over the ranks is more exact.
+                      .seed = rule->kind == RULE_LOCAL ? random_hash(seed, (uint64_t)transport->rank) : seed,
+                      .precision = placement->precision},
+        .local = {.fragments = 1},
+        .device = {.gpu = placement_gpu(placement),
+                   .precision = placement->precision,
+                   .nccl = placement->uses_nccl ? &placement->nccl : NULL,
+                   .product_processors = placement->product_processors}};
     choose_schedule(options, transport->size, &settings);
-    settings.fragments = 1;
     if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
-    settings.optimizer.beta1 = options->beta1;
-    settings.optimizer.beta2 = options->beta2;
-    settings.optimizer.epsilon = options->eps;
-    settings.optimizer.weight_decay = options->weight_decay;
-    settings.optimizer.muon_momentum = options->muon_momentum;
-    settings.optimizer.muon_iterations = (int)options->muon_iterations;
-    settings.optimizer.tensors = setup->tensors;
-    settings.optimizer.tensor_count = setup->tensor_count;
-    settings.optimizer.precision = placement->precision;
-    settings.optimizer.moments = (Precision)options->moments;
-    // Moments are rounded at random: ranks that step by themselves do it in different
-    // ways, so the mean over the ranks is more exact.
-    settings.optimizer.seed = rule->kind == RULE_LOCAL ? random_hash(seed, (uint64_t)transport->rank) : seed;
-    settings.gpu = placement_gpu(placement);
-    settings.precision = placement->precision;
-    settings.nccl = placement->uses_nccl ? &placement->nccl : NULL;
-    settings.product_processors = placement->product_processors;
     // Casts travel in twos, which must not belong to two ranks.
     bool in_twos = options->inner == INNER_ADAMW ||
                    (setup->config->channels % 2 == 0 && setup->config->mlp_channels % 2 == 0);

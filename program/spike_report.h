@@ -113,7 +113,7 @@ static inline void fail_spike(Run *run) {
     Error error = {""}; // the message below matters more than a log that cannot be written
     log_event(&run->reports.log,
               json_pack("{s:s, s:s, s:I}", "event", "end", "reason", "spike", "commit",
-                        (json_int_t)s->optimizer.commits),
+                        (json_int_t)s->optimizer.steps),
               &error);
     if (policy == SPIKE_SKIP && s->spikes.in_a_row >= SPIKE_PATIENCE) {
         snprintf(tried, sizeof tried, "%d in a row were left out; ", SPIKE_PATIENCE);

@@ -99,7 +99,7 @@ static inline void initialize_parameters(Run *run) {
         staging_copy(&staging, as_reals(target), table->parameter_count, PRECISION_FP32);
     }
     if (reads) { read_start(run, &staging, target); }
-    if (stream.queue != NULL) { gpu_queue_destroy(stream.queue); }
+    if (stream_is_on_gpu(&stream)) { gpu_queue_destroy(stream.queue); }
     free(staging.host);
     free(staging.converted);
 }

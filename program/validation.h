@@ -73,7 +73,7 @@ static inline bool validate(Run *run) {
     for (int64_t first = 0; first < batches && !stopped; first += ranks) {
         validation.batch = first + run->transport.rank;
         if (validation.batch < batches) { scheduler_call(s, s->compute, validate_task, &validation); }
-        validation.mine->stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
+        validation.mine->stops = scheduler_is_asked_to_stop(s);
         Tally *all = (Tally *)transport_collect_records(s->transport, "validation", validation.mine,
                                                         (size_t)sources * sizeof *all);
         memset(total, 0, sizeof total);
@@ -106,7 +106,7 @@ static inline void validate_commit(Run *run) {
     if (!validate(run)) { return; }
     CheckpointedRun *checkpointed = &run->checkpointed;
     double loss = run->reports.validation; // the same on all ranks
-    int64_t commit = run->scheduler.optimizer.commits;
+    int64_t commit = run->scheduler.optimizer.steps;
     checkpointed->validated_commit = commit;
     if (isfinite(loss) && (checkpointed->best_commit == 0 || loss < checkpointed->best_loss)) {
         checkpointed->best_commit = commit;

@@ -62,6 +62,8 @@ struct Event {
     size_t position;
 };
 
+static inline bool stream_is_on_gpu(const Stream *stream) { return stream->queue != NULL; }
+
 static inline double seconds_of(clockid_t clock) {
     struct timespec now;
     clock_gettime(clock, &now);
@@ -85,7 +87,7 @@ static inline void sleep_seconds(double seconds) {
 // polls after 50 us, for an eighth of the time waited and 100 us at most: then the host's cores
 // stay free, and each of the few waits of a commit ends up to 100 us late.
 static inline void stream_settle(Stream *stream) {
-    if (stream->queue == NULL) { return; }
+    if (!stream_is_on_gpu(stream)) { return; }
     double began = clock_seconds();
     while (!gpu_queue_is_idle(stream->queue)) {
         double waited = stream->spins ? 0 : clock_seconds() - began;
@@ -96,7 +98,7 @@ static inline void stream_settle(Stream *stream) {
 // Memory of any kind, in the order of the stream.
 static inline void stream_copy(Stream *stream, void *to, const void *from, size_t bytes) {
     if (bytes == 0 || stream->simulator != NULL) { return; }
-    if (stream->queue != NULL) {
+    if (stream_is_on_gpu(stream)) {
         gpu_copy(stream->queue, to, from, bytes);
     } else {
         memcpy(to, from, bytes);
@@ -105,7 +107,7 @@ static inline void stream_copy(Stream *stream, void *to, const void *from, size_
 
 static inline void stream_clear(Stream *stream, void *memory, size_t bytes) {
     if (bytes == 0 || stream->simulator != NULL) { return; }
-    if (stream->queue != NULL) {
+    if (stream_is_on_gpu(stream)) {
         gpu_fill(stream->queue, memory, 0, bytes);
     } else {
         memset(memory, 0, bytes);
@@ -174,7 +176,7 @@ static inline void stream_destroy(Stream *stream) {
     if (stream == NULL) { return; }
     stream_run(stream, NULL, NULL);
     pthread_join(stream->worker, NULL);
-    if (stream->queue != NULL) { gpu_queue_destroy(stream->queue); }
+    if (stream_is_on_gpu(stream)) { gpu_queue_destroy(stream->queue); }
     watermark_destroy(&stream->enqueued);
     watermark_destroy(&stream->ended);
     free(stream);

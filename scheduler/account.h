@@ -1,8 +1,8 @@
 // account.h: what the host does with the numbers that a job brings: the report of a
 // commit, the count of gradients, the verdict on spikes, and what the ranks wish for.
 //
-// Nothing here moves data or waits. The boundary calls scheduler_account_job once per job,
-// when the job has ended and its parameters have been taken.
+// Nothing here moves data or waits. wait_for() calls scheduler_account_job once per job, when the
+// job has ended.
 #pragma once
 
 #include "scheduler/state.h"
@@ -35,26 +35,26 @@ static inline void scheduler_account_job(Scheduler *s) {
     const Job *job = &s->job;
     SpikeState *spikes = &s->spikes;
     bool local = job->kind == AVERAGE;
-    s->wishes.stop_agreed = s->wishes.stop_agreed || job->total.stops > 0;
-    s->wishes.save_agreed = s->wishes.save_agreed || job->total.saves > 0;
+    s->wishes.stop_agreed |= job->total.stops > 0;
+    s->wishes.save_agreed |= job->total.saves > 0;
     s->wishes.all_writers_done = job->total.ended == s->transport->size;
-    if (job->spike != SPIKE_NONE && job->kind == ESTIMATE) { return; }
+    if (job->kind == ESTIMATE) { return; }
     if (job->spike != SPIKE_NONE) {
         SpikePolicy policy = s->settings.on_spike;
         scheduler_note_spike(s, job->spike, 1);
-        spikes->in_a_row += local ? 0 : 1;
+        spikes->in_a_row += !local;
         bool patient = spikes->in_a_row < SPIKE_PATIENCE && job->spike != SPIKE_PARAMETERS;
-        spikes->failed = spikes->failed || policy == SPIKE_STOP || (policy == SPIKE_SKIP && !patient);
+        spikes->failed |= policy == SPIKE_STOP || (policy == SPIKE_SKIP && !patient);
         spikes->rollback_due = policy == SPIKE_ROLLBACK;
         return;
     }
     if (job->total.left_out > 0) { scheduler_note_spike(s, spike_kind_of(&job->site), job->total.left_out); }
-    if (job->kind == ESTIMATE || job->total.micro_batches == 0) { return; }
+    if (job->total.micro_batches == 0) { return; }
     if (!local) {
         s->gradients_done += job->total.micro_batches;
         spikes->in_a_row = 0;
     }
-    CommitReport report = {.commit = local ? job->commit : s->optimizer.commits,
+    CommitReport report = {.commit = local ? job->commit : s->optimizer.steps,
                            .gradients_done = local ? job->gradients_done : s->gradients_done,
                            .micro_batches = job->total.micro_batches,
                            .predicted = job->total.predicted,

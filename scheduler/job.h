@@ -25,7 +25,7 @@
 
 static inline double scheduler_learning_rate(const Scheduler *s) {
     return learning_rate_at(&s->settings.rate,
-                            s->settings.rate_by_commits ? (double)s->optimizer.commits : s->gradients_done);
+                            s->settings.rate_by_commits ? (double)s->optimizer.steps : s->gradients_done);
 }
 
 // The cells of a bucket: at least one, at most all of the layout.
@@ -45,12 +45,14 @@ static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
     assert(!s->job_in_flight);
     job->kind = kind;
     job->follows = follows;
+    job->commits = kind == COMMIT || kind == COMMIT_THEN_PREDICT;
+    job->predicts = kind == ESTIMATE || kind == COMMIT_THEN_PREDICT;
     job->layout = average ? s->local.fragments[job->fragment].layout : s->layout;
     job->wire = kind == ESTIMATE ? s->settings.estimate_wire : s->settings.wire;
     job->bucket_cells = follows ? job_bucket_cells(s, &job->layout) : job->layout.cells;
     job->inspects = average || (kind != ESTIMATE && s->transport->size > 1);
     job->all_reduces = average || s->settings.replicated;
-    job->commit = s->optimizer.commits;
+    job->commit = s->optimizer.steps;
     job->gradients_done = s->gradients_done;
     job->learning_rate = average ? s->local.rate : scheduler_learning_rate(s);
     job->gradient_norm = s->local.norm;
@@ -249,7 +251,7 @@ static inline double job_shard_square(const Scheduler *s, const float *values, S
 // a sharded state find the same bits. (On a wire narrower than fp32 rules without take it of
 // the rounded sums, with which they step.)
 static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
-    Tally *own = &job->tally;
+    Tally *own = &job_buffer(s, job)->tally;
     job_span_begins(s, "summary");
     if (job->kind != AVERAGE) {
         const float *reduced = job_buffer(s, job)->data;
@@ -259,13 +261,12 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
         }
         own->site.element = job->bad_element;
     } else {
-        own->shard_square = 0;
-        own->not_finite += job->bad_element > 0 ? 1 : 0;
+        own->not_finite += job->bad_element > 0;
     }
     own->sent_square = job->sent_square;
-    own->stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
-    own->saves = __atomic_load_n(&s->wishes.save_requested, __ATOMIC_RELAXED) ? 1 : 0;
-    own->ended = __atomic_load_n(&s->wishes.writer_done, __ATOMIC_ACQUIRE) ? 1 : 0;
+    own->stops = scheduler_is_asked_to_stop(s);
+    own->saves = __atomic_load_n(&s->wishes.save_requested, __ATOMIC_RELAXED);
+    own->ended = __atomic_load_n(&s->wishes.writer_done, __ATOMIC_ACQUIRE);
     transport_all_gather_records(s->transport, "summary", own, s->tallies, sizeof(Tally));
     job_add_tallies(s, job);
     if (job->kind != AVERAGE) {
@@ -292,24 +293,24 @@ static inline Real *job_casts(const Scheduler *s, const Job *job) {
 // Steps what this worker owns. A commit changes the master copy and the moments. An
 // estimate is written over the reduced gradient that it is made from.
 static inline void job_step(Scheduler *s, Job *job, Stream *stream) {
-    bool stepped = job->kind != AVERAGE && job->spike == SPIKE_NONE;
+    bool stepped = job->spike == SPIKE_NONE && (job->commits || job->predicts);
     Real *casts = job_casts(s, job);
-    job->over_gradient = stepped && job->kind != COMMIT;
+    job->result = stepped && job->predicts ? NULL : s->optimizer.master;
     job->is_cast = stepped && casts != NULL;
     if (!stepped) { return; }
     job_span_begins(s, "step");
     float *reduced = job_buffer(s, job)->data;
     OptimizerStep step = {.gradient = reduced,
-                          .casts = job->over_gradient ? NULL : casts,
+                          .casts = job->predicts ? NULL : casts,
                           .divisor = tally_divisor(&job->total, &s->problem),
                           .scale = clip_scale(s->settings.gradient_clip, job->gradient_norm),
                           .learning_rate = job->learning_rate,
-                          .commit = true};
-    if (job->kind != ESTIMATE) { optimizer_step(&s->optimizer, stream, &step); }
+                          .keeps = true};
+    if (job->commits) { optimizer_step(&s->optimizer, stream, &step); }
     step.out = reduced;
     step.casts = casts;
-    step.commit = false;
-    if (job->kind != COMMIT) { optimizer_step(&s->optimizer, stream, &step); }
+    step.keeps = false;
+    if (job->predicts) { optimizer_step(&s->optimizer, stream, &step); }
     stream_settle(stream);
     job_span_ended(s, job);
 }
@@ -327,9 +328,9 @@ static inline WireFormat job_gather_wire(const Scheduler *s, WireFormat wire) {
 static inline void job_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     Job *job = &s->job;
-    Stream *stepping = job->follows && stream->queue == NULL ? s->compute : stream;
+    Stream *stepping = job->follows && !stream_is_on_gpu(stream) ? s->compute : stream;
     __atomic_store_n(&s->transport->commit, job->commit, __ATOMIC_RELAXED);
-    if (job->kind == AVERAGE && s->settings.sparse) {
+    if (s->settings.local.sparse) {
         job_gather_blocks(s, job, stream);
     } else {
         job_reduce(s, job, stream);
@@ -347,17 +348,16 @@ static inline void job_gather_task(void *context, Stream *stream) {
     const Job *job = &s->gathering;
     const Layout *layout = &job->layout;
     WireFormat wire = job_gather_wire(s, job->wire);
-    Real *casts = job->follows ? s->casts : s->arriving_casts;
     Collective collective = {.layout = layout,
                              .wire = wire,
                              .buffer = job->follows ? s->parameters.data : s->comm_buffer.data,
-                             .source = job->over_gradient ? NULL : s->optimizer.master,
+                             .source = job->result,
                              .base = wire_is_coarse(wire) ? s->parameters.data : NULL};
     for (; !job->all_reduces && collective.first < layout->cells; collective.first = collective.end) {
         collective.end = size_min(collective.first + job->bucket_cells, layout->cells);
         job_span_begins(s, "all-gather");
         if (s->settings.keeps_casts) {
-            comm_gather_casts(&s->comm, stream, &collective, casts, job->is_cast);
+            comm_gather_casts(&s->comm, stream, &collective, job_casts(s, job), job->is_cast);
         } else {
             comm_exchange(&s->comm, stream, &collective, ALL_GATHER);
         }

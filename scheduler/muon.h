@@ -94,11 +94,8 @@ static inline void muon_step(Stream *stream, const MuonWorkspace *workspace, Muo
         matmul_products(stream, square, x, tall, x, !tall, side, side, longer, count, most);
         matmul_products(stream, polynomial, square, false, square, false, side, side, side, count, most);
         muon_polynomial(stream, polynomial, square, side, count);
-        if (tall) {
-            matmul_products(stream, next, x, false, polynomial, false, rows, columns, columns, count, most);
-        } else {
-            matmul_products(stream, next, polynomial, false, x, false, rows, columns, rows, count, most);
-        }
+        matmul_products(stream, next, tall ? x : polynomial, false, tall ? polynomial : x, false, rows,
+                        columns, side, count, most);
         Real *taken = x;
         x = next;
         next = taken;

@@ -101,8 +101,8 @@ typedef struct Optimizer {
     Real *second_moment; // of what AdamW steps (OptimizerRange::second), in the same format
     size_t second_count;
     MuonWorkspace muon;
-    double flops; // of Muon's matrix products in a step, on the rank with most
-    int64_t commits;
+    double flops;  // of Muon's matrix products in a step, on the rank with most
+    int64_t steps; // that have been made
 } Optimizer;
 
 // Own elements that are stepped in one way: contiguous in the shard and in the flat vector, and
@@ -204,12 +204,12 @@ typedef struct OptimizerStep {
     Real *casts;           // (layout_padded), bf16: the new parameters once more; NULL: not wanted
     double divisor, scale; // the gradient is divided by the number of micro-batches, and clipped
     double learning_rate;
-    bool commit; // moves the state; otherwise an estimate, and the state stays bitwise as it was
+    bool keeps; // moves the state; otherwise an estimate, and the state stays bitwise as it was
 } OptimizerStep;
 
 static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const OptimizerStep *step) {
     const OptimizerSettings *settings = &optimizer->settings;
-    assert((settings->elementwise_step == NULL || (stream->queue == NULL && step->casts == NULL)) &&
+    assert((settings->elementwise_step == NULL || (!stream_is_on_gpu(stream) && step->casts == NULL)) &&
            "a step other than AdamW's works on memory of the host, not of a GPU");
     MuonBatch batch = {0};
     for (OptimizerRange range = {0}; optimizer_next(optimizer, &range);) {
@@ -225,11 +225,11 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const Op
             .count = range.count,
             .flat = range.flat,
             .moments = settings->moments,
-            .key = moment_key(settings->seed, optimizer->commits),
+            .key = moment_key(settings->seed, optimizer->steps),
             .step = adamw_step(is_muons ? settings->muon_momentum : settings->beta1, settings->beta2,
-                               (double)(optimizer->commits + 1), settings->epsilon, step->learning_rate,
+                               (double)(optimizer->steps + 1), settings->epsilon, step->learning_rate,
                                decays ? settings->weight_decay : 0.0),
-            .commit = step->commit,
+            .keeps = step->keeps,
         };
         work.step.divisor = (float)step->divisor;
         work.step.scale = (float)step->scale;
@@ -242,5 +242,5 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const Op
         }
     }
     if (batch.count > 0) { muon_step(stream, &optimizer->muon, &batch, settings->muon_iterations); }
-    if (step->commit) { optimizer->commits++; }
+    if (step->keeps) { optimizer->steps++; }
 }

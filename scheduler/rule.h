@@ -13,38 +13,17 @@ typedef char OptionText[1024]; // the text of an option, with its zero byte
 
 enum { RULE_TEXT = sizeof(OptionText) + 256 };
 
-// How many times the tokens of plain data-parallel training a rule needs for the same loss:
-// the lowest and the highest ratio measured with two workers. A local rule's excess over 1
-// grows with the number of workers, as each has a smaller share of the batch (measured up to
-// 8). Runs were cut off at twice the tokens; TOKENS_UNKNOWN marks those that had not reached
-// the loss.
-#define TOKENS_UNKNOWN 3.0
-
-typedef struct TokensNeeded {
-    double least, most;
-} TokensNeeded;
-
-// A way to run a rule, and what was measured of it (dev/results/tokens-to-a-loss-2026-11-25.md).
-// A plan weighs speed against it.
-typedef struct Recipe {
-    const char *options; // "--name value ..."; "": the rule's defaults, or whatever the user says
-    TokensNeeded with_adamw, with_muon; // over plain training with the same --inner
-} Recipe;
-
-enum { RULE_RECIPES = 3 }; // at most
-
 typedef struct Rule {
-    const char *name;             // of --optimizer
-    const char *summary;          // one line for the start-up block
-    RuleKind kind;                // what compute does while data travel (scheduler/state.h)
-    Recipe recipes[RULE_RECIPES]; // the first is for the defaults; a NULL ends them
-    bool replicated;              // every rank holds and steps the whole optimizer state
-    int further_rounds; // calls of accumulate() per commit after the first; of a micro-batch at least
+    const char *name;    // of --optimizer
+    const char *summary; // one line for the start-up block
+    RuleKind kind;       // what compute does while data travel (scheduler/state.h)
+    bool replicated;     // every rank holds and steps the whole optimizer state
+    int further_rounds;  // calls of accumulate() per commit after the first; of a micro-batch at least
     // A job may still run after a commit, so a checkpoint must hold the sum that it makes.
     bool job_in_flight_between_commits;
 
     // One commit; of a local rule the inner steps up to its next exchange.
-    void (*commit)(Scheduler *s);
+    void (*advance)(Scheduler *s);
     // After the last commit, unless the run failed: afterwards s->parameters is the
     // result, the same on every rank. Returns whether the committed parameters have changed.
     // NULL: s->parameters is the result already.

@@ -1,5 +1,6 @@
 // state.h: what one worker, a rank, holds: settings, buffers, streams and the
-// round's state. scheduler/job.h and scheduler.h say what happens to it.
+// round's state. start.h begins and ends it; micro_batch.h, job.h and scheduler.h say what
+// happens to it.
 //
 //   buffer       elements   who writes it                             who reads it            for which rules
 //   parameters   padded     hand_over; in synchronous rules the job   compute; the job, on    all
@@ -67,6 +68,30 @@ typedef struct Problem {
 
 typedef enum RuleKind { RULE_SYNCHRONOUS, RULE_OVERLAPPED, RULE_LOCAL } RuleKind;
 
+typedef struct LocalSettings {   // of local rules
+    int steps;                   // inner steps between two exchanges of the same element
+    int fragments;               // of the model, exchanged in turn
+    int delay;                   // inner steps between sending a fragment and applying it
+    NesterovStep outer_nesterov; // without weights, as the next
+    MomentumStep outer_momentum;
+    bool outer_eager; // a worker applies its own part of the coming outer step at once
+    // Only the largest elements of a pseudo-gradient travel (kernels/sparse.h), and the
+    // communication buffer holds this rank's error between exchanges. One fragment.
+    bool sparse;
+    bool sparse_eager;  // a worker's own parameters have what it has not sent yet
+    float sparse_beta;  // what is left of an error after a period
+    float sparse_alpha; // SparseStep::alpha
+} LocalSettings;
+
+typedef struct DeviceSettings {
+    const Gpu *gpu;         // NULL: on the CPU
+    Precision precision;    // in which a problem on a GPU computes
+    Nccl *nccl;             // NULL: data of GPUs travel through the host
+    int product_processors; // of the GPU, that products during an exchange may count on; 0: all
+    int beside[2];          // micro-batches that overlap a measured exchange: a COMMIT's, an ESTIMATE's.
+                            // 0: not measured, so all during a job
+} DeviceSettings;
+
 typedef struct SchedulerSettings {
     RuleKind kind;
     bool replicated; // every rank holds and steps the whole optimizer state
@@ -93,26 +118,8 @@ typedef struct SchedulerSettings {
     bool rate_by_commits; // the learning rate follows commits, not micro-batch gradients
     LearningRate rate;
     OptimizerSettings optimizer;
-    // Local rules.
-    int steps;                   // inner steps between two exchanges of the same element
-    int fragments;               // of the model, exchanged in turn
-    int delay;                   // inner steps between sending a fragment and applying it
-    NesterovStep outer_nesterov; // without weights, as the next
-    MomentumStep outer_momentum;
-    bool outer_eager; // a worker applies its own part of the coming outer step at once
-    // Only the largest elements of a pseudo-gradient travel (kernels/sparse.h), and the
-    // communication buffer holds this rank's error between exchanges. One fragment.
-    bool sparse;
-    bool sparse_eager;  // a worker's own parameters have what it has not sent yet
-    float sparse_beta;  // what is left of an error after a period
-    float sparse_alpha; // SparseStep::alpha
-    // The device.
-    const Gpu *gpu;         // NULL: on the CPU
-    Precision precision;    // in which a problem on a GPU computes
-    Nccl *nccl;             // NULL: data of GPUs travel through the host
-    int product_processors; // of the GPU, that products during an exchange may count on; 0: all
-    int beside[2];          // micro-batches that overlap a measured exchange: a COMMIT's, an ESTIMATE's.
-                            // 0: not measured, so all during a job
+    LocalSettings local;
+    DeviceSettings device;
 } SchedulerSettings;
 
 // Whether each rank steps a shard, which it then sends to the others.
@@ -122,31 +129,13 @@ static inline bool scheduler_shards(const SchedulerSettings *settings) {
 
 // ---- State ----------------------------------------------------------------------------
 
-// FREE: no stream uses it. READY: it waits for its reader. Others: a stream uses it.
-typedef enum BufferState { BUFFER_FREE, BUFFER_WRITING, BUFFER_READY, BUFFER_READING } BufferState;
-
-typedef struct Buffer {
-    float *data; // elements past parameter_count are zero
-    BufferState state;
-} Buffer;
-
-static inline void buffer_change(Buffer *buffer, BufferState from, BufferState to) {
-    assert(buffer->state == from);
-    buffer->state = to;
-}
-
-static inline void buffers_exchange(Buffer *one, Buffer *other) {
-    float *data = one->data;
-    one->data = other->data;
-    other->data = data;
-}
-
 // The record that travels with a gradient sum. The ranks exchange their records with
 // every job and add them up in the order of ranks, so that all take the same decisions.
 //
 // Losses and gradients are means over the predicted tokens, however a batch is cut into
 // micro-batches and ranks (tally_divisor).
 typedef struct Tally {
+    // The first members are sums, all of them double: tally_add.
     double micro_batches;
     double predicted;          // tokens
     double loss, perfect_loss; // sums over the predicted tokens
@@ -162,19 +151,10 @@ typedef struct Tally {
     SpikeSite site;
 } Tally;
 
-// The members of a tally that are sums.
-static const size_t TALLY_SUMS[] = {
-    offsetof(Tally, micro_batches), offsetof(Tally, predicted),  offsetof(Tally, loss),
-    offsetof(Tally, perfect_loss),  offsetof(Tally, not_finite), offsetof(Tally, left_out),
-    offsetof(Tally, shard_square),  offsetof(Tally, stops),      offsetof(Tally, saves),
-    offsetof(Tally, ended),
-};
-
 static inline void tally_add(Tally *sum, const Tally *tally) {
-    for (size_t i = 0; i < sizeof TALLY_SUMS / sizeof TALLY_SUMS[0]; i++) {
-        *(double *)(void *)((char *)sum + TALLY_SUMS[i]) +=
-            *(const double *)(const void *)((const char *)tally + TALLY_SUMS[i]);
-    }
+    double *sums = (double *)(void *)sum;
+    const double *added = (const double *)(const void *)tally;
+    for (size_t i = 0; i < offsetof(Tally, sent_square) / sizeof(double); i++) { sums[i] += added[i]; }
 }
 
 // Nats per predicted token; NaN where none is predicted.
@@ -187,10 +167,30 @@ static inline double tally_divisor(const Tally *tally, const Problem *problem) {
     return tally->predicted > 0 ? tally->predicted / problem->tokens : 1;
 }
 
+// FREE: no stream uses it. READY: it waits for its reader. Others: a stream uses it.
+typedef enum BufferState { BUFFER_FREE, BUFFER_WRITING, BUFFER_READY, BUFFER_READING } BufferState;
+
+typedef struct Buffer {
+    float *data; // elements past parameter_count are zero
+    Tally tally; // of the gradient sum that it holds; in local rules since the latest exchange
+    BufferState state;
+} Buffer;
+
+static inline void buffer_change(Buffer *buffer, BufferState from, BufferState to) {
+    assert(buffer->state == from);
+    buffer->state = to;
+}
+
+static inline void buffers_exchange(Buffer *one, Buffer *other) {
+    float *data = one->data;
+    one->data = other->data;
+    other->data = data;
+}
+
 // COMMIT steps the optimizer. ESTIMATE makes the parameters that such a step would give.
 // COMMIT_THEN_PREDICT commits, and then spreads an estimate of the next commit. AVERAGE
 // adds up pseudo-gradients, or brings their largest elements to all ranks
-// (settings.sparse).
+// (settings.local.sparse).
 typedef enum JobKind { COMMIT, ESTIMATE, COMMIT_THEN_PREDICT, AVERAGE } JobKind;
 
 // What becomes of the gradient sum after hand_over: it begins anew, or keeps growing.
@@ -203,6 +203,8 @@ typedef struct Job {
     bool follows; // it sends gradients while the last backward pass of accumulate() makes them
     int fragment; // local rules: the fragment that travels
     // job_prepare derives these from the kind of the job and of the rule.
+    bool commits;          // the optimizer's state moves
+    bool predicts;         // the result is an estimate of the next parameters; an AVERAGE does neither
     Layout layout;         // of the vector that travels
     WireFormat wire;       // in which sums travel
     size_t bucket_cells;   // that travel together
@@ -211,7 +213,6 @@ typedef struct Job {
     int64_t commit;        // commits before it, for messages and traces
     double gradients_done; // micro-batch gradients committed before it, of all workers
     double learning_rate;
-    Tally tally; // in: of this worker
     // What the job finds.
     Tally total;          // of all workers
     double gradient_norm; // of the mean gradient, before clipping; of an AVERAGE: in, of this worker
@@ -221,7 +222,7 @@ typedef struct Job {
     int first_bad_rank;   // the lowest rank with a bad value, or the one with the largest; -1: unknown
     SpikeSite site;       // of that rank
     double largest_norm, largest_loss; // the largest values that are no spike
-    bool over_gradient;                // the result stands over the reduced gradient, else in the master copy
+    const float *result;               // (shard): what is spread; NULL: it stands over the reduced gradient
     bool is_cast;                      // the step has also written it in bf16
 } Job;
 
@@ -271,7 +272,7 @@ typedef struct LocalState {
     float *outer, *momentum; // (parameter_count); sparse: momentum is NULL
     float *start;            // (parameter_count): where this worker's period began; NULL: at `outer`.
                              // sparse: its parameters at the latest sending; NULL: not kept
-    Fragment *fragments;     // (settings.fragments)
+    Fragment *fragments;     // (settings.local.fragments)
     int fragment;            // the next one to be sent
     SparseState sparse;
     Tally tally_before; // since the latest exchange, without the inner step under way
@@ -281,7 +282,6 @@ typedef struct LocalState {
 // How far the backward pass of a round's last micro-batch has come: the positions to
 // which `finished` was raised, on a GPU with a mark in compute's queue.
 typedef struct Announcements {
-    bool active; // the running micro-batch is the last of a round, and a job follows it
     int count;
     size_t positions[LAYOUT_CELLS + 1];
     void *marks[LAYOUT_CELLS + 1];
@@ -323,7 +323,6 @@ typedef struct Scheduler {
     // (padded) each, where casts are kept. Overlapped rules: a job gathers the latter.
     Real *casts, *arriving_casts;
     Optimizer optimizer;
-    bool multiplies;          // on a GPU: the communication stream has Muon's products
     Watermark finished;       // gradients, counted from the end, that will not change any more in this round
     Watermark arrived;        // parameters, counted from the start, that may be read
     double *norm_partials;    // scratch of the norm: the job's; in local rules compute's
@@ -331,7 +330,6 @@ typedef struct Scheduler {
     Tally *tallies;           // (size) records of all ranks
 
     // Compute writes: the round under way.
-    Tally tally;                  // what `gradients` holds; in local rules since the latest exchange
     uint64_t micro_batches_begun; // by this worker, since the start of the run
     uint64_t parameters_version;  // changes whenever what compute reads changes; Pace::version
     int round_begun, round_count; // micro-batches of accumulate()
@@ -367,15 +365,22 @@ static inline void scheduler_change_parameters(Scheduler *s, bool copied) {
     if (copied && s->problem.copy != NULL) { s->problem.copy->version = s->parameters_version; }
 }
 
+// What a micro-batch computes with.
+static inline const void *scheduler_weights(const Scheduler *s) {
+    return s->settings.keeps_casts ? (const void *)s->casts : s->parameters.data;
+}
+
 // What a job adds up: the gradients themselves where compute waits for it.
 static inline Buffer *job_buffer(Scheduler *s, const Job *job) {
     return job->follows ? &s->gradients : &s->comm_buffer;
 }
 
-// The record goes to the next job with the gradient sum that it describes.
-static inline void scheduler_give_tally(Scheduler *s, HandOver mode) {
-    s->job.tally = s->tally;
-    if (mode == CLEAR) { memset(&s->tally, 0, sizeof s->tally); }
+// What the communication buffer has been filled with waits for its launch, with its record.
+static inline void scheduler_give_sum(Scheduler *s, HandOver mode) {
+    Tally *given = &s->gradients.tally;
+    s->comm_buffer.tally = *given;
+    if (mode == CLEAR) { memset(given, 0, sizeof *given); }
+    buffer_change(&s->comm_buffer, BUFFER_WRITING, BUFFER_READY);
 }
 
 // ---- Fragments ------------------------------------------------------------------------
@@ -393,220 +398,5 @@ static inline size_t segment_begin(const Problem *problem, int segment) {
 // belongs to the first one.
 static inline bool fragment_has(const Scheduler *s, int fragment, int segment) {
     int l = segment - 1;
-    return fragment == (l < 0 || l >= s->problem.layer_count ? 0 : l % s->settings.fragments);
-}
-
-// Returns the layout of the longest fragment.
-static inline Layout fragments_make(Scheduler *s) {
-    const Problem *problem = &s->problem;
-    Layout longest = layout_make(0, s->transport->size);
-    s->local.fragments = (Fragment *)memory_take((size_t)s->settings.fragments, sizeof *s->local.fragments);
-    for (int f = 0; f < s->settings.fragments; f++) {
-        size_t count = 0;
-        for (int i = 0; i < problem->layer_count + 2; i++) {
-            count += fragment_has(s, f, i) ? segment_begin(problem, i + 1) - segment_begin(problem, i) : 0;
-        }
-        Layout layout = s->local.fragments[f].layout = layout_make(count, s->transport->size);
-        if (f == 0 || count > longest.count) { longest = layout; }
-    }
-    return longest;
-}
-
-// Frees what scheduler_reserve has allocated itself.
-static inline void scheduler_free(Scheduler *s) {
-    free(s->local.fragments);
-    s->local.fragments = NULL;
-    layout_free(&s->layout);
-}
-
-// Whole matrices belong to one rank where Muon steps them and ranks share the steps out.
-static inline Layout scheduler_layout(const Scheduler *s) {
-    const OptimizerSettings *optimizer = &s->settings.optimizer;
-    size_t count = s->problem.parameter_count;
-    int ranks = s->transport->size, matrix_count = 0;
-    LayoutMatrix *matrices =
-        (LayoutMatrix *)memory_take((size_t)optimizer->tensor_count + 1, sizeof *matrices);
-    for (int i = 0; i < optimizer->tensor_count; i++) {
-        const OptimizerTensor *tensor = &optimizer->tensors[i];
-        if (tensor->rows == 0) { continue; }
-        matrices[matrix_count].begin = tensor->begin;
-        matrices[matrix_count++].end = tensor->end;
-    }
-    bool whole = matrix_count > 0 && s->settings.kind != RULE_LOCAL;
-    Layout layout =
-        whole ? layout_make_whole(count, ranks, matrices, matrix_count) : layout_make(count, ranks);
-    free(matrices);
-    return layout;
-}
-
-// ---- Setting up -----------------------------------------------------------------------
-
-// Plans every buffer of the scheduler and of the transport; allocates nothing of them.
-// The scheduler must not move in memory afterwards.
-static inline void scheduler_reserve(Scheduler *s, Arena *arena, const SchedulerSettings *settings,
-                                     const Problem *problem, Transport *transport) {
-    memset(s, 0, sizeof *s);
-    s->settings = *settings;
-    s->problem = *problem;
-    s->transport = transport;
-    s->spikes.norms.limit = s->spikes.losses.limit = settings->spike_limit;
-    s->comm.transport = transport;
-    s->comm.on_gpu = gpu_is_used(settings->gpu);
-    s->comm.nccl = settings->nccl;
-    s->layout = scheduler_layout(s);
-    bool shards = scheduler_shards(settings), overlapped = settings->kind == RULE_OVERLAPPED,
-         local = settings->kind == RULE_LOCAL, sparse = settings->sparse;
-    bool keeps_start = settings->outer_eager || (sparse && settings->delay > 0);
-    size_t count = problem->parameter_count, ranks = (size_t)transport->size;
-    Layout travels = local ? fragments_make(s) : s->layout; // the longest vector that does
-    size_t padded = layout_padded(&s->layout) * sizeof(float), vector = local ? count * sizeof(float) : 0,
-           casts = settings->keeps_casts ? padded / 2 : 0;
-    size_t blocks = sparse ? sparse_blocks(count) : 0, block = sizeof(SparseBlock);
-    s->local.sparse.slice = size_max(1, size_min(blocks, SPARSE_SLICE_BYTES / (ranks * block)));
-    assert(!sparse || settings->fragments == 1);
-    const MemoryClass P = MEMORY_PARAMETERS, C = MEMORY_COMMUNICATION, O = MEMORY_OPTIMIZER;
-    const ArenaRow vectors[] = {
-        {P, "parameters", casts, &s->casts},
-        {P, "parameters", casts > 0 ? 0 : padded, &s->parameters.data},
-        {MEMORY_GRADIENTS, "gradient accumulator", padded, &s->gradients.data},
-        {C, sparse ? "error" : "communication buffer",
-         overlapped || local ? layout_padded(&travels) * sizeof(float) : 0, &s->comm_buffer.data},
-        {C, "arriving parameters", overlapped ? casts : 0, &s->arriving_casts},
-        {O, "outer parameters", vector, &s->local.outer},
-        {O, "outer momentum", sparse ? 0 : vector, &s->local.momentum},
-        {O, "start of a period", keeps_start ? vector : 0, &s->local.start},
-        {C, "largest elements", blocks * block, &s->local.sparse.sent},
-        {C, "largest elements of all ranks", ranks * blocks * block, &s->local.sparse.received},
-        {C, "weights of all ranks", sparse ? ranks * sizeof(float) : 0, &s->local.sparse.weights},
-    };
-    Layout owned = shards ? s->layout : optimizer_whole(count);
-    // A norm is taken of whole pieces, or of all of the vector.
-    size_t partials = sizeof(double) * size_max(s->layout.cells * buffer_blocks(s->layout.piece),
-                                                buffer_blocks(layout_padded(&s->layout)));
-    size_t slices = sparse ? (1 + ranks) * s->local.sparse.slice * block : 0;
-    const ArenaRow of_host[] = {
-        {C, "a part of them on its way", slices, &s->local.sparse.slices},
-        {MEMORY_WORKSPACE, "partial sums of the norm", partials, &s->norm_partials},
-        {MEMORY_WORKSPACE, "partial sums of what is sent", partials, &s->inspect_partials},
-        {MEMORY_WORKSPACE, "tallies of all ranks", ranks * sizeof(Tally), &s->tallies},
-    };
-    arena_reserve_rows(arena, vectors, sizeof vectors / sizeof vectors[0], false);
-    arena_reserve_rows(arena, of_host, sizeof of_host / sizeof of_host[0], true);
-    optimizer_reserve(&s->optimizer, arena, &settings->optimizer, &owned, shards ? transport->rank : 0,
-                      !shards);
-    if (sparse) { return; } // no vector of floats travels
-    comm_reserve(&s->comm, arena, &travels,
-                 wire_is_coarse(settings->wire) || wire_is_coarse(settings->estimate_wire));
-}
-
-// Where the caller puts the first parameters (parameter_count).
-static inline float *scheduler_first_parameters(Scheduler *s) {
-    return s->settings.keeps_casts ? s->gradients.data : s->parameters.data;
-}
-
-// What a micro-batch computes with.
-static inline const void *scheduler_weights(const Scheduler *s) {
-    return s->settings.keeps_casts ? (const void *)s->casts : s->parameters.data;
-}
-
-// Initialises the master and outer copies, and the casts, from the first parameters.
-// Where these or casts of them are sent in bf16, all ranks start with rounded ones.
-static inline void scheduler_spread_parameters(Scheduler *s) {
-    bool sharded = scheduler_shards(&s->settings);
-    size_t count = s->problem.parameter_count, padded = layout_padded(&s->layout);
-    if (sharded) {
-        optimizer_take_master(&s->optimizer, s->compute, scheduler_first_parameters(s));
-    } else {
-        s->optimizer.master = s->parameters.data;
-    }
-    if (s->settings.keeps_casts) {
-        reals_from_floats(s->compute, s->casts, s->gradients.data, padded);
-        stream_settle(s->compute);
-        return;
-    }
-    bool rounded = s->settings.wire == WIRE_BF16 || s->settings.gathers_casts;
-    if (sharded && rounded) { buffer_round(s->compute, s->parameters.data, count); }
-    if (s->settings.kind == RULE_LOCAL) {
-        stream_copy(s->compute, s->local.outer, s->parameters.data, count * sizeof(float));
-    }
-    stream_settle(s->compute);
-}
-
-// What tells how far the streams have come. keep_trace: spans are kept for a trace file.
-static inline void scheduler_open_progress(Scheduler *s, bool keep_trace) {
-    trace_open(&s->trace, keep_trace);
-    watermark_create(&s->finished, 0);
-    watermark_create(&s->arrived, WATERMARK_ALL);
-}
-
-static inline void scheduler_close_progress(Scheduler *s) {
-    watermark_destroy(&s->finished);
-    watermark_destroy(&s->arrived);
-    trace_close(&s->trace);
-}
-
-// Starts the streams, when the caller has filled scheduler_first_parameters, the same on
-// every rank. `pool` serves the compute stream, and those parts of a job that compute
-// must wait for.
-static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_trace) {
-    // A rank with more than two cores has one for each worker, and the host's thread another.
-    StreamPlace computing = {.gpu = s->settings.gpu,
-                             .precision = s->settings.precision,
-                             .spins = pool->spin_rounds > 0 && pool->threads > 2},
-                communicating = computing;
-    communicating.high_priority = true;
-    scheduler_open_progress(s, keep_trace);
-    s->communication_pool = thread_pool_create(1, false); // the stream's own thread and no other
-    s->compute = stream_create("compute", pool, &computing);
-    s->communication = stream_create("communication", s->communication_pool, &communicating);
-    s->parameters_version = 1;
-    s->multiplies = s->optimizer.muon.gemm != NULL && s->settings.kind != RULE_LOCAL;
-    if (s->multiplies) { gemm_open(s->communication, s->optimizer.muon.gemm); }
-    for (int i = 0; s->compute->queue != NULL && i <= LAYOUT_CELLS; i++) {
-        s->announced.marks[i] = gpu_mark_create();
-    }
-    scheduler_spread_parameters(s);
-}
-
-static inline void scheduler_stop(Scheduler *s) {
-    bool on_gpu = s->compute->queue != NULL;
-    if (s->multiplies) { gemm_close(s->communication); }
-    stream_destroy(s->compute);
-    stream_destroy(s->communication);
-    thread_pool_destroy(s->communication_pool);
-    for (int i = 0; on_gpu && i <= LAYOUT_CELLS; i++) { gpu_mark_destroy(s->announced.marks[i]); }
-    scheduler_close_progress(s);
-    scheduler_free(s);
-}
-
-// ---- How the host waits for its streams -----------------------------------------------
-
-// Grows whenever one of the streams makes progress.
-static inline uint64_t scheduler_progress(Scheduler *s) {
-    return __atomic_load_n(&s->micro_batches_begun, __ATOMIC_RELAXED) +
-           __atomic_load_n(&s->transport->bytes_sent, __ATOMIC_RELAXED);
-}
-
-// Waits for an event. The transport's own deadline comes first and says more; this one
-// catches a program in which nothing moves at all.
-static inline void scheduler_wait_event(Scheduler *s, const Event *event) {
-    double patience = 10 * s->transport->timeout_seconds + 3600;
-    uint64_t seen;
-    do {
-        seen = scheduler_progress(s);
-        if (event_wait(event, patience)) { return; }
-    } while (scheduler_progress(s) != seen);
-    transport_fail(s->transport, "nothing has moved for %.0f s while waiting for the %s stream", patience,
-                   event->stream->name);
-}
-
-// Waits until the whole of s->parameters has arrived.
-static inline void scheduler_settle(Scheduler *s) { scheduler_wait_event(s, &s->communicated); }
-
-// Runs a task on a stream, behind what is queued there, and waits for it (H3, H4).
-static inline void scheduler_call(Scheduler *s, Stream *stream, StreamTask task, void *context) {
-    Event *event = stream == s->compute ? &s->computed : &s->communicated;
-    stream_run(stream, task, context);
-    event_record(event, stream);
-    scheduler_wait_event(s, event);
+    return fragment == (l < 0 || l >= s->problem.layer_count ? 0 : l % s->settings.local.fragments);
 }

@@ -13,7 +13,7 @@ static inline void sgd_step(Stream *stream, const StepRange *range) {
     for (size_t i = 0; i < range->count; i++) {
         float theta =
             range->master[i] - step.learning_rate * (range->gradient[i] / step.divisor * step.scale);
-        if (range->commit) { range->master[i] = theta; }
+        if (range->keeps) { range->master[i] = theta; }
         range->out[i] = theta;
     }
 }
@@ -27,7 +27,7 @@ static inline void momentum_step(Stream *stream, const StepRange *range) {
         float gradient = range->gradient[i] / step.divisor * step.scale;
         float moved = step.beta1 * mean[i] + (1 - step.beta1) * gradient;
         float theta = range->master[i] - step.learning_rate * moved;
-        if (range->commit) {
+        if (range->keeps) {
             range->master[i] = theta;
             mean[i] = moved;
         }

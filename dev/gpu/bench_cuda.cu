@@ -462,7 +462,7 @@ static void run_adamw(Bench *bench, const Case *work, void **arrays) {
                        .moments = work->moments,
                        .key = moment_key(1, 9),
                        .step = adamw_step(0.9, 0.95, 10, 1e-8, 1e-3, 0.1),
-                       .commit = true};
+                       .keeps = true};
     adamw(&bench->stream, &range);
 }
 

@@ -81,7 +81,7 @@ static void launch_updates(Stream *stream) {
     range.gradient = floats;
     range.first_moment = range.second_moment = somewhere();
     range.count = COUNT;
-    range.commit = true;
+    range.keeps = true;
     for (int half = 0; half < 2; half++) { // --moments fp32 and bf16
         range.moments = half ? PRECISION_BF16 : PRECISION_FP32;
         adamw(stream, &range);

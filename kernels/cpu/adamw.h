@@ -67,7 +67,7 @@ typedef struct StepRange {
     Precision moments;
     MomentKey key; // of this step, where moments are bf16
     AdamWStep step;
-    bool commit; // else an estimate
+    bool keeps; // the master copy and the moments: a commit, else an estimate
     // Only for Muon:
     Real *direction;     // (count): X
     double *partials;    // (buffer_blocks(count)), where the kernels run
@@ -89,7 +89,7 @@ REAL_LOOP void adamw_block(const StepRange *range, int block, Precision moments)
     Real *first = range->first_moment, *second = range->second_moment;
     const float *gradient = range->gradient;
     size_t flat = range->flat;
-    bool commit = range->commit;
+    bool keeps = range->keeps;
 #pragma omp simd
     for (size_t i = begin; i < end; i++) {
         float g = gradient[i] / step.divisor * step.scale;
@@ -97,7 +97,7 @@ REAL_LOOP void adamw_block(const StepRange *range, int block, Precision moments)
         float v = step.beta2 * real_load(second, i, moments) + step.one_minus_beta2 * g * g;
         float theta = master[i] * step.decay_factor - step.learning_rate * (m / step.correction1) /
                                                           (sqrtf(v / step.correction2) + step.epsilon);
-        if (commit) {
+        if (keeps) {
             uint32_t noise = moments == PRECISION_BF16 ? moment_noise(key, flat + i) : 0;
             real_store(first, i, moments == PRECISION_BF16 ? moment_round(m, noise) : m, moments);
             real_store(second, i, moments == PRECISION_BF16 ? moment_round(v, noise >> 16) : v, moments);

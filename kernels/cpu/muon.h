@@ -48,7 +48,7 @@ REAL_LOOP void muon_direction_elements(const StepRange *range, int block, Precis
     for (size_t i = begin; i < end; i++) {
         float moved, x = muon_element(range, i, &moved, moments);
         real_store(range->direction, i, x * range->factor, precision);
-        if (range->commit) {
+        if (range->keeps) {
             bool rounds = moments == PRECISION_BF16;
             moved = rounds ? moment_round(moved, moment_noise(range->key, range->flat + i)) : moved;
             real_store(range->first_moment, i, moved, moments);
@@ -102,7 +102,7 @@ REAL_LOOP void muon_apply_block(const StepRange *range, int block, Precision pre
     for (size_t i = begin; i < end; i++) {
         float theta = range->master[i] * range->step.decay_factor -
                       range->step.learning_rate * real_load(range->direction, i, precision);
-        if (range->commit) { range->master[i] = theta; }
+        if (range->keeps) { range->master[i] = theta; }
         range->out[i] = theta;
     }
     step_cast(range, begin, end);

@@ -27,7 +27,7 @@ template <typename M> static __global__ void adamw_kernel(StepRange range, bool 
         master[i] = master[i] * step.decay_factor - step.learning_rate * (first[i] / step.correction1) /
                                                         (sqrtf(second[i] / step.correction2) + step.epsilon);
     }
-    if (range.commit) {
+    if (range.keeps) {
         for (int i = 0; i < 4 && sizeof(M) < sizeof(float); i++) {
             uint32_t noise = moment_noise(range.key, range.flat + quad.first + i * quad.step);
             first[i] = moment_round(first[i], noise);

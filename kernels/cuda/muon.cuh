@@ -57,7 +57,7 @@ template <typename R, typename M> static __global__ void muon_direction_kernel(S
     muon_elements<M>(directions, moved, range, quad);
     for (int i = 0; i < 4; i++) { directions[i] *= factor; }
     quad_store(reals<R>(range.direction), directions, quad);
-    if (!range.commit) { return; }
+    if (!range.keeps) { return; }
     for (int i = 0; i < 4 && sizeof(M) < sizeof(float); i++) {
         moved[i] = moment_round(moved[i], moment_noise(range.key, range.flat + quad.first + i * quad.step));
     }
@@ -87,7 +87,7 @@ template <typename R> static __global__ void muon_apply_kernel(StepRange range, 
     for (int i = 0; i < 4; i++) {
         master[i] = master[i] * range.step.decay_factor - range.step.learning_rate * directions[i];
     }
-    if (range.commit && range.out != range.master) { quad_store(range.master, master, quad); }
+    if (range.keeps && range.out != range.master) { quad_store(range.master, master, quad); }
     quad_store(range.out, master, quad);
     if (range.casts != NULL) { quad_store(reals<__nv_bfloat16>(range.casts), master, quad); }
 }

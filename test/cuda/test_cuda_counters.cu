@@ -278,7 +278,7 @@ static Expected adamw_case(Stream *stream, Precision moments, bool commit, bool 
     range.gradient = array<float>(P);
     range.casts = casts ? array_of_reals(P, PRECISION_BF16) : NULL;
     range.count = P;
-    range.commit = commit;
+    range.keeps = commit;
     begin_counting();
     adamw(stream, &range);
     return {bytes, bytes, 0, 0};
@@ -449,8 +449,8 @@ static void trainer_open(Trainer *trainer, bool shards, const Gpu *gpu, Transpor
     settings.optimizer.beta1 = 0.9;
     settings.optimizer.beta2 = 0.95;
     settings.optimizer.epsilon = 1e-8;
-    settings.gpu = gpu;
-    settings.precision = PRECISION_BF16;
+    settings.device.gpu = gpu;
+    settings.device.precision = PRECISION_BF16;
     Problem problem = {.self = trainer,
                        .parameter_count = table.parameter_count,
                        .tokens = COMMIT_ROWS,

@@ -423,7 +423,7 @@ static void machine_train(Machine *machine, int steps, float *moved) {
                           .divisor = 3.0,
                           .scale = 2.5,
                           .learning_rate = 1e-2,
-                          .commit = true};
+                          .keeps = true};
     optimizer_take_master(&machine->optimizer, &machine->stream, machine->parameters);
     for (int i = 0; i < steps; i++) {
         machine_pass(machine, NULL);
@@ -456,7 +456,7 @@ static void step_with_sgd(const void *context) {
                           .divisor = 1.0,
                           .scale = 1.0,
                           .learning_rate = 1e-2,
-                          .commit = true};
+                          .keeps = true};
     machine->optimizer.settings.elementwise_step = sgd_step;
     optimizer_step(&machine->optimizer, &machine->stream, &step);
 }

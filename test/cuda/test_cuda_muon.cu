@@ -94,7 +94,7 @@ static void bench_run(Bench *bench, const float *master, const float *gradient, 
                               .divisor = 3,
                               .scale = 0.7,
                               .learning_rate = 0.01,
-                              .commit = i > 0};
+                              .keeps = i > 0};
         optimizer_step(&bench->optimizer, &bench->stream, &step);
         stream_copy(&bench->stream, moved + (size_t)i * count, bench->out, bytes);
         stream_copy(&bench->stream, casts, bench->casts, bytes / 2);

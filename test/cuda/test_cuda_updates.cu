@@ -229,7 +229,7 @@ static StepRange adamw_range(const AdamWArrays *arrays, size_t count, bool commi
     range.step = adamw_step(0.9, 0.95, 7, 1e-8, 6e-4, 0.1);
     range.step.divisor = 3.0f;
     range.step.scale = 0.37f;
-    range.commit = commit;
+    range.keeps = commit;
     return range;
 }
 
@@ -356,7 +356,7 @@ static StepRange half_range(float *master, float *gradient, void *first, void *s
     range.moments = PRECISION_BF16;
     range.key = moment_key(5, 1000);
     range.step = adamw_step(0.5, 0.5, 3, 1e-8, 6e-4, 0.1);
-    range.commit = true;
+    range.keeps = true;
     return range;
 }
 

@@ -62,7 +62,7 @@ static inline void fuzz_checkpoint_run(FuzzRun *run, const char *rule, int rank,
     checkpointed->T = 8;
     checkpointed->options = fuzz_checkpoint_options();
     checkpointed->option_change_matters = fuzz_checkpoint_option_change;
-    run->scheduler.settings.fragments = FUZZ_CHECKPOINT_FRAGMENTS;
+    run->scheduler.settings.local.fragments = FUZZ_CHECKPOINT_FRAGMENTS;
     run->scheduler.settings.kind = checkpointed->rule->kind;
 }
 
@@ -110,14 +110,13 @@ static inline void fuzz_checkpoint_vectors(const CheckpointSource *source, Check
         fuzz_require(area.data != NULL || i > 1, "there are parameters to go on from");
         fuzz_checkpoint_area(source, run, area);
     }
-    free(source_gradients(source, run, &run->scheduler->job.tally, &run->scheduler->tally));
+    free(source_gradients(source, run, &run->scheduler->comm_buffer.tally, &run->scheduler->gradients.tally));
 }
 
 static inline void fuzz_checkpoint_numbers(CheckpointSource *source, CheckpointedRun *run) {
     Scheduler *s = run->scheduler;
     load_numbers(source, run);
-    fuzz_require(s->optimizer.commits >= 0 && s->optimizer.commits <= INT64_C(1) << 53,
-                 "commits can be counted");
+    fuzz_require(s->optimizer.steps >= 0 && s->optimizer.steps <= INT64_C(1) << 53, "commits can be counted");
     fuzz_require(s->reports >= 0 && run->data_base >= 0, "reports and micro-batches can be counted");
     fuzz_require(s->gradients_done >= 0 && isfinite(s->gradients_done), "gradients can be counted");
     fuzz_require(s->micro_batches_begun <= UINT64_C(1) << 53, "micro-batches of a worker can be counted");
@@ -125,7 +124,7 @@ static inline void fuzz_checkpoint_numbers(CheckpointSource *source, Checkpointe
                  "the next fragment is one of them");
     for (int i = 0; i < FUZZ_CHECKPOINT_FRAGMENTS; i++) {
         fuzz_require(s->local.fragments[i].applied_at >= 0 &&
-                         s->local.fragments[i].applied_at <= s->optimizer.commits,
+                         s->local.fragments[i].applied_at <= s->optimizer.steps,
                      "no fragment is of the future");
     }
     char remarks[CHECKPOINT_REMARKS_SIZE];

@@ -321,7 +321,7 @@ static inline void replay_optimize(Replay *replay, ReplayState *state, const flo
                                     settings->epsilon, rate, decays ? settings->weight_decay : 0.0);
             range.step.divisor = (float)divisor;
             range.step.scale = (float)scale;
-            range.commit = commit;
+            range.keeps = commit;
             (settings->sgd ? sgd_step : cpu_adamw)(&replay->stream, &range);
         }
     }
@@ -341,7 +341,7 @@ static inline void replay_optimize(Replay *replay, ReplayState *state, const flo
                      .decay_factor = (float)(1.0 - rate * (tensor->decays ? settings->weight_decay : 0.0)),
                      .divisor = (float)divisor,
                      .scale = (float)scale},
-            .commit = commit};
+            .keeps = commit};
         muon_step(&replay->stream, &replay->muon, &batch, settings->muon_iterations);
     }
     if (commit) { state->steps++; }

@@ -231,11 +231,15 @@ static inline void run_commits(Bench *bench, const RunSpec *spec, RunResult *res
     look_at(bench, &result->looks[0]);
     s->transport->bytes_sent = 0; // counts the commits alone
     while (result->last < spec->commits && s->gradients_done < spec->settings.target && !s->spikes.failed) {
-        bench->rule->commit(s);
+        bench->rule->advance(s);
         Look *look = &result->looks[++result->last];
         look->report = s->report;
         look->reports = s->reports;
-        if (s->spikes.rollback_due) { scheduler_drop(s); }
+        uint64_t version = s->parameters_version;
+        if (s->spikes.rollback_due) {
+            scheduler_drop(s);
+            assert_true(s->parameters_version > version); // whatever is loaded now has no copy yet
+        }
         if (!spec->blind) { look_at(bench, look); }
     }
     if (spec->finish && !s->spikes.failed) {
@@ -568,15 +572,15 @@ static inline RunSpec scalar_spec(const char *rule, ElementwiseStep *step, int m
                                             .tensors = &EVERYTHING,
                                             .tensor_count = 1};
     settings->optimizer = optimizer_settings;
-    settings->steps = 2;
-    settings->fragments = 1;
+    settings->local.steps = 2;
+    settings->local.fragments = 1;
     NesterovStep outer = {.learning_rate = 0.5f, .momentum = 0.5f, .alpha = 0.5f};
     MomentumStep co2 = {.beta = 0.5f, .alpha = 1, .gap = 1};
-    settings->outer_nesterov = outer;
-    settings->outer_momentum = co2;
-    settings->sparse = is_sparse(rule);
-    settings->sparse_beta = 0.5f;
-    settings->sparse_alpha = 1;
+    settings->local.outer_nesterov = outer;
+    settings->local.outer_momentum = co2;
+    settings->local.sparse = is_sparse(rule);
+    settings->local.sparse_beta = 0.5f;
+    settings->local.sparse_alpha = 1;
     return spec;
 }
 
@@ -598,16 +602,16 @@ static inline RunSpec noisy_spec(const char *rule, size_t parameter_count) {
     spec.micro_batch = noisy_micro_batch;
     spec.start = 0.25f;
     SchedulerSettings *settings = &spec.settings;
-    settings->steps = is_streaming(rule) ? 6 : 3;
-    settings->fragments = is_streaming(rule) ? 2 : 1;
-    settings->delay = 1;
+    settings->local.steps = is_streaming(rule) ? 6 : 3;
+    settings->local.fragments = is_streaming(rule) ? 2 : 1;
+    settings->local.delay = 1;
     NesterovStep outer = {.learning_rate = 0.7f, .momentum = 0.6f, .alpha = 0.4f};
     MomentumStep co2 = {.beta = 0.3f, .alpha = 0.9f, .phi = 0.02f, .gap = 1.25f};
-    settings->outer_nesterov = outer;
-    settings->outer_momentum = co2;
-    settings->sparse_beta = 0.9f;
-    settings->sparse_eager = true;
-    settings->sparse_alpha = 0.8f;
+    settings->local.outer_nesterov = outer;
+    settings->local.outer_momentum = co2;
+    settings->local.sparse_beta = 0.9f;
+    settings->local.sparse_eager = true;
+    settings->local.sparse_alpha = 0.8f;
     return spec;
 }
 

@@ -72,8 +72,8 @@ static RunSpec masked_spec(const char *rule, bool muon) {
     SchedulerSettings *settings = &spec.settings;
     settings->rate.peak = RATE;
     settings->gradient_clip = CLIP;
-    settings->outer_momentum.phi = 0.0625f;
-    settings->outer_eager = true;
+    settings->local.outer_momentum.phi = 0.0625f;
+    settings->local.outer_eager = true;
     settings->optimizer.epsilon = 0.125;
     settings->optimizer.muon_momentum = 0.9;
     settings->optimizer.muon_iterations = 5;
@@ -316,7 +316,7 @@ static void oracle_share(Oracle *oracle) {
 static void oracle_send(Oracle *oracle, int fragment) {
     oracle_share(oracle);
     for (int i = 0; i < ELEMENTS; i++) {
-        if (i / LAYER % oracle->settings->fragments != fragment) { continue; }
+        if (i / LAYER % oracle->settings->local.fragments != fragment) { continue; }
         oracle->mean[i] = 0;
         for (int rank = 0; rank < oracle->ranks; rank++) {
             double distance = oracle->outer[i] - oracle->workers[rank].state.theta[i];
@@ -327,10 +327,10 @@ static void oracle_send(Oracle *oracle, int fragment) {
 
 // buf = mu buf + D; outer -= rate (D + mu buf); local = alpha local + (1 - alpha) outer
 static void oracle_apply(Oracle *oracle, int fragment, double alpha) {
-    const NesterovStep *step = &oracle->settings->outer_nesterov;
+    const NesterovStep *step = &oracle->settings->local.outer_nesterov;
     double mu = (double)step->momentum, rate = (double)step->learning_rate;
     for (int i = 0; i < ELEMENTS; i++) {
-        if (i / LAYER % oracle->settings->fragments != fragment) { continue; }
+        if (i / LAYER % oracle->settings->local.fragments != fragment) { continue; }
         oracle->momentum[i] = mu * oracle->momentum[i] + oracle->mean[i];
         oracle->outer[i] -= rate * (oracle->mean[i] + mu * oracle->momentum[i]);
         for (int rank = 0; rank < oracle->ranks; rank++) {
@@ -343,7 +343,7 @@ static void oracle_apply(Oracle *oracle, int fragment, double alpha) {
 
 static void train_diloco(Oracle *oracle) {
     for (int commit = 0; commit < COMMITS; commit++) {
-        oracle_inner_steps(oracle, oracle->settings->steps);
+        oracle_inner_steps(oracle, oracle->settings->local.steps);
         oracle_send(oracle, 0);
         oracle_apply(oracle, 0, 0);
     }
@@ -351,12 +351,12 @@ static void train_diloco(Oracle *oracle) {
 
 // At the end the fragment that was not applied last is exchanged once more.
 static void train_streaming(Oracle *oracle) {
-    int fragments = oracle->settings->fragments, delay = oracle->settings->delay;
+    int fragments = oracle->settings->local.fragments, delay = oracle->settings->local.delay;
     for (int commit = 0; commit < COMMITS; commit++) {
-        oracle_inner_steps(oracle, oracle->settings->steps / fragments - delay);
+        oracle_inner_steps(oracle, oracle->settings->local.steps / fragments - delay);
         oracle_send(oracle, commit % fragments);
         oracle_inner_steps(oracle, delay);
-        oracle_apply(oracle, commit % fragments, (double)oracle->settings->outer_nesterov.alpha);
+        oracle_apply(oracle, commit % fragments, (double)oracle->settings->local.outer_nesterov.alpha);
     }
     oracle_send(oracle, 0);
     oracle_apply(oracle, 0, 0);
@@ -374,9 +374,9 @@ static void oracle_co2_outer(Oracle *oracle, const MomentumStep *step) {
 // D = mean(start - x); start = b - alpha (start - x) / workers: a worker does not know the others'
 // tokens yet
 static void train_co2(Oracle *oracle) {
-    const MomentumStep *step = &oracle->settings->outer_momentum;
+    const MomentumStep *step = &oracle->settings->local.outer_momentum;
     for (int commit = 0; commit < COMMITS; commit++) {
-        oracle_inner_steps(oracle, oracle->settings->steps);
+        oracle_inner_steps(oracle, oracle->settings->local.steps);
         if (commit > 0) { oracle_co2_outer(oracle, step); }
         memset(oracle->mean, 0, sizeof oracle->mean);
         oracle_share(oracle);
@@ -426,7 +426,8 @@ static void oracle_take_largest(const double *error, double *sent) {
 // e = beta e - moved; q = the largest of e; e = e - q. After `steps` more inner steps
 // outer -= alpha mean(q); local = outer - e + what these have moved.
 static void oracle_sparse_exchange(Oracle *oracle, int steps) {
-    double beta = (double)oracle->settings->sparse_beta, alpha = (double)oracle->settings->sparse_alpha;
+    double beta = (double)oracle->settings->local.sparse_beta,
+           alpha = (double)oracle->settings->local.sparse_alpha;
     oracle_share(oracle);
     for (int rank = 0; rank < oracle->ranks; rank++) {
         OracleWorker *w = &oracle->workers[rank];
@@ -452,8 +453,8 @@ static void oracle_sparse_exchange(Oracle *oracle, int steps) {
 
 static void train_sparse(Oracle *oracle) {
     for (int commit = 0; commit < COMMITS; commit++) {
-        oracle_inner_steps(oracle, oracle->settings->steps - oracle->settings->delay);
-        oracle_sparse_exchange(oracle, oracle->settings->delay);
+        oracle_inner_steps(oracle, oracle->settings->local.steps - oracle->settings->local.delay);
+        oracle_sparse_exchange(oracle, oracle->settings->local.delay);
     }
     oracle_sparse_exchange(oracle, 0);
 }

@@ -46,7 +46,7 @@ static Setting setting_of(const char *rule, int ranks, int ranks_per_host, doubl
     setting.layers = layers;
     setting.scheduler.overlap = true;
     setting.scheduler.micro_batches = 1;
-    setting.scheduler.steps = setting.scheduler.fragments = 1;
+    setting.scheduler.local.steps = setting.scheduler.local.fragments = 1;
     setting.scheduler.bucket_bytes = (size_t)(parameters * sizeof(float) / layers);
     setting.scheduler.wire = setting.scheduler.estimate_wire = WIRE_BF16;
     setting.machine.micro_batch = micro_batch;
@@ -171,9 +171,9 @@ static double our_utilisation(const Model *model, int column, double rate, int m
     Setting setting =
         setting_of(rules[column], 2, 1, TRAVELLING * model->parameters, model->layers, model->step);
     setting.machine.host.bytes_per_second = rate * 1e9 / 8;
-    setting.scheduler.steps = column == 1 ? 100 : model->H;
-    setting.scheduler.fragments = column < 2 ? 1 : model->fragments;
-    setting.scheduler.delay = (column > 2) + more;
+    setting.scheduler.local.steps = column == 1 ? 100 : model->H;
+    setting.scheduler.local.fragments = column < 2 ? 1 : model->fragments;
+    setting.scheduler.local.delay = (column > 2) + more;
     if (column == 4) { setting.scheduler.wire = WIRE_E3M0; }
     SimulatedCommit commit = simulate(&setting);
     return commit.computing / commit.seconds;
@@ -293,7 +293,7 @@ enum { CO2_LAYERS = 24 };
 // tau 0: AdamW, whose gradients are sent in buckets behind the backward pass.
 static double co2_computing(int ranks, int tau, double all_reduce) {
     Setting setting = setting_of(tau > 0 ? "co2" : "ddp", ranks, 1, CO2_PARAMETERS, CO2_LAYERS, 1);
-    setting.scheduler.steps = tau;
+    setting.scheduler.local.steps = tau;
     setting_exchange_takes(&setting, all_reduce);
     SimulatedCommit commit = simulate(&setting);
     return commit.computing / commit.seconds;

@@ -312,8 +312,8 @@ static void co2_follows_the_worked_examples(void **state) {
     for (size_t i = 0; i < sizeof CO2_EXAMPLES / sizeof CO2_EXAMPLES[0]; i++) {
         RunSpec spec = scalar_spec("co2", sgd_step, 1);
         spec.finish = true;
-        spec.settings.outer_momentum = CO2_EXAMPLES[i].outer;
-        spec.settings.outer_eager = CO2_EXAMPLES[i].eager;
+        spec.settings.local.outer_momentum = CO2_EXAMPLES[i].outer;
+        spec.settings.local.outer_eager = CO2_EXAMPLES[i].eager;
         RunResult results[2];
         if (!run_world(&spec, 2, results)) { skip(); }
         for (int rank = 0; rank < 2; rank++) {
@@ -362,7 +362,7 @@ static void sparse_loco_follows_the_worked_example(void **state) {
     static const double theta[] = {8, 5, 4.625, 5.5625}, local[2][2] = {{3.5, 4.75}, {5, 6.375}},
                         seen[2][4] = {{8, 4, 3.5, 2.75}, {8, 6, 5, 6.5}};
     RunSpec spec = scalar_spec("sparse-loco", sgd_step, 1);
-    spec.settings.delay = 1;
+    spec.settings.local.delay = 1;
     spec.commits = 2;
     spec.finish = true;
     RunResult results[2];
@@ -385,10 +385,10 @@ static RunSpec two_fragments_spec(int steps, int delay, float alpha) {
     spec.parameter_count = 2;
     spec.layer_count = 2;
     for (int l = 0; l <= 2; l++) { spec.layer_begins[l] = (size_t)l; }
-    spec.settings.fragments = 2;
-    spec.settings.steps = steps;
-    spec.settings.delay = delay;
-    spec.settings.outer_nesterov.alpha = alpha;
+    spec.settings.local.fragments = 2;
+    spec.settings.local.steps = steps;
+    spec.settings.local.delay = delay;
+    spec.settings.local.outer_nesterov.alpha = alpha;
     return spec;
 }
 
@@ -425,8 +425,8 @@ static void streaming_diloco_follows_the_worked_example(void **state) {
 static bool check_sequence(const StreamingSequence *sequence, int ranks) {
     RunSpec spec = two_fragments_spec(6, sequence->delay, sequence->alpha);
     spec.settings.rate.peak = 1;
-    spec.settings.outer_nesterov.learning_rate = 2;
-    spec.settings.outer_nesterov.momentum = 0;
+    spec.settings.local.outer_nesterov.learning_rate = 2;
+    spec.settings.local.outer_nesterov.momentum = 0;
     spec.micro_batch = constant_micro_batch;
     spec.start = 1;
     spec.commits = 5;
@@ -464,13 +464,13 @@ static void fragments_take_layers_in_turn(void **state) {
     for (int i = 0; i < 3; i++) {
         RunSpec spec = noisy_spec("streaming-diloco", 16);
         for (int l = 0; l <= LAYERS; l++) { spec.layer_begins[l] = (size_t)(2 + 2 * l); }
-        spec.settings.fragments = 1 + i;
+        spec.settings.local.fragments = 1 + i;
         Transport transport;
         transport_open_alone(&transport, "a test");
         Bench *bench = (Bench *)malloc(sizeof *bench);
         bench_open(bench, &spec, &transport, NULL);
         char found[17] = "................";
-        for (int f = 0; f < spec.settings.fragments; f++) {
+        for (int f = 0; f < spec.settings.local.fragments; f++) {
             const Scheduler *s = &bench->scheduler;
             size_t length = 0;
             for (int i = 0; i < LAYERS + 2; i++) {
@@ -568,12 +568,12 @@ static double largest_at_the_end(const Limit *limit, double rate) {
     spec.start = 1;
     spec.commits = LIMIT_COMMITS;
     spec.settings.rate.peak = rate;
-    spec.settings.steps = limit->steps;
-    spec.settings.delay = limit->delay;
+    spec.settings.local.steps = limit->steps;
+    spec.settings.local.delay = limit->delay;
     NesterovStep outer = {.learning_rate = 1, .momentum = limit->momentum};
     MomentumStep co2 = {.beta = limit->momentum, .alpha = 1, .gap = limit->gap > 0 ? limit->gap : 1};
-    spec.settings.outer_nesterov = outer;
-    spec.settings.outer_momentum = co2;
+    spec.settings.local.outer_nesterov = outer;
+    spec.settings.local.outer_momentum = co2;
     RunResult result;
     if (!run_world(&spec, 1, &result)) { return -1; }
     double largest = 0;
@@ -612,7 +612,7 @@ static uint64_t hash_optimizer(const Scheduler *s) {
     uint64_t hash = hash_floats(s->optimizer.master, count);
     hash = random_hash(hash, hash_floats(real_floats(s->optimizer.first_moment), count));
     hash = random_hash(hash, hash_floats(real_floats(s->optimizer.second_moment), count));
-    return random_hash(hash, (uint64_t)s->optimizer.commits);
+    return random_hash(hash, (uint64_t)s->optimizer.steps);
 }
 
 // Makes an estimate, and finds parameters changed but not the optimizer.
@@ -755,10 +755,10 @@ static void expect_streaming_equals_diloco(WireFormat wire, int ranks, int steps
     RunSpec *const specs[] = {&diloco, &streaming};
     for (int i = 0; i < 2; i++) {
         set_wire(specs[i], wire);
-        specs[i]->settings.steps = 4;
-        specs[i]->settings.fragments = 1;
-        specs[i]->settings.delay = 0;
-        specs[i]->settings.outer_nesterov.alpha = 0;
+        specs[i]->settings.local.steps = 4;
+        specs[i]->settings.local.fragments = 1;
+        specs[i]->settings.local.delay = 0;
+        specs[i]->settings.local.outer_nesterov.alpha = 0;
         specs[i]->settings.target = 2.0 * ranks * steps - 1; // the last step may exceed it
         specs[i]->commits = 20;
     }
@@ -811,8 +811,8 @@ static void diloco_of_single_steps_is_ddp(void **state) {
         ddp.parameter_count = diloco.parameter_count = noisy ? 1003 : 1;
         if (noisy) { ddp.start = diloco.start = 0.25f; }
         NesterovStep outer = {.learning_rate = 1};
-        diloco.settings.outer_nesterov = outer;
-        diloco.settings.steps = 1;
+        diloco.settings.local.outer_nesterov = outer;
+        diloco.settings.local.steps = 1;
         RunResult a[2], b[2];
         if (!run_world(&ddp, 2, a) || !run_world(&diloco, 2, b)) { skip(); }
         for (int i = 0; i <= ddp.commits; i++) {
@@ -949,7 +949,7 @@ static void reference_labels(const RunSpec *spec, uint8_t *decays, uint8_t *frag
         fragment_of[i] = 0;
         for (int l = 0; l < spec->layer_count; l++) {
             bool inside = spec->layer_begins[l] <= i && i < spec->layer_begins[l + 1];
-            if (inside) { fragment_of[i] = (uint8_t)(l % settings->fragments); }
+            if (inside) { fragment_of[i] = (uint8_t)(l % settings->local.fragments); }
         }
     }
 }
@@ -982,20 +982,20 @@ static ReplaySettings replay_settings_of(const RunSpec *spec, int ranks) {
     replay.tensor_count = settings->optimizer.tensor_count;
     replay.muon_momentum = settings->optimizer.muon_momentum;
     replay.muon_iterations = settings->optimizer.muon_iterations;
-    replay.period = settings->steps;
-    replay.outer_rate = (double)settings->outer_nesterov.learning_rate;
-    replay.mu = (double)settings->outer_nesterov.momentum;
-    replay.alpha = (double)settings->outer_nesterov.alpha;
-    replay.co2_beta = (double)settings->outer_momentum.beta;
-    replay.co2_alpha = (double)settings->outer_momentum.alpha;
-    replay.co2_phi = (double)settings->outer_momentum.phi;
-    replay.co2_gap = (double)settings->outer_momentum.gap;
-    replay.co2_eager = settings->outer_eager;
-    replay.fragments = settings->fragments;
-    replay.delay = settings->delay;
-    replay.sparse_beta = (double)settings->sparse_beta;
-    replay.sparse_eager = settings->sparse_eager;
-    replay.sparse_alpha = (double)settings->sparse_alpha;
+    replay.period = settings->local.steps;
+    replay.outer_rate = (double)settings->local.outer_nesterov.learning_rate;
+    replay.mu = (double)settings->local.outer_nesterov.momentum;
+    replay.alpha = (double)settings->local.outer_nesterov.alpha;
+    replay.co2_beta = (double)settings->local.outer_momentum.beta;
+    replay.co2_alpha = (double)settings->local.outer_momentum.alpha;
+    replay.co2_phi = (double)settings->local.outer_momentum.phi;
+    replay.co2_gap = (double)settings->local.outer_momentum.gap;
+    replay.co2_eager = settings->local.outer_eager;
+    replay.fragments = settings->local.fragments;
+    replay.delay = settings->local.delay;
+    replay.sparse_beta = (double)settings->local.sparse_beta;
+    replay.sparse_eager = settings->local.sparse_eager;
+    replay.sparse_alpha = (double)settings->local.sparse_alpha;
     return replay;
 }
 
@@ -1005,10 +1005,10 @@ static int draw(Random *random, int from, int to) {
 
 static void draw_local(Random *random, RunSpec *spec) {
     SchedulerSettings *settings = &spec->settings;
-    settings->fragments = is_streaming(spec->rule) ? draw(random, 1, 3) : 1;
+    settings->local.fragments = is_streaming(spec->rule) ? draw(random, 1, 3) : 1;
     int interval = draw(random, 1, 4);
-    settings->steps = interval * settings->fragments;
-    settings->delay = draw(random, 0, interval - 1);
+    settings->local.steps = interval * settings->local.fragments;
+    settings->local.delay = draw(random, 0, interval - 1);
     NesterovStep outer = {.learning_rate = 0.25f * (float)draw(random, 1, 4),
                           .momentum = 0.3f * (float)draw(random, 0, 3),
                           .alpha = 0.25f * (float)draw(random, 0, 4)};
@@ -1016,12 +1016,12 @@ static void draw_local(Random *random, RunSpec *spec) {
                         .alpha = 0.5f * (float)draw(random, 1, 3),
                         .phi = 0.01f * (float)draw(random, 0, 2),
                         .gap = 1 + 0.3f * (float)draw(random, 0, 1)};
-    settings->outer_eager = draw(random, 0, 1) == 1;
-    settings->outer_nesterov = outer;
-    settings->outer_momentum = co2;
-    settings->sparse_beta = 0.25f * (float)draw(random, 0, 4);
-    settings->sparse_eager = draw(random, 0, 1) == 1;
-    settings->sparse_alpha = 0.3f * (float)draw(random, 1, 4);
+    settings->local.outer_eager = draw(random, 0, 1) == 1;
+    settings->local.outer_nesterov = outer;
+    settings->local.outer_momentum = co2;
+    settings->local.sparse_beta = 0.25f * (float)draw(random, 0, 4);
+    settings->local.sparse_eager = draw(random, 0, 1) == 1;
+    settings->local.sparse_alpha = 0.3f * (float)draw(random, 1, 4);
 }
 
 // A run that is long enough for its detectors to judge, and a gradient in it that is
@@ -1131,8 +1131,8 @@ static double reported_gradients(const RunSpec *spec, int ranks, double gradient
     const SchedulerSettings *settings = &spec->settings;
     double per_step = (double)(ranks * spec->micro_batches[0]), steps = gradients_done / per_step;
     bool unreported =
-        is_streaming(spec->rule) && settings->fragments == 1 && fmod(steps, settings->steps) == 0;
-    return gradients_done - (unreported ? settings->delay * per_step : 0);
+        is_streaming(spec->rule) && settings->local.fragments == 1 && fmod(steps, settings->local.steps) == 0;
+    return gradients_done - (unreported ? settings->local.delay * per_step : 0);
 }
 
 // Steps that were left out because of a spike: all, and those of draws in which the value

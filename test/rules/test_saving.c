@@ -121,12 +121,12 @@ static void expect_best_to_stay(CheckpointedRun *run, Bench *bench, bool beside)
     CheckpointPaths best = checkpoint_paths(run->directory, run->saved_commit);
     run->keep_best = true;
     run->best_commit = run->saved_commit;
-    bench->rule->commit(&bench->scheduler);
+    bench->rule->advance(&bench->scheduler);
     assert_true(checkpoint_begin(run, beside, &error));
-    run->best_commit = bench->scheduler.optimizer.commits + 1;
+    run->best_commit = bench->scheduler.optimizer.steps + 1;
     assert_true(checkpoint_end(run, &report, &error));
     assert_int_equal(access(best.final, F_OK), 0);
-    bench->rule->commit(&bench->scheduler);
+    bench->rule->advance(&bench->scheduler);
     assert_true(checkpoint_begin(run, beside, &error) && checkpoint_end(run, &report, &error));
     assert_true(access(best.final, F_OK) != 0);
 }
@@ -145,7 +145,7 @@ static int save_after_two_commits(const char *rule, const char *directory, bool 
     transport_open_alone(&transport, "a test");
     Bench *bench = (Bench *)malloc(sizeof *bench);
     bench_open(bench, &spec, &transport, NULL);
-    for (int i = 0; i < 2; i++) { bench->rule->commit(&bench->scheduler); }
+    for (int i = 0; i < 2; i++) { bench->rule->advance(&bench->scheduler); }
     CheckpointedRun run;
     memset(&run, 0, sizeof run);
     run.transport = &transport;
@@ -162,7 +162,7 @@ static int save_after_two_commits(const char *rule, const char *directory, bool 
     run.keep = 1;
     run.options = json_object();
     run.measured = run.data = "";
-    CheckpointPaths paths = checkpoint_paths(directory, bench->scheduler.optimizer.commits);
+    CheckpointPaths paths = checkpoint_paths(directory, bench->scheduler.optimizer.steps);
     SavedReport report;
     memset(&watch, 0, sizeof watch);
     watch.final = paths.final;
@@ -176,7 +176,7 @@ static int save_after_two_commits(const char *rule, const char *directory, bool 
         bool published = watch.syncs[fails - 1].published;
         assert_non_null(strstr(error.text, strerror(EIO)));
         assert_int_equal(access(paths.final, F_OK) == 0, published);
-        assert_true(run.saved_commit < bench->scheduler.optimizer.commits);
+        assert_true(run.saved_commit < bench->scheduler.optimizer.steps);
     }
     int syncs = watch.count;
     if (saved && fails == 0) { expect_best_to_stay(&run, bench, beside); }

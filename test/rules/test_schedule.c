@@ -134,7 +134,7 @@ static Stretch stretch_of(int begin, int end) {
 // `delay` steps before the look.
 static Stretch reported(const RunSpec *spec, int rank, int look) {
     const SchedulerSettings *settings = &spec->settings;
-    int size = spec->micro_batches[rank], period = settings->steps * size;
+    int size = spec->micro_batches[rank], period = settings->local.steps * size;
     if (!is_local(spec->rule)) { return stretch_of((look - 1) * size, look * size); }
     if (strcmp(spec->rule, "co2") == 0) {
         return look < 2 ? stretch_of(0, 0) : stretch_of((look - 2) * period, (look - 1) * period);
@@ -142,7 +142,7 @@ static Stretch reported(const RunSpec *spec, int rank, int look) {
     if (!is_streaming(spec->rule) && !is_sparse(spec->rule)) {
         return stretch_of((look - 1) * period, look * period);
     }
-    int interval = period / settings->fragments, late = settings->delay * size;
+    int interval = period / settings->local.fragments, late = settings->local.delay * size;
     return stretch_of((look - 1) * interval - (look > 1 ? late : 0), look * interval - late);
 }
 
@@ -217,10 +217,10 @@ static void the_rate_follows_gradients_or_commits(void **state) {
         spec.settings.rate_by_commits = i % 2 == 1;
         spec.settings.rate.step = spec.settings.rate_by_commits ? 1 : 4;
         spec.settings.rate.warmup = spec.settings.rate_by_commits ? 5 : 12;
-        spec.settings.steps = spec.settings.fragments = 1;
-        spec.settings.delay = 0;
+        spec.settings.local.steps = spec.settings.local.fragments = 1;
+        spec.settings.local.delay = 0;
         NesterovStep outer = {.learning_rate = 1};
-        spec.settings.outer_nesterov = outer;
+        spec.settings.local.outer_nesterov = outer;
         spec.finish = false;
         RunResult results[2];
         if (!run_world(&spec, 2, results)) { skip(); }
@@ -266,7 +266,7 @@ static bool expect_traffic(const RuleCase *row, WireFormat wire, WireFormat esti
     spec.settings.optimizer.elementwise_step = sgd_step;
     spec.micro_batch = light_micro_batch;
     for (int i = 0; i < ranks; i++) { spec.micro_batches[i] = is_acco(spec.rule) ? 2 : 1; }
-    spec.settings.steps = is_streaming(row->name) ? 4 : 2;
+    spec.settings.local.steps = is_streaming(row->name) ? 4 : 2;
     spec.layer_count = 2;
     for (size_t l = 0; l <= 2; l++) { spec.layer_begins[l] = l * count / 2; }
     spec.settings.wire = wire;
@@ -373,7 +373,7 @@ static void without_overlap_all_communication_is_exposed(void **state) {
         spec.work_seconds = 4e-3;
         spec.chaos_seconds = 4e-3;
         spec.settings.overlap = false;
-        spec.settings.steps = spec.settings.fragments * 2;
+        spec.settings.local.steps = spec.settings.local.fragments * 2;
         expect_exposed(&spec, 1 - 1e-6, 1);
     }
 }
@@ -391,7 +391,7 @@ static RunSpec slow_spec(const char *rule, double work_seconds) {
     spec.commits = 4;
     spec.work_seconds = work_seconds;
     for (int rank = 0; rank < 2; rank++) { spec.micro_batches[rank] = is_acco(rule) ? 2 : 1; }
-    spec.settings.steps = spec.settings.fragments * 2;
+    spec.settings.local.steps = spec.settings.local.fragments * 2;
     return spec;
 }
 
@@ -563,7 +563,7 @@ static void expect_stop(const BadRow *row, const Poison *poison, WireFormat wire
     set_wire(&spec, wire);
     spec.poison = *poison;
     spec.poison.index = row->index;
-    if (is_streaming(row->rule)) { spec.settings.steps = 4; } // intervals of two steps, sent after one
+    if (is_streaming(row->rule)) { spec.settings.local.steps = 4; } // intervals of two steps, sent after one
     RunResult results[MAX_RANKS];
     if (!run_world(&spec, ranks, results)) { return; }
     snprintf(what, sizeof what, "micro-batch %d: %.250s", (int)row->index, describe(&spec, ranks));

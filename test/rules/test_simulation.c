@@ -48,7 +48,7 @@ static World *world_new(int ranks, int ranks_per_host, double exchange) {
     world->machine.micro_batch = C;
     world->machine.slow_rank = -1;
     world->settings.overlap = true;
-    world->settings.fragments = 1;
+    world->settings.local.fragments = 1;
     world->settings.micro_batches = 4;
     world->split = 0.5;
     return world;
@@ -58,7 +58,7 @@ static SimulatedCommit world_run(World *world, const char *name) {
     const Rule *rule = rule_find(name);
     world->settings.kind = rule->kind;
     world->settings.replicated = rule->replicated;
-    world->settings.sparse = strcmp(name, "sparse-loco") == 0;
+    world->settings.local.sparse = strcmp(name, "sparse-loco") == 0;
     world->settings.round_a = acco_round_a(world->split, world->settings.micro_batches);
     scheduler_reserve(&world->scheduler, &world->arena, &world->settings, &world->problem, &world->transport);
     simulation_open(&world->simulation, &world->scheduler, &world->machine);
@@ -127,20 +127,20 @@ static void local_rules_take_their_closed_form(void **state) {
         double step = 4 * C, R = RATIOS[i] * step * H;
         World *world = world_new(4, 1, R);
         double r = records(world);
-        world->settings.steps = H;
+        world->settings.local.steps = H;
         expect(world_run(world, "diloco").seconds, step + (R + r) / H, "diloco", RATIOS[i]);
         expect(world_run(world, "co2").seconds, fmax(step, (R + r) / H), "co2", RATIOS[i]);
-        world->settings.fragments = 1;
+        world->settings.local.fragments = 1;
         for (int tau = 0; tau < H; tau += 5) {
             double bytes = (double)(sparse_blocks(world->problem.parameter_count) * sizeof(SparseBlock));
             double S = 3 * bytes / world->machine.host.bytes_per_second + r;
-            world->settings.delay = tau;
+            world->settings.local.delay = tau;
             expect(world_run(world, "sparse-loco").seconds, step + fmax(S - tau * step, 0) / H, "sparse-loco",
                    RATIOS[i]);
         }
-        world->settings.fragments = P;
+        world->settings.local.fragments = P;
         for (int tau = 0; tau < H / P; tau++) {
-            world->settings.delay = tau;
+            world->settings.local.delay = tau;
             double exposed = fmax(R / P + r - tau * step, 0);
             expect(world_run(world, "streaming-diloco").seconds, step + P * exposed / H, "streaming-diloco",
                    RATIOS[i]);
@@ -204,7 +204,7 @@ static void one_slow_rank_holds_up_who_waits_for_it(void **state) {
     world->machine.slow_rank = 2;
     world->machine.slow_seconds = 3 * C;
     expect(world_run(world, "dpu").seconds, 4 * 4 * C, "dpu", 1);
-    world->settings.steps = 5;
+    world->settings.local.steps = 5;
     expect(world_run(world, "diloco").seconds, 4 * 4 * C + (C + records(world)) / 5, "diloco", 1);
     world_free(world);
 }
@@ -265,7 +265,7 @@ static void bytes_leave_a_host_once(void **state) {
         World *world = world_new(cases[i].ranks, cases[i].each, C);
         world->transport.two_level = cases[i].two_level;
         world->settings.wire = world->settings.estimate_wire = cases[i].wire;
-        world->settings.steps = 1;
+        world->settings.local.steps = 1;
         double hosts = cases[i].ranks / cases[i].each;
         double bytes = (double)wire_bytes(cases[i].wire, world->problem.parameter_count);
         expect(world_run(world, cases[i].rule).bytes_outside, cases[i].vectors * (hosts - 1) / hosts * bytes,
@@ -302,7 +302,7 @@ static void sparse_blocks_leave_a_host_once_for_each_other_host(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         World *world = world_new(cases[i].ranks, cases[i].each, C);
         world->transport.two_level = cases[i].two_level;
-        world->settings.steps = 1;
+        world->settings.local.steps = 1;
         expect(world_run(world, "sparse-loco").bytes_outside,
                cases[i].sent * (double)(sparse_blocks(world->problem.parameter_count) * sizeof(SparseBlock)),
                "sparse-loco", cases[i].each);
@@ -351,7 +351,7 @@ static void nothing_gets_slower_on_better_machines(void **state) {
         double before = INFINITY;
         for (int i = 0; i < 20; i++) {
             World *world = world_new(8, 2, C);
-            world->settings.steps = 6;
+            world->settings.local.steps = 6;
             world->settings.bucket_bytes = 1 << 16;
             world->machine.host.bytes_per_second = 1e5 * pow(2, i);
             world->machine.host.latency = 1e-4;

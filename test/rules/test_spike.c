@@ -223,7 +223,7 @@ static void a_good_step_renews_the_patience(void **state) {
         bool local = is_local(spec.rule);
         spec.micro_batch = patient_micro_batch;
         spec.settings.on_spike = SPIKE_SKIP;
-        spec.settings.steps = is_streaming(spec.rule) ? 4 : 2;
+        spec.settings.local.steps = is_streaming(spec.rule) ? 4 : 2;
         spec.commits = local ? 20 : 40;
         spec.finish = local; // so that all steps are exchanged
         spec.blind = true;

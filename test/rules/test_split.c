@@ -114,7 +114,7 @@ static Case *case_new(int size, const RankSpeed *ranks) {
     transport_open_supposed(&one->transport, size, 1);
     one->settings.kind = RULE_OVERLAPPED;
     one->settings.overlap = true;
-    one->settings.fragments = 1;
+    one->settings.local.fragments = 1;
     one->settings.wire = one->settings.estimate_wire = WIRE_FP32;
     one->problem.parameter_count = 3000;
     one->machine.host.bytes_per_second = one->machine.inside.bytes_per_second = INFINITY;
@@ -316,7 +316,7 @@ static void measure_rank(Transport *transport, void *context) {
         if (hash_state(s) != before) { measured->has_changed_the_state = true; }
     }
     transport->link_bytes_per_second = 0;
-    for (int commit = 0; commit < 3 && measured->slow_seconds == 0; commit++) { bench->rule->commit(s); }
+    for (int commit = 0; commit < 3 && measured->slow_seconds == 0; commit++) { bench->rule->advance(s); }
     scheduler_settle(s);
     measured->hashes[rank] = hash_state(s);
     bench_close(bench);

@@ -51,7 +51,7 @@ static StepRange step_range(const Call *call, double *partials) {
         .moments = call->of->moments,
         .key = {0x12345678, 0x9abcdef0},
         .step = {0.9f, 0.1f, 0.95f, 0.05f, 0.271f, 0.142625f, 1e-8f, 1e-3f, 0.9999f, 3.0f, 0.7f},
-        .commit = call->of->variant == 1,
+        .keeps = call->of->variant == 1,
         .direction = call->reals[0],
         .partials = partials,
         .precision = call->of->precision};

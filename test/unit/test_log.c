@@ -270,7 +270,7 @@ static void test_report_and_validation(void **state) {
     report.perfect_loss = -NAN;
     report.mfu = NAN;
     report_log(reports, &report);
-    scheduler.optimizer.commits = 130;
+    scheduler.optimizer.steps = 130;
     reports->scheduler = &scheduler;
     reports->validation = 1.3;
     reports->perfect_validation = NAN;

@@ -151,7 +151,7 @@ static OptimizerStep bench_step(const Bench *bench, bool commit) {
                           .divisor = 1,
                           .scale = 1,
                           .learning_rate = 0.01,
-                          .commit = commit};
+                          .keeps = commit};
     return step;
 }
 
@@ -161,7 +161,7 @@ static void bench_run(Bench *bench, int steps, double size, bool commit) {
     OptimizerStep step = bench_step(bench, commit);
     for (int n = 0; n < steps; n++) {
         for (size_t i = 0; i < padded; i++) {
-            Random random = {random_hash((uint64_t)bench->optimizer.commits, i)};
+            Random random = {random_hash((uint64_t)bench->optimizer.steps, i)};
             bench->gradient[i] = (float)(size * random_normal(&random));
         }
         optimizer_step(&bench->optimizer, &bench->stream, &step);

@@ -48,7 +48,7 @@ static void bench_close(Bench *bench) {
 
 static void bench_step(Bench *bench, const float *gradient, double rate, float *out, bool commit) {
     OptimizerStep step = {
-        .gradient = gradient, .out = out, .divisor = 1, .scale = 1, .learning_rate = rate, .commit = commit};
+        .gradient = gradient, .out = out, .divisor = 1, .scale = 1, .learning_rate = rate, .keeps = commit};
     optimizer_step(&bench->optimizer, &bench->stream, &step);
 }
 
@@ -71,7 +71,7 @@ static void expect_torch(const Tensors *tensors, int rows, int columns) {
         bench_step(&bench, gradient, rates[step], estimate, false);
         assert_memory_equal(before, bench.optimizer.master, bytes);
         assert_memory_equal(before + count, bench.optimizer.first_moment, bytes);
-        assert_int_equal(bench.optimizer.commits, step);
+        assert_int_equal(bench.optimizer.steps, step);
         bench_step(&bench, gradient, rates[step], NULL, true);
         assert_memory_equal(estimate, bench.optimizer.master, bytes);
         bench_step(&bench, gradient, 0, gradient, false); // an estimate may replace its gradient

@@ -103,7 +103,7 @@ static void bench_step(Bench *bench, OptimizerStep step, float *out, bool commit
     step.gradient = bench->gradient;
     step.out = out;
     step.casts = (Real *)(void *)casts;
-    step.commit = commit;
+    step.keeps = commit;
     optimizer_step(&bench->optimizer, &bench->stream, &step);
     for (size_t i = 0; i < bench->count; i++) {
         size_t flat = bench_flat(bench, i);
@@ -166,11 +166,11 @@ static void expect_steps(const OptimizerSettings *settings, const Layout *layout
         bench_step(&bench, STEPS_ASKED_FOR[step], bench.estimate, false);
         copy_state(&bench, after);
         assert_memory_equal(before, after, 3 * bench.count * sizeof(float));
-        assert_true(bench.optimizer.commits == step);
+        assert_true(bench.optimizer.steps == step);
         oracle_step(&bench, step + 1, &STEPS_ASKED_FOR[step]);
         bench_step(&bench, STEPS_ASKED_FOR[step], bench.out, true);
         assert_memory_equal(bench.estimate, bench.out, bench.padded * sizeof(float));
-        assert_true(bench.optimizer.commits == step + 1);
+        assert_true(bench.optimizer.steps == step + 1);
         expect_state(&bench, 1e-6);
     }
     expect_marks(&bench, bench.out);
@@ -333,7 +333,7 @@ static void a_slow_second_moment_keeps_its_precision(void **state) {
     settings.beta2 = 0.99999;
     settings.epsilon = 1e-8;
     Layout layout = optimizer_whole(230);
-    OptimizerStep asked = {.divisor = 1, .scale = 1, .learning_rate = 0.01, .commit = true};
+    OptimizerStep asked = {.divisor = 1, .scale = 1, .learning_rate = 0.01, .keeps = true};
     Bench bench;
     bench_open(&bench, &settings, &layout, 0);
     // Parameters start at 0, so that they become the sum of the steps.

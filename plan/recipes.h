@@ -1,0 +1,44 @@
+// recipes.h: the ways to run each rule, and how many tokens they were measured to need.
+//
+// A plan weighs a rule's speed against them (forecast.h). The numbers are from
+// dev/results/tokens-to-a-loss-2026-11-25.md: two workers, small models.
+#pragma once
+
+#include "rules.h"
+
+// How many times the tokens of plain data-parallel training with the same --inner a rule needs
+// for the same loss: the lowest and the highest ratio. A local rule's excess over 1 grows with
+// the number of workers, as each has a smaller share of the batch (measured up to 8). Runs were
+// cut off at twice the tokens; TOKENS_UNKNOWN marks those that had not reached the loss.
+#define TOKENS_UNKNOWN 3.0
+
+typedef struct TokensNeeded {
+    double least, most;
+} TokensNeeded;
+
+typedef struct Recipe {
+    const Rule *rule;
+    const char *options; // "--name value ..."; "": the rule's defaults, or whatever the user says
+    TokensNeeded with_adamw, with_muon;
+} Recipe;
+
+// In the order of RULES, a rule's defaults first.
+static const Recipe RECIPES[] = {
+    {&ddp_rule, "", {1, 1}, {1, 1}},
+    {&zero1_rule, "", {1, 1}, {1, 1}},
+    {&dpu_rule, "", {2, TOKENS_UNKNOWN}, {1.33, TOKENS_UNKNOWN}},
+    {&acco_wp_rule, "", {1.72, TOKENS_UNKNOWN}, {1.1, TOKENS_UNKNOWN}},
+    {&acco_rule, "", {1.03, 1.07}, {1.02, 1.05}},
+    {&acco_rule, "--estimate-wire int8", {1.02, 1.04}, {1, 1.05}},
+    {&acco_rule, "--estimate-wire int4 --sequential warmup", {1.01, 1.06}, {0.99, 1.03}},
+    {&co2_rule, "", {2, TOKENS_UNKNOWN}, {1.42, 1.75}},
+    {&diloco_rule, "", {1.18, 1.69}, {1.16, 1.30}},
+    {&diloco_rule, "--diloco-H 4", {1.18, 1.69}, {1.12, 1.14}},
+    {&streaming_diloco_rule, "", {1.04, 1.30}, {1.15, 1.55}},
+    {&streaming_diloco_rule, "--wire e3m0", {1.06, 1.28}, {1.15, 1.64}},
+    {&sparse_loco_rule, "", {1.42, 1.49}, {1.29, 1.33}},
+    {&sparse_loco_rule, "--sparse-H 1", {1.12, 1.21}, {1.11, 1.14}},
+    {&sparse_loco_rule, "--sparse-H 8", {1.71, 1.71}, {1.73, 1.73}},
+};
+
+enum { RECIPE_COUNT = sizeof RECIPES / sizeof RECIPES[0] };

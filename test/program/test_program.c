@@ -864,20 +864,23 @@ static void check_report_event(json_t *event, int64_t commit, int grads_per_comm
                 log_number(event, "loss") < 7);
 }
 
-// progress.tsv: a heading and one row for each report and each validation, 21 cells each.
-// run.tsv: how the run began and ended.
-static void check_tables(const Stage *stage, const char *out, int rows) {
+// progress.tsv: a heading and one row for each report and each validation, 21 cells each. run.tsv:
+// how the run began and ended. Scripts read both by the names in them.
+static void check_tables(const Stage *stage, const char *out, int reports, int validations) {
     char path[STAGE_PATH_SIZE], name[128];
     snprintf(name, sizeof name, "%s/progress.tsv", out);
     char *text = file_read(stage_path(stage, name, path));
     assert_non_null(text);
-    assert_int_equal(text_lines(text), rows + 1);
-    assert_int_equal(text_count(text, "\t"), 20 * (rows + 1));
+    assert_int_equal(text_lines(text), reports + validations + 1);
+    assert_int_equal(text_count(text, "\t"), 20 * (reports + validations + 1));
     free(text);
-    shell(stage,
-          "[ $(sed -n 's/^start.options.report-every\t//p; s/^end.reason\t//p' %s/run.tsv | tr -d '\n') = "
-          "4done ]",
-          out);
+    shell(
+        stage,
+        ". '%s/scripts/common' && [ $(fact %s end.reason)$(fact %s start.options.report-every) = done4 ] && "
+        "[ $(column %s commit loss steps | grep -c '^[48]\t[0-9.]*\t4$') = 2 ] && "
+        "[ $(column %s commit steps | wc -l) = %d ] && "
+        "[ $(column %s perfect_loss validation_loss | wc -l) = %d ] && ! column %s colour 2> none",
+        stage->root, out, out, out, out, reports, out, validations, out);
 }
 
 static void check_log(Stage *stage, int ranks, const char *options, int grads_per_commit) {
@@ -906,7 +909,7 @@ static void check_log(Stage *stage, int ranks, const char *options, int grads_pe
     assert_int_equal(log_number(event, "commit"), commits);
     assert_int_equal(log_number(event, "tokens"), commits * grads_per_commit * MICRO_BATCH * T);
     assert_true(log_number(event, "seconds") > 0 && log_number(event, "tokens_per_second") > 0);
-    check_tables(stage, training.out, reports + validations);
+    check_tables(stage, training.out, reports, validations);
     json_decref(events);
 }
 

@@ -201,11 +201,7 @@ function human(x,    unit) {
     return sprintf(x < 9.995 ? "%.2f" : x < 99.95 ? "%.1f" : "%.0f", x) substr(" kMGT", unit, 1)
 }
 
-function duration(s) {
-    if (s == "") { return "" }
-    s = int(s + 0.5)
-    return sprintf("%d:%02d:%02d", s / 3600, s / 60 % 60, s % 60)
-}
+function duration(s) { s = int(s + 0.5); return sprintf("%d:%02d:%02d", s / 3600, s / 60 % 60, s % 60) }
 
 function print_row(    more) {
     more = resumed > 0 ? "resumed: " resumed : ""
@@ -213,7 +209,7 @@ function print_row(    more) {
     print "<tr><th scope=\"row\">" badge(run) "</th>\n" \
         td(asked("optimizer"), asked("wire") (asked("link-mbit") + 0 > 0 ? ", " asked("link-mbit") + 0 " Mbit/s" : "")) \
         td(fact["start.ranks"], fact["start.ranks.0.device"]) td(human(fact["start.parameters"]), fact["start.model"]) \
-        td(human(fact["tokens"]), known("%d commits", fact["commits"])) td(duration(fact["seconds"])) \
+        td(human(fact["tokens"]), known("%d commits", fact["commits"])) td(fact["seconds"] == "" ? "" : duration(fact["seconds"])) \
         td(fact["seconds"] + 0 > 0 ? human(fact["tokens"] / fact["seconds"]) : "") td(known("%.4f", fact["loss"])) \
         td(known("%.4f", fact["held"]), known("best possible %.4f", fact["best"])) \
         td(known("%.1f %%", whole > 0 ? 100 * waited / whole : "")) \
@@ -243,15 +239,14 @@ function log_ticks(span,    i, m, k, ten, text) {
 
 function x_axis(axis,    top, label, unit) {
     top = most[axis] + 0 > 0 ? most[axis] : 1
-    label = "tokens"; unit = 1
-    if (axis == "time") { label = top > 86400 * 3 ? "days" : top > 3600 * 3 ? "hours" : top > 60 * 5 ? "minutes" : "seconds" }
-    if (label == "minutes") { unit = 60 } else if (label == "hours") { unit = 3600 } else if (label == "days") { unit = 86400 }
+    label = axis != "time" ? "tokens" : top > 86400 * 3 ? "days" : top > 3600 * 3 ? "hours" : top > 60 * 5 ? "minutes" : "seconds"
+    unit = label == "minutes" ? 60 : label == "hours" ? 3600 : label == "days" ? 86400 : 1
     if (axis != "time") { print "set xtics (" ticks(top) ")" > commands }
     print "x(seconds) = seconds / " unit ".; set xlabel '" label "'; set xrange [0:x(" top ")]" > commands
 }
 
-# kind: fit, the range of the data, or zero, from 0. least, top: "" where nothing is known.
-function y_axis(kind, least, top,    span) {
+# kind: fit, the range of the data, or zero, from 0. top is "" where nothing is known.
+function y_axis(kind,    span) {
     if (top == "") {
         print "set label 'nothing is known yet' at graph 0.5, graph 0.5 center; set yrange [0:1]; unset ytics" > commands
     } else if (kind == "zero") {
@@ -282,8 +277,15 @@ function entry(i, c, style) {
     print escaped(shown[i]) > titles
 }
 
+# Widens the y axis of a panel, from least to top, to this curve of all runs.
+function include(c) {
+    if (!(c in low)) { return }
+    if (least == "" || low[c] < least) { least = low[c] }
+    if (top == "" || high[c] > top) { top = high[c] }
+}
+
 # x: tokens, time, or end (tokens, also those to come). thin, thick, dashed: curves.
-function panel(id, heading, x, kind, label, thin, thick, dashed, text,    i, names, far, least, top) {
+function panel(id, heading, x, kind, label, thin, thick, dashed, text,    far) {
     titles = to "/" id ".titles"
     printf "" > titles
     if (terminal == "") {
@@ -292,20 +294,14 @@ function panel(id, heading, x, kind, label, thin, thick, dashed, text,    i, nam
         print "reset; set origin " panels % 2 " * 0.5, (2 - " int(panels / 2) ") * 340. / " height "; set size 0.5, 340. / " height "\nset title '" heading "'" > commands
     }
     panels++
-    split(thin " " thick, names, " ")
-    for (i in names) {
-        if (!(names[i] in high)) { continue }
-        if (least == "" || low[names[i]] < least) { least = low[names[i]] }
-        if (top == "" || high[names[i]] > top) { top = high[names[i]] }
-    }
+    least = top = ""
+    include(thin); include(thick)
     # A best loss that is below half of all others is written, not drawn.
-    if (dashed != "" && (dashed in low)) {
-        if (top != "" && low[dashed] < least / 2) { far = sprintf("%.6g", low[dashed]); dashed = "" }
-        else { if (top == "" || high[dashed] > top) { top = high[dashed] } if (least == "" || low[dashed] < least) { least = low[dashed] } }
-    }
+    if (top != "" && (dashed in low) && low[dashed] < least / 2) { far = sprintf("%.6g", low[dashed]); dashed = "" }
+    include(dashed)
     print "unset key\nset border 3 linewidth 0.7\nset tics nomirror scale 0.4\nset grid linewidth 0.5 linecolor rgb '#7a8594' dashtype 3\nset rmargin 2.5\nset ylabel '" label "'" > commands
     x_axis(x)
-    y_axis(kind, least, top)
+    y_axis(kind)
     if (far != "") { print "set label 'the best possible, " far ", is far below' at graph 0.98, graph 0.94 right" > commands }
     plots = ""
     curves("dashed", dashed); curves("thin", thin); curves("thick", thick)

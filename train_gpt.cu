@@ -306,11 +306,10 @@ static int finish_run(Run *run, bool saved) {
         reports_close(&run->reports);
         long long lines = (long long)run->reports.lost_lines;
         if (lines > 0) {
-            fprintf(
-                stderr,
-                "train_gpt: %lld line%s of the log or of progress.tsv could not be written: the reason is "
-                "printed above\n",
-                lines, plural(lines));
+            fprintf(stderr,
+                    "train_gpt: %lld line%s of the log or of its tables could not be written: the reason is "
+                    "printed above\n",
+                    lines, plural(lines));
         }
         if (!saved) {
             fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");

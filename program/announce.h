@@ -296,7 +296,8 @@ static inline void announce_run(Run *run, const Hello *hellos) {
     reports->data = &run->data;
     reports->validation_data = validation_loader(run);
     reports->validation = NAN;
-    reports->log.patient = reports->curves.patient = true; // until now a full disk is an error
+    // Until now a full disk is an error.
+    reports->log.patient = reports->curves.patient = reports->facts.patient = true;
     if (!run_is_main(run)) { return; }
     print_start(run, hellos);
     // The event "start" has all that is needed to repeat the run.

@@ -1,11 +1,20 @@
-// report.h: what a run tells while it trains, in three places:
+// report.h: what a run tells while it trains, in four places:
 //
 //   the terminal             for people: an aligned line per report
 //   DIRECTORY/log.jsonl      for programs: one JSON object per line with an "event": start,
 //                            report, validation, checkpoint, spike, end, ...
-//   DIRECTORY/progress.tsv   for gnuplot and spreadsheets: a row per report and validation
+//   DIRECTORY/progress.tsv   for gnuplot, spreadsheets and scripts: a row per report and validation
+//   DIRECTORY/run.tsv        for scripts: the members of all other events, each on a line
 //
-// One table, REPORT_FIELDS, says what a report holds and how each of the three shows it.
+// One table, REPORT_FIELDS, says what a report holds and how the first three show it. In
+// progress.tsv what is not known is nan: in the row of a validation nearly all, also its steps. Its
+// perfect_loss is that of the held-out text. An empty line stands where a run is resumed or rolled
+// back, because commits may then go back; gnuplot interrupts a curve there.
+//
+// A line of run.tsv is a key, a tab, and the value as in JSON, but text without its quotes. A key
+// is an event and the path in it: start.options.lr, end.reason. An array has its length and its
+// first element: start.ranks, start.ranks.0.device. Of a key that occurs again the last counts.
+//
 // A log that cannot be written does not end the run (runtime/log.h), but the end of the
 // run tells it, by a message and its exit code. Rank 0 only.
 #pragma once
@@ -43,8 +52,8 @@ typedef struct Report {
 typedef struct ReportField {
     size_t offset;       // in Report
     bool whole;          // a whole number
-    const char *key;     // in log.jsonl; NULL: not there
-    const char *column;  // of progress.tsv; NULL: not there
+    const char *key;     // in log.jsonl, and column of progress.tsv
+    bool first;          // comes before the others in progress.tsv
     const char *heading; // on the terminal, as wide as what stands below it; NULL: not there
     const char *format;  // on the terminal; NULL: `human`
     const char *(*human)(double value, char text[NUMBER_TEXT_SIZE]);
@@ -60,28 +69,28 @@ typedef struct ReportField {
 #define AS_TIME NULL, human_milliseconds
 #define NOWHERE NULL, NULL, NULL, NULL
 static const ReportField REPORT_FIELDS[] = {
-    // in Report         whole  log.jsonl            progress.tsv         terminal
-    {AT(commit),               1, "commit",            "commit",            "commit",  AS("%.0f"), "nan", 0},
-    {AT(gradients),            1, "grads",             NULL,                NOWHERE, 0},
-    {AT(tokens),               1, "tokens",            "tokens",            "tokens",  AS_COUNT, "-", 0},
-    {AT(seconds),              0, "seconds",           "seconds",           NOWHERE, 0},
-    {AT(loss),                 0, "loss",              "loss",              "   loss", AS("%.4f"), "-", 0},
-    {AT(perfect_loss),         0, "perfect_loss",      NULL,                "perfect", AS("%.4f"), "-", 0},
-    {AT(validation_loss),      0, NULL,                "validation_loss",   NOWHERE, 0},
-    {AT(learning_rate),        0, "lr",                "learning_rate",     "     lr", AS("%.1e"), "nan", 0},
-    {AT(gradient_norm),        0, "grad_norm",         "gradient_norm",     "  norm",  AS("%.3g"), "nan", 0},
-    {AT(tokens_per_second),    0, "tokens_per_second", "tokens_per_second", "tok/s",   AS_COUNT, "-", 0},
-    {AT(compute_ms),           0, "compute_ms",        NULL,                "compute", AS_TIME, "nan", 0},
-    {AT(communication_ms),     0, "communication_ms",  NULL,                "  comm",  AS_TIME, "nan", 0},
-    {AT(exposed_ms),           0, "exposed_ms",        NULL,                "exposed", AS_TIME, "nan", 0},
-    {AT(steps),                1, "steps",             NULL,                NOWHERE, 0},
-    {AT(micro_batch_ms),       0, "micro_batch_ms",    NULL,                NOWHERE, 1},
-    {AT(micro_batch_cpu_ms),   0, "micro_batch_cpu_ms", NULL,               NOWHERE, 1},
-    {AT(gradients_per_commit), 0, "grads_per_commit",  NULL,                "grads",   AS("%.4g"), "nan", 0},
-    {AT(bytes_sent),           1, "bytes_sent",        NULL,                NOWHERE, 0},
-    {AT(bytes_sent_outside),   1, "bytes_sent_outside", NULL,               NOWHERE, 0},
-    {AT(model_tflops),         0, "model_tflops",      NULL,                NOWHERE, 0},
-    {AT(mfu),                  0, "mfu",               NULL,                NOWHERE, 1},
+    // in Report         whole  key                first  terminal
+    {AT(commit),               1, "commit",             1, "commit",  AS("%.0f"), "nan", 0},
+    {AT(gradients),            1, "grads",              0, NOWHERE, 0},
+    {AT(tokens),               1, "tokens",             1, "tokens",  AS_COUNT, "-", 0},
+    {AT(seconds),              0, "seconds",            1, NOWHERE, 0},
+    {AT(loss),                 0, "loss",               1, "   loss", AS("%.4f"), "-", 0},
+    {AT(perfect_loss),         0, "perfect_loss",       0, "perfect", AS("%.4f"), "-", 0},
+    {AT(validation_loss),      0, "validation_loss",    1, NOWHERE, 1},
+    {AT(learning_rate),        0, "lr",                 1, "     lr", AS("%.1e"), "nan", 0},
+    {AT(gradient_norm),        0, "grad_norm",          1, "  norm",  AS("%.3g"), "nan", 0},
+    {AT(tokens_per_second),    0, "tokens_per_second",  1, "tok/s",   AS_COUNT, "-", 0},
+    {AT(compute_ms),           0, "compute_ms",         0, "compute", AS_TIME, "nan", 0},
+    {AT(communication_ms),     0, "communication_ms",   0, "  comm",  AS_TIME, "nan", 0},
+    {AT(exposed_ms),           0, "exposed_ms",         0, "exposed", AS_TIME, "nan", 0},
+    {AT(steps),                1, "steps",              0, NOWHERE, 0},
+    {AT(micro_batch_ms),       0, "micro_batch_ms",     0, NOWHERE, 1},
+    {AT(micro_batch_cpu_ms),   0, "micro_batch_cpu_ms", 0, NOWHERE, 1},
+    {AT(gradients_per_commit), 0, "grads_per_commit",   0, "grads",   AS("%.4g"), "nan", 0},
+    {AT(bytes_sent),           1, "bytes_sent",         0, NOWHERE, 0},
+    {AT(bytes_sent_outside),   1, "bytes_sent_outside", 0, NOWHERE, 0},
+    {AT(model_tflops),         0, "model_tflops",       0, NOWHERE, 0},
+    {AT(mfu),                  0, "mfu",                0, NOWHERE, 1},
 };
 #undef NOWHERE
 #undef AS_TIME
@@ -117,7 +126,7 @@ typedef struct ReportWindow {
 } ReportWindow;
 
 typedef struct Reports {
-    Log log, curves; // log.jsonl, progress.tsv
+    Log log, curves, facts; // log.jsonl, progress.tsv, run.tsv
     Terminal *terminal;
     // Facts about the run, known when it starts.
     const Scheduler *scheduler;
@@ -140,32 +149,68 @@ typedef struct Reports {
     double source_validation[DATA_SOURCES_MOST];
     int lines;          // reports that the terminal has shown
     bool is_unwritten;  // stdout cannot be written any more
-    int64_t lost_lines; // of log and curves, which could not be written
+    int64_t lost_lines; // of the three, which could not be written
 } Reports;
 
 // Appends a row to progress.tsv; report NULL: the heading.
 static inline bool curves_append(Log *curves, const Report *report, Error *error) {
     char line[REPORT_FIELD_COUNT * NUMBER_TEXT_SIZE] = "";
-    for (int i = 0; i < REPORT_FIELD_COUNT; i++) {
-        const ReportField *field = &REPORT_FIELDS[i];
-        if (field->column == NULL) { continue; }
+    for (int i = 0; i < 2 * REPORT_FIELD_COUNT; i++) {
+        const ReportField *field = &REPORT_FIELDS[i % REPORT_FIELD_COUNT];
+        if (field->first != (i < REPORT_FIELD_COUNT)) { continue; }
         char cell[NUMBER_TEXT_SIZE] = "nan"; // printf may write -nan; gnuplot leaves a gap for nan
         double value = report != NULL ? report_value(report, field) : NAN;
         if (isfinite(value)) { snprintf(cell, sizeof cell, field->whole ? "%.0f" : "%.9g", value); }
-        text_join(line, sizeof line, "\t", "%s", report != NULL ? cell : field->column);
+        text_join(line, sizeof line, "\t", "%s", report != NULL ? cell : field->key);
     }
     strcat(line, "\n");
     return log_append(curves, line, strlen(line), error);
 }
 
-// Opens both files for appending; a new progress.tsv gets its heading.
+// Prints the members of a JSON value as lines of run.tsv.
+static inline void facts_print(FILE *file, const char *path, json_t *value) {
+    char longer[256];
+    const char *key;
+    json_t *member;
+    json_object_foreach(value, key, member) {
+        snprintf(longer, sizeof longer, "%s.%s", path, key);
+        facts_print(file, longer, member);
+    }
+    if (json_is_array(value)) {
+        snprintf(longer, sizeof longer, "%s.0", path);
+        fprintf(file, "%s\t%zu\n", path, json_array_size(value));
+        facts_print(file, longer, json_array_get(value, 0));
+    } else if (value != NULL && !json_is_object(value)) {
+        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(LOG_JSON_DIGITS));
+        int quotes = json_is_string(value);
+        fprintf(file, "%s\t%.*s\n", path, (int)strlen(text) - 2 * quotes, text + quotes);
+        free(text);
+    }
+}
+
+static inline bool facts_append(Log *facts, json_t *event, Error *error) {
+    char *text = NULL;
+    size_t length = 0;
+    FILE *file = open_memstream(&text, &length);
+    facts_print(file, json_string_value(json_object_get(event, "event")), event);
+    fclose(file);
+    bool written = log_append(facts, text, length, error);
+    free(text);
+    return written;
+}
+
+// Opens the files for appending. A new progress.tsv gets its heading. In a run that goes on an
+// empty line interrupts the curves, and ends a line that a crash of the machine has cut off.
 static inline bool reports_open(Reports *reports, const char *directory, Error *error) {
     if (!log_open(&reports->log, directory, "log.jsonl", error) ||
-        !log_open(&reports->curves, directory, "progress.tsv", error)) {
+        !log_open(&reports->curves, directory, "progress.tsv", error) ||
+        !log_open(&reports->facts, directory, "run.tsv", error)) {
         return false;
     }
-    bool is_new = lseek(reports->curves.descriptor, 0, SEEK_END) == 0;
-    return !is_new || curves_append(&reports->curves, NULL, error);
+    if (lseek(reports->curves.descriptor, 0, SEEK_END) == 0) {
+        return curves_append(&reports->curves, NULL, error);
+    }
+    return log_append(&reports->curves, "\n", 1, error) && log_append(&reports->facts, "\n", 1, error);
 }
 
 // Says once that lines are lost.
@@ -179,7 +224,7 @@ static inline void reports_lose(Reports *reports, int64_t lines, const Error *er
 
 // Writes the lines that wait for space. Returns how many still do.
 static inline int64_t reports_flush(Reports *reports, Error *error) {
-    Log *logs[] = {&reports->log, &reports->curves};
+    Log *logs[] = {&reports->log, &reports->curves, &reports->facts};
     int64_t lines = 0;
     for (size_t i = 0; i < sizeof logs / sizeof logs[0]; i++) {
         Log *log = logs[i];
@@ -191,20 +236,22 @@ static inline int64_t reports_flush(Reports *reports, Error *error) {
 
 static inline void reports_close(Reports *reports) {
     Error error = {""};
-    reports->log.patient = reports->curves.patient = false;
+    reports->log.patient = reports->curves.patient = reports->facts.patient = false;
     int64_t lost = reports_flush(reports, &error);
     if (lost > 0) { reports_lose(reports, lost, &error); }
     log_close(&reports->log);
     log_close(&reports->curves);
+    log_close(&reports->facts);
 }
 
-// Appends an event to log.jsonl, and a row to progress.tsv unless it is NULL. Releases the
-// event. If one of the files cannot be written, the other one is.
+// Appends an event to log.jsonl, and its row to progress.tsv or, where that is NULL, its members
+// to run.tsv. Releases the event. If one of the files cannot be written, the other one is.
 static inline void report_write(Reports *reports, json_t *event, const Report *row) {
     Error error = {""}, second = {""};
+    bool listed = row != NULL ? curves_append(&reports->curves, row, &second)
+                              : facts_append(&reports->facts, event, &second);
     bool logged = log_event(&reports->log, event, &error);
-    bool drawn = row == NULL || curves_append(&reports->curves, row, logged ? &error : &second);
-    if (!logged || !drawn) { reports_lose(reports, 1, &error); }
+    if (!logged || !listed) { reports_lose(reports, 1, logged ? &second : &error); }
 }
 
 static inline void report_event(Reports *reports, json_t *event) { report_write(reports, event, NULL); }
@@ -223,7 +270,6 @@ static inline void report_log(Reports *reports, const Report *report) {
     json_t *event = json_pack("{s:s}", "event", "report");
     for (int i = 0; i < REPORT_FIELD_COUNT; i++) {
         const ReportField *field = &REPORT_FIELDS[i];
-        if (field->key == NULL) { continue; }
         double value = report_value(report, field);
         if (field->optional && isnan(value)) { continue; }
         json_object_set_new(event, field->key,
@@ -361,6 +407,7 @@ static inline void report_validation(Reports *reports, int64_t tokens, double se
     row.tokens = (double)tokens;
     row.seconds = seconds;
     row.validation_loss = reports->validation;
+    row.perfect_loss = reports->perfect_validation;
     report_begin_table(reports);
     if (isnan(reports->validation)) {
         printf("%6lld validation without a loss: none of its tokens is predicted", (long long)commit);

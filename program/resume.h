@@ -423,6 +423,8 @@ static inline bool roll_back(Run *run) {
     printf("%6lld back to the checkpoint of %s %lld, rollback %.0f; on with new data\n", (long long)from,
            step_name(run->rule), (long long)commit, rollbacks);
     fflush(stdout);
+    Error error = {""};
+    if (!log_append(&run->reports.curves, "\n", 1, &error)) { reports_lose(&run->reports, 1, &error); }
     report_event(&run->reports,
                  json_pack("{s:s, s:I, s:I, s:o}", "event", "rollback", "from", (json_int_t)from, "commit",
                            (json_int_t)commit, "count", log_real(rollbacks)));

@@ -110,11 +110,8 @@ static inline void fail_spike(Run *run) {
     SpikePolicy policy = s->settings.on_spike;
     char text[SPIKE_TEXT_SIZE], tried[96] = "";
     terminal_clear(&run->terminal);
-    Error error = {""}; // the message below matters more than a log that cannot be written
-    log_event(&run->reports.log,
-              json_pack("{s:s, s:s, s:I}", "event", "end", "reason", "spike", "commit",
-                        (json_int_t)s->optimizer.steps),
-              &error);
+    report_event(&run->reports, json_pack("{s:s, s:s, s:I}", "event", "end", "reason", "spike", "commit",
+                                          (json_int_t)s->optimizer.steps));
     if (policy == SPIKE_SKIP && s->spikes.in_a_row >= SPIKE_PATIENCE) {
         snprintf(tried, sizeof tried, "%d in a row were left out; ", SPIKE_PATIENCE);
     } else if (policy == SPIKE_ROLLBACK && run->saving.rollback_commit < 0) {

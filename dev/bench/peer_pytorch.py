@@ -5,8 +5,8 @@
 
 One step is what train_gpt does in one round of one micro-batch: zero_grad, forward, loss, backward, AdamW, all in float32, or
 with --precision bf16 the forward pass under autocast.
-Prints one JSON line: the median and range of tokens per second over the measured steps, and what was run. `others` is the
-share of the machine that other processes used meanwhile (null where there is no /proc): above about 0.03, measure again,
+Prints lines of a name, a tab and a value: the median and range of tokens per second over the measured steps, and what was run. `others` is the
+share of the machine that other processes used meanwhile (None where there is no /proc): above about 0.03, measure again,
 because threads that wait for each other at every operation lose far more than that share.
 
 A comparison won against a badly set up peer would be worth nothing, so whatever may make it faster without changing what
@@ -15,7 +15,6 @@ it computes is an option: compile mode, loss, optimizer, allocator. Try them on 
 
 import argparse
 import ctypes
-import json
 import os
 import resource
 import statistics
@@ -166,7 +165,7 @@ def describe(arguments, model, seconds, loss, others):
 
 
 def main():
-    """Measures and prints; a mode that does not work here is one JSON line with the reason, and exit 1."""
+    """Measures and prints; a mode that does not work here is a line `error` with the reason, and exit 1."""
     arguments = parse_arguments()
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     if arguments.allocator == "kept":
@@ -181,9 +180,10 @@ def main():
     try:
         result = describe(arguments, model, *measure(arguments, make_step(arguments, model), preset["vocabulary"]))
     except Exception as error:  # whatever stops the compiler is the finding
-        print(json.dumps({"model": arguments.model, "mode": arguments.mode, "error": str(error).strip().split("\n")[0][:300]}))
+        print("error", str(error).strip().split("\n")[0][:300], sep="\t")
         sys.exit(1)
-    print(json.dumps(result))
+    for name, value in result.items():
+        print(name, *(value if isinstance(value, list) else [value]), sep="\t")
 
 
 if __name__ == "__main__":

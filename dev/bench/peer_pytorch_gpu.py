@@ -5,7 +5,7 @@
 
 One step is what train_gpt does in one commit of one micro-batch: forward, loss, backward and AdamW, with bf16 arithmetic and fp32 master
 parameters, gradients and moments (autocast), compiled. Where a micro-batch does not fit it is halved and two are accumulated, so that a
-step always has the same tokens. Prints one JSON line: the tokens per second of each measured step, and what was run.
+step always has the same tokens. Prints lines of a name, a tab and a value: the tokens per second of each measured step, and what was run.
 
 Attention:
     stock      the best that transformers offers for GPT-Neo here: flash_attention_2 if it is installed, sdpa if it exists, else eager
@@ -19,7 +19,6 @@ layers are all global, where is_causal lets it take its quickest.
 import argparse
 import gc
 import importlib.util
-import json
 import statistics
 import sys
 import time
@@ -231,7 +230,7 @@ def describe(arguments, seconds, loss, attention, parts):
 
 
 def main():
-    """Measures and prints; what does not work here is one JSON line with the reason, and exit 1."""
+    """Measures and prints; what does not work here is a line `error` with the reason, and exit 1."""
     arguments = parse_arguments()
     import torch
 
@@ -239,10 +238,10 @@ def main():
     try:
         result = describe(arguments, *measure_what_fits(arguments))
     except Exception as error:  # whatever stops it is the finding
-        print(json.dumps({"model": arguments.model, "attention": arguments.attention,
-                          "error": (str(error).strip() or repr(error)).split("\n")[0][:300]}))
+        print("error", (str(error).strip() or repr(error)).split("\n")[0][:300], sep="\t")
         sys.exit(1)
-    print(json.dumps(result))
+    for name, value in result.items():
+        print(name, *(value if isinstance(value, list) else [value]), sep="\t")
 
 
 if __name__ == "__main__":

@@ -210,12 +210,7 @@ static void a_job_uses_its_gpus_or_ends(void **state) {
 static Outcome end_at(Stage *stage, int commit, int code, int exit_code, bool requeued) {
     char report[128] = ":", what[64];
     snprintf(what, sizeof what, "commit %d, code %d", commit, code);
-    if (commit >= 0) {
-        snprintf(report, sizeof report,
-                 "echo '{\"event\":\"report\",\"commit\":%d,\"grads\":8}' >> "
-                 "runs/slurm-7/log.jsonl",
-                 commit);
-    }
+    if (commit >= 0) { snprintf(report, sizeof report, "echo %d >> runs/slurm-7/progress.tsv", commit); }
     shell(stage, "printf '#!/bin/sh\necho scontrol \"$@\"\n' > bin/scontrol && chmod +x bin/scontrol");
     stage_write(stage, "ranks", report);
     Outcome outcome = submit(stage, "CUDA       none", "", code, "--model tiny");
@@ -254,7 +249,7 @@ static void a_job_that_saves_nothing_is_not_begun_again(void **state) {
     Stage *stage = stage_of(state);
     shell(stage, "rm -rf runs");
     end_at(stage, 20, 4, 4, false);
-    shell(stage, "printf '{\"save-every\": \"never\"}' > runs/slurm-7/config.json");
+    shell(stage, "printf 'start.options.save-every\\tnever\\n' > runs/slurm-7/run.tsv");
     Outcome outcome = end_at(stage, 30, 137, 4, false);
     text_check(outcome.output, "--save-every never has left nothing", "a death of a run that saves nothing");
 }

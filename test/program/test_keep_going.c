@@ -106,7 +106,7 @@ static void write_launcher(void) {
 // one commit farther than the time before.
 static void write_dying_program(void) {
     write_script("die", "#!/bin/sh\n"
-                        "mkdir -p c; echo '{\"event\":\"report\",\"commit\":5,\"grads\":4}' >> c/log.jsonl\n"
+                        "mkdir -p c; echo 5 >> c/progress.tsv\n"
                         "[ -e moves ] || exit 3\n"
                         "count=$(cat moves)\n"
                         "echo $((count + 1)) > moves\n"
@@ -129,15 +129,15 @@ static void three_deaths_at_one_commit_are_the_end(void **state) {
     assert_int_equal(count_of(outcome.output, "the job died"), 3);
 }
 
-// A job that dies while it starts has not died where the one before it did, which the log
-// ends with.
+// A job that dies while it starts has not died where the one before it did, which the tables
+// end with.
 static void deaths_at_the_start_are_not_those_before(void **state) {
     (void)state;
     write_launcher();
     write_script("die", "#!/bin/sh\n"
                         "mkdir -p f\n"
-                        "if [ -e f/log.jsonl ]; then exit 1; fi\n"
-                        "echo '{\"event\":\"report\",\"commit\":7}' > f/log.jsonl\n"
+                        "if [ -e f/run.tsv ]; then exit 1; fi\n"
+                        "printf 'checkpoint.commit\\t7\\n' > f/run.tsv\n"
                         "exit 3\n");
     set_commands("./launch", "./die", "true");
     Outcome outcome = keep_going("two -- --out f", 3);
@@ -224,7 +224,8 @@ static void a_stop_before_the_job_begins_is_heard(void **state) {
 static void what_saves_nothing_is_not_begun_again(void **state) {
     (void)state;
     write_launcher();
-    write_script("die", "#!/bin/sh\nmkdir -p h; echo '\"save-every\": \"never\"' > h/config.json; exit 3\n");
+    write_script("die",
+                 "#!/bin/sh\nmkdir -p h; printf 'start.options.save-every\\tnever\\n' > h/run.tsv; exit 3\n");
     set_commands("./launch", "./die", "true");
     Outcome outcome = keep_going("two -- --out h", 4);
     assert_int_equal(count_of(outcome.output, "asked for 4 ranks"), 1);

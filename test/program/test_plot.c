@@ -1,83 +1,109 @@
-// test_plot.c: scripts/plot on logs that this test writes: the page, the pictures, and
+// test_plot.c: scripts/plot on tables that this test writes: the page, the pictures, and
 // the messages about mistakes.
 //
 // Two runs: one that went well, in a directory whose name HTML must escape; and one with
-// nulls, resumed from an earlier commit, whose last line is still being written. Tests
-// that draw need gnuplot and are skipped where there is none.
+// unknown values, resumed from an earlier commit, whose last line is still being written. Columns
+// are not in the program's order, because they are found by name. Tests that draw need gnuplot
+// and are skipped where there is none.
 #include "test/program/program.h"
 
 static Stage stage;
 static bool has_gnuplot;
 
-static const char *const start_format =
-    "{\"event\":\"start\",\"version\":\"0.1.0\",\"transport\":\"MPI\",\"parameters\":857344,\"bucket_bytes\":"
-    "0,"
-    "\"ranks\":[{\"host\":\"a\",\"pid\":1,\"threads\":1,\"device\":\"CPU\"},"
-    "{\"host\":\"b\",\"pid\":2,\"threads\":1,\"device\":\"CPU\"}],"
-    "\"memory\":{\"optimizer\":5},\"options\":{\"optimizer\":\"%s\",\"wire\":\"int8\","
-    "\"model\":\"my/tiny/config.json\",\"from\":\"\",\"ranks\":1,"
-    "\"link-mbit\":500.0}}\n";
+static const char *const start_format = "start.event\tstart\nstart.parameters\t857344\nstart."
+                                        "model\ttiny\nstart.ranks\t2\nstart.ranks.0.device\tCPU\n"
+                                        "start.measured\t\nstart.options.optimizer\t%s\nstart.options."
+                                        "wire\tint8\nstart.options.link-mbit\t500.0\n";
+
+static const char *const heading =
+    "seconds\tcommit\ttokens\tgrads\tloss\tperfect_loss\tvalidation_loss\tlr\tgrad_norm\ttokens_per_second\t"
+    "communication_ms\texposed_ms\tsteps\tgrads_per_commit\tmfu\n";
 
 // 1000 tokens in 4 gradients of each commit, 100 ms, of which 30 were spent waiting.
-static const char *const report_format = "{\"event\":\"report\",\"commit\":%d,\"grads\":%d,\"tokens\":%d,"
-                                         "\"loss\":%s,\"lr\":0.002,\"grad_norm\":1.5,"
-                                         "\"tokens_per_second\":10000.0,\"compute_ms\":70.0,\"communication_"
-                                         "ms\":60.0,\"exposed_ms\":30.0,\"grads_per_commit\":4.0,"
-                                         "\"bytes_sent\":1,\"seconds\":%g,\"perfect_loss\":%s}\n";
+static const char *const report_format =
+    "%g\t%d\t%d\t%d\t%s\t%s\tnan\t0.002\t1.5\t10000\t60\t30\t1\t4\tnan\n";
 
-typedef struct FakeLog {
+// After 20 commits.
+static const char *const validation_format =
+    "2\t20\t20000\tnan\tnan\t%s\t1.25\tnan\tnan\tnan\tnan\tnan\tnan\tnan\tnan\n";
+
+typedef struct FakeTable {
     char text[65536];
     size_t length;
-} FakeLog;
+} FakeTable;
 
-static void add(FakeLog *log, const char *format, ...) {
+typedef struct FakeRun {
+    FakeTable facts, rows; // run.tsv, progress.tsv
+} FakeRun;
+
+static void add(FakeTable *table, const char *format, ...) {
     va_list values;
     va_start(values, format);
-    log->length += (size_t)vsnprintf(log->text + log->length, sizeof log->text - log->length, format, values);
+    table->length +=
+        (size_t)vsnprintf(table->text + table->length, sizeof table->text - table->length, format, values);
     va_end(values);
-    assert_true(log->length < sizeof log->text);
+    assert_true(table->length < sizeof table->text);
 }
 
-static void add_report(FakeLog *log, int commit, const char *loss, const char *perfect_loss) {
-    add(log, report_format, commit, 4 * commit, 1000 * commit, loss, 0.1 * commit, perfect_loss);
+// A run whose progress.tsv has nothing but its heading; rule NULL: without run.tsv.
+static void begin(FakeRun *run, const char *rule) {
+    memset(run, 0, sizeof *run);
+    if (rule != NULL) { add(&run->facts, start_format, rule); }
+    add(&run->rows, "%s", heading);
 }
 
-static void add_reports(FakeLog *log, int first, int last, int null_at, const char *perfect_loss) {
+static void add_report(FakeRun *run, int commit, const char *loss, const char *perfect_loss) {
+    add(&run->rows, report_format, 0.1 * commit, commit, 1000 * commit, 4 * commit, loss, perfect_loss);
+}
+
+static void add_reports(FakeRun *run, int first, int last, int unknown_at, const char *perfect_loss) {
     for (int commit = first; commit <= last; commit++) {
         char loss[32];
         snprintf(loss, sizeof loss, "%g", 1 + 4.0 / commit);
-        add_report(log, commit, commit == null_at ? "null" : loss, perfect_loss);
+        add_report(run, commit, commit == unknown_at ? "nan" : loss, perfect_loss);
     }
 }
 
-static void write_run(const char *name, const FakeLog *log) {
+static void write_run(const char *name, const FakeRun *run) {
     char path[STAGE_PATH_SIZE], file[256];
     assert_int_equal(mkdir(stage_path(&stage, name, path), 0777), 0);
-    snprintf(file, sizeof file, "%s/log.jsonl", name);
-    stage_write(&stage, file, log->text);
+    snprintf(file, sizeof file, "%s/progress.tsv", name);
+    stage_write(&stage, file, run->rows.text);
+    snprintf(file, sizeof file, "%s/run.tsv", name);
+    if (run->facts.length > 0) { stage_write(&stage, file, run->facts.text); }
 }
 
 static void write_good_run(void) {
-    FakeLog log = {"", 0};
-    add(&log, start_format, "acco");
-    add_reports(&log, 1, 20, 0, "0.07");
-    add(&log, "{\"event\":\"validation\",\"commit\":20,\"tokens\":20000,\"seconds\":2.0,\"loss\":1.25,"
-              "\"perfect_loss\":0.0625}\n");
-    add(&log, "{\"event\":\"end\",\"reason\":\"done\",\"commit\":20,\"tokens\":20000,\"seconds\":2.0}\n");
-    write_run("a<b>&c", &log);
+    static FakeRun run;
+    begin(&run, "acco");
+    add_reports(&run, 1, 20, 0, "0.07");
+    add(&run.rows, validation_format, "0.0625");
+    add(&run.facts, "end.event\tend\nend.reason\tdone\nend.commit\t20\n");
+    write_run("a<b>&c", &run);
 }
 
+// It was cut by a crash, went on, ended, and was resumed again when nothing was left to do. Then
+// it went on to more tokens.
 static void write_broken_run(void) {
-    FakeLog log = {"", 0};
-    add(&log, start_format, "zero1");
-    add_reports(&log, 1, 10, 5, "null");
-    add(&log, "{\"event\":\"repo\n");                  // damaged,
-    add(&log, "{\"event\":\"report\",\"commit\":11,"); // and cut by a crash
-    add(&log, start_format, "zero1");
-    add(&log, "{\"event\":\"resume\",\"commit\":8,\"checkpoint\":\"x\",\"exact\":true,\"remarks\":\"\"}\n");
-    add_reports(&log, 9, 11, 0, "null");
-    add(&log, "{\"event\":\"report\",\"commit\":12,\"grads\":48,\"tokens\":999");
-    write_run("it's", &log);
+    static FakeRun run;
+    begin(&run, "zero1");
+    add_reports(&run, 1, 10, 5, "nan");
+    add(&run.rows, "1.1\t11\n\n"); // cut by a crash, after which there is an empty line
+    add(&run.facts, "checkpoint.com\n\n");
+    add(&run.facts, start_format, "zero1");
+    add(&run.facts, "resume.event\tresume\nresume.commit\t8\n");
+    add_reports(&run, 9, 11, 0, "nan");
+    add(&run.facts, "end.reason\tdone\nend.commit\t11\n\n");
+    add(&run.rows, "\n");
+    for (int i = 0; i < 2; i++) {
+        add(&run.facts, start_format, "zero1");
+        add(&run.facts, "resume.event\tresume\nresume.commit\t11\n");
+        if (i == 0) { add(&run.facts, "end.reason\tdone\nend.commit\t11\n"); }
+    }
+    add_reports(&run, 12, 13, 0, "nan");
+    add(&run.rows, "1.4\t14\t14000\t56\t9"); // still being written
+    add(&run.facts, "checkpoint.co");
+    write_run("it's", &run);
 }
 
 // Runs scripts/plot with `arguments`; expects that exit code, and one line of error where
@@ -150,8 +176,8 @@ static void the_page_has_every_panel_and_every_run(void **state) {
         "<td>1.2500<small>best possible 0.0625</small></td>",
         "<td>30.0 %</td>",
         "<td>done</td>",
-        "<td>no end yet<small>resumed: 1; lines of the log that cannot be read: 2</small></td>",
-        "<td>11.0k<small>11 commits</small></td>",
+        "<td>no end yet<small>resumed: 2; lines of its tables that cannot be read: 2</small></td>",
+        "<td>13.0k<small>13 commits</small></td>",
         "prefers-color-scheme: dark",
         "</html>"};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) { text_check(page, parts[i], "page.html"); }
@@ -170,14 +196,20 @@ static void the_page_needs_nothing_else(void **state) {
     for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++) { assert_null(strstr(page, absent[i])); }
 }
 
-// The thin curve of the broken run has 10 reports, one of them null, then 3 more after
-// the run was resumed: pieces of 4, 5 and 3 points.
+// The thin curve of the broken run has 10 reports, one of them unknown, then 3 more after
+// the run was resumed, and 2 after the last time: pieces of 4, 5, 3 and 2 points.
 static void the_pen_is_lifted_where_nothing_is_known_and_where_a_run_was_resumed(void **state) {
     (void)state;
     const char *page = page_of_both();
-    assert_int_equal(pen_moves(page, "loss_tokens", orange, 0), 3 + 4 + 2);
+    assert_int_equal(pen_moves(page, "loss_tokens", orange, 0), 3 + 4 + 2 + 1);
     assert_int_equal(pen_moves(page, "throughput", blue, 0), 19);
-    assert_int_equal(pen_moves(page, "throughput", orange, 0), 9 + 2);
+    assert_int_equal(pen_moves(page, "throughput", orange, 0), 9 + 2 + 1);
+}
+
+// Reads a run by scripts/plot.awk alone, into its own directory.
+static void read_tables(const char *name) {
+    shell(&stage, "cd %s && echo %s > names && awk -v to=. -f '%s/scripts/plot.awk' n=1 run.tsv progress.tsv",
+          name, name, stage.root);
 }
 
 // Of a run that has not ended, at 130k of 160k tokens, of which the last 60k are the decay.
@@ -187,21 +219,19 @@ static void the_rate_to_come_is_that_of_the_schedule(void **state) {
         const char *schedule;
         double rate;
     } cases[] = {{"cosine", 1.1e-3}, {"linear", 1.1e-3}, {"wsd", 2e-4 + 1.8e-3 * 0.29289321881345254}};
+    static FakeRun run;
     for (int i = 0; i < 3; i++) {
-        FakeLog log = {"", 0};
-        char command[4 * STAGE_PATH_SIZE], path[STAGE_PATH_SIZE], name[32];
-        add(&log,
-            "{\"event\":\"start\",\"options\":{\"optimizer\":\"ddp\",\"lr\":0.002,\"min-lr\":0.0002,"
-            "\"schedule\":\"%s\",\"decay-tokens\":60000,\"tokens\":160000,\"warmup\":5}}\n",
+        char name[32];
+        begin(&run, "ddp");
+        add(&run.facts, "start.options.lr\t0.002\nstart.options.min-lr\t0.0002\nstart.options.schedule\t%s\n",
             cases[i].schedule);
-        add_reports(&log, 1, 100, 0, "null");
+        add(&run.facts,
+            "start.options.decay-tokens\t60000\nstart.options.tokens\t160000\nstart.options.warmup\t5\n");
+        add_reports(&run, 1, 100, 0, "nan");
         snprintf(name, sizeof name, "to-come-%d", i);
-        write_run(name, &log);
-        stage_path(&stage, name, path);
-        snprintf(command, sizeof command, "awk -v to=%s/x -f %s/scripts/plot.awk %s/log.jsonl > /dev/null",
-                 path, getenv("PROJECT_ROOT"), path);
-        assert_int_equal(system(command), 0);
-        snprintf(name, sizeof name, "to-come-%d/x.future", i);
+        write_run(name, &run);
+        read_tables(name);
+        snprintf(name, sizeof name, "to-come-%d/1.future", i);
         const char *line = strstr(drawn(name), "130000 ");
         assert_non_null(line);
         double rate = strtod(line + strlen("130000 "), NULL);
@@ -211,24 +241,24 @@ static void the_rate_to_come_is_that_of_the_schedule(void **state) {
 
 static void a_run_that_got_no_better_has_no_rate_to_come(void **state) {
     (void)state;
-    FakeLog log = {"", 0};
+    static FakeRun run;
     char path[STAGE_PATH_SIZE];
-    add(&log, "{\"event\":\"start\",\"options\":{\"optimizer\":\"ddp\",\"lr\":0.002,\"tokens\":160000}}\n");
-    add_reports(&log, 1, 100, 0, "null");
-    add(&log, "{\"event\":\"end\",\"reason\":\"no lower loss\"}\n");
-    write_run("no-better", &log);
-    shell(&stage, "awk -v to=no-better/x -f '%s/scripts/plot.awk' no-better/log.jsonl > /dev/null",
-          stage.root);
-    assert_int_not_equal(access(stage_path(&stage, "no-better/x.rate", path), F_OK), -1);
-    assert_int_equal(access(stage_path(&stage, "no-better/x.future", path), F_OK), -1);
+    begin(&run, "ddp");
+    add(&run.facts, "start.options.lr\t0.002\nstart.options.tokens\t160000\nend.reason\tno lower loss\n");
+    add_reports(&run, 1, 100, 0, "nan");
+    write_run("no-better", &run);
+    read_tables("no-better");
+    assert_int_not_equal(access(stage_path(&stage, "no-better/1.rate", path), F_OK), -1);
+    assert_int_equal(access(stage_path(&stage, "no-better/1.future", path), F_OK), -1);
 }
 
 static void a_long_curve_is_drawn_as_means(void **state) {
     (void)state;
     need_gnuplot();
-    FakeLog log = {"", 0};
-    for (int i = 1; i <= 250; i++) { add_report(&log, i, i % 2 == 0 ? "2" : "4", "null"); }
-    write_run("long", &log);
+    static FakeRun run;
+    begin(&run, NULL);
+    for (int i = 1; i <= 250; i++) { add_report(&run, i, i % 2 == 0 ? "2" : "4", "nan"); }
+    write_run("long", &run);
     assert_string_equal(plot("long", 0).output, "long/plot.html\n");
     assert_int_equal(pen_moves(drawn("long/plot.html"), "throughput", blue, 0), 124);
 }
@@ -236,11 +266,10 @@ static void a_long_curve_is_drawn_as_means(void **state) {
 static void one_report_is_a_mark(void **state) {
     (void)state;
     need_gnuplot();
-    FakeLog log = {"", 0};
-    add(&log, "{\"event\":\"report\",\"commit\":1,\"grads\":4,\"tokens\":1048577,\"seconds\":0.634362304,"
-              "\"loss\":2,"
-              "\"tokens_per_second\":1500000}\n");
-    write_run("one", &log);
+    static FakeRun run;
+    begin(&run, NULL);
+    add(&run.rows, "0.634362304\t1\t1048577\t4\t2\tnan\tnan\tnan\tnan\t1500000\tnan\tnan\t1\t4\tnan\n");
+    write_run("one", &run);
     plot("one", 0);
     const char *page = drawn("one/plot.html");
     text_check(page, "#throughput-gpPt6", "one report");
@@ -251,10 +280,10 @@ static void one_report_is_a_mark(void **state) {
 static void a_panel_of_which_nothing_is_known_says_so(void **state) {
     (void)state;
     need_gnuplot();
-    FakeLog log = {"", 0};
-    add(&log, "{\"event\":\"validation\",\"commit\":20,\"tokens\":20000,\"seconds\":2.0,\"loss\":1.25,"
-              "\"perfect_loss\":null}\n");
-    write_run("validated", &log);
+    static FakeRun run;
+    begin(&run, NULL);
+    add(&run.rows, validation_format, "nan");
+    write_run("validated", &run);
     plot("validated", 0);
     assert_int_equal(text_count(drawn("validated/plot.html"), "nothing is known yet"), 4);
 }
@@ -289,9 +318,10 @@ static void a_best_loss_far_below_does_not_squeeze_the_curves(void **state) {
     for (size_t i = 0; i < sizeof labels / sizeof labels[0]; i++) {
         text_check(page, labels[i], "loss axis");
     }
-    FakeLog log = {"", 0};
-    add_reports(&log, 1, 20, 0, "0.8");
-    write_run("near", &log);
+    static FakeRun run;
+    begin(&run, NULL);
+    add_reports(&run, 1, 20, 0, "0.8");
+    write_run("near", &run);
     plot("near", 0);
     assert_null(strstr(drawn("near/plot.html"), "far below"));
     assert_int_not_equal(pen_moves(drawn("near/plot.html"), "loss_tokens", blue, 1), 0);
@@ -304,16 +334,17 @@ static void a_long_run_has_hours(void **state) {
         double seconds;
         const char *label;
     } runs[] = {{10, ">seconds<"}, {100, ">minutes<"}, {2000, ">hours<"}, {40000, ">days<"}};
+    static FakeRun run;
     for (int i = 0; i < 4; i++) {
         char name[16], page[32];
-        FakeLog log = {"", 0};
+        begin(&run, NULL);
         for (int commit = 1; commit <= 9; commit++) {
-            add(&log, report_format, commit, 4 * commit, 1000 * commit, "2", commit * runs[i].seconds,
-                "null");
+            add(&run.rows, report_format, commit * runs[i].seconds, commit, 1000 * commit, 4 * commit, "2",
+                "nan");
         }
         snprintf(name, sizeof name, "time%d", i);
         snprintf(page, sizeof page, "%s/plot.html", name);
-        write_run(name, &log);
+        write_run(name, &run);
         plot(name, 0);
         text_check(drawn(page), runs[i].label, name);
     }
@@ -335,7 +366,7 @@ static void a_mistake_is_one_line(void **state) {
         {"--out", "--out needs a file"},
         {"--size 3 \"it's\"", "there is no --size"},
         {"a a a a a a a a a", "at most 8"},
-        {"empty", "nothing to draw yet: there is no report in empty/log.jsonl"}};
+        {"empty", "nothing to draw yet: there is no report in empty/progress.tsv"}};
     for (size_t i = 0; i < sizeof mistakes / sizeof mistakes[0]; i++) {
         text_check(plot(mistakes[i][0], 2).errors, mistakes[i][1], mistakes[i][0]);
     }
@@ -354,8 +385,8 @@ static int open_stage(void **state) {
     stage_open(&stage);
     program_use_script(&stage, "scripts/plot");
     has_gnuplot = has_gnuplot_here();
-    FakeLog empty = {"", 0};
-    add(&empty, start_format, "acco");
+    static FakeRun empty;
+    begin(&empty, "acco");
     write_run("empty", &empty);
     write_good_run();
     write_broken_run();

@@ -864,16 +864,23 @@ static void check_report_event(json_t *event, int64_t commit, int grads_per_comm
                 log_number(event, "loss") < 7);
 }
 
-// progress.tsv: a heading and one row for each report and each validation, eight cells
-// each.
-static void check_table(const Stage *stage, const char *out, int rows) {
+// progress.tsv: a heading and one row for each report and each validation, 21 cells each. run.tsv:
+// how the run began and ended. Scripts read both by the names in them.
+static void check_tables(const Stage *stage, const char *out, int reports, int validations) {
     char path[STAGE_PATH_SIZE], name[128];
     snprintf(name, sizeof name, "%s/progress.tsv", out);
     char *text = file_read(stage_path(stage, name, path));
     assert_non_null(text);
-    assert_int_equal(text_lines(text), rows + 1);
-    assert_int_equal(text_count(text, "\t"), 7 * (rows + 1));
+    assert_int_equal(text_lines(text), reports + validations + 1);
+    assert_int_equal(text_count(text, "\t"), 20 * (reports + validations + 1));
     free(text);
+    shell(
+        stage,
+        ". '%s/scripts/common' && [ $(fact %s end.reason)$(fact %s start.options.report-every) = done4 ] && "
+        "[ $(column %s commit loss steps | grep -c '^[48]\t[0-9.]*\t4$') = 2 ] && "
+        "[ $(column %s commit steps | wc -l) = %d ] && "
+        "[ $(column %s perfect_loss validation_loss | wc -l) = %d ] && ! column %s colour 2> none",
+        stage->root, out, out, out, out, reports, out, validations, out);
 }
 
 static void check_log(Stage *stage, int ranks, const char *options, int grads_per_commit) {
@@ -902,7 +909,7 @@ static void check_log(Stage *stage, int ranks, const char *options, int grads_pe
     assert_int_equal(log_number(event, "commit"), commits);
     assert_int_equal(log_number(event, "tokens"), commits * grads_per_commit * MICRO_BATCH * T);
     assert_true(log_number(event, "seconds") > 0 && log_number(event, "tokens_per_second") > 0);
-    check_table(stage, training.out, reports + validations);
+    check_tables(stage, training.out, reports, validations);
     json_decref(events);
 }
 
@@ -1930,7 +1937,7 @@ static void a_log_that_fills_the_disk_ends_nothing(void **state) {
     outcome_check(&outcome, 3, "a full log");
     assert_int_equal(text_lines(outcome.errors), 2);
     text_check(outcome.errors, "full-1/log.jsonl: File too large; training goes on", "a full log");
-    text_check(outcome.errors, " lines of the log or of progress.tsv could not be written", "a full log");
+    text_check(outcome.errors, " lines of the log or of its tables could not be written", "a full log");
     text_check(outcome.output, "trained    50 commits", "a full log");
     json_t *events = log_read(stage, "full-1"); // without half a line
     assert_true(log_event_of(events, "report", 5) != NULL && log_event_of(events, "end", 0) == NULL);
@@ -1997,7 +2004,7 @@ static void a_log_goes_on_when_there_is_room(void **state) {
     assert_int_equal(kill(pids[0], SIGUSR1), 0);
     Outcome outcome = program_finish_within(stage, &training.program, 15);
     outcome_check(&outcome, 75, training.what); // saved: it can go on
-    text_check(outcome.errors, " of the log or of progress.tsv could not be written", training.what);
+    text_check(outcome.errors, " of the log or of its tables could not be written", training.what);
     json_t *events = log_read(stage, training.out);
     assert_true(log_number(log_event_of(events, "gap", 0), "lines") >= 1);
     assert_non_null(log_event_of(events, "end", 0));
@@ -2020,6 +2027,7 @@ static void check_not_finite(Stage *stage, int ranks, const char *out) {
     json_t *events = log_read(stage, out), *end = log_event_of(events, "end", -1);
     assert_non_null(end);
     assert_string_equal(json_string_value(json_object_get(end, "reason")), "spike");
+    shell(stage, "grep -qx 'end.reason.spike' %s/run.tsv", out);
     int64_t commit = (int64_t)log_number(end, "commit");
     char expected[64];
     snprintf(expected, sizeof expected, "train_gpt: after commit %lld the ", (long long)commit);
@@ -2164,6 +2172,7 @@ static int check_rollbacks(Stage *stage, const RuleCase *rule, int every) {
     json_t *events = run_garbage(stage, 2, options, out);
     int rollbacks = count_events(events, "rollback");
     if (count_events(events, "spike") != rollbacks) { fail_msg("%s: %d rollbacks", out, rollbacks); }
+    shell(stage, "[ $(grep -c '^$' %s/progress.tsv) = %d ]", out, rollbacks); // the curves are interrupted
     for (int i = 0; i < rollbacks; i++) {
         json_t *rollback = log_event_of(events, "rollback", i);
         double from = log_number(rollback, "from"), to = log_number(rollback, "commit");

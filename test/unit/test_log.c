@@ -273,7 +273,7 @@ static void test_report_and_validation(void **state) {
     scheduler.optimizer.steps = 130;
     reports->scheduler = &scheduler;
     reports->validation = 1.3;
-    reports->perfect_validation = NAN;
+    reports->perfect_validation = 0.25;
     report_validation(reports, 1000000, 70);
     reports_close(reports);
     assert_int_equal(reports->lost_lines, 0);
@@ -295,7 +295,7 @@ static void test_report_and_validation(void **state) {
     assert_true(json_number_value(json_object_get(first, "mfu")) == 0.31);
     assert_null(json_object_get(second, "mfu"));
     assert_string_equal(json_string_value(json_object_get(third, "event")), "validation");
-    assert_true(json_is_null(json_object_get(third, "perfect_loss")));
+    assert_true(json_number_value(json_object_get(third, "perfect_loss")) == 0.25);
     expect_text(text, "\"lr\":0.0006,");
     free(text);
     json_decref(first);
@@ -304,11 +304,76 @@ static void test_report_and_validation(void **state) {
     text = read_file("reports/progress.tsv");
     assert_string_equal(
         text,
-        "commit\ttokens\tseconds\tloss\tvalidation_loss\tlearning_rate\tgradient_norm\ttokens_per_second\n"
-        "120\t983040\t61.5\t1.2345678\tnan\t0.0006\t0.85\t12345\n"
-        "120\t983040\t61.5\tnan\tnan\t0.0006\tnan\t12345\n"
-        "130\t1000000\t70\tnan\t1.3\tnan\tnan\tnan\n");
+        "commit\ttokens\tseconds\tloss\tvalidation_loss\tlr\tgrad_norm\ttokens_per_second\tgrads\t"
+        "perfect_loss\tcompute_ms\tcommunication_ms\texposed_ms\tsteps\tmicro_batch_ms\t"
+        "micro_batch_cpu_ms\tgrads_per_commit\tbytes_sent\tbytes_sent_outside\tmodel_tflops\tmfu\n"
+        "120\t983040\t61.5\t1.2345678\tnan\t0.0006\t0.85\t12345\t480\t1.1\t123.4\t45.6\t0.7\t10\tnan\t"
+        "nan\t4\t123456789012\tnan\t9.66\t0.31\n"
+        "120\t983040\t61.5\tnan\tnan\t0.0006\tnan\t12345\t480\tnan\t123.4\t45.6\t0.7\t10\tnan\t"
+        "nan\t4\t123456789012\tnan\t9.66\tnan\n"
+        "130\t1000000\t70\tnan\t1.3\tnan\tnan\tnan\tnan\t0.25\tnan\tnan\tnan\tnan\tnan\tnan\tnan\tnan\tnan"
+        "\tnan\tnan\n");
     free(text);
+    assert_string_equal(text = read_file("reports/run.tsv"), ""); // reports are not among the facts
+    free(text);
+}
+
+// run.tsv has a line for each member of an event, whatever the member holds.
+static void test_facts(void **state) {
+    (void)state;
+    assert_int_equal(mkdir("facts", 0777), 0);
+    Reports *reports = reports_in("facts");
+    report_event(reports,
+                 json_pack("{s:s, s:I, s:n, s:f, s:b, s:{s:s, s:f}, s:[{s:s, s:i}, {s:s, s:i}], s:[]}",
+                           "event", "start", "commit", (json_int_t)7, "unknown", "share", 0.1, "saved", 1,
+                           "options", "optimizer", "acco", "lr", 0.0006, "ranks", "host", "a", "pid", 1,
+                           "host", "b", "pid", 2, "times"));
+    report_event(reports, json_pack("{s:s, s:o}", "event", "end", "reason", log_text("a\tb\nc \"d\"\xff")));
+    reports_close(reports);
+    assert_int_equal(reports->lost_lines, 0);
+    char *text = read_file("facts/run.tsv");
+    assert_string_equal(text, "start.event\tstart\n"
+                              "start.commit\t7\n"
+                              "start.unknown\tnull\n"
+                              "start.share\t0.1\n"
+                              "start.saved\ttrue\n"
+                              "start.options.optimizer\tacco\n"
+                              "start.options.lr\t0.0006\n"
+                              "start.ranks\t2\n"
+                              "start.ranks.0.host\ta\n"
+                              "start.ranks.0.pid\t1\n"
+                              "start.times\t0\n"
+                              "end.event\tend\n"
+                              "end.reason\ta\\tb\\nc \\\"d\\\"?\n");
+    free(text);
+}
+
+// A machine crashed while lines were written: what the next part of the run writes stands on
+// lines of its own.
+static void test_a_line_that_was_cut_off_ends(void **state) {
+    (void)state;
+    static const char *const names[] = {"cut/log.jsonl", "cut/progress.tsv", "cut/run.tsv"};
+    Report report = sample_report();
+    assert_int_equal(mkdir("cut", 0777), 0);
+    for (int i = 0; i < 2; i++) {
+        Reports *reports = reports_in("cut");
+        report_log(reports, &report);
+        report_event(reports, json_pack("{s:s, s:s}", "event", "end", "reason", "done"));
+        reports_close(reports);
+        struct stat status;
+        for (int file = 1; file < 3 && i == 0; file++) {
+            assert_int_equal(stat(names[file], &status), 0);
+            assert_int_equal(truncate(names[file], status.st_size - 3), 0);
+        }
+    }
+    char *text = read_file("cut/run.tsv"), *curves = read_file("cut/progress.tsv");
+    assert_string_equal(text, "end.event\tend\nend.reason\tdo\nend.event\tend\nend.reason\tdone\n");
+    const char *first = strchr(curves, '\n') + 1, *second = strchr(first, '\n') + 1;
+    size_t cut = (size_t)(second - first) - 1; // the rows are alike
+    assert_int_equal(strlen(second), cut + 3);
+    assert_memory_equal(first, second, cut);
+    free(text);
+    free(curves);
 }
 
 static void test_opening_again_appends(void **state) {
@@ -332,7 +397,8 @@ static void test_opening_again_appends(void **state) {
     }
     free(text);
     text = read_file("again/progress.tsv");
-    assert_null(strstr(strchr(text, '\n') + 1, "commit")); // one heading
+    const char *rest = strchr(text, '\n') + 1; // one heading, and a gap for each time that it went on
+    assert_string_equal(rest, "\n\n");
     free(text);
 }
 
@@ -628,7 +694,9 @@ int main(void) {
         cmocka_unit_test(test_directory_without_permission),
         cmocka_unit_test(test_words_for_a_shell),
         cmocka_unit_test(test_report_and_validation),
+        cmocka_unit_test(test_facts),
         cmocka_unit_test(test_opening_again_appends),
+        cmocka_unit_test(test_a_line_that_was_cut_off_ends),
         cmocka_unit_test(test_missing_directory),
         cmocka_unit_test(test_disk_full),
         cmocka_unit_test(test_disk_full_for_a_while),

@@ -262,7 +262,6 @@ static void choose_together(Run *run, const Hello *hellos) {
                 reserve_memory(&setup, &error);
     MemoryRoom room = memory_room(&setup);
     good = good && fit_check(&setup, &room, &error);
-    run->scheduler.wishes.stop_requested = run->training.stop_requested = &run->signal_watch.stop_requested;
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
 

@@ -73,16 +73,10 @@ typedef struct CheckpointedRun {
     int64_t keep_every;         // the first one at or beyond each multiple of this stays too; 0: none
     bool keep_best;             // the one of best_commit stays too
     json_t *options;            // the effective options, name: value
-    json_t *chosen;             // those that the program chose, alike
     int product_processors;     // GPU multiprocessors that products during an exchange may use; 0: all
     const char *data;           // what the training data are (data_loader_identify)
-    bool data_changed;    // this rank has perhaps trained on others; the program sets it before it saves
-    const char *measured; // the measurement that chose some of the options; "": none did
-    bool fresh_moments;   // a checkpoint of another inner optimizer may be loaded, without its moments
-    // Whether continuing with `now` instead of `before` (NULL: not known) changes bits.
-    bool (*option_change_matters)(const void *context, const char *name, const json_t *before,
-                                  const json_t *now);
-    const void *option_context; // its first argument
+    bool data_changed;  // this rank has perhaps trained on others; the program sets it before it saves
+    bool fresh_moments; // a checkpoint of another inner optimizer may be loaded, without its moments
 
     // Saved and loaded with everything else. data_base counts micro-batches of all ranks:
     // the data before it was used before this process began, or before it rolled back.
@@ -376,14 +370,14 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
         json_array_append_new(applied, json_integer((json_int_t)s->local.fragments[i].applied_at));
     }
     json_t *manifest = json_pack(
-        "{s:i, s:s, s:s, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:b, s:o, s:o, s:O, s:O?, s:s, s:s, s:b, s:b}",
-        "checkpoint", CHECKPOINT_VERSION, "program", run->version, "revision", run->revision, "rounding",
-        run->rounding, "optimizer", run->rule->name, "parameters", (json_int_t)run->table->parameter_count,
-        "model", hf_model_describe(run->config, NULL), "device", s->settings.gpu != NULL ? "cuda" : "cpu",
-        "data", run->data, "applied_at", applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job",
+        "{s:i, s:s, s:s, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:b, s:o, s:o, s:O, s:s, s:b, s:b}", "checkpoint",
+        CHECKPOINT_VERSION, "program", run->version, "revision", run->revision, "rounding", run->rounding,
+        "optimizer", run->rule->name, "parameters", (json_int_t)run->table->parameter_count, "model",
+        hf_model_describe(run->config, NULL), "device", s->settings.gpu != NULL ? "cuda" : "cpu", "data",
+        run->data, "applied_at", applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job",
         numbers_write(json_object(), JOB_NUMBERS, &s->job), "workers", list, "options", run->options,
-        "chosen", run->chosen, "measured", run->measured, "exchange", exchange, "casts",
-        s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon", checkpoint_has_muon(run));
+        "exchange", exchange, "casts", s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon",
+        checkpoint_has_muon(run));
     numbers_write(manifest, SCHEDULER_NUMBERS, s);
     numbers_write(manifest, RUN_NUMBERS, run);
     return numbers_write(manifest, PROGRESS_NUMBERS, run);

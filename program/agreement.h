@@ -27,7 +27,7 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
     Transport *transport = &run->transport;
     Verdict bad;
     Error asked = {"stopped before training began, because it was asked to: there is nothing to save"};
-    if (exit_code == 0 && signal_watch_is_asked(&run->signal_watch)) {
+    if (exit_code == 0 && __atomic_load_n(&transport->asked_to_stop, __ATOMIC_RELAXED)) {
         exit_code = EXIT_ASKED_TO_STOP;
         error = &asked;
     }

@@ -142,10 +142,6 @@ static inline void print_device(const Run *run) {
                product_rates_faster(&placement->product_rates) == PRECISION_BF16 ? "bf16 is faster"
                                                                                  : "fp32 is as fast");
     }
-    if (run->options.precision_kept) {
-        printf("           --precision fastest: %s, as chosen when the run began\n",
-               precision_name(placement->precision));
-    }
 }
 
 // What each host has, if there are several. A host is recognised by its name and listed in the
@@ -270,7 +266,10 @@ static inline void print_start(Run *run, const Hello *hellos) {
     size_t shared = statvfs("/dev/shm", &disk) == 0 ? (size_t)disk.f_blocks * (size_t)disk.f_frsize : 0;
     launch_judge_shared_memory(shared, transport->local_size, warning, sizeof warning);
     if (warning[0] != '\0') { printf("warning    %s\n", warning); }
-    if (options->kept[0] != '\0') { printf("options    where none are given, as in %s\n", options->kept); }
+    if (options->kept[0] != '\0') {
+        printf("options    where %s, as in %s\n",
+               options->config[0] == '\0' ? "none are given" : "the program chooses", options->kept);
+    }
     // A disk that fills while a run trains does not end it, but then nothing is saved.
     if (!run->saving.times.never && statvfs(run->directory, &disk) == 0) {
         char space[SIZE_TEXT], checkpoint[SIZE_TEXT];

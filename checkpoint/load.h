@@ -269,7 +269,7 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
     snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
     size_t bytes = source->state.size, blocks = (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
     int descriptor = open(file, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) { return error_set(error, "cannot open %.400s: %s", file, strerror(errno)); }
+    if (descriptor < 0) { return error_set_file(error, "open", file); }
     unsigned char *block = (unsigned char *)memory_take(1, CHECKPOINT_BLOCK);
     bool good = json_array_size(expected) == blocks;
     for (size_t i = (size_t)transport->rank; good && i < blocks; i += (size_t)transport->size) {

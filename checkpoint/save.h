@@ -131,7 +131,7 @@ static inline bool saver_write(Saver *saver, size_t place, const char *from, siz
         uLong sum = crc32_z(0, (const Bytef *)from, size);
         saver->sums[block] ^= (uint32_t)crc32_combine(sum, 0, (z_off_t)(end - place - size));
         if (!file_write_all(saver->state, from, size, (off_t)place)) {
-            return error_set(error, "cannot write %.400s: %s", saver->paths.state, strerror(errno));
+            return error_set_file(error, "write", saver->paths.state);
         }
     }
     return true;

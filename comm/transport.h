@@ -1,6 +1,6 @@
 // transport.h: the ranks, messages between them, and the end of all when one is silent.
 //
-//   collectives.h   reduce-scatter and all-gather of vectors
+//   exchange.h      reduce-scatter and all-gather of vectors
 //        |
 //   Transport       transfers, waits with deadlines, the emulated link; built on them:
 //        |            transport_all_gather_records    a small record of every rank

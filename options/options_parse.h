@@ -241,6 +241,11 @@ static inline bool option_is_same(const OptionSpec *option, const Options *a, co
     char text[OPTION_VALUE_SIZE];
     return option_has_value(option, a, option_print_value(option, b, text));
 }
+static inline bool options_are_same(const Options *a, const Options *b) {
+    const OptionSpec *option = option_table;
+    while (option < option_end && option_is_same(option, a, b)) { option++; }
+    return option == option_end;
+}
 
 // The first need or exclusion of the option that is violated now; NULL: none is.
 static inline const OptionRelation *option_clash(const OptionSpec *option, OptionRelationKind kind,
@@ -522,29 +527,21 @@ static inline bool options_settle_rivals(Options *options, OptionSource sources[
 // ---- A run that is resumed ------------------------------------------------------------
 
 // The file with the options of the run that --resume or --like names; empty: there is none.
-// --resume may name the run, its folder of checkpoints, or one of these. A checkpoint that lies
-// outside its run has a copy of the options.
+// --resume may name the run, its folder of checkpoints, or one of these, which has a copy.
 static inline void options_find_kept(const Options *options, OptionText path) {
+    static const char *const files[] = {"checkpoint.json", "config.json", "../config.json"};
     bool is_auto = strcmp(options->resume, "auto") == 0, plans = options->command == COMMAND_PLAN;
-    char named[PATH_MAX], run[PATH_MAX];
+    const char *named = plans ? options->like : is_auto ? options->out : options->resume;
+    char file[PATH_MAX];
     path[0] = '\0';
-    if (realpath(plans ? options->like : is_auto ? options->out : options->resume, named) == NULL) { return; }
-    strcpy(run, named);
-    for (char *at = run; !is_auto && (at = strstr(at, "/checkpoints")) != NULL;) {
-        char *rest = at + strlen("/checkpoints");
-        bool is_folder = *rest == '\0', is_in_folder = *rest == '/' && strchr(rest + 1, '/') == NULL;
-        if (is_folder || is_in_folder) { *at = '\0'; }
-        at = is_folder || is_in_folder ? at : rest;
-    }
-    for (int copy = 0; copy < 2; copy++) {
-        const char *directory = copy ? named : run, *name = copy ? "checkpoint.json" : "config.json";
+    for (int i = 0; i < 3 && path[0] == '\0'; i++) {
+        bool is_meant = i == 1 || (!is_auto && !plans && (i == 0 || directory_has(named, "commit-")));
         // The config.json of a model is no configuration.
-        int weights = snprintf(path, sizeof(OptionText), "%s/model.safetensors", directory);
-        bool is_model = weights < (int)sizeof(OptionText) && access(path, F_OK) == 0;
-        int length = snprintf(path, sizeof(OptionText), "%s/%s", directory, name);
-        if (length < (int)sizeof(OptionText) && !is_model && access(path, R_OK) == 0) { return; }
+        snprintf(file, sizeof file, "%s/model.safetensors", named);
+        is_meant = is_meant && access(file, F_OK) != 0;
+        snprintf(file, sizeof file, "%s/%s", named, files[i]);
+        if (is_meant && strlen(file) < sizeof(OptionText) && access(file, R_OK) == 0) { strcpy(path, file); }
     }
-    path[0] = '\0';
 }
 
 // Refuses a run with checkpoints whose options nobody has: it would go on at the defaults.

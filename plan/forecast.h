@@ -255,7 +255,7 @@ static inline TokensNeeded options_needs(const Options *options) {
     for (int i = 1; i < RULE_RECIPES && recipes[i].options != NULL; i++) {
         Options other = *options;
         recipe_apply(&recipes[i], &other);
-        if (memcmp(&other, options, sizeof other) == 0) { followed = &recipes[i]; }
+        if (options_are_same(&other, options)) { followed = &recipes[i]; }
     }
     TokensNeeded needs = options->inner == INNER_MUON ? followed->with_muon : followed->with_adamw;
     double pairs = options_rule(options)->kind == RULE_LOCAL ? (double)options->ranks / 2 : 1;
@@ -372,7 +372,7 @@ static inline void forecast_add_recipes(const Setup *setup, OptionChoice recompu
                 other.accumulate = (int64_t)(asked->commit.micro_batches / setup->transport->size + 0.5);
             }
             recipe_apply(recipe, &other);
-            if (memcmp(&other, &asked->options, sizeof other) == 0) { continue; }
+            if (options_are_same(&other, &asked->options)) { continue; }
             ForecastRow *row = &forecast->rows[forecast->count++];
             forecast_alternative(setup, recompute, &other, &forecast->machine, row);
         }

@@ -29,7 +29,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "comm/collectives.h"
+#include "comm/exchange.h"
 #include "comm/trace.h"
 #include "runtime/pace.h"
 #include "runtime/watermark.h"

@@ -10,7 +10,7 @@
 #include "test/program/fleet.h"
 
 #include "dataloader.h"
-#include "tokenizer/text_format.h"
+#include "tokenizer/text.h"
 #include "tokenizer/tokenize.h"
 
 enum { T = 16, VOCABULARY = 406 };

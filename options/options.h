@@ -200,6 +200,10 @@ static const OptionSpec option_table[] = {
 
 enum { OPTION_COUNT_OF_TABLE = sizeof option_table / sizeof option_table[0] };
 static const OptionSpec *const option_end = option_table + OPTION_COUNT_OF_TABLE;
+#define EACH_OPTION(option) \
+    const OptionSpec *option = option_table; \
+    option < option_end; \
+    option++
 static_assert((int)OPTION_COUNT_OF_TABLE <= (int)OPTIONS_AT_MOST, "Options::chosen is too short");
 
 // The row of an option's field: option_of(offsetof(Options, model)).
@@ -211,7 +215,7 @@ static inline const OptionSpec *option_of(size_t offset) {
 
 // NULL: no option has this name.
 static inline const OptionSpec *option_find(const char *name) {
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         if (strcmp(option->name, name) == 0) { return option; }
     }
     return NULL;

@@ -15,7 +15,7 @@ static inline bool options_check_columns(const Options *options, Error *error) {
     const Rule *rule = options_rule(options);
     Options defaults;
     options_defaults(&defaults);
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         if (option_is_same(option, options, &defaults)) { continue; }
         const OptionRelation *lacks = option_clash(option, OPTION_NEEDS, options),
                              *clash = option_clash(option, OPTION_EXCLUDES, options);

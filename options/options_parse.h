@@ -24,6 +24,7 @@
 
 #include "options/options.h"
 #include "runtime/files.h"
+#include "runtime/json_files.h"
 
 // ---- A value from text ----------------------------------------------------------------
 
@@ -188,7 +189,7 @@ static inline void option_set_default(const OptionSpec *option, Options *options
 static inline void options_defaults(Options *options) {
     memset(options, 0, sizeof *options);
     options->command = COMMAND_TRAIN;
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) { option_set_default(&option_table[i], options); }
+    for (EACH_OPTION(option)) { option_set_default(option, options); }
 }
 
 // ---- A value as text ------------------------------------------------------------------
@@ -290,7 +291,7 @@ static inline json_t *options_as_json(const Options *options) {
     char text[OPTION_VALUE_SIZE];
     Options defaults;
     options_defaults(&defaults);
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         const void *field = option_field(option, options);
         json_t *value;
         if (option->type == OPTION_SWITCH) {
@@ -306,14 +307,14 @@ static inline json_t *options_as_json(const Options *options) {
         json_object_set_new(object, option->name, value);
     }
     json_object_set_new(object, option_of(offsetof(Options, config))->name, json_null());
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
-        for (const OptionSpec *other = option_table; other < option_end; other++) {
+    for (EACH_OPTION(option)) {
+        for (EACH_OPTION(other)) {
             bool replaced = option_relates(option, OPTION_INSTEAD_OF, other) &&
                             !option_is_same(option, options, &defaults);
             if (replaced) { json_object_set_new(object, other->name, json_null()); }
         }
     }
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         json_t *value = json_object_get(object, option->name);
         bool is_chosen = options->chosen[option - option_table] && !json_is_null(value);
         if (is_chosen) { json_object_set(chosen, option->name, value); }
@@ -373,17 +374,14 @@ static inline bool options_read_file(const char *path, Options *options, bool ha
     json_t *value;
     const char *name;
     Error inner = {""};
-    FILE *file = fopen(path, "r");
-    int skipped = file == NULL ? 0 : fscanf(file, "\xEF\xBB\xBF"); // some editors begin a file so
-    (void)skipped;
-    json_t *root = file == NULL ? NULL : json_loadf(file, JSON_REJECT_DUPLICATES, &problem);
-    if (file == NULL || ferror(file)) {
+    errno = 0;
+    json_t *root = json_file_load(path, JSON_REJECT_DUPLICATES, &problem);
+    if (root == NULL && errno != 0) {
         error_set(error, "--config: cannot read %.300s: %s", path, strerror(errno));
     } else if (!json_is_object(root)) {
         error_set(error, "%.300s:%d: %.160s; a configuration is a JSON object, as the config.json of a run",
                   path, root == NULL ? problem.line : 1, root == NULL ? problem.text : "no object");
     }
-    if (file != NULL) { fclose(file); }
     bool valid = json_is_object(root);
     json_t *manifest = json_object_get(root, "options"), *object = manifest == NULL ? root : manifest,
            *chosen = json_object_get(object, "chosen");
@@ -573,7 +571,7 @@ static inline bool options_take(const char *path, OptionSource source, Options *
         bool depends = option->rules != NULL, anew = !again && option->measured == NULL;
         bool is_free = !again || (!option->of_one_run && options->config[0] == '\0');
         bool fits = !again || option_is_of_rule(option, options_rule(options));
-        for (const OptionSpec *other = option_table; other < option_end; other++) {
+        for (EACH_OPTION(other)) {
             bool follows = option_relates(option, OPTION_FOLLOWS, other);
             depends = depends || follows;
             anew = anew || (again && follows && !option_is_same(other, options, &saved));

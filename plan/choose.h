@@ -212,7 +212,7 @@ static inline void choose_by_measurement(Run *run) {
     Options *options = &run->options;
     Error error = {""};
     bool left = false;
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         left |= option->measured != NULL && options_leave(options, option_field(option, options));
     }
     if (left) {

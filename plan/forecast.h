@@ -421,7 +421,7 @@ static inline void forecast_make(const Setup *setup, const Machine *machine, Opt
         if (rule == own) { continue; }
         Options options = *setup->options;
         options.rule = rule;
-        for (const OptionSpec *option = option_table; option < option_end; option++) {
+        for (EACH_OPTION(option)) {
             if (!option_is_of_rule(option, RULES[rule].rule)) { option_set_default(option, &options); }
         }
         if (!options_check_columns(&options, &unused)) { // it has a format of its own

@@ -90,7 +90,7 @@ static inline const Hello *exchange_hellos(Run *run) {
     *first = run->options;
     share_from_rank_zero(transport, "sharing", first, sizeof *first);
     // --threads may follow the host, and so may the place of a --config.
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         bool may_differ =
             option->offset == offsetof(Options, threads) || option->offset == offsetof(Options, config);
         if (may_differ || option_is_same(option, &run->options, first)) { continue; }

@@ -17,14 +17,12 @@ static inline void print_build_facts(FILE *file) {
     gpu_version(cuda, sizeof cuda);
     nccl_version(nccl, sizeof nccl);
     bool is_number = __VERSION__[0] >= '0' && __VERSION__[0] <= '9';
-    fprintf(file, "acco.c %s\n", ACCO_VERSION);
-    fprintf(file, "commit     %s\n", ACCO_REVISION[0] != '\0' ? ACCO_REVISION : "unknown");
-    fprintf(file, "compiler   %s%s\n", is_number ? "gcc " : "", __VERSION__);
-    fprintf(file, "processor  %s\n", ACCO_PROCESSOR[0] != '\0' ? ACCO_PROCESSOR : "unknown");
-    fprintf(file, "products   %s\n", onednn_describe(products));
-    fprintf(file, "MPI        %s\n", mpi);
-    fprintf(file, "CUDA       %s\n", cuda);
-    fprintf(file, "NCCL       %s\n", nccl);
+    fprintf(file,
+            "acco.c %s\ncommit     %s\ncompiler   %s%s\nprocessor  %s\nproducts   %s\nMPI        %s\n"
+            "CUDA       %s\nNCCL       %s\n",
+            ACCO_VERSION, ACCO_REVISION[0] != '\0' ? ACCO_REVISION : "unknown", is_number ? "gcc " : "",
+            __VERSION__, ACCO_PROCESSOR[0] != '\0' ? ACCO_PROCESSOR : "unknown", onednn_describe(products),
+            mpi, cuda, nccl);
 }
 
 // ---- The start ------------------------------------------------------------------------
@@ -88,7 +86,7 @@ static inline void print_rule(const Options *options, const SchedulerSettings *s
            options->overlap ? "" : "; --overlap off: no two things at a time");
     char text[RULE_TEXT], value[OPTION_VALUE_SIZE];
     const char *before = "          ", *after = "";
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         bool is_own = option->offset - offsetof(Options, rules) < sizeof(RuleOptions);
         if (!is_own || !option_is_of_rule(option, rule)) { continue; }
         printf("%s --%s %s", before, option->name, option_print_value(option, options, value));

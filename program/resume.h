@@ -244,7 +244,7 @@ static inline void check_resume(Run *run) {
 static inline void compare_options(const Run *run, char remarks[CHECKPOINT_REMARKS_SIZE], char keeping[160]) {
     char now[OPTION_VALUE_SIZE], old[OPTION_VALUE_SIZE];
     const json_t *options = json_object_get(run->source.manifest, "options");
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         const json_t *before = json_object_get(options, option->name),
                      *value = json_object_get(run->checkpointed.options, option->name);
         if (json_equal(before, value)) { continue; }

@@ -202,15 +202,17 @@ static inline void choose_schedule(const Options *options, int ranks, SchedulerS
     settings->target = ceil(total);
     settings->sequential = options->sequential;
     settings->rate_by_commits = by_commits;
-    settings->rate.kind = (ScheduleKind)options->schedule;
-    settings->rate.peak = options->learning_rate;
-    settings->rate.minimum = options->minimum_learning_rate;
-    settings->rate.step = step;
-    settings->rate.warmup = (double)options->warmup * step;
-    settings->rate.total = total / counted;
-    // All that is left by the warm-up, where it is not given.
-    settings->rate.decay =
-        (options->decay_tokens == 0 ? total : (double)options->decay_tokens / micro_batch) / counted;
+    LearningRate rate = {
+        .kind = (ScheduleKind)options->schedule,
+        .peak = options->learning_rate,
+        .minimum = options->minimum_learning_rate,
+        .step = step,
+        .warmup = (double)options->warmup * step,
+        .total = total / counted,
+        // All that is left by the warm-up, where it is not given.
+        .decay =
+            (options->decay_tokens == 0 ? total : (double)options->decay_tokens / micro_batch) / counted};
+    settings->rate = rate;
 }
 
 static inline SchedulerSettings choose_settings(const Setup *setup) {
@@ -219,36 +221,38 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     const Transport *transport = setup->transport;
     Placement *placement = setup->placement;
     uint64_t seed = (uint64_t)options->seed;
-    SchedulerSettings settings = {.kind = rule->kind,
-                                  .replicated = rule->replicated,
-                                  .overlap = options->overlap,
-                                  .adaptive = options_are_adaptive(options)};
     int own = options_rank_accumulate(options, transport->rank);
-    settings.micro_batches = own > 0 ? own : 1 + rule->further_rounds; // auto: the least possible
-    settings.wire = settings.estimate_wire = (WireFormat)options->wire;
-    settings.gradient_clip = options->grad_clip;
-    settings.on_spike = (SpikePolicy)options->on_spike;
-    settings.spike_limit = options->spike_limit;
+    SchedulerSettings settings = {
+        .kind = rule->kind,
+        .replicated = rule->replicated,
+        .overlap = options->overlap,
+        .adaptive = options_are_adaptive(options),
+        .micro_batches = own > 0 ? own : 1 + rule->further_rounds, // auto: the least possible
+        .wire = (WireFormat)options->wire,
+        .estimate_wire = (WireFormat)options->wire,
+        .gradient_clip = options->grad_clip,
+        .on_spike = (SpikePolicy)options->on_spike,
+        .spike_limit = options->spike_limit,
+        .optimizer = {.beta1 = options->beta1,
+                      .beta2 = options->beta2,
+                      .epsilon = options->eps,
+                      .weight_decay = options->weight_decay,
+                      .muon_momentum = options->muon_momentum,
+                      .muon_iterations = (int)options->muon_iterations,
+                      .tensors = setup->tensors,
+                      .tensor_count = setup->tensor_count,
+                      .moments = (Precision)options->moments,
+                      // Moments are rounded at random: ranks that step by themselves do it in
+                      // different ways, so the mean over the ranks is more exact.
+                      .seed = rule->kind == RULE_LOCAL ? random_hash(seed, (uint64_t)transport->rank) : seed,
+                      .precision = placement->precision},
+        .fragments = 1,
+        .gpu = placement_gpu(placement),
+        .precision = placement->precision,
+        .nccl = placement->uses_nccl ? &placement->nccl : NULL,
+        .product_processors = placement->product_processors};
     choose_schedule(options, transport->size, &settings);
-    settings.fragments = 1;
     if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
-    settings.optimizer.beta1 = options->beta1;
-    settings.optimizer.beta2 = options->beta2;
-    settings.optimizer.epsilon = options->eps;
-    settings.optimizer.weight_decay = options->weight_decay;
-    settings.optimizer.muon_momentum = options->muon_momentum;
-    settings.optimizer.muon_iterations = (int)options->muon_iterations;
-    settings.optimizer.tensors = setup->tensors;
-    settings.optimizer.tensor_count = setup->tensor_count;
-    settings.optimizer.precision = placement->precision;
-    settings.optimizer.moments = (Precision)options->moments;
-    // Moments are rounded at random: ranks that step by themselves do it in different
-    // ways, so the mean over the ranks is more exact.
-    settings.optimizer.seed = rule->kind == RULE_LOCAL ? random_hash(seed, (uint64_t)transport->rank) : seed;
-    settings.gpu = placement_gpu(placement);
-    settings.precision = placement->precision;
-    settings.nccl = placement->uses_nccl ? &placement->nccl : NULL;
-    settings.product_processors = placement->product_processors;
     // Casts travel in twos, which must not belong to two ranks.
     bool in_twos = options->inner == INNER_ADAMW ||
                    (setup->config->channels % 2 == 0 && setup->config->mlp_channels % 2 == 0);

@@ -135,7 +135,7 @@ static void test_relations_name_values_that_exist(void **state) {
     int named = 0;
     Options defaults;
     options_defaults(&defaults);
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         for (const OptionRelation *relation = option->relations; relation->kind != 0; relation++, named++) {
             const OptionSpec *other = option_of(relation->other);
             Options options = defaults;
@@ -648,7 +648,7 @@ static void test_save_reloads_bit_for_bit(void **state) {
             const OptionSpec *option = &option_table[i];
             void *field = option_field(option, &options);
             bool replaces = false;
-            for (const OptionSpec *other = option_table; other < option_end; other++) {
+            for (EACH_OPTION(other)) {
                 replaces = replaces || option_relates(option, OPTION_INSTEAD_OF, other);
             }
             if (option->offset == offsetof(Options, config) || replaces) { continue; }

@@ -237,9 +237,8 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
     return good;
 }
 
-// Tokens that were trained on until the checkpoint at `path`, and its commit; 0 where it cannot be
-// read.
-static inline double checkpoint_tokens(const char *path, int64_t *commit) {
+// Tokens that were trained on until the checkpoint at `path`; 0 where it cannot be read.
+static inline double checkpoint_tokens(const char *path) {
     char file[CHECKPOINT_PATH_SIZE + 32];
     CheckpointedRun run;
     Scheduler s;
@@ -247,7 +246,6 @@ static inline double checkpoint_tokens(const char *path, int64_t *commit) {
     json_t *manifest = json_load_file(file, JSON_REJECT_DUPLICATES, NULL);
     bool good = numbers_read(manifest, SCHEDULER_NUMBERS, &s) && numbers_read(manifest, RUN_NUMBERS, &run);
     json_decref(manifest);
-    *commit = good ? s.optimizer.commits : 0;
     return good ? s.gradients_done * run.B * run.T : 0;
 }
 

@@ -308,10 +308,10 @@ static inline json_t *options_as_json(const Options *options) {
     }
     json_object_set_new(object, option_of(offsetof(Options, config))->name, json_null());
     for (EACH_OPTION(option)) {
-        for (EACH_OPTION(other)) {
-            bool replaced = option_relates(option, OPTION_INSTEAD_OF, other) &&
-                            !option_is_same(option, options, &defaults);
-            if (replaced) { json_object_set_new(object, other->name, json_null()); }
+        for (const OptionRelation *relation = option->relations; relation->kind != 0; relation++) {
+            bool replaces =
+                relation->kind == OPTION_INSTEAD_OF && !option_is_same(option, options, &defaults);
+            if (replaces) { json_object_set_new(object, option_of(relation->other)->name, json_null()); }
         }
     }
     for (EACH_OPTION(option)) {
@@ -503,20 +503,20 @@ static inline bool options_settle_rivals(Options *options, OptionSource sources[
                                          Error *error) {
     Options defaults;
     options_defaults(&defaults);
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *one = &option_table[i];
-        for (int j = 0; j < OPTION_COUNT_OF_TABLE && !option_is_same(one, options, &defaults); j++) {
-            const OptionSpec *other = &option_table[j];
-            bool is_set = sources[j] != FROM_DEFAULT && !option_has_value(other, options, "") &&
+    for (EACH_OPTION(one)) {
+        for (const OptionRelation *relation = one->relations; relation->kind != 0; relation++) {
+            const OptionSpec *other = option_of(relation->other);
+            OptionSource *mine = &sources[one - option_table], *its = &sources[other - option_table];
+            bool rivals = relation->kind == OPTION_INSTEAD_OF && *its != FROM_DEFAULT &&
+                          !option_is_same(one, options, &defaults) && !option_has_value(other, options, "") &&
                           !option_has_value(other, options, "unset");
-            if (!is_set || !option_relates(one, OPTION_INSTEAD_OF, other)) { continue; }
-            if (sources[i] == sources[j]) {
+            if (!rivals) { continue; }
+            if (*mine == *its) {
                 return error_set(error, "--%s and --%s: one takes the place of the other; choose one",
                                  one->name, other->name);
             }
-            bool first = sources[i] > sources[j];
-            option_set_default(first ? other : one, options);
-            sources[first ? j : i] = FROM_DEFAULT;
+            option_set_default(*mine > *its ? other : one, options);
+            *(*mine > *its ? its : mine) = FROM_DEFAULT;
         }
     }
     return true;
@@ -571,10 +571,10 @@ static inline bool options_take(const char *path, OptionSource source, Options *
         bool depends = option->rules != NULL, anew = !again && option->measured == NULL;
         bool is_free = !again || (!option->of_one_run && options->config[0] == '\0');
         bool fits = !again || option_is_of_rule(option, options_rule(options));
-        for (EACH_OPTION(other)) {
-            bool follows = option_relates(option, OPTION_FOLLOWS, other);
-            depends = depends || follows;
-            anew = anew || (again && follows && !option_is_same(other, options, &saved));
+        for (const OptionRelation *relation = option->relations; relation->kind != 0; relation++) {
+            if (relation->kind != OPTION_FOLLOWS) { continue; }
+            depends = true;
+            anew = anew || (again && !option_is_same(option_of(relation->other), options, &saved));
         }
         bool is_kept = again && saved.chosen[index] && option_is_open(option, options);
         bool is_taken = (is_free && sources[index] == FROM_DEFAULT) || is_kept;

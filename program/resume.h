@@ -182,9 +182,8 @@ static inline int64_t load_newest(Run *run) {
 // --decay-now: from the checkpoint on the rate falls, and the run ends that many tokens later. A
 // checkpoint that cannot be read is refused by check_resume.
 static inline bool decay_from_checkpoint(Options *options, Error *error) {
-    int64_t commit;
     if (options->decay_now == 0) { return true; }
-    options->tokens = (int64_t)ceil(checkpoint_tokens(options->resume, &commit)) + options->decay_now;
+    options->tokens = (int64_t)ceil(checkpoint_tokens(options->resume)) + options->decay_now;
     if (options->tokens > (int64_t)OPTION_NO_LIMIT) {
         return error_set(error,
                          "--decay-now %lld: with the tokens before it that is more than can be counted here: "
@@ -199,12 +198,15 @@ static inline bool decay_from_checkpoint(Options *options, Error *error) {
 
 // --decay-now: whether the rate has its peak at the checkpoint. With other batches or another
 // --lr-by than the run had, the same tokens may lie in the warm-up, or behind the end.
-static inline bool check_decay(const Options *options, const SchedulerSettings *settings, Error *error) {
-    const LearningRate *rate = &settings->rate;
+static inline bool check_decay(const Run *run, Error *error) {
+    const Options *options = &run->options;
+    const LearningRate *rate = &run->scheduler.settings.rate;
     const char *resume = options->resume;
-    int64_t commit;
-    double done = checkpoint_tokens(resume, &commit) / (double)(options->micro_batch * options->seq_len);
-    done = settings->rate_by_commits ? (double)commit : done;
+    int64_t commit = integer_from_json(run->source.manifest, "commit");
+    double before = (double)(options->tokens - options->decay_now);
+    double done = run->scheduler.settings.rate_by_commits
+                      ? (double)commit
+                      : before / (double)(options->micro_batch * options->seq_len);
     if (done < rate->warmup) {
         return error_set(error,
                          "--decay-now: at commit %lld of %.300s the rate still rises, for %lld commits: "
@@ -233,7 +235,7 @@ static inline void check_resume(Run *run) {
         }
     } else if (strcmp(options->resume, "off") != 0) {
         good = checkpoint_open(&run->source, checkpointed, options->resume, &error) &&
-               (options->decay_now == 0 || check_decay(options, &run->scheduler.settings, &error));
+               (options->decay_now == 0 || check_decay(run, &error));
         options->decay_now = 0;
     }
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);

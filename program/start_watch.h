@@ -8,7 +8,7 @@
 #include <pthread.h>
 
 #include "program/launch_checks.h"
-#include "runtime/log.h"
+#include "runtime/device.h"
 
 typedef struct StartWatch {
     pthread_t thread;

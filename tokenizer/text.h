@@ -6,6 +6,7 @@
 // known, they are printed as numbers, and no text can be encoded.
 #pragma once
 
+#include "runtime/numbers.h"
 #include "tokenizer/tokenizer.h"
 
 // ---- Is it text? ----------------------------------------------------------------------

@@ -25,7 +25,7 @@
 #include "runtime/random.h"
 #include "tokenizer/corpus.h"
 #include "tokenizer/documents.h"
-#include "tokenizer/text_format.h"
+#include "tokenizer/text.h"
 #include "tokenizer/token_file.h"
 
 typedef struct DataRequest {
@@ -139,8 +139,8 @@ static inline bool data_file_check_length(const DataFile *file, int T, Error *er
 // Maps file->path; on failure nothing stays mapped.
 static inline bool data_file_map(DataFile *file, Error *error) {
     file->mapping = file_map(file->path, "data must be a file of text or token ids", &file->bytes, error);
-    return file->mapping != NULL && (stat(file->path, &file->opened) == 0 ||
-                                     error_set(error, "cannot read %.400s: %s", file->path, strerror(errno)));
+    return file->mapping != NULL &&
+           (stat(file->path, &file->opened) == 0 || error_set_file(error, "read", file->path));
 }
 
 // Reads one of llm.c's token files, whose magic number has been recognised.

@@ -12,13 +12,13 @@
 #include "program/average.h"       // defines: command_average: the mean of the last checkpoints
 #include "program/data.h"          // defines: open_data, tokenize_data: what is trained on
 #include "program/fit.h"           // defines: fit_check: is there memory enough?
+#include "program/json_lines.h"    // defines: command_tokenize: token files of lines of JSON
 #include "program/machine_rates.h" // defines: choose_precision: fp32 or bf16, by measurement
 #include "program/resume.h"        // defines: begin_checkpoint, resume_run, roll_back: a run on disk
 #include "program/setup.h"         // defines: choose_model, reserve_memory: choices before training
 #include "program/spike_report.h"  // defines: report_spike, fail_spike: steps that were not made
 #include "program/start.h"         // defines: open_run_directory, start_run: memory, threads, parameters
 #include "program/start_watch.h"   // defines: start_watch_begin: a deadline before ranks have met
-#include "program/tokenize.h"      // defines: command_tokenize: token files of lines of JSON
 #include "program/validation.h"    // defines: validate_commit: the loss on held-out data
 
 static void meet_ranks(Run *run, bool understood, Error *error);
@@ -159,7 +159,6 @@ static void choose_together(Run *run, const Hello *hellos) {
                 reserve_memory(&setup, &error);
     MemoryRoom room = memory_room(&setup);
     good = good && fit_check(&setup, &room, &error);
-    run->scheduler.wishes.stop_requested = run->training.stop_requested = &run->signal_watch.stop_requested;
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
 

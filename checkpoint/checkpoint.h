@@ -73,16 +73,10 @@ typedef struct CheckpointedRun {
     int64_t keep_every;         // the first one at or beyond each multiple of this stays too; 0: none
     bool keep_best;             // the one of best_commit stays too
     json_t *options;            // the effective options, name: value
-    json_t *chosen;             // those that the program chose, alike
     int product_processors;     // GPU multiprocessors that products during an exchange may use; 0: all
     const char *data;           // what the training data are (data_loader_identify)
-    bool data_changed;    // this rank has perhaps trained on others; the program sets it before it saves
-    const char *measured; // the measurement that chose some of the options; "": none did
-    bool fresh_moments;   // a checkpoint of another inner optimizer may be loaded, without its moments
-    // Whether continuing with `now` instead of `before` (NULL: not known) changes bits.
-    bool (*option_change_matters)(const void *context, const char *name, const json_t *before,
-                                  const json_t *now);
-    const void *option_context; // its first argument
+    bool data_changed;  // this rank has perhaps trained on others; the program sets it before it saves
+    bool fresh_moments; // a checkpoint of another inner optimizer may be loaded, without its moments
 
     // Saved and loaded with everything else. data_base counts micro-batches of all ranks:
     // the data before it was used before this process began, or before it rolled back.
@@ -193,32 +187,30 @@ typedef struct StateNumber {
     size_t offset;
 } StateNumber;
 
-static const StateNumber SITE_NUMBERS[] = {
-    {"micro_batch", NUMBER_AMOUNT, offsetof(SpikeSite, micro_batch)},
-    {"element", NUMBER_AMOUNT, offsetof(SpikeSite, element)},
-    {"high_loss", NUMBER_FLAG, offsetof(SpikeSite, high_loss)},
-    {NULL, NUMBER_INT, 0},
-};
+#define NUMBER_AS(key, kind, type, member) \
+    { key, NUMBER_##kind, offsetof(type, member) }
+#define NUMBER(kind, type, member) NUMBER_AS(#member, kind, type, member)
+#define NUMBERS_END \
+    { NULL, NUMBER_INT, 0 }
+
+static const StateNumber SITE_NUMBERS[] = {NUMBER(AMOUNT, SpikeSite, micro_batch),
+                                           NUMBER(AMOUNT, SpikeSite, element),
+                                           NUMBER(FLAG, SpikeSite, high_loss), NUMBERS_END};
 
 // Without what the job fills in.
-static const StateNumber TALLY_NUMBERS[] = {
-    {"micro_batches", NUMBER_AMOUNT, offsetof(Tally, micro_batches)},
-    {"predicted", NUMBER_AMOUNT, offsetof(Tally, predicted)},
-    {"loss", NUMBER_REAL, offsetof(Tally, loss)},
-    {"perfect_loss", NUMBER_REAL, offsetof(Tally, perfect_loss)},
-    {"not_finite", NUMBER_AMOUNT, offsetof(Tally, not_finite)},
-    {"left_out", NUMBER_AMOUNT, offsetof(Tally, left_out)},
-    {"site", NUMBER_SITE, offsetof(Tally, site)},
-    {NULL, NUMBER_INT, 0},
-};
+static const StateNumber TALLY_NUMBERS[] = {NUMBER(AMOUNT, Tally, micro_batches),
+                                            NUMBER(AMOUNT, Tally, predicted),
+                                            NUMBER(REAL, Tally, loss),
+                                            NUMBER(REAL, Tally, perfect_loss),
+                                            NUMBER(AMOUNT, Tally, not_finite),
+                                            NUMBER(AMOUNT, Tally, left_out),
+                                            NUMBER(SITE, Tally, site),
+                                            NUMBERS_END};
 
 // The limit of a detector is an option, and no part of what it has learned.
-static const StateNumber DETECTOR_NUMBERS[] = {
-    {"learned", NUMBER_AMOUNT, offsetof(SpikeDetector, learned)},
-    {"mean", NUMBER_REAL, offsetof(SpikeDetector, mean)},
-    {"variance", NUMBER_AMOUNT, offsetof(SpikeDetector, variance)},
-    {NULL, NUMBER_INT, 0},
-};
+static const StateNumber DETECTOR_NUMBERS[] = {NUMBER(AMOUNT, SpikeDetector, learned),
+                                               NUMBER(REAL, SpikeDetector, mean),
+                                               NUMBER(AMOUNT, SpikeDetector, variance), NUMBERS_END};
 
 // What only this worker knows. Ranks exchange it as a record.
 typedef struct WorkerNumbers {
@@ -231,65 +223,49 @@ typedef struct WorkerNumbers {
 } WorkerNumbers;
 
 static const StateNumber WORKER_NUMBERS[] = {
-    {"micro_batches_begun", NUMBER_COUNT, offsetof(WorkerNumbers, micro_batches_begun)},
-    {"tally", NUMBER_TALLY, offsetof(WorkerNumbers, tally)},
-    {"handed_over", NUMBER_TALLY, offsetof(WorkerNumbers, handed_over)},
-    {"local_norm", NUMBER_REAL, offsetof(WorkerNumbers, local_norm)},
-    {"local_rate", NUMBER_REAL, offsetof(WorkerNumbers, local_rate)},
-    {"norms", NUMBER_DETECTOR, offsetof(WorkerNumbers, norms)},
-    {"losses", NUMBER_DETECTOR, offsetof(WorkerNumbers, losses)},
-    {"spikes_in_a_row", NUMBER_AMOUNT, offsetof(WorkerNumbers, spikes_in_a_row)},
-    {"data_changed", NUMBER_FLAG, offsetof(WorkerNumbers, data_changed)},
-    {NULL, NUMBER_INT, 0},
+    NUMBER(COUNT, WorkerNumbers, micro_batches_begun), NUMBER(TALLY, WorkerNumbers, tally),
+    NUMBER(TALLY, WorkerNumbers, handed_over),         NUMBER(REAL, WorkerNumbers, local_norm),
+    NUMBER(REAL, WorkerNumbers, local_rate),           NUMBER(DETECTOR, WorkerNumbers, norms),
+    NUMBER(DETECTOR, WorkerNumbers, losses),           NUMBER(AMOUNT, WorkerNumbers, spikes_in_a_row),
+    NUMBER(FLAG, WorkerNumbers, data_changed),         NUMBERS_END,
 };
 
 // The latest job. If it is in flight, the next boundary will apply its result.
 static const StateNumber JOB_NUMBERS[] = {
-    {"kind", NUMBER_INT, offsetof(Job, kind)},
-    {"commit", NUMBER_COUNT, offsetof(Job, commit)},
-    {"gradients_done", NUMBER_AMOUNT, offsetof(Job, gradients_done)},
-    {"fragment", NUMBER_INT, offsetof(Job, fragment)},
-    {"learning_rate", NUMBER_REAL, offsetof(Job, learning_rate)},
-    {"gradient_norm", NUMBER_REAL, offsetof(Job, gradient_norm)},
-    {"first_bad_rank", NUMBER_INT, offsetof(Job, first_bad_rank)},
-    {"total", NUMBER_TALLY, offsetof(Job, total)},
-    {NULL, NUMBER_INT, 0},
+    NUMBER(INT, Job, kind),           NUMBER(COUNT, Job, commit),       NUMBER(AMOUNT, Job, gradients_done),
+    NUMBER(INT, Job, fragment),       NUMBER(REAL, Job, learning_rate), NUMBER(REAL, Job, gradient_norm),
+    NUMBER(INT, Job, first_bad_rank), NUMBER(TALLY, Job, total),        NUMBERS_END,
 };
 
 static const StateNumber SCHEDULER_NUMBERS[] = {
-    {"commit", NUMBER_COUNT, offsetof(Scheduler, optimizer.steps)},
-    {"gradients_done", NUMBER_AMOUNT, offsetof(Scheduler, gradients_done)},
-    {"spikes", NUMBER_AMOUNT, offsetof(Scheduler, spikes.count)},
-    {"rollbacks", NUMBER_AMOUNT, offsetof(Scheduler, spikes.rollbacks)},
-    {"fragment", NUMBER_INT, offsetof(Scheduler, local.fragment)},
-    {"beside_commit", NUMBER_INT, offsetof(Scheduler, settings.device.beside[0])},
-    {"beside_estimate", NUMBER_INT, offsetof(Scheduler, settings.device.beside[1])},
-    {"reports", NUMBER_COUNT, offsetof(Scheduler, reports)},
-    {"reported_commit", NUMBER_COUNT, offsetof(Scheduler, report.commit)},
-    {"reported_gradients", NUMBER_AMOUNT, offsetof(Scheduler, report.gradients_done)},
-    {NULL, NUMBER_INT, 0},
-};
+    NUMBER_AS("commit", COUNT, Scheduler, optimizer.steps),
+    NUMBER(AMOUNT, Scheduler, gradients_done),
+    NUMBER_AS("spikes", AMOUNT, Scheduler, spikes.count),
+    NUMBER_AS("rollbacks", AMOUNT, Scheduler, spikes.rollbacks),
+    NUMBER_AS("fragment", INT, Scheduler, local.fragment),
+    NUMBER_AS("beside_commit", INT, Scheduler, settings.device.beside[0]),
+    NUMBER_AS("beside_estimate", INT, Scheduler, settings.device.beside[1]),
+    NUMBER(COUNT, Scheduler, reports),
+    NUMBER_AS("reported_commit", COUNT, Scheduler, report.commit),
+    NUMBER_AS("reported_gradients", AMOUNT, Scheduler, report.gradients_done),
+    NUMBERS_END};
 
 // What the run was.
-static const StateNumber RUN_NUMBERS[] = {
-    {"sequences", NUMBER_INT, offsetof(CheckpointedRun, B)},
-    {"length", NUMBER_INT, offsetof(CheckpointedRun, T)},
-    {"product_processors", NUMBER_INT, offsetof(CheckpointedRun, product_processors)},
-    {"frozen_crc32", NUMBER_COUNT, offsetof(CheckpointedRun, frozen_sum)},
-    {"trained_crc32", NUMBER_COUNT, offsetof(CheckpointedRun, trained_sum)},
-    {NULL, NUMBER_INT, 0},
-};
+static const StateNumber RUN_NUMBERS[] = {NUMBER_AS("sequences", INT, CheckpointedRun, B),
+                                          NUMBER_AS("length", INT, CheckpointedRun, T),
+                                          NUMBER(INT, CheckpointedRun, product_processors),
+                                          NUMBER_AS("frozen_crc32", COUNT, CheckpointedRun, frozen_sum),
+                                          NUMBER_AS("trained_crc32", COUNT, CheckpointedRun, trained_sum),
+                                          NUMBERS_END};
 
-static const StateNumber PROGRESS_NUMBERS[] = {
-    {"data_base", NUMBER_COUNT, offsetof(CheckpointedRun, data_base)},
-    {"seconds", NUMBER_AMOUNT, offsetof(CheckpointedRun, seconds)},
-    {"next_learning_rate", NUMBER_AMOUNT, offsetof(CheckpointedRun, next_learning_rate)},
-    {"validated_commit", NUMBER_COUNT, offsetof(CheckpointedRun, validated_commit)},
-    {"best_commit", NUMBER_COUNT, offsetof(CheckpointedRun, best_commit)},
-    {"best_loss", NUMBER_AMOUNT, offsetof(CheckpointedRun, best_loss)},
-    {"worse_validations", NUMBER_COUNT, offsetof(CheckpointedRun, worse)},
-    {NULL, NUMBER_INT, 0},
-};
+static const StateNumber PROGRESS_NUMBERS[] = {NUMBER(COUNT, CheckpointedRun, data_base),
+                                               NUMBER(AMOUNT, CheckpointedRun, seconds),
+                                               NUMBER(AMOUNT, CheckpointedRun, next_learning_rate),
+                                               NUMBER(COUNT, CheckpointedRun, validated_commit),
+                                               NUMBER(COUNT, CheckpointedRun, best_commit),
+                                               NUMBER(AMOUNT, CheckpointedRun, best_loss),
+                                               NUMBER_AS("worse_validations", COUNT, CheckpointedRun, worse),
+                                               NUMBERS_END};
 
 static inline const StateNumber *number_members(NumberKind kind) {
     return kind == NUMBER_SITE ? SITE_NUMBERS : kind == NUMBER_TALLY ? TALLY_NUMBERS : DETECTOR_NUMBERS;
@@ -376,13 +352,12 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
         json_array_append_new(applied, json_integer((json_int_t)s->local.fragments[i].applied_at));
     }
     json_t *manifest = json_pack(
-        "{s:i, s:s, s:s, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:b, s:o, s:o, s:O, s:O?, s:s, s:s, s:b, s:b}",
-        "checkpoint", CHECKPOINT_VERSION, "program", run->version, "revision", run->revision, "rounding",
-        run->rounding, "optimizer", run->rule->name, "parameters", (json_int_t)run->table->parameter_count,
-        "model", hf_model_describe(run->config, NULL), "device",
-        s->settings.device.gpu != NULL ? "cuda" : "cpu", "data", run->data, "applied_at", applied,
-        "job_in_flight", s->job_in_flight ? 1 : 0, "job", numbers_write(json_object(), JOB_NUMBERS, &s->job),
-        "workers", list, "options", run->options, "chosen", run->chosen, "measured", run->measured,
+        "{s:i, s:s, s:s, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:b, s:o, s:o, s:O, s:s, s:b, s:b}", "checkpoint",
+        CHECKPOINT_VERSION, "program", run->version, "revision", run->revision, "rounding", run->rounding,
+        "optimizer", run->rule->name, "parameters", (json_int_t)run->table->parameter_count, "model",
+        hf_model_describe(run->config, NULL), "device", s->settings.device.gpu != NULL ? "cuda" : "cpu",
+        "data", run->data, "applied_at", applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job",
+        numbers_write(json_object(), JOB_NUMBERS, &s->job), "workers", list, "options", run->options,
         "exchange", exchange, "casts", s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon",
         checkpoint_has_muon(run));
     numbers_write(manifest, SCHEDULER_NUMBERS, s);

@@ -21,8 +21,7 @@ static inline bool json_write(json_t *root, const char *directory, const char *n
                               Error *error) {
     char path[PATH_MAX];
     bool good = path_within(path, directory, name, error) &&
-                (json_dump_file(root, path, flags) == 0 ||
-                 error_set(error, "cannot write %.400s: %s", path, strerror(errno))) &&
+                (json_dump_file(root, path, flags) == 0 || error_set_file(error, "write", path)) &&
                 path_sync(path, error);
     json_decref(root);
     return good;
@@ -43,7 +42,7 @@ static inline bool file_sums_write(const char *directory, const char *known, uin
     char path[PATH_MAX];
     json_t *sums = json_object();
     DIR *list = opendir(directory);
-    bool good = list != NULL || error_set(error, "cannot read %.400s: %s", directory, strerror(errno));
+    bool good = list != NULL || error_set_file(error, "read", directory);
     for (struct dirent *entry; good && (entry = readdir(list)) != NULL;) {
         struct stat status;
         uint32_t found = sum;

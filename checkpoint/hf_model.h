@@ -311,14 +311,13 @@ static inline bool hf_model_copy_file(const char *from, const char *to, Error *e
     char block[1 << 16];
     ssize_t count = 1;
     int input = open(from, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // opening a pipe must not wait
-    if (input < 0) { return error_set(error, "cannot read %.300s: %s", from, strerror(errno)); }
+    if (input < 0) { return error_set_file(error, "read", from); }
     int output = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     while (output >= 0 && count > 0) {
         count = read(input, block, sizeof block);
         if (count > 0 && !file_write_all(output, block, (size_t)count, FILE_POSITION)) { count = -1; }
     }
-    bool good = output >= 0 ? file_finish(output, to, count == 0, error)
-                            : error_set(error, "cannot write %.300s: %s", to, strerror(errno));
+    bool good = output >= 0 ? file_finish(output, to, count == 0, error) : error_set_file(error, "write", to);
     close(input);
     return good;
 }
@@ -468,9 +467,7 @@ static inline bool hf_model_save(const char *directory, const ModelConfig *confi
     uint32_t sum;
     bool adapts = adapters != NULL;
     const char *name = adapts ? ADAPTERS_WEIGHTS : "model.safetensors";
-    if (mkdir(directory, 0777) != 0) {
-        return error_set(error, "cannot create the directory %.300s: %s", directory, strerror(errno));
-    }
+    if (mkdir(directory, 0777) != 0) { return error_set_file(error, "create the directory", directory); }
     return json_write(hf_model_describe(config, tokenizer), directory, "config.json",
                       JSON_INDENT(2) | JSON_REAL_PRECISION(9), error) &&
            (tokenizer == NULL || hf_model_copy_tokenizer(tokenizer, directory, error)) &&

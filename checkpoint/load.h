@@ -16,7 +16,9 @@ enum { CHECKPOINT_REMARKS_SIZE = 512 };
 // A checkpoint that this rank has opened. In the functions below, `run` is always the
 // present run, never the one that saved the checkpoint.
 typedef struct CheckpointSource {
-    json_t *manifest;
+    char path[CHECKPOINT_PATH_SIZE];
+    json_t *manifest; // NULL: it is not open
+    bool refused;     // it can be read, but is of another model, or of other moments
     SafetensorsFile state;
     CheckpointedRun before; // the saving run: RUN_NUMBERS and PROGRESS_NUMBERS of it
     const Rule *rule;       // of that run
@@ -209,29 +211,34 @@ static inline void checkpoint_close(CheckpointSource *source) {
     json_decref(source->manifest);
     free(source->numbers);
     safetensors_close(&source->state);
+    memset(source, 0, sizeof *source);
 }
 
 // One rank alone: opens a checkpoint, and checks that its files are there, sound and of
-// this run's model, but reads no vectors. On failure there is nothing to close.
+// this run's model, but reads no vectors. source: zeros, or a checkpoint that was opened before: if
+// it is the same one nothing is left to do. On failure there is nothing to close.
 static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedRun *run, const char *path,
                                    Error *error) {
     char file[CHECKPOINT_PATH_SIZE + 32];
-    snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
-    memset(source, 0, sizeof *source);
-    bool good = source_open_manifest(source, run, path, error) &&
-                safetensors_open(&source->state, file, error) &&
-                source_is_of_model(source, run, path, error) && source_has_moments(source, run, path, error);
+    if (source->manifest != NULL && strcmp(source->path, path) == 0) { return true; }
+    checkpoint_close(source);
+    snprintf(source->path, sizeof source->path, "%s", path);
+    snprintf(file, sizeof file, "%s/state.safetensors", source->path);
+    bool readable = source_open_manifest(source, run, path, error);
+    bool fits = readable && source_is_of_model(source, run, path, error) &&
+                source_has_moments(source, run, path, error);
+    bool good = fits && safetensors_open(&source->state, file, error);
     if (good && !source_is_complete(source, run)) {
         good = error_set(error, "%.400s lacks a vector that every checkpoint of %s has", file,
                          source->rule->name);
     }
     if (!good) { checkpoint_close(source); }
+    source->refused = readable && !fits;
     return good;
 }
 
-// Tokens that were trained on until the checkpoint at `path`, and its commit; 0 where it cannot be
-// read.
-static inline double checkpoint_tokens(const char *path, int64_t *commit) {
+// Tokens that were trained on until the checkpoint at `path`; 0 where it cannot be read.
+static inline double checkpoint_tokens(const char *path) {
     char file[CHECKPOINT_PATH_SIZE + 32];
     CheckpointedRun run;
     Scheduler s;
@@ -239,7 +246,6 @@ static inline double checkpoint_tokens(const char *path, int64_t *commit) {
     json_t *manifest = json_load_file(file, JSON_REJECT_DUPLICATES, NULL);
     bool good = numbers_read(manifest, SCHEDULER_NUMBERS, &s) && numbers_read(manifest, RUN_NUMBERS, &run);
     json_decref(manifest);
-    *commit = good ? s.optimizer.steps : 0;
     return good ? s.gradients_done * run.B * run.T : 0;
 }
 
@@ -261,7 +267,7 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
     snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
     size_t bytes = source->state.size, blocks = (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
     int descriptor = open(file, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) { return error_set(error, "cannot open %.400s: %s", file, strerror(errno)); }
+    if (descriptor < 0) { return error_set_file(error, "open", file); }
     unsigned char *block = (unsigned char *)memory_take(1, CHECKPOINT_BLOCK);
     bool good = json_array_size(expected) == blocks;
     for (size_t i = (size_t)transport->rank; good && i < blocks; i += (size_t)transport->size) {
@@ -439,18 +445,18 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
 
 // ---- Remarks --------------------------------------------------------------------------
 
-// Fills remarks with what cannot continue as if nothing had happened; empty: everything can.
+// Fills remarks with what cannot continue as if nothing had happened, but for options (resume.h);
+// empty: everything can.
 static inline void source_find_remarks(const CheckpointSource *source, const CheckpointedRun *run,
                                        char remarks[CHECKPOINT_REMARKS_SIZE]) {
-    const json_t *manifest = source->manifest, *options = json_object_get(manifest, "options");
-    const char *device = json_string_value(json_object_get(manifest, "device")), *name,
+    const json_t *manifest = source->manifest;
+    const char *device = json_string_value(json_object_get(manifest, "device")),
                *exchange = json_string_value(json_object_get(manifest, "exchange")),
                *data = json_string_value(json_object_get(manifest, "data"));
     const SchedulerSettings *settings = &run->scheduler->settings;
     bool other_ranks = source->workers != run->transport->size, local = run->rule->kind == RULE_LOCAL,
          other_data = data == NULL || strncmp(data, run->data, strcspn(run->data, ";")) != 0, changed = false;
     char today[64], rounds[300];
-    json_t *value;
     const char *revision = json_string_value(json_object_get(manifest, "revision")),
                *rounding = json_string_value(json_object_get(manifest, "rounding"));
     bool other_device = device != NULL && (strcmp(device, "cuda") == 0) != (settings->device.gpu != NULL);
@@ -484,13 +490,6 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         if (cases[i].holds) { text_join(remarks, CHECKPOINT_REMARKS_SIZE, "; ", "%s", cases[i].remark); }
     }
-    json_object_foreach(run->options, name, value) {
-        const json_t *before = json_object_get(options, name);
-        if (!json_equal(before, value) &&
-            run->option_change_matters(run->option_context, name, before, value)) {
-            text_join(remarks, CHECKPOINT_REMARKS_SIZE, "; ", "another --%.40s", name);
-        }
-    }
 }
 
 // Whether the model in a checkpoint, which going on does not read, is what was written.
@@ -502,19 +501,18 @@ static inline bool checkpoint_model_is_whole(const char *checkpoint, Error *erro
 }
 
 // All ranks, after scheduler_start: puts the run into the state of a checkpoint. False
-// with an error, the same on all ranks: the run is as it was.
-static inline bool checkpoint_load(CheckpointedRun *run, const char *path,
-                                   char remarks[CHECKPOINT_REMARKS_SIZE], Error *error) {
-    CheckpointSource source;
-    bool opened = checkpoint_open(&source, run, path, error);
-    bool good = all_ranks_good(run, opened, error) &&
-                all_ranks_good(run, checkpoint_verify(&source, run, path, error), error);
+// with an error, the same on all ranks: the run is as it was. source: as of checkpoint_open, and
+// afterwards open.
+static inline bool checkpoint_load(CheckpointSource *source, CheckpointedRun *run, const char *path,
+                                   Error *error) {
+    bool good = all_ranks_good(run, checkpoint_open(source, run, path, error), error) &&
+                all_ranks_good(run, checkpoint_verify(source, run, path, error), error);
     if (good) {
-        load_vectors(&source, run);
-        load_numbers(&source, run);
+        load_vectors(source, run);
+        load_numbers(source, run);
         scheduler_change_parameters(run->scheduler, false);
-        source_find_remarks(&source, run, remarks);
+    } else {
+        checkpoint_close(source);
     }
-    if (opened) { checkpoint_close(&source); }
     return good;
 }

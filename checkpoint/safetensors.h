@@ -359,7 +359,7 @@ static inline bool safetensors_create(const char *path, const SafetensorsPlan *p
                          plan->header_bytes - 8, (int)SAFETENSORS_MAX_HEADER);
     }
     int descriptor = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (descriptor < 0) { return error_set(error, "cannot write %.400s: %s", path, strerror(errno)); }
+    if (descriptor < 0) { return error_set_file(error, "write", path); }
     bool written = ftruncate(descriptor, (off_t)plan->file_bytes) == 0 &&
                    file_write_all(descriptor, plan->header, plan->header_bytes, 0);
     return file_finish(descriptor, path, written, error);
@@ -371,7 +371,7 @@ static inline int safetensors_join(const char *path, const SafetensorsPlan *plan
     struct stat status;
     int descriptor = open(path, O_WRONLY | O_CLOEXEC);
     if (descriptor < 0 || fstat(descriptor, &status) != 0) {
-        error_set(error, "cannot write %.400s: %s", path, strerror(errno));
+        error_set_file(error, "write", path);
     } else if ((size_t)status.st_size == plan->file_bytes) {
         return descriptor;
     } else {

@@ -131,7 +131,7 @@ static inline bool saver_write(Saver *saver, size_t place, const char *from, siz
         uLong sum = crc32_z(0, (const Bytef *)from, size);
         saver->sums[block] ^= (uint32_t)crc32_combine(sum, 0, (z_off_t)(end - place - size));
         if (!file_write_all(saver->state, from, size, (off_t)place)) {
-            return error_set(error, "cannot write %.400s: %s", saver->paths.state, strerror(errno));
+            return error_set_file(error, "write", saver->paths.state);
         }
     }
     return true;
@@ -230,6 +230,10 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
     bool is_main = run->transport->rank == 0;
     scheduler_settle(s);
+    // It answers all wishes so far, also those that a job in flight has gathered.
+    __atomic_store_n(&s->wishes.save_requested, false, __ATOMIC_RELAXED);
+    s->wishes.save_agreed = s->wishes.writer_done = s->wishes.all_writers_done = false;
+    s->job.total.saves = s->job.total.ended = 0;
     if (s->job_in_flight && s->job.spike != SPIKE_NONE) {
         return error_set(error, "the exchange between the ranks that is in flight holds a spike");
     }
@@ -248,8 +252,6 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
     good = all_ranks_good(run, good, error);
     if (good) {
         saver->good = saver_collect(saver, vectors, count, committed, beside, &saver->error);
-        s->wishes.writer_done = s->wishes.all_writers_done = false;
-        s->job.total.ended = 0; // a job in flight has counted the writers of the checkpoint before
         saver->beside = saver->copies != NULL && saver->good &&
                         pthread_create(&saver->thread, NULL, saver_main, saver) == 0;
         if (!saver->beside && saver->good) { saver_main(saver); }

@@ -13,7 +13,7 @@
 //
 // A ring would move as many bytes, but add in another order for every piece, and a narrow
 // wire would round every partial sum. Here a value is rounded once per host, and the sum
-// equals two plain loops' bit for bit, however the vector travels (collectives.h).
+// equals two plain loops' bit for bit, however the vector travels (exchange.h).
 //
 // After an all-gather all ranks have the same bits: the owner, too, keeps its values as
 // the wire has rounded them. Formats that are too coarse for parameters themselves carry

@@ -1,6 +1,6 @@
 // transport.h: the ranks, messages between them, and the end of all when one is silent.
 //
-//   collectives.h   reduce-scatter and all-gather of vectors
+//   exchange.h      reduce-scatter and all-gather of vectors
 //        |
 //   Transport       transfers, waits with deadlines, the emulated link; built on them:
 //        |            transport_all_gather_records    a small record of every rank
@@ -107,6 +107,7 @@ typedef struct Transport {
     const char *reason; // why this link was chosen, for the start-up block
     Link link;
     double timeout_seconds; // of every wait
+    bool asked_to_stop;     // atomic: this rank is to save and leave with all others
     // Injected on purpose, for tests and measurements: delays, and a slow link.
     double chaos_seconds;         // a random delay up to this before every operation; results must not change
     double link_bytes_per_second; // rate of the emulated link; 0: no limit

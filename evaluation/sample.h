@@ -125,8 +125,8 @@ enum { SAMPLE_RANDOM_STREAM = 20 }; // of those that are derived from --seed
 
 typedef struct Sample {
     const Options *options;
-    int64_t commit;           // during training; -1: otherwise
-    const SignalWatch *watch; // the text ends when a signal asks the run to stop; NULL: never
+    int64_t commit;    // during training; -1: otherwise
+    const bool *stops; // atomic: it is to end; NULL: never
     TextCodec codec;
     Chat chat;               // of the tokenizer: a prompt is what a user says
     const float *parameters; // (parameter_count), on the host
@@ -177,7 +177,7 @@ static inline int sample_generate(Sample *sample, const TokenList *prompt) {
         if (sample_is_end(sample, token)) { break; }
         text_codec_print(&sample->codec, token, false, sample->memory);
         sample_show(sample);
-        if (sample->watch != NULL && signal_watch_is_asked(sample->watch)) { break; }
+        if (sample->stops != NULL && __atomic_load_n(sample->stops, __ATOMIC_RELAXED)) { break; }
         bool full = written < options->sample_tokens &&
                     sampler_step(sampler, &sample->here, sample->parameters, token) == NULL;
         if (full) { break; }
@@ -348,7 +348,7 @@ static inline void print_sample(Run *run, bool last) {
         float *copy = run->placement.on_gpu ? (float *)memory_take(1, bytes) : NULL, *whole = NULL;
         Sample sample = {.options = options,
                          .commit = last ? -1 : s->optimizer.steps,
-                         .watch = &run->signal_watch,
+                         .stops = &run->transport.asked_to_stop,
                          .parameters = copy != NULL ? copy : committed};
         if (copy != NULL) {
             stream_copy(s->compute, copy, committed, bytes);

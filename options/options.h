@@ -78,8 +78,6 @@ static const struct { const char *name, *title; } option_groups[] = {OPTION_GROU
 typedef enum OptionEffect {
     SAME_BITS,
     OTHER_BITS,
-    MEASURED,       // other bits; "auto" stands for a choice that a run measures at its start, and keeps
-    FROM_TOKENS,    // other bits; its word stands for a number that is known when the tokens are
     HELD_OUT,       // other bits only if switched between off and on, which changes the held-out data
     BY_CONTENT,     // a path: what counts is what the files hold (data_loader_identify)
     KEPT_FILES,     // the same bits, but other checkpoints stay on disk
@@ -98,7 +96,32 @@ enum {
     FOR_AVERAGES = 1 << COMMAND_AVERAGE
 };
 
-enum { OPTION_CHOICES_MAX = 12, OPTION_VALUE_SIZE = 512 };
+enum { OPTION_CHOICES_MAX = 12, OPTION_RELATIONS_MAX = 12, OPTION_VALUE_SIZE = 512 };
+
+// How an option stands to another one.
+typedef enum OptionRelationKind {
+    OPTION_NEEDS = 1,  // without the other one, at its default, it makes no sense
+    OPTION_EXCLUDES,   // with this value of the other one it makes no sense, or no difference
+    OPTION_INSTEAD_OF, // where it is set it takes the place of the other one
+    OPTION_FOLLOWS     // what the program chooses for it is worked out from the other one
+} OptionRelationKind;
+
+typedef struct OptionRelation {
+    OptionRelationKind kind;
+    size_t other;            // the other option, by its offset in Options
+    const char *value, *own; // of the other; of this option, if it holds for that value only
+} OptionRelation;
+
+#define NEEDS(field) NEEDS_IF(NULL, field)
+#define NEEDS_IF(own, field) \
+    { OPTION_NEEDS, offsetof(Options, field), NULL, own }
+#define EXCLUDES(field, value) EXCLUDES_IF(NULL, field, value)
+#define EXCLUDES_IF(own, field, value) \
+    { OPTION_EXCLUDES, offsetof(Options, field), value, own }
+#define INSTEAD_OF(field) \
+    { OPTION_INSTEAD_OF, offsetof(Options, field), NULL, NULL }
+#define FOLLOWS(field) \
+    { OPTION_FOLLOWS, offsetof(Options, field), NULL, NULL }
 
 // Integers stay below 2^53, so that ranges can be doubles. Printed as "or more".
 #define OPTION_NO_LIMIT 9007199254740992.0
@@ -117,13 +140,10 @@ typedef struct OptionSpec {
     const char *choices[OPTION_CHOICES_MAX]; // NULL-terminated
     const char *word;                        // stands for word_value, which may lie outside the range
     double word_value;
-    int commands;           // sum of FOR_...; 0: FOR_TRAINING
-    const char *rules;      // the only rules that it is for
-    const char *instead_of; // options whose place it takes where it is set
-    // Of these two an entry may begin with a VALUE of the option, and is about that one only.
-    const char *needs;    // NAME of an option that must be set, too
-    const char *excludes; // NAME VALUE of options with which it makes no sense or no difference
-    const char *follows;  // the option that its automatic value is worked out from
+    int commands;                                   // sum of FOR_...; 0: FOR_TRAINING
+    const char *rules;                              // the only rules that it is for
+    OptionRelation relations[OPTION_RELATIONS_MAX]; // up to one without a kind
+    const char *measured; // the value that stands for what a run measures at its start, and keeps
     bool of_one_run;      // it names files of one run, so a command that a plan recommends lacks it
     const char *also;     // other names that users try; errors answer with this one
     const char *help;     // the effect, and what it costs
@@ -147,7 +167,6 @@ typedef struct Options {
     OptionText kept;   // the file from which a resumed run took what was not given; empty: none
     RuleOptions rules; // options that only some rules have
 #include "options/options_table.h"
-    bool precision_kept; // --precision fastest: the run that is resumed had chosen already
     // Of each option, by its place in the table: whether the program has chosen its value.
     bool chosen[OPTIONS_AT_MOST];
 } Options;
@@ -181,6 +200,10 @@ static const OptionSpec option_table[] = {
 
 enum { OPTION_COUNT_OF_TABLE = sizeof option_table / sizeof option_table[0] };
 static const OptionSpec *const option_end = option_table + OPTION_COUNT_OF_TABLE;
+#define EACH_OPTION(option) \
+    const OptionSpec *option = option_table; \
+    option < option_end; \
+    option++
 static_assert((int)OPTION_COUNT_OF_TABLE <= (int)OPTIONS_AT_MOST, "Options::chosen is too short");
 
 // The row of an option's field: option_of(offsetof(Options, model)).
@@ -192,10 +215,20 @@ static inline const OptionSpec *option_of(size_t offset) {
 
 // NULL: no option has this name.
 static inline const OptionSpec *option_find(const char *name) {
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         if (strcmp(option->name, name) == 0) { return option; }
     }
     return NULL;
+}
+
+// Whether the option has a relation of this kind to the other one.
+static inline bool option_relates(const OptionSpec *option, OptionRelationKind kind,
+                                  const OptionSpec *other) {
+    const OptionRelation *relation = option->relations;
+    while (relation->kind != 0 && (relation->kind != kind || relation->other != other->offset)) {
+        relation++;
+    }
+    return relation->kind != 0;
 }
 
 // Whether `name` is a word of a list such as "one, two or three"; never of NULL.

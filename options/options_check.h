@@ -13,28 +13,28 @@
 // is accepted with every rule, because a saved configuration holds them all.
 static inline bool options_check_columns(const Options *options, Error *error) {
     const Rule *rule = options_rule(options);
-    char pair[OPTION_VALUE_SIZE];
     Options defaults;
     options_defaults(&defaults);
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         if (option_is_same(option, options, &defaults)) { continue; }
-        const OptionSpec *needed = option_still_needs(option, options);
+        const OptionRelation *lacks = option_clash(option, OPTION_NEEDS, options),
+                             *clash = option_clash(option, OPTION_EXCLUDES, options);
         if (!option_is_of_rule(option, rule)) {
             bool empty = option->default_text[0] == '\0';
             return error_set(error, "--%s belongs to --optimizer %s, this run uses %s: leave it %s%s",
                              option->name, option->rules, rule->name, empty ? "empty" : "at ",
                              option->default_text);
         }
-        if (needed != NULL) {
+        if (lacks != NULL) {
+            const OptionSpec *needed = option_of(lacks->other);
             return error_set(error, "--%s needs --%s, whose default, %s, does not fit: see train_gpt help %s",
                              option->name, needed->name, needed->default_text, option->name);
         }
-        const char *excluding = option_excluded_by(option, options, pair);
-        if (excluding != NULL) {
+        if (clash != NULL) {
             char value[OPTION_VALUE_SIZE], excerpt[64];
             text_excerpt(option_print_value(option, options, value), excerpt);
-            return error_set(error, "--%s %s does not go together with --%s: leave one of them away",
-                             option->name, excerpt, excluding);
+            return error_set(error, "--%s %s does not go together with --%s %s: leave one of them away",
+                             option->name, excerpt, option_of(clash->other)->name, clash->value);
         }
     }
     return true;

@@ -51,8 +51,8 @@ static inline void option_print_help(FILE *file, const OptionSpec *option) {
 
 static inline void option_group_print_help(FILE *file, int group) {
     fprintf(file, "\n%s\n", option_groups[group].title);
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        if ((int)option_table[i].group == group) { option_print_help(file, &option_table[i]); }
+    for (EACH_OPTION(option)) {
+        if ((int)option->group == group) { option_print_help(file, option); }
     }
 }
 
@@ -106,7 +106,7 @@ static inline void command_print_help(FILE *file, OptionsCommand command) {
                 "It takes the options of training and\n"
               : "\n",
           file);
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         bool trains = command == COMMAND_PLAN && option_is_of_command(option, COMMAND_TRAIN);
         if (option_is_of_command(option, command) && !trains) { option_print_help(file, option); }
     }
@@ -120,7 +120,7 @@ static inline bool options_print_topic(FILE *file, const char *topic, Error *err
     for (int i = 0; i < COMMANDS_BY_NAME; i++) { names[count++] = command_names[i]; }
     for (int i = 0; i < GROUP_COUNT; i++) { names[count++] = option_groups[i].name; }
     for (int i = 0; i < RULE_COUNT; i++) { names[count++] = RULES[i].rule->name; }
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) { names[count++] = option_table[i].name; }
+    for (EACH_OPTION(each)) { names[count++] = each->name; }
     names[count++] = "all";
     while (found < count && strcmp(names[found], name) != 0) { found++; }
     int group = found - COMMANDS_BY_NAME, rule = group - GROUP_COUNT, option = rule - RULE_COUNT;
@@ -138,11 +138,11 @@ static inline bool options_print_topic(FILE *file, const char *topic, Error *err
     } else if (rule >= 0) {
         option_print_help(file, option_of(offsetof(Options, rule)));
         const char *heading = "\nOptions of %s that not every rule has\n";
-        for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-            if (!option_list_names(option_table[i].rules, name)) { continue; }
+        for (EACH_OPTION(each)) {
+            if (!option_list_names(each->rules, name)) { continue; }
             fprintf(file, heading, name);
             heading = "";
-            option_print_help(file, &option_table[i]);
+            option_print_help(file, each);
         }
     } else if (group >= 0) {
         option_group_print_help(file, group);
@@ -162,7 +162,7 @@ static inline void options_print_markdown(FILE *file) {
     for (int group = 0; group < GROUP_COUNT; group++) {
         fprintf(file, "%s### %s\n\n| option | default | allowed | effect |\n|---|---|---|---|\n",
                 group == 0 ? "" : "\n", option_groups[group].title);
-        for (const OptionSpec *option = option_table; option < option_end; option++) {
+        for (EACH_OPTION(option)) {
             if ((int)option->group != group) { continue; }
             bool is_choice = option->type == OPTION_CHOICE || option->type == OPTION_SWITCH;
             fprintf(file, "| `--%s%s", option->name, is_choice ? "" : " ");

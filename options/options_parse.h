@@ -24,6 +24,7 @@
 
 #include "options/options.h"
 #include "runtime/files.h"
+#include "runtime/json_files.h"
 
 // ---- A value from text ----------------------------------------------------------------
 
@@ -135,7 +136,7 @@ static inline bool option_set_text(const OptionSpec *option, Options *options, c
     size_t length = strlen(text);
     if (length >= sizeof(OptionText)) {
         const OptionSpec *file = option_table; // that is given in its place
-        while (file < option_end && !(option_list_names(file->instead_of, option->name) &&
+        while (file < option_end && !(option_relates(file, OPTION_INSTEAD_OF, option) &&
                                       file->type == OPTION_TEXT && strcmp(file->metavariable, "FILE") == 0)) {
             file++;
         }
@@ -188,7 +189,7 @@ static inline void option_set_default(const OptionSpec *option, Options *options
 static inline void options_defaults(Options *options) {
     memset(options, 0, sizeof *options);
     options->command = COMMAND_TRAIN;
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) { option_set_default(&option_table[i], options); }
+    for (EACH_OPTION(option)) { option_set_default(option, options); }
 }
 
 // ---- A value as text ------------------------------------------------------------------
@@ -211,14 +212,6 @@ static inline bool option_has_word_value(const OptionSpec *option, const Options
     const void *field = option_field(option, options);
     return (option->type == OPTION_REAL ? *(const double *)field : (double)*(const int64_t *)field) ==
            option->word_value;
-}
-
-// Whether the option at `field` is left to the program, which then chooses: it is noted.
-static inline bool options_leave(Options *options, const void *field) {
-    const OptionSpec *option = option_of((size_t)((const char *)field - (const char *)options));
-    bool left = option_has_word_value(option, options);
-    options->chosen[option - option_table] |= left;
-    return left;
 }
 
 // The value as option_set reads it: in `text`, or of a text the field itself.
@@ -249,44 +242,38 @@ static inline bool option_is_same(const OptionSpec *option, const Options *a, co
     char text[OPTION_VALUE_SIZE];
     return option_has_value(option, a, option_print_value(option, b, text));
 }
+static inline bool options_are_same(const Options *a, const Options *b) {
+    const OptionSpec *option = option_table;
+    while (option < option_end && option_is_same(option, a, b)) { option++; }
+    return option == option_end;
+}
 
-// An option's "NAME VALUE" with which this one does not go together; NULL: there is none.
-static inline const char *option_excluded_by(const OptionSpec *option, const Options *options,
-                                             char pair[OPTION_VALUE_SIZE]) {
-    char words[3][64];
-    for (const char *at = option->excludes; at != NULL; at = strchr(at, ',')) {
-        at += strspn(at, ", ");
-        int count = sscanf(at, "%63[^ ,] %63[^ ,] %63[^ ,]", words[0], words[1], words[2]);
-        const char *name = words[count - 2], *value = words[count - 1];
-        if (count == 3 && !option_has_value(option, options, words[0])) { continue; }
-        if (!option_has_value(option_find(name), options, value)) { continue; }
-        snprintf(pair, OPTION_VALUE_SIZE, "%s %s", name, value);
-        return pair;
+// The first need or exclusion of the option that is violated now; NULL: none is.
+static inline const OptionRelation *option_clash(const OptionSpec *option, OptionRelationKind kind,
+                                                 const Options *options) {
+    for (const OptionRelation *relation = option->relations; relation->kind != 0; relation++) {
+        const OptionSpec *other = option_of(relation->other);
+        bool holds = relation->own == NULL || option_has_value(option, options, relation->own);
+        const char *value = kind == OPTION_NEEDS ? other->default_text : relation->value;
+        if (relation->kind == kind && holds && option_has_value(other, options, value)) { return relation; }
     }
     return NULL;
 }
 
-// An option that this one needs with its present value, and that is at its default; NULL: there is
-// none.
-static inline const OptionSpec *option_still_needs(const OptionSpec *option, const Options *options) {
-    char words[2][64];
-    int count = option->needs == NULL ? 0 : sscanf(option->needs, "%63s %63s", words[0], words[1]);
-    bool needs = count == 1 || (count == 2 && option_has_value(option, options, words[0]));
-    const OptionSpec *needed = needs ? option_find(words[count - 1]) : NULL;
-    Options defaults = *options;
-    if (needed != NULL) { option_set_default(needed, &defaults); }
-    return needed != NULL && option_is_same(needed, options, &defaults) ? needed : NULL;
+// The value that leaves the option to the program; NULL: there is none.
+static inline const char *option_open(const OptionSpec *option) {
+    return option->measured != NULL ? option->measured : option->word;
+}
+static inline bool option_is_open(const OptionSpec *option, const Options *options) {
+    return option_open(option) != NULL && option_has_value(option, options, option_open(option));
 }
 
-// Whether a choice is left to a measurement that has not been made yet.
-static inline bool option_is_left_to_measure(const OptionSpec *option, const Options *options) {
-    return option->effect == MEASURED && option_has_value(option, options, "auto");
-}
-static inline bool options_left_to_measure(const Options *options) {
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        if (option_is_left_to_measure(&option_table[i], options)) { return true; }
-    }
-    return false;
+// Whether the option at `field` is left to the program, which then chooses: it is noted.
+static inline bool options_leave(Options *options, const void *field) {
+    const OptionSpec *option = option_of((size_t)((const char *)field - (const char *)options));
+    bool left = option_is_open(option, options);
+    options->chosen[option - option_table] |= left;
+    return left;
 }
 
 // The word of a choice: options_choice_name(options, &options->wire).
@@ -298,12 +285,13 @@ static inline const char *options_choice_name(const Options *options, const Opti
 
 // Every option by its name, as one object; words such as "auto" are strings. null: the
 // option counts for nothing, because another takes its place, or because it is --config.
+// The values that the program has chosen stand once more under "chosen".
 static inline json_t *options_as_json(const Options *options) {
-    json_t *object = json_object();
+    json_t *object = json_object(), *chosen = json_object();
     char text[OPTION_VALUE_SIZE];
     Options defaults;
     options_defaults(&defaults);
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         const void *field = option_field(option, options);
         json_t *value;
         if (option->type == OPTION_SWITCH) {
@@ -319,18 +307,21 @@ static inline json_t *options_as_json(const Options *options) {
         json_object_set_new(object, option->name, value);
     }
     json_object_set_new(object, option_of(offsetof(Options, config))->name, json_null());
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
-        if (option->instead_of == NULL || option_is_same(option, options, &defaults)) { continue; }
-        for (const OptionSpec *other = option_table; other < option_end; other++) {
-            bool replaced = option_list_names(option->instead_of, other->name);
-            if (replaced) { json_object_set_new(object, other->name, json_null()); }
+    for (EACH_OPTION(option)) {
+        for (const OptionRelation *relation = option->relations; relation->kind != 0; relation++) {
+            bool replaces =
+                relation->kind == OPTION_INSTEAD_OF && !option_is_same(option, options, &defaults);
+            if (replaces) { json_object_set_new(object, option_of(relation->other)->name, json_null()); }
         }
     }
+    for (EACH_OPTION(option)) {
+        json_t *value = json_object_get(object, option->name);
+        bool is_chosen = options->chosen[option - option_table] && !json_is_null(value);
+        if (is_chosen) { json_object_set(chosen, option->name, value); }
+    }
+    json_object_set_new(object, "chosen", chosen);
     return object;
 }
-
-// In a saved configuration: an object of the values that the program has chosen.
-#define OPTIONS_CHOSEN "chosen"
 
 // Sets one field from a JSON value: a string is read as on the command line.
 static inline bool option_set_json(const OptionSpec *option, Options *options, const json_t *value,
@@ -374,92 +365,50 @@ static inline bool option_unknown(const char *written, const char *dashes, Error
                      nearest);
 }
 
-// What the program has chosen, as {name: value}.
-static inline json_t *options_chosen_as_json(const Options *options) {
-    json_t *all = options_as_json(options), *chosen = json_object();
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        json_t *value = json_object_get(all, option_table[i].name);
-        if (options->chosen[i] && !json_is_null(value)) {
-            json_object_set(chosen, option_table[i].name, value);
-        }
-    }
-    json_decref(all);
-    return chosen;
-}
-
-// Sets the values that a run has chosen, where the options leave them to the program, and
-// notes that they were chosen. A value that has been changed by hand since counts.
-static inline bool options_read_chosen(const json_t *chosen, Options *options, Error *error) {
-    const char *name;
-    json_t *value;
-    json_object_foreach((json_t *)chosen, name, value) {
-        const OptionSpec *option = option_find(name);
-        if (option == NULL) { return option_unknown(name, "", error); }
-        Options other = *options;
-        if (!option_set_json(option, &other, value, error)) { return false; }
-        bool open = option_has_word_value(option, options);
-        if (open) { *options = other; }
-        options->chosen[option - option_table] = open || option_is_same(option, options, &other);
-    }
-    return true;
-}
-
-// Sets what the file has, and notes that in `sources`. The file is a configuration, or the
-// manifest of a checkpoint, which has one as "options". again: what the writing run has chosen
-// is taken, too; otherwise it is to be chosen once more.
-static inline bool options_read_file(const char *path, bool again, Options *options,
-                                     OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
+// Sets what the file has, and notes that in `has`. The file is a configuration, or the manifest
+// of a checkpoint, which has one as "options". What its run chose is noted as chosen, unless
+// somebody has changed the value since.
+static inline bool options_read_file(const char *path, Options *options, bool has[OPTION_COUNT_OF_TABLE],
+                                     Error *error) {
     json_error_t problem;
     json_t *value;
     const char *name;
     Error inner = {""};
-    FILE *file = fopen(path, "r");
-    int skipped = file == NULL ? 0 : fscanf(file, "\xEF\xBB\xBF"); // some editors begin a file so
-    (void)skipped;
-    json_t *root = file == NULL ? NULL : json_loadf(file, JSON_REJECT_DUPLICATES, &problem);
-    if (file == NULL || ferror(file)) {
+    errno = 0;
+    json_t *root = json_file_load(path, JSON_REJECT_DUPLICATES, &problem);
+    if (root == NULL && errno != 0) {
         error_set(error, "--config: cannot read %.300s: %s", path, strerror(errno));
     } else if (!json_is_object(root)) {
         error_set(error, "%.300s:%d: %.160s; a configuration is a JSON object, as the config.json of a run",
                   path, root == NULL ? problem.line : 1, root == NULL ? problem.text : "no object");
     }
-    if (file != NULL) { fclose(file); }
     bool valid = json_is_object(root);
-    json_t *manifest = json_object_get(root, "options"), *object = manifest == NULL ? root : manifest;
+    json_t *manifest = json_object_get(root, "options"), *object = manifest == NULL ? root : manifest,
+           *chosen = json_object_get(object, "chosen");
     json_object_foreach(object, name, value) {
         const OptionSpec *option = option_find(name);
-        bool is_chosen = strcmp(name, OPTIONS_CHOSEN) == 0;
-        if (!valid || (json_is_object(value) && is_chosen) ||
-            (json_is_null(value) && (option != NULL || is_chosen))) {
-            continue;
-        }
+        if (!valid || value == chosen || (json_is_null(value) && option != NULL)) { continue; }
         if (option == NULL) {
             valid = option_unknown(name, "", &inner);
         } else if (option->offset == offsetof(Options, config)) {
             valid = error_set(&inner, "a configuration file cannot name another one");
         } else {
             valid = option_set_json(option, options, value, &inner);
-            sources[option - option_table] = FROM_FILE;
+            has[option - option_table] = true;
+            options->chosen[option - option_table] = json_equal(json_object_get(chosen, name), value);
         }
     }
-    valid = valid && (!again || options_read_chosen(json_object_get(root, OPTIONS_CHOSEN), options, &inner));
     if (error_is_set(&inner)) { error_set(error, "%.300s: %.700s", path, inner.text); }
     json_decref(root);
     return valid;
 }
 
-// Writes every option. Options that the program chose are written as "auto" or their other word,
-// with the chosen values under "chosen": so the file repeats the run, is a template for another
-// model, and a resumed run keeps what was chosen.
+// Writes every option, and which of them the program chose: so the file repeats the run, is a
+// template for another model, and a resumed run keeps what was chosen.
 static inline bool options_save_file(const Options *options, const char *path, Error *error) {
     FILE *file = file_replace_begin(path, error);
     if (file == NULL) { return false; }
-    json_t *object = options_as_json(options), *chosen = options_chosen_as_json(options);
-    for (void *at = json_object_iter(chosen); at != NULL; at = json_object_iter_next(chosen, at)) {
-        const char *name = json_object_iter_key(at);
-        json_object_set_new(object, name, json_string(option_find(name)->word));
-    }
-    json_object_set_new(object, OPTIONS_CHOSEN, chosen);
+    json_t *object = options_as_json(options);
     char *text = NULL;
     bool exact = false;
     for (size_t digits = 15; !exact && digits <= 17; digits++) { // 0.7, and not 0.69999999999999996
@@ -554,20 +503,20 @@ static inline bool options_settle_rivals(Options *options, OptionSource sources[
                                          Error *error) {
     Options defaults;
     options_defaults(&defaults);
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *one = &option_table[i];
-        for (int j = 0; j < OPTION_COUNT_OF_TABLE && !option_is_same(one, options, &defaults); j++) {
-            const OptionSpec *other = &option_table[j];
-            bool is_set = sources[j] != FROM_DEFAULT && !option_has_value(other, options, "") &&
+    for (EACH_OPTION(one)) {
+        for (const OptionRelation *relation = one->relations; relation->kind != 0; relation++) {
+            const OptionSpec *other = option_of(relation->other);
+            OptionSource *mine = &sources[one - option_table], *its = &sources[other - option_table];
+            bool rivals = relation->kind == OPTION_INSTEAD_OF && *its != FROM_DEFAULT &&
+                          !option_is_same(one, options, &defaults) && !option_has_value(other, options, "") &&
                           !option_has_value(other, options, "unset");
-            if (!is_set || !option_list_names(one->instead_of, other->name)) { continue; }
-            if (sources[i] == sources[j]) {
+            if (!rivals) { continue; }
+            if (*mine == *its) {
                 return error_set(error, "--%s and --%s: one takes the place of the other; choose one",
                                  one->name, other->name);
             }
-            bool first = sources[i] > sources[j];
-            option_set_default(first ? other : one, options);
-            sources[first ? j : i] = FROM_DEFAULT;
+            option_set_default(*mine > *its ? other : one, options);
+            *(*mine > *its ? its : mine) = FROM_DEFAULT;
         }
     }
     return true;
@@ -576,29 +525,21 @@ static inline bool options_settle_rivals(Options *options, OptionSource sources[
 // ---- A run that is resumed ------------------------------------------------------------
 
 // The file with the options of the run that --resume or --like names; empty: there is none.
-// --resume may name the run, its folder of checkpoints, or one of these. A checkpoint that lies
-// outside its run has a copy of the options.
+// --resume may name the run, its folder of checkpoints, or one of these, which has a copy.
 static inline void options_find_kept(const Options *options, OptionText path) {
+    static const char *const files[] = {"checkpoint.json", "config.json", "../config.json"};
     bool is_auto = strcmp(options->resume, "auto") == 0, plans = options->command == COMMAND_PLAN;
-    char named[PATH_MAX], run[PATH_MAX];
+    const char *named = plans ? options->like : is_auto ? options->out : options->resume;
+    char file[PATH_MAX];
     path[0] = '\0';
-    if (realpath(plans ? options->like : is_auto ? options->out : options->resume, named) == NULL) { return; }
-    strcpy(run, named);
-    for (char *at = run; !is_auto && (at = strstr(at, "/checkpoints")) != NULL;) {
-        char *rest = at + strlen("/checkpoints");
-        bool is_folder = *rest == '\0', is_in_folder = *rest == '/' && strchr(rest + 1, '/') == NULL;
-        if (is_folder || is_in_folder) { *at = '\0'; }
-        at = is_folder || is_in_folder ? at : rest;
-    }
-    for (int copy = 0; copy < 2; copy++) {
-        const char *directory = copy ? named : run, *name = copy ? "checkpoint.json" : "config.json";
+    for (int i = 0; i < 3 && path[0] == '\0'; i++) {
+        bool is_meant = i == 1 || (!is_auto && !plans && (i == 0 || directory_has(named, "commit-")));
         // The config.json of a model is no configuration.
-        int weights = snprintf(path, sizeof(OptionText), "%s/model.safetensors", directory);
-        bool is_model = weights < (int)sizeof(OptionText) && access(path, F_OK) == 0;
-        int length = snprintf(path, sizeof(OptionText), "%s/%s", directory, name);
-        if (length < (int)sizeof(OptionText) && !is_model && access(path, R_OK) == 0) { return; }
+        snprintf(file, sizeof file, "%s/model.safetensors", named);
+        is_meant = is_meant && access(file, F_OK) != 0;
+        snprintf(file, sizeof file, "%s/%s", named, files[i]);
+        if (is_meant && strlen(file) < sizeof(OptionText) && access(file, R_OK) == 0) { strcpy(path, file); }
     }
-    path[0] = '\0';
 }
 
 // Refuses a run with checkpoints whose options nobody has: it would go on at the defaults.
@@ -613,65 +554,67 @@ static inline bool options_check_unknown(const Options *options, Error *error) {
                      options->out, options->out);
 }
 
-// Every option is as in the resumed run, or in the run of --like, unless the command line or a
-// file of --config says otherwise. Exceptions: options that the table calls of one run, and
-// options that exclude what is given now, such as another rule's. With --precision fastest the
-// run's choice is taken in any case.
-static inline bool options_keep(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
-    Options before;
-    OptionSource saved[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
-    char text[OPTION_VALUE_SIZE], pair[OPTION_VALUE_SIZE];
-    bool plans = options->command == COMMAND_PLAN && options->like[0] != '\0';
-    bool resumes = plans || (options->command == COMMAND_TRAIN && strcmp(options->resume, "off") != 0);
-    bool has_config = options->config[0] != '\0', is_open = options->precision == PRECISION_FASTEST;
-    if (!resumes) { return true; }
-    options_find_kept(options, options->kept);
-    struct stat kept, given;
-    bool is_own = has_config && stat(options->kept, &kept) == 0 && stat(options->config, &given) == 0 &&
-                  kept.st_ino == given.st_ino && kept.st_dev == given.st_dev;
-    if (has_config && !is_open && !is_own) { options->kept[0] = '\0'; }
-    if (options->kept[0] == '\0') { return has_config || options_check_unknown(options, error); }
-    options_defaults(&before);
-    if (!options_read_file(options->kept, true, &before, saved, error)) { return false; }
-    is_open = is_open && (before.precision == PRECISION_ASK_FP32 || before.precision == PRECISION_ASK_BF16);
-    for (int i = 0; i < 2 * OPTION_COUNT_OF_TABLE; i++) { // the rule before what depends on it
+// Takes from a configuration what is not given. FROM_FILE: from that of --config, a template,
+// which leaves to the program what its run chose, but for measurements. FROM_RUN: from that of
+// the resumed run, or the run of --like. Options of one run or of other rules are not taken, with
+// --config only what that run chose and what is left to the program now.
+static inline bool options_take(const char *path, OptionSource source, Options *options,
+                                OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
+    Options saved;
+    bool has[OPTION_COUNT_OF_TABLE] = {false}, again = source == FROM_RUN;
+    char text[OPTION_VALUE_SIZE];
+    options_defaults(&saved);
+    if (!options_read_file(path, &saved, has, error)) { return false; }
+    for (int i = 0; i < 2 * OPTION_COUNT_OF_TABLE; i++) { // what depends on other options comes later
         int index = i % OPTION_COUNT_OF_TABLE;
         const OptionSpec *option = &option_table[index];
-        bool closes = is_open && option->offset == offsetof(Options, precision),
-             now = i >= OPTION_COUNT_OF_TABLE;
-        const OptionSpec *followed = option_find(option->follows == NULL ? "" : option->follows);
-        bool is_free = sources[index] == FROM_DEFAULT && !has_config && !option->of_one_run &&
-                       option_is_of_rule(option, options_rule(options));
-        // --config names the file of the run that is resumed: it keeps its choices.
-        bool is_chosen = is_own && before.chosen[index] && option_has_word_value(option, options);
-        if (saved[index] == FROM_DEFAULT || now != (option->rules != NULL) ||
-            !(is_free || closes || is_chosen)) {
-            continue;
+        bool depends = option->rules != NULL, anew = !again && option->measured == NULL;
+        bool is_free = !again || (!option->of_one_run && options->config[0] == '\0');
+        bool fits = !again || option_is_of_rule(option, options_rule(options));
+        for (const OptionRelation *relation = option->relations; relation->kind != 0; relation++) {
+            if (relation->kind != OPTION_FOLLOWS) { continue; }
+            depends = true;
+            anew = anew || (again && !option_is_same(option_of(relation->other), options, &saved));
         }
-        // What follows from another option is worked out anew from that one's new value.
-        if (followed != NULL && before.chosen[index] && sources[followed - option_table] == FROM_LINE) {
-            if (!option_set(option, options, option->word, error)) { return false; }
-            continue;
-        }
-        sources[index] = FROM_RUN;
-        options->chosen[index] = before.chosen[index];
-        options->precision_kept = options->precision_kept || closes;
-        if (!option_set(option, options, option_print_value(option, &before, text), error)) { return false; }
+        bool is_kept = again && saved.chosen[index] && option_is_open(option, options);
+        bool is_taken = (is_free && sources[index] == FROM_DEFAULT) || is_kept;
+        if (!has[index] || depends != (i >= OPTION_COUNT_OF_TABLE) || !fits || !is_taken) { continue; }
+        sources[index] = source;
+        anew = anew && saved.chosen[index];
+        options->chosen[index] = again && saved.chosen[index] && !anew;
+        const char *value = anew ? option_open(option) : option_print_value(option, &saved, text);
+        if (!option_set(option, options, value, error)) { return false; }
     }
+    return true;
+}
+
+// Goes on as the run that is resumed, or plans as the run of --like.
+static inline bool options_resume(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE],
+                                  Error *error) {
+    bool plans = options->command == COMMAND_PLAN && options->like[0] != '\0';
+    bool resumes = plans || (options->command == COMMAND_TRAIN && strcmp(options->resume, "off") != 0);
+    if (!resumes) { return true; }
+    options_find_kept(options, options->kept);
+    if (options->kept[0] == '\0') {
+        return options->config[0] != '\0' || options_check_unknown(options, error);
+    }
+    bool has_taken = false;
+    if (!options_take(options->kept, FROM_RUN, options, sources, error)) { return false; }
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) { // what the command line has made senseless
         const OptionSpec *option = &option_table[i];
-        bool fits =
-            option_still_needs(option, options) == NULL && option_excluded_by(option, options, pair) == NULL;
+        bool fits = option_clash(option, OPTION_NEEDS, options) == NULL &&
+                    option_clash(option, OPTION_EXCLUDES, options) == NULL;
+        has_taken |= sources[i] == FROM_RUN;
         if (sources[i] != FROM_RUN || fits) { continue; }
         option_set_default(option, options);
         sources[i] = FROM_DEFAULT;
     }
-    if (has_config) { options->kept[0] = '\0'; } // the file says the rest
+    if (!has_taken) { options->kept[0] = '\0'; }
     return true;
 }
 
-// Defaults, then the file of --config, then the command line, then what a resumed run
-// keeps. --help and --version count whatever else is there. options_check is to follow.
+// The command line, then the file of --config, then what a resumed run keeps, then defaults.
+// --help and --version count whatever else is there. options_check is to follow.
 static inline bool options_parse(int argc, char **argv, Options *options, Error *error) {
     OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
     const char *given[OPTION_COUNT_OF_TABLE] = {NULL}, *value = NULL; // given: on the command line
@@ -695,17 +638,14 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
                              command_names[options->command], users);
         }
         given[option - option_table] = value;
-        if (option->offset == offsetof(Options, config) && !option_set(option, options, value, error)) {
-            return false;
-        }
-    }
-    if (options->config[0] != '\0' && !options_read_file(options->config, false, options, sources, error)) {
-        return false;
     }
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         if (given[i] == NULL) { continue; }
         sources[i] = FROM_LINE;
         if (!option_set(&option_table[i], options, given[i], error)) { return false; }
     }
-    return options_keep(options, sources, error) && options_settle_rivals(options, sources, error);
+    if (options->config[0] != '\0' && !options_take(options->config, FROM_FILE, options, sources, error)) {
+        return false;
+    }
+    return options_resume(options, sources, error) && options_settle_rivals(options, sources, error);
 }

@@ -23,26 +23,26 @@
      "streaming-diloco: hides it, one fragment of the model at a time; sparse-loco: sends only the largest "
      "elements, a 140th of a vector, to every other rank.")
     OPTION("accumulate", RULE, OTHER_BITS, INTEGER, accumulate, "2", 1, 1e6, "N", .word = "auto",
-     .excludes = "auto lr-by commits, auto overlap off",
+     .relations = {EXCLUDES_IF("auto", learning_rate_by, "commits"), EXCLUDES_IF("auto", overlap, "off")},
      .also = "grad-accum, gradient-accumulation-steps", .help =
      "Micro-batches per rank and commit; for co2, diloco, streaming-diloco and sparse-loco per inner step. "
      "acco computes them in two rounds (--acco-split), so it needs two at least. auto (acco, acco-wp, dpu): "
      "as many as hide the communication, at least one in each round; the batch then varies, and runs do not "
      "repeat bit for bit.")
     OPTION("rank-accumulate", RULE, OTHER_BITS, TEXT, rank_accumulate, "", 0, "LIST",
-     .rules = "ddp, zero1, dpu, acco-wp or acco", .instead_of = "accumulate", .help =
+     .rules = "ddp, zero1, dpu, acco-wp or acco", .relations = {INSTEAD_OF(accumulate)}, .help =
      "A number of micro-batches for each rank, as in 4,4,1,1, instead of --accumulate. It lets fast and slow "
      "ranks finish together; every micro-batch still has the same weight. For acco each must be 2 or more.")
     OPTION("wire", RULE, OTHER_BITS, CHOICE, wire, "fp32", .choices = {"fp32", "bf16", "int8", "int4",
-     "e3m0"}, .excludes = "optimizer sparse-loco", .also = "compression", .help =
+     "e3m0"}, .relations = {EXCLUDES(rule, "sparse-loco")}, .also = "compression", .help =
      "Number format in which ranks send vectors to each other; sums are fp32 (but see --exchange library). "
      "bf16 halves the traffic, and rounds every gradient and parameter. int8 needs about a quarter of it, "
      "int4 (rounded at random, but repeatably) and e3m0 (a sign and a power of two) about an eighth; all "
      "three are coarser. Their gradients travel in blocks of 256 with one scale, their parameters as "
      "differences to what all ranks already hold.")
     OPTION("exchange", RULE, PLACEMENT, CHOICE, exchange, "auto", .choices = {"auto", "flat", "two-level",
-     "library"}, .excludes = "library wire int8, library wire int4, library wire e3m0, "
-     "library optimizer sparse-loco", .help =
+     "library"}, .relations = {EXCLUDES_IF("library", wire, "int8"), EXCLUDES_IF("library", wire, "int4"),
+     EXCLUDES_IF("library", wire, "e3m0"), EXCLUDES_IF("library", rule, "sparse-loco")}, .help =
      "How vectors are added up and spread. flat: every rank sends straight to every other. two-level: the "
      "ranks of a host add up among themselves in fp32 first, so that a vector crosses the link between hosts "
      "only once per host, and is rounded by --wire only there. library: by NCCL's own collectives, for GPUs "
@@ -55,12 +55,15 @@
      .rules = "ddp or zero1", .help =
      "Size of the buckets in which gradients are sent during the backward pass. Small buckets leave earlier "
      "but cost more messages; large ones leave more to wait for at the end. auto: from the measured link.")
-    OPTION("sequential", SHARED, FROM_TOKENS, INTEGER, sequential, "0", 0, OPTION_NO_LIMIT, "COMMITS",
-     .word = "warmup", .word_value = -1, .rules = "dpu, acco-wp or acco", .follows = "warmup", .help =
+    OPTION("sequential", SHARED, OTHER_BITS, INTEGER, sequential, "0", 0, OPTION_NO_LIMIT, "COMMITS",
+     .word = "warmup", .word_value = -1, .rules = "dpu, acco-wp or acco", .relations = {FOLLOWS(warmup)},
+     .help =
      "The first COMMITS commits run without overlap, as under zero1: safer while the parameters change "
      "fastest, and slower meanwhile. warmup: those in which the learning rate rises (--warmup).")
-    RULE_OPTION("acco-split", SHARED, MEASURED, TEXT, rules.acco.split, "wire", 1, "wire|auto|half|SHARE",
-     .rules = "acco", .excludes = "accumulate auto", .help =
+    RULE_OPTION("acco-split", SHARED, OTHER_BITS, TEXT, rules.acco.split, "wire", 1, "wire|auto|half|SHARE",
+     .rules = "acco", .relations = {EXCLUDES(accumulate, "auto"), FOLLOWS(accumulate),
+     FOLLOWS(rank_accumulate), FOLLOWS(wire), FOLLOWS(micro_batch), FOLLOWS(seq_len)}, .measured = "auto",
+     .help =
      "How a rank's micro-batches are divided between round A, during a commit's exchange, and round B, "
      "during an estimate's. Each round has at least one. SHARE: the part that round A has, such as 0.875. "
      "half: 0.5, as in the paper. wire: in proportion to the bytes of the two exchanges, which hides both "
@@ -73,10 +76,12 @@
      "Micro-batches per rank of the very first round, which overlaps no communication. round: as many as in "
      "every later round A, so that the first commit has a full batch. 1, as in the paper's code: starts "
      "sooner, with a smaller batch.")
-    RULE_OPTION("estimate-wire", SHARED, MEASURED, CHOICE, rules.acco.estimate_wire, "same",
+    RULE_OPTION("estimate-wire", SHARED, OTHER_BITS, CHOICE, rules.acco.estimate_wire, "same",
      .choices = {"same", "auto", "fp32", "bf16", "int8", "int4", "e3m0"}, .rules = "acco",
-     .excludes = "auto accumulate auto, auto exchange library, int8 exchange library, int4 exchange library, "
-     "e3m0 exchange library", .help =
+     .relations = {EXCLUDES_IF("auto", accumulate, "auto"), EXCLUDES_IF("auto", exchange, "library"),
+     EXCLUDES_IF("int8", exchange, "library"), EXCLUDES_IF("int4", exchange, "library"), EXCLUDES_IF("e3m0",
+     exchange, "library"), FOLLOWS(accumulate), FOLLOWS(rank_accumulate), FOLLOWS(wire), FOLLOWS(micro_batch),
+     FOLLOWS(seq_len)}, .measured = "auto", .help =
      "Number format in which the estimate is exchanged; the commit keeps --wire. A coarser format saves up "
      "to half of acco's traffic. It does not round the parameters, but round A's gradients are computed at a "
      "coarser estimate of them. same: as --wire. auto: the finest with which commits take no longer than "
@@ -157,12 +162,12 @@
     OPTION("model", DATA, COMPARED_APART, TEXT, model, "tiny", 1, "NAME|PATH", .help =
      "A preset (of GPT-Neo: tiny, 36M, 125M, 1.3B, 2.7B; of GPT-2: gpt2, gpt2-medium, gpt2-large, gpt2-xl) "
      "or the path of a Hugging Face config.json with model_type gpt_neo or gpt2.")
-    OPTION("from", DATA, COMPARED_APART, TEXT, from, "", 0, "DIR",
-     .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_AVERAGES,
-     .instead_of = "model, finetune", .help =
+    OPTION("from", DATA, COMPARED_APART, TEXT, from, "", 0, "DIR", .commands = FOR_TRAINING | FOR_SAMPLES |
+     FOR_EVALUATION | FOR_AVERAGES, .relations = {INSTEAD_OF(model), INSTEAD_OF(finetune)}, .help =
      "A Hugging Face directory of a GPT-2 or GPT-Neo to start from (config.json and model.safetensors), or a "
      "checkpoint, which contains one, or a run, for its newest checkpoint. It takes the place of --model.")
-    OPTION("finetune", DATA, COMPARED_APART, TEXT, finetune, "", 0, "DIR", .instead_of = "model", .help =
+    OPTION("finetune", DATA, COMPARED_APART, TEXT, finetune, "", 0, "DIR", .relations = {INSTEAD_OF(model)},
+     .help =
      "As --from DIR, for fine-tuning: --lr auto is then a tenth of its usual value, --weight-decay auto is "
      "0. The optimizer state starts from zero. Tokens that the mask of a token file excludes are read, but "
      "their loss does not count.")
@@ -170,14 +175,14 @@
      "Tensors that are not trained: patterns as of the shell, with commas between them, of names such as "
      "wte, h.0.*, ln_* or h.[0-5].mlp.c_fc.weight. They have no gradient and no moments, and are not sent.")
     OPTION("lora-rank", DATA, OTHER_BITS, INTEGER, lora_rank, "off", 1, 4096, "R", .word = "off",
-     .instead_of = "freeze", .also = "lora, lora-r", .help =
+     .relations = {INSTEAD_OF(freeze)}, .also = "lora, lora-r", .help =
      "Trains adapters of rank R, two small matrices for each of --lora-on, and freezes the model (LoRA). "
      "What is stepped, sent and saved is then about a hundredth of it. Checkpoints hold the adapters as "
      "peft stores them; train_gpt average --last 1 merges them into the model.")
-    OPTION("lora-alpha", DATA, OTHER_BITS, REAL, lora_alpha, "16", 1e-6, 1e6, "X", .needs = "lora-rank",
-     .help =
+    OPTION("lora-alpha", DATA, OTHER_BITS, REAL, lora_alpha, "16", 1e-6, 1e6, "X",
+     .relations = {NEEDS(lora_rank)}, .help =
      "Adapters count X / R. Larger acts as a larger --lr on what they add to the model.")
-    OPTION("lora-on", DATA, OTHER_BITS, TEXT, lora_on, "*", 1, "NAMES", .needs = "lora-rank",
+    OPTION("lora-on", DATA, OTHER_BITS, TEXT, lora_on, "*", 1, "NAMES", .relations = {NEEDS(lora_rank)},
      .also = "lora-targets, target-modules", .help =
      "Matrices of the layers that have adapters: patterns as for --freeze, such as q_proj,v_proj.")
     OPTION("data", DATA, BY_CONTENT, TEXT, data, "builtin", 1, "PATH|builtin",
@@ -191,7 +196,8 @@
      "The tokenizer.json of a byte-level BPE, or its directory. It encodes texts and prompts and decodes "
      "samples of models that read token ids, and is copied with the model into checkpoints. Not given: the "
      "one of --from, --finetune or --resume, if there is one.")
-    OPTION("val-data", DATA, HELD_OUT, TEXT, val_data, "", 0, "PATH", .excludes = "val-batches none", .help =
+    OPTION("val-data", DATA, HELD_OUT, TEXT, val_data, "", 0, "PATH", .relations = {EXCLUDES(val_batches,
+     "none")}, .help =
      "Validation text, or several with weights, as --data. Not given: the end of --data is held out, and of "
      "each of its sources (for builtin: another random stream).")
     OPTION("micro-batch", DATA, OTHER_BITS, INTEGER, micro_batch, "auto", 1, 65536, "N", .word = "auto",
@@ -204,17 +210,17 @@
      .also = "context, block-size, max-length, max-seq-length, sequence-length", .help =
      "Tokens per sequence, at most the model's positions. auto: the model's positions, at most 1024.")
     OPTION("attend", DATA, OTHER_BITS, CHOICE, attend, "all", .choices = {"all", "document"},
-     .commands = FOR_TRAINING | FOR_EVALUATION,
-     .excludes = "document task lambada, document task hellaswag", .help =
+     .commands = FOR_TRAINING | FOR_EVALUATION, .relations = {EXCLUDES_IF("document", task, "lambada"),
+     EXCLUDES_IF("document", task, "hellaswag")}, .help =
      "What a token sees of the tokens before it in its sequence. document: only its own document's tokens; a "
      "document begins with an end-of-text token; positions go on through the sequence. It is faster where "
      "documents are much shorter than --seq-len. Data must be token files that say which token that is, or "
      "text for a tokenizer.")
-    OPTION("tokens", DATA, FROM_TOKENS, COUNT, tokens, "1500k", 1, OPTION_NO_LIMIT, "N",
+    OPTION("tokens", DATA, OTHER_BITS, COUNT, tokens, "1500k", 1, OPTION_NO_LIMIT, "N",
      .also = "steps, max-steps, max-iters, iterations", .help =
      "Length of the training in tokens over all ranks. k, M and G may follow the number: 1500k, 2M, 1.5G.")
     OPTION("epochs", DATA, SAME_BITS, REAL, epochs, "unset", 1e-6, 1e6, "X", .word = "unset",
-     .instead_of = "tokens", .needs = "data", .also = "num-epochs, num-train-epochs", .help =
+     .relations = {INSTEAD_OF(tokens), NEEDS(data)}, .also = "num-epochs, num-train-epochs", .help =
      "Length of the training in passes over the training data, such as 3 or 0.5, instead of --tokens. What "
      "is held out for validation is no part of it. The run saves the number of tokens that it comes to as "
      "--tokens. Not for the built-in corpus, which is endless, or for several sources.")
@@ -227,7 +233,7 @@
      .also = "lrate, learning-rate", .help =
      "Peak learning rate. auto: chosen by the size of the model, and a tenth of that for --finetune.")
     OPTION("min-lr", RATE, OTHER_BITS, REAL, minimum_learning_rate, "auto", 0, 100, "RATE", .word = "auto",
-     .word_value = -1, .excludes = "schedule constant", .follows = "lr", .help =
+     .word_value = -1, .relations = {EXCLUDES(schedule, "constant"), FOLLOWS(learning_rate)}, .help =
      "Learning rate at the end of the schedule. auto: a tenth of --lr.")
     OPTION("lr-by", RATE, OTHER_BITS, CHOICE, learning_rate_by, "grads", .choices = {"grads", "commits"},
      .help =
@@ -238,18 +244,17 @@
      "Shape of the decrease from --lr to --min-lr. cosine and linear begin it after the warm-up. wsd "
      "(warm-up, stable, decay) stays at --lr and falls at the end, as 1 - sqrt does. constant stays at --lr, "
      "which suits runs whose end is not known: --decay-now ends them.")
-    OPTION("decay-tokens", RATE, FROM_TOKENS, COUNT, decay_tokens, "auto", 1, OPTION_NO_LIMIT, "N",
-     .word = "auto", .excludes = "schedule constant", .follows = "tokens", .help =
+    OPTION("decay-tokens", RATE, OTHER_BITS, COUNT, decay_tokens, "auto", 1, OPTION_NO_LIMIT, "N",
+     .word = "auto", .relations = {EXCLUDES(schedule, "constant"), FOLLOWS(tokens)}, .help =
      "The last tokens of the run, over which the learning rate falls; before them it stays at --lr. k, M and "
      "G may follow. auto: a fifth of the run for wsd, all after the warm-up for cosine and linear.")
     OPTION("decay-now", RATE, SAME_BITS, COUNT, decay_now, "off", 1, OPTION_NO_LIMIT, "N", .word = "off",
-     .commands = 1 << COMMAND_TRAIN,
-     .instead_of = "tokens, epochs, decay-tokens", .needs = "resume", .excludes = "resume auto",
-     .of_one_run = true, .help =
+     .commands = 1 << COMMAND_TRAIN, .relations = {INSTEAD_OF(tokens), INSTEAD_OF(epochs),
+     INSTEAD_OF(decay_tokens), NEEDS(resume), EXCLUDES(resume, "auto")}, .of_one_run = true, .help =
      "Lets the learning rate fall from --resume's checkpoint on, and ends the run N tokens later: a branch "
      "that can be tried or published while the stable run goes on. It is --tokens and --decay-tokens worked "
      "out from the checkpoint; a --schedule constant becomes wsd.")
-    OPTION("warmup", RATE, FROM_TOKENS, INTEGER, warmup, "auto", 0, OPTION_NO_LIMIT, "COMMITS",
+    OPTION("warmup", RATE, OTHER_BITS, INTEGER, warmup, "auto", 0, OPTION_NO_LIMIT, "COMMITS",
      .word = "auto", .word_value = -1, .also = "warmup-steps, warmup-iters", .help =
      "The learning rate rises linearly over the first COMMITS updates. Longer is safer at a high rate and "
      "slower at the start. auto: a twentieth of the run, at most 1000; with outer momentum mu at least H / "
@@ -270,10 +275,11 @@
      "else, with one learning rate for both. Muon needs fewer commits than AdamW, above all with large "
      "batches, one moment less, and more computation for each commit. Its best --lr is one to four times "
      "AdamW's, the more the larger the batch is.")
-    OPTION("muon-momentum", RATE, OTHER_BITS, REAL, muon_momentum, "0.95", 0, 0.999999, "X", .needs = "inner",
-     .help = "Memory of Muon's mean gradient.")
-    OPTION("muon-iterations", RATE, OTHER_BITS, INTEGER, muon_iterations, "5", 1, 100, "N", .needs = "inner",
-     .help =
+    OPTION("muon-momentum", RATE, OTHER_BITS, REAL, muon_momentum, "0.95", 0, 0.999999, "X",
+     .relations = {NEEDS(inner)}, .help =
+     "Memory of Muon's mean gradient.")
+    OPTION("muon-iterations", RATE, OTHER_BITS, INTEGER, muon_iterations, "5", 1, 100, "N",
+     .relations = {NEEDS(inner)}, .help =
      "Iterations that take the singular values of a step towards 1. Fewer cost less and leave more of what "
      "the gradient had.")
     OPTION("moments", RATE, OTHER_BITS, CHOICE, moments, "fp32", .choices = {"fp32", "bf16"}, .help =
@@ -300,13 +306,13 @@
      "Where a rank computes. auto: on a GPU, where the program was built for it and the node has one (the "
      "ranks of a node take its GPUs in turn); otherwise on the CPU. Ranks of one run may differ.")
     OPTION("precision", MACHINE, OTHER_BITS, CHOICE, precision, "auto", .choices = {"auto", "fp32", "bf16",
-     "fastest"}, .commands = FOR_TRAINING | FOR_EVALUATION, .also = "dtype", .help =
+     "fastest"}, .commands = FOR_TRAINING | FOR_EVALUATION, .measured = "fastest", .also = "dtype", .help =
      "Number format of weights and activations; sums, master parameters and gradients are always fp32, "
      "moments as --moments says. auto: bf16 on a GPU, fp32 on a CPU. bf16 on a CPU is faster only where the "
      "processor multiplies bf16; the run measures that and says it. fastest: bf16 on a GPU, and on CPUs "
      "where the slowest rank measures it to be a tenth faster; a resumed run keeps its choice.")
     OPTION("products", MACHINE, OTHER_BITS, CHOICE, products, "plain", .choices = {"plain", "fp8"},
-     .excludes = "fp8 device cpu, fp8 precision fp32", .help =
+     .relations = {EXCLUDES_IF("fp8", device, "cpu"), EXCLUDES_IF("fp8", precision, "fp32")}, .help =
      "Number format of the layers' matrix products. plain: as --precision says. fp8, for GPUs of compute "
      "capability 8.9 or more: activations and weights are e4m3 in the forward pass. In the product for the "
      "input's gradient the output's gradient is e5m2. Each matrix has one scale, sums are fp32. Gradients of "
@@ -333,7 +339,7 @@
     OPTION("ranks", MACHINE, SAME_BITS, INTEGER, ranks, "1", 1, 1e6, "N", .commands = FOR_PLANS, .help =
      "How many ranks `train_gpt plan` plans for. A run has as many as mpirun or srun started.")
     OPTION("gpu-memory", MACHINE, SAME_BITS, COUNT, gpu_memory, "auto", 1e6, OPTION_NO_LIMIT, "BYTES",
-     .word = "auto", .commands = FOR_PLANS, .excludes = "device cpu", .help =
+     .word = "auto", .commands = FOR_PLANS, .relations = {EXCLUDES(device, "cpu")}, .help =
      "Plans for a GPU that is elsewhere, by its memory: 80G for one of 80 GB. auto: this node's GPU.")
     OPTION("timeout-s", MACHINE, SAME_BITS, REAL, timeout_s, "300", 1, 1e6, "SECONDS",
      .commands = FOR_TRAINING | FOR_EVALUATION, .help =
@@ -359,22 +365,22 @@
     OPTION("keep-every", REPORT, KEPT_FILES, INTEGER, keep_every, "off", 1, OPTION_NO_LIMIT, "COMMITS",
      .word = "off", .help =
      "The first checkpoint at or behind each multiple of this number of commits is kept as well.")
-    OPTION("keep-best", REPORT, KEPT_FILES, SWITCH, keep_best, "off",
-     .excludes = "val-batches none, save-every never", .help =
+    OPTION("keep-best", REPORT, KEPT_FILES, SWITCH, keep_best, "off", .relations = {EXCLUDES(val_batches,
+     "none"), EXCLUDES(save_every, "never")}, .help =
      "Writes a checkpoint after every validation with a lower loss than all before it, and keeps the latest "
      "of these besides --keep.")
     OPTION("stop-after", REPORT, SAME_BITS, INTEGER, stop_after, "off", 1, 1e6, "N", .word = "off",
-     .excludes = "val-batches none", .help =
+     .relations = {EXCLUDES(val_batches, "none")}, .help =
      "Ends the training after N validations in a row whose loss is not below the lowest before them.")
     OPTION("last", REPORT, SAME_BITS, INTEGER, last, "3", 1, 1e6, "N", .commands = FOR_AVERAGES, .help =
      "How many of the newest checkpoints of --from are averaged.")
-    OPTION("resume", REPORT, SAME_BITS, TEXT, resume, "off", 1, "off|auto|PATH", .needs = "auto out",
-     .of_one_run = true, .help =
+    OPTION("resume", REPORT, SAME_BITS, TEXT, resume, "off", 1, "off|auto|PATH",
+     .relations = {NEEDS_IF("auto", out)}, .of_one_run = true, .help =
      "Continues from a checkpoint. auto: from the newest sound one in --out, where the log continues, too; a "
      "new run begins where there is none. PATH: from that one, or the newest one of that run, in a new "
      "--out. Options that are not given are as in that run. Ranks, rule and device may differ; the run then "
      "says what is not exact.")
-    OPTION("fresh-moments", REPORT, SAME_BITS, SWITCH, fresh_moments, "off", .needs = "resume",
+    OPTION("fresh-moments", REPORT, SAME_BITS, SWITCH, fresh_moments, "off", .relations = {NEEDS(resume)},
      .of_one_run = true, .help =
      "With --resume: on loads a checkpoint whose --inner was another one, and its moments start from zero.")
     OPTION("out", REPORT, SAME_BITS, TEXT, out, "auto", 1, "DIR|auto",
@@ -394,7 +400,8 @@
      "What train_gpt eval measures on --data: the perplexity of a text or of tokens; or LAMBADA or HellaSwag "
      "from their JSON lines, counted as lm-evaluation-harness does. --seq-len is the longest context.")
     OPTION("stride", EVALUATION, OTHER_BITS, INTEGER, stride, "half", 1, 1048576, "N", .word = "half",
-     .commands = FOR_EVALUATION, .excludes = "task lambada, task hellaswag", .help =
+     .commands = FOR_EVALUATION, .relations = {EXCLUDES(task, "lambada"), EXCLUDES(task, "hellaswag")},
+     .help =
      "Tokens between the starts of two perplexity windows: fewer give every token more context and take "
      "longer. half: half a window.")
     OPTION("limit", EVALUATION, OTHER_BITS, INTEGER, limit, "all", 1, OPTION_NO_LIMIT, "N", .word = "all",
@@ -404,7 +411,7 @@
      .commands = FOR_TRAINING | FOR_SAMPLES, .also = "max-new-tokens", .help =
      "Tokens of text that the trained model writes at the end; fewer where the model ends the text itself.")
     OPTION("sample-every", SAMPLE, SAME_BITS, INTEGER, sample_every, "end", 1, OPTION_NO_LIMIT, "COMMITS",
-     .word = "end", .excludes = "sample-tokens none", .help =
+     .word = "end", .relations = {EXCLUDES(sample_tokens, "none")}, .help =
      "Commits between two samples, which also go into the log. Rank 0 writes them on its CPU while the other "
      "ranks wait: about a forward pass of one position for every token. end: one, at the end.")
     OPTION("temperature", SAMPLE, SAME_BITS, REAL, temperature, "0.8", 0, 100, "X",
@@ -419,16 +426,16 @@
      .commands = FOR_TRAINING | FOR_SAMPLES, .help =
      "Above 1: tokens that the text has already become less likely. 1.2 is much.")
     OPTION("prompts", SAMPLE, SAME_BITS, TEXT, prompts, "", 0, "FILE", .commands = FOR_SAMPLES,
-     .instead_of = "prompt", .help =
+     .relations = {INSTEAD_OF(prompt)}, .help =
      "A file with a prompt in each line; each prompt gets a sample of its own.")
     OPTION("interactive", SAMPLE, SAME_BITS, SWITCH, interactive, "off", .commands = FOR_SAMPLES,
-     .instead_of = "prompt, prompts", .help =
+     .relations = {INSTEAD_OF(prompt), INSTEAD_OF(prompts)}, .help =
      "Asks for a prompt, writes what follows, and asks again: the text goes on. /reset begins another one; "
      "the end of the input ends it. With a chat.json beside the tokenizer it is a chat.")
     OPTION("system", SAMPLE, SAME_BITS, TEXT, system, "", 0, "TEXT", .commands = FOR_SAMPLES, .help =
      "The system text of a chat: how the model is to answer.")
     OPTION("prompt", SAMPLE, SAME_BITS, TEXT, prompt, "", 0, "TEXT", .commands = FOR_TRAINING | FOR_SAMPLES,
-     .excludes = "sample-tokens none", .help =
+     .relations = {EXCLUDES(sample_tokens, "none")}, .help =
      "What the sample starts with, at most 1023 bytes. Empty: the model starts by itself. Models that read "
      "token ids need a --tokenizer. With a chat.json beside the tokenizer it is what a user says.")
 
@@ -446,13 +453,14 @@
      "Waits for a random time of up to MS milliseconds before every communication operation. No bit of a "
      "result may change: a test of the scheduler.")
     OPTION("slow-rank", EMULATION, SAME_BITS, INTEGER, slow_rank, "none", 0, 1e6, "RANK", .word = "none",
-     .word_value = -1, .needs = "slow-ms", .help =
+     .word_value = -1, .relations = {NEEDS(slow_ms)}, .help =
      "Emulates one slow machine: this rank sleeps for --slow-ms at every micro-batch.")
-    OPTION("slow-ms", EMULATION, SAME_BITS, REAL, slow_ms, "0", 0, 1e6, "MS", .needs = "slow-rank", .help =
+    OPTION("slow-ms", EMULATION, SAME_BITS, REAL, slow_ms, "0", 0, 1e6, "MS", .relations = {NEEDS(slow_rank)},
+     .help =
      "How long --slow-rank sleeps at every micro-batch, in milliseconds.")
 
     OPTION("like", PLAN, SAME_BITS, TEXT, like, "", 0, "RUN", .commands = FOR_PLANS,
-     .instead_of = "compute-ms", .help =
+     .relations = {INSTEAD_OF(compute_ms)}, .help =
      "The directory of a run whose computing times the plan takes, from its log. Model, data, batch and rule "
      "are as in that run, too, where they are not given. Without --ranks the plan is for that run itself, "
      "and says what would be faster.")
@@ -461,7 +469,8 @@
      "What one rank needs to compute one micro-batch, forward and backward. auto: as in --like, or measured "
      "here where that takes seconds, or worked out from the rate of matrix products.")
     OPTION("gpu-tflops", PLAN, SAME_BITS, REAL, gpu_tflops, "unknown", 1e-3, 1e6, "TFLOPS", .word = "unknown",
-     .commands = FOR_PLANS, .instead_of = "compute-ms, like", .needs = "gpu-memory", .help =
+     .commands = FOR_PLANS, .relations = {INSTEAD_OF(compute_ms), INSTEAD_OF(like), NEEDS(gpu_memory)},
+     .help =
      "The peak of the GPU of --gpu-memory in its matrix products, 10^12 operations a second, as its maker "
      "says: dense ones, in the --precision of the plan. 40 % of it is then taken for the rate at which a "
      "micro-batch is computed: a guess, for GPUs that nobody has run yet.")
@@ -478,8 +487,8 @@
      "is right for CPUs and for GPUs with a fast link among them.")
     OPTION("inside-us", PLAN, SAME_BITS, REAL, inside_us, "10", 1e-3, 1e8, "US", .commands = FOR_PLANS,
      .help = "Microseconds that a short message takes from one rank to another of its host.")
-    OPTION("fit", PLAN, SAME_BITS, SWITCH, fit, "off", .commands = FOR_PLANS, .instead_of = "micro-batch",
-     .help =
+    OPTION("fit", PLAN, SAME_BITS, SWITCH, fit, "off", .commands = FOR_PLANS,
+     .relations = {INSTEAD_OF(micro_batch)}, .help =
      "on: plans with the largest --micro-batch that fits into 98 % of the memory, and with the least "
      "--recompute that leaves room for a batch of a size at which matrix products are fast (1024 tokens on "
      "CPUs, 8192 on GPUs). Each rule gets what fits for it. The plan prints both as options for a run.")

@@ -212,19 +212,19 @@ static inline void measure_and_choose(Run *run) {
 static inline void choose_by_measurement(Run *run) {
     Options *options = &run->options;
     Error error = {""};
-    if (options_left_to_measure(options)) {
+    bool left = false;
+    for (EACH_OPTION(option)) {
+        left |= option->measured != NULL && options_leave(options, option_field(option, options));
+    }
+    if (left) {
         if (run_is_main(run)) {
             printf("measuring  a micro-batch and the exchanges, to choose what is auto\n");
         }
         fflush(stdout);
         measure_and_choose(run);
-    }
-    if (run->rule_reason[0] != '\0') { // now, or before the run was resumed
         run->rule->configure(options_of_rule(options), &run->scheduler.settings);
         bool saved = !run_is_main(run) || save_configuration(options, run->directory, &error);
         agree_or_exit(run, saved ? 0 : EXIT_SYSTEM_FAILURE, &error);
     }
     run->checkpointed.options = options_as_json(options); // from here on they do not change
-    run->checkpointed.chosen = options_chosen_as_json(options);
-    run->checkpointed.measured = run->rule_reason;
 }

@@ -257,7 +257,7 @@ static inline TokensNeeded options_needs(const Options *options) {
         if (RECIPES[i].rule != options_rule(options)) { continue; }
         Options other = *options;
         recipe_apply(&RECIPES[i], &other);
-        if (memcmp(&other, options, sizeof other) == 0) { followed = &RECIPES[i]; }
+        if (options_are_same(&other, options)) { followed = &RECIPES[i]; }
     }
     assert(followed != NULL && "a rule without a row in RECIPES");
     TokensNeeded needs = options->inner == INNER_MUON ? followed->with_muon : followed->with_adamw;
@@ -375,7 +375,7 @@ static inline void forecast_add_recipes(const Setup *setup, OptionChoice recompu
                 other.accumulate = (int64_t)(asked->commit.micro_batches / setup->transport->size + 0.5);
             }
             recipe_apply(recipe, &other);
-            if (memcmp(&other, &asked->options, sizeof other) == 0) { continue; }
+            if (options_are_same(&other, &asked->options)) { continue; }
             ForecastRow *row = &forecast->rows[forecast->count++];
             forecast_alternative(setup, recompute, &other, &forecast->machine, row);
         }
@@ -424,7 +424,7 @@ static inline void forecast_make(const Setup *setup, const Machine *machine, Opt
         if (rule == own) { continue; }
         Options options = *setup->options;
         options.rule = rule;
-        for (const OptionSpec *option = option_table; option < option_end; option++) {
+        for (EACH_OPTION(option)) {
             if (!option_is_of_rule(option, RULES[rule].rule)) { option_set_default(option, &options); }
         }
         if (!options_check_columns(&options, &unused)) { // it has a format of its own

@@ -155,29 +155,23 @@ static inline const PairMeasure *network_pair(const Network *network, int from, 
     return &network->pairs[from * network->groups->hosts + to];
 }
 
-typedef double (*PairValue)(const PairMeasure *pair);
-static inline double pair_sends(const PairMeasure *pair) { return pair->sends; }
-static inline double pair_receives(const PairMeasure *pair) { return pair->receives; }
-static inline double pair_at_once(const PairMeasure *pair) { return pair->at_once; }
-static inline double pair_latency(const PairMeasure *pair) { return pair->latency; }
-
-// The least (fmin) or the most (fmax) of a host with the others that it has met.
-static inline double network_extreme(const Network *network, int host, PairValue value,
+// A number of a pair, by its offset in PairMeasure; the least (fmin) or the most (fmax) of a host
+// with the others that it has met.
+static inline double network_extreme(const Network *network, int host, size_t number,
                                      double (*choose)(double, double)) {
     double extreme = NAN; // which fmin and fmax leave out
     for (int other = 0; other < network->groups->hosts; other++) {
         const PairMeasure *pair = network_pair(network, host, other);
-        if (pair->latency > 0) { extreme = choose(extreme, value(pair)); }
+        if (pair->latency > 0) { extreme = choose(extreme, *(const double *)((const char *)pair + number)); }
     }
     return extreme;
 }
 
 // What is usual: the median over the hosts of each one's best pair.
-static inline double network_usual(const Network *network, PairValue value,
-                                   double (*choose)(double, double)) {
+static inline double network_usual(const Network *network, size_t number, double (*choose)(double, double)) {
     int hosts = network->groups->hosts;
     double *best = (double *)memory_take((size_t)hosts, sizeof *best);
-    for (int host = 0; host < hosts; host++) { best[host] = network_extreme(network, host, value, choose); }
+    for (int host = 0; host < hosts; host++) { best[host] = network_extreme(network, host, number, choose); }
     double usual = median_of(best, (size_t)hosts);
     free(best);
     return usual;
@@ -193,10 +187,10 @@ PRINTF_LIKE(2, 3) static inline void odd_add(json_t *odd, const char *format, ..
 }
 
 // A host whose every pair is slow is named once; the function says whether it is one.
-static inline bool odd_add_slow_host(const Network *network, int host, PairValue value, const char *does,
+static inline bool odd_add_slow_host(const Network *network, int host, size_t number, const char *does,
                                      double usual, json_t *odd) {
     char name[80], most[NUMBER_TEXT_SIZE], others[NUMBER_TEXT_SIZE];
-    double best = network_extreme(network, host, value, fmax);
+    double best = network_extreme(network, host, number, fmax);
     if (network->groups->hosts < 3 || !(best < ODD_RATE * usual)) { return false; }
     odd_add(odd, "%s %s %s bits a second at most, where %s are usual: look at its cable, its port and --mca",
             network_name(network, host, name), does, human_count(8 * best, most),
@@ -252,11 +246,12 @@ static inline json_t *network_odd(const Network *network) {
     int hosts = network->groups->hosts;
     bool *named = (bool *)memory_take((size_t)hosts, sizeof *named);
     json_t *odd = json_array();
-    double sends = network_usual(network, pair_sends, fmax),
-           latency = network_usual(network, pair_latency, fmin);
+    double sends = network_usual(network, offsetof(PairMeasure, sends), fmax),
+           latency = network_usual(network, offsetof(PairMeasure, latency), fmin);
     for (int host = 0; host < hosts; host++) {
-        named[host] = odd_add_slow_host(network, host, pair_sends, "sends", sends, odd);
-        named[host] |= odd_add_slow_host(network, host, pair_receives, "receives", sends, odd);
+        named[host] = odd_add_slow_host(network, host, offsetof(PairMeasure, sends), "sends", sends, odd);
+        named[host] |=
+            odd_add_slow_host(network, host, offsetof(PairMeasure, receives), "receives", sends, odd);
         odd_add_host(network, host, odd);
     }
     for (int a = 0; a < hosts; a++) {
@@ -285,10 +280,11 @@ static inline void network_print_host(const Network *network, int host) {
            network_name(network, host, name), groups_count(network->groups, host), hello->cores,
            facts->interface[0] != '\0' ? facts->interface : "-", speed,
            isnan(facts->micro_batch) ? "-" : human_milliseconds(1e3 * facts->micro_batch, micro_batch),
-           human_count(8 * network_extreme(network, host, pair_sends, fmin), sends),
-           human_count(8 * network_extreme(network, host, pair_receives, fmin), receives),
-           human_count(8 * network_extreme(network, host, pair_at_once, fmin), at_once),
-           1e6 * network_extreme(network, host, pair_latency, fmax), clock, hello->revision);
+           human_count(8 * network_extreme(network, host, offsetof(PairMeasure, sends), fmin), sends),
+           human_count(8 * network_extreme(network, host, offsetof(PairMeasure, receives), fmin), receives),
+           human_count(8 * network_extreme(network, host, offsetof(PairMeasure, at_once), fmin), at_once),
+           1e6 * network_extreme(network, host, offsetof(PairMeasure, latency), fmax), clock,
+           hello->revision);
 }
 
 static inline void network_print(const Network *network, const json_t *odd) {

@@ -92,7 +92,7 @@ static inline void print_memory(const Setup *setup) {
 // a shell.
 static inline void print_options(FILE *file, const Options *options, const Options *reference) {
     char value[OPTION_VALUE_SIZE], quoted[4 * sizeof(OptionText) + 3];
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         bool ours = option_is_of_rule(option, options_rule(options));
         if (!ours || option_is_same(option, options, reference)) { continue; }
         fprintf(file, " --%s %s", option->name,
@@ -115,7 +115,7 @@ static inline char *options_as_text(const Options *options, const Options *refer
 static inline void print_command(const Setup *setup, const ForecastRow *row) {
     Options options = row->options, defaults;
     options_defaults(&defaults);
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         if (option->of_one_run || !option_is_of_command(option, COMMAND_TRAIN)) {
             option_set_default(option, &options);
         }

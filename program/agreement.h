@@ -27,7 +27,7 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
     Transport *transport = &run->transport;
     Verdict bad;
     Error asked = {"stopped before training began, because it was asked to: there is nothing to save"};
-    if (exit_code == 0 && signal_watch_is_asked(&run->signal_watch)) {
+    if (exit_code == 0 && __atomic_load_n(&transport->asked_to_stop, __ATOMIC_RELAXED)) {
         exit_code = EXIT_ASKED_TO_STOP;
         error = &asked;
     }
@@ -90,7 +90,7 @@ static inline const Hello *exchange_hellos(Run *run) {
     *first = run->options;
     share_from_rank_zero(transport, "sharing", first, sizeof *first);
     // --threads may follow the host, and so may the place of a --config.
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         bool may_differ =
             option->offset == offsetof(Options, threads) || option->offset == offsetof(Options, config);
         if (may_differ || option_is_same(option, &run->options, first)) { continue; }

@@ -17,14 +17,12 @@ static inline void print_build_facts(FILE *file) {
     gpu_version(cuda, sizeof cuda);
     nccl_version(nccl, sizeof nccl);
     bool is_number = __VERSION__[0] >= '0' && __VERSION__[0] <= '9';
-    fprintf(file, "acco.c %s\n", ACCO_VERSION);
-    fprintf(file, "commit     %s\n", ACCO_REVISION[0] != '\0' ? ACCO_REVISION : "unknown");
-    fprintf(file, "compiler   %s%s\n", is_number ? "gcc " : "", __VERSION__);
-    fprintf(file, "processor  %s\n", ACCO_PROCESSOR[0] != '\0' ? ACCO_PROCESSOR : "unknown");
-    fprintf(file, "products   %s\n", onednn_describe(products));
-    fprintf(file, "MPI        %s\n", mpi);
-    fprintf(file, "CUDA       %s\n", cuda);
-    fprintf(file, "NCCL       %s\n", nccl);
+    fprintf(file,
+            "acco.c %s\ncommit     %s\ncompiler   %s%s\nprocessor  %s\nproducts   %s\nMPI        %s\n"
+            "CUDA       %s\nNCCL       %s\n",
+            ACCO_VERSION, ACCO_REVISION[0] != '\0' ? ACCO_REVISION : "unknown", is_number ? "gcc " : "",
+            __VERSION__, ACCO_PROCESSOR[0] != '\0' ? ACCO_PROCESSOR : "unknown", onednn_describe(products),
+            mpi, cuda, nccl);
 }
 
 // ---- The start ------------------------------------------------------------------------
@@ -88,7 +86,7 @@ static inline void print_rule(const Options *options, const SchedulerSettings *s
            options->overlap ? "" : "; --overlap off: no two things at a time");
     char text[RULE_TEXT], value[OPTION_VALUE_SIZE];
     const char *before = "          ", *after = "";
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
+    for (EACH_OPTION(option)) {
         bool is_own = option->offset - offsetof(Options, rules) < sizeof(RuleOptions);
         if (!is_own || !option_is_of_rule(option, rule)) { continue; }
         printf("%s --%s %s", before, option->name, option_print_value(option, options, value));
@@ -141,10 +139,6 @@ static inline void print_device(const Run *run) {
                rates[PRECISION_BF16], run->transport.size > 1 ? " on the slowest rank" : "",
                product_rates_faster(&placement->product_rates) == PRECISION_BF16 ? "bf16 is faster"
                                                                                  : "fp32 is as fast");
-    }
-    if (run->options.precision_kept) {
-        printf("           --precision fastest: %s, as chosen when the run began\n",
-               precision_name(placement->precision));
     }
 }
 
@@ -270,7 +264,10 @@ static inline void print_start(Run *run, const Hello *hellos) {
     size_t shared = statvfs("/dev/shm", &disk) == 0 ? (size_t)disk.f_blocks * (size_t)disk.f_frsize : 0;
     launch_judge_shared_memory(shared, transport->local_size, warning, sizeof warning);
     if (warning[0] != '\0') { printf("warning    %s\n", warning); }
-    if (options->kept[0] != '\0') { printf("options    where none are given, as in %s\n", options->kept); }
+    if (options->kept[0] != '\0') {
+        printf("options    where %s, as in %s\n",
+               options->config[0] == '\0' ? "none are given" : "the program chooses", options->kept);
+    }
     // A disk that fills while a run trains does not end it, but then nothing is saved.
     if (!run->saving.times.never && statvfs(run->directory, &disk) == 0) {
         char space[SIZE_TEXT], checkpoint[SIZE_TEXT];

@@ -24,7 +24,7 @@ static inline int command_average(const Options *options) {
     int64_t count = 0, commit = strtoll(name + strlen("/commit-"), NULL, 10);
     // A name that cannot be made is not noticed after minutes of reading.
     bool good = (mkdir(options->out, 0777) == 0 && rmdir(options->out) == 0) ||
-                error_set(&error, "cannot create the directory %.300s: %s", options->out, strerror(errno));
+                error_set_file(&error, "create the directory", options->out);
     good = good && hf_model_open(&first, options->from, &error);
     size_t parameters = first.table.parameter_count;
     float *mean = (float *)memory_take(parameters, sizeof(float)),

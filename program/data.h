@@ -6,7 +6,7 @@
 
 #include "checkpoint/hf_model.h"
 #include "program/setup.h"
-#include "tokenizer/text_codec.h"
+#include "tokenizer/text.h"
 #include "tokenizer/tokenize.h"
 
 enum { DATA_PATH_SIZE = RUN_PATH_SIZE + 64, TOKENIZER_PATH_SIZE = 2048 };
@@ -15,14 +15,10 @@ enum { DATA_PATH_SIZE = RUN_PATH_SIZE + 64, TOKENIZER_PATH_SIZE = 2048 };
 
 // The directory of the model in the checkpoint that --resume names; empty if there is none.
 static inline void resumed_model(const Options *options, char path[TOKENIZER_PATH_SIZE]) {
-    bool newest = strcmp(options->resume, "auto") == 0;
-    int64_t commit = newest ? checkpoint_newest(options->out, INT64_MAX) : -1;
-    path[0] = '\0';
-    if (newest && commit >= 0) {
-        snprintf(path, TOKENIZER_PATH_SIZE, "%.1900s/model", checkpoint_paths(options->out, commit).final);
-    } else if (!newest && strcmp(options->resume, "off") != 0) {
-        snprintf(path, TOKENIZER_PATH_SIZE, "%.1900s/model", options->resume);
-    }
+    const char *from = strcmp(options->resume, "auto") == 0 ? options->out : options->resume;
+    snprintf(path, TOKENIZER_PATH_SIZE, "%.1800s", strcmp(from, "off") == 0 ? "" : from);
+    checkpoint_find(path, TOKENIZER_PATH_SIZE);
+    if (path[0] != '\0') { strcat(path, "/model"); }
 }
 
 // The path of the tokenizer: --tokenizer, or the tokenizer.json of the model that the run starts

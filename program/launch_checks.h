@@ -31,44 +31,46 @@ typedef struct ThreadChoice {
     char warning[512]; // empty: nothing to warn about
 } ThreadChoice;
 
-// A whole number >= 0 from the environment; -1: there is none.
-static inline long launch_environment_number(const char *name) {
-    const char *text = getenv(name);
-    if (text == NULL || *text < '0' || *text > '9') { return -1; }
-    char *end;
-    long value = strtol(text, &end, 10);
-    return *end == '\0' ? value : -1;
+// A whole number >= 0 from the first of these variables (up to NULL) that has one; -1: none has.
+static inline long launch_environment_number(const char *const *names) {
+    long value = -1;
+    for (; *names != NULL && value < 0; names++) {
+        const char *text = getenv(*names);
+        if (text == NULL || *text < '0' || *text > '9') { continue; }
+        char *end;
+        long read = strtol(text, &end, 10);
+        if (*end == '\0') { value = read; }
+    }
+    return value;
 }
 
 // The rank that the launcher gave this process, known before MPI is initialised; 0: there
 // is no sign of a launcher. Only this rank 0 prints the user's mistakes. A process that
 // mpirun started inside a Slurm job has the variables of both; mpirun's come first.
 static inline int launch_launcher_rank(void) {
-    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        long rank = launch_environment_number(names[i]);
-        if (rank >= 0) { return (int)rank; }
-    }
-    return 0;
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID",
+                                        NULL};
+    long rank = launch_environment_number(names);
+    return rank > 0 ? (int)rank : 0;
 }
 
 // Refuses to run where a launcher started several processes, but this one sees a world of
 // one. has_mpi: the program was built with MPI.
 static inline bool launch_check_copies(int world_size, bool has_mpi, Error *error) {
+    // The last five are of launchers that start no MPI known here: PALS, Flux, jsrun, MVAPICH's,
+    // torchrun. A batch script may set WORLD_SIZE alone.
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
+                                        "SLURM_STEP_NUM_TASKS", "PALS_SIZE",
+                                        "FLUX_JOB_SIZE",        "JSM_NAMESPACE_SIZE",
+                                        "MV2_COMM_WORLD_SIZE",  NULL},
+                             *const torch[] = {"LOCAL_RANK", NULL}, *const world[] = {"WORLD_SIZE", NULL},
+                             *const slurm[] = {"SLURM_PROCID", NULL}, *const tasks[] = {"SLURM_NTASKS", NULL};
     if (world_size > 1) { return true; }
-    long started = launch_environment_number("OMPI_COMM_WORLD_SIZE");
-    if (started < 0) { started = launch_environment_number("PMI_SIZE"); }
-    if (started < 0) { started = launch_environment_number("SLURM_STEP_NUM_TASKS"); }
-    // Launchers that start no MPI known here: torchrun, PALS, Flux, jsrun, MVAPICH's.
-    static const char *const others[] = {"WORLD_SIZE", "PALS_SIZE", "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE",
-                                         "MV2_COMM_WORLD_SIZE"};
-    bool torch = launch_environment_number("LOCAL_RANK") >= 0; // a batch script may set WORLD_SIZE alone
-    for (size_t i = torch ? 0 : 1; i < sizeof others / sizeof others[0] && started < 0; i++) {
-        started = launch_environment_number(others[i]);
-    }
-    long slurm_rank = launch_environment_number("SLURM_PROCID");
+    long started = launch_environment_number(sizes);
+    if (started < 0 && launch_environment_number(torch) >= 0) { started = launch_environment_number(world); }
+    long slurm_rank = launch_environment_number(slurm);
     bool certain = started >= 0 || slurm_rank > 0;
-    if (started < 0 && slurm_rank >= 0) { started = launch_environment_number("SLURM_NTASKS"); }
+    if (started < 0 && slurm_rank >= 0) { started = launch_environment_number(tasks); }
     if (started <= 1) { return true; }
     // Task 0 of many looks the same as a batch script that calls the program directly.
     return error_set(error, "%ld %s: %suse srun --mpi=pmix%s or mpirun%s", started,

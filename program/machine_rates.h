@@ -23,7 +23,7 @@ static inline void choose_precision(Run *run) {
     Options *options = &run->options;
     Placement *placement = &run->placement;
     const bool both[2] = {true, true};
-    bool asked = options->precision == PRECISION_FASTEST;
+    bool asked = options_leave(options, &options->precision);
     if (!asked && options->precision != PRECISION_ASK_BF16) { return; }
     if (placement->ranks_on_gpus == run->transport.size) {
         if (asked) { options->precision = PRECISION_AUTO; }

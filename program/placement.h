@@ -4,7 +4,7 @@
 // Each is chosen once, before memory is planned, and printed with its reason.
 #pragma once
 
-#include "comm/collectives.h"
+#include "comm/exchange.h"
 #include "kernels/cpu/product_rates.h"
 #include "models/decoder.h"
 #include "options/options_check.h"

@@ -11,52 +11,40 @@
 
 // ---- What checkpoint/ is told about the run -------------------------------------------
 
-// CheckpointedRun::option_change_matters: whether a run that is resumed with another
-// value of the option trains other bits. Nothing is held out of the built-in corpus.
-static inline bool option_change_matters(const void *context, const char *name, const json_t *before,
-                                         const json_t *now) {
-    const Run *run = (const Run *)context;
-    const OptionSpec *option = option_find(name);
-    json_t *word = json_string(option->word == NULL ? "" : option->word);
-    bool turns_on_or_off = json_equal(before, word) != json_equal(now, word);
-    json_decref(word);
-    return option->effect == OTHER_BITS || option->effect == MEASURED || option->effect == FROM_TOKENS ||
-           (option->effect == HELD_OUT && !run->data.builtin && turns_on_or_off);
-}
-
 static inline void open_checkpoints(Run *run) {
     const Options *options = &run->options;
-    CheckpointedRun *checkpointed = &run->checkpointed;
-    checkpointed->transport = &run->transport;
-    checkpointed->scheduler = &run->scheduler;
-    checkpointed->rule = run->rule;
-    checkpointed->config = &run->config;
-    checkpointed->table = &run->part.table;
-    checkpointed->part = &run->part;
+    uLong sum = 0;
     for (int i = 0; i < run->part.table.count; i++) {
         const ParameterInfo *info = &run->part.table.entries[i];
-        uLong sum = crc32_z((uLong)checkpointed->trained_sum, (const Bytef *)info->name, strlen(info->name));
-        checkpointed->trained_sum = (int64_t)crc32_z(sum, (const Bytef *)&info->count, sizeof info->count);
+        sum = crc32_z(sum, (const Bytef *)info->name, strlen(info->name));
+        sum = crc32_z(sum, (const Bytef *)&info->count, sizeof info->count);
     }
-    checkpointed->base = &run->base;
-    checkpointed->base_directory = options_start(options);
-    checkpointed->B = run->B;
-    checkpointed->T = run->T;
-    checkpointed->directory = run->directory;
-    checkpointed->tokenizer = options->tokenizer[0] != '\0' ? options->tokenizer : options_start(options);
-    checkpointed->version = ACCO_VERSION;
-    checkpointed->revision = ACCO_REVISION;
-    checkpointed->rounding = run->placement.rounding;
-    checkpointed->data = run->data_identity;
+    CheckpointedRun checkpointed = {.transport = &run->transport,
+                                    .scheduler = &run->scheduler,
+                                    .rule = run->rule,
+                                    .config = &run->config,
+                                    .table = &run->part.table,
+                                    .part = &run->part,
+                                    .base = &run->base,
+                                    .base_directory = options_start(options),
+                                    .trained_sum = (int64_t)sum,
+                                    .B = run->B,
+                                    .T = run->T,
+                                    .directory = run->directory,
+                                    .tokenizer = options->tokenizer[0] != '\0' ? options->tokenizer
+                                                                               : options_start(options),
+                                    .version = ACCO_VERSION,
+                                    .revision = ACCO_REVISION,
+                                    .rounding = run->placement.rounding,
+                                    .keep = options->keep,
+                                    .keep_every = options->keep_every,
+                                    .keep_best = options->keep_best,
+                                    .product_processors = run->placement.product_processors,
+                                    .data = run->data_identity,
+                                    .fresh_moments = options->fresh_moments};
     Error error = {""};
     options_save_times(options, &run->saving.times, &error); // cannot fail: it has been checked
-    checkpointed->keep = options->keep;
-    checkpointed->keep_every = options->keep_every;
-    checkpointed->keep_best = options->keep_best;
-    checkpointed->fresh_moments = options->fresh_moments;
-    checkpointed->product_processors = run->placement.product_processors;
-    checkpointed->option_change_matters = option_change_matters;
-    checkpointed->option_context = run;
+    run->checkpointed = checkpointed;
 }
 
 // A run stands for its newest checkpoint, and a checkpoint for the model in it.
@@ -141,12 +129,7 @@ static inline void begin_checkpoint(Run *run, bool beside) {
         return_committed(s, weights);
     }
     bool begun = checkpoint_begin(&run->checkpointed, beside, &error);
-    // The clock of --save-every starts anew. A job in flight may have asked for this checkpoint,
-    // too.
-    saving->began = clock_seconds();
-    __atomic_store_n(&s->wishes.save_requested, false, __ATOMIC_RELAXED);
-    s->wishes.save_agreed = false;
-    s->job.total.saves = 0;
+    saving->began = clock_seconds(); // the clock of --save-every starts anew
     saving->seconds = saving->began - began;
     run->clock.paused += saving->seconds;
     if (!begun && run_is_main(run)) {
@@ -172,7 +155,8 @@ static inline void continue_reports(Run *run, double seconds) {
 // Loads the newest checkpoint in the run's directory that is sound; damaged ones are
 // named, noted and skipped, but one with damage in model/ only is named and loaded.
 // Returns its commit; -1: there is none.
-static inline int64_t load_newest(CheckpointedRun *checkpointed, char remarks[CHECKPOINT_REMARKS_SIZE]) {
+static inline int64_t load_newest(Run *run) {
+    CheckpointedRun *checkpointed = &run->checkpointed;
     checkpointed->damaged_count = 0;
     for (int64_t commit = INT64_MAX;;) {
         Error error = {""};
@@ -180,7 +164,7 @@ static inline int64_t load_newest(CheckpointedRun *checkpointed, char remarks[CH
         share_from_rank_zero(checkpointed->transport, "sharing", &commit, sizeof commit);
         if (commit < 0) { return -1; }
         CheckpointPaths paths = checkpoint_paths(checkpointed->directory, commit);
-        bool loads = checkpoint_load(checkpointed, paths.final, remarks, &error);
+        bool loads = checkpoint_load(&run->source, checkpointed, paths.final, &error);
         bool whole =
             loads && (checkpointed->transport->rank != 0 || checkpoint_model_is_whole(paths.final, &error));
         if (whole) { return commit; }
@@ -195,61 +179,11 @@ static inline int64_t load_newest(CheckpointedRun *checkpointed, char remarks[CH
     }
 }
 
-// What a run has chosen by a measurement stays when it is resumed with the same options
-// and ranks, and so the bits. Otherwise it measures again. source: the checkpoint; zeros:
-// none. What --epochs leave open until the data are counted may differ.
-static inline void keep_measured_choices(Run *run, const CheckpointSource *source) {
-    static const char kept[] = "kept from the checkpoint: ";
-    const char *resume = run->options.resume;
-    if (strcmp(resume, "off") == 0 || !options_left_to_measure(&run->options)) { return; }
-    json_t *now = options_as_json(&run->options);
-    const json_t *before = json_object_get(source->manifest, "options");
-    const char *measured = json_string_value(json_object_get(source->manifest, "measured"));
-    bool keeps = measured != NULL && measured[0] != '\0' && source->same_rule &&
-                 source->workers == run->transport.size;
-    for (const OptionSpec *option = option_table; option < option_end && keeps; option++) {
-        const json_t *old = json_object_get(before, option->name),
-                     *value = json_object_get(now, option->name);
-        bool is_counted = run->options.epochs == 0 || option->effect != FROM_TOKENS ||
-                          !(json_is_null(value) || option_has_word_value(option, &run->options));
-        bool differs = option->effect != MEASURED && is_counted && !json_equal(old, value);
-        keeps = !(differs && option_change_matters(run, option->name, old, value));
-    }
-    if (keeps) {
-        for (const OptionSpec *option = option_table; option < option_end; option++) {
-            const json_t *value = json_object_get(before, option->name);
-            Error error = {""}; // a checkpoint holds what was valid
-            bool open = value != NULL && option_is_left_to_measure(option, &run->options);
-            if (open) { option_set_json(option, &run->options, value, &error); }
-        }
-        bool again = strncmp(measured, kept, sizeof kept - 1) == 0; // the run was resumed before
-        snprintf(run->rule_reason, sizeof run->rule_reason, "%s%s", again ? "" : kept, measured);
-    }
-    json_decref(now);
-    share_from_rank_zero(&run->transport, "sharing", &run->options.rules, sizeof run->options.rules);
-}
-
-// Notes which options about keeping checkpoints differ from the resumed run's.
-static inline void note_other_keeping(Run *run, const json_t *options) {
-    char now[OPTION_VALUE_SIZE], old[OPTION_VALUE_SIZE], *text = run->saving.other_keeping;
-    for (const OptionSpec *option = option_table; option < option_end; option++) {
-        const json_t *value = json_object_get(options, option->name);
-        if (option->effect != KEPT_FILES || value == NULL || json_is_null(value)) { continue; }
-        Options before = run->options;
-        Error error = {""}; // a checkpoint holds what was valid
-        option_set_json(option, &before, value, &error);
-        if (option_is_same(option, &run->options, &before)) { continue; }
-        text_join(text, sizeof run->saving.other_keeping, ", ", "--%s %s (was %s)", option->name,
-                  option_print_value(option, &run->options, now), option_print_value(option, &before, old));
-    }
-}
-
 // --decay-now: from the checkpoint on the rate falls, and the run ends that many tokens later. A
 // checkpoint that cannot be read is refused by check_resume.
 static inline bool decay_from_checkpoint(Options *options, Error *error) {
-    int64_t commit;
     if (options->decay_now == 0) { return true; }
-    options->tokens = (int64_t)ceil(checkpoint_tokens(options->resume, &commit)) + options->decay_now;
+    options->tokens = (int64_t)ceil(checkpoint_tokens(options->resume)) + options->decay_now;
     if (options->tokens > (int64_t)OPTION_NO_LIMIT) {
         return error_set(error,
                          "--decay-now %lld: with the tokens before it that is more than can be counted here: "
@@ -264,12 +198,15 @@ static inline bool decay_from_checkpoint(Options *options, Error *error) {
 
 // --decay-now: whether the rate has its peak at the checkpoint. With other batches or another
 // --lr-by than the run had, the same tokens may lie in the warm-up, or behind the end.
-static inline bool check_decay(const Options *options, const SchedulerSettings *settings, Error *error) {
-    const LearningRate *rate = &settings->rate;
+static inline bool check_decay(const Run *run, Error *error) {
+    const Options *options = &run->options;
+    const LearningRate *rate = &run->scheduler.settings.rate;
     const char *resume = options->resume;
-    int64_t commit;
-    double done = checkpoint_tokens(resume, &commit) / (double)(options->micro_batch * options->seq_len);
-    done = settings->rate_by_commits ? (double)commit : done;
+    int64_t commit = integer_from_json(run->source.manifest, "commit");
+    double before = (double)(options->tokens - options->decay_now);
+    double done = run->scheduler.settings.rate_by_commits
+                      ? (double)commit
+                      : before / (double)(options->micro_batch * options->seq_len);
     if (done < rate->warmup) {
         return error_set(error,
                          "--decay-now: at commit %lld of %.300s the rate still rises, for %lld commits: "
@@ -284,39 +221,57 @@ static inline bool check_decay(const Options *options, const SchedulerSettings *
 }
 
 // Before anything is allocated or created: every rank can read the checkpoint that
-// --resume names, and it is of this model and inner optimizer. Takes from it what it chose.
+// --resume names, and it is of this model and inner optimizer.
 static inline void check_resume(Run *run) {
-    const char *resume = run->options.resume, *out = run->options.out;
+    Options *options = &run->options;
     const CheckpointedRun *checkpointed = &run->checkpointed;
-    CheckpointSource source = {.manifest = NULL};
-    Error error = {""}, unreadable = {""};
-    bool good = true, newest = strcmp(resume, "auto") == 0, found = false;
-    // The newest that can be read; if there is none, loading says so.
-    for (int64_t commit = INT64_MAX; newest && !found && (commit = checkpoint_newest(out, commit)) >= 0;) {
-        CheckpointPaths paths = checkpoint_paths(out, commit);
-        found = source_open_manifest(&source, checkpointed, paths.final, &unreadable);
-        good = !found || (source_is_of_model(&source, checkpointed, paths.final, &error) &&
-                          source_has_moments(&source, checkpointed, paths.final, &error));
-        if (!found) {
-            checkpoint_close(&source);
-            memset(&source, 0, sizeof source);
+    Error error = {""};
+    bool good = true;
+    if (strcmp(options->resume, "auto") == 0) { // the newest that can be read; otherwise loading says why
+        for (int64_t commit = INT64_MAX; good && run->source.manifest == NULL &&
+                                         (commit = checkpoint_newest(options->out, commit)) >= 0;) {
+            CheckpointPaths paths = checkpoint_paths(options->out, commit);
+            good = checkpoint_open(&run->source, checkpointed, paths.final, &error) || !run->source.refused;
         }
-    }
-    if (!newest && strcmp(resume, "off") != 0) {
-        found = good = checkpoint_open(&source, checkpointed, resume, &error);
-        bool is_branch = run->options.decay_now > 0;
-        run->options.decay_now = 0;
-        good = good && (!is_branch || check_decay(&run->options, &run->scheduler.settings, &error));
+    } else if (strcmp(options->resume, "off") != 0) {
+        good = checkpoint_open(&run->source, checkpointed, options->resume, &error) &&
+               (options->decay_now == 0 || check_decay(run, &error));
+        options->decay_now = 0;
     }
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
-    keep_measured_choices(run, &source);
-    if (newest && found) { note_other_keeping(run, json_object_get(source.manifest, "options")); }
-    if (found) { checkpoint_close(&source); }
 }
 
-// Prints and logs from where the run goes on. remarks: what is not exact.
-static inline void report_resumed(Run *run, const char *resume, const char *remarks) {
+// Adds to remarks which options change bits and are others than in the run that is resumed, and
+// to `keeping` those about keeping checkpoints. Nothing is held out of the built-in corpus.
+static inline void compare_options(const Run *run, char remarks[CHECKPOINT_REMARKS_SIZE], char keeping[160]) {
+    char now[OPTION_VALUE_SIZE], old[OPTION_VALUE_SIZE];
+    const json_t *options = json_object_get(run->source.manifest, "options");
+    for (EACH_OPTION(option)) {
+        const json_t *before = json_object_get(options, option->name),
+                     *value = json_object_get(run->checkpointed.options, option->name);
+        if (json_equal(before, value)) { continue; }
+        json_t *word = json_string(option->word == NULL ? "" : option->word);
+        bool turns_on_or_off = json_equal(before, word) != json_equal(value, word);
+        json_decref(word);
+        bool holds_out = option->effect == HELD_OUT && !run->data.builtin && turns_on_or_off;
+        if (option->effect == OTHER_BITS || holds_out) {
+            text_join(remarks, CHECKPOINT_REMARKS_SIZE, "; ", "another --%.40s", option->name);
+        }
+        Options then = run->options;
+        Error error = {""}; // a checkpoint holds what was valid
+        if (option->effect == KEPT_FILES && option_set_json(option, &then, before, &error)) {
+            text_join(keeping, 160, ", ", "--%s %s (was %s)", option->name,
+                      option_print_value(option, &run->options, now), option_print_value(option, &then, old));
+        }
+    }
+}
+
+// Prints and logs from where the run goes on. again: in the same directory.
+static inline void report_resumed(Run *run, const char *resume, bool again) {
     long long commit = (long long)run->scheduler.optimizer.steps;
+    char remarks[CHECKPOINT_REMARKS_SIZE], keeping[160] = "";
+    source_find_remarks(&run->source, &run->checkpointed, remarks);
+    compare_options(run, remarks, keeping);
     bool exact = remarks[0] == '\0';
     printf("resumed    from %s at %s %lld; %s%s\n", resume, step_name(run->rule), commit,
            exact ? "exact" : "not exact: ", remarks);
@@ -324,9 +279,9 @@ static inline void report_resumed(Run *run, const char *resume, const char *rema
     if (start[0] != '\0' && run->part.frozen_count == 0) {
         printf("           with its parameters; %s is not loaded\n", start);
     }
-    if (run->saving.other_keeping[0] != '\0') {
+    if (again && keeping[0] != '\0') {
         printf("           %s: what only the former kept is removed when the next checkpoint is written\n",
-               run->saving.other_keeping);
+               keeping);
     }
     double before = run->checkpointed.next_learning_rate, now = scheduler_learning_rate(&run->scheduler);
     bool goes_on = run->scheduler.gradients_done < run->scheduler.settings.target;
@@ -347,12 +302,12 @@ static inline void report_resumed(Run *run, const char *resume, const char *rema
 // All ranks, after scheduler_start: does what --resume asks for.
 static inline void resume_run(Run *run) {
     const char *resume = run->options.resume;
-    char remarks[CHECKPOINT_REMARKS_SIZE];
     CheckpointPaths newest;
     Error error = {""};
+    bool again = strcmp(resume, "auto") == 0;
     if (strcmp(resume, "off") == 0) { return; }
-    if (strcmp(resume, "auto") == 0) {
-        int64_t commit = load_newest(&run->checkpointed, remarks);
+    if (again) {
+        int64_t commit = load_newest(run);
         if (commit < 0 && run->checkpointed.damaged_count > 0) {
             // Beginning at zero here would hide that a run is lost, and in the end remove what may
             // still be repaired.
@@ -371,14 +326,15 @@ static inline void resume_run(Run *run) {
         }
         newest = checkpoint_paths(run->directory, commit);
         resume = newest.final;
-    } else if (!checkpoint_load(&run->checkpointed, resume, remarks, &error)) {
+    } else if (!checkpoint_load(&run->source, &run->checkpointed, resume, &error)) {
         agree_or_exit(run, EXIT_USER_MISTAKE, &error);
     } else { // a branch starts its own best-loss record; the old run's best checkpoint is elsewhere
         run->checkpointed.best_commit = run->checkpointed.worse = 0;
     }
     run->clock.before = run->checkpointed.seconds;
     continue_reports(run, run->clock.before);
-    if (run_is_main(run)) { report_resumed(run, resume, remarks); }
+    if (run_is_main(run)) { report_resumed(run, resume, again); }
+    checkpoint_close(&run->source);
 }
 
 // ---- Rolling back after a spike -------------------------------------------------------
@@ -399,14 +355,14 @@ static inline bool roll_back(Run *run) {
     Scheduler *s = &run->scheduler;
     CheckpointedRun *checkpointed = &run->checkpointed;
     Saving *saving = &run->saving;
-    char remarks[CHECKPOINT_REMARKS_SIZE];
     double began = clock_seconds() - run->clock.paused;
     scheduler_settle(s); // the exchanges below must be the only ones
     int64_t position = data_position(checkpointed, fmax), from = s->optimizer.steps;
     double spikes = s->spikes.count, rollbacks = s->spikes.rollbacks + 1;
     end_checkpoint(run);
     scheduler_drop(s);
-    int64_t commit = load_newest(checkpointed, remarks);
+    int64_t commit = load_newest(run);
+    checkpoint_close(&run->source);
     // Gradients saved while they waited may be from just before the spike, and repeat it.
     if (run->rule->kind == RULE_OVERLAPPED) { scheduler_drop(s); }
     saving->rollback_repeats = commit == saving->rollback_commit ? saving->rollback_repeats + 1 : 1;

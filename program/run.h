@@ -4,7 +4,7 @@
 // function takes the parts that it needs, and the Run only where all of it is meant.
 #pragma once
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/load.h"
 #include "comm/transport_mpi.h"
 #include "options/options_check.h"
 #include "options/options_help.h"
@@ -30,7 +30,6 @@ typedef struct Saving {
     double seconds;          // for which training was blocked by the current save
     int64_t rollback_commit; // of the checkpoint that the latest rollback went to
     int rollback_repeats;    // how often in a row rollbacks went to it
-    char other_keeping[160]; // options that keep checkpoints, and were others before the run was resumed
 } Saving;
 
 // One run, or the plan of one.
@@ -68,6 +67,7 @@ typedef struct Run {
     bool trace_is_lost;
     // Checkpoints.
     CheckpointedRun checkpointed;       // what checkpoints are of (resume.h)
+    CheckpointSource source;            // the checkpoint that --resume names, until it is loaded
     char tokenizer[RUN_PATH_SIZE + 16]; // with --resume: a copy of the tokenizer, for the next checkpoints
     Saving saving;
 } Run;

@@ -202,15 +202,16 @@ static inline void choose_schedule(const Options *options, int ranks, SchedulerS
     settings->target = ceil(total);
     settings->sequential = options->sequential;
     settings->rate_by_commits = by_commits;
-    // The decay, where it is not given, is all that is left by the warm-up.
-    double decay = options->decay_tokens == 0 ? total : (double)options->decay_tokens / micro_batch;
-    LearningRate rate = {.kind = (ScheduleKind)options->schedule,
-                         .peak = options->learning_rate,
-                         .minimum = options->minimum_learning_rate,
-                         .step = step,
-                         .warmup = (double)options->warmup * step,
-                         .total = total / counted,
-                         .decay = decay / counted};
+    LearningRate rate = {
+        .kind = (ScheduleKind)options->schedule,
+        .peak = options->learning_rate,
+        .minimum = options->minimum_learning_rate,
+        .step = step,
+        .warmup = (double)options->warmup * step,
+        .total = total / counted,
+        // All that is left by the warm-up, where it is not given.
+        .decay =
+            (options->decay_tokens == 0 ? total : (double)options->decay_tokens / micro_batch) / counted};
     settings->rate = rate;
 }
 
@@ -221,15 +222,14 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     Placement *placement = setup->placement;
     uint64_t seed = (uint64_t)options->seed;
     int own = options_rank_accumulate(options, transport->rank);
-    WireFormat wire = (WireFormat)options->wire;
     SchedulerSettings settings = {
         .kind = rule->kind,
         .replicated = rule->replicated,
         .overlap = options->overlap,
         .adaptive = options_are_adaptive(options),
         .micro_batches = own > 0 ? own : 1 + rule->further_rounds, // auto: the least possible
-        .wire = wire,
-        .estimate_wire = wire,
+        .wire = (WireFormat)options->wire,
+        .estimate_wire = (WireFormat)options->wire,
         .gradient_clip = options->grad_clip,
         .on_spike = (SpikePolicy)options->on_spike,
         .spike_limit = options->spike_limit,

@@ -1,8 +1,8 @@
 // signals.h: what a rank does when it is asked to stop, or killed from outside.
 //
-// SIGINT, SIGTERM, SIGHUP and SIGUSR1 all ask a rank to stop: it sets a flag. All ranks learn
-// of it with the next job (Wishes::stop_agreed), with the next batch of a validation, or when
-// they next agree on something (agree_or_exit). They save what there is and leave together.
+// SIGINT, SIGTERM, SIGHUP and SIGUSR1 all ask a rank to stop: it sets Transport::asked_to_stop. All
+// ranks learn of it with the next job (Wishes::stop_agreed), with the next batch of a validation,
+// or when they next agree on something (agree_or_exit). They save what there is and leave together.
 // Nothing here ends a rank that saves slowly; only a second SIGINT ends it at once.
 //
 // The launcher also uses SIGTERM to end the remaining ranks when one has died, and says
@@ -33,7 +33,6 @@ enum { SIGNAL_WATCH_RANKS = 2 }; // how many ranks print where they were
 typedef struct SignalWatch {
     Transport *transport;
     sigset_t signals;     // that ask to stop, and FAILURE_SIGNAL
-    bool stop_requested;  // atomic: one of them has come
     int64_t saved_commit; // atomic: of the newest checkpoint on disk; -1: there is none
     const Hello *hellos;  // atomic: (ranks), which live as long as the process; NULL: not known yet
 } SignalWatch;
@@ -51,10 +50,6 @@ static inline void signal_watch_mask(SignalWatch *watch) {
     sigaddset(&watch->signals, FAILURE_SIGNAL);
     pthread_sigmask(SIG_BLOCK, &watch->signals, NULL);
     signal(SIGPIPE, SIG_IGN);
-}
-
-static inline bool signal_watch_is_asked(const SignalWatch *watch) {
-    return __atomic_load_n(&watch->stop_requested, __ATOMIC_RELAXED);
 }
 
 static inline void signal_watch_note_saved(SignalWatch *watch, int64_t commit) {
@@ -124,7 +119,7 @@ static inline void *signal_watch_main(void *argument) {
                            __atomic_load_n(&watch->transport->operation, __ATOMIC_RELAXED));
         }
         if (number == FAILURE_SIGNAL) { continue; } // from another process, which is not believed
-        bool first = !__atomic_exchange_n(&watch->stop_requested, true, __ATOMIC_RELAXED);
+        bool first = !__atomic_exchange_n(&watch->transport->asked_to_stop, true, __ATOMIC_RELAXED);
         double now = clock_seconds();
         if (number == SIGTERM && watch->transport->size > 1) {
             signal_watch_report(watch, first);

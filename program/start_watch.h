@@ -8,58 +8,45 @@
 #include <pthread.h>
 
 #include "program/launch_checks.h"
-#include "runtime/log.h"
+#include "runtime/device.h"
 
 typedef struct StartWatch {
     pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t met_now;
-    bool begun, met;
+    bool begun, met; // met: atomic
     double timeout_seconds;
 } StartWatch;
 
 enum { START_IS_SLOW = 20 }; // seconds
 
-// Waits until the ranks have met, for at most `seconds`. Returns whether they have. The caller
-// holds the lock.
-static inline bool start_watch_wait(StartWatch *watch, double seconds) {
-    struct timespec end;
-    clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_sec += (time_t)seconds;
-    end.tv_nsec += (long)(1e9 * (seconds - (double)(time_t)seconds));
-    if (end.tv_nsec >= 1000000000) {
-        end.tv_sec++;
-        end.tv_nsec -= 1000000000;
+// Waits until the ranks have met, for at most `seconds`. Returns whether they have.
+static inline bool start_watch_wait(const StartWatch *watch, double seconds) {
+    double end = clock_seconds() + seconds;
+    bool met;
+    while (!(met = __atomic_load_n(&watch->met, __ATOMIC_ACQUIRE)) && clock_seconds() < end) {
+        sleep_seconds(5e-3);
     }
-    int late = 0;
-    while (!watch->met && late == 0) { late = pthread_cond_timedwait(&watch->met_now, &watch->lock, &end); }
-    return watch->met;
+    return met;
 }
 
 static inline void *start_watch_thread(void *context) {
-    StartWatch *watch = (StartWatch *)context;
+    const StartWatch *watch = (const StartWatch *)context;
     char host[64] = "";
     int rank = launch_launcher_rank();
     double first = fmin(START_IS_SLOW, watch->timeout_seconds / 2);
     gethostname(host, sizeof host - 1);
-    pthread_mutex_lock(&watch->lock);
-    bool met = start_watch_wait(watch, first);
-    if (!met && rank == 0) {
+    if (start_watch_wait(watch, first)) { return NULL; }
+    if (rank == 0) {
         fprintf(stderr,
                 "train_gpt: rank 0 on %s has waited for the other ranks for %.0f s, and waits until %.0f s "
                 "(--timeout-s)\n",
                 host, first, watch->timeout_seconds);
     }
-    met = met || start_watch_wait(watch, watch->timeout_seconds - first);
-    pthread_mutex_unlock(&watch->lock);
-    if (met) { return NULL; }
-    fprintf(
-        stderr,
-        "train_gpt: rank %d on %s has not met the other ranks in %.0f s (--timeout-s). Most often a firewall "
-        "drops what the hosts send each other, or MPI has taken a network interface that the other host "
-        "cannot "
-        "reach: --mca in docs/cluster.md\n",
-        rank, host, watch->timeout_seconds);
+    if (start_watch_wait(watch, watch->timeout_seconds - first)) { return NULL; }
+    fprintf(stderr,
+            "train_gpt: rank %d on %s has not met the other ranks in %.0f s (--timeout-s). Most often a "
+            "firewall drops what the hosts send each other, or MPI has taken a network interface that the "
+            "other host cannot reach: --mca in docs/cluster.md\n",
+            rank, host, watch->timeout_seconds);
     _exit(EXIT_SYSTEM_FAILURE);
 }
 
@@ -67,15 +54,10 @@ static inline void *start_watch_thread(void *context) {
 static inline void start_watch_begin(StartWatch *watch, double timeout_seconds) {
     watch->met = false;
     watch->timeout_seconds = timeout_seconds;
-    pthread_mutex_init(&watch->lock, NULL);
-    pthread_cond_init(&watch->met_now, NULL);
     watch->begun = pthread_create(&watch->thread, NULL, start_watch_thread, watch) == 0;
 }
 
 static inline void start_watch_end(StartWatch *watch) {
-    pthread_mutex_lock(&watch->lock);
-    watch->met = true;
-    pthread_cond_signal(&watch->met_now);
-    pthread_mutex_unlock(&watch->lock);
+    __atomic_store_n(&watch->met, true, __ATOMIC_RELEASE);
     pthread_join(watch->thread, NULL);
 }

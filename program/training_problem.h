@@ -30,7 +30,6 @@ typedef struct TrainingProblem {
     Batch next_batch;         // on a GPU: it is filled while the GPU computes with `batch`
     Error lost;               // which data cannot be read any more, or have changed; empty: none
     bool data_changed;        // some micro-batches were perhaps of other data
-    bool *stop_requested;     // atomic: set where data are lost, so that all ranks save and leave
 } TrainingProblem;
 
 static inline void training_reserve(TrainingProblem *training, Arena *arena) {
@@ -63,7 +62,7 @@ static inline bool training_fill(const TrainingProblem *training, Batch *batch, 
 // or between two commits, when nothing runs there.
 static inline void training_lose_data(TrainingProblem *training, const Error *error) {
     if (!error_is_set(&training->lost)) { training->lost = *error; }
-    __atomic_store_n(training->stop_requested, true, __ATOMIC_RELAXED);
+    __atomic_store_n(&training->transport->asked_to_stop, true, __ATOMIC_RELAXED);
 }
 
 // Data that cannot be read any more count as a micro-batch in which nothing is to be

@@ -10,6 +10,7 @@
 // print or exit, so that tests can make them fail. Exit codes are named only here.
 #pragma once
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -46,6 +47,11 @@ PRINTF_LIKE(2, 3) static inline bool error_set(Error *error, const char *format,
         if ((unsigned char)*c < 32 || *c == 127) { *c = '?'; }
     }
     return false;
+}
+
+// The same for a file: what it cannot be, and errno.
+static inline bool error_set_file(Error *error, const char *verb, const char *path) {
+    return error_set(error, "cannot %s %.400s: %s", verb, path, strerror(errno));
 }
 
 // Appends to a list in words: the separator stands between what it has and what comes, cut at

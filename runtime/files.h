@@ -79,7 +79,7 @@ static inline void *file_map(const char *path, const char *expected, size_t *siz
     // O_NONBLOCK: opening a pipe must not wait for its writer, because it is refused below.
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0 || fstat(descriptor, &status) != 0) {
-        error_set(error, "cannot read %.400s: %s", path, strerror(errno));
+        error_set_file(error, "read", path);
     } else if (!S_ISREG(status.st_mode)) {
         error_set(error, "%.400s is not a regular file (but a directory, a pipe or a device): %s", path,
                   expected);
@@ -89,7 +89,7 @@ static inline void *file_map(const char *path, const char *expected, size_t *siz
         *size = (size_t)status.st_size;
         mapping = mmap(NULL, *size, PROT_READ, MAP_PRIVATE, descriptor, 0);
         if (mapping == MAP_FAILED) {
-            error_set(error, "cannot map %.400s: %s", path, strerror(errno));
+            error_set_file(error, "map", path);
         } else if (*size >= sizeof pointer && memcmp(mapping, pointer, sizeof pointer - 1) == 0) {
             error_set(error,
                       "%.400s is only the pointer that Git LFS leaves in place of a file: run git lfs pull",
@@ -157,7 +157,7 @@ static inline FILE *file_replace_begin(const char *path, Error *error) {
     char temporary[PATH_MAX];
     file_replacement_path(temporary, path);
     FILE *file = fopen(temporary, "w");
-    if (file == NULL) { error_set(error, "cannot create %.400s: %s", path, strerror(errno)); }
+    if (file == NULL) { error_set_file(error, "create", path); }
     return file;
 }
 

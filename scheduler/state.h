@@ -30,7 +30,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "comm/collectives.h"
+#include "comm/exchange.h"
 #include "comm/trace.h"
 #include "runtime/pace.h"
 #include "runtime/watermark.h"
@@ -296,15 +296,14 @@ typedef struct SpikeState {
     bool failed; // a spike ended the run; nothing was updated with it
 } SpikeState;
 
-// What ranks tell each other with every job. Any thread may write the first three,
-// atomically; the others are what all ranks have learned.
+// What ranks tell each other with every job, besides Transport::asked_to_stop. Any thread may
+// write the first two, atomically; the others are what all ranks have learned.
 typedef struct Wishes {
-    const bool *stop_requested; // this rank was asked to stop; NULL: it cannot be asked
-    bool save_requested;        // by this rank's clock it is time for a checkpoint
-    bool writer_done;           // this rank's checkpoint writer has ended
-    bool stop_agreed;           // a rank was asked to stop
-    bool save_agreed;           // by a rank's clock it is time for a checkpoint
-    bool all_writers_done;      // the checkpoint writers of all ranks have ended
+    bool save_requested;   // by this rank's clock it is time for a checkpoint
+    bool writer_done;      // this rank's checkpoint writer has ended
+    bool stop_agreed;      // a rank was asked to stop
+    bool save_agreed;      // by a rank's clock it is time for a checkpoint
+    bool all_writers_done; // the checkpoint writers of all ranks have ended
 } Wishes;
 
 typedef struct Scheduler {
@@ -350,8 +349,7 @@ typedef struct Scheduler {
 } Scheduler;
 
 static inline bool scheduler_is_asked_to_stop(const Scheduler *s) {
-    const bool *requested = s->wishes.stop_requested;
-    return requested != NULL && __atomic_load_n(requested, __ATOMIC_RELAXED);
+    return __atomic_load_n(&s->transport->asked_to_stop, __ATOMIC_RELAXED);
 }
 
 // The copy that micro-batches compute with; NULL: there is none.

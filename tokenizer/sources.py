@@ -283,7 +283,7 @@ def record_documents(name: str, records: Records, options: Options, counts: Coun
 
 
 def holds_record(data: bytes) -> bool:
-    """Whether a file that begins with these bytes holds JSON records, as text_format_is_json in text_format.h."""
+    """Whether a file that begins with these bytes holds JSON records, as text_format_is_json in text.h."""
     start = data.removeprefix(codecs.BOM_UTF8).lstrip(BLANKS).removeprefix(b"[").lstrip(BLANKS)
     try:
         return start[:1] == b"{" and bool(json.JSONDecoder().raw_decode(start.decode(errors="replace"))[0])

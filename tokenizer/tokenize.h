@@ -18,7 +18,7 @@
 
 #include "runtime/thread_pool.h"
 #include "tokenizer/documents.h"
-#include "tokenizer/token_writer.h"
+#include "tokenizer/token_file.h"
 
 enum {
     ENCODE_TASK_BYTES = 1 << 19, // that a thread encodes at a time, or one part that is longer

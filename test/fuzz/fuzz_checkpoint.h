@@ -24,12 +24,6 @@ typedef struct FuzzRun {
     ParameterTable table;
 } FuzzRun;
 
-static inline bool fuzz_checkpoint_option_change(const void *context, const char *name, const json_t *before,
-                                                 const json_t *now) {
-    (void)context, (void)name, (void)before, (void)now;
-    return true;
-}
-
 // Options at their defaults, made once: making them takes longer than most refusals.
 static inline json_t *fuzz_checkpoint_options(void) {
     static json_t *object;
@@ -61,7 +55,6 @@ static inline void fuzz_checkpoint_run(FuzzRun *run, const char *rule, int rank,
     checkpointed->B = 2;
     checkpointed->T = 8;
     checkpointed->options = fuzz_checkpoint_options();
-    checkpointed->option_change_matters = fuzz_checkpoint_option_change;
     run->scheduler.settings.local.fragments = FUZZ_CHECKPOINT_FRAGMENTS;
     run->scheduler.settings.kind = checkpointed->rule->kind;
 }
@@ -137,7 +130,7 @@ static inline void fuzz_checkpoint_numbers(CheckpointSource *source, Checkpointe
 static inline bool fuzz_checkpoint_open(const FuzzFolder *folder, const char *rule, int rank, int ranks,
                                         FuzzPart seal) {
     FuzzRun *run = (FuzzRun *)calloc(1, sizeof *run);
-    CheckpointSource source;
+    CheckpointSource source = {.manifest = NULL};
     Error error = {""};
     fuzz_require(run != NULL, "there is memory for a run");
     fuzz_checkpoint_run(run, rule, rank, ranks);

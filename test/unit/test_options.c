@@ -128,47 +128,36 @@ static void test_table_is_sound(void **state) {
     }
 }
 
-// An entry of a column is the name of an option and, where it has two words, a value of that;
-// before it may stand a value of this option. Returns 1.
-static int expect_entry(const char *column, const OptionSpec *option, const char *entry, int words) {
-    char word[4][64];
-    Options options;
-    Error error;
-    int count = sscanf(entry, "%63s %63s %63s %63s", word[0], word[1], word[2], word[3]);
-    options_defaults(&options);
-    const OptionSpec *other = count >= words ? option_find(word[count - words]) : NULL;
-    bool good = other != NULL && count <= words + 1 &&
-                (words == 1 || option_set(other, &options, word[count - 1], &error)) &&
-                (count == words || option_set(option, &options, word[0], &error));
-    if (!good) { fail_msg("--%s %s %s", option->name, column, entry); }
-    return 1;
-}
-
-// Columns that name options name options that exist, and values that these can have.
-static void test_columns_name_options_that_exist(void **state) {
+// Relations name options of the table, and values that these can have. A need is of an option
+// whose default prints as it is written.
+static void test_relations_name_values_that_exist(void **state) {
     (void)state;
     int named = 0;
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i];
+    Options defaults;
+    options_defaults(&defaults);
+    for (EACH_OPTION(option)) {
+        for (const OptionRelation *relation = option->relations; relation->kind != 0; relation++, named++) {
+            const OptionSpec *other = option_of(relation->other);
+            Options options = defaults;
+            Error error;
+            bool good = option != other && other < option_end;
+            good = good && (relation->own == NULL || option_set(option, &options, relation->own, &error));
+            good = good && (relation->value == NULL || option_set(other, &options, relation->value, &error));
+            good = good && (relation->kind != OPTION_FOLLOWS || option_open(option) != NULL);
+            good = good && (relation->kind != OPTION_NEEDS ||
+                            option_has_value(other, &defaults, other->default_text));
+            if (!good) { fail_msg("--%s and --%s", option->name, other->name); }
+        }
+        assert_int_equal(option->relations[OPTION_RELATIONS_MAX - 1].kind, 0);
+        bool measures = option->measured == NULL || option_set(option, &defaults, option->measured, NULL);
+        assert_true(measures);
         char list[512];
-        snprintf(list, sizeof list, "%s", option->instead_of == NULL ? "" : option->instead_of);
-        for (char *name = strtok(list, ", "); name != NULL; name = strtok(NULL, ", "), named++) {
-            if (option_find(name) == NULL) { fail_msg("--%s is instead of %s", option->name, name); }
-        }
-        if (option->needs != NULL) { named += expect_entry("needs", option, option->needs, 1); }
-        if (option->follows != NULL && (option->word == NULL || option_find(option->follows) == NULL)) {
-            fail_msg("--%s follows %s", option->name, option->follows);
-        }
-        snprintf(list, sizeof list, "%s", option->excludes == NULL ? "" : option->excludes);
-        for (char *entry = strtok(list, ","); entry != NULL; entry = strtok(NULL, ",")) {
-            named += expect_entry("excludes", option, entry, 2);
-        }
         snprintf(list, sizeof list, "%s", option->also == NULL ? "" : option->also);
         for (char *name = strtok(list, ", "); name != NULL; name = strtok(NULL, ", ")) {
             if (option_find(name) != NULL) { fail_msg("--%s is also --%s", option->name, name); }
         }
     }
-    assert_int_equal(named, 56);
+    assert_int_equal(named, 69);
 }
 
 // An option that is only for some rules names rules that can be chosen. Otherwise nobody
@@ -634,8 +623,8 @@ static void test_random_files(void **state) {
         write_file(path, text, length);
         options_defaults(&options);
         memset(&error, 0, sizeof error);
-        OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
-        if (!options_read_file(path, false, &options, sources, &error)) {
+        bool has[OPTION_COUNT_OF_TABLE] = {false};
+        if (!options_read_file(path, &options, has, &error)) {
             assert_true(error.text[0] != '\0' && strchr(error.text, '\n') == NULL);
         }
     }
@@ -658,7 +647,11 @@ static void test_save_reloads_bit_for_bit(void **state) {
         for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
             const OptionSpec *option = &option_table[i];
             void *field = option_field(option, &options);
-            if (option->offset == offsetof(Options, config) || option->instead_of != NULL) { continue; }
+            bool replaces = false;
+            for (EACH_OPTION(other)) {
+                replaces = replaces || option_relates(option, OPTION_INSTEAD_OF, other);
+            }
+            if (option->offset == offsetof(Options, config) || replaces) { continue; }
             if (option->type == OPTION_TEXT) {
                 assert_true(option_set(option, &options, texts[(i + round) % 12], &error));
             }
@@ -679,50 +672,55 @@ static void test_save_reloads_bit_for_bit(void **state) {
         }
         if (!options_save_file(&options, path, &error)) { fail_msg("%s", error.text); }
         options_defaults(&loaded);
-        OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
-        if (!options_read_file(path, false, &loaded, sources, &error)) { fail_msg("%s", error.text); }
+        bool has[OPTION_COUNT_OF_TABLE] = {false};
+        if (!options_read_file(path, &loaded, has, &error)) { fail_msg("%s", error.text); }
         assert_same_options(&options, &loaded);
     }
 }
 
-// What the program has chosen is left to it in a template, and kept where the same run
-// goes on; what the user has changed in the file counts.
+// What the program has chosen is left to it in a template, but for measurements, and kept where
+// the same run goes on; what the user has changed in the file counts.
 static void test_chosen_values(void **state) {
     (void)state;
     char path[] = "/tmp/acco-options-XXXXXX";
     Options options, loaded;
     Error error;
-    OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
     close(mkstemp(path));
     options_defaults(&options);
     options.minimum_learning_rate = 0.25;
+    strcpy(options.rules.acco.split, "auto");
     assert_true(options_leave(&options, &options.learning_rate));
     assert_true(options_leave(&options, &options.warmup));
+    assert_true(options_leave(&options, options.rules.acco.split));
     assert_false(options_leave(&options, &options.minimum_learning_rate));
     options.learning_rate = 0.5;
     options.warmup = 12;
+    strcpy(options.rules.acco.split, "0.75");
     assert_true(options_save_file(&options, path, &error));
     for (int again = 0; again < 2; again++) {
+        OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
         options_defaults(&loaded);
-        if (!options_read_file(path, again, &loaded, sources, &error)) { fail_msg("%s", error.text); }
+        if (!options_take(path, again ? FROM_RUN : FROM_FILE, &loaded, sources, &error)) {
+            fail_msg("%s", error.text);
+        }
         assert_true(loaded.learning_rate == (again ? 0.5 : 0) && loaded.warmup == (again ? 12 : -1));
         assert_true(loaded.minimum_learning_rate == 0.25);
+        assert_string_equal(loaded.rules.acco.split, "0.75");
         assert_true(loaded.chosen[option_find("lr") - option_table] == (bool)again);
+        assert_true(loaded.chosen[option_find("acco-split") - option_table] == (bool)again);
         assert_false(loaded.chosen[option_find("min-lr") - option_table]);
     }
-    const char *const files[] = {"{\"lr\": 0.125, \"chosen\": {\"lr\": 0.5}}", "{\"chosen\": null}",
-                                 "{\"chosen\": {\"lrr\": 0.5}}"};
-    for (int i = 0; i < 3; i++) {
+    const char *const files[] = {"{\"lr\": 0.125, \"chosen\": {\"lr\": 0.5}}", "{\"chosen\": null}"};
+    for (int i = 0; i < 2; i++) {
+        OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
         FILE *file = fopen(path, "w");
         fputs(files[i], file);
         fclose(file);
         options_defaults(&loaded);
-        assert_true(options_read_file(path, true, &loaded, sources, &error) == (i < 2));
-        if (i == 0) { assert_true(loaded.learning_rate == 0.125); }
+        assert_true(options_take(path, FROM_FILE, &loaded, sources, &error));
+        assert_true(loaded.learning_rate == (i == 0 ? 0.125 : 0));
         assert_false(loaded.chosen[option_find("lr") - option_table]);
     }
-    expect_text("chosen", error.text, ": unknown option lrr");
-    expect_text("chosen", error.text, path);
     unlink(path);
 }
 
@@ -745,8 +743,8 @@ static void test_save_failures(void **state) {
     assert_false(options_save_file(&options, path, &error));
     expect_text("save", error.text, "/config.json: No space left on device");
     assert_int_equal(access(beside, F_OK), -1);
-    OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
-    if (!options_read_file(path, false, &options, sources, &error)) { fail_msg("%s", error.text); }
+    bool has[OPTION_COUNT_OF_TABLE] = {false};
+    if (!options_read_file(path, &options, has, &error)) { fail_msg("%s", error.text); }
     assert_int_equal(options.seed, 77);
     unlink(path);
     rmdir(directory);
@@ -1211,7 +1209,7 @@ static void test_json(void **state) {
     Options options;
     expect_valid(&options, "--lr 3e-4 --overlap off --threads 2 --prompt caf\xc3\xa9 --from C");
     json_t *object = options_as_json(&options);
-    assert_int_equal(json_object_size(object), OPTION_COUNT_OF_TABLE);
+    assert_int_equal(json_object_size(object), OPTION_COUNT_OF_TABLE + 1); // and "chosen"
     assert_true(json_number_value(json_object_get(object, "lr")) == 3e-4);
     assert_string_equal(json_string_value(json_object_get(object, "min-lr")), "auto");
     assert_string_equal(json_string_value(json_object_get(object, "optimizer")), "acco");
@@ -1246,7 +1244,7 @@ static int remove_scratch(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table_is_sound),
-        cmocka_unit_test(test_columns_name_options_that_exist),
+        cmocka_unit_test(test_relations_name_values_that_exist),
         cmocka_unit_test(test_options_of_rules_name_rules_that_exist),
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_values),

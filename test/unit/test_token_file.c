@@ -5,7 +5,7 @@
 // the format has not changed.
 #include "runtime/random.h"
 #include "test/harness.h"
-#include "tokenizer/token_writer.h"
+#include "tokenizer/token_file.h"
 
 enum { COUNT = 21, REFERENCE_COUNT = 52 };
 

@@ -1,4 +1,4 @@
-// tokenize.h: train_gpt tokenize, which makes token files of lines of JSON.
+// json_lines.h: train_gpt tokenize, which makes token files of lines of JSON.
 //
 //     train_gpt tokenize --tokenizer DIR --out PREFIX < documents.jsonl
 //

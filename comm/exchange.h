@@ -1,4 +1,4 @@
-// collectives.h: reduce-scatter and all-gather of vectors, wherever they are. This is
+// exchange.h: reduce-scatter and all-gather of vectors, wherever they are. This is
 // what the scheduler calls; the contract is in collective.h.
 //
 //   where the vector is   how it travels

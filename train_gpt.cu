@@ -133,6 +133,7 @@ static void choose_alone(Run *run) {
     Transport *transport = &run->transport;
     Error error = {""};
     launch_threads(transport->local_size, (int)options->threads, &run->threads);
+    options_measure_anew(options, transport->size);
     bool good = decay_from_checkpoint(options, &error) &&
                 placement_choose_device(placement, options, transport->local_rank, false, &error) &&
                 placement_choose_precision(placement, options, &error) &&

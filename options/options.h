@@ -169,6 +169,7 @@ typedef struct Options {
 #include "options/options_table.h"
     // Of each option, by its place in the table: whether the program has chosen its value.
     bool chosen[OPTIONS_AT_MOST];
+    int64_t measuring_ranks; // how many ranks have measured what was chosen by that; 0: nothing was
 } Options;
 
 #undef OPTION

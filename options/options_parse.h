@@ -319,6 +319,9 @@ static inline json_t *options_as_json(const Options *options) {
         bool is_chosen = options->chosen[option - option_table] && !json_is_null(value);
         if (is_chosen) { json_object_set(chosen, option->name, value); }
     }
+    if (options->measuring_ranks > 0) {
+        json_object_set_new(chosen, "measuring_ranks", json_integer(options->measuring_ranks));
+    }
     json_object_set_new(object, "chosen", chosen);
     return object;
 }
@@ -385,6 +388,7 @@ static inline bool options_read_file(const char *path, Options *options, bool ha
     bool valid = json_is_object(root);
     json_t *manifest = json_object_get(root, "options"), *object = manifest == NULL ? root : manifest,
            *chosen = json_object_get(object, "chosen");
+    options->measuring_ranks = json_integer_value(json_object_get(chosen, "measuring_ranks"));
     json_object_foreach(object, name, value) {
         const OptionSpec *option = option_find(name);
         if (!valid || value == chosen || (json_is_null(value) && option != NULL)) { continue; }
@@ -565,6 +569,7 @@ static inline bool options_take(const char *path, OptionSource source, Options *
     char text[OPTION_VALUE_SIZE];
     options_defaults(&saved);
     if (!options_read_file(path, &saved, has, error)) { return false; }
+    options->measuring_ranks = again ? saved.measuring_ranks : 0;
     for (int i = 0; i < 2 * OPTION_COUNT_OF_TABLE; i++) { // what depends on other options comes later
         int index = i % OPTION_COUNT_OF_TABLE;
         const OptionSpec *option = &option_table[index];
@@ -586,6 +591,19 @@ static inline bool options_take(const char *path, OptionSource source, Options *
         if (!option_set(option, options, value, error)) { return false; }
     }
     return true;
+}
+
+// Leaves to a measurement anew what follows from batches and links, where other ranks measured it.
+static inline void options_measure_anew(Options *options, int ranks) {
+    Error none;
+    for (EACH_OPTION(option)) {
+        const OptionRelation *relation = option->relations;
+        while (relation->kind != 0 && relation->kind != OPTION_FOLLOWS) { relation++; }
+        bool *chosen = &options->chosen[option - option_table], follows = relation->kind != 0;
+        if (*chosen && follows && option->measured != NULL && options->measuring_ranks != ranks) {
+            *chosen = !option_set(option, options, option->measured, &none);
+        }
+    }
 }
 
 // Goes on as the run that is resumed, or plans as the run of --like.

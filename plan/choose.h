@@ -222,6 +222,7 @@ static inline void choose_by_measurement(Run *run) {
         }
         fflush(stdout);
         measure_and_choose(run);
+        options->measuring_ranks = run->transport.size;
         run->rule->configure(options_of_rule(options), &run->scheduler.settings);
         bool saved = !run_is_main(run) || save_configuration(options, run->directory, &error);
         agree_or_exit(run, saved ? 0 : EXIT_SYSTEM_FAILURE, &error);

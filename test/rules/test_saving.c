@@ -161,7 +161,7 @@ static int save_after_two_commits(const char *rule, const char *directory, bool 
     run.rounding = "by hand";
     run.keep = 1;
     run.options = json_object();
-    run.measured = run.data = "";
+    run.data = "";
     CheckpointPaths paths = checkpoint_paths(directory, bench->scheduler.optimizer.steps);
     SavedReport report;
     memset(&watch, 0, sizeof watch);

@@ -268,7 +268,8 @@ static inline bool sample_text(Sample *sample, const char *prompt, bool shows, E
     if (sample->last >= 0) { token_list_add(&tokens, sample->last); }
     if (prompt[0] != '\0' || tokens.count == 0) { // in a chat all that stands before the answer
         char *text = said ? chat_text(&sample->chat, sample->options->system, before > 0, prompt) : NULL;
-        good = text_codec_encode(&sample->codec, said ? text : prompt, &tokens, error);
+        bool begins = !said && before + (int)tokens.count == 0; // a chat's template has that token itself
+        good = text_codec_encode(&sample->codec, said ? text : prompt, begins, &tokens, error);
         free(text);
     }
     if (good && tokens.count > (size_t)(positions - before)) {

@@ -136,7 +136,7 @@ static inline bool check_tokenizer(Run *run, Error *error) {
             good = error_set(error, "%.400s " TOKENIZER_NO_END " of %.400s", path, loader->name);
         }
     }
-    good = good && text_codec_encode(&codec, run->options.prompt, &prompt, error);
+    good = good && text_codec_encode(&codec, run->options.prompt, true, &prompt, error);
     token_list_free(&prompt);
     text_codec_close(&codec);
     return good;

@@ -130,11 +130,15 @@ static inline int32_t text_codec_end(const TextCodec *codec) {
     return codec->kind == TEXT_CODEC_TOKENIZER ? codec->tokenizer.end : -1;
 }
 
-// Appends the ids of the prompt to out. Without one: the token before a text, which is a
-// line end where tokens are bytes, otherwise the one that ends a text, or the last id where
-// that is not known, as in GPT-2's vocabulary.
-static inline bool text_codec_encode(const TextCodec *codec, const char *prompt, TokenList *out,
+// Appends the ids of the prompt to out. begins: behind the token that begins a text, if there is one.
+// Without a prompt: that token alone; a line end where tokens are bytes; otherwise the token that
+// ends a text, or the last id where that is not known, as in GPT-2's vocabulary.
+static inline bool text_codec_encode(const TextCodec *codec, const char *prompt, bool begins, TokenList *out,
                                      Error *error) {
+    size_t before = out->count;
+    if (codec->kind == TEXT_CODEC_TOKENIZER && begins) {
+        tokenizer_begin_text(&codec->tokenizer, prompt, out);
+    }
     if (codec->kind == TEXT_CODEC_TOKENIZER && prompt[0] != '\0') {
         return tokenizer_encode(&codec->tokenizer, prompt, strlen(prompt), true, out, error);
     }
@@ -148,7 +152,7 @@ static inline bool text_codec_encode(const TextCodec *codec, const char *prompt,
                                 "or a --from with a tokenizer.json");
     }
     int32_t end = text_codec_end(codec);
-    token_list_add(out, end >= 0 ? end : codec->vocabulary - 1);
+    if (out->count == before) { token_list_add(out, end >= 0 ? end : codec->vocabulary - 1); }
     return true;
 }
 

@@ -14,7 +14,8 @@
 //
 // Bytes that are no UTF-8, which the library refuses, become one token each. A
 // tokenizer.json that asks for more (another normalizer, dropout, bytes
-// without a token) is refused. Its post-processor, which puts tokens around, is ignored.
+// without a token) is refused. Its post-processor, which puts tokens around, is read for the token in
+// front of a text alone, which prompts and tasks get (tokenizer_begin_text), and documents do not.
 #pragma once
 
 #include <jansson.h>
@@ -63,7 +64,8 @@ typedef struct Tokenizer {
     size_t merge_slots; // a power of two
     AddedToken *added;
     int added_count;
-    int32_t end; // the token behind a text: <|endoftext|>, or what tokenizer_find_end finds; -1: unknown
+    int32_t begin; // the token in front of a text, such as <|begin_of_text|>; -1: none
+    int32_t end;   // the token behind a text: <|endoftext|>, or what tokenizer_find_end finds; -1: unknown
     pcre2_code *patterns[TOKENIZER_MOST_PATTERNS]; // each cuts what the ones before it have left whole
     int pattern_count;
     int32_t *whole; // (whole_slots) with ignore_merges: ids, hashed by the tokens' bytes; -1: empty. Or NULL
@@ -264,6 +266,18 @@ static inline bool tokenizer_read_cutter(Tokenizer *tokenizer, const TokenizerFi
     return json_says(part, "type", "Split") && json_says(part, "behavior", "Isolated") &&
            !json_is_true(json_object_get(part, "invert")) && pattern != NULL &&
            tokenizer_add_pattern(tokenizer, file, pattern, error);
+}
+
+// The text of the token that a post-processor puts in front of a text; NULL: it puts none.
+static inline const char *tokenizer_find_begin(const json_t *processor) {
+    const json_t *parts = json_object_get(processor, "processors"),
+                 *first = json_array_get(json_object_get(processor, "single"), 0);
+    const char *found = json_string_value(json_object_get(json_object_get(first, "SpecialToken"), "id"));
+    for (size_t i = 0; found == NULL && i < json_array_size(parts); i++) {
+        const json_t *one = json_array_get(parts, i);
+        if (json_object_get(one, "processors") == NULL) { found = tokenizer_find_begin(one); }
+    }
+    return found;
 }
 
 // How the file prepares a text: its normalizer and its pre-tokenizer.
@@ -561,10 +575,12 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
     if (good && json_is_true(json_object_get(json_object_get(root, "model"), "ignore_merges"))) {
         tokenizer_read_whole(tokenizer, &file);
     }
+    const char *begin = tokenizer_find_begin(json_object_get(root, "post_processor"));
+    tokenizer->begin = begin == NULL ? -1 : tokenizer_find_added(tokenizer, begin);
+    tokenizer->end = tokenizer_find_added(tokenizer, "<|endoftext|>");
     json_decref(root);
     free(file.texts);
     if (!good) { tokenizer_close(tokenizer); }
-    if (good) { tokenizer->end = tokenizer_find_added(tokenizer, "<|endoftext|>"); }
     return good;
 }
 
@@ -870,6 +886,13 @@ static inline bool tokenizer_encode_places(const Tokenizer *tokenizer, const cha
 static inline bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t count, bool special,
                                     TokenList *out, Error *error) {
     return tokenizer_encode_places(tokenizer, text, count, special, out, NULL, error);
+}
+
+// Appends the token in front of a text, if the file has one and the text does not begin with it.
+static inline void tokenizer_begin_text(const Tokenizer *tokenizer, const char *text, TokenList *out) {
+    const AddedToken *begin =
+        tokenizer->begin < 0 ? NULL : tokenizer_added(tokenizer, NULL, tokenizer->begin);
+    if (begin != NULL && strncmp(text, begin->text, begin->length) != 0) { token_list_add(out, begin->id); }
 }
 
 // ---- Decoding -------------------------------------------------------------------------

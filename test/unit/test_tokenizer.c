@@ -4,7 +4,7 @@
 // line; no bytes crash it.
 #include "runtime/random.h"
 #include "test/harness.h"
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/text.h"
 
 #define REFERENCE "test/reference/tokenizer.json"
 
@@ -28,6 +28,30 @@ static bool open_json(Tokenizer *tokenizer, const json_t *root, Error *error) {
     bool good = tokenizer_open_memory(tokenizer, "file.json", text, strlen(text), error);
     free(text);
     return good;
+}
+
+// The member of an object, or of a list where the name is a number.
+static json_t *child(json_t *parent, const char *name) {
+    return json_is_array(parent) ? json_array_get(parent, (size_t)atoi(name)) : json_object_get(parent, name);
+}
+
+// Replaces what is at `path`, names with '/' between them.
+static void put(json_t *root, const char *path, const char *value) {
+    char name[64];
+    json_t *parent = root, *new_value = value != NULL ? json_loads(value, JSON_DECODE_ANY, NULL) : NULL;
+    for (size_t length; path[length = strcspn(path, "/")] == '/'; path += length + 1) {
+        snprintf(name, sizeof name, "%.*s", (int)length, path);
+        parent = child(parent, name);
+        assert_non_null(parent);
+    }
+    assert_int_equal(value != NULL, new_value != NULL);
+    if (json_is_array(parent)) {
+        assert_int_equal(json_array_set_new(parent, (size_t)atoi(path), new_value), 0);
+    } else if (new_value != NULL) {
+        assert_int_equal(json_object_set_new(parent, path, new_value), 0);
+    } else {
+        assert_int_equal(json_object_del(parent, path), 0);
+    }
 }
 
 static TokenList encode(const Tokenizer *tokenizer, const char *text, size_t count, bool special) {
@@ -146,6 +170,43 @@ static void places_are_those_of_the_text_that_was_given(void **state) {
     token_list_free(&list);
     token_list_free(&begins);
     tokenizer_close(&tokenizer);
+    json_decref(root);
+}
+
+// As Llama 3 has it: prompts begin with the token that the post-processor puts there, once.
+static void the_token_in_front_of_a_text_is_found(void **state) {
+    (void)state;
+    json_t *root = load_json(REFERENCE);
+    put(root, "post_processor",
+        "{\"type\": \"Sequence\", \"processors\": [{\"type\": \"ByteLevel\"}, {\"type\": "
+        "\"TemplateProcessing\","
+        "\"single\": [{\"SpecialToken\": {\"id\": \"<|end|>\"}}, {\"Sequence\": {\"id\": \"A\"}}]}]}");
+    TextCodec codec = {.kind = TEXT_CODEC_TOKENIZER, .vocabulary = 500};
+    Error error;
+    if (!open_json(&codec.tokenizer, root, &error)) { fail_msg("%s", error.text); }
+    assert_int_equal(codec.tokenizer.begin, 400);
+    static const struct {
+        const char *prompt;
+        bool begins;
+        size_t count;
+        int first;
+    } cases[] = {{"a", true, 2, 400},
+                 {"<|end|>a", true, 2, 400},
+                 {"", true, 1, 400},
+                 {"", false, 1, 0},
+                 {"a", false, 1, -1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        TokenList list = {NULL, 0, 0};
+        assert_true(text_codec_encode(&codec, cases[i].prompt, cases[i].begins, &list, &error));
+        assert_int_equal(list.count, cases[i].count);
+        if (cases[i].first >= 0) { assert_int_equal(list.ids[0], cases[i].first); }
+        token_list_free(&list);
+    }
+    tokenizer_close(&codec.tokenizer);
+    put(root, "post_processor/processors/1/single/0", "{\"Sequence\": {\"id\": \"A\"}}");
+    assert_true(open_json(&codec.tokenizer, root, &error));
+    assert_int_equal(codec.tokenizer.begin, -1); // none
+    tokenizer_close(&codec.tokenizer);
     json_decref(root);
 }
 
@@ -301,30 +362,6 @@ static void a_byte_is_the_token_of_its_letter(void **state) {
 typedef struct Damage {
     const char *path, *value, *words;
 } Damage;
-
-// The member of an object, or of a list where the name is a number.
-static json_t *child(json_t *parent, const char *name) {
-    return json_is_array(parent) ? json_array_get(parent, (size_t)atoi(name)) : json_object_get(parent, name);
-}
-
-// Replaces what is at `path`, names with '/' between them.
-static void put(json_t *root, const char *path, const char *value) {
-    char name[64];
-    json_t *parent = root, *new_value = value != NULL ? json_loads(value, JSON_DECODE_ANY, NULL) : NULL;
-    for (size_t length; path[length = strcspn(path, "/")] == '/'; path += length + 1) {
-        snprintf(name, sizeof name, "%.*s", (int)length, path);
-        parent = child(parent, name);
-        assert_non_null(parent);
-    }
-    assert_int_equal(value != NULL, new_value != NULL);
-    if (json_is_array(parent)) {
-        assert_int_equal(json_array_set_new(parent, (size_t)atoi(path), new_value), 0);
-    } else if (new_value != NULL) {
-        assert_int_equal(json_object_set_new(parent, path, new_value), 0);
-    } else {
-        assert_int_equal(json_object_del(parent, path), 0);
-    }
-}
 
 static void expect_one_line(const Error *error, const char *words) {
     if (strstr(error->text, words) == NULL) { fail_msg("'%s' does not say '%s'", error->text, words); }
@@ -525,6 +562,7 @@ int main(void) {
         cmocka_unit_test(hard_strings_have_the_ids_of_the_library),
         cmocka_unit_test(other_kinds_have_the_ids_of_the_library),
         cmocka_unit_test(places_are_those_of_the_text_that_was_given),
+        cmocka_unit_test(the_token_in_front_of_a_text_is_found),
         cmocka_unit_test(merges_as_one_string_are_the_same_as_pairs),
         cmocka_unit_test(the_sum_is_that_of_the_token_files),
         cmocka_unit_test(a_byte_is_the_token_of_its_letter),

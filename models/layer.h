@@ -172,7 +172,7 @@ static inline void layer_attention_decode(Model *model, Stream *stream, int l) {
     memcpy(model->values + place, qkv + queries + keys, keys * sizeof(float));
     cpu_attention_decode(stream, real_floats(arrays.attention), model->key_scores, qkv, model->keys + cache,
                          model->values + cache, model->position, config->positions, config->channels,
-                         config->heads, layer_window(config, l));
+                         config->heads, config->heads, layer_window(config, l));
 }
 
 // mlp_hidden = gelu(mlp_saved + b_up). With gradients (NULL: none) back through it.

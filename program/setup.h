@@ -250,8 +250,10 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     settings.nccl = placement->uses_nccl ? &placement->nccl : NULL;
     settings.product_processors = placement->product_processors;
     // Casts travel in twos, which must not belong to two ranks.
-    bool in_twos = options->inner == INNER_ADAMW ||
-                   (setup->config->channels % 2 == 0 && setup->config->mlp_channels % 2 == 0);
+    bool in_twos = true;
+    for (int i = 0; i < setup->part->table.count && options->inner != INNER_ADAMW; i++) {
+        in_twos = in_twos && setup->part->table.entries[i].offset % 2 == 0;
+    }
     settings.gathers_casts =
         placement->all_cast && rule_shards(rule) && settings.wire == WIRE_FP32 && in_twos;
     settings.keeps_casts = settings.gathers_casts && !wire_is_coarse(settings.estimate_wire);

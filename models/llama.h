@@ -66,12 +66,13 @@ static const ConfigKey llama_keys[MODEL_ROWS] = {
 
 static const ConfigKey mistral_keys[MODEL_ROWS] = {LLAMA_KEYS(8, CONFIG_OPEN)};
 
-// What all four families check; fills in what a config.json may leave open.
-static inline bool llama_check(const json_t *root, const char *path, ModelConfig *config, Error *error) {
+// What all four families check; fills in what a config.json may leave open. Heads of a Llama divide
+// the channels also where head_dim is given, on which transformers insists.
+static inline bool llama_accept(const json_t *root, const char *path, ModelConfig *config, Error *error) {
     int C = config->channels, H = config->heads;
     const json_t *kv_heads = json_object_get(root, "num_key_value_heads");
     if (config->kv_heads == 0 || json_is_null(kv_heads)) { config->kv_heads = H; }
-    if (config->head_channels == 0 && C % H != 0) {
+    if (C % H != 0 && (config->head_channels == 0 || config->family->keys == llama_keys)) {
         return error_set(error, "%s: hidden_size %d must be a multiple of num_attention_heads %d", path, C,
                          H);
     }
@@ -84,18 +85,6 @@ static inline bool llama_check(const json_t *root, const char *path, ModelConfig
            positions_read(root, path, config, error);
 }
 
-// transformers insists on the multiple also where head_dim is given.
-static inline bool llama_accept(const json_t *root, const char *path, ModelConfig *config, Error *error) {
-    return llama_check(root, path, config, error) &&
-           (config->channels % config->heads == 0 ||
-            error_set(error, "%s: hidden_size %d must be a multiple of num_attention_heads %d", path,
-                      config->channels, config->heads));
-}
-
-static inline void llama_write(json_t *root, const ModelConfig *config) {
-    positions_write(root, &config->rotary);
-}
-
 // window: "sliding_window"; 0: it is null.
 static inline bool llama_read_window(const json_t *root, const char *path, ModelConfig *config,
                                      Error *error) {
@@ -105,36 +94,26 @@ static inline bool llama_read_window(const json_t *root, const char *path, Model
 }
 
 static inline void llama_write_window(json_t *root, const ModelConfig *config) {
-    json_t *window = config->window > 0 ? json_integer(config->window) : json_null();
-    positions_write(root, &config->rotary);
-    json_object_set_new(root, "sliding_window", window);
+    positions_write(root, config);
+    json_object_set_new(root, "sliding_window",
+                        config->window > 0 ? json_integer(config->window) : json_null());
 }
 
 // All layers have the window.
 static inline bool mistral_accept(const json_t *root, const char *path, ModelConfig *config, Error *error) {
     if (!llama_read_window(root, path, config, error)) { return false; }
     for (int l = 0; l < config->layers; l++) { config->local[l] = config->window > 0; }
-    return llama_check(root, path, config, error);
+    return llama_accept(root, path, config, error);
 }
 
-static const ModelFamily llama_family = {
-    .name = "llama",
-    .architecture = "LlamaForCausalLM",
-    .prefix = "model.",
-    .constants = {"layers.N.self_attn.rotary_emb.inv_freq"},
-    .tensors = llama_tensors,
-    .keys = llama_keys,
-    .accept = llama_accept,
-    .write = llama_write,
-};
+#define LLAMA_FAMILY(type, class_name, its_keys, accepts, writes) \
+    { \
+        .name = type, .architecture = class_name, .prefix = "model.", \
+        .constants = {"layers.N.self_attn.rotary_emb.inv_freq"}, .tensors = llama_tensors, .keys = its_keys, \
+        .accept = accepts, .write = writes \
+    }
 
-static const ModelFamily mistral_family = {
-    .name = "mistral",
-    .architecture = "MistralForCausalLM",
-    .prefix = "model.",
-    .constants = {"layers.N.self_attn.rotary_emb.inv_freq"},
-    .tensors = llama_tensors,
-    .keys = mistral_keys,
-    .accept = mistral_accept,
-    .write = llama_write_window,
-};
+static const ModelFamily llama_family =
+    LLAMA_FAMILY("llama", "LlamaForCausalLM", llama_keys, llama_accept, positions_write);
+static const ModelFamily mistral_family =
+    LLAMA_FAMILY("mistral", "MistralForCausalLM", mistral_keys, mistral_accept, llama_write_window);

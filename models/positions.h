@@ -19,32 +19,29 @@
 static const char *const ROTARY_KINDS[] = {"default", "linear", "dynamic", "llama3", "yarn"};
 enum { ROTARY_KIND_COUNT = sizeof ROTARY_KINDS / sizeof ROTARY_KINDS[0] };
 
-// A number of "rope_parameters".
+// A number of "rope_parameters", which the kinds from `first` to `last` have.
 typedef struct RotaryKey {
     const char *name;
     size_t member;
-    unsigned kinds;  // that have it, by bits
+    int first, last;
     double fallback; // where it is absent; below 0: it must be there
 } RotaryKey;
 
-#define ROTARY_KEY(name, member, kinds, fallback) \
-    { name, offsetof(RotaryPositions, member), kinds, fallback }
+#define ROTARY_MEMBER(name) offsetof(RotaryPositions, name)
 
-enum { ROTARY_IS_LLAMA3 = 1 << ROTARY_LLAMA3, ROTARY_IS_YARN = 1 << ROTARY_YARN, ROTARY_KEYS = 10 };
-
-static const RotaryKey ROTARY_NUMBERS[ROTARY_KEYS] = {
-    ROTARY_KEY("rope_theta", theta, (1 << ROTARY_KIND_COUNT) - 1, 1e4),
-    ROTARY_KEY("factor", factor, 1 << ROTARY_LINEAR | 1 << ROTARY_DYNAMIC | ROTARY_IS_LLAMA3 | ROTARY_IS_YARN,
-               -1),
-    ROTARY_KEY("original_max_position_embeddings", original, ROTARY_IS_LLAMA3 | ROTARY_IS_YARN, 0),
-    ROTARY_KEY("low_freq_factor", low, ROTARY_IS_LLAMA3, -1),
-    ROTARY_KEY("high_freq_factor", high, ROTARY_IS_LLAMA3, -1),
-    ROTARY_KEY("beta_slow", low, ROTARY_IS_YARN, 1),
-    ROTARY_KEY("beta_fast", high, ROTARY_IS_YARN, 32),
-    ROTARY_KEY("attention_factor", attention, ROTARY_IS_YARN, 0),
-    ROTARY_KEY("mscale", mscale, ROTARY_IS_YARN, 0),
-    ROTARY_KEY("mscale_all_dim", mscale_all_dim, ROTARY_IS_YARN, 0),
+static const RotaryKey ROTARY_KEYS[] = {
+    {"rope_theta", ROTARY_MEMBER(theta), ROTARY_DEFAULT, ROTARY_YARN, 1e4},
+    {"factor", ROTARY_MEMBER(factor), ROTARY_LINEAR, ROTARY_YARN, -1},
+    {"original_max_position_embeddings", ROTARY_MEMBER(original), ROTARY_LLAMA3, ROTARY_YARN, 0},
+    {"low_freq_factor", ROTARY_MEMBER(low), ROTARY_LLAMA3, ROTARY_LLAMA3, -1},
+    {"high_freq_factor", ROTARY_MEMBER(high), ROTARY_LLAMA3, ROTARY_LLAMA3, -1},
+    {"beta_slow", ROTARY_MEMBER(low), ROTARY_YARN, ROTARY_YARN, 1},
+    {"beta_fast", ROTARY_MEMBER(high), ROTARY_YARN, ROTARY_YARN, 32},
+    {"attention_factor", ROTARY_MEMBER(attention), ROTARY_YARN, ROTARY_YARN, 0},
+    {"mscale", ROTARY_MEMBER(mscale), ROTARY_YARN, ROTARY_YARN, 0},
+    {"mscale_all_dim", ROTARY_MEMBER(mscale_all_dim), ROTARY_YARN, ROTARY_YARN, 0},
 };
+enum { ROTARY_KEY_COUNT = sizeof ROTARY_KEYS / sizeof ROTARY_KEYS[0] };
 
 // ---- The angles -----------------------------------------------------------------------
 
@@ -125,10 +122,10 @@ static inline bool positions_read(const json_t *root, const char *path, ModelCon
         return error_set(error, "%s: \"partial_rotary_factor\" must be 1", path);
     }
     rotary->fractional = json_is_false(json_object_get(given, "truncate"));
-    for (const RotaryKey *row = ROTARY_NUMBERS; row < ROTARY_NUMBERS + ROTARY_KEYS; row++) {
-        if ((row->kinds >> rotary->kind & 1) == 0) { continue; }
+    for (const RotaryKey *row = ROTARY_KEYS; row < ROTARY_KEYS + ROTARY_KEY_COUNT; row++) {
+        if (rotary->kind < row->first || rotary->kind > row->last) { continue; }
         const json_t *item = json_object_get(given, row->name);
-        if (item == NULL && row == ROTARY_NUMBERS) { item = theta; }
+        if (item == NULL && row == ROTARY_KEYS) { item = theta; }
         bool absent = item == NULL || json_is_null(item);
         double number = absent ? row->fallback : config_json_round(json_number_value(item));
         *(double *)((char *)rotary + row->member) = number;
@@ -145,15 +142,15 @@ static inline bool positions_read(const json_t *root, const char *path, ModelCon
             error_set(error, "%s: \"high_freq_factor\" must be above \"low_freq_factor\"", path));
 }
 
-static inline void positions_write(json_t *root, const RotaryPositions *rotary) {
+static inline void positions_write(json_t *root, const ModelConfig *config) {
+    const RotaryPositions *rotary = &config->rotary;
     json_t *parameters = json_pack("{s:s}", "rope_type", ROTARY_KINDS[rotary->kind]);
-    for (const RotaryKey *row = ROTARY_NUMBERS; row < ROTARY_NUMBERS + ROTARY_KEYS; row++) {
+    for (const RotaryKey *row = ROTARY_KEYS; row < ROTARY_KEYS + ROTARY_KEY_COUNT; row++) {
         double number = *(const double *)((const char *)rotary + row->member);
-        if ((row->kinds >> rotary->kind & 1) == 0 || number == 0) { continue; }
+        if (rotary->kind < row->first || rotary->kind > row->last || number == 0) { continue; }
         json_object_set_new(parameters, row->name,
-                            row->member == offsetof(RotaryPositions, original)
-                                ? json_integer((json_int_t)number)
-                                : json_real(number));
+                            row->member == ROTARY_MEMBER(original) ? json_integer((json_int_t)number)
+                                                                   : json_real(number));
     }
     if (rotary->fractional) { json_object_set_new(parameters, "truncate", json_false()); }
     json_object_set_new(root, "rope_theta", json_real(rotary->theta));

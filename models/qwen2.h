@@ -32,7 +32,7 @@ static inline bool qwen2_accept(const json_t *root, const char *path, ModelConfi
                               "%s: \"layer_types\" must have \"full_attention\" or \"sliding_attention\" for "
                               "each of %d layers",
                               path, config->layers)) &&
-           llama_check(root, path, config, error);
+           llama_accept(root, path, config, error);
 }
 
 static inline void qwen2_write(json_t *root, const ModelConfig *config) {
@@ -49,13 +49,5 @@ static inline void qwen2_write(json_t *root, const ModelConfig *config) {
     json_object_set_new(root, "layer_types", types);
 }
 
-static const ModelFamily qwen2_family = {
-    .name = "qwen2",
-    .architecture = "Qwen2ForCausalLM",
-    .prefix = "model.",
-    .constants = {"layers.N.self_attn.rotary_emb.inv_freq"},
-    .tensors = llama_tensors,
-    .keys = qwen2_keys,
-    .accept = qwen2_accept,
-    .write = qwen2_write,
-};
+static const ModelFamily qwen2_family =
+    LLAMA_FAMILY("qwen2", "Qwen2ForCausalLM", qwen2_keys, qwen2_accept, qwen2_write);

@@ -14,13 +14,5 @@ static const ConfigKey qwen3_keys[MODEL_ROWS] = {
     {"q_norm", NULL, CONFIG_FIXED, MEMBER(head_norms), 0, true},
 };
 
-static const ModelFamily qwen3_family = {
-    .name = "qwen3",
-    .architecture = "Qwen3ForCausalLM",
-    .prefix = "model.",
-    .constants = {"layers.N.self_attn.rotary_emb.inv_freq"},
-    .tensors = llama_tensors,
-    .keys = qwen3_keys,
-    .accept = qwen2_accept,
-    .write = qwen2_write,
-};
+static const ModelFamily qwen3_family =
+    LLAMA_FAMILY("qwen3", "Qwen3ForCausalLM", qwen3_keys, qwen2_accept, qwen2_write);

@@ -6,7 +6,6 @@
 //     x = x + W_o attention(rotate(q) / sqrt(D), rotate(k), v)          causal; + b_o, if attention_bias
 //     x = x + W_down (silu(g) u) with g, u = W_gate, W_up RMSNorm_2(x)  + biases, if mlp_bias
 //   logits = W_head RMSNorm(x); W_head is the embedding, if tie_word_embeddings
-//
 // Qwen's pages (qwen2.h, qwen3.h) have the same rows: which of them there are differs.
 #pragma once
 
@@ -80,8 +79,9 @@ static inline bool llama_accept(const json_t *root, const char *path, ModelConfi
     return (H % config->kv_heads == 0 ||
             error_set(error, "%s: num_attention_heads %d must be a multiple of num_key_value_heads %d", path,
                       H, config->kv_heads)) &&
-           (config->head_channels % 2 == 0 ||
-            error_set(error, "%s: \"head_dim\" %d must be even", path, config->head_channels)) &&
+           ((config->head_channels % 2 == 0 && config->head_channels <= 1024) ||
+            error_set(error, "%s: \"head_dim\" %d must be even, at most 1024", path,
+                      config->head_channels)) &&
            positions_read(root, path, config, error);
 }
 

@@ -238,16 +238,14 @@ static void threads_and_computing_again_change_no_bit(void **state) {
         run_once(tensors, CASES[c], three, &logits[1], &gradients[1]);
         assert_memory_equal(logits[0], logits[1], number * sizeof(float));
         assert_memory_equal(gradients[0], gradients[1], count * sizeof(float));
-        if (matmul_has_bf16()) { // not tightly: of 8 bits
-            run_once(tensors, CASES[c], rounded, &logits[2], &gradients[2]);
-            double square = 0, difference = 0;
-            for (size_t i = 0; i < count; i++) {
-                square += pow((double)gradients[0][i], 2);
-                difference += pow((double)gradients[2][i] - (double)gradients[0][i], 2);
-            }
-            assert_close(sqrt(difference / square), 0, 0.05, CASES[c]);
-            free(gradients[2]);
+        run_once(tensors, CASES[c], rounded, &logits[2], &gradients[2]);
+        double square = 0, difference = 0;
+        for (size_t i = 0; i < count; i++) {
+            square += pow((double)gradients[0][i], 2);
+            difference += pow((double)gradients[2][i] - (double)gradients[0][i], 2);
         }
+        assert_close(sqrt(difference / square), 0, 0.03, CASES[c]); // numbers of 8 bits
+        free(gradients[2]);
         for (int i = 0; i < 2; i++) {
             free(logits[i]);
             free(gradients[i]);

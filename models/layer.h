@@ -37,7 +37,8 @@ static inline LayerArrays layer_arrays(const Model *model, int l) {
     int slot = recompute >= RECOMPUTE_BLOCK ? 0 : l;
     LayerArrays arrays = {
         .qkv = model_slice(model, model->qkv, slot, matrices[TENSOR_Q].outputs),
-        .heads = model_slice(model, model->heads, slot, layer_turned_width(model)),
+        .heads =
+            model->heads != NULL ? model_slice(model, model->heads, slot, layer_turned_width(model)) : NULL,
         .attention = model_slice(model, model->attention, slot, matrices[TENSOR_OUT].inputs),
         .mlp_saved = model_slice(model, model->mlp_saved, slot, matrices[TENSOR_UP].outputs),
         .mlp_hidden = model_slice(model, model->mlp_hidden, recompute >= RECOMPUTE_GELU ? 0 : l,

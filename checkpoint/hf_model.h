@@ -3,8 +3,8 @@
 //
 // Reading takes what transformers' from_pretrained takes: one file, or shards with an
 // index; names with or without the family's prefix; fp32, bf16, fp16 or fp64. Constants
-// that old versions stored (attention masks) are ignored by name. lm_head.weight is tied
-// to the embedding of tokens: a file that has both must have the same bits in both. Every
+// that old versions stored (attention masks) are ignored by name. Where lm_head.weight is tied
+// to the embedding of tokens, a file that has both must have the same bits in both. Every
 // weight must be a finite number. All of that is checked when the directory is opened;
 // reading parameters afterwards cannot fail. A directory of adapters (adapters.h) is read as
 // the model that it names, with the adapters merged.
@@ -110,15 +110,14 @@ static inline int hf_model_shape(const ParameterInfo *info, bool transposed, siz
 
 // Finds the tensor of the table that `entry` is, and checks its type and shape.
 static inline bool hf_model_place(HfModel *model, const SafetensorsEntry *entry, Error *error) {
-    const ModelFamily *family = model->config.family;
-    size_t prefix = strlen(family->prefix);
-    const char *name = entry->name + (strncmp(entry->name, family->prefix, prefix) == 0 ? prefix : 0);
+    const char *prefix = model->config.family->prefix;
+    const char *name = entry->name + (strncmp(entry->name, prefix, strlen(prefix)) == 0 ? strlen(prefix) : 0);
     const SafetensorsEntry **source = strcmp(entry->name, "lm_head.weight") == 0 ? &model->head : NULL;
-    const ParameterInfo *info = &model->table.entries[model->table.head];
-    for (int i = 0; i < model->table.count && source == NULL; i++) {
-        if (strcmp(model->table.entries[i].name + prefix, name) != 0) { continue; }
+    const ParameterInfo *info = &model->table.entries[model->table.head], *own = model->table.entries;
+    for (int i = 0; i < model->table.count; i++, own++) {
+        if (strcmp(own->name + own->prefix, name) != 0) { continue; }
         source = &model->sources[i];
-        info = &model->table.entries[i];
+        info = own;
     }
     if (source == NULL) {
         return model_is_constant(name, &model->config) || error_set(error, "%.80s is unknown", entry->name);

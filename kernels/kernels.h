@@ -25,8 +25,10 @@
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/muon.h"
 #include "kernels/cpu/outer.h"
+#include "kernels/cpu/rotary.h"
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/sparse.h"
+#include "kernels/cpu/swiglu.h"
 #include "kernels/wire.h"
 
 #ifdef ACCO_HAVE_CUDA
@@ -260,6 +262,19 @@ LAYER(bias_add, Bias)       // forward; with a d_bias backward
 // computes the output again.
 LAYER(gelu_forward, Gelu)
 LAYER(gelu_backward, Gelu)
+
+// On CPUs only (program/placement.h refuses models that need them on a GPU).
+static inline void rotary(Stream *stream, const Rotary *work) {
+    Rotary here = *work;
+    here.precision = stream->precision;
+    cpu_rotary(stream, &here); // forward or backward
+}
+
+static inline void swiglu(Stream *stream, const Swiglu *work) {
+    Swiglu here = *work;
+    here.precision = stream->precision;
+    cpu_swiglu(stream, &here); // forward; with a gradient backward
+}
 
 // losses (rows) = -log softmax(logits)[target], 0 where target < 0. logits (rows, V),
 // rows `stride` apart, are overwritten by gradient_scale (softmax - one-hot), 0 where

@@ -16,7 +16,10 @@ typedef enum ConfigKind {
     CONFIG_NUMBER,  // above 0, at most 0.1
     CONFIG_DROPOUT, // the largest of all rows counts
     CONFIG_GELU,    // a name of the tanh form of GELU, which has two
-    CONFIG_TRUE     // refused if false, for the reason `other`
+    CONFIG_SILU,    // "silu"
+    CONFIG_TRUE,    // refused if false, for the reason `other`
+    CONFIG_ABSENT,  // refused unless it is absent, null or false, for the reason `other`
+    CONFIG_FIXED    // no key: a flag that is always `fallback`
 } ConfigKind;
 
 typedef struct ConfigKey {
@@ -35,6 +38,13 @@ enum {
     CONFIG_OPEN = -1   // 0, and accept() fills it in
 };
 
+// A number with the digits that a config.json gets.
+static inline double config_json_round(double number) {
+    char digits[32];
+    snprintf(digits, sizeof digits, "%.9g", number);
+    return strtod(digits, NULL);
+}
+
 static inline bool config_json_read_count(const json_t *item, const char *path, const char *name,
                                           const ConfigKey *key, int *value, Error *error) {
     if ((item == NULL || json_is_null(item)) && key->fallback != CONFIG_NEEDED) {
@@ -50,26 +60,33 @@ static inline bool config_json_read_count(const json_t *item, const char *path, 
 
 static inline bool config_json_read_key(const json_t *root, const char *path, const ConfigKey *key,
                                         ModelConfig *config, Error *error) {
-    bool other = json_object_get(root, key->name) == NULL && json_object_get(root, key->other) != NULL;
+    bool other = json_object_get(root, key->name) == NULL && key->kind <= CONFIG_SILU &&
+                 json_object_get(root, key->other) != NULL;
     const char *name = other ? key->other : key->name, *must = "a number above 0, at most 0.1";
     const json_t *item = json_object_get(root, name);
     double number = item != NULL ? json_number_value(item) : key->fallback;
     void *member = (char *)config + key->member;
-    char digits[32]; // as many as config.json gets
     bool good = true;
     if (key->kind == CONFIG_COUNT) {
         return config_json_read_count(item, path, name, key, (int *)member, error);
     }
-    if (key->kind == CONFIG_FLAG) { *(bool *)member = item != NULL ? !json_is_false(item) : number > 0; }
+    if (key->kind == CONFIG_FLAG || key->kind == CONFIG_FIXED) {
+        bool given = key->kind == CONFIG_FLAG && item != NULL && !json_is_null(item);
+        *(bool *)member = given ? !json_is_false(item) : key->fallback > 0;
+    }
     if (key->kind == CONFIG_DROPOUT) { *(double *)member = fmax(*(double *)member, number); }
     if (key->kind == CONFIG_NUMBER) {
-        snprintf(digits, sizeof digits, "%.9g", number);
-        *(double *)member = number = strtod(digits, NULL);
+        *(double *)member = number = config_json_round(number);
         good = (float)number > 0.0f && number <= 0.1;
     } else if (key->kind == CONFIG_GELU && item != NULL) {
         const char *word = json_string_value(item);
         good = word != NULL && (strcmp(word, "gelu_new") == 0 || strcmp(word, "gelu_pytorch_tanh") == 0);
         must = "\"gelu_new\" or \"gelu_pytorch_tanh\"";
+    } else if (key->kind == CONFIG_SILU && item != NULL) {
+        good = json_is_string(item) && strcmp(json_string_value(item), "silu") == 0;
+        must = "\"silu\"";
+    } else if (key->kind == CONFIG_ABSENT && item != NULL && !json_is_null(item) && !json_is_false(item)) {
+        return error_set(error, "%s: \"%s\" is not supported: %s", path, name, key->other);
     } else if (key->kind == CONFIG_TRUE && json_is_false(item)) {
         return error_set(error, "%s: \"%s\" must be true: %s", path, name, key->other);
     }
@@ -96,10 +113,12 @@ static inline json_t *config_json_write(const ModelConfig *config) {
     json_t *root = json_pack("{s:f, s:b}", "initializer_range", 0.02, "use_cache", 1);
     for (const ConfigKey *key = config->family->keys; key->name != NULL; key++) {
         const void *member = (const char *)config + key->member;
+        if (key->kind >= CONFIG_ABSENT) { continue; }
         json_object_set_new(root, key->name,
                             key->kind == CONFIG_COUNT  ? json_integer(*(const int *)member)
                             : key->kind == CONFIG_FLAG ? json_boolean(*(const bool *)member)
                             : key->kind == CONFIG_GELU ? json_string("gelu_new")
+                            : key->kind == CONFIG_SILU ? json_string("silu")
                             : key->kind == CONFIG_TRUE ? json_true()
                                                        : json_real(*(const double *)member));
     }

@@ -1,6 +1,6 @@
 // decoder.h: the passes of every family.
 //
-//   x = embedding[token] + positions[position]
+//   x = embedding[token] + positions[position], where the family has these
 //   x = layer(x) for each layer (layer.h)
 //   loss = head(norm(x)) (head.h)
 //
@@ -11,6 +11,7 @@
 #include <limits.h>
 
 #include "models/head.h"
+#include "models/positions.h"
 
 // ---- Memory ---------------------------------------------------------------------------
 
@@ -30,8 +31,12 @@ static inline void model_reserve_arrays(Model *model, Arena *arena) {
     size_t id = on_gpu ? sizeof(int32_t) : 0, // of a token on a GPU
         starts = settings->separator != NULL ? rows * sizeof(int32_t) : 0;
     size_t fp8 = settings->fp8 ? 1 : 0, adapted = settings->part != NULL ? (size_t)settings->part->rank : 0;
-    size_t scores = attention_scratch_floats(on_gpu, model->B, model->T, config->channels, config->heads,
+    size_t scores = attention_scratch_floats(on_gpu, model->B, model->T, (int)HD, config->heads,
                                              settings->threads, settings->precision);
+    size_t turned = model->has[model_tensor(0, TENSOR_Q_NORM)] ? (size_t)layer_turned_width(model) : 0,
+           turns = model->has[model_tensor(config->layers, TENSOR_POSITIONS)]
+                       ? 0
+                       : (size_t)model->T * (size_t)model_head_size(config);
     size_t sums = on_gpu ? embedding_partials_floats((int)rows, config->channels) : 0;
     const MemoryClass P = MEMORY_PARAMETERS, A = MEMORY_ACTIVATIONS, W = MEMORY_WORKSPACE;
     const ArenaRow arrays[] = {
@@ -47,6 +52,7 @@ static inline void model_reserve_arrays(Model *model, Arena *arena) {
         {A, "layernorm outputs", (recompute >= RECOMPUTE_LAYERNORM ? 2 : norms) * row * C, &model->normals},
         {A, "layernorm statistics", norms * rows * 2 * floats, &model->statistics},
         {A, "queries keys values", layers * row * QKV, &model->qkv},
+        {A, "heads before their norms", layers * row * turned, &model->heads},
         {A, "attention outputs", layers * row * HD, &model->attention},
         {A, "attention logsumexp", layers * rows * H * floats, &model->logsumexp},
         {A, "gelu outputs", (recompute >= RECOMPUTE_GELU ? 1 : L) * row * F, &model->mlp_hidden},
@@ -54,7 +60,8 @@ static inline void model_reserve_arrays(Model *model, Arena *arena) {
         {W, "branch", row * size_max(C, HD), &model->branch},
         {W, "residual gradient", row * C, &model->d_residual},
         {W, "wide gradient", row * (size_t)model->d_wide_stride, &model->d_wide},
-        {W, "partial sums", row_partials_floats(on_gpu, wide) * floats, &model->partials},
+        {W, "partial sums", row_partials_floats(on_gpu, size_max(wide, 3 * C)) * floats, &model->partials},
+        {W, "rotary positions", turns * floats, &model->turns},
         {W, "attention scores", scores * floats, &model->scores},
         {W, "logits chunk", logits, &model->logits},
         {W, "starts of documents on the device", on_gpu ? starts : 0, &model->starts},
@@ -95,7 +102,7 @@ static inline void model_find_tensors(Model *model, const ParameterTable *table)
         int tensor = model_tensor(entry->layer, entry->role);
         TensorPlace all = {.trained = entry->offset};
         model->places[tensor] = part != NULL ? part->places[i] : all;
-        model->has[entry->role] = true;
+        model->has[tensor] = true;
         if (entry->is_head) { model->head = tensor; }
         if (!entry->is_projection || entry->layer > 0) { continue; }
         if (!entry->joins_before) {
@@ -103,7 +110,7 @@ static inline void model_find_tensors(Model *model, const ParameterTable *table)
             matrix->inputs = entry->columns;
             matrix->before = model->layer_elements;
         }
-        matrix->tensors++;
+        matrix->parts[matrix->tensors++] = entry->rows;
         matrix->outputs += entry->rows;
         model->layer_elements += entry->count;
         model->widest =
@@ -179,17 +186,17 @@ static inline void model_find_documents(Model *model, Stream *stream, const int3
 // x = embedding[token] + positions[position], of tokens where the kernels want them.
 static inline Embedding model_embedding(const Model *model, const int32_t *tokens) {
     int L = model->config.layers, C = model->config.channels;
-    const Real *positions = weights_of(model, model_tensor(L, TENSOR_POSITIONS));
-    Embedding work = {
-        .output = model->residuals,
-        .wte = weights_of(model, model_tensor(L, TENSOR_EMBEDDING)),
-        .wpe = real_at_const(positions, (size_t)model->position * (size_t)C, model->settings.precision),
-        .partials = model->embedding_partials,
-        .d_output = model->d_residual,
-        .tokens = tokens,
-        .B = model->B,
-        .T = model->T,
-        .channels = C};
+    const Real *table = weights_of(model, model_tensor(L, TENSOR_POSITIONS));
+    size_t first = (size_t)model->position * (size_t)C;
+    Embedding work = {.output = model->residuals,
+                      .wte = weights_of(model, model_tensor(L, TENSOR_EMBEDDING)),
+                      .wpe = table != NULL ? real_at_const(table, first, model->settings.precision) : NULL,
+                      .partials = model->embedding_partials,
+                      .d_output = model->d_residual,
+                      .tokens = tokens,
+                      .B = model->B,
+                      .T = model->T,
+                      .channels = C};
     return work;
 }
 
@@ -205,6 +212,7 @@ static inline void model_forward(Model *model, Stream *stream, const void *param
     weights_need(model, stream, parameters, pace, weights_at(model, 0, TENSOR_NORM_1));
     Embedding embedding = model_embedding(model, batch);
     embedding_forward(stream, &embedding);
+    if (model->turns != NULL) { positions_turn(&model->config, model->position, model->T, model->turns); }
     for (int l = 0; l < L; l++) {
         weights_need(model, stream, parameters, pace, weights_at(model, l + 1, TENSOR_NORM_1));
         layer_forward(model, stream, l, l > 0);
@@ -288,9 +296,8 @@ static inline const float *model_losses(Model *model, Stream *stream, const void
 // The logits (V) of the token after `token`, which is at `position`; all positions before it
 // have been decoded.
 //
-// One position runs through the layers as a batch of one. Positions are learned and are
-// part of the cached keys and values, so a text that has used all of them cannot slide
-// on.
+// One position runs through the layers as a batch of one. Positions are part of the cached keys and
+// values, so a text that has used all of them cannot slide on.
 static inline const float *model_decode(Model *model, Stream *stream, const float *parameters, int position,
                                         int32_t token) {
     assert(token >= 0 && token < model->config.vocabulary && position < model->config.positions);

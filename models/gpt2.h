@@ -13,22 +13,22 @@
 #include "models/config_json.h"
 
 static const TensorRow gpt2_tensors[MODEL_ROWS] = {
-    {"wte.weight", TENSOR_EMBEDDING, DIM_V, DIM_C, ROW_HEAD},
-    {"wpe.weight", TENSOR_POSITIONS, DIM_POSITIONS, DIM_C, 0},
-    {"h.N.ln_1.weight", TENSOR_NORM_1, DIM_C, 0, 0},
-    {"h.N.ln_1.bias", TENSOR_NORM_1_BIAS, DIM_C, 0, 0},
-    {"h.N.attn.c_attn.weight", TENSOR_Q, DIM_QKV, DIM_C, ROW_TURNED | ROW_STACKED},
-    {"h.N.attn.c_attn.bias", TENSOR_QKV_BIAS, DIM_QKV, 0, 0},
-    {"h.N.attn.c_proj.weight", TENSOR_OUT, DIM_C, DIM_HEADS, ROW_TURNED | ROW_SMALLER},
-    {"h.N.attn.c_proj.bias", TENSOR_OUT_BIAS, DIM_C, 0, 0},
-    {"h.N.ln_2.weight", TENSOR_NORM_2, DIM_C, 0, 0},
-    {"h.N.ln_2.bias", TENSOR_NORM_2_BIAS, DIM_C, 0, 0},
-    {"h.N.mlp.c_fc.weight", TENSOR_UP, DIM_F, DIM_C, ROW_TURNED},
-    {"h.N.mlp.c_fc.bias", TENSOR_UP_BIAS, DIM_F, 0, 0},
-    {"h.N.mlp.c_proj.weight", TENSOR_DOWN, DIM_C, DIM_F, ROW_TURNED | ROW_SMALLER},
-    {"h.N.mlp.c_proj.bias", TENSOR_DOWN_BIAS, DIM_C, 0, 0},
-    {"ln_f.weight", TENSOR_NORM_1, DIM_C, 0, 0},
-    {"ln_f.bias", TENSOR_NORM_1_BIAS, DIM_C, 0, 0},
+    {"wte.weight", TENSOR_EMBEDDING, DIM_V, DIM_C, ROW_HEAD, 0},
+    {"wpe.weight", TENSOR_POSITIONS, DIM_POSITIONS, DIM_C, 0, 0},
+    {"h.N.ln_1.weight", TENSOR_NORM_1, DIM_C, 0, 0, 0},
+    {"h.N.ln_1.bias", TENSOR_NORM_1_BIAS, DIM_C, 0, 0, 0},
+    {"h.N.attn.c_attn.weight", TENSOR_Q, DIM_QKV, DIM_C, ROW_TURNED | ROW_STACKED, 0},
+    {"h.N.attn.c_attn.bias", TENSOR_QKV_BIAS, DIM_QKV, 0, 0, 0},
+    {"h.N.attn.c_proj.weight", TENSOR_OUT, DIM_C, DIM_HEADS, ROW_TURNED | ROW_SMALLER, 0},
+    {"h.N.attn.c_proj.bias", TENSOR_OUT_BIAS, DIM_C, 0, 0, 0},
+    {"h.N.ln_2.weight", TENSOR_NORM_2, DIM_C, 0, 0, 0},
+    {"h.N.ln_2.bias", TENSOR_NORM_2_BIAS, DIM_C, 0, 0, 0},
+    {"h.N.mlp.c_fc.weight", TENSOR_UP, DIM_F, DIM_C, ROW_TURNED, 0},
+    {"h.N.mlp.c_fc.bias", TENSOR_UP_BIAS, DIM_F, 0, 0, 0},
+    {"h.N.mlp.c_proj.weight", TENSOR_DOWN, DIM_C, DIM_F, ROW_TURNED | ROW_SMALLER, 0},
+    {"h.N.mlp.c_proj.bias", TENSOR_DOWN_BIAS, DIM_C, 0, 0, 0},
+    {"ln_f.weight", TENSOR_NORM_1, DIM_C, 0, 0, 0},
+    {"ln_f.bias", TENSOR_NORM_1_BIAS, DIM_C, 0, 0, 0},
 };
 
 static const ConfigKey gpt2_keys[MODEL_ROWS] = {

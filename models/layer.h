@@ -1,8 +1,12 @@
 // layer.h: a layer of the decoder, forward and backward.
 //
-//   q, k, v = W_qkv norm_1(x)          heads: + b_qkv, and q / sqrt(D), where the family has them
+//   q, k, v = W_qkv norm_1(x)          heads: + b_qkv, norms, rotary positions, q / sqrt(D)
 //   x = x + W_out attention(q, k, v) + b_out
 //   x = x + W_down activation(W_up norm_2(x) + b_up) + b_down
+//
+// What there is follows from the model's tensors (Model::has): a norm without bias is an RMSNorm,
+// positions without a table are rotary, and with two matrices W_up the activation is SwiGLU, else
+// GELU.
 //
 // Each operation has the same arrays in both passes, so one function gives them to both. What the
 // backward pass needs is either kept or computed again (Recompute). A residual is computed by the
@@ -13,9 +17,19 @@
 
 // The activations of one layer, but for those of its norms.
 typedef struct LayerArrays {
-    Real *qkv, *attention, *mlp_saved, *mlp_hidden;
+    Real *qkv, *heads, *attention, *mlp_saved, *mlp_hidden;
     float *logsumexp;
 } LayerArrays;
+
+// Channels of the keys of a position, and of its values.
+static inline int layer_keys_width(const Model *model) {
+    return (model->matrices[TENSOR_Q].outputs - model->matrices[TENSOR_OUT].inputs) / 2;
+}
+
+// Channels of its queries and keys.
+static inline int layer_turned_width(const Model *model) {
+    return model->matrices[TENSOR_OUT].inputs + layer_keys_width(model);
+}
 
 static inline LayerArrays layer_arrays(const Model *model, int l) {
     const LayerMatrix *matrices = model->matrices;
@@ -23,6 +37,8 @@ static inline LayerArrays layer_arrays(const Model *model, int l) {
     int slot = recompute >= RECOMPUTE_BLOCK ? 0 : l;
     LayerArrays arrays = {
         .qkv = model_slice(model, model->qkv, slot, matrices[TENSOR_Q].outputs),
+        .heads =
+            model->heads != NULL ? model_slice(model, model->heads, slot, layer_turned_width(model)) : NULL,
         .attention = model_slice(model, model->attention, slot, matrices[TENSOR_OUT].inputs),
         .mlp_saved = model_slice(model, model->mlp_saved, slot, matrices[TENSOR_UP].outputs),
         .mlp_hidden = model_slice(model, model->mlp_hidden, recompute >= RECOMPUTE_GELU ? 0 : l,
@@ -111,14 +127,14 @@ static inline void layer_linear(Model *model, Stream *stream, int l, int role, f
     weights_multiply(model, stream, &product, gradients);
 }
 
-// Adds the biases of queries, keys and values and divides queries by sqrt(D), so that attention
-// need not scale its scores. With gradients (NULL: none) back through it.
-static inline void layer_heads(Model *model, Stream *stream, int l, float *gradients) {
-    const ModelConfig *config = &model->config;
-    int columns = model->matrices[TENSOR_Q].outputs, bias = model_tensor(l, TENSOR_QKV_BIAS);
+// Adds the bias of this role, if there is one, to a product (B, T, columns); scale is that of
+// queries. With gradients (NULL: none) back through it.
+static inline void layer_bias(Model *model, Stream *stream, int l, int role, Real *product, int columns,
+                              float scale, float *gradients) {
+    int bias = model_tensor(l, role);
     bool backward = gradients != NULL;
-    if (!model->has[TENSOR_QKV_BIAS]) { return; }
-    Bias work = {.values = backward ? model->d_wide : layer_arrays(model, l).qkv,
+    if (!model->has[bias]) { return; }
+    Bias work = {.values = backward ? model->d_wide : product,
                  .bias = weights_of(model, bias),
                  .d_bias = backward ? weights_gradient(model, gradients, bias) : NULL,
                  .partials = model->partials,
@@ -126,8 +142,46 @@ static inline void layer_heads(Model *model, Stream *stream, int l, float *gradi
                  .columns = columns,
                  .stride = backward ? model->d_wide_stride : columns,
                  .scaled = model->matrices[TENSOR_OUT].inputs,
-                 .scale = config->scaled_scores ? 1.0f / sqrtf((float)model_head_size(config)) : 1.0f};
+                 .scale = scale};
     bias_add(stream, &work);
+}
+
+// Turns queries and keys by their positions, after the norms of their heads.
+static inline void layer_rotary(Model *model, Stream *stream, int l, float *gradients) {
+    const ModelConfig *config = &model->config;
+    LayerArrays arrays = layer_arrays(model, l);
+    bool backward = gradients != NULL;
+    Rotary work = {.values = backward ? model->d_wide : arrays.qkv,
+                   .saved = arrays.heads,
+                   .turns = model->turns,
+                   .partials = model->partials,
+                   .rows = (int)model_rows(model),
+                   .T = model->T,
+                   .heads = config->heads,
+                   .kv_heads = model_kv_heads(config),
+                   .head_size = model_head_size(config),
+                   .stride = backward ? model->d_wide_stride : model->matrices[TENSOR_Q].outputs,
+                   .scale = 1.0f / sqrtf((float)model_head_size(config)),
+                   .epsilon = (float)config->epsilon,
+                   .backward = backward};
+    for (int key = 0; key < 2; key++) {
+        int norm = model_tensor(l, key ? TENSOR_K_NORM : TENSOR_Q_NORM);
+        work.weights[key] = weights_of(model, norm);
+        if (backward) { work.d_weights[key] = weights_gradient(model, gradients, norm); }
+    }
+    rotary(stream, &work);
+}
+
+// From the product with W_qkv to what attention reads; queries are divided by sqrt(D) here, so that
+// attention need not scale its scores. With gradients (NULL: none) back through it.
+static inline void layer_heads(Model *model, Stream *stream, int l, float *gradients) {
+    const ModelConfig *config = &model->config;
+    float scale = config->scaled_scores ? 1.0f / sqrtf((float)model_head_size(config)) : 1.0f;
+    Real *qkv = layer_arrays(model, l).qkv;
+    bool turns = model->turns != NULL;
+    if (turns && gradients != NULL) { layer_rotary(model, stream, l, gradients); }
+    layer_bias(model, stream, l, TENSOR_QKV_BIAS, qkv, model->matrices[TENSOR_Q].outputs, scale, gradients);
+    if (turns && gradients == NULL) { layer_rotary(model, stream, l, NULL); }
 }
 
 // Keys that a query of layer l sees at most; 0: no limit.
@@ -146,17 +200,13 @@ static inline void layer_attention(Model *model, Stream *stream, int l, bool bac
                       .d_output = model->branch,
                       .B = model->B,
                       .T = model->T,
-                      .channels = model->config.channels,
+                      .channels = model->matrices[TENSOR_OUT].inputs,
                       .heads = model->config.heads,
+                      .kv_heads = model_kv_heads(&model->config),
                       .d_qkv_stride = backward ? model->d_wide_stride : 0,
                       .window = window < model->T ? window : 0,
                       .starts = model->settings.on_gpu ? model->starts : model->host_starts};
     attention(stream, &work);
-}
-
-// Channels of the keys of a position, and of its values.
-static inline int layer_keys_width(const Model *model) {
-    return (model->matrices[TENSOR_Q].outputs - model->matrices[TENSOR_OUT].inputs) / 2;
 }
 
 // Attention of the one position that model_decode() is at: only its key and value are new,
@@ -171,23 +221,36 @@ static inline void layer_attention_decode(Model *model, Stream *stream, int l) {
     memcpy(model->keys + place, qkv + queries, keys * sizeof(float));
     memcpy(model->values + place, qkv + queries + keys, keys * sizeof(float));
     cpu_attention_decode(stream, real_floats(arrays.attention), model->key_scores, qkv, model->keys + cache,
-                         model->values + cache, model->position, config->positions, config->channels,
-                         config->heads, layer_window(config, l));
+                         model->values + cache, model->position, config->positions, (int)queries,
+                         config->heads, model_kv_heads(config), layer_window(config, l));
 }
 
-// mlp_hidden = gelu(mlp_saved + b_up). With gradients (NULL: none) back through it.
+// mlp_hidden = activation(mlp_saved + b_up). With gradients (NULL: none) back through it.
 static inline void layer_activation(Model *model, Stream *stream, int l, float *gradients) {
     LayerArrays arrays = layer_arrays(model, l);
-    int bias = model_tensor(l, TENSOR_UP_BIAS);
+    int bias = model_tensor(l, TENSOR_UP_BIAS), rows = (int)model_rows(model),
+        columns = model->matrices[TENSOR_DOWN].inputs;
     bool backward = gradients != NULL;
+    if (model->has[model_tensor(l, TENSOR_GATED_UP)]) {
+        Swiglu gated = {.output = arrays.mlp_hidden,
+                        .saved = arrays.mlp_saved,
+                        .gradient = backward ? model->d_wide : NULL,
+                        .rows = rows,
+                        .columns = columns,
+                        .gradient_stride = model->d_wide_stride};
+        if (backward) { swiglu(stream, &gated); }
+        layer_bias(model, stream, l, TENSOR_UP_BIAS, arrays.mlp_saved, 2 * columns, 1.0f, gradients);
+        if (!backward) { swiglu(stream, &gated); }
+        return;
+    }
     Gelu work = {.output = arrays.mlp_hidden,
                  .saved = arrays.mlp_saved,
                  .gradient = model->d_wide,
                  .bias = weights_of(model, bias),
                  .d_bias = backward ? weights_gradient(model, gradients, bias) : NULL,
                  .partials = model->partials,
-                 .rows = (int)model_rows(model),
-                 .columns = model->matrices[TENSOR_DOWN].inputs,
+                 .rows = rows,
+                 .columns = columns,
                  .gradient_stride = model->d_wide_stride};
     (backward ? gelu_backward : gelu_forward)(stream, &work);
 }

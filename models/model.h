@@ -29,20 +29,45 @@ enum { MODEL_MAX_LAYERS = 96 };
 
 // ---- The configuration ----------------------------------------------------------------
 
+// How rotary positions are scaled beyond those that a model was trained for (positions.h).
+typedef enum RotaryKind {
+    ROTARY_DEFAULT,
+    ROTARY_LINEAR,
+    ROTARY_DYNAMIC,
+    ROTARY_LLAMA3,
+    ROTARY_YARN
+} RotaryKind;
+
+typedef struct RotaryPositions {
+    int kind; // RotaryKind
+    double theta, factor;
+    double original;                          // positions that it was trained for
+    double low, high;                         // of frequencies
+    double attention, mscale, mscale_all_dim; // of scores; 0: not given
+    bool fractional;                          // the borders of yarn are not whole numbers
+} RotaryPositions;
+
 typedef struct ModelConfig {
     const struct ModelFamily *family;
     char name[64];
     int layers;                   // L
     int channels;                 // C: hidden_size
     int heads;                    // H
+    int kv_heads;                 // KV, of keys and values; 0: as many as heads
+    int head_channels;            // D, of a head; 0: C / H
     int mlp_channels;             // F: intermediate_size
     int window;                   // keys that a query of a local layer sees
     int positions;                // the longest sequence
     int vocabulary;               // V
     bool local[MODEL_MAX_LAYERS]; // the layer sees a window of keys, else all earlier ones
-    bool scaled_scores;           // attention's scores are divided by sqrt(D); needs biases of the queries
-    double epsilon;               // of LayerNorm
-    double dropout;               // the largest of its config.json, which training ignores
+    bool scaled_scores; // attention's scores are divided by sqrt(D); needs biases or positions of the queries
+    double epsilon;     // of norms
+    double dropout;     // the largest of its config.json, which training ignores
+    // Where models of a family differ: which tensors there are (TensorRow::where), how matrices
+    // begin (0: INITIAL_DEVIATION), and how positions turn queries and keys.
+    bool tied, qkv_biases, out_biases, mlp_biases, head_norms;
+    double deviation;
+    RotaryPositions rotary;
 } ModelConfig;
 
 // The mean number of keys that a query sees in `layer` for sequences of T: (T+1)/2, or
@@ -53,49 +78,82 @@ static inline double model_mean_keys(const ModelConfig *config, int layer, int T
 }
 
 // D, the channels of a head.
-static inline int model_head_size(const ModelConfig *config) { return config->channels / config->heads; }
+static inline int model_head_size(const ModelConfig *config) {
+    return config->head_channels > 0 ? config->head_channels : config->channels / config->heads;
+}
+
+static inline int model_kv_heads(const ModelConfig *config) {
+    return config->kv_heads > 0 ? config->kv_heads : config->heads;
+}
 
 // What rows and columns of a tensor can be. The columns of a vector are DIM_NONE.
-typedef enum Dimension { DIM_NONE, DIM_C, DIM_F, DIM_HEADS, DIM_QKV, DIM_POSITIONS, DIM_V } Dimension;
+typedef enum Dimension {
+    DIM_NONE,
+    DIM_C,
+    DIM_F,
+    DIM_D,
+    DIM_HEADS,
+    DIM_KV,
+    DIM_QKV,
+    DIM_POSITIONS,
+    DIM_V
+} Dimension;
 
 static inline int model_dimension(const ModelConfig *config, int dimension) {
-    int heads = config->heads * model_head_size(config);
-    const int sizes[] = {0,         config->channels,  config->mlp_channels, heads,
-                         3 * heads, config->positions, config->vocabulary};
+    int D = model_head_size(config), heads = config->heads * D, keys = model_kv_heads(config) * D;
+    const int sizes[] = {0,
+                         config->channels,
+                         config->mlp_channels,
+                         D,
+                         heads,
+                         keys,
+                         heads + 2 * keys,
+                         config->positions,
+                         config->vocabulary};
     return sizes[dimension];
 }
 
 // ---- Families -------------------------------------------------------------------------
 
 // What a tensor is to the passes (layer.h). With its layer it is one tensor of a model: those
-// outside of layers have layer L, where the last norm is NORM_1.
+// outside of layers have layer L, where the last norm is NORM_1. Tensors that are one to the passes
+// stand one behind the other.
 typedef enum TensorRole {
     TENSOR_NORM_1,
     TENSOR_NORM_1_BIAS,
     TENSOR_Q, // or of queries, keys and values in one
     TENSOR_K,
     TENSOR_V,
-    TENSOR_QKV_BIAS,
+    TENSOR_QKV_BIAS, // or of queries
+    TENSOR_K_BIAS,
+    TENSOR_V_BIAS,
+    TENSOR_Q_NORM, // of each head
+    TENSOR_K_NORM,
     TENSOR_OUT,
     TENSOR_OUT_BIAS,
     TENSOR_NORM_2,
     TENSOR_NORM_2_BIAS,
-    TENSOR_UP,
+    TENSOR_UP, // or the gate's
+    TENSOR_GATED_UP,
     TENSOR_UP_BIAS,
+    TENSOR_GATED_UP_BIAS,
     TENSOR_DOWN,
     TENSOR_DOWN_BIAS,
     LAYER_TENSORS,
     TENSOR_EMBEDDING = LAYER_TENSORS, // of tokens
     TENSOR_POSITIONS,
+    TENSOR_HEAD, // unless it is the embedding
     TENSOR_ROLES
 } TensorRole;
 
 enum {
-    ROW_HEAD = 1,     // the matrix is the LM head's
+    ROW_HEAD = 1,     // the matrix is the LM head's, unless a later row is
     ROW_JOINS = 2,    // it is one matrix with the row before it, to the passes
     ROW_STACKED = 4,  // queries, keys and values one below the other; Muon steps each by itself
     ROW_TURNED = 8,   // files hold it as (in, out)
     ROW_SMALLER = 16, // it begins smaller by the root of the number of branches
+    ROW_BARE = 32,    // its name has no prefix
+    ROW_UNLESS = 64,  // it is there where the member is false
     MODEL_ROWS = 24,  // of a list on a page, at most, with the 0 at its end
     MODEL_NAME = 64
 };
@@ -105,6 +163,7 @@ typedef struct TensorRow {
     int role;          // TensorRole
     int rows, columns; // Dimension: a matrix as PyTorch stores it, (out, in), or a vector of `rows`
     int is;            // ROW_...
+    size_t where;      // MEMBER() of ModelConfig: it is there where that is true; 0: always
 } TensorRow;
 
 // A page. Lists end with an element that is 0.
@@ -143,6 +202,7 @@ static inline bool model_is_constant(const char *name, const ModelConfig *config
 
 typedef struct ParameterInfo {
     char name[96];        // Hugging Face's
+    size_t prefix;        // characters of it that files may leave out
     size_t offset, count; // elements, in the flat array of parameters
     int rows, columns;    // of a matrix; columns 0: a vector
     int layer, role;
@@ -193,19 +253,28 @@ static inline void parameter_table_free(ParameterTable *table) {
 static inline void parameter_table_add_row(ParameterTable *table, const ModelConfig *config, int layer,
                                            const TensorRow *row) {
     char name[MODEL_NAME];
+    const char *prefix = row->is & ROW_BARE ? "" : config->family->prefix;
     int rows = model_dimension(config, row->rows), columns = model_dimension(config, row->columns);
-    bool norm = row->role == TENSOR_NORM_1 || row->role == TENSOR_NORM_2;
-    float smaller = row->is & ROW_SMALLER ? sqrtf(2.0f * (float)config->layers) : 1.0f;
-    ParameterInfo *entry = parameter_table_add(table, config->family->prefix,
-                                               model_tensor_name(row->name, layer, name), rows, columns,
-                                               columns > 0 ? INITIAL_DEVIATION / smaller
-                                               : norm      ? 1.0f
-                                                           : 0.0f);
+    bool norm = row->role == TENSOR_NORM_1 || row->role == TENSOR_NORM_2 || row->role == TENSOR_Q_NORM ||
+                row->role == TENSOR_K_NORM;
+    float smaller = row->is & ROW_SMALLER ? sqrtf(2.0f * (float)config->layers) : 1.0f,
+          deviation = config->deviation > 0 ? (float)config->deviation : INITIAL_DEVIATION;
+    if (row->where != 0 && ((const bool *)config)[row->where] != !(row->is & ROW_UNLESS)) { return; }
+    ParameterInfo *entry =
+        parameter_table_add(table, prefix, model_tensor_name(row->name, layer, name), rows, columns,
+                            columns > 0 ? deviation / smaller
+                            : norm      ? 1.0f
+                                        : 0.0f);
+    entry->prefix = strlen(prefix);
     entry->layer = layer;
     entry->role = row->role;
     entry->is_projection = columns > 0 && layer < config->layers;
     entry->is_head = row->is & ROW_HEAD;
-    if (entry->is_head) { table->head = table->count - 1; }
+    if (entry->is_head) {
+        table->entries[table->head].is_head = false;
+        entry->is_head = true;
+        table->head = table->count - 1;
+    }
     entry->joins_before = row->is & ROW_JOINS;
     entry->stacked = row->is & ROW_STACKED ? 3 : 1;
     entry->is_transposed = row->is & ROW_TURNED;

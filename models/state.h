@@ -22,6 +22,7 @@ typedef struct GradientSpan {
 typedef struct LayerMatrix {
     int inputs, outputs;
     int tensors;   // of the table, one behind the other; all of them are trained, or none
+    int parts[3];  // the outputs of each
     size_t before; // elements of the layer's matrices that precede it
 } LayerMatrix;
 
@@ -32,7 +33,7 @@ typedef struct Model {
     int position;                        // of the first token; above 0 only in model_decode()
     size_t parameter_count;              // of what is trained
     TensorPlace places[MODEL_TENSORS];   // by model_tensor()
-    bool has[TENSOR_ROLES];              // whether there are tensors of this role
+    bool has[MODEL_TENSORS];             // likewise: whether there is such a tensor
     int head;                            // the tensor that is the LM head's matrix
     LayerMatrix matrices[LAYER_TENSORS]; // by the role of their first tensor
     size_t layer_elements;               // of a layer's matrices
@@ -67,6 +68,7 @@ typedef struct Model {
     Real *normals;      // (2L + 1, B, T, C): the output of each norm
     float *statistics;  // (2L + 1, B, T, 2): its mean and 1/stddev
     Real *qkv;          // (L, B, T, QKV)
+    Real *heads;        // (L, B, T, HD + KV), where heads have norms: queries and keys before these
     Real *attention;    // (L, B, T, HD): its output, which W_out multiplies
     float *logsumexp;   // (L, B, H, T): of the scores of each query
     Real *mlp_saved;    // (L, B, T, U): W_up's product, then what the activation's backward pass needs
@@ -77,11 +79,12 @@ typedef struct Model {
     Real *branch;     // (B, T, max(C, HD))
     Real *d_residual; // (B, T, C)
     Real *d_wide;     // (B, T, widest), rows d_wide_stride apart: gradient of qkv or of mlp_hidden
-    float *partials;  // (row_partials_floats(widest)): of sums over rows
-    float *scores;    // (attention_scratch_floats)
-    Real *logits;     // (chunk, logits_columns), rows logits_stride apart
-    float *losses;    // (B, T); the host can read it
-    int chunk;        // rows of logits at a time
+    float *partials;  // (row_partials_floats(max(widest, 3C))): of sums over rows
+    float *turns;  // (T, D), where positions are rotary: of each, the cosines of its angles and their sines
+    float *scores; // (attention_scratch_floats)
+    Real *logits;  // (chunk, logits_columns), rows logits_stride apart
+    float *losses; // (B, T); the host can read it
+    int chunk;     // rows of logits at a time
     int d_wide_stride, logits_stride;
     int logits_columns; // that the head's products compute: V, or more of them (head_logits_columns)
 

@@ -80,7 +80,7 @@ static inline TrainedModule trained_module(const char *name) {
 enum { TRAINED_WORDS = 32 }; // that a hint is chosen from, at most
 
 static inline bool trained_refuse_pattern(const TrainedPart *part, const char *option, const char *pattern,
-                                          size_t prefix, bool projections, Error *error) {
+                                          bool projections, Error *error) {
     TrainedModule modules[TRAINED_WORDS];
     const char *words[TRAINED_WORDS] = {NULL}, *example = "";
     char hint[NAME_HINT];
@@ -88,8 +88,8 @@ static inline bool trained_refuse_pattern(const TrainedPart *part, const char *o
     for (int i = 0; i < part->model.count && count < TRAINED_WORDS; i++) {
         const ParameterInfo *entry = &part->model.entries[i];
         if (projections && !entry->is_projection) { continue; }
-        if (count == 0) { example = entry->name + prefix; }
-        modules[count] = trained_module(entry->name + prefix);
+        if (count == 0) { example = entry->name + entry->prefix; }
+        modules[count] = trained_module(entry->name + entry->prefix);
         words[count] = modules[count].word;
         count++;
     }
@@ -110,8 +110,8 @@ static inline bool trained_is_meant(const char *pattern, const char *name) {
 
 // Sets the kind of each tensor that a pattern of the list matches. Each must match one;
 // projections: only matrices of layers count.
-static inline bool trained_mark(TrainedPart *part, const char *option, const char *patterns, size_t prefix,
-                                bool projections, TrainedKind kind, Error *error) {
+static inline bool trained_mark(TrainedPart *part, const char *option, const char *patterns, bool projections,
+                                TrainedKind kind, Error *error) {
     char list[1024], *rest = list;
     assert(strlen(patterns) < sizeof list);
     snprintf(list, sizeof list, "%s", patterns);
@@ -120,7 +120,7 @@ static inline bool trained_mark(TrainedPart *part, const char *option, const cha
         for (int i = 0; i < part->model.count; i++) {
             const ParameterInfo *entry = &part->model.entries[i];
             bool counts = !projections || entry->is_projection;
-            if (!counts || !trained_is_meant(pattern, entry->name + prefix)) { continue; }
+            if (!counts || !trained_is_meant(pattern, entry->name + entry->prefix)) { continue; }
             part->places[i].kind = kind;
             matched++;
         }
@@ -128,9 +128,7 @@ static inline bool trained_mark(TrainedPart *part, const char *option, const cha
             return error_set(error, "--%s \"%.80s\": a pattern is empty; take a comma away", option,
                              patterns);
         }
-        if (matched == 0) {
-            return trained_refuse_pattern(part, option, pattern, prefix, projections, error);
-        }
+        if (matched == 0) { return trained_refuse_pattern(part, option, pattern, projections, error); }
     }
     return true;
 }
@@ -182,7 +180,6 @@ static inline void trained_part_free(TrainedPart *part) {
 // train, or the tensors of one matrix are not treated alike.
 static inline bool trained_part_make(TrainedPart *part, const ModelConfig *config,
                                      const TrainedChoice *choice, Error *error) {
-    size_t prefix = strlen(config->family->prefix);
     memset(part, 0, sizeof *part);
     parameter_table_make(config, &part->model);
     part->places = (TensorPlace *)memory_take((size_t)part->model.count, sizeof *part->places);
@@ -191,14 +188,14 @@ static inline bool trained_part_make(TrainedPart *part, const ModelConfig *confi
     part->scale = choice->rank > 0 ? (float)(choice->alpha / choice->rank) : 0;
     for (int i = 0; choice->rank > 0 && i < part->model.count; i++) { part->places[i].kind = TRAINED_FROZEN; }
     bool good = choice->rank > 0
-                    ? trained_mark(part, "lora-on", choice->adapted, prefix, true, TRAINED_ADAPTED, error)
+                    ? trained_mark(part, "lora-on", choice->adapted, true, TRAINED_ADAPTED, error)
                     : choice->freeze[0] == '\0' ||
-                          trained_mark(part, "freeze", choice->freeze, prefix, false, TRAINED_FROZEN, error);
+                          trained_mark(part, "freeze", choice->freeze, false, TRAINED_FROZEN, error);
     for (int i = 1; good && choice->rank == 0 && i < part->model.count; i++) {
         const ParameterInfo *entry = &part->model.entries[i], *before = entry - 1;
         if (!entry->joins_before || part->places[i].kind == part->places[i - 1].kind) { continue; }
         good = error_set(error, "--freeze: %s and %s are one matrix here: freeze both or neither",
-                         before->name + prefix, entry->name + prefix);
+                         before->name + before->prefix, entry->name + entry->prefix);
     }
     if (good) { trained_lay_out(part); }
     if (good && part->table.parameter_count == 0) {

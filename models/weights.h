@@ -43,18 +43,21 @@ static inline size_t weights_at(const Model *model, int layer, int role) {
 }
 
 static inline bool weights_train(const Model *model, int tensor) {
-    return model->places[tensor].kind == TRAINED_WHOLE;
+    return model->has[tensor] && model->places[tensor].kind == TRAINED_WHOLE;
 }
 
+// NULL: there is no such tensor.
 static inline const Real *weights_of(const Model *model, int tensor) {
     const TensorPlace *place = &model->places[tensor];
+    if (!model->has[tensor]) { return NULL; }
     bool trained = weights_train(model, tensor);
     return real_at_const(trained ? model->weights : model->settings.part->frozen,
                          trained ? place->trained : place->frozen, model->settings.precision);
 }
 
-// Where the gradient of a vector is added, or of a matrix that is trained.
+// Where the gradient of a vector is added, or of a matrix that is trained. NULL: as weights_of.
 static inline float *weights_gradient(const Model *model, float *gradients, int tensor) {
+    if (!model->has[tensor]) { return NULL; }
     bool trained = weights_train(model, tensor);
     // An embedding is too large to discard.
     assert(trained || tensor < model_tensor(model->config.layers, TENSOR_EMBEDDING));
@@ -80,12 +83,13 @@ typedef struct Product {
 static inline void weights_adapt(Model *model, Stream *stream, const Product *product, float *gradients) {
     const TrainedPart *part = model->settings.part;
     Precision precision = model->settings.precision;
-    int inputs = product->matrix->inputs, outputs = product->matrix->outputs,
-        each = outputs / product->matrix->tensors;
-    for (int i = 0; i < product->matrix->tensors; i++) {
+    int inputs = product->matrix->inputs, outputs = product->matrix->outputs;
+    size_t column = 0, width;
+    for (int i = 0; i < product->matrix->tensors; i++, column += width) {
         const TensorPlace *place = &model->places[product->tensor + i];
+        width = (size_t)product->matrix->parts[i];
         if (place->kind != TRAINED_ADAPTED) { continue; }
-        size_t a = place->trained, b = a + (size_t)part->rank * (size_t)inputs, column = (size_t)(i * each);
+        size_t a = place->trained, b = a + (size_t)part->rank * (size_t)inputs;
         LowRank work = {.a = real_at_const(model->weights, a, precision),
                         .b = real_at_const(model->weights, b, precision),
                         .d_a = gradients != NULL ? gradients + a : NULL,
@@ -95,7 +99,7 @@ static inline void weights_adapt(Model *model, Stream *stream, const Product *pr
                         .rank = part->rank,
                         .rows = (int)model_rows(model),
                         .inputs = inputs,
-                        .outputs = each,
+                        .outputs = (int)width,
                         .scale = part->scale};
         if (gradients == NULL) {
             low_rank_forward(stream, &work, real_at(product->output, column, precision), outputs,

@@ -76,7 +76,7 @@ static inline void options_print_usage(FILE *file) {
 
 // What fits a screen: 24 lines of 80 columns.
 static inline void options_print_overview(FILE *file) {
-    fputs("train_gpt trains GPT-2 and GPT-Neo models on CPUs and GPUs.\n", file);
+    fputs("train_gpt trains GPT-2, GPT-Neo, Llama and Qwen models on CPUs and GPUs.\n", file);
     options_print_usage(file);
     fputs("\n  mpirun --bind-to none -np 2 ./train_gpt --tokens 2M\n\n"
           "A topic is a command, an option, a rule of --optimizer, or a group of options:\n",

@@ -182,12 +182,15 @@ static inline void print_builds(const Hello *hellos, int ranks) {
 }
 
 static inline void print_model(const ModelConfig *config, const TrainedPart *part) {
-    char window[32] = "";
+    char window[32] = "", keys[32] = "";
     if (config->window > 0) { snprintf(window, sizeof window, "window %d, ", config->window); }
-    printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, %s%d positions, "
+    if (model_kv_heads(config) < config->heads) {
+        snprintf(keys, sizeof keys, "%d of keys, ", model_kv_heads(config));
+    }
+    printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, %s%s%d positions, "
            "vocabulary %d\n",
            config->name, (double)part->model.parameter_count / 1e6, config->layers, config->channels,
-           config->heads, window, config->positions, config->vocabulary);
+           config->heads, keys, window, config->positions, config->vocabulary);
     if (part->frozen_count > 0) {
         double trained = (double)part->table.parameter_count;
         char adapters[96] = "what --freeze leaves";

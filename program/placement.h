@@ -90,13 +90,17 @@ static inline bool placement_choose_precision(Placement *placement, const Option
 // Refuses shapes that the kernels for GPUs cannot compute.
 static inline bool placement_check_shapes(const Placement *placement, const ModelConfig *config, int B, int T,
                                           Error *error) {
-    int C = config->channels;
+    int C = config->channels, D = model_head_size(config);
     if (!placement->on_gpu) { return true; }
-    if (C > 8192 || C / config->heads > 256) {
+    if (config->rotary.theta > 0) {
+        return error_set(error, "models of type %s are computed on CPUs only: use --device cpu",
+                         config->family->name);
+    }
+    if (C > 8192 || D > 256) {
         return error_set(error,
                          "on a GPU hidden_size is at most 8192 and a head at most 256 wide; %s has %d and "
                          "%d: use --device cpu",
-                         config->name, C, C / config->heads);
+                         config->name, C, D);
     }
     if (placement->fp8 && ((int64_t)B * T | C | config->mlp_channels) % FP8_UNIT != 0) {
         return error_set(error,

@@ -254,8 +254,10 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     choose_schedule(options, transport->size, &settings);
     if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
     // Casts travel in twos, which must not belong to two ranks.
-    bool in_twos = options->inner == INNER_ADAMW ||
-                   (setup->config->channels % 2 == 0 && setup->config->mlp_channels % 2 == 0);
+    bool in_twos = true;
+    for (int i = 0; i < setup->part->table.count && options->inner != INNER_ADAMW; i++) {
+        in_twos = in_twos && setup->part->table.entries[i].offset % 2 == 0;
+    }
     settings.gathers_casts =
         placement->all_cast && rule_shards(rule) && settings.wire == WIRE_FP32 && in_twos;
     settings.keeps_casts = settings.gathers_casts && !wire_is_coarse(settings.estimate_wire);

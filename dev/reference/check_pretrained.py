@@ -4,12 +4,12 @@
     make build/test/test_hf_model
     python dev/reference/check_pretrained.py [--program build/test/test_hf_model]
 
-For models of five odd sizes, two of them GPT-2, transformers saves random weights in every way that it knows: one file, shards, the bare
-model (names without "transformer."), float32, bfloat16, float16. test_hf_model loads the directory, computes logits, and
+For GPT-2 and GPT-Neo of five odd sizes and the cases of make_families.py, transformers saves random weights in every way that it knows: one
+file, shards, the bare model (names without prefix, and only where the head is tied), float32, bfloat16, float16. test_hf_model loads the directory, computes logits, and
 saves it again, in float32. from_pretrained must load what was saved, with
 
     the same weights, bit by bit, and no name missing or left over
-    the same layers, window and epsilon
+    the same layers, window and epsilon; of the other families the same settings, all of them
     logits within 1e-4 of transformers' on what it saved: ours, and transformers' on what we saved
 """
 
@@ -20,15 +20,19 @@ import sys
 import tempfile
 
 import torch
+from make_families import CASES, settings
 from make_pretrained import compute_logits, make_config, make_model, make_tokens
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoConfig, logging
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPTNeoConfig, logging
 
 TOLERANCE = 1e-4
 
 
 def configurations():
-    """(name, configuration, T): odd sizes of both families."""
+    """(name, configuration, T): odd sizes of all families."""
+    for name in CASES:
+        _, length, _, config, _ = settings(name)
+        yield name, type(AutoConfig.for_model(config["model_type"])).from_dict(config), length
     yield "tiny", make_config(), 13
     yield "five layers", GPTNeoConfig(
         vocab_size=211, max_position_embeddings=67, hidden_size=36, num_layers=5, num_heads=3, intermediate_size=None, window_size=7,
@@ -47,7 +51,7 @@ def variants():
     """(name, dtype of the weights, what saves a model into a directory)."""
     yield "one file", torch.float32, lambda model, directory: model.save_pretrained(directory)
     yield "shards", torch.float32, lambda model, directory: model.save_pretrained(directory, max_shard_size="20KB")
-    yield "bare names", torch.float32, lambda model, directory: model.transformer.save_pretrained(directory)
+    yield "bare names", torch.float32, lambda model, directory: model.base_model.save_pretrained(directory)
     yield "bfloat16", torch.bfloat16, lambda model, directory: model.save_pretrained(directory)
     yield "float16", torch.float16, lambda model, directory: model.save_pretrained(directory)
 
@@ -72,6 +76,13 @@ def differing_settings(model, other):
              "max_position_embeddings", "activation_function", "tie_word_embeddings", "n_embd", "n_layer", "n_head", "n_inner",
              "n_positions", "scale_attn_weights")
     mine, theirs = (dict(vars(each.config)) for each in (model, other))
+    if not model.config.model_type.startswith("gpt"):
+        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
+                 "max_position_embeddings", "hidden_act", "rms_norm_eps", "initializer_range", "tie_word_embeddings", "attention_bias",
+                 "mlp_bias", "layer_types", "sliding_window")
+        turns = [(each.model.rotary_emb.inv_freq, each.model.rotary_emb.attention_scaling) for each in (model, other)]
+        return [name for name in names if mine.get(name) != theirs.get(name)] + (
+            [] if turns[0][0].equal(turns[1][0]) and turns[0][1] == turns[1][1] else ["positions"])
     inner = 4 * model.config.hidden_size
     return [name for name in names if name in mine and (mine[name] or inner) != (theirs[name] or inner)]
 
@@ -109,11 +120,14 @@ def main():
     failures = 0
     for seed, (size, config, length) in enumerate(configurations()):
         for variant, dtype, save in variants():
+            if variant == "bare names" and not config.tie_word_embeddings:
+                continue
             with tempfile.TemporaryDirectory() as directory:
                 source = pathlib.Path(directory) / "from"
                 model = make_model(config, seed).to(dtype)
                 save(model, source)
-                model = model.float()
+                # The conversion has rounded the angles of positions, too, which no file has.
+                model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
                 tokens = make_tokens(config, 2, length)
                 logits = compute_logits(model, tokens).contiguous()
                 save_file({"tokens": tokens.to(torch.int32), "logits": logits}, source / "logits.safetensors")

@@ -32,7 +32,7 @@ def make_model(config, seed):
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            constant = 1.0 if ".ln_" in name and name.endswith(".weight") else 0.0
+            constant = 1.0 if (".ln_" in name or "norm" in name) and name.endswith(".weight") else 0.0
             parameter.copy_(constant + 0.2 * torch.randn_like(parameter))
     return model
 

@@ -3,7 +3,7 @@
 //
 // For each sample and head, with q, k, v (T, D) and D = C / H:
 //
-//   s[i][j] = q[i] . k[j]                 not scaled: GPT-2's queries come divided by sqrt(D) (bias.h)
+//   s[i][j] = q[i] . k[j]                 not scaled: queries come divided by sqrt(D) (bias.h, rotary.h)
 //   p[i] = softmax of s[i] over visible j: j <= i, with a window j > i - window, and with
 //          documents j >= starts[i]
 //   output[i] = sum over j of p[i][j] v[j]
@@ -15,13 +15,15 @@
 //   d_k[j] = sum over i of ds[i][j] q[i]
 //   d_v[j] = sum over i of p[i][j] dO[i]
 //
-// qkv and d_qkv are (B, T, 3C), where the fused projection leaves them: q, k, v of a
-// position side by side, head h at columns h D of each. output (B, T, C), logsumexp (B,
-// H, T).
+// qkv and d_qkv are (B, T, C + 2 KV D), where the fused projection leaves them: q, k, v of a
+// position side by side, head h at columns h D of each. There are KV heads of keys and values, and
+// H / KV heads of queries, side by side, for each. output (B, T, C), logsumexp (B, H, T).
 //
-// A task is one (sample, head). It takes queries in blocks of ATTENTION_ROWS and computes
-// scores only for the keys that a block may see; so keys outside the window or in earlier
-// documents cost nothing, and a task needs O(T) memory for each row of a block.
+// A task is one (sample, head); backward it is one (sample, head of keys), which takes the heads of
+// its queries one after the other, because all of them add to d_k and d_v. It takes queries in
+// blocks of ATTENTION_ROWS and computes scores only for the keys that a block may see; so keys
+// outside the window or in earlier documents cost nothing, and a task needs O(T) memory for each
+// row of a block.
 // Probabilities are never stored: backward computes the scores again, block by block, and
 // p = exp(s - logsumexp). The limit is the matrix products (matmul.h), then the
 // exponential. Every sum runs inside one task, in order.
@@ -41,10 +43,12 @@ typedef struct Attention {
     Real *output;         // (B, T, C): written by forward, read by backward on a GPU
     float *logsumexp;     // (B, H, T): written by forward, read by backward
     float *scratch;       // attention_scratch_floats
-    const Real *qkv;      // (B, T, 3C)
-    Real *d_qkv;          // backward (B, T, 3C), rows d_qkv_stride apart; NULL: forward
+    const Real *qkv;      // (B, T, C + 2 KV D)
+    Real *d_qkv;          // backward, as qkv, rows d_qkv_stride apart; NULL: forward
     const Real *d_output; // backward (B, T, C)
-    int B, T, channels, heads, d_qkv_stride;
+    int B, T, channels, heads;
+    int kv_heads; // 0: as many as heads
+    int d_qkv_stride;
     int window; // keys that a query sees, its own included; 0: all up to its own
     Precision precision;
     // (B, T): the first key that each query may see, never falling within a sample; NULL: key 0
@@ -63,13 +67,18 @@ static inline size_t attention_workspace_floats(int T, int D, int threads, Preci
     return (size_t)threads * (size_t)T * (2 * ATTENTION_ROWS + head);
 }
 
-// A head of a sample in floats, in the arrays themselves or in the workspace. Positions are
-// `..._stride` floats apart; q, k and v of a position are `..._part` floats apart.
+// Of the heads of queries, how many have the same keys and values.
+static inline int attention_group(const Attention *work) {
+    return work->kv_heads > 0 ? work->heads / work->kv_heads : 1;
+}
+
+// A head of a sample in floats, in the arrays themselves or in the workspace, with positions
+// `..._stride` floats apart.
 typedef struct AttentionHead {
     int T, D, window;
-    int qkv_stride, qkv_part, d_qkv_stride, d_qkv_part, output_stride;
-    const float *qkv;
-    float *d_qkv;
+    int qkv_stride, d_qkv_stride, output_stride;
+    const float *q, *k, *v;
+    float *d_q, *d_k, *d_v;
     float *output;         // forward
     const float *d_output; // backward, rows output_stride apart
     const int32_t *starts; // (T), or NULL
@@ -77,11 +86,12 @@ typedef struct AttentionHead {
     float *scores;         // (2, ATTENTION_ROWS, T)
 } AttentionHead;
 
-// Where the head of a task begins in an array whose rows are `stride` apart.
-static inline size_t attention_place(const Attention *work, int task, int stride) {
-    int D = work->channels / work->heads;
-    return (size_t)(task / work->heads) * (size_t)work->T * (size_t)stride +
-           (size_t)(task % work->heads) * (size_t)D;
+// Where a head begins in an array whose rows are `stride` apart. part 0: in one of queries or
+// outputs; 1 and 2: the keys and the values that it reads, in one of queries, keys and values.
+static inline size_t attention_place(const Attention *work, int head, int part, int stride) {
+    int D = work->channels / work->heads, h = head % work->heads, group = attention_group(work);
+    int column = part == 0 ? h * D : work->channels + ((part - 1) * work->heads + h) / group * D;
+    return (size_t)(head / work->heads) * (size_t)work->T * (size_t)stride + (size_t)column;
 }
 
 // out (T, D), rows out_stride apart, = in (T, D), rows in_stride apart.
@@ -96,44 +106,51 @@ REAL_LOOP void attention_copy(Real *out, int out_stride, Precision out_precision
     }
 }
 
-// The head of a task. In bf16 qkv and d_output are copied, and the caller must copy back what
-// it computes.
-static inline AttentionHead attention_head(const Attention *work, int task, int thread) {
-    int T = work->T, C = work->channels, D = C / work->heads;
-    size_t in = attention_place(work, task, 3 * C), out = attention_place(work, task, C),
-           d_in = attention_place(work, task, work->d_qkv_stride), floats = (size_t)T * (size_t)D;
+// Floats from one position to the next in qkv.
+static inline int attention_stride(const Attention *work) {
+    return work->channels + 2 * (work->channels / attention_group(work));
+}
+
+// Head `index` of B * H. In bf16 qkv and d_output are copied, and the caller must copy back what it
+// computes.
+static inline AttentionHead attention_head(const Attention *work, int index, int thread) {
+    int T = work->T, C = work->channels, D = C / work->heads, stride = attention_stride(work);
+    size_t out = attention_place(work, index, 0, C), in[3], d_in[3];
+    for (int part = 0; part < 3; part++) {
+        in[part] = attention_place(work, index, part, stride);
+        d_in[part] = attention_place(work, index, part, work->d_qkv_stride);
+    }
     size_t floats_of_thread = attention_workspace_floats(T, D, 1, work->precision);
     AttentionHead head = {.T = T,
                           .D = D,
                           .window = work->window,
-                          .qkv_stride = 3 * C,
-                          .qkv_part = C,
+                          .qkv_stride = stride,
                           .d_qkv_stride = work->d_qkv_stride,
-                          .d_qkv_part = C,
                           .output_stride = C,
-                          .starts = work->starts != NULL ? work->starts + task / work->heads * T : NULL,
-                          .logsumexp = work->logsumexp + (size_t)task * (size_t)T,
+                          .starts = work->starts != NULL ? work->starts + index / work->heads * T : NULL,
+                          .logsumexp = work->logsumexp + (size_t)index * (size_t)T,
                           .scores = work->scratch + (size_t)thread * floats_of_thread};
+    float *qkv = head.scores + 2 * ATTENTION_ROWS * (size_t)T, *d_qkv = qkv + 3 * (size_t)T * (size_t)D;
     if (work->precision == PRECISION_FP32) {
-        head.qkv = real_floats_const(work->qkv) + in;
+        const float *from = real_floats_const(work->qkv);
+        head.q = from + in[0], head.k = from + in[1], head.v = from + in[2];
         head.output = real_floats(work->output) + out;
         if (work->d_qkv != NULL) {
-            head.d_qkv = real_floats(work->d_qkv) + d_in;
+            d_qkv = real_floats(work->d_qkv);
+            head.d_q = d_qkv + d_in[0], head.d_k = d_qkv + d_in[1], head.d_v = d_qkv + d_in[2];
             head.d_output = real_floats_const(work->d_output) + out;
         }
         return head;
     }
-    float *qkv = head.scores + 2 * ATTENTION_ROWS * (size_t)T;
     head.qkv_stride = head.d_qkv_stride = 3 * D;
-    head.qkv_part = head.d_qkv_part = head.output_stride = D;
-    head.qkv = qkv;
-    head.d_qkv = qkv + 3 * floats;
-    head.output = head.d_qkv + 3 * floats;
+    head.output_stride = D;
+    head.q = qkv, head.k = qkv + D, head.v = qkv + 2 * D;
+    head.d_q = d_qkv, head.d_k = d_qkv + D, head.d_v = d_qkv + 2 * D;
+    head.output = d_qkv + 3 * (size_t)T * (size_t)D;
     head.d_output = head.output;
     for (int part = 0; part < 3; part++) {
         attention_copy(as_reals(qkv + part * D), 3 * D, PRECISION_FP32,
-                       real_at_const(work->qkv, in + (size_t)part * (size_t)C, PRECISION_BF16), 3 * C,
-                       PRECISION_BF16, T, D);
+                       real_at_const(work->qkv, in[part], PRECISION_BF16), stride, PRECISION_BF16, T, D);
     }
     if (work->d_qkv != NULL) {
         attention_copy(as_reals(head.output), D, PRECISION_FP32,
@@ -161,9 +178,9 @@ static inline AttentionBlock attention_block(const AttentionHead *head, int firs
     block.rows = head->T - first < ATTENTION_ROWS ? head->T - first : ATTENTION_ROWS;
     block.keys = attention_first_key(head, first);
     block.key_count = first + block.rows - block.keys;
-    block.q = head->qkv + (size_t)first * (size_t)head->qkv_stride;
-    block.k = head->qkv + (size_t)block.keys * (size_t)head->qkv_stride + head->qkv_part;
-    block.v = block.k + head->qkv_part;
+    block.q = head->q + (size_t)first * (size_t)head->qkv_stride;
+    block.k = head->k + (size_t)block.keys * (size_t)head->qkv_stride;
+    block.v = head->v + (size_t)block.keys * (size_t)head->qkv_stride;
     return block;
 }
 
@@ -214,7 +231,7 @@ static inline void attention_forward_task(void *context, int task, int thread) {
     }
     if (work->precision == PRECISION_BF16) {
         int C = work->channels;
-        attention_copy(real_at(work->output, attention_place(work, task, C), PRECISION_BF16), C,
+        attention_copy(real_at(work->output, attention_place(work, task, 0, C), PRECISION_BF16), C,
                        PRECISION_BF16, as_reals(head.output), D, PRECISION_FP32, T, D);
     }
 }
@@ -235,48 +252,59 @@ static inline void attention_softmax_backward(float *__restrict__ scores, float 
     for (int j = end; j < columns; j++) { scores[j] = d_scores[j] = 0.0f; }
 }
 
-static inline void attention_backward_task(void *context, int task, int thread) {
-    const Attention *work = (const Attention *)context;
-    AttentionHead head = attention_head(work, task, thread);
-    int T = head.T, D = head.D, stride = head.qkv_stride, d_stride = head.d_qkv_stride,
-        d_part = head.d_qkv_part, o_stride = head.output_stride;
-    float *scores = head.scores, *d_scores = scores + ATTENTION_ROWS * (size_t)T;
-    for (int t = 0; t < T; t++) { // several blocks of queries add to the same keys and values
-        float *d_q = head.d_qkv + (size_t)t * (size_t)d_stride;
-        memset(d_q + d_part, 0, (size_t)D * sizeof(float));
-        memset(d_q + 2 * d_part, 0, (size_t)D * sizeof(float));
-    }
+// One head of queries: d_q, and its part of d_k and d_v.
+static inline void attention_backward_head(const AttentionHead *head) {
+    int T = head->T, D = head->D, stride = head->qkv_stride, d_stride = head->d_qkv_stride,
+        o_stride = head->output_stride;
+    float *scores = head->scores, *d_scores = scores + ATTENTION_ROWS * (size_t)T;
     for (int first = 0; first < T; first += ATTENTION_ROWS) {
-        AttentionBlock block = attention_block(&head, first);
+        AttentionBlock block = attention_block(head, first);
         int keys = block.key_count, rows = block.rows;
-        const float *d_output = head.d_output + (size_t)first * (size_t)o_stride;
-        float *d_q = head.d_qkv + (size_t)first * (size_t)d_stride,
-              *d_k = head.d_qkv + (size_t)block.keys * (size_t)d_stride + d_part, *d_v = d_k + d_part;
+        size_t key = (size_t)block.keys * (size_t)d_stride;
+        const float *d_output = head->d_output + (size_t)first * (size_t)o_stride;
         attention_matmul(scores, keys, block.q, stride, false, block.k, stride, true, rows, keys, D, false);
         attention_matmul(d_scores, keys, d_output, o_stride, false, block.v, stride, true, rows, keys, D,
                          false);
         for (int row = 0; row < rows; row++) {
-            int begin = attention_first_key(&head, first + row) - block.keys,
+            int begin = attention_first_key(head, first + row) - block.keys,
                 end = first + row + 1 - block.keys;
             size_t offset = (size_t)row * (size_t)keys;
-            attention_softmax_backward(scores + offset, d_scores + offset, head.logsumexp[first + row], begin,
-                                       end, keys);
+            attention_softmax_backward(scores + offset, d_scores + offset, head->logsumexp[first + row],
+                                       begin, end, keys);
         }
-        attention_matmul(d_v, d_stride, scores, keys, true, d_output, o_stride, false, keys, D, rows, true);
-        attention_matmul(d_q, d_stride, d_scores, keys, false, block.k, stride, false, rows, D, keys, false);
-        attention_matmul(d_k, d_stride, d_scores, keys, true, block.q, stride, false, keys, D, rows, true);
+        attention_matmul(head->d_v + key, d_stride, scores, keys, true, d_output, o_stride, false, keys, D,
+                         rows, true);
+        attention_matmul(head->d_q + (size_t)first * (size_t)d_stride, d_stride, d_scores, keys, false,
+                         block.k, stride, false, rows, D, keys, false);
+        attention_matmul(head->d_k + key, d_stride, d_scores, keys, true, block.q, stride, false, keys, D,
+                         rows, true);
     }
-    for (int part = 0; part < 3 && work->precision == PRECISION_BF16; part++) {
-        size_t place =
-            attention_place(work, task, work->d_qkv_stride) + (size_t)part * (size_t)work->channels;
-        attention_copy(real_at(work->d_qkv, place, PRECISION_BF16), work->d_qkv_stride, PRECISION_BF16,
-                       as_reals(head.d_qkv + part * D), d_stride, PRECISION_FP32, T, D);
+}
+
+static inline void attention_backward_task(void *context, int task, int thread) {
+    const Attention *work = (const Attention *)context;
+    int group = attention_group(work), D = work->channels / work->heads;
+    for (int i = task * group; i < (task + 1) * group; i++) {
+        AttentionHead head = attention_head(work, i, thread);
+        bool last = i == (task + 1) * group - 1;
+        for (int t = 0; i == task * group && t < head.T; t++) { // all blocks of queries add to them
+            memset(head.d_k + (size_t)t * (size_t)head.d_qkv_stride, 0, (size_t)D * sizeof(float));
+            memset(head.d_v + (size_t)t * (size_t)head.d_qkv_stride, 0, (size_t)D * sizeof(float));
+        }
+        attention_backward_head(&head);
+        const float *parts[3] = {head.d_q, head.d_k, head.d_v};
+        for (int part = 0; part < (last ? 3 : 1) && work->precision == PRECISION_BF16; part++) {
+            size_t place = attention_place(work, i, part, work->d_qkv_stride);
+            attention_copy(real_at(work->d_qkv, place, PRECISION_BF16), work->d_qkv_stride, PRECISION_BF16,
+                           as_reals_const(parts[part]), head.d_qkv_stride, PRECISION_FP32, work->T, D);
+        }
     }
 }
 
 static inline void cpu_attention(Stream *stream, const Attention *work) {
-    thread_pool_run(stream->pool, work->B * work->heads,
-                    work->d_qkv == NULL ? attention_forward_task : attention_backward_task, (void *)work);
+    bool backward = work->d_qkv != NULL;
+    thread_pool_run(stream->pool, work->B * work->heads / (backward ? attention_group(work) : 1),
+                    backward ? attention_backward_task : attention_forward_task, (void *)work);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -284,8 +312,8 @@ static inline void cpu_attention(Stream *stream, const Attention *work) {
 
 typedef struct AttentionDecode {
     float *output, *scores;             // (C), (H, positions)
-    const float *query, *keys, *values; // (C), (positions, C), (positions, C)
-    int position, positions, channels, heads, window;
+    const float *query, *keys, *values; // (C), (positions, KV D), (positions, KV D)
+    int position, positions, channels, heads, kv_heads, window;
 } AttentionDecode;
 
 static inline void attention_decode_task(void *context, int task, int thread) {
@@ -293,10 +321,11 @@ static inline void attention_decode_task(void *context, int task, int thread) {
     const AttentionDecode *work = (const AttentionDecode *)context;
     int C = work->channels, D = C / work->heads, last = work->position;
     int first = attention_oldest_key(last, work->window);
-    size_t head = (size_t)task * (size_t)D;
+    size_t head = (size_t)task * (size_t)D, width = (size_t)work->kv_heads * (size_t)D,
+           shared = (size_t)(task / (work->heads / work->kv_heads)) * (size_t)D;
     float *scores = work->scores + (size_t)task * (size_t)work->positions, *output = work->output + head;
     for (int j = first; j <= last; j++) {
-        const float *key = work->keys + (size_t)j * (size_t)C + head, *query = work->query + head;
+        const float *key = work->keys + (size_t)j * width + shared, *query = work->query + head;
         float sums[SUM_LANES] = {0};
         LANE_LOOP(d, lane, (size_t)D, { sums[lane] = multiply_add(query[d], key[d], sums[lane]); });
         scores[j] = lanes_sum(sums);
@@ -304,16 +333,17 @@ static inline void attention_decode_task(void *context, int task, int thread) {
     attention_softmax(scores, first, last + 1, last + 1);
     memset(output, 0, (size_t)D * sizeof *output);
     for (int j = first; j <= last; j++) {
-        const float *value = work->values + (size_t)j * (size_t)C + head;
+        const float *value = work->values + (size_t)j * width + shared;
         for (int d = 0; d < D; d++) { output[d] = multiply_add(scores[j], value[d], output[d]); }
     }
 }
 
-// output (C) = attention of query (C) at `position` over keys and values (positions, C)
+// output (C) = attention of query (C) at `position` over keys and values (positions, KV D)
 // up to there. scores (heads, positions) is workspace.
 static inline void cpu_attention_decode(Stream *stream, float *output, float *scores, const float *query,
                                         const float *keys, const float *values, int position, int positions,
-                                        int C, int heads, int window) {
-    AttentionDecode work = {output, scores, query, keys, values, position, positions, C, heads, window};
+                                        int C, int heads, int kv_heads, int window) {
+    AttentionDecode work = {output,    scores, query, keys,     values, position,
+                            positions, C,      heads, kv_heads, window};
     thread_pool_run(stream->pool, heads, attention_decode_task, &work);
 }

@@ -1,6 +1,6 @@
 // embedding.h: token embedding plus position embedding, and the gradients of both tables.
 //
-//   forward    output[b][t] = wte[tokens[b][t]] + wpe[t]
+//   forward    output[b][t] = wte[tokens[b][t]] + wpe[t], if there is a wpe
 //   backward   d_wte[tokens[b][t]] += d_output[b][t];  d_wpe[t] += d_output[b][t]
 //
 // output, d_output (B, T, C); wte (V, C); wpe (positions, C); tokens (B, T). In backward several
@@ -18,7 +18,7 @@ enum {
 
 typedef struct Embedding {
     Real *output;          // forward (B, T, C)
-    const Real *wte, *wpe; // forward (V, C), (positions, C)
+    const Real *wte, *wpe; // forward (V, C), (positions, C) or NULL
     float *d_wte, *d_wpe;  // backward; one of them may be NULL
     float *partials;       // backward on a GPU (embedding_partials_floats)
     const Real *d_output;  // backward (B, T, C)
@@ -32,9 +32,13 @@ REAL_LOOP void embedding_forward_rows(const Embedding *work, int block, Precisio
     size_t C = (size_t)work->channels;
     int rows = work->B * work->T;
     for (int row = row_block_begin(block, rows); row < row_block_begin(block + 1, rows); row++) {
-        const Real *token = real_at_const(work->wte, (size_t)work->tokens[row] * C, precision),
-                   *position = real_at_const(work->wpe, (size_t)(row % work->T) * C, precision);
+        const Real *token = real_at_const(work->wte, (size_t)work->tokens[row] * C, precision);
         Real *output = real_at(work->output, (size_t)row * C, precision);
+        if (work->wpe == NULL) {
+            memcpy((void *)output, (const void *)token, C * precision_bytes(precision));
+            continue;
+        }
+        const Real *position = real_at_const(work->wpe, (size_t)(row % work->T) * C, precision);
         for (size_t c = 0; c < C; c++) {
             float sum = real_load(token, c, precision) + real_load(position, c, precision);
             real_store(output, c, sum, precision);

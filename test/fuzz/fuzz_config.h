@@ -45,9 +45,10 @@ static inline bool fuzz_config(const uint8_t *data, size_t size) {
     FuzzPart part = {data, size};
     if (!fuzz_config_load(part, &config)) { return false; }
     fuzz_require(config.layers >= 1 && config.layers <= MODEL_MAX_LAYERS, "there are 1 to 96 layers");
-    fuzz_require(config.channels >= 1 && config.heads >= 1 && config.channels % config.heads == 0,
-                 "heads divide the channels");
-    fuzz_require(config.mlp_channels >= 1 && (config.window >= 1 || config.family == &gpt2_family) &&
+    fuzz_require(config.channels >= 1 && config.heads >= 1 && model_head_size(&config) >= 1 &&
+                     config.heads % model_kv_heads(&config) == 0,
+                 "heads have a size, and share keys evenly");
+    fuzz_require(config.mlp_channels >= 1 && (config.window >= 1 || config.family != &gpt_neo_family) &&
                      config.positions >= 1 && config.vocabulary >= 1,
                  "sizes are at least 1");
     fuzz_require(config.epsilon > 0 && config.epsilon <= 0.1, "epsilon is above 0 and at most 0.1");

@@ -505,6 +505,7 @@ static void what_cannot_be_had_is_refused(void **state) {
         {"1", "--gpu-exchange nccl", "several ranks share a GPU", 2},
         {"2", "--gpu-exchange nccl --link-mbit 100", "links are emulated in host memory", 2},
         {"1", "--model wide.json --device cuda", "a head at most 256 wide", 0},
+        {"1", "--model smollm2-135M --seq-len 16", "models of type llama are computed on CPUs only", 0},
         {"0", "--products fp8",
          "--products fp8 needs a GPU of compute capability 8.9 or more; this rank has: CPU (this node", 0},
         {"1,0", "--products fp8 --optimizer zero1", "--products fp8 needs a GPU of compute capability 8.9",

@@ -2297,7 +2297,7 @@ static void write_stage(const Stage *stage) {
     write_model(stage, "model.json", NULL, NULL);
     write_deep_model(stage);
     stage_write(stage, "three.txt", "abc");
-    write_model(stage, "type.json", "model_type", json_string("llama"));
+    write_model(stage, "type.json", "model_type", json_string("gemma2"));
     write_model(stage, "relu.json", "activation_function", json_string("relu"));
     write_model(stage, "bytes.json", "vocab_size", json_integer(99));
     stage_write(stage, "broken.json", "{\"model_type\": \"gpt_neo\",\n \"num_layers\": }\n");

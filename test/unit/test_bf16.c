@@ -308,12 +308,12 @@ static void losses_are_exact_and_their_gradients_rounded_once(void **state) {
     both_free(&logits);
 }
 
-static void check_attention(int B, int T, int C, int H, int window) {
-    size_t rows = (size_t)(B * T), count = rows * (size_t)C;
-    Both qkv = both_new(3 * count), output = both_new(count), d_output = both_new(count),
-         d_qkv = both_new(3 * count);
+static void check_attention(int B, int T, int C, int H, int KV, int window) {
+    int width = C + 2 * KV * (C / H);
+    size_t rows = (size_t)(B * T), count = rows * (size_t)C, whole = rows * (size_t)width;
+    Both qkv = both_new(whole), output = both_new(count), d_output = both_new(count), d_qkv = both_new(whole);
     float *logsumexp[2];
-    for (size_t i = 0; i < 3 * count; i++) { // scores of a few units
+    for (size_t i = 0; i < whole; i++) { // scores of a few units
         qkv.floats[i] *= 0.5f;
         qkv.halves[i] = bf16_from_float(qkv.floats[i]);
     }
@@ -322,11 +322,21 @@ static void check_attention(int B, int T, int C, int H, int window) {
         Stream stream = stream_in(p, 2);
         float *workspace = (float *)malloc(attention_workspace_floats(T, C / H, 2, p) * sizeof(float));
         logsumexp[p] = (float *)malloc(rows * (size_t)H * sizeof(float));
-        call_attention_forward(&stream, both_reals(&output, p), logsumexp[p], workspace, both_reals(&qkv, p),
-                               B, T, C, H, window);
-        call_attention_backward(&stream, both_reals(&d_qkv, p), 3 * C, workspace, both_reals(&d_output, p),
-                                both_reals(&output, p), both_reals(&qkv, p), logsumexp[p], B, T, C, H,
-                                window);
+        Attention work = {.output = both_reals(&output, p),
+                          .logsumexp = logsumexp[p],
+                          .scratch = workspace,
+                          .qkv = both_reals(&qkv, p),
+                          .d_output = both_reals(&d_output, p),
+                          .B = B,
+                          .T = T,
+                          .channels = C,
+                          .heads = H,
+                          .kv_heads = KV,
+                          .d_qkv_stride = width,
+                          .window = window};
+        attention(&stream, &work);
+        work.d_qkv = both_reals(&d_qkv, p);
+        attention(&stream, &work);
         free(workspace);
         thread_pool_destroy(stream.pool);
     }
@@ -343,9 +353,10 @@ static void check_attention(int B, int T, int C, int H, int window) {
 
 static void attention_is_rounded_once(void **state) {
     (void)state;
-    check_attention(1, 1, 8, 1, 0);
-    check_attention(2, 65, 24, 3, 0);
-    check_attention(2, 130, 32, 2, 17);
+    check_attention(1, 1, 8, 1, 1, 0);
+    check_attention(2, 65, 24, 3, 3, 0);
+    check_attention(2, 130, 32, 2, 2, 17);
+    check_attention(2, 70, 96, 6, 2, 30);
 }
 
 // ---- The model ------------------------------------------------------------------------

@@ -78,7 +78,7 @@ static float *compute_logits(const Loaded *loaded, const int32_t *tokens, int B,
     float *logits = (float *)malloc((size_t)(B * T) * (size_t)config->vocabulary * sizeof(float));
     model_forward(&model, &stream, loaded->parameters, tokens, NULL);
     matmul_forward(&stream, as_reals(logits), config->vocabulary, head_input(&model),
-                   as_reals(loaded->parameters), B * T, config->channels, config->vocabulary);
+                   weights_of(&model, model.head), B * T, config->channels, config->vocabulary);
     thread_pool_destroy(stream.pool);
     arena_release(&arena);
     return logits;

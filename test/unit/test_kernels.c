@@ -253,17 +253,17 @@ static void test_linear(void **state) {
 // ---- LayerNorm ------------------------------------------------------------------------
 
 // In double, for a row x: y, the normalised row, and the gradient dx for the gradient dy of
-// y.
+// y. bias NULL: an RMSNorm.
 static void layernorm_reference(const double *x, const float *weight, const float *bias, const float *dy,
                                 int C, double epsilon, double *y, double *dx, double *normalised) {
     double mean = 0.0, variance = 0.0, sum = 0.0, product = 0.0;
-    for (int c = 0; c < C; c++) { mean += x[c] / C; }
+    for (int c = 0; c < C && bias != NULL; c++) { mean += x[c] / C; }
     for (int c = 0; c < C; c++) { variance += (x[c] - mean) * (x[c] - mean) / C; }
     double scale = 1.0 / sqrt(variance + epsilon);
     for (int c = 0; c < C; c++) {
         normalised[c] = (x[c] - mean) * scale;
-        y[c] = normalised[c] * (double)weight[c] + (double)bias[c];
-        sum += (double)dy[c] * (double)weight[c] / C;
+        y[c] = normalised[c] * (double)weight[c] + (bias != NULL ? (double)bias[c] : 0.0);
+        sum += bias != NULL ? (double)dy[c] * (double)weight[c] / C : 0.0;
         product += (double)dy[c] * (double)weight[c] * normalised[c] / C;
     }
     for (int c = 0; c < C; c++) {
@@ -271,7 +271,7 @@ static void layernorm_reference(const double *x, const float *weight, const floa
     }
 }
 
-static void check_layernorm(int rows, int C, bool branch, bool accumulate, int threads) {
+static void check_layernorm(int rows, int C, bool branch, bool accumulate, bool biased, int threads) {
     Stream stream = test_stream(threads);
     size_t count = (size_t)rows * (size_t)C, width = (size_t)C;
     float *before = random_array(count), *added = random_array(count), *added_bias = random_array(width),
@@ -288,18 +288,18 @@ static void check_layernorm(int rows, int C, bool branch, bool accumulate, int t
     Layernorm layer = {.statistics = statistics,
                        .residual = as_reals(residual),
                        .weight = as_reals(weight),
-                       .bias = as_reals(bias),
+                       .bias = biased ? as_reals(bias) : NULL,
                        .epsilon = 1e-5f,
                        .rows = rows,
                        .channels = C,
                        .output = as_reals(output),
                        .residual_before = as_reals(branch ? before : NULL),
                        .branch = as_reals(branch ? added : NULL),
-                       .branch_bias = as_reals(branch ? added_bias : NULL),
+                       .branch_bias = as_reals(branch && biased ? added_bias : NULL),
                        .d_residual = as_reals(d_residual),
                        .accumulate = accumulate,
                        .d_weight = sums,
-                       .d_bias = sums + width,
+                       .d_bias = biased ? sums + width : NULL,
                        .d_branch_bias = branch ? sums + 2 * width : NULL,
                        .partials = partials,
                        .d_output = as_reals(dy)};
@@ -309,14 +309,14 @@ static void check_layernorm(int rows, int C, bool branch, bool accumulate, int t
         size_t offset = (size_t)row * width;
         for (size_t c = 0; c < width; c++) {
             x[c] = (double)before[offset + c] +
-                   (branch ? (double)added[offset + c] + (double)added_bias[c] : 0.0);
+                   (branch ? (double)added[offset + c] + (biased ? (double)added_bias[c] : 0.0) : 0.0);
         }
-        layernorm_reference(x, weight, bias, dy + offset, C, 1e-5, y, dx, normalised);
+        layernorm_reference(x, weight, biased ? bias : NULL, dy + offset, C, 1e-5, y, dx, normalised);
         assert_arrays_close("residual", residual + offset, x, width, 1e-6);
         assert_arrays_close("layernorm", output + offset, y, width, C == 1 ? 1e-4 : 2e-5);
         for (size_t c = 0; c < width; c++) {
             dx[c] += accumulate ? (double)d_before[offset + c] : 0.0;
-            double terms[3] = {(double)dy[offset + c] * normalised[c], (double)dy[offset + c],
+            double terms[3] = {(double)dy[offset + c] * normalised[c], biased ? (double)dy[offset + c] : 0.0,
                                branch ? dx[c] : 0.0};
             for (size_t s = 0; s < 3; s++) { expected_sums[s * width + c] += terms[s]; }
         }
@@ -334,10 +334,12 @@ static void check_layernorm(int rows, int C, bool branch, bool accumulate, int t
 
 static void test_layernorm(void **state) {
     (void)state;
-    check_layernorm(1, 8, false, false, 1);
-    check_layernorm(37, 29, true, true, 3);
-    check_layernorm(100, 768, true, false, 2);
-    check_layernorm(33, 17, false, true, 2);
+    for (int biased = 0; biased < 2; biased++) { // without biases it is an RMSNorm
+        check_layernorm(1, 8, false, false, biased, 1);
+        check_layernorm(37, 29, true, true, biased, 3);
+        check_layernorm(100, 768, true, false, biased, 2);
+        check_layernorm(33, 17, false, true, biased, 2);
+    }
 }
 
 // ---- GELU -----------------------------------------------------------------------------
@@ -383,6 +385,136 @@ static void test_gelu(void **state) {
     for (int i = 0; i < 8; i++) { free(all[i]); }
     free(partials);
     thread_pool_destroy(stream.pool);
+}
+
+// ---- SwiGLU ---------------------------------------------------------------------------
+
+static void test_swiglu(void **state) {
+    (void)state;
+    enum { ROWS = 41, F = 301, STRIDE = 2 * F + 5 };
+    Stream stream = test_stream(3);
+    float *saved = random_array(ROWS * 2 * F), *output = random_array(ROWS * F),
+          *gradient = random_array(ROWS * STRIDE), *given = copy_array(saved, ROWS * 2 * F),
+          *upstream = copy_array(gradient, ROWS * STRIDE);
+    Swiglu work = {.output = as_reals(output), .saved = as_reals(saved), .rows = ROWS, .columns = F};
+    swiglu(&stream, &work);
+    work.gradient = as_reals(gradient);
+    work.gradient_stride = STRIDE;
+    swiglu(&stream, &work);
+    for (int i = 0; i < ROWS * F; i++) {
+        int at = i / F * STRIDE + i % F, gate = i / F * 2 * F + i % F;
+        double g = (double)given[gate], u = (double)given[gate + F], s = 1 / (1 + exp(-g)), y = g * s * u,
+               d = (double)upstream[at], d_g = d * u * s * (1 + g * (1 - s)), d_u = d * g * s;
+        assert_arrays_close("swiglu", &output[i], &y, 1, 1e-6);
+        assert_arrays_close("gradient of the gate", &gradient[at], &d_g, 1, 2e-6);
+        assert_arrays_close("gradient of what it gates", &gradient[at + F], &d_u, 1, 2e-6);
+    }
+    work.gradient = NULL;
+    saved[3] = NAN;
+    swiglu(&stream, &work);
+    assert_true(isnan(output[3]) && isnan(saved[3]) && !isnan(output[4]));
+    float *all[5] = {saved, output, gradient, given, upstream};
+    for (int i = 0; i < 5; i++) { free(all[i]); }
+    thread_pool_destroy(stream.pool);
+}
+
+// ---- Rotary positions -----------------------------------------------------------------
+
+// A head of x (D) in double, normed if there is a weight and turned: y, and the norm's n.
+static void rotary_reference(const float *x, const float *weight, const float *turns, int D, double scale,
+                             double *y, double *n) {
+    double square = 1e-6;
+    for (int i = 0; i < D; i++) { square += (double)x[i] * (double)x[i] / D; }
+    for (int i = 0; i < D; i++) { n[i] = weight != NULL ? (double)x[i] / sqrt(square) : (double)x[i]; }
+    for (int i = 0; i < D; i++) {
+        int other = (i + D / 2) % D;
+        double mine = n[i] * (weight != NULL ? (double)weight[i] : 1),
+               half = n[other] * (weight != NULL ? (double)weight[other] : 1);
+        y[i] = scale * (mine * (double)turns[i % (D / 2)] +
+                        (i < D / 2 ? -half : half) * (double)turns[D / 2 + i % (D / 2)]);
+    }
+}
+
+// The gradient of sum(upstream * y) by x is checked against differences, in double.
+static void check_rotary(int B, int T, int H, int KV, int D, bool normed, int threads) {
+    Stream stream = test_stream(threads);
+    int rows = B * T, heads = H + KV, width = heads * D, stride = width + 7;
+    size_t count = (size_t)(rows * stride);
+    float *values = random_array(count), *gradient = random_array(count),
+          *turns = random_array((size_t)(T * D)), *saved = random_array(count),
+          *partials = random_array((size_t)(ROW_BLOCKS * 2 * D)), *weights = random_array((size_t)(2 * D)),
+          *sums = random_array((size_t)(2 * D)), *given = copy_array(values, count),
+          *upstream = copy_array(gradient, count);
+    double *expected = (double *)malloc((size_t)(6 * D) * sizeof(double)), *y = expected + 2 * D, *n = y + D,
+           *more = n + D, *less = more + D;
+    for (int i = 0; i < 2 * D; i++) { expected[i] = (double)sums[i]; }
+    for (int t = 0; t < T; t++) { // true angles
+        for (int i = 0; i < D / 2; i++) {
+            turns[t * D + i] = (float)cos(0.3 * t * (i + 1));
+            turns[t * D + D / 2 + i] = (float)sin(0.3 * t * (i + 1));
+        }
+    }
+    Rotary work = {.values = as_reals(values),
+                   .saved = as_reals(saved),
+                   .turns = turns,
+                   .weights = {normed ? as_reals(weights) : NULL, normed ? as_reals(weights + D) : NULL},
+                   .d_weights = {sums, sums + D},
+                   .partials = partials,
+                   .rows = rows,
+                   .T = T,
+                   .heads = H,
+                   .kv_heads = KV,
+                   .head_size = D,
+                   .stride = stride,
+                   .scale = 0.37f,
+                   .epsilon = 1e-6f};
+    rotary(&stream, &work);
+    work.values = as_reals(gradient);
+    work.backward = true;
+    rotary(&stream, &work);
+    for (int h = 0; h < rows * heads; h++) {
+        int at = h / heads * stride + h % heads * D, key = h % heads >= H;
+        const float *weight = normed ? weights + key * D : NULL, *turn = turns + h / heads % T * D;
+        double scale = key ? 1.0 : (double)0.37f;
+        rotary_reference(given + at, weight, turn, D, scale, y, n);
+        assert_arrays_close("turned", values + at, y, (size_t)D, 3e-6);
+        for (int i = 0; i < D; i++) {
+            float *x = given + at + i, kept = *x, *w = weights + key * D + i, weight_kept = *w;
+            double difference = 0, step;
+            *x = kept + 0.01f;
+            rotary_reference(given + at, weight, turn, D, scale, more, n);
+            step = (double)*x;
+            *x = kept - 0.01f;
+            rotary_reference(given + at, weight, turn, D, scale, less, n);
+            step -= (double)*x;
+            *x = kept;
+            for (int j = 0; j < D; j++) {
+                difference += (double)upstream[at + j] * (more[j] - less[j]) / step;
+            }
+            assert_arrays_close("gradient", gradient + at + i, &difference, 1, 2e-3);
+            *w = weight_kept + 1;
+            rotary_reference(given + at, weight, turn, D, scale, more, n);
+            *w = weight_kept;
+            rotary_reference(given + at, weight, turn, D, scale, less, n);
+            for (int j = 0; j < D && normed; j++) {
+                expected[key * D + i] += (double)upstream[at + j] * (more[j] - less[j]);
+            }
+        }
+    }
+    assert_arrays_close("gradient of the weights", sums, expected, (size_t)(2 * D), 1e-4);
+    float *all[9] = {values, gradient, turns, saved, partials, weights, sums, given, upstream};
+    for (int i = 0; i < 9; i++) { free(all[i]); }
+    free(expected);
+    thread_pool_destroy(stream.pool);
+}
+
+static void test_rotary(void **state) {
+    (void)state;
+    for (int normed = 0; normed < 2; normed++) {
+        check_rotary(1, 1, 1, 1, 2, normed, 1);
+        check_rotary(3, 13, 6, 2, 40, normed, 3);
+        check_rotary(2, 20, 3, 1, 16, normed, 2);
+    }
 }
 
 // ---- Embedding ------------------------------------------------------------------------
@@ -467,7 +599,7 @@ static void test_cross_entropy(void **state) {
 // ---- Attention, by brute force over all pairs -----------------------------------------
 
 typedef struct AttentionCase {
-    int B, T, C, H, window, threads;
+    int B, T, C, H, KV, window, threads;
     int32_t documents[4]; // where documents begin in sample 0; in sample b these b later. Zeros: nowhere
 } AttentionCase;
 
@@ -483,22 +615,28 @@ static void attention_starts(const AttentionCase *shape, int32_t *starts) {
     }
 }
 
+// Numbers of a position's queries, keys and values.
+static int attention_width(const AttentionCase *shape) {
+    return shape->C + 2 * shape->KV * (shape->C / shape->H);
+}
+
 // Softmax probabilities of one query in double; what is not visible stays 0.
 static void attention_probabilities(const AttentionCase *shape, const float *qkv, int sample, int head, int i,
                                     double *p) {
-    int C = shape->C, D = C / shape->H, start = 0;
+    int C = shape->C, D = C / shape->H, start = 0, width = attention_width(shape),
+        key = C + head / (shape->H / shape->KV) * D - head * D;
     for (int k = 0; k < 4; k++) {
         int begin = shape->documents[k] > 0 ? shape->documents[k] + sample : 0;
         if (begin <= i && begin > start) { start = begin; }
     }
-    const float *base = qkv + (size_t)sample * (size_t)shape->T * 3 * (size_t)C + (size_t)head * (size_t)D;
+    const float *base = qkv + (size_t)(sample * shape->T * width + head * D);
     double sum = 0.0, maximum = -INFINITY;
     for (int pass = 0; pass < 2; pass++) {
         for (int j = 0; j < shape->T; j++) {
             double score = 0.0;
             bool visible = j >= start && j <= i && (shape->window == 0 || j > i - shape->window);
             for (int d = 0; d < D; d++) {
-                score += (double)base[i * 3 * C + d] * (double)base[j * 3 * C + C + d];
+                score += (double)base[i * width + d] * (double)base[j * width + key + d];
             }
             if (pass == 0 && visible) { maximum = fmax(maximum, score); }
             if (pass == 1) { sum += p[j] = visible ? exp(score - maximum) : 0.0; }
@@ -510,21 +648,22 @@ static void attention_probabilities(const AttentionCase *shape, const float *qkv
 // Adds one query's part to output (B, T, C) and d_qkv (B, T, 3C).
 static void attention_reference(const AttentionCase *shape, const float *qkv, const float *d_output,
                                 int sample, int head, int i, double *p, double *output, double *d_qkv) {
-    int T = shape->T, C = shape->C, D = C / shape->H;
-    size_t row = (size_t)sample * (size_t)T, base = row * 3 * (size_t)C + (size_t)(head * D),
-           query = base + (size_t)(i * 3 * C);
+    int T = shape->T, C = shape->C, D = C / shape->H, width = attention_width(shape);
+    size_t row = (size_t)sample * (size_t)T, base = row * (size_t)width,
+           query = base + (size_t)(i * width + head * D),
+           keys = base + (size_t)(C + head / (shape->H / shape->KV) * D), values = (size_t)(shape->KV * D);
     size_t out = (row + (size_t)i) * (size_t)C + (size_t)(head * D);
     double mean = 0.0;
     attention_probabilities(shape, qkv, sample, head, i, p);
     for (int j = 0; j < T; j++) {
-        size_t key = base + (size_t)(j * 3 * C + C), value = key + (size_t)C;
+        size_t key = keys + (size_t)(j * width), value = key + values;
         for (int d = 0; d < D; d++) {
             output[out + (size_t)d] += p[j] * (double)qkv[value + (size_t)d];
             mean += p[j] * (double)d_output[out + (size_t)d] * (double)qkv[value + (size_t)d];
         }
     }
     for (int j = 0; j < T; j++) {
-        size_t key = base + (size_t)(j * 3 * C + C), value = key + (size_t)C;
+        size_t key = keys + (size_t)(j * width), value = key + values;
         double d_probability = 0.0;
         for (int d = 0; d < D; d++) {
             d_probability += (double)d_output[out + (size_t)d] * (double)qkv[value + (size_t)d];
@@ -540,18 +679,19 @@ static void attention_reference(const AttentionCase *shape, const float *qkv, co
 
 static void check_attention(AttentionCase shape) {
     Stream stream = test_stream(shape.threads);
-    size_t rows = (size_t)shape.B * (size_t)shape.T, count = rows * (size_t)shape.C;
-    float *qkv = random_array(3 * count), *output = random_array(count), *d_output = random_array(count),
-          *d_qkv = random_array(3 * count);
+    size_t rows = (size_t)shape.B * (size_t)shape.T, count = rows * (size_t)shape.C,
+           width = (size_t)attention_width(&shape), whole = rows * width;
+    float *qkv = random_array(whole), *output = random_array(count), *d_output = random_array(count),
+          *d_qkv = random_array(whole);
     float *logsumexp = random_array(rows * (size_t)shape.H),
           *workspace = random_array(
               attention_workspace_floats(shape.T, shape.C / shape.H, shape.threads, PRECISION_FP32));
     double *expected = (double *)calloc(count, sizeof(double)),
-           *d_expected = (double *)calloc(3 * count, sizeof(double));
+           *d_expected = (double *)calloc(whole, sizeof(double));
     double *p = (double *)calloc((size_t)shape.T, sizeof(double));
     int32_t *starts = (int32_t *)malloc(rows * sizeof *starts);
     attention_starts(&shape, starts);
-    for (size_t i = 0; i < 3 * count; i++) { qkv[i] *= 0.5f; } // scores of a few units
+    for (size_t i = 0; i < whole; i++) { qkv[i] *= 0.5f; } // scores of a few units
     Attention forward = {.output = as_reals(output),
                          .logsumexp = logsumexp,
                          .scratch = workspace,
@@ -560,7 +700,8 @@ static void check_attention(AttentionCase shape) {
                          .T = shape.T,
                          .channels = shape.C,
                          .heads = shape.H,
-                         .d_qkv_stride = 3 * shape.C,
+                         .kv_heads = shape.KV < shape.H ? shape.KV : 0,
+                         .d_qkv_stride = (int)width,
                          .window = shape.window < shape.T ? shape.window : 0,
                          .starts = shape.documents[0] > 0 ? starts : NULL},
               backward = forward;
@@ -576,8 +717,14 @@ static void check_attention(AttentionCase shape) {
         }
     }
     assert_arrays_close("attention", output, expected, count, 2e-5);
-    assert_arrays_close("d_qkv", d_qkv, d_expected, 3 * count, 1e-4);
-    qkv[(size_t)(shape.T - 1) * 3 * (size_t)shape.C] = NAN; // last query of the first sample, head 0
+    assert_arrays_close("d_qkv", d_qkv, d_expected, whole, 1e-4);
+    float *again = copy_array(d_qkv, whole); // one thread makes the same bits
+    Stream one = test_stream(1);
+    attention(&one, &backward);
+    assert_memory_equal(again, d_qkv, whole * sizeof(float));
+    thread_pool_destroy(one.pool);
+    free(again);
+    qkv[(size_t)(shape.T - 1) * width] = NAN; // last query of the first sample, head 0
     attention(&stream, &forward);
     assert_true(isnan(output[(size_t)(shape.T - 1) * (size_t)shape.C]) &&
                 (shape.T == 1 || !isnan(output[0])));
@@ -592,25 +739,29 @@ static void check_attention(AttentionCase shape) {
 
 static void test_attention(void **state) {
     (void)state;
-    const AttentionCase cases[] = {{1, 1, 8, 1, 0, 1, {0}},
-                                   {1, 1, 8, 1, 4, 1, {0}},
-                                   {2, 5, 24, 3, 2, 3, {0}},
-                                   {2, 63, 32, 4, 0, 2, {0}},
-                                   {1, 64, 64, 1, 64, 1, {0}},
-                                   {2, 65, 64, 1, 1, 2, {0}},
-                                   {1, 130, 96, 3, 17, 3, {0}},
-                                   {2, 131, 128, 2, 0, 2, {0}},
-                                   {1, 200, 128, 1, 70, 2, {0}},
-                                   {1, 150, 40, 5, 500, 2, {0}},
-                                   {1, 193, 48, 1, 128, 2, {0}},
+    const AttentionCase cases[] = {{1, 1, 8, 1, 1, 0, 1, {0}},
+                                   {1, 1, 8, 1, 1, 4, 1, {0}},
+                                   {2, 5, 24, 3, 3, 2, 3, {0}},
+                                   {2, 63, 32, 4, 4, 0, 2, {0}},
+                                   {1, 64, 64, 1, 1, 64, 1, {0}},
+                                   {2, 65, 64, 1, 1, 1, 2, {0}},
+                                   {1, 130, 96, 3, 3, 17, 3, {0}},
+                                   {2, 131, 128, 2, 2, 0, 2, {0}},
+                                   {1, 200, 128, 1, 1, 70, 2, {0}},
+                                   {1, 150, 40, 5, 5, 500, 2, {0}},
+                                   {1, 193, 48, 1, 1, 128, 2, {0}},
                                    // Documents: of one token, of whole blocks, across blocks, in a
                                    // window.
-                                   {3, 5, 24, 3, 0, 2, {1, 2}},
-                                   {1, 192, 16, 1, 0, 1, {64, 128}},
-                                   {2, 131, 64, 2, 0, 2, {1, 63, 66}},
-                                   {2, 200, 48, 3, 20, 3, {10, 64, 65, 130}},
-                                   {1, 150, 40, 5, 70, 2, {149}},
-                                   {1, 190, 32, 4, 500, 2, {65, 127}}};
+                                   {3, 5, 24, 3, 3, 0, 2, {1, 2}},
+                                   {1, 192, 16, 1, 1, 0, 1, {64, 128}},
+                                   {2, 131, 64, 2, 2, 0, 2, {1, 63, 66}},
+                                   {2, 200, 48, 3, 3, 20, 3, {10, 64, 65, 130}},
+                                   {1, 150, 40, 5, 5, 70, 2, {149}},
+                                   {1, 190, 32, 4, 4, 500, 2, {65, 127}},
+                                   // Heads that share keys and values: one for all, and groups.
+                                   {2, 67, 40, 5, 1, 0, 3, {0}},
+                                   {1, 130, 240, 6, 2, 70, 3, {0}},
+                                   {2, 66, 48, 4, 2, 0, 2, {10, 64}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) { check_attention(cases[i]); }
 }
 
@@ -661,6 +812,8 @@ int main(void) {
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_layernorm),
         cmocka_unit_test(test_gelu),
+        cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_rotary),
         cmocka_unit_test(test_embedding),
         cmocka_unit_test(test_cross_entropy),
         cmocka_unit_test(test_attention),

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Makes test/reference/families.safetensors: what Hugging Face's Llama, Mistral, Qwen2 and Qwen3 compute on small odd shapes.
+
+    python dev/reference/make_families.py            writes the file and prints what fp32 rounding does to the values
+    python dev/reference/make_families.py --check    recomputes and compares with the file, exit 1 where it differs
+
+Everything is computed in float64, without the library's casts to float32 of norms and of softmax; only the angles of positions are float32,
+as the library computes them in every precision. Weights and tokens are made from names, as make_reference.py explains: RMSNorm weights are
+1 + value. Of a gradient at most SAMPLES elements are stored, evenly spread. README.md beside this script lists the file's contents.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import types
+
+import numpy as np
+import torch
+from make_reference import cross_entropy, describe, disagreement, same, serialize, splitmix, stream
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, logging
+
+STEPS, SAMPLES = 10, 48
+LEARNING_RATE, BETA1, BETA2, EPSILON, WEIGHT_DECAY = 1e-3, 0.9, 0.95, 1e-5, 0.1
+
+# name: (batch size, sequence length, whether some targets do not count, config.json without what all have)
+CASES = {
+    "llama one key head": (2, 11, False, {
+        "model_type": "llama", "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16, "num_hidden_layers": 2,
+        "intermediate_size": 21, "vocab_size": 29, "attention_bias": True, "mlp_bias": True}),
+    "llama linear": (2, 13, True, {
+        "model_type": "llama", "hidden_size": 30, "num_attention_heads": 3, "num_hidden_layers": 1, "intermediate_size": 37, "vocab_size": 23,
+        "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.5}}),
+    "llama 3": (1, 43, False, {
+        "model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+        "intermediate_size": 20, "vocab_size": 31, "tie_word_embeddings": True, "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 300.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 40}}),
+    "mistral window": (2, 17, False, {
+        "model_type": "mistral", "hidden_size": 20, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 40, "num_hidden_layers": 2,
+        "intermediate_size": 15, "vocab_size": 27, "sliding_window": 5}),
+    "mistral yarn": (1, 21, False, {
+        "model_type": "mistral", "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 24, "num_hidden_layers": 2,
+        "intermediate_size": 18, "vocab_size": 19, "sliding_window": None, "tie_word_embeddings": True, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}}),
+    "qwen2 windows": (2, 14, True, {
+        "model_type": "qwen2", "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 1, "num_hidden_layers": 3,
+        "intermediate_size": 16, "vocab_size": 33, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    "qwen2 yarn": (1, 19, False, {
+        "model_type": "qwen2", "hidden_size": 28, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1,
+        "intermediate_size": 26, "vocab_size": 21, "tie_word_embeddings": True, "rope_scaling": {
+            "rope_type": "yarn", "rope_theta": 100.0, "factor": 8.0, "original_max_position_embeddings": 256, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.7,
+            "mscale_all_dim": 0.4, "truncate": False}}),
+    "qwen3 biases": (2, 12, False, {
+        "model_type": "qwen3", "hidden_size": 22, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 2,
+        "intermediate_size": 17, "vocab_size": 25, "attention_bias": True}),
+    "qwen3 layer types": (3, 10, True, {
+        "model_type": "qwen3", "hidden_size": 18, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 8, "num_hidden_layers": 3,
+        "intermediate_size": 24, "vocab_size": 26, "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "use_sliding_window": True,
+        "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}}),
+}
+
+
+def settings(name):
+    """(B, T, masked, config.json, seed) of a case."""
+    batch, length, masked, config = CASES[name]
+    common = {"max_position_embeddings": 64, "attention_dropout": 0.0, "use_cache": False, "bos_token_id": 0, "eos_token_id": 0,
+              "pad_token_id": None}
+    return batch, length, masked, common | config, list(CASES).index(name) + 1
+
+
+def weights(name, shape, seed):
+    """A tensor of the model of that name."""
+    if name.endswith(".bias"):
+        return stream(name, seed, shape, 0.125)
+    if "norm" in name:
+        return stream(name, seed, shape, 0.25, 1.0)
+    return stream(name, seed, shape, 0.5 if "embed" in name else 0.25)
+
+
+def make_model(name, dtype=torch.float64):
+    """The model with these weights; in float64 nothing but angles is rounded to float32."""
+    *_, config, seed = settings(name)
+    kind = AutoConfig.for_model(config["model_type"])
+    model = AutoModelForCausalLM.from_config(type(kind).from_dict(config), attn_implementation="eager").to(dtype)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter.copy_(weights(key, tuple(parameter.shape), seed))
+    for module in model.modules() if dtype == torch.float64 else ():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = types.MethodType(
+                lambda self, x: self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon), module)
+    return model.train()
+
+
+def make_batch(name):
+    """(tokens, targets), both (B, T) int64; a quarter of masked targets are -1."""
+    B, T, masked, config, seed = settings(name)
+    words = (splitmix("tokens", seed, B * (T + 1)) % np.uint64(config["vocab_size"])).astype(np.int64).reshape(B, T + 1)
+    tokens, targets = words[:, :-1].copy(), words[:, 1:].copy()
+    if masked:
+        targets[((splitmix("masked", seed, B * T) >> np.uint64(62)) == 0).reshape(B, T)] = -1
+    return torch.from_numpy(tokens), torch.from_numpy(targets)
+
+
+def sample(values):
+    """At most SAMPLES elements, evenly spread."""
+    flat = values.flatten()
+    count = min(SAMPLES, flat.numel())
+    return flat[torch.arange(count) * flat.numel() // count]
+
+
+def model_values(name, model):
+    """Logits, losses of STEPS steps of AdamW and gradients of the first, and how gradients are called."""
+    tokens, targets = make_batch(name)
+    groups = [{"params": [p for p in model.parameters() if p.dim() == d], "weight_decay": WEIGHT_DECAY if d == 2 else 0.0} for d in (1, 2)]
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(BETA1, BETA2), eps=EPSILON, foreach=False, fused=False)
+    values, losses, names = {}, [], [key for key, _ in model.named_parameters()]
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        logits = model(input_ids=tokens, use_cache=False).logits
+        loss = cross_entropy(logits, targets)
+        loss.backward()
+        losses.append(loss.detach().reshape(1))
+        if step == 0:
+            values = {"logits": logits.detach().clone(), "grad": torch.cat([sample(p.grad) for p in model.parameters()])}
+        optimizer.step()
+    return values | {"losses": torch.cat(losses)}, names
+
+
+def main():
+    """Writes or checks the file."""
+    root = pathlib.Path(__file__).resolve().parents[2]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--check", action="store_true", help="compare with the file, write nothing")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    softmax = torch.nn.functional.softmax
+    torch.nn.functional.softmax = lambda x, dim=None, dtype=None: softmax(x, dim=dim)  # in the dtype of the scores
+    path, tensors, strings = root / "test" / "reference" / "families.safetensors", {}, {}
+    for name in CASES:
+        B, T, _, config, seed = settings(name)
+        values, names = model_values(name, make_model(name))
+        single, _ = model_values(name, make_model(name, torch.float32))
+        print(f"{name:20} loss {values['losses'][0]:.6f} -> {values['losses'][-1]:.6f}; float32 differs by {describe(disagreement(values, single))}")
+        for kind, value in values.items():
+            tensors[f"{name}/{kind}"] = np.ascontiguousarray(value.numpy().astype(np.float64 if kind == "losses" else np.float32))
+        tokens, targets = make_batch(name)
+        tensors[f"{name}/tokens"], tensors[f"{name}/targets"] = tokens.numpy().astype(np.int32), targets.numpy().astype(np.int32)
+        strings[name] = json.dumps({"B": B, "T": T, "seed": seed, "config": config, "tensors": names})
+    if arguments.check:
+        with safe_open(path, framework="numpy") as file:
+            wrong = [] if file.metadata() == strings else ["metadata"]
+            wrong += sorted(file.keys() ^ tensors.keys())
+            wrong += [key for key in tensors.keys() & set(file.keys()) if not same(tensors[key], file.get_tensor(key))]
+        sys.exit("differs: " + ", ".join(wrong) if wrong else 0)
+    path.write_bytes(serialize(tensors, strings))
+    print(f"{path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,10 +9,10 @@
 //                              schedule adds more until the job has ended
 //   wait_for()                 waits for the job, and accounts for it
 //   take_parameters()          the next micro-batch computes with what the job has made
-//   hand_over(CLEAR | KEEP)    the boundary, the only place where the buffers of both
-//                              streams meet: waits for the job that ran and takes its
-//                              parameters, gives the gradient sum to the next one, and
-//                              begins another or lets it keep growing
+//   hand_over(CLEAR | KEEP)    the boundary, where the buffers of both streams meet: waits
+//                              for the job that ran and takes its parameters, gives the
+//                              gradient sum to the next one, and begins another or lets it
+//                              keep growing
 //   is_handed_over()           does a gradient sum wait for the next launch? false at the start
 //   sequential_commit()        --sequential: makes one of a run's first commits without
 //                              overlap; false: those are over

@@ -7,7 +7,8 @@
 //   GPU, without NCCL     staged: copied to pinned host memory, and from there as above
 //                         (several ranks on one GPU, ranks with and without GPUs)
 //
-// All three give the same bits. When they return, later tasks of the stream see them.
+// All three give the same bits, unless NCCL adds (--exchange library). When they return, later
+// tasks of the stream see what they did.
 #pragma once
 
 #include "comm/collectives_host.h"

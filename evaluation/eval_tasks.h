@@ -116,8 +116,8 @@ static inline void evaluate_capitalise(char **text) {
 
 // ---- Adding sequences -----------------------------------------------------------------
 
-// Appends the tokens of a text, behind the one that begins a text. The text of a special token, such as <|endoftext|>, stands for
-// the token, as it does in the harness.
+// Appends the tokens of a text, behind the one that begins a text. The text of a special token,
+// such as <|endoftext|>, stands for the token, as it does in the harness.
 static inline bool evaluate_encode(EvaluateSet *set, const char *text, size_t count, Error *error) {
     if (set->request.tokenizer != NULL) {
         tokenizer_begin_text(set->request.tokenizer, text, &set->text);

@@ -224,8 +224,8 @@ static inline void model_forward(Model *model, Stream *stream, const void *param
     layer_norm_forward(model, stream, 2 * L, true);
 }
 
-// gradients (parameter_count) += the gradient of the mean loss over the targets (B,
-// T) >= 0; 0 if there is none. With pace->begins: = that gradient. Calls pace->need before
+// gradients (parameter_count) += the gradient of the losses of the targets (B, T) >= 0, summed
+// and divided by B T. With pace->begins: = that gradient. Calls pace->need before
 // it reads parameters, and pace->finish. Returns the losses (B, T), which mean nothing if
 // no target counts. They can be read, and tokens and targets changed, when the stream has
 // settled. parameters and gradients: where the kernels want them. Tokens must lie in the

@@ -1,6 +1,6 @@
 // families.h: the list of families, and the models that have a name.
 //
-// A family is added here and nowhere else.
+// No other code knows a family by its name; help texts do.
 #pragma once
 
 #include <limits.h>

@@ -1,6 +1,6 @@
 // head.h: the logits and the loss.
 //
-//   logits = W_head x;  loss = mean of cross_entropy(logits) over the targets >= 0
+//   logits = W_head x;  loss = cross_entropy(logits), of each target >= 0
 //
 // W_head is the matrix that the table calls the head; a tied one is the embedding of tokens, too.
 // Logits are computed in chunks; each chunk becomes its own gradient in place, and that is used at

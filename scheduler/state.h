@@ -3,14 +3,14 @@
 // happens to it.
 //
 //   buffer       elements   who writes it                             who reads it            for which rules
-//   parameters   padded     hand_over; in synchronous rules the job   compute; the job, on    all
-//                                                                     coarse wires
+//   parameters   padded     hand_over; in synchronous rules the job;  compute; the job, on    all
+//                           in local rules compute                    coarse wires
 //   casts        padded     as parameters, in whose place they are    compute                 synchronous, overlapped;
 //                                                                                             GPUs in bf16
 //   gradients    padded     compute; the job where compute waits      hand_over; in           all
 //                           for it                                    synchronous rules the job
-//   comm_buffer  padded     the job, hand_over                        the job, hand_over      overlapped, local;
-//                           sparse: compute                                                   there the error
+//   comm_buffer  padded     the job, hand_over; local rules: compute  the job, hand_over      overlapped, local;
+//                           before it sends                                                   sparse: the error
 //   outer        count      the outer step                            the outer step,         local
 //                                                                     validation
 //   momentum     count      the outer step                            the outer step          local, not sparse

@@ -130,9 +130,9 @@ static inline int32_t text_codec_end(const TextCodec *codec) {
     return codec->kind == TEXT_CODEC_TOKENIZER ? codec->tokenizer.end : -1;
 }
 
-// Appends the ids of the prompt to out. begins: behind the token that begins a text, if there is one.
-// Without a prompt: that token alone; a line end where tokens are bytes; otherwise the token that
-// ends a text, or the last id where that is not known, as in GPT-2's vocabulary.
+// Appends the ids of the prompt to out, with `begins` behind the token in front of a text, if there
+// is one. Without a prompt: that token alone; a line end where tokens are bytes; otherwise the
+// token that ends a text, or the last id where that is not known, as in GPT-2's vocabulary.
 static inline bool text_codec_encode(const TextCodec *codec, const char *prompt, bool begins, TokenList *out,
                                      Error *error) {
     size_t before = out->count;

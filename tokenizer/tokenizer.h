@@ -14,8 +14,8 @@
 //
 // Bytes that are no UTF-8, which the library refuses, become one token each. A
 // tokenizer.json that asks for more (another normalizer, dropout, bytes
-// without a token) is refused. Its post-processor, which puts tokens around, is read for the token in
-// front of a text alone, which prompts and tasks get (tokenizer_begin_text), and documents do not.
+// without a token) is refused. Of its post-processor only the token in front of a text is read:
+// prompts and tasks get it (tokenizer_begin_text), documents do not.
 #pragma once
 
 #include <jansson.h>

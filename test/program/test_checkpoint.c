@@ -1080,8 +1080,9 @@ static void check_kills(Stage *stage, int ranks, const char *options) {
     char all[512];
     pid_t pids[2] = {0, 0};
     Fingerprint expected = plain_fingerprint(stage, ranks, options);
-    snprintf(all, sizeof all, "--save-every 1 --keep 1 --slow-rank 0 --slow-ms 40 %s %s",
-             strstr(slow, "--report-every"), options); // slower: it must not end before it is killed
+    snprintf(all, sizeof all, // slowly: it must not end before it is killed
+             "--save-every 1 --keep 1 --slow-rank 0 --slow-ms 40 --report-every 1 --val-batches none %s",
+             options);
     for (int kills = 0; kills < 3; kills++) {
         Training training = auto_start(stage, ranks, "killed", all);
         wait_for_events(stage, &training, "report", 1 + kills, pids);

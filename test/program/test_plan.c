@@ -191,6 +191,8 @@ static void more_workers_need_more_tokens_for_local_steps(void **state) {
     // Four times what is above 1, of the least and of the most; needed is their geometric mean.
     double times = (needed[1][1] - 1) / (needed[1][0] - 1);
     assert_true(times > 3.5 && times < 4.01);
+    // Two workers need what was measured of two: DiLoCo with AdamW 1.18 to 1.69 times the tokens.
+    assert_close(needed[1][0], sqrt(1.18 * 1.69), 1e-6, "what DiLoCo needs on two ranks");
 }
 
 // Where nothing can be recommended the reason is the true one: here it is not the memory.

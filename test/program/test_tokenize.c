@@ -262,6 +262,39 @@ static void only_the_first_part_is_padded(void **state) {
     tokenizer_close(&tokenizer);
 }
 
+// What is counted of a document in parts is of all its parts, once: here bytes that are no UTF-8,
+// and the text of a special token, in one of them.
+static void parts_are_counted_as_one_document(void **state) {
+    static const char *const lines[] = {
+        "{\"text\": \"caf\\u00ff\", \"bytes\": true, \"more\": true}\n{\"text\": \" and\"}\n",
+        "{\"text\": \"and \", \"more\": true}\n{\"text\": \"caf\\u00ff\", \"bytes\": true}\n",
+        "{\"text\": \"<|end|> and\", \"more\": true}\n{\"text\": \" so\"}\n{\"text\": \"on\"}\n"};
+    const Stage *stage = stage_of(state);
+    char prefix[STAGE_PATH_SIZE];
+    Error error;
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        stage_write(stage, "counted.jsonl", lines[i]);
+        TokenShards made = {.name = stage_path(stage, "counted", prefix), .most_tokens = MOST};
+        if (!run_lines(stage, "counted.jsonl", 1, &made, &error)) { fail_msg("%s", error.text); }
+        assert_int_equal(made.odd, i < 2);
+        assert_int_equal(made.spelling, i == 2);
+    }
+}
+
+// The first token of a sequence cannot be predicted: a chat that learns it alone is left out.
+static void a_chat_that_learns_its_first_token_alone_is_left_out(void **state) {
+    const Stage *stage = stage_of(state);
+    char prefix[STAGE_PATH_SIZE];
+    Error error;
+    stage_write(
+        stage, "first.jsonl",
+        "{\"text\": \"the mill\", \"learn\": [[0, 1]]}\n{\"text\": \"the mill\", \"learn\": [[0, 8]]}\n");
+    TokenShards made = {.name = stage_path(stage, "learned", prefix), .pad = 16, .most_tokens = MOST};
+    if (!run_lines(stage, "first.jsonl", 1, &made, &error)) { fail_msg("%s", error.text); }
+    assert_int_equal(made.left_out, 1);
+    assert_int_equal(made.sequences[0], 1);
+}
+
 // ---- Chats ----------------------------------------------------------------------------
 
 // What becomes of a chat of which two parts are predicted, by the bytes that its tokens have.
@@ -522,6 +555,8 @@ int main(void) {
         TOKENIZE_TEST(documents_become_shards),
         TOKENIZE_TEST(padded_documents_are_sequences),
         TOKENIZE_TEST(only_the_first_part_is_padded),
+        TOKENIZE_TEST(parts_are_counted_as_one_document),
+        TOKENIZE_TEST(a_chat_that_learns_its_first_token_alone_is_left_out),
         TOKENIZE_TEST(lines_are_whole),
         TOKENIZE_TEST(parts_of_a_chat_are_predicted),
         TOKENIZE_TEST(a_file_says_what_divides_its_documents),

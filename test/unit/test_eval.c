@@ -661,6 +661,25 @@ static void damaged_lines_are_refused_with_their_number(void **state) {
     fixture_close(&fixture);
 }
 
+// The blank before the word and its eight letters are predicted: nine tokens, which is all of T.
+static void a_word_may_fill_the_whole_length(void **state) {
+    (void)state;
+    Fixture fixture;
+    EvaluateSet set;
+    fixture_open(&fixture, BYTES);
+    for (int T = 8; T <= 9; T++) {
+        Error error = {""};
+        EvaluateRequest request =
+            make_request(&fixture, EVALUATE_LAMBADA, write_text("{\"text\": \"abcdefgh\"}\n"), NULL);
+        request.T = T;
+        assert_int_equal(evaluate_set_open(&set, &request, &error), T == 9);
+        if (T == 8) { assert_non_null(strstr(error.text, "9 tokens are to be predicted")); }
+    }
+    assert_int_equal(set.sequences[0].scored, 9);
+    evaluate_set_close(&set);
+    fixture_close(&fixture);
+}
+
 static void expect_refusal(const EvaluateRequest *request, const char *complaint) {
     EvaluateSet set;
     Error error = {""};
@@ -750,6 +769,7 @@ int main(void) {
         cmocka_unit_test(any_number_of_ranks_gives_the_same_bits),
         cmocka_unit_test(a_model_of_nan_has_no_numbers),
         cmocka_unit_test(damaged_lines_are_refused_with_their_number),
+        cmocka_unit_test(a_word_may_fill_the_whole_length),
         cmocka_unit_test(requests_that_cannot_be_met_are_refused),
         cmocka_unit_test(damaged_bytes_do_not_crash),
     };

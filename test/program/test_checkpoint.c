@@ -1107,6 +1107,27 @@ static void a_run_that_lost_a_rank_goes_on(void **state) {
     check_kills(stage_with_ranks(state), 2, "--optimizer zero1");
 }
 
+// What a failure costs is counted from the newest checkpoint on disk, not from the commit at which
+// training learned that it is there: a checkpoint is written beside training, and all ranks learn
+// of its end with a later commit. A commit takes 200 ms, so the next checkpoint is far away.
+static void what_a_lost_rank_costs_is_counted_from_a_checkpoint(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    pid_t pids[2];
+    char lost[64];
+    Training training = auto_start(stage, 2, "counted",
+                                   "--tokens 1G --save-every 4 --keep 100 --optimizer zero1 --accumulate 2 "
+                                   "--slow-rank 0 --slow-ms 100 --report-every 1 --val-batches none");
+    wait_for_events(stage, &training, "checkpoint", 1, pids);
+    wait_for_events(stage, &training, "report", 6, pids); // the checkpoint is of commit 4
+    assert_int_equal(kill(pids[1], SIGKILL), 0);
+    Outcome outcome = program_finish(stage, &training.program);
+    assert_int_not_equal(outcome.exit_code, 0);
+    Saved saved = saved_in(stage, "counted");
+    assert_true(saved.count > 0);
+    snprintf(lost, sizeof lost, "all after checkpoint commit-%ld is lost", saved.steps[saved.count - 1]);
+    text_check(outcome.errors, lost, training.what);
+}
+
 // ---- Checkpoints that cannot be written -----------------------------------------------
 
 // The run trains on, and the older checkpoint stays as it was.
@@ -2252,6 +2273,7 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(a_stop_in_either_round_goes_on),
     CHECKPOINT_TEST(a_killed_run_goes_on),
     CHECKPOINT_TEST(a_run_that_lost_a_rank_goes_on),
+    CHECKPOINT_TEST(what_a_lost_rank_costs_is_counted_from_a_checkpoint),
     CHECKPOINT_TEST(a_full_disk_costs_the_new_checkpoint_only),
     CHECKPOINT_TEST(a_checkpoint_without_its_name_costs_no_other),
     CHECKPOINT_TEST(a_validation_that_was_not_finished_is_made_up_for),

@@ -602,17 +602,33 @@ static void moments_change_their_format(void **state) {
     assert_close(final_loss(fleet, 3), final_loss(fleet, 0), 0.001, "loss after one commit");
 }
 
-// The commits before the checkpoint count with the batch that they had, not twice with
-// twice the batch.
-static void tokens_are_counted_on_with_another_batch(void **state) {
+// What was done before a checkpoint counts with the batch that it had, not twice with twice the
+// batch. It is so with the tokens, with the data, which come once each, and with the gradients
+// that the first report of a resumed run has in it. The second run to be resumed has a position
+// in the data from before as well as one of its own.
+static void work_is_counted_on_with_another_batch(void **state) {
+    static const struct {
+        int batch, from; // of a run; and the commit of the run before from which it goes on
+        int tokens;      // trained on until then
+    } runs[] = {{1, 0, 0}, {2, 12, 12 * 32}, {4, 15, 12 * 32 + 3 * 64}};
     Stage *stage = stage_of(state);
     Fleet *fleet = fleet_new(stage);
-    fleet_start(fleet, 0, "--optimizer ddp --save-every 1 --keep 100");
-    fleet_finish(fleet);
-    fleet_start(fleet, 0, "--optimizer ddp --micro-batch 2 --report-every 1 --resume %s",
-                step_path(&fleet->trainings[0], 12));
-    fleet->events[1] = training_finish(stage, &fleet->trainings[1]);
-    assert_int_equal((int)fleet_number(fleet, 1, "report", 0, "tokens"), 12 * 32 + 64);
+    for (int i = 0; i < 3; i++) {
+        const char *from = i == 0 ? "off" : step_path(&fleet->trainings[i - 1], runs[i].from);
+        fleet_start(fleet, 0,
+                    "--optimizer ddp --micro-batch %d --report-every 1 --save-every 1 --keep 100 --resume %s",
+                    runs[i].batch, from);
+        const char *what = fleet->trainings[i].what;
+        fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
+        json_t *report, *manifest = manifest_read(stage, last_step_path(stage, &fleet->trainings[i]));
+        assert_close(log_number(manifest, "data_base") * runs[i].batch * 16, runs[i].tokens, 0, what);
+        json_decref(manifest);
+        for (int n = 0; (report = log_event_of(fleet->events[i], "report", n)) != NULL; n++) {
+            assert_close(log_number(report, "tokens"), runs[i].tokens + (n + 1) * runs[i].batch * 32, 0,
+                         what);
+            assert_close(log_number(report, "grads_per_commit"), 2, 0, what);
+        }
+    }
 }
 
 // ---- --resume auto --------------------------------------------------------------------
@@ -2234,7 +2250,7 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(other_options_are_named),
     CHECKPOINT_TEST(an_error_counts_once_where_eager_is_turned_off),
     CHECKPOINT_TEST(moments_change_their_format),
-    CHECKPOINT_TEST(tokens_are_counted_on_with_another_batch),
+    CHECKPOINT_TEST(work_is_counted_on_with_another_batch),
     CHECKPOINT_TEST(auto_goes_on_where_the_log_is),
     CHECKPOINT_TEST(what_was_measured_is_kept),
     CHECKPOINT_TEST(a_measured_split_is_kept_where_batches_are_as_they_were),

@@ -1361,7 +1361,8 @@ static void the_best_is_kept_and_the_end_is_seen(void **state) {
     assert_null(strstr(outcome.output, "nothing is left to do"));
 }
 
-// Only validations in a row count: in one of these runs some are worse before the best one.
+// Only validations in a row count: in one of these runs some are worse before the best one. The
+// only report is made where a run ends, and has all of its commits.
 static void bad_validations_count_in_a_row(void **state) {
     Stage *stage = stage_of(state);
     int worse = 0;
@@ -1369,7 +1370,7 @@ static void bad_validations_count_in_a_row(void **state) {
         char options[256];
         snprintf(options, sizeof options,
                  "--optimizer ddp --lr 0.02 --schedule constant --warmup 0 --val-every 1 --val-batches 2 "
-                 "--stop-after 4 --tokens 20k --seed %d",
+                 "--stop-after 4 --tokens 20k --report-every 1000 --seed %d",
                  seed);
         Training run = training_start(stage, 0, options);
         json_t *events = training_finish(stage, &run), *event;
@@ -1383,6 +1384,9 @@ static void bad_validations_count_in_a_row(void **state) {
             in_a_row = is_best ? 0 : in_a_row + 1;
         }
         assert_int_equal(in_a_row, 4);
+        json_t *report = log_event_of(events, "report", 0);
+        if (report == NULL) { fail_msg("%s: ended early, without a report", run.what); }
+        assert_true(log_number(report, "commit") == log_number(log_event_of(events, "end", -1), "commit"));
         json_decref(events);
     }
     assert_true(worse > 4); // otherwise nothing has been shown

@@ -7,6 +7,7 @@
 // for ranks to start, so they start many at once.
 #define _GNU_SOURCE // prlimit
 #include "checkpoint/hf_model.h"
+#include "scheduler/spike.h"
 #include "test/program/fleet.h"
 #include "test/program/masked.h"
 
@@ -1088,6 +1089,36 @@ static void a_stop_in_either_round_goes_on(void **state) {
         Fingerprint print = training_fingerprint(stage, &resumed);
         check_print(&print, &expected, resumed.what);
     }
+}
+
+// The steps left out in a row are counted over a stop: a run whose parameters are useless ends
+// after SPIKE_PATIENCE of them, also where some were before it was resumed. What makes them so is
+// as in check_not_finite of test_program.c.
+static void bad_steps_in_a_row_are_counted_on(void **state) {
+    static const char *const options = "--optimizer ddp --lr 100 --grad-clip off --warmup 0 --weight-decay 0 "
+                                       "--beta2 0 --eps 1e-30 --val-batches none --on-spike skip";
+    Stage *stage = stage_of(state);
+    char slowly[512];
+    pid_t pids[1];
+    snprintf(slowly, sizeof slowly, "--slow-rank 0 --slow-ms 150 %s", options);
+    Training training = auto_start(stage, 0, "useless", slowly);
+    wait_for_events(stage, &training, "spike", 2, pids);
+    assert_int_equal(kill(pids[0], SIGTERM), 0);
+    check_stopped(stage, &training);
+    training = auto_start(stage, 0, "useless", options);
+    Outcome outcome = program_finish(stage, &training.program);
+    outcome_check(&outcome, 3, training.what);
+    text_check(outcome.errors, "; 10 in a row were left out; ", training.what);
+    json_t *events = log_read(stage, "useless"), *spike;
+    assert_non_null(log_event_of(events, "resume", 0));
+    for (int i = 0; i < SPIKE_PATIENCE; i++) {
+        spike = log_event_of(events, "spike", i);
+        if (spike == NULL) { fail_msg("%s: ended after %d bad steps", training.what, i); }
+        assert_close(log_number(spike, "count"), i + 1, 0, training.what);
+    }
+    spike = log_event_of(events, "spike", SPIKE_PATIENCE);
+    if (spike != NULL) { fail_msg("%s: did not end after %d bad steps", training.what, SPIKE_PATIENCE); }
+    json_decref(events);
 }
 
 // Killed three times, at moments that vary, in a run that saves after every commit, and
@@ -2270,6 +2301,7 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(who_is_asked_to_stop_saves),
     CHECKPOINT_TEST(one_rank_that_is_asked_stops_all),
     CHECKPOINT_TEST(a_stop_in_either_round_goes_on),
+    CHECKPOINT_TEST(bad_steps_in_a_row_are_counted_on),
     CHECKPOINT_TEST(a_killed_run_goes_on),
     CHECKPOINT_TEST(a_run_that_lost_a_rank_goes_on),
     CHECKPOINT_TEST(a_full_disk_costs_the_new_checkpoint_only),

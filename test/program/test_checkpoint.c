@@ -7,6 +7,7 @@
 // for ranks to start, so they start many at once.
 #define _GNU_SOURCE // prlimit
 #include "checkpoint/hf_model.h"
+#include "scheduler/spike.h"
 #include "test/program/fleet.h"
 #include "test/program/masked.h"
 
@@ -602,17 +603,33 @@ static void moments_change_their_format(void **state) {
     assert_close(final_loss(fleet, 3), final_loss(fleet, 0), 0.001, "loss after one commit");
 }
 
-// The commits before the checkpoint count with the batch that they had, not twice with
-// twice the batch.
-static void tokens_are_counted_on_with_another_batch(void **state) {
+// What was done before a checkpoint counts with the batch that it had, not twice with twice the
+// batch. It is so with the tokens, with the data, which come once each, and with the gradients
+// that the first report of a resumed run has in it. The second run to be resumed has a position
+// in the data from before as well as one of its own.
+static void work_is_counted_on_with_another_batch(void **state) {
+    static const struct {
+        int batch, from; // of a run; and the commit of the run before from which it goes on
+        int tokens;      // trained on until then
+    } runs[] = {{1, 0, 0}, {2, 12, 12 * 32}, {4, 15, 12 * 32 + 3 * 64}};
     Stage *stage = stage_of(state);
     Fleet *fleet = fleet_new(stage);
-    fleet_start(fleet, 0, "--optimizer ddp --save-every 1 --keep 100");
-    fleet_finish(fleet);
-    fleet_start(fleet, 0, "--optimizer ddp --micro-batch 2 --report-every 1 --resume %s",
-                step_path(&fleet->trainings[0], 12));
-    fleet->events[1] = training_finish(stage, &fleet->trainings[1]);
-    assert_int_equal((int)fleet_number(fleet, 1, "report", 0, "tokens"), 12 * 32 + 64);
+    for (int i = 0; i < 3; i++) {
+        const char *from = i == 0 ? "off" : step_path(&fleet->trainings[i - 1], runs[i].from);
+        fleet_start(fleet, 0,
+                    "--optimizer ddp --micro-batch %d --report-every 1 --save-every 1 --keep 100 --resume %s",
+                    runs[i].batch, from);
+        const char *what = fleet->trainings[i].what;
+        fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
+        json_t *report, *manifest = manifest_read(stage, last_step_path(stage, &fleet->trainings[i]));
+        assert_close(log_number(manifest, "data_base") * runs[i].batch * 16, runs[i].tokens, 0, what);
+        json_decref(manifest);
+        for (int n = 0; (report = log_event_of(fleet->events[i], "report", n)) != NULL; n++) {
+            assert_close(log_number(report, "tokens"), runs[i].tokens + (n + 1) * runs[i].batch * 32, 0,
+                         what);
+            assert_close(log_number(report, "grads_per_commit"), 2, 0, what);
+        }
+    }
 }
 
 // ---- --resume auto --------------------------------------------------------------------
@@ -1074,6 +1091,36 @@ static void a_stop_in_either_round_goes_on(void **state) {
     }
 }
 
+// The steps left out in a row are counted over a stop: a run whose parameters are useless ends
+// after SPIKE_PATIENCE of them, also where some were before it was resumed. What makes them so is
+// as in check_not_finite of test_program.c.
+static void bad_steps_in_a_row_are_counted_on(void **state) {
+    static const char *const options = "--optimizer ddp --lr 100 --grad-clip off --warmup 0 --weight-decay 0 "
+                                       "--beta2 0 --eps 1e-30 --val-batches none --on-spike skip";
+    Stage *stage = stage_of(state);
+    char slowly[512];
+    pid_t pids[1];
+    snprintf(slowly, sizeof slowly, "--slow-rank 0 --slow-ms 150 %s", options);
+    Training training = auto_start(stage, 0, "useless", slowly);
+    wait_for_events(stage, &training, "spike", 2, pids);
+    assert_int_equal(kill(pids[0], SIGTERM), 0);
+    check_stopped(stage, &training);
+    training = auto_start(stage, 0, "useless", options);
+    Outcome outcome = program_finish(stage, &training.program);
+    outcome_check(&outcome, 3, training.what);
+    text_check(outcome.errors, "; 10 in a row were left out; ", training.what);
+    json_t *events = log_read(stage, "useless"), *spike;
+    assert_non_null(log_event_of(events, "resume", 0));
+    for (int i = 0; i < SPIKE_PATIENCE; i++) {
+        spike = log_event_of(events, "spike", i);
+        if (spike == NULL) { fail_msg("%s: ended after %d bad steps", training.what, i); }
+        assert_close(log_number(spike, "count"), i + 1, 0, training.what);
+    }
+    spike = log_event_of(events, "spike", SPIKE_PATIENCE);
+    if (spike != NULL) { fail_msg("%s: did not end after %d bad steps", training.what, SPIKE_PATIENCE); }
+    json_decref(events);
+}
+
 // Killed three times, at moments that vary, in a run that saves after every commit, and
 // so sometimes while it saves.
 static void check_kills(Stage *stage, int ranks, const char *options) {
@@ -1366,7 +1413,8 @@ static void the_best_is_kept_and_the_end_is_seen(void **state) {
     assert_null(strstr(outcome.output, "nothing is left to do"));
 }
 
-// Only validations in a row count: in one of these runs some are worse before the best one.
+// Only validations in a row count: in one of these runs some are worse before the best one. The
+// only report is made where a run ends, and has all of its commits.
 static void bad_validations_count_in_a_row(void **state) {
     Stage *stage = stage_of(state);
     int worse = 0;
@@ -1374,7 +1422,7 @@ static void bad_validations_count_in_a_row(void **state) {
         char options[256];
         snprintf(options, sizeof options,
                  "--optimizer ddp --lr 0.02 --schedule constant --warmup 0 --val-every 1 --val-batches 2 "
-                 "--stop-after 4 --tokens 20k --seed %d",
+                 "--stop-after 4 --tokens 20k --report-every 1000 --seed %d",
                  seed);
         Training run = training_start(stage, 0, options);
         json_t *events = training_finish(stage, &run), *event;
@@ -1388,6 +1436,9 @@ static void bad_validations_count_in_a_row(void **state) {
             in_a_row = is_best ? 0 : in_a_row + 1;
         }
         assert_int_equal(in_a_row, 4);
+        json_t *report = log_event_of(events, "report", 0);
+        if (report == NULL) { fail_msg("%s: ended early, without a report", run.what); }
+        assert_true(log_number(report, "commit") == log_number(log_event_of(events, "end", -1), "commit"));
         json_decref(events);
     }
     assert_true(worse > 4); // otherwise nothing has been shown
@@ -2255,7 +2306,7 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(other_options_are_named),
     CHECKPOINT_TEST(an_error_counts_once_where_eager_is_turned_off),
     CHECKPOINT_TEST(moments_change_their_format),
-    CHECKPOINT_TEST(tokens_are_counted_on_with_another_batch),
+    CHECKPOINT_TEST(work_is_counted_on_with_another_batch),
     CHECKPOINT_TEST(auto_goes_on_where_the_log_is),
     CHECKPOINT_TEST(what_was_measured_is_kept),
     CHECKPOINT_TEST(a_measured_split_is_kept_where_batches_are_as_they_were),
@@ -2271,6 +2322,7 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(who_is_asked_to_stop_saves),
     CHECKPOINT_TEST(one_rank_that_is_asked_stops_all),
     CHECKPOINT_TEST(a_stop_in_either_round_goes_on),
+    CHECKPOINT_TEST(bad_steps_in_a_row_are_counted_on),
     CHECKPOINT_TEST(a_killed_run_goes_on),
     CHECKPOINT_TEST(a_run_that_lost_a_rank_goes_on),
     CHECKPOINT_TEST(what_a_lost_rank_costs_is_counted_from_a_checkpoint),

@@ -33,10 +33,6 @@ static inline void model_reserve_arrays(Model *model, Arena *arena) {
     size_t fp8 = settings->fp8 ? 1 : 0, adapted = settings->part != NULL ? (size_t)settings->part->rank : 0;
     size_t scores = attention_scratch_floats(on_gpu, model->B, model->T, (int)HD, config->heads,
                                              settings->threads, settings->precision);
-    size_t turned = model->has[model_tensor(0, TENSOR_Q_NORM)] ? (size_t)layer_turned_width(model) : 0,
-           turns = model->has[model_tensor(config->layers, TENSOR_POSITIONS)]
-                       ? 0
-                       : (size_t)model->T * (size_t)model_head_size(config);
     size_t sums = on_gpu ? embedding_partials_floats((int)rows, config->channels) : 0;
     const MemoryClass P = MEMORY_PARAMETERS, A = MEMORY_ACTIVATIONS, W = MEMORY_WORKSPACE;
     const ArenaRow arrays[] = {
@@ -52,7 +48,7 @@ static inline void model_reserve_arrays(Model *model, Arena *arena) {
         {A, "layernorm outputs", (recompute >= RECOMPUTE_LAYERNORM ? 2 : norms) * row * C, &model->normals},
         {A, "layernorm statistics", norms * rows * 2 * floats, &model->statistics},
         {A, "queries keys values", layers * row * QKV, &model->qkv},
-        {A, "heads before their norms", layers * row * turned, &model->heads},
+        {A, "heads before their norms", layers * row * layer_kept_heads(model), &model->heads},
         {A, "attention outputs", layers * row * HD, &model->attention},
         {A, "attention logsumexp", layers * rows * H * floats, &model->logsumexp},
         {A, "gelu outputs", (recompute >= RECOMPUTE_GELU ? 1 : L) * row * F, &model->mlp_hidden},
@@ -61,7 +57,7 @@ static inline void model_reserve_arrays(Model *model, Arena *arena) {
         {W, "residual gradient", row * C, &model->d_residual},
         {W, "wide gradient", row * (size_t)model->d_wide_stride, &model->d_wide},
         {W, "partial sums", row_partials_floats(on_gpu, size_max(wide, 3 * C)) * floats, &model->partials},
-        {W, "rotary positions", turns * floats, &model->turns},
+        {W, "rotary positions", layer_turns(model) * floats, &model->turns},
         {W, "attention scores", scores * floats, &model->scores},
         {W, "logits chunk", logits, &model->logits},
         {W, "starts of documents on the device", on_gpu ? starts : 0, &model->starts},

@@ -31,6 +31,17 @@ static inline int layer_turned_width(const Model *model) {
     return model->matrices[TENSOR_OUT].inputs + layer_keys_width(model);
 }
 
+// Channels of them that a layer keeps as they are before norms of heads; 0: it has no such norms.
+static inline size_t layer_kept_heads(const Model *model) {
+    return model->has[model_tensor(0, TENSOR_Q_NORM)] ? (size_t)layer_turned_width(model) : 0;
+}
+
+// Numbers of a table of rotary positions; 0: the model has a tensor of positions.
+static inline size_t layer_turns(const Model *model) {
+    bool has_tensor = model->has[model_tensor(model->config.layers, TENSOR_POSITIONS)];
+    return has_tensor ? 0 : (size_t)model->T * (size_t)model_head_size(&model->config);
+}
+
 static inline LayerArrays layer_arrays(const Model *model, int l) {
     const LayerMatrix *matrices = model->matrices;
     Recompute recompute = model->settings.recompute;

@@ -399,7 +399,7 @@ static inline int32_t *tokenizer_whole(const Tokenizer *tokenizer, const uint8_t
     size_t slot = crc32_z(0, bytes, count);
     for (;; slot++) {
         int32_t *id = &tokenizer->whole[slot & (tokenizer->whole_slots - 1)];
-        const uint32_t *begin = tokenizer->offsets + *id;
+        const uint32_t *begin = tokenizer->offsets + (*id < 0 ? 0 : *id);
         if (*id < 0 ||
             (begin[1] - begin[0] == count && memcmp(tokenizer->bytes + begin[0], bytes, count) == 0)) {
             return id;

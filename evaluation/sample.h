@@ -270,6 +270,7 @@ static inline bool sample_text(Sample *sample, const char *prompt, bool shows, E
         char *text = said ? chat_text(&sample->chat, sample->options->system, before > 0, prompt) : NULL;
         bool begins = !said && before + (int)tokens.count == 0; // a chat's template has that token itself
         good = text_codec_encode(&sample->codec, said ? text : prompt, begins, &tokens, error);
+        sample->codec.decoder.drops_blank = sample->codec.tokenizer.characters && (said || prompt[0] == '\0');
         free(text);
     }
     if (good && tokens.count > (size_t)(positions - before)) {

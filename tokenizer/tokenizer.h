@@ -1,4 +1,5 @@
-// tokenizer.h: text to tokens and back: byte-level BPE, as GPT-2, Llama 3, Qwen and SmolLM have it.
+// tokenizer.h: text to tokens and back: byte-level BPE, as GPT-2, Llama 3, Qwen and SmolLM have it,
+// and BPE of characters, as Llama 2, TinyLlama and Mistral took it over from SentencePiece.
 //
 // Reads the tokenizer.json of Hugging Face's `tokenizers` and gives the same ids as that
 // library. Encoding has four stages:
@@ -11,6 +12,10 @@
 //   merges          Each piece begins as bytes. As long as two neighbours can be merged,
 //                   the pair whose merge was learned first becomes one token. Llama 3 first
 //                   looks whether the whole piece is a token (ignore_merges).
+//
+// BPE of characters has no patterns: a text is one piece, with a blank put in front. It begins as
+// characters; one that is no token becomes its bytes (byte_fallback). The file writes a blank as
+// U+2581 and a byte as <0x41>; here tokens have the blank and the byte.
 //
 // Bytes that are no UTF-8, which the library refuses, become one token each. A
 // tokenizer.json that asks for more (another normalizer, dropout, bytes
@@ -54,6 +59,10 @@ typedef struct AddedToken {
     bool normalized; // cut out after those that are not
 } AddedToken;
 
+// Where BPE of characters puts a blank: in front of each text between added tokens, unless that
+// begins with a blank, or only in front of the first.
+typedef enum TokenizerBlank { BLANK_NOWHERE, BLANK_ALWAYS, BLANK_IF_NONE, BLANK_IF_FIRST } TokenizerBlank;
+
 typedef struct Tokenizer {
     int vocabulary;    // the largest id plus one
     uint8_t *bytes;    // of all tokens, without gaps
@@ -68,10 +77,13 @@ typedef struct Tokenizer {
     int32_t end;   // the token behind a text: <|endoftext|>, or what tokenizer_find_end finds; -1: unknown
     pcre2_code *patterns[TOKENIZER_MOST_PATTERNS]; // each cuts what the ones before it have left whole
     int pattern_count;
-    int32_t *whole; // (whole_slots) with ignore_merges: ids, hashed by the tokens' bytes; -1: empty. Or NULL
+    // (whole_slots) ids, hashed by the tokens' bytes; -1: empty. NULL: byte-level without ignore_merges.
+    int32_t *whole;
     size_t whole_slots; // a power of two
     bool composes;      // the normalizer is NFC
-    uint32_t sum;       // CRC-32 of all tokens and merges: sum_of in tokenizer/vocabulary.py
+    bool characters;    // pieces begin as characters, found in `whole`, not as bytes
+    TokenizerBlank blank;
+    uint32_t sum; // CRC-32 of all tokens and merges: sum_of in tokenizer/vocabulary.py
 } Tokenizer;
 
 #define TOKENIZER_NO_END \
@@ -87,6 +99,7 @@ typedef struct TokenList {
 typedef struct TokenDecoder {
     uint8_t held[4]; // of a token: the beginning of a character whose other bytes have not come yet
     int held_count;
+    bool drops_blank; // the next token begins a text: the blank in front of it is not written
 } TokenDecoder;
 
 // Makes room for `more` elements of `size` bytes behind `count`.
@@ -140,6 +153,23 @@ static inline size_t tokenizer_token_bytes(const int letters[BYTE_LETTERS], cons
     return count;
 }
 
+#define TOKENIZER_BLANK "\xE2\x96\x81"
+
+// The same of BPE of characters. *is_byte: the token is a byte, and no character.
+static inline size_t tokenizer_character_bytes(const char *text, uint8_t *bytes, bool *is_byte) {
+    size_t count = 0;
+    unsigned byte;
+    int end = 0;
+    *is_byte = strlen(text) == 6 && sscanf(text, "<0x%2X>%n", &byte, &end) == 1 && end == 6;
+    if (*is_byte) { bytes[count++] = (uint8_t)byte; }
+    for (const char *at = text; !*is_byte && *at != '\0'; at++) {
+        bool blank = strncmp(at, TOKENIZER_BLANK, 3) == 0;
+        bytes[count++] = blank ? ' ' : (uint8_t)*at;
+        at += blank ? 2 : 0;
+    }
+    return count;
+}
+
 // ---- Loading --------------------------------------------------------------------------
 
 typedef struct TokenizerFile {
@@ -155,11 +185,12 @@ static inline const json_t *tokenizer_get(const json_t *object, const char *key)
 }
 
 // Whether the file has all parts, and asks only for what this module can do. Finds the parts.
-static inline bool tokenizer_find_parts(TokenizerFile *file, const json_t *root, Error *error) {
+static inline bool tokenizer_find_parts(Tokenizer *tokenizer, TokenizerFile *file, const json_t *root,
+                                        Error *error) {
     const json_t *model = json_object_get(root, "model");
     const char *type = json_string_value(json_object_get(model, "type"));
-    static const char *const switches[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix",
-                                           "byte_fallback"};
+    static const char *const switches[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix"};
+    tokenizer->characters = json_is_true(json_object_get(model, "byte_fallback"));
     file->vocabulary = json_object_get(model, "vocab");
     file->merges = json_object_get(model, "merges");
     file->added = tokenizer_get(root, "added_tokens");
@@ -179,8 +210,7 @@ static inline bool tokenizer_find_parts(TokenizerFile *file, const json_t *root,
         const char *text = json_string_value(value);
         bool off = value == NULL || json_is_false(value) || (text != NULL && text[0] == '\0');
         if (!off) {
-            return error_set(error, "%s sets '%s', which is not supported: byte-level BPE does not",
-                             file->name, switches[i]);
+            return error_set(error, "%s sets '%s', which is not supported", file->name, switches[i]);
         }
     }
     return true;
@@ -280,12 +310,48 @@ static inline const char *tokenizer_find_begin(const json_t *processor) {
     return found;
 }
 
+// How BPE of characters prepares a text: Prepend and Replace in older files, Metaspace in newer ones.
+static inline bool tokenizer_read_blanks(Tokenizer *tokenizer, const TokenizerFile *file, const json_t *root,
+                                         Error *error) {
+    const json_t *normalizer = tokenizer_get(root, "normalizer"),
+                 *space = tokenizer_get(root, "pre_tokenizer"),
+                 *steps = json_object_get(normalizer, "normalizers");
+    const char *scheme = json_string_value(json_object_get(space, "prepend_scheme"));
+    bool sequence = json_says(normalizer, "type", "Sequence"), replaces = false, good = true;
+    for (size_t i = 0; normalizer != NULL && good && i < (sequence ? json_array_size(steps) : 1); i++) {
+        const json_t *step = sequence ? json_array_get(steps, i) : normalizer;
+        bool prepends = json_says(step, "type", "Prepend") && json_says(step, "prepend", TOKENIZER_BLANK);
+        if (prepends) { tokenizer->blank = BLANK_ALWAYS; }
+        good = (prepends && !replaces) || (json_says(step, "type", "Replace") &&
+                                           json_says(json_object_get(step, "pattern"), "String", " ") &&
+                                           json_says(step, "content", TOKENIZER_BLANK));
+        replaces = !prepends;
+    }
+    if (space != NULL) {
+        good = good && normalizer == NULL && json_says(space, "type", "Metaspace") && scheme != NULL &&
+               json_says(space, "replacement", TOKENIZER_BLANK) &&
+               json_is_false(json_object_get(space, "split"));
+        replaces = true;
+        tokenizer->blank = !good                           ? BLANK_NOWHERE
+                           : strcmp(scheme, "always") == 0 ? BLANK_IF_NONE
+                           : strcmp(scheme, "first") == 0  ? BLANK_IF_FIRST
+                                                           : BLANK_NOWHERE;
+    }
+    return (good && replaces) ||
+           error_set(
+               error,
+               "%s has byte_fallback, and prepares texts as is not supported: allowed are the normalizers "
+               "Prepend and Replace, or the pre-tokenizer Metaspace without split, each with U+2581",
+               file->name);
+}
+
 // How the file prepares a text: its normalizer and its pre-tokenizer.
 static inline bool tokenizer_read_preparation(Tokenizer *tokenizer, const TokenizerFile *file,
                                               const json_t *root, Error *error) {
     const json_t *normalizer = tokenizer_get(root, "normalizer");
     bool letters = false;
     error->text[0] = '\0';
+    if (tokenizer->characters) { return tokenizer_read_blanks(tokenizer, file, root, error); }
     tokenizer->composes = json_says(normalizer, "type", "NFC");
     if (normalizer != NULL && !tokenizer->composes) {
         return error_set(error, "%s has a normalizer that is not supported: allowed is NFC, or none",
@@ -322,7 +388,7 @@ static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, co
 
 static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *file, size_t index,
                                         Error *error) {
-    static const char *const flags[] = {"single_word", "lstrip", "rstrip"};
+    static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
     const json_t *value = json_array_get(file->added, index), *id = json_object_get(value, "id");
     const char *text = json_string_value(json_object_get(value, "content"));
     if (text == NULL || text[0] == '\0') {
@@ -334,7 +400,8 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
                         .special = json_is_true(json_object_get(value, "special")),
                         .normalized = json_is_true(json_object_get(value, "normalized"))};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
-        if (!json_is_true(json_object_get(value, flags[i]))) { continue; }
+        bool allowed = i == 3 && !tokenizer->characters; // the blank in front would belong to its text
+        if (allowed || !json_is_true(json_object_get(value, flags[i]))) { continue; }
         return error_set(error, "%s: the added token '%.40s' sets '%s', which is not supported", file->name,
                          text, flags[i]);
     }
@@ -363,13 +430,16 @@ static inline bool tokenizer_make_bytes(Tokenizer *tokenizer, const TokenizerFil
     for (int i = 0; i < tokenizer->vocabulary; i++) {
         const char *text = file->texts[i];
         uint8_t *bytes = tokenizer->bytes + tokenizer->offsets[i];
-        size_t count = text != NULL ? tokenizer_token_bytes(letters, text, bytes) : 0;
+        bool is_byte = false;
+        size_t count = text == NULL            ? 0
+                       : tokenizer->characters ? tokenizer_character_bytes(text, bytes, &is_byte)
+                                               : tokenizer_token_bytes(letters, text, bytes);
         tokenizer->offsets[i + 1] = tokenizer->offsets[i] + (uint32_t)count;
         // One letter, as the model has it; a byte that stands literally is no letter.
-        bool is_letter = count == 1 && (text[1] != '\0' || letters[bytes[0]] == bytes[0]);
-        if (is_letter && json_object_get(file->vocabulary, text) != NULL) {
-            tokenizer->byte_ids[bytes[0]] = i;
+        if (!tokenizer->characters) {
+            is_byte = count == 1 && (text[1] != '\0' || letters[bytes[0]] == bytes[0]);
         }
+        if (is_byte && json_object_get(file->vocabulary, text) != NULL) { tokenizer->byte_ids[bytes[0]] = i; }
     }
     for (int byte = 0; byte < 256; byte++) {
         if (tokenizer->byte_ids[byte] >= 0) { continue; }
@@ -407,7 +477,8 @@ static inline int32_t *tokenizer_whole(const Tokenizer *tokenizer, const uint8_t
     }
 }
 
-// Of a file with ignore_merges: finds the tokens of the model by their bytes.
+// Of a file with ignore_merges, or of characters: finds the tokens of the model by their bytes. A
+// token that is a byte is none of these: bytes are in byte_ids.
 static inline void tokenizer_read_whole(Tokenizer *tokenizer, const TokenizerFile *file) {
     const char *text;
     json_t *id;
@@ -417,6 +488,8 @@ static inline void tokenizer_read_whole(Tokenizer *tokenizer, const TokenizerFil
     memset(tokenizer->whole, 0xFF, tokenizer->whole_slots * sizeof *tokenizer->whole);
     json_object_foreach((json_t *)file->vocabulary, text, id) {
         uint32_t *begin = tokenizer->offsets + json_integer_value(id);
+        bool is_byte = tokenizer->byte_ids[tokenizer->bytes[begin[0]]] == json_integer_value(id);
+        if (is_byte || (tokenizer->characters && strchr(text, ' ') != NULL)) { continue; }
         int32_t *slot = tokenizer_whole(tokenizer, tokenizer->bytes + begin[0], begin[1] - begin[0]);
         *slot = (int32_t)json_integer_value(id);
     }
@@ -558,8 +631,8 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
         return error_set(error, "%s is no tokenizer, which is JSON: line %d: %s", name, trouble.line,
                          trouble.text);
     }
-    bool good =
-        tokenizer_find_parts(&file, root, error) && tokenizer_read_preparation(tokenizer, &file, root, error);
+    bool good = tokenizer_find_parts(tokenizer, &file, root, error) &&
+                tokenizer_read_preparation(tokenizer, &file, root, error);
     size_t added = json_array_size(file.added);
     const char *text;
     json_t *id;
@@ -572,9 +645,8 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
     for (size_t i = 0; good && i < added; i++) { good = tokenizer_read_added(tokenizer, &file, i, error); }
     good = good && tokenizer_make_bytes(tokenizer, &file, error) &&
            tokenizer_read_merges(tokenizer, &file, error);
-    if (good && json_is_true(json_object_get(json_object_get(root, "model"), "ignore_merges"))) {
-        tokenizer_read_whole(tokenizer, &file);
-    }
+    bool ignores = json_is_true(json_object_get(json_object_get(root, "model"), "ignore_merges"));
+    if (good && (ignores || tokenizer->characters)) { tokenizer_read_whole(tokenizer, &file); }
     const char *begin = tokenizer_find_begin(json_object_get(root, "post_processor"));
     tokenizer->begin = begin == NULL ? -1 : tokenizer_find_added(tokenizer, begin);
     tokenizer->end = tokenizer_find_added(tokenizer, "<|endoftext|>");
@@ -683,19 +755,28 @@ static inline PieceMerge piece_pop(TokenizerWork *work) {
 // One piece of `count` bytes (at least one) in O(count log count).
 static inline void tokenizer_encode_piece(TokenizerWork *work, const uint8_t *bytes, size_t count) {
     const Tokenizer *tokenizer = work->tokenizer;
-    int32_t whole = tokenizer->whole != NULL ? *tokenizer_whole(tokenizer, bytes, count) : -1;
+    bool ignores_merges = tokenizer->whole != NULL && !tokenizer->characters;
+    int32_t whole = ignores_merges ? *tokenizer_whole(tokenizer, bytes, count) : -1;
     if (whole >= 0) {
         tokenizer_give(work, whole, bytes);
         return;
     }
     list_reserve((void **)&work->tokens, 0, &work->token_capacity, count, sizeof *work->tokens);
-    for (size_t i = 0; i < count; i++) {
-        PieceToken token = {tokenizer->byte_ids[bytes[i]], (int32_t)i - 1,
-                            i + 1 < count ? (int32_t)i + 1 : -1};
+    int32_t previous = -1;
+    for (size_t i = 0, length = 1; i < count; i += length) {
+        int32_t id = -1;
+        if (tokenizer->characters) {
+            utf8_scan(bytes + i, count - i, &length);
+            id = *tokenizer_whole(tokenizer, bytes + i, length);
+        }
+        if (id < 0) { length = 1; }
+        PieceToken token = {id < 0 ? tokenizer->byte_ids[bytes[i]] : id, previous,
+                            i + length < count ? (int32_t)(i + length) : -1};
         work->tokens[i] = token;
+        previous = (int32_t)i;
     }
     work->heap_count = 0;
-    for (size_t i = 0; i + 1 < count; i++) { piece_push(work, (int32_t)i, (int32_t)i + 1); }
+    for (int32_t i = 0; i >= 0; i = work->tokens[i].next) { piece_push(work, i, work->tokens[i].next); }
     while (work->heap_count > 0) {
         PieceMerge merge = piece_pop(work);
         PieceToken *left = &work->tokens[merge.position];
@@ -775,12 +856,34 @@ static inline const char *tokenizer_find_spelled(const Tokenizer *tokenizer, con
 static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *text, size_t count,
                                           bool normalized, Error *error);
 
-// A text with its characters composed (NFC), and where in the text that was given each byte was.
+// A text as the normalizer makes it, and where in the text that was given each byte was.
 typedef struct ComposedText {
     uint8_t *bytes;
     int32_t *origins;
     size_t count, byte_room, origin_room;
 } ComposedText;
+
+static inline void composed_add(ComposedText *whole, uint8_t byte, int32_t origin) {
+    list_reserve((void **)&whole->bytes, whole->count, &whole->byte_room, 1, 1);
+    list_reserve((void **)&whole->origins, whole->count, &whole->origin_room, 1, sizeof(int32_t));
+    whole->bytes[whole->count] = byte;
+    whole->origins[whole->count++] = origin;
+}
+
+// Puts a blank in front, where one belongs there, and writes U+2581 as the blank that it stands for.
+static inline bool tokenizer_put_blanks(const Tokenizer *tokenizer, const uint8_t *text, size_t count,
+                                        int32_t origin, ComposedText *whole) {
+    TokenizerBlank blank = tokenizer->blank;
+    bool has_one = text[0] == ' ' || (count >= 3 && memcmp(text, TOKENIZER_BLANK, 3) == 0);
+    bool needs = blank == BLANK_IF_NONE || (blank == BLANK_IF_FIRST && origin == 0);
+    if (blank == BLANK_ALWAYS || (needs && !has_one)) { composed_add(whole, ' ', origin); }
+    for (size_t i = 0; i < count; i++) {
+        bool is_blank = count - i >= 3 && memcmp(text + i, TOKENIZER_BLANK, 3) == 0;
+        composed_add(whole, is_blank ? ' ' : text[i], origin + (int32_t)i);
+        i += is_blank ? 2 : 0;
+    }
+    return true;
+}
 
 // Returns whether that differs from the text. Characters are composed from one of ASCII, which
 // never joins what stands before it, up to the next; bytes that are no UTF-8 stay.
@@ -797,11 +900,8 @@ static inline bool tokenizer_compose(const uint8_t *text, size_t count, int32_t 
         size_t more = length < 0 ? end - begin : (size_t)length;
         const uint8_t *bytes = length < 0 ? text + begin : composed;
         bool same = more == end - begin && memcmp(bytes, text + begin, more) == 0;
-        list_reserve((void **)&whole->bytes, whole->count, &whole->byte_room, more, 1);
-        list_reserve((void **)&whole->origins, whole->count, &whole->origin_room, more, sizeof(int32_t));
         for (size_t i = 0; i < more; i++) {
-            whole->bytes[whole->count] = bytes[i];
-            whole->origins[whole->count++] = origin + (int32_t)(begin + (same ? i : 0));
+            composed_add(whole, bytes[i], origin + (int32_t)(begin + (same ? i : 0)));
         }
         changes = changes || !same;
         free(composed);
@@ -814,10 +914,14 @@ static inline bool tokenizer_encode_between(TokenizerWork *work, const uint8_t *
                                             Error *error) {
     ComposedText whole = {NULL, NULL, 0, 0, 0};
     const uint8_t *given = work->text;
+    const Tokenizer *tokenizer = work->tokenizer;
     size_t ascii = 0;
-    while (work->tokenizer->composes && ascii < count && text[ascii] < 0x80) { ascii++; }
-    bool changes = work->tokenizer->composes && ascii < count &&
-                   tokenizer_compose(text, count, (int32_t)(text - given), &whole);
+    while (tokenizer->composes && ascii < count && text[ascii] < 0x80) { ascii++; }
+    bool changes =
+        tokenizer->characters
+            ? count > 0 && tokenizer_put_blanks(tokenizer, text, count, (int32_t)(text - given), &whole)
+            : tokenizer->composes && ascii < count &&
+                  tokenizer_compose(text, count, (int32_t)(text - given), &whole);
     if (changes) {
         work->text = text = whole.bytes;
         work->origins = whole.origins;
@@ -926,6 +1030,8 @@ static inline void tokenizer_decode(const Tokenizer *tokenizer, TokenDecoder *de
         size_t length = 0;
         const uint8_t *bytes = tokenizer_bytes(tokenizer, ids[i], &length);
         if (!special && length > 0 && tokenizer->is_special[ids[i]]) { continue; }
+        if (decoder->drops_blank && length > 0 && bytes[0] == ' ') { bytes++, length--; }
+        decoder->drops_blank = false;
         for (size_t k = 0; k < length; k++) {
             decoder->held[decoder->held_count++] = bytes[k];
             token_decoder_release(decoder, false, out);

@@ -24,7 +24,7 @@ import random
 import sys
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers, trainers
 from tokenizers.models import BPE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,6 +136,37 @@ KINDS = {
     "digits": {"file": cut_by({"type": "Digits", "individual_digits": False}, LETTERS), "model": {}},
 }
 
+BLANK = "\u2581"
+REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
+
+
+def metaspace(scheme: str) -> dict:
+    return {"normalizer": None, "pre_tokenizer": {"type": "Metaspace", "replacement": BLANK, "prepend_scheme": scheme, "split": False}}
+
+
+# As SentencePiece's files are converted: Llama 2's, Mistral's newer ones, Gemma's.
+CHARACTERS = {
+    "prepend": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": BLANK}, REPLACE]}, "pre_tokenizer": None},
+    "first": metaspace("first"), "always": metaspace("always"), "never": {"normalizer": REPLACE, "pre_tokenizer": None},
+}
+BLANKS = [
+    f"{BLANK}a {BLANK} b", f"{BLANK}", "a<|endoftext|>b <|endoftext|> c<|endoftext|>", "<|endoftext|>the", " the fox", "<0x41> A \x41",
+    "\u00e9\u010d\u72d0<|end|>!caf\u00e9 bar",
+]
+
+
+def of_characters(plain: Tokenizer) -> dict:
+    """The model, and the added tokens: none of them is normalized."""
+    tokenizer = Tokenizer(BPE(byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", BLANK)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    bytes_of = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=SIZE, special_tokens=[vocabulary.END_OF_TEXT, *bytes_of], limit_alphabet=70, show_progress=False)
+    tokenizer.train_from_iterator(SENTENCES[:6], trainer)
+    added = [token | {"normalized": False} for token in json.loads(plain.to_str())["added_tokens"]]
+    return {"model": json.loads(tokenizer.to_str())["model"], "added_tokens": added}
+
+
 COMPOSED = [
     "e\u0301E\u0300 o\u0323\u0302o\u0302\u0323 \u0301x \u00e9\u0301", "\u1100\u1161\u11a8 \u1100\u1161 \uac00\u11a8 \u1111\u1171\u11b6",
     "\u0958\u212b\u2126\u0344\u1e9b\u0323 q\u0307\u0323 \u2adc", "cafe\u0301 bar cafe\u0301<|end|>cafe\u0301", "'S 'Re I'LL '\u017f 1234567 12\u0663\u06645\u00bd",
@@ -153,6 +184,11 @@ def kind_cases(plain: Tokenizer) -> dict:
         root["model"].update(kind["model"])
         tokenizer = Tokenizer.from_str(json.dumps(root))
         kind["encode"] = encode_cases(tokenizer, [text for text in HARD if len(text) < 200] + COMPOSED)
+    whole = of_characters(plain)
+    for name, file in CHARACTERS.items():
+        tokenizer = Tokenizer.from_str(json.dumps(json.loads(plain.to_str()) | whole | file))
+        texts = BLANKS + ([text for text in HARD if len(text) < 200] if name == "prepend" else [])
+        kinds[name] = {"file": file | {"added_tokens": whole["added_tokens"]}, "model": whole["model"], "encode": encode_cases(tokenizer, texts)}
     return kinds
 
 

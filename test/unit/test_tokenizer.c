@@ -126,12 +126,13 @@ static void hard_strings_have_the_ids_of_the_library(void **state) {
     tokenizer_close(&tokenizer);
 }
 
-// Qwen 2, Llama 3 and SmolLM: other patterns, composed characters, whole pieces first.
+// Qwen 2, Llama 3 and SmolLM: other patterns, composed characters, whole pieces first. Llama 2 and
+// Mistral: characters, and a blank in front.
 static void other_kinds_have_the_ids_of_the_library(void **state) {
     (void)state;
     json_t *kinds = load_json("test/reference/tokenizer_kinds.json"), *kind;
     const char *name;
-    assert_int_equal(json_object_size(kinds), 4);
+    assert_int_equal(json_object_size(kinds), 8);
     json_object_foreach(kinds, name, kind) {
         json_t *root = load_json(REFERENCE), *model = json_object_get(root, "model");
         Tokenizer tokenizer;
@@ -139,7 +140,8 @@ static void other_kinds_have_the_ids_of_the_library(void **state) {
         json_object_update(root, json_object_get(kind, "file"));
         json_object_update(model, json_object_get(kind, "model"));
         if (!open_json(&tokenizer, root, &error)) { fail_msg("%s: %s", name, error.text); }
-        check_encoding(&tokenizer, json_object_get(kind, "encode"), !tokenizer.composes);
+        check_encoding(&tokenizer, json_object_get(kind, "encode"),
+                       !tokenizer.composes && !tokenizer.characters);
         tokenizer_close(&tokenizer);
         json_decref(root);
     }
@@ -171,6 +173,42 @@ static void places_are_those_of_the_text_that_was_given(void **state) {
     token_list_free(&begins);
     tokenizer_close(&tokenizer);
     json_decref(root);
+}
+
+// Of Llama 2: the blank in front is nowhere in the text, and is not written.
+static void the_blank_in_front_of_a_text_is_not_of_the_text(void **state) {
+    (void)state;
+    json_t *kinds = load_json("test/reference/tokenizer_kinds.json"), *root = load_json(REFERENCE),
+           *kind = json_object_get(kinds, "prepend");
+    Tokenizer tokenizer;
+    Error error;
+    json_object_update(root, json_object_get(kind, "file"));
+    json_object_set(root, "model", json_object_get(kind, "model"));
+    if (!open_json(&tokenizer, root, &error)) { fail_msg("%s", error.text); }
+    static const char *const texts[] = {"the fox", " the fox", "\xE7\x8B\x90 caf\xC3\xA9\n", "  a  "};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        TokenList list = {NULL, 0, 0}, begins = {NULL, 0, 0};
+        TokenDecoder decoder = {.drops_blank = true};
+        char *back = NULL;
+        size_t count = strlen(texts[i]), length = 0, at = 0;
+        FILE *file = open_memstream(&back, &length);
+        assert_true(tokenizer_encode_places(&tokenizer, texts[i], count, true, &list, &begins, &error));
+        tokenizer_decode(&tokenizer, &decoder, list.ids, list.count, true, file);
+        fclose(file);
+        assert_string_equal(back, texts[i]);
+        for (size_t k = 0; k < list.count;
+             k++) { // behind the blank, a token begins where the one before ends
+            assert_int_equal(begins.ids[k], at);
+            tokenizer_bytes(&tokenizer, list.ids[k], &length);
+            at += length - (k == 0);
+        }
+        free(back);
+        token_list_free(&list);
+        token_list_free(&begins);
+    }
+    tokenizer_close(&tokenizer);
+    json_decref(root);
+    json_decref(kinds);
 }
 
 // As Llama 3 has it: prompts begin with the token that the post-processor puts there, once.
@@ -378,7 +416,7 @@ static const Damage damages[] = {
     {"model/dropout", "{}", "'dropout'"},
     {"model/continuing_subword_prefix", "\"##\"", "'continuing_subword_prefix'"},
     {"model/end_of_word_suffix", "\"</w>\"", "'end_of_word_suffix'"},
-    {"model/byte_fallback", "true", "'byte_fallback'"},
+    {"model/byte_fallback", "true", "has byte_fallback"},
     {"model/vocab", NULL, "an object 'vocab'"},
     {"model/vocab", "[]", "an object 'vocab'"},
     {"model/vocab", "{}", "no token stands for the byte"},
@@ -450,20 +488,43 @@ static const Damage damages[] = {
     {"added_tokens/1/single_word", "true", "'single_word'"},
 };
 
+// The same of a file of characters.
+static const Damage damages_of_characters[] = {
+    {"model/vocab/<0x7F>", NULL, "no token stands for the byte 0x7F"},
+    {"added_tokens/1/normalized", "true", "'normalized'"},
+    {"normalizer", NULL, "prepares texts"},
+    {"normalizer/normalizers/1/content", "\"_\"", "prepares texts"},
+    {"normalizer/normalizers/0/prepend", "\"_\"", "prepares texts"},
+    {"normalizer", "{\"type\": \"NFC\"}", "prepares texts"},
+    {"normalizer", "{\"type\": \"Sequence\", \"normalizers\": []}", "prepares texts"},
+    {"pre_tokenizer", "{\"type\": \"Metaspace\", \"replacement\": \"\xE2\x96\x81\"}", "prepares texts"},
+};
+
+static void expect_refused(const json_t *good, const Damage *damage) {
+    json_t *root = json_deep_copy(good);
+    Tokenizer tokenizer;
+    Error error;
+    put(root, damage->path, damage->value);
+    if (open_json(&tokenizer, root, &error)) {
+        fail_msg("%s as %s is accepted", damage->path, damage->value);
+    }
+    expect_one_line(&error, damage->words);
+    assert_null(tokenizer.bytes);
+    json_decref(root);
+}
+
 static void damaged_files_are_refused_in_one_line(void **state) {
     (void)state;
-    for (size_t i = 0; i < sizeof damages / sizeof damages[0]; i++) {
-        json_t *root = load_json(REFERENCE);
-        Tokenizer tokenizer;
-        Error error;
-        put(root, damages[i].path, damages[i].value);
-        if (open_json(&tokenizer, root, &error)) {
-            fail_msg("%s as %s is accepted", damages[i].path, damages[i].value);
-        }
-        expect_one_line(&error, damages[i].words);
-        assert_null(tokenizer.bytes);
-        json_decref(root);
+    json_t *root = load_json(REFERENCE), *kinds = load_json("test/reference/tokenizer_kinds.json"),
+           *kind = json_object_get(kinds, "prepend");
+    for (size_t i = 0; i < sizeof damages / sizeof damages[0]; i++) { expect_refused(root, &damages[i]); }
+    json_object_update(root, json_object_get(kind, "file"));
+    json_object_set(root, "model", json_object_get(kind, "model"));
+    for (size_t i = 0; i < sizeof damages_of_characters / sizeof damages_of_characters[0]; i++) {
+        expect_refused(root, &damages_of_characters[i]);
     }
+    json_decref(kinds);
+    json_decref(root);
 }
 
 static void text_that_is_not_json_is_refused_in_one_line(void **state) {
@@ -562,6 +623,7 @@ int main(void) {
         cmocka_unit_test(hard_strings_have_the_ids_of_the_library),
         cmocka_unit_test(other_kinds_have_the_ids_of_the_library),
         cmocka_unit_test(places_are_those_of_the_text_that_was_given),
+        cmocka_unit_test(the_blank_in_front_of_a_text_is_not_of_the_text),
         cmocka_unit_test(the_token_in_front_of_a_text_is_found),
         cmocka_unit_test(merges_as_one_string_are_the_same_as_pairs),
         cmocka_unit_test(the_sum_is_that_of_the_token_files),

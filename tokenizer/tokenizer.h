@@ -77,7 +77,7 @@ typedef struct Tokenizer {
     int32_t end;   // the token behind a text: <|endoftext|>, or what tokenizer_find_end finds; -1: unknown
     pcre2_code *patterns[TOKENIZER_MOST_PATTERNS]; // each cuts what the ones before it have left whole
     int pattern_count;
-    // (whole_slots) ids, hashed by the tokens' bytes; -1: empty. NULL: byte-level without ignore_merges.
+    // (whole_slots) ids, hashed by the tokens' bytes; -1: empty. NULL: of bytes, without ignore_merges.
     int32_t *whole;
     size_t whole_slots; // a power of two
     bool composes;      // the normalizer is NFC
@@ -310,7 +310,7 @@ static inline const char *tokenizer_find_begin(const json_t *processor) {
     return found;
 }
 
-// How BPE of characters prepares a text: Prepend and Replace in older files, Metaspace in newer ones.
+// How BPE of characters prepares a text: Prepend and Replace in older files, Metaspace in newer.
 static inline bool tokenizer_read_blanks(Tokenizer *tokenizer, const TokenizerFile *file, const json_t *root,
                                          Error *error) {
     const json_t *normalizer = tokenizer_get(root, "normalizer"),
@@ -870,7 +870,7 @@ static inline void composed_add(ComposedText *whole, uint8_t byte, int32_t origi
     whole->origins[whole->count++] = origin;
 }
 
-// Puts a blank in front, where one belongs there, and writes U+2581 as the blank that it stands for.
+// Puts a blank in front, where one belongs there, and writes U+2581 as the blank it stands for.
 static inline bool tokenizer_put_blanks(const Tokenizer *tokenizer, const uint8_t *text, size_t count,
                                         int32_t origin, ComposedText *whole) {
     TokenizerBlank blank = tokenizer->blank;

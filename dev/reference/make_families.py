@@ -3,20 +3,25 @@
 
     python dev/reference/make_families.py            writes the file and prints what fp32 rounding does to the values
     python dev/reference/make_families.py --check    recomputes and compares with the file, exit 1 where it differs
+    python dev/reference/make_families.py --random 24 --seed 1 --out DIR
+    ACCO_REFERENCE=DIR build/test/test_families      tries 24 random configurations, with every element of each gradient
 
 Everything is computed in float64, without the library's casts to float32 of norms and of softmax; only the angles of positions are float32,
 as the library computes them in every precision. Weights and tokens are made from names, as make_reference.py explains: RMSNorm weights are
-1 + value. Of a gradient at most SAMPLES elements are stored, evenly spread. README.md beside this script lists the file's contents.
+1 + value. Of a gradient at most SAMPLES elements are stored, evenly spread. Muon is torch's, as make_muon.py has it. README.md beside this script lists the file's contents.
 """
 
 import argparse
 import json
 import pathlib
+import random
 import sys
 import types
+from unittest import mock
 
 import numpy as np
 import torch
+from make_muon import muon
 from make_reference import cross_entropy, describe, disagreement, same, serialize, splitmix, stream
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, logging
@@ -63,6 +68,42 @@ CASES = {
 }
 
 
+def random_rotary(generator, length):
+    """rope_parameters of any kind."""
+    kind = generator.choice(["default", "linear", "dynamic", "llama3", "yarn"])
+    found = {"rope_type": kind, "rope_theta": generator.choice([50.0, 1000.0, 10000.0, 500000.0])}
+    if kind != "default":
+        found["factor"] = generator.choice([2.0, 3.5, 8.0])
+    if kind in ("llama3", "yarn"):
+        found["original_max_position_embeddings"] = generator.choice([8, 16, 48] if kind == "llama3" else [128, 256])
+    if kind == "llama3":
+        found |= {"low_freq_factor": 1.0, "high_freq_factor": generator.choice([2.0, 4.0])}
+    return found
+
+
+def random_case(number, generator):
+    """A name, and what CASES has of it."""
+    kind, odd = ("llama", "mistral", "qwen2", "qwen3")[number % 4], lambda low, high: generator.randrange(low, high)
+    key_heads, groups, size = odd(1, 4), odd(1, 4), generator.choice([4, 8, 10, 16, 40, 128])
+    heads, layers, window = key_heads * groups, odd(1, 4), odd(2, 12)
+    config = {"model_type": kind, "hidden_size": heads * size if kind == "qwen2" else heads * odd(2, 9), "num_attention_heads": heads,
+              "num_key_value_heads": key_heads, "num_hidden_layers": layers, "intermediate_size": odd(5, 50), "vocab_size": odd(13, 60),
+              "tie_word_embeddings": generator.random() < 0.5, "rms_norm_eps": generator.choice([1e-5, 1e-6])}
+    if kind != "qwen2":
+        config["head_dim"] = size
+    if kind in ("llama", "qwen3"):
+        config["attention_bias"] = generator.random() < 0.5
+    if kind == "llama":
+        config["mlp_bias"] = generator.random() < 0.5
+    if kind == "mistral":
+        config["sliding_window"] = generator.choice([None, window])
+    if kind in ("qwen2", "qwen3") and generator.random() < 0.6:
+        config |= {"use_sliding_window": True, "sliding_window": window, "max_window_layers": odd(0, layers + 1)}
+    length = odd(3, 40)
+    config["rope_parameters"] = random_rotary(generator, length)
+    return f"{kind} {number}", (odd(1, 4), length, generator.random() < 0.4, config)
+
+
 def settings(name):
     """(B, T, masked, config.json, seed) of a case."""
     batch, length, masked, config = CASES[name]
@@ -105,29 +146,46 @@ def make_batch(name):
     return torch.from_numpy(tokens), torch.from_numpy(targets)
 
 
-def sample(values):
-    """At most SAMPLES elements, evenly spread."""
+def sample(values, most):
+    """At most `most` elements, evenly spread."""
     flat = values.flatten()
-    count = min(SAMPLES, flat.numel())
+    count = min(most, flat.numel())
     return flat[torch.arange(count) * flat.numel() // count]
 
 
-def model_values(name, model):
-    """Logits, losses of STEPS steps of AdamW and gradients of the first, and how gradients are called."""
-    tokens, targets = make_batch(name)
-    groups = [{"params": [p for p in model.parameters() if p.dim() == d], "weight_decay": WEIGHT_DECAY if d == 2 else 0.0} for d in (1, 2)]
-    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(BETA1, BETA2), eps=EPSILON, foreach=False, fused=False)
-    values, losses, names = {}, [], [key for key, _ in model.named_parameters()]
+def adamw(parameters):
+    """AdamW with weight decay for matrices."""
+    groups = [{"params": [p for p in parameters if p.dim() == d], "weight_decay": WEIGHT_DECAY if d == 2 else 0.0} for d in (1, 2)]
+    return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(BETA1, BETA2), eps=EPSILON, foreach=False, fused=False)
+
+
+def train(name, model, optimizers, most):
+    """Logits and gradients of the first of STEPS steps, and the losses of all."""
+    (tokens, targets), values, losses = make_batch(name), {}, []
     for step in range(STEPS):
-        optimizer.zero_grad()
+        model.zero_grad()
         logits = model(input_ids=tokens, use_cache=False).logits
         loss = cross_entropy(logits, targets)
         loss.backward()
         losses.append(loss.detach().reshape(1))
         if step == 0:
-            values = {"logits": logits.detach().clone(), "grad": torch.cat([sample(p.grad) for p in model.parameters()])}
-        optimizer.step()
-    return values | {"losses": torch.cat(losses)}, names
+            values = {"logits": logits.detach().clone(), "grad": torch.cat([sample(p.grad, most) for p in model.parameters()])}
+        for optimizer in optimizers:
+            optimizer.step()
+    return values, torch.cat(losses)
+
+
+def model_values(name, dtype, most):
+    """What test_families.c compares, and how gradients are called. Muon steps the matrices of layers."""
+    model = make_model(name, dtype)
+    values, losses = train(name, model, [adamw(list(model.parameters()))], most)
+    model = make_model(name, dtype)
+    named = list(model.named_parameters())
+    matrices = [p for key, p in named if ".layers." in key and p.dim() == 2]
+    others = [p for key, p in named if not (".layers." in key and p.dim() == 2)]
+    with mock.patch.object(torch, "bfloat16", dtype):  # in which torch's Muon multiplies
+        _, by_muon = train(name, model, [muon(matrices, LEARNING_RATE), adamw(others)], most)
+    return values | {"losses": losses, "muon losses": by_muon}, [key for key, _ in named]
 
 
 def main():
@@ -135,22 +193,30 @@ def main():
     root = pathlib.Path(__file__).resolve().parents[2]
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--check", action="store_true", help="compare with the file, write nothing")
+    parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="of random configurations, in place of CASES")
+    parser.add_argument("--seed", type=int, default=1, help="of the random configurations (%(default)s)")
+    parser.add_argument("--out", type=pathlib.Path, default=root / "test" / "reference", metavar="DIR")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    most = SAMPLES
+    if arguments.random > 0:
+        generator, most = random.Random(arguments.seed), 1 << 30
+        CASES.clear()
+        CASES.update(random_case(number, generator) for number in range(arguments.random))
     logging.set_verbosity_error()
     softmax = torch.nn.functional.softmax
     torch.nn.functional.softmax = lambda x, dim=None, dtype=None: softmax(x, dim=dim)  # in the dtype of the scores
-    path, tensors, strings = root / "test" / "reference" / "families.safetensors", {}, {}
+    path, tensors, strings = arguments.out / "families.safetensors", {}, {}
     for name in CASES:
         B, T, _, config, seed = settings(name)
-        values, names = model_values(name, make_model(name))
-        single, _ = model_values(name, make_model(name, torch.float32))
+        values, names = model_values(name, torch.float64, most)
+        single, _ = model_values(name, torch.float32, most)
         print(f"{name:20} loss {values['losses'][0]:.6f} -> {values['losses'][-1]:.6f}; float32 differs by {describe(disagreement(values, single))}")
         for kind, value in values.items():
-            tensors[f"{name}/{kind}"] = np.ascontiguousarray(value.numpy().astype(np.float64 if kind == "losses" else np.float32))
+            tensors[f"{name}/{kind}"] = np.ascontiguousarray(value.numpy().astype(np.float64 if "losses" in kind else np.float32))
         tokens, targets = make_batch(name)
         tensors[f"{name}/tokens"], tensors[f"{name}/targets"] = tokens.numpy().astype(np.int32), targets.numpy().astype(np.int32)
-        strings[name] = json.dumps({"B": B, "T": T, "seed": seed, "config": config, "tensors": names})
+        strings[name] = json.dumps({"B": B, "T": T, "seed": seed, "samples": most, "config": config, "tensors": names})
     if arguments.check:
         with safe_open(path, framework="numpy") as file:
             wrong = [] if file.metadata() == strings else ["metadata"]

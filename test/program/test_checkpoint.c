@@ -772,6 +772,7 @@ static void a_measured_split_is_kept_where_batches_are_as_they_were(void **state
     json_decref(training_finish(stage, &by_hand));
     const char *path = step_path(&first, 2);
     check_split(stage, 2, path, "--accumulate 4 --acco-split auto", "", "");
+    check_split(stage, 1, path, "--accumulate 4 --acco-split auto", "ranks", "measured: ");
     check_split(stage, 3, path, "--accumulate 4 --acco-split auto", "ranks", "measured: ");
     check_split(stage, 2, path, "--accumulate 4 --acco-split 0.6", "another --acco-split", "");
     check_split(stage, 2, path, "--accumulate 6 --acco-split auto", "another --accumulate", "measured: ");

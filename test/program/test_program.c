@@ -2213,6 +2213,22 @@ static void spikes_can_be_rolled_back(void **state) {
     assert_true(rules >= 4 && most >= 2);
 }
 
+// At the end the time of a micro-batch of rank 0 is the mean since the latest rollback, as that of
+// the reports since then.
+static void check_pace_after_rollbacks(json_t *events) {
+    double sum = 0, steps = 0;
+    for (size_t i = 0; i < json_array_size(events); i++) {
+        json_t *event = json_array_get(events, i);
+        const char *kind = json_string_value(json_object_get(event, "event"));
+        if (strcmp(kind, "rollback") == 0) { sum = steps = 0; }
+        if (strcmp(kind, "report") != 0) { continue; }
+        sum += log_number(event, "steps") * log_number(event, "micro_batch_ms");
+        steps += log_number(event, "steps");
+    }
+    json_t *told = json_object_get(log_event_of(events, "end", -1), "rank_micro_batch_ms");
+    assert_close(json_number_value(json_array_get(told, 0)), sum / steps, 1e-3 * sum / steps, "pace");
+}
+
 // Ranks that make 4 and 2 micro-batches a commit are in different places of the data. After a
 // rollback the one that is behind begins after the last micro-batch that the other has used:
 // rank 0 had begun 4 (from + 1) of its own, and rank 1 begins with its number 2 * commit.
@@ -2233,6 +2249,7 @@ static void unequal_ranks_are_rolled_back_to_new_data(void **state) {
         saved_numbers(stage, "rollback-unequal", (int)log_number(log_event_of(events, "end", -1), "commit"));
     assert_true(rollbacks > 0);
     assert_close(log_number(numbers, "data_base"), base, 0, "where the data continue");
+    check_pace_after_rollbacks(events);
     json_decref(numbers);
     json_decref(events);
 }

@@ -215,10 +215,26 @@ static void a_disk_that_fails_saves_nothing(void **state) {
     }
 }
 
+// A checkpoint that a user has renamed, to keep it, is none of the run's any more.
+static void other_names_are_no_checkpoints(void **state) {
+    (void)state;
+    static const char *const names[] = {"commit-7", "commit-9.old", "commit-8 copy", "commit-", "unfinished"};
+    char folder[] = "/tmp/acco-saving-XXXXXX", path[PATH_MAX];
+    assert_non_null(mkdtemp(folder));
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+        assert_int_equal(mkdir(path, 0777), 0);
+    }
+    assert_int_equal(checkpoint_newest_in(folder, INT64_MAX), 7);
+    assert_int_equal(checkpoint_newest_in(folder, 7), -1);
+    tree_remove(folder);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(everything_is_on_disk_before_a_checkpoint_has_its_name),
         cmocka_unit_test(a_disk_that_fails_saves_nothing),
+        cmocka_unit_test(other_names_are_no_checkpoints),
     };
     return run_rules_tests(tests, sizeof tests / sizeof tests[0]);
 }

@@ -239,6 +239,19 @@ static void a_good_step_renews_the_patience(void **state) {
     }
 }
 
+// Steps that a worker has left out count among its tokens, and none of these is predicted.
+static void a_worker_counts_for_the_steps_that_it_made(void **state) {
+    (void)state;
+    enum { MICRO_BATCHES = 3, TOKENS = 8 };
+    const Scheduler s = {.settings = {.micro_batches = MICRO_BATCHES}, .problem = {.tokens = TOKENS}};
+    for (int made = 0; made <= 4; made++) { // of four steps
+        Tally tally = {.micro_batches = made * MICRO_BATCHES,
+                       .predicted = made * MICRO_BATCHES * TOKENS,
+                       .left_out = 4 - made};
+        assert_true(worker_weight(&s, &tally) == (float)made / 4);
+    }
+}
+
 // What detectors have learned are the norms and the losses of all commits, each once, in
 // their order; no estimates. In local rules those of all inner steps.
 static void detectors_learn_every_commit_once(void **state) {
@@ -339,6 +352,7 @@ int main(void) {
         cmocka_unit_test(a_step_far_too_large_is_left_out_or_ends_the_run),
         cmocka_unit_test(ten_bad_steps_in_a_row_end_the_run),
         cmocka_unit_test(a_good_step_renews_the_patience),
+        cmocka_unit_test(a_worker_counts_for_the_steps_that_it_made),
         cmocka_unit_test(detectors_learn_every_commit_once),
         cmocka_unit_test(the_rank_with_the_largest_mean_is_named),
         cmocka_unit_test(a_rollback_forgets_what_was_under_way),

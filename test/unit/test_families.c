@@ -552,6 +552,12 @@ static void a_written_configuration_is_the_same(void **state) {
             assert_memory_equal(&again, &fixture.config, sizeof again);
             json_decref(half);
         }
+        // Older versions of transformers read max_window_layers, and no layer_types.
+        if (strcmp(CASES[c], "qwen2 windows") == 0) {
+            json_object_del(root, "layer_types");
+            config_read(root, &again, &error);
+            assert_memory_equal(&again, &fixture.config, sizeof again);
+        }
         json_decref(root);
         close_case(&fixture);
     }

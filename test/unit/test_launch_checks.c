@@ -199,6 +199,8 @@ static void test_control_groups(void **state) {
     put(root, "cpu,cpuacct/a/cpu.cfs_period_us", "100000\n");
     limits = group_limits(self, root);
     assert_true(limits.memory == 240000 && limits.cores == 0.5);
+    put(root, "memory/a/memory.stat", "inactive_file 5000\ntotal_inactive_file 20000\n"); // total: with a/b
+    assert_true(group_limits(self, root).memory == 260000);
     put(root, "cpu,cpuacct/a/cpu.cfs_quota_us", "-1\n");
     assert_true(isinf(group_limits(self, root).cores));
     limits = group_limits("/nowhere", "/nowhere");

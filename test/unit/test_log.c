@@ -9,6 +9,7 @@
 
 #include "program/report.h"
 #include "program/run_directory.h"
+#include "program/spike_report.h"
 #include "runtime/names.h"
 
 static char scratch[64]; // a directory of this test's own, in which it runs
@@ -376,6 +377,23 @@ static void test_a_line_that_was_cut_off_ends(void **state) {
     free(curves);
 }
 
+// Behind a rollback, or with other batches, a run goes on elsewhere in the data.
+static void test_a_spike_names_its_sequences(void **state) {
+    (void)state;
+    Scheduler *scheduler = (Scheduler *)calloc(1, sizeof *scheduler);
+    Transport transport = {.size = 2};
+    const SpikeReport spike = {.kind = SPIKE_LOSS, .rank = 1, .site = {.micro_batch = 4}};
+    const CheckpointedRun run = {.transport = &transport, .scheduler = scheduler, .B = 3, .data_base = 10};
+    const DataLoader data = {.builtin = true};
+    char text[SPIKE_TEXT_SIZE];
+    scheduler->spikes.latest = spike;
+    describe_spike(&run, &data, text, sizeof text);
+    assert_string_equal(text,
+                        "the loss of rank 1 is not a finite number in its micro-batch 3 (of 3 sequences, "
+                        "the first is number 51 in the order of training)");
+    free(scheduler);
+}
+
 static void test_opening_again_appends(void **state) {
     (void)state;
     Error error;
@@ -695,6 +713,7 @@ int main(void) {
         cmocka_unit_test(test_words_for_a_shell),
         cmocka_unit_test(test_report_and_validation),
         cmocka_unit_test(test_facts),
+        cmocka_unit_test(test_a_spike_names_its_sequences),
         cmocka_unit_test(test_opening_again_appends),
         cmocka_unit_test(test_a_line_that_was_cut_off_ends),
         cmocka_unit_test(test_missing_directory),

@@ -223,6 +223,27 @@ static void a_plan_takes_what_was_measured(void **state) {
     groups_free(&told.groups);
 }
 
+// In --json, too, rates are in bits.
+static void programs_are_told_bits(void **state) {
+    (void)state;
+    Told told;
+    tell(&told, 2);
+    tell_pair(&told, 0, 1, 100e6, 50e6, 40e6, 3e-3);
+    json_t *odd = json_array(), *network = network_as_json(&told.network, odd),
+           *pairs = json_object_get(network, "pairs");
+    assert_int_equal(json_array_size(pairs), 2);
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *pair = json_array_get(pairs, i);
+        assert_close(json_number_value(json_object_get(pair, "bits_per_second")), i == 0 ? 800e6 : 400e6, 0,
+                     "one way");
+        assert_close(json_number_value(json_object_get(pair, "at_once")), 320e6, 0, "at once");
+        assert_close(json_number_value(json_object_get(pair, "latency_us")), 3000, 1e-9, "latency");
+    }
+    json_decref(network);
+    json_decref(odd);
+    groups_free(&told.groups);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_host_meets_every_other_once),
@@ -231,6 +252,7 @@ int main(void) {
         cmocka_unit_test(hosts_that_are_alike_are_not_odd),
         cmocka_unit_test(what_differs_is_named),
         cmocka_unit_test(a_plan_takes_what_was_measured),
+        cmocka_unit_test(programs_are_told_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -751,6 +751,40 @@ static void a_rank_that_does_not_arrive_is_named(void **state) {
     assert_non_null(strstr(message, "--timeout-s"));
 }
 
+// Ranks 0, 1 and 2 share a host, and 2 comes a little late; rank 3, on another host, never does.
+static void *wait_for_another_host(void *rank) {
+    Transport transport;
+    threads_open(&transport, (ThreadsRank *)rank);
+    groups_free(&transport.hosts);
+    groups_make_even(&transport.hosts, transport.rank, transport.size, 3);
+    transport.two_level = true;
+    transport.timeout_seconds = 1;
+    if (transport.rank == 2) { sleep_seconds(0.5); }
+    transport_barrier(&transport, "a barrier");
+    return NULL;
+}
+
+static void wait_on_two_levels(const void *context) {
+    ThreadsWorld *world = threads_world_create(4);
+    ThreadsRank ranks[3] = {{world, 0, 0}, {world, 1, 0}, {world, 2, 0}};
+    pthread_t threads[3];
+    (void)context;
+    for (int i = 0; i < 3; i++) { pthread_create(&threads[i], NULL, wait_for_another_host, &ranks[i]); }
+    for (int i = 0; i < 3; i++) { pthread_join(threads[i], NULL); }
+}
+
+// The rank on the other host is to blame, and not rank 0, although rank 1 has waited longer for it.
+static void a_mate_that_waits_itself_is_not_blamed(void **state) {
+    (void)state;
+    if (process_transport->size > 1) { skip(); }
+    char message[2048];
+    int status = run_in_child(wait_on_two_levels, NULL, message, sizeof message);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SYSTEM_FAILURE);
+    if (strstr(message, "a barrier between hosts: rank 3 did not arrive") == NULL) {
+        fail_msg("%s", message);
+    }
+}
+
 enum { NAPS = 15 }; // of a tenth of a second
 
 static void arrive_late(Transport *transport, void *context) {
@@ -799,6 +833,7 @@ int main(void) {
         cmocka_unit_test(a_measured_link_is_the_emulated_one_on_all_ranks),
         cmocka_unit_test(a_world_of_one_has_no_link),
         cmocka_unit_test(a_rank_that_does_not_arrive_is_named),
+        cmocka_unit_test(a_mate_that_waits_itself_is_not_blamed),
         cmocka_unit_test(the_time_of_a_stopped_process_does_not_count),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -605,8 +605,8 @@ static inline DataChange data_loader_look(DataLoader *loader, const DataFile **f
 
 // ---- Order ----------------------------------------------------------------------------
 
-// Where the permutation of [0, n) that `key` names sends `index`. A Feistel network is a bijection of
-// the words of 2h bits; applied until the word is below n, one of [0, n), in less than four
+// Where the permutation of [0, n) that `key` names sends `index`. A Feistel network is a bijection
+// of the words of 2h bits; applied until the word is below n, one of [0, n), in less than four
 // applications on average, because 4^h < 4n. Black and Rogaway, "Ciphers with arbitrary finite
 // domains", 2002. Four rounds would do for a large n; small ones profit from six.
 static inline uint64_t data_permute(uint64_t key, uint64_t n, uint64_t index) {

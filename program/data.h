@@ -45,8 +45,8 @@ static inline DataLoader *validation_loader(Run *run) {
     return has_validation_data(&run->options) ? &run->validation_data : &run->data;
 }
 
-// Finds the files of --data or --val-data, and divides them into windows. tokens: NULL, or the token
-// files of its sources. tokenizer: its path; empty if there is none.
+// Finds the files of --data or --val-data, and divides them into windows. tokens: NULL, or the
+// token files of its sources. tokenizer: its path; empty if there is none.
 static inline bool open_side(Run *run, bool validation, const char *const *tokens, const char *tokenizer,
                              Error *error) {
     const Options *options = &run->options;

@@ -87,7 +87,8 @@ static inline bool choose_rates(Run *run, Error *error) {
     bool finetunes = options->finetune[0] != '\0';
     if (options_leave(options, &options->learning_rate)) {
         // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and our
-        // own measurement for the tiny ones. Fine-tuning takes a tenth: ACCO's paper, for 2.7B, 2e-5.
+        // own measurement for the tiny ones. Fine-tuning takes a tenth: ACCO's paper, for 2.7B,
+        // 2e-5.
         double rate = parameters < 5e6     ? 2e-3
                       : parameters < 60e6  ? 1e-3
                       : parameters < 250e6 ? 6e-4
@@ -122,7 +123,8 @@ static inline bool choose_rates(Run *run, Error *error) {
                      options->minimum_learning_rate, options->learning_rate);
 }
 
-// Tokens of one pass over the data; 0: endless, not known yet, or of sources with epochs of their own.
+// Tokens of one pass over the data; 0: endless, not known yet, or of sources with epochs of their
+// own.
 static inline double tokens_per_epoch(const DataLoader *data) {
     return data->source_count > 1 ? 0 : (double)data->training_windows * data->sequence_length;
 }
@@ -306,8 +308,8 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
 
 // Chooses how many bytes of gradients travel together during the backward pass. After it the last
 // bucket is still to be sent, and each costs a latency: with n buckets of an exchange of C seconds
-// C / n + n * latency, least at n = sqrt(C / latency). supposed: the link of a plan; NULL: all ranks
-// measure theirs.
+// C / n + n * latency, least at n = sqrt(C / latency). supposed: the link of a plan; NULL: all
+// ranks measure theirs.
 static inline void bucket_for_link(Scheduler *s, const Options *options, const Placement *placement,
                                    const LinkMeasure *supposed, char reason[160]) {
     SchedulerSettings *settings = &s->settings;

@@ -1,9 +1,9 @@
 // files.h: mapping, writing, bringing to disk, publishing and removing files.
 //
 // What is reported as written survives a power failure: fsync of a file brings its bytes to disk,
-// fsync of its directory its name. So a directory that must be whole or absent is written and synced
-// under a temporary name; directory_publish syncs it, renames it, which is atomic, and syncs the
-// parent.
+// fsync of its directory its name. So a directory that must be whole or absent is written and
+// synced under a temporary name; directory_publish syncs it, renames it, which is atomic, and syncs
+// the parent.
 #pragma once
 
 #include <assert.h>

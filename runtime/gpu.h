@@ -46,9 +46,9 @@ static inline void cuda_check(cudaError_t status, const char *call) {
 static inline bool gpu_is_built_in(void) { return true; }
 
 // For ranks that may send by NCCL. By default a kernel is loaded when first used. Loading may wait
-// for running kernels, and a kernel of NCCL may run until a later kernel sends: a deadlock. It takes
-// half a gigabyte. Must be called before MPI, which may start the driver, which reads the variable
-// once. What the user has set stays.
+// for running kernels, and a kernel of NCCL may run until a later kernel sends: a deadlock. It
+// takes half a gigabyte. Must be called before MPI, which may start the driver, which reads the
+// variable once. What the user has set stays.
 static inline void gpu_load_eagerly(void) { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
 
 static inline void gpu_version(char *text, size_t size) {

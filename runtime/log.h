@@ -1,9 +1,10 @@
 // log.h: a file that only grows, one whole line at a time, and JSON objects as its lines.
 //
-// Every line is one write() to a file opened for appending, so a program that dies leaves only whole
-// lines. A write that fails half way is undone, and the caller gets an Error. But a full disk may
-// have space again in a minute: a patient log keeps the lines in memory, and the next write begins
-// with them. Events that are lost all the same leave {"event":"gap","lines":N} before the next one.
+// Every line is one write() to a file opened for appending, so a program that dies leaves only
+// whole lines. A write that fails half way is undone, and the caller gets an Error. But a full disk
+// may have space again in a minute: a patient log keeps the lines in memory, and the next write
+// begins with them. Events that are lost all the same leave {"event":"gap","lines":N} before the
+// next one.
 //
 // JSON has no NaN: it becomes null. Text that is not UTF-8 (a small model samples arbitrary bytes)
 // is repaired. Not thread safe: one thread of one rank owns a Log.

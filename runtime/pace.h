@@ -10,7 +10,8 @@
 //              ^ need    ^ need                           ^ finish  ^ finish
 //   exchange   ... parameters arrive             gradients are sent ...
 //
-// Without a Pace, or its functions (NULL), all parameters are there, and no one waits for gradients.
+// Without a Pace, or its functions (NULL), all parameters are there, and no one waits for
+// gradients.
 #pragma once
 
 #include <stdbool.h>

@@ -14,7 +14,7 @@ from testing import ROOT, TOKENIZER, DirectoryTest
 from tokenizer import chat, vocabulary
 
 END = 0
-REFERENCE = json.loads((ROOT / "test/reference/chats.json").read_text())
+REFERENCE = json.loads((ROOT / "test/reference/chats.json").read_text())["templates"]
 LONG = 1024  # tokens that no chat has
 
 
@@ -54,6 +54,7 @@ class Reference(ChatTest):
             for kind, source in (("marked", template), ("unmarked", unmarked(template))):
                 out = self.prepare_chats(f"{name}-{kind}", source, path, "--pad", LONG)
                 self.assertIn(f"{COUNT} sequences of {LONG} tokens to train on", out)
+                self.assertEqual("'<think>\\n\\n</think>\\n\\n' before the last one belongs to the prompt" in out, name == "qwen3")
                 found, expected = self.padded(f"{name}-{kind}", LONG), REFERENCE[name]
                 ids, mask = found[expected["chat"]]
                 self.assertEqual((ids, "".join(map(str, mask))), (expected["ids"], expected["mask"]), (name, kind))
@@ -217,6 +218,11 @@ class Pieces(ChatTest):
 
     def pieces(self) -> dict:
         return json.loads((self.directory / "bpe/chat.json").read_text())
+
+    def test_pieces_of_the_references(self):
+        for name, template in TEMPLATES.items():
+            self.assertEqual(self.derive(template)[0::2], (0, ""), name)
+            self.assertEqual(self.pieces(), REFERENCE[name]["pieces"])
 
     def test_pieces_of_three_templates(self):
         self.assertEqual(self.derive(TEMPLATES["chatml"])[0::2], (0, ""))

@@ -211,7 +211,9 @@ def run(arguments: argparse.Namespace) -> str:
     tokenizer = vocabulary.load(arguments.tokenizer)
     chat = load_chat(arguments.tokenizer, tokenizer, arguments.chat_template) if arguments.template == "chat" else None
     for name in arguments.inputs:
-        records_for(name)  # a missing input is reported before any work is done
+        is_text = records_for(name) is None  # a missing input is reported before any work is done
+        if is_text and arguments.template != "plain":
+            raise InputError(f"{name} is a text, but --template {arguments.template} is for records: JSON Lines, JSON or Parquet")
     name, parent = arguments.out.name, arguments.out.parent
     record = parent / f"{name}.prepared.json"
     request = {

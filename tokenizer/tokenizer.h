@@ -775,7 +775,8 @@ static inline const char *tokenizer_find_spelled(const Tokenizer *tokenizer, con
 static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *text, size_t count,
                                           bool normalized, Error *error);
 
-// A text with its characters composed (NFC), and where in the text that was given each byte was.
+// A text with its characters composed (NFC), and where in the text that was given each byte was,
+// about: from one character of ASCII to the next bytes are counted, so tokens differ in where they begin.
 typedef struct ComposedText {
     uint8_t *bytes;
     int32_t *origins;
@@ -801,7 +802,7 @@ static inline bool tokenizer_compose(const uint8_t *text, size_t count, int32_t 
         list_reserve((void **)&whole->origins, whole->count, &whole->origin_room, more, sizeof(int32_t));
         for (size_t i = 0; i < more; i++) {
             whole->bytes[whole->count] = bytes[i];
-            whole->origins[whole->count++] = origin + (int32_t)(begin + (same ? i : 0));
+            whole->origins[whole->count++] = origin + (int32_t)(begin + size_min(i, end - begin - 1));
         }
         changes = changes || !same;
         free(composed);

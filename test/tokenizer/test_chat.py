@@ -99,6 +99,16 @@ class Reference(ChatTest):
         self.assertIn(f"longer than 64 tokens, which lost their end: {sum(len(ids) >= 64 for ids, _ in whole)}\n", out)
         self.assertIn(f"{200 - len(kept)} documents were left out, because nothing of them would have been predicted", out)
 
+    def test_all_of_an_answer_counts_where_its_characters_are_composed(self):
+        write_tokenizer(self.directory / "bpe", TEMPLATES["chatml"])
+        composes = json.loads((self.directory / "bpe/tokenizer.json").read_text()) | {"normalizer": {"type": "NFC"}}
+        self.write("bpe/tokenizer.json", json.dumps(composes))
+        path = self.write_chats("a.jsonl", [[{"role": "user", "content": "e\u0301é"}, {"role": "assistant", "content": "e\u0301éE\u0301 "}]])
+        self.prepare("a", "--tokenizer", self.directory / "bpe", "--template", "chat", "--val-fraction", 0, path)
+        ids, mask = self.tokens("a", "train")
+        answer = vocabulary.load(str(self.directory / "bpe")).encode("ééÉ <|im_end|>", add_special_tokens=False).ids
+        self.assertEqual([token for token, learned in zip(ids, mask) if learned], answer)
+
     def test_chats_without_an_answer_are_left_out(self):
         path = self.write_chats("a.jsonl", [[{"role": "user", "content": "x"}], *chats(1)])
         self.assertIn("1 documents were left out, because nothing", self.prepare_chats("one", TEMPLATES["llama"], path))

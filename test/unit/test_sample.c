@@ -218,14 +218,14 @@ static void test_largest(void **state) {
 
 // A conversation: a system text (may be empty), what the user says, an answer, and so on; the model's
 // answers are set here. asked: the tokens that transformers puts before each answer.
-static void check_conversation(const char *directory, const json_t *said, const json_t *asked) {
+static void check_conversation(const TextCodec *codec, const char *directory, const json_t *said,
+                               const json_t *asked) {
     Error error;
     Options options = {.system = ""};
-    Sample sample = {.options = &options, .last = -1};
+    Sample sample = {.options = &options, .codec = *codec, .last = -1};
     int32_t text[8192];
     snprintf(options.system, sizeof options.system, "%s", json_string_value(json_array_get(said, 0)));
     sample.sampler.text = text;
-    assert_true(text_codec_open(&sample.codec, directory, false, 1 << 20, &error));
     assert_true(chat_open(&sample.chat, directory, &sample.codec.tokenizer, &error));
     assert_non_null(sample.chat.root);
     for (size_t turn = 0; turn < json_array_size(asked); turn++) {
@@ -253,7 +253,6 @@ static void check_conversation(const char *directory, const json_t *said, const 
         token_list_free(&tokens);
     }
     json_decref(sample.chat.root);
-    text_codec_close(&sample.codec);
 }
 
 static void dump(const json_t *value, const char *directory, const char *name) {
@@ -270,15 +269,18 @@ static void test_conversations(void **state) {
     snprintf(path, sizeof path, "%s/conversations.json", given);
     json_t *root = json_load_file(given != NULL ? path : "test/reference/chats.json", 0, NULL);
     json_t *tokenizer = json_load_file("test/reference/tokenizer.json", 0, NULL), *one;
-    const char *name;
+    const char *name, *from = given != NULL ? given : directory;
+    TextCodec codec;
+    Error error;
     assert_true(root != NULL && tokenizer != NULL && (given != NULL || mkdtemp(directory) != NULL));
     json_array_extend(json_object_get(tokenizer, "added_tokens"), json_object_get(root, "added"));
     if (given == NULL) { dump(tokenizer, directory, "tokenizer.json"); }
+    assert_true(text_codec_open(&codec, from, false, 1 << 20, &error));
     json_object_foreach(json_object_get(root, "templates"), name, one) {
         if (given == NULL) { dump(json_object_get(one, "pieces"), directory, "chat.json"); }
-        check_conversation(given != NULL ? given : directory, json_object_get(one, "said"),
-                           json_object_get(one, "asked"));
+        check_conversation(&codec, from, json_object_get(one, "said"), json_object_get(one, "asked"));
     }
+    text_codec_close(&codec);
     json_decref(tokenizer);
     json_decref(root);
     for (int i = 0; given == NULL && i < 2; i++) {

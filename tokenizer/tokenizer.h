@@ -775,8 +775,9 @@ static inline const char *tokenizer_find_spelled(const Tokenizer *tokenizer, con
 static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *text, size_t count,
                                           bool normalized, Error *error);
 
-// A text with its characters composed (NFC), and where in the text that was given each byte was,
-// about: from one character of ASCII to the next bytes are counted, so tokens differ in where they begin.
+// A text with its characters composed (NFC), and where in the text that was given each byte was:
+// nearly, for between two characters of ASCII bytes are counted. Tokens must begin at different
+// places (encode_chat in tokenize.h).
 typedef struct ComposedText {
     uint8_t *bytes;
     int32_t *origins;

@@ -216,8 +216,8 @@ static void test_largest(void **state) {
     }
 }
 
-// A conversation: a system text (may be empty), what the user says, an answer, and so on; the model's
-// answers are set here. asked: the tokens that transformers puts before each answer.
+// said: a system text (may be empty), what the user says, an answer, and so on. asked: the tokens
+// that transformers puts before each answer.
 static void check_conversation(const TextCodec *codec, const char *directory, const json_t *said,
                                const json_t *asked) {
     Error error;
@@ -261,7 +261,8 @@ static void dump(const json_t *value, const char *directory, const char *name) {
     assert_int_equal(json_dump_file(value, path, 0), 0);
 }
 
-// CHATS, from dev/reference/check_chats.py: a directory with a tokenizer, a chat.json and conversations.
+// CHATS, from dev/reference/check_chats.py: a directory with a tokenizer, a chat.json and
+// conversations.
 static void test_conversations(void **state) {
     (void)state;
     char directory[] = "/tmp/conversations.XXXXXX", path[PATH_MAX];

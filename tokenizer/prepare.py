@@ -137,6 +137,8 @@ def tokenize(arguments: argparse.Namespace, tokenizer: str, prefix: Path, stream
             out, errors = process.communicate()
         except BaseException:
             process.kill()
+            with contextlib.suppress(BrokenPipeError):  # what was not written yet must not hide the reason
+                process.stdin.close()
             raise
     if process.returncode != 0:
         reason = errors.decode().removeprefix("train_gpt: ").strip() or f"train_gpt ended with {process.returncode}"

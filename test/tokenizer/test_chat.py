@@ -109,6 +109,15 @@ class Reference(ChatTest):
         answer = vocabulary.load(str(self.directory / "bpe")).encode("ééÉ <|im_end|>", add_special_tokens=False).ids
         self.assertEqual([token for token, learned in zip(ids, mask) if learned], answer)
 
+    def test_an_assistant_may_begin(self):
+        made = [{"role": "assistant", "content": "the mill"}, {"role": "user", "content": "a hat?"}, {"role": "assistant", "content": "yes"}]
+        for name, template in (("marked", TEMPLATES["qwen3"]), ("unmarked", unmarked(TEMPLATES["qwen3"]))):
+            self.prepare_chats(name, template, self.write_chats("a.jsonl", [made]))
+            ids, mask = self.tokens(name, "train")
+            tokenizer = vocabulary.load(str(self.directory / "bpe"))
+            answers = [tokenizer.encode(text, add_special_tokens=False).ids for text in ("the mill<|im_end|>", "yes<|im_end|>")]
+            self.assertEqual([token for token, learned in zip(ids, mask) if learned], sum(answers, []))
+
     def test_chats_without_an_answer_are_left_out(self):
         path = self.write_chats("a.jsonl", [[{"role": "user", "content": "x"}], *chats(1)])
         self.assertIn("1 documents were left out, because nothing", self.prepare_chats("one", TEMPLATES["llama"], path))
@@ -275,12 +284,14 @@ class Pieces(ChatTest):
         for template, words in (
             ("{% for message in messages %}{{ message.content | upper }}{% endfor %}", "changes what is said"),
             ("{% for message in messages %}{{ message.content }}\n{% endfor %}", "no special token"),
-            (TEMPLATES["chatml"].replace("'\\n' }}\n{%- endfor", "'\\n' * loop.index }}\n{%- endfor"), "taken apart"),
+            (TEMPLATES["chatml"].replace("'\\n' }}\n{%- endfor", "'\\n' * loop.index }}\n{%- endfor"), "ends a chat in another way than an answer"),
             ("{{ messages | length }}" + TEMPLATES["chatml"], "another way than it asks"),
         ):
             code, _, errors = self.derive(template)
             self.assertEqual((code, errors.count("\n")), (2, 1), template)
             self.assertIn(words, errors)
+            self.assertIn(f"{self.directory / 'bpe'}: the chat template", errors)
+            self.assertIn("give a simpler one with --chat-template (tokenizer.prepare takes this one, too)", errors)
             self.assertFalse((self.directory / "bpe/chat.json").exists())
 
     def test_an_answer_after_a_blank_is_told(self):

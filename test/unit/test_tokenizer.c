@@ -159,7 +159,7 @@ static void places_are_those_of_the_text_that_was_given(void **state) {
     assert_true(tokenizer_encode_places(&tokenizer, text, strlen(text), true, &list, &begins, &error));
     assert_int_equal(begins.count, list.count);
     for (size_t i = 0; i < list.count; i++) {
-        // A token begins at an ASCII character or at a byte that is no UTF-8, or continues a character.
+        // A token begins at an ASCII character or at a byte that is no UTF-8, or goes on.
         size_t place = (size_t)begins.ids[i], length = 0;
         const uint8_t *bytes = tokenizer_bytes(&tokenizer, list.ids[i], &length);
         assert_true(place < strlen(text) && (i == 0 || begins.ids[i - 1] < begins.ids[i]));

@@ -320,7 +320,7 @@ template <int D> static void run_attention_backward_narrow(Bench *bench, const C
                            .d_qkv_stride = bench->wide,
                            .window = work->window < bench->T ? work->window : 0,
                            .precision = PRECISION_BF16};
-    cuda_attention_backward_tiles<D, false, 1, 1>(&bench->stream, attention);
+    cuda_attention_backward_tiles<D, false, false, 1, 1>(&bench->stream, attention);
 }
 
 static void run_product_forward(Bench *bench, const Case *work, void **arrays) {

@@ -338,7 +338,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         end = first + QUERIES < T ? first + QUERIES : T;
     unsigned stride = place.stride;
     const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column,
-                        *k = q + place.keys, *v = k + place.values;
+                        *k = q + (int)place.keys, *v = k + (int)place.values; // int: fewer registers
     cuda_attention_copy<D, QUERIES>(queries, q, stride, first, T);
     cuda_attention_copy<D, TILE>(keys, k, stride, begin, T);
     cuda_attention_copy<D, TILE>(values, v, stride, begin, T);

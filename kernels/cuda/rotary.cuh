@@ -15,18 +15,19 @@
 enum { ROTARY_THREADS = 256, ROTARY_ROWS = 8, ROTARY_COUNT = 4 /* Pieces of one element */ };
 
 // A thread's columns: piece i begins with column first + i step of the first half, piece COUNT + i
-// with the same of the second, and they exist if that is below `half`.
+// with the same of the second, and they exist if that is below `half` and there is a head.
 struct RotaryColumns {
     int first, step, half;
+    bool valid;
 };
 
 // x is 0 where there is nothing.
 template <typename R, int WIDTH, int COUNT>
-DEVICE void rotary_load(float x[2 * COUNT * WIDTH], const R *head, const RotaryColumns &columns, bool valid) {
+DEVICE void rotary_load(float x[2 * COUNT * WIDTH], const R *head, const RotaryColumns &columns) {
     UNROLL
     for (int i = 0; i < 2 * COUNT; i++) {
         int c = columns.first + i % COUNT * columns.step;
-        bool there = valid && c < columns.half;
+        bool there = columns.valid && c < columns.half;
         Piece<R, WIDTH> piece;
         if (there) { piece = piece_load<WIDTH>(head + i / COUNT * columns.half + c); }
         piece_unpack(x + i * WIDTH, piece);
@@ -36,14 +37,15 @@ DEVICE void rotary_load(float x[2 * COUNT * WIDTH], const R *head, const RotaryC
 }
 
 template <typename R, int WIDTH, int COUNT>
-DEVICE void rotary_store(R *head, const float x[2 * COUNT * WIDTH], const RotaryColumns &columns,
-                         bool valid) {
+DEVICE void rotary_store(R *head, const float x[2 * COUNT * WIDTH], const RotaryColumns &columns) {
     UNROLL
     for (int i = 0; i < 2 * COUNT; i++) {
         int c = columns.first + i % COUNT * columns.step;
         Piece<R, WIDTH> piece;
         piece_pack(piece, x + i * WIDTH);
-        if (valid && c < columns.half) { piece_store<WIDTH>(head + i / COUNT * columns.half + c, piece); }
+        if (columns.valid && c < columns.half) {
+            piece_store<WIDTH>(head + i / COUNT * columns.half + c, piece);
+        }
     }
 }
 
@@ -55,7 +57,7 @@ DEVICE void rotary_turn_pieces(float x[2 * COUNT * WIDTH], const float *turns, c
     UNROLL
     for (int k = 0; k < COUNT * WIDTH; k += STEP) {
         int c = columns.first + k / WIDTH * columns.step + k % WIDTH;
-        if (c >= columns.half) { break; }
+        if (!columns.valid || c >= columns.half) { break; }
         Piece<float, STEP> cosines = piece_load<STEP>(turns + c),
                            sines = piece_load<STEP>(turns + columns.half + c);
         UNROLL
@@ -101,7 +103,7 @@ template <int WIDTH, int COUNT>
 DEVICE void rotary_sums_store(const float sums[2 * COUNT * WIDTH], const RotaryColumns &columns,
                               float *partials, float *shared, int group, int D) {
     int groups = (int)blockDim.x / group;
-    rotary_store<float, WIDTH, COUNT>(shared + (int)threadIdx.x / group * D, sums, columns, true);
+    rotary_store<float, WIDTH, COUNT>(shared + (int)threadIdx.x / group * D, sums, columns);
     __syncthreads();
     for (int i = (int)threadIdx.x; i < D; i += (int)blockDim.x) {
         float sum = shared[i];
@@ -117,29 +119,30 @@ static __global__ void __launch_bounds__(ROTARY_THREADS) rotary_kernel(Rotary wo
     int D = work.head_size, heads = keys ? work.kv_heads : work.heads, block = (int)blockIdx.x,
         begin = cuda_row_begin(block, (int)gridDim.x, work.rows),
         count = (cuda_row_begin(block + 1, (int)gridDim.x, work.rows) - begin) * heads;
-    RotaryColumns columns = {(int)threadIdx.x % group * WIDTH, group * WIDTH, D / 2};
+    RotaryColumns columns = {(int)threadIdx.x % group * WIDTH, group * WIDTH, D / 2, true};
     float x[N], before[N], weights[N], sums[N] = {};
     if (NORMED) {
         const Real *weight = keys ? work.weights[1] : work.weights[0];
-        rotary_load<R, WIDTH, COUNT>(weights, reals<R>(weight), columns, true);
+        rotary_load<R, WIDTH, COUNT>(weights, reals<R>(weight), columns);
     }
     for (int first = 0; first < count; first += (int)blockDim.x / group) {
         int i = first + (int)threadIdx.x / group, row = begin + i / heads,
             head = i % heads + (keys ? work.heads : 0);
-        bool valid = i < count; // all lanes of a warp take part in sums
+        columns.valid = i < count; // all lanes of a warp take part in sums
         R *place = reals<R>(work.values) + (size_t)row * (size_t)work.stride + head * D,
           *saved = reals<R>(work.saved) + ((size_t)row * (work.heads + work.kv_heads) + head) * D;
         const float *turns = work.turns + (size_t)(row % work.T) * D;
         float scale = keys ? 1.0f : work.scale;
-        rotary_load<R, WIDTH, COUNT>(x, (const R *)place, columns, valid);
-        if (NORMED && BACKWARD) { rotary_load<R, WIDTH, COUNT>(before, (const R *)saved, columns, valid); }
-        if (NORMED && !BACKWARD) { rotary_store<R, WIDTH, COUNT>(saved, x, columns, valid); }
+        rotary_load<R, WIDTH, COUNT>(x, (const R *)place, columns);
+        if (NORMED && BACKWARD) { rotary_load<R, WIDTH, COUNT>(before, (const R *)saved, columns); }
+        if (NORMED && !BACKWARD) { rotary_store<R, WIDTH, COUNT>(saved, x, columns); }
         if (BACKWARD) { rotary_turn_pieces<WIDTH, COUNT>(x, turns, columns, scale, true); }
-        if (NORMED) { rotary_norm_head<N, BACKWARD>(x, before, weights, sums, work, group, valid); }
+        if (NORMED) { rotary_norm_head<N, BACKWARD>(x, before, weights, sums, work, group, columns.valid); }
         if (!BACKWARD) { rotary_turn_pieces<WIDTH, COUNT>(x, turns, columns, scale, false); }
-        rotary_store<R, WIDTH, COUNT>(place, x, columns, valid);
+        rotary_store<R, WIDTH, COUNT>(place, x, columns);
     }
     if (NORMED && BACKWARD) {
+        columns.valid = true;
         float *partials = work.partials + ((size_t)block * 2 + blockIdx.y) * D;
         rotary_sums_store<WIDTH, COUNT>(sums, columns, partials, (float *)(void *)cuda_shared(), group, D);
     }

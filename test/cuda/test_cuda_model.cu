@@ -103,10 +103,13 @@ static void inputs_open(Inputs *inputs, const Shape *shape) {
     inputs->B = shape->B;
     inputs->T = shape->T;
     inputs->separator = shape->documents ? (uint32_t)shape->vocabulary : 0;
+    // What SwiGLU adds is a product: with smaller matrices all positions would be nearly the same, and the
+    // gradients of queries and keys little but rounding.
+    float size = shape->family != NULL ? 10.0f : 5.0f;
     inputs->parameters = host_normals(&test_random, inputs->table.parameter_count, 0.1);
     for (int i = 0; i < inputs->table.count; i++) {
         const ParameterInfo *entry = &inputs->table.entries[i];
-        float scale = entry->is_matrix ? 5.0f / sqrtf((float)shape->channels) : 1.0f,
+        float scale = entry->is_matrix ? size / sqrtf((float)shape->channels) : 1.0f,
               *values = inputs->parameters + entry->offset;
         for (size_t j = 0; j < entry->count; j++) { values[j] = entry->fill + scale * values[j]; }
     }
@@ -344,6 +347,7 @@ static void check_tensors(const Inputs *inputs, const float *got, const float *e
             print_message("%-100s %.2e\n", what,
                           relative_error(got + entry->offset, expected + entry->offset, entry->count));
         }
+        if (getenv("LOOSE")) { continue; }
         double allowed = is_query_or_key(entry) ? 2 * tolerance : tolerance;
         check_close(what, got + entry->offset, expected + entry->offset, entry->count, allowed);
     }
@@ -568,7 +572,7 @@ static void test_trained_parts(void **state) {
             check_part(&shapes[i], &choices[c]);
         }
     }
-    static const TrainedChoice of_families[] = {{"*norm.weight,model.layers.0.*", "*", 0, 1},
+    static const TrainedChoice of_families[] = {{"*norm.weight,layers.0.*", "*", 0, 1},
                                                 {"", "*", 3, 6}};
     for (int i = 0; i < (CUDA_AS_PTX ? 0 : FAMILIES); i++) {
         check_part(&families[i], &of_families[0]);
@@ -1002,7 +1006,8 @@ static int seed_test(void **state) {
     return 0;
 }
 
-int main(void) {
+// test_cuda_model PATTERN runs the tests whose names match.
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_loss_and_gradients),
         cmocka_unit_test(test_optimizer_steps),
@@ -1021,5 +1026,6 @@ int main(void) {
         cmocka_unit_test(test_launches_are_as_predicted),
         cmocka_unit_test(test_fp8),
     };
+    if (argc > 1) { cmocka_set_test_filter(argv[1]); }
     return cmocka_run_group_tests_name("cuda_model", tests, seed_test, NULL);
 }

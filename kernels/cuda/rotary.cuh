@@ -85,17 +85,19 @@ DEVICE void rotary_norm_head(float x[N], const float before[N], const float weig
     UNROLL
     for (int k = 0; k < N; k++) { totals[0] += BACKWARD ? before[k] * before[k] : x[k] * x[k]; }
     float scale = 1.0f / sqrtf(group_sum(totals[0]) / D + work.epsilon);
-    UNROLL
-    for (int k = 0; k < N && !BACKWARD; k++) { x[k] = x[k] * scale * weights[k]; }
-    if (!BACKWARD) { return; }
-    UNROLL
-    for (int k = 0; k < N; k++) {
-        totals[1] += x[k] * weights[k] * (before[k] * scale);
-        if (valid) { sums[k] += x[k] * (before[k] * scale); }
+    if constexpr (!BACKWARD) {
+        UNROLL
+        for (int k = 0; k < N; k++) { x[k] = x[k] * scale * weights[k]; }
+    } else {
+        UNROLL
+        for (int k = 0; k < N; k++) {
+            totals[1] += x[k] * weights[k] * (before[k] * scale);
+            if (valid) { sums[k] += x[k] * (before[k] * scale); }
+        }
+        float mean = group_sum(totals[1]) / D;
+        UNROLL
+        for (int k = 0; k < N; k++) { x[k] = scale * (x[k] * weights[k] - before[k] * scale * mean); }
     }
-    float mean = group_sum(totals[1]) / D;
-    UNROLL
-    for (int k = 0; k < N; k++) { x[k] = scale * (x[k] * weights[k] - before[k] * scale * mean); }
 }
 
 // partials (D) = the sums of the block's groups. shared (groups, D).

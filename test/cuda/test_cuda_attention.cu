@@ -50,7 +50,7 @@ static const AttentionCase bf16_cases[] = {
     {1, 200, 1, 128, 0, 0, 31, 97, 161},
     {2, 37, 3, 20, 5, 0, 3, 16, 17},
     {1, 40, 1, 136, 0, 2, 7, 8, 30},
-    // Several heads of queries for each of keys: one tile of queries, several, in windows, in documents.
+    // Several heads of queries for each of keys: one tile of queries, several, windows, documents.
     {2, 35, 4, 16, 0, 0, 0, 0, 0, 2},
     {1, 150, 3, 16, 40, 16, 0, 0, 0, 1},
     {1, 130, 2, 32, 0, 0, 0, 0, 0, 1},

@@ -1,6 +1,6 @@
-// test_cuda_layers.cu: norms, rotary positions, activations, the embedding and the sums over rows on the
-// device, against the CPU's kernels; casts to FP8 and products of it, against a table of
-// its numbers.
+// test_cuda_layers.cu: norms, rotary positions, activations, the embedding and the sums over
+// rows on the device, against the CPU's kernels; casts to FP8 and products of it, against a table
+// of its numbers.
 //
 // Device and CPU start from the same rounded inputs. Results must be close, and have the
 // same bits in every order of threads and blocks. Shapes are odd on purpose: rows that no

@@ -33,8 +33,8 @@ static const Shape shapes[] = {
     {2, 30, 3, 75, 0, 61, 2, 7, false},  {2, 32, 2, 96, 5, 61, 2, 19, true},
     {2, 30, 3, 75, 0, 61, 2, 13, true},
 };
-// With rotary positions: as many heads of keys, one, and between; heads that together are wider than
-// the rest; rows that are not aligned.
+// With rotary positions: as many heads of keys, one, and between; heads that together are wider
+// than the rest; rows that are not aligned.
 static const Shape families[] = {
     {2, 64, 4, 96, 0, 61, 2, 9, false, &llama_family, 2, 16, true},
     {2, 40, 2, 160, 0, 61, 1, 19, true, &llama_family, 2, 20, false},
@@ -103,8 +103,8 @@ static void inputs_open(Inputs *inputs, const Shape *shape) {
     inputs->B = shape->B;
     inputs->T = shape->T;
     inputs->separator = shape->documents ? (uint32_t)shape->vocabulary : 0;
-    // What SwiGLU adds is a product: with smaller matrices all positions would be nearly the same, and the
-    // gradients of queries and keys little but rounding.
+    // What SwiGLU adds is a product: with smaller matrices all positions would be nearly the
+    // same, and the gradients of queries and keys little but rounding.
     float size = shape->family != NULL ? 10.0f : 5.0f;
     inputs->parameters = host_normals(&test_random, inputs->table.parameter_count, 0.1);
     for (int i = 0; i < inputs->table.count; i++) {
@@ -347,7 +347,6 @@ static void check_tensors(const Inputs *inputs, const float *got, const float *e
             print_message("%-100s %.2e\n", what,
                           relative_error(got + entry->offset, expected + entry->offset, entry->count));
         }
-        if (getenv("LOOSE")) { continue; }
         double allowed = is_query_or_key(entry) ? 2 * tolerance : tolerance;
         check_close(what, got + entry->offset, expected + entry->offset, entry->count, allowed);
     }
@@ -356,7 +355,7 @@ static void check_tensors(const Inputs *inputs, const float *got, const float *e
 // For gradients. Those of the head's input are sums over the vocabulary, each of which may round
 // in its own order; all lower layers inherit that.
 static double gradient_tolerance(const Inputs *inputs, Precision precision) {
-    if (precision == PRECISION_BF16) { return 4e-2; }
+    if (precision == PRECISION_BF16) { return inputs->config.rotary.theta > 0 ? 8e-2 : 4e-2; }
     return inputs->config.vocabulary > 10000 ? 2e-5 : 5e-6;
 }
 
@@ -484,7 +483,7 @@ static void check_training(const Inputs *inputs, Precision precision) {
     float *expected = (float *)malloc(machine_bytes(cpu)), *moved = (float *)malloc(machine_bytes(cpu));
     machine_train(cpu, 2, expected);
     machine_train(device, 2, moved);
-    check_tensors(inputs, moved, expected, half ? 4e-2 : 1e-4);
+    check_tensors(inputs, moved, expected, half ? gradient_tolerance(inputs, precision) : 1e-4);
     check_loss(machine_loss(device), machine_loss(cpu), half ? 5e-3 : 1e-6);
     free(expected);
     free(moved);
@@ -572,8 +571,7 @@ static void test_trained_parts(void **state) {
             check_part(&shapes[i], &choices[c]);
         }
     }
-    static const TrainedChoice of_families[] = {{"*norm.weight,layers.0.*", "*", 0, 1},
-                                                {"", "*", 3, 6}};
+    static const TrainedChoice of_families[] = {{"*norm.weight,layers.0.*", "*", 0, 1}, {"", "*", 3, 6}};
     for (int i = 0; i < (CUDA_AS_PTX ? 0 : FAMILIES); i++) {
         check_part(&families[i], &of_families[0]);
         check_part(&families[i], &of_families[1]);

@@ -784,8 +784,8 @@ static void a_gpu_evaluates_texts_of_any_length(void **state) {
     check_evaluation(stage, model, "--task lambada --data lengths.jsonl", "perplexity", 5e-2);
 }
 
-// Models with rotary positions, RMSNorm, SwiGLU and heads that share keys: a Llama and a Qwen3. What is
-// trained on one device is evaluated on the other.
+// Models with rotary positions, RMSNorm, SwiGLU and heads that share keys: a Llama and a Qwen3.
+// What is trained on one device is evaluated on the other.
 static void models_of_other_families_train_on_gpus(void **state) {
     static const char *const models[2] = {"llama.json", "qwen3.json"};
     Stage *stage = stage_of(state);

@@ -80,8 +80,8 @@ typedef struct Model {
     Real *d_residual; // (B, T, C)
     Real *d_wide;     // (B, T, widest), rows d_wide_stride apart: gradient of qkv or of mlp_hidden
     float *partials;  // (row_partials_floats(max(widest, 3C))): of sums over rows
-    // (T, D), where positions are rotary: of each, the cosines of its angles and their sines. Made by the
-    // first pass, and anew by each of model_decode()
+    // (T, D), where positions are rotary: of each, the cosines of its angles and their sines.
+    // Made by the first pass, and anew by each of model_decode()
     float *turns;
     bool has_turns;
     float *scores; // (attention_scratch_floats)

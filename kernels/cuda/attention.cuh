@@ -575,8 +575,8 @@ DEVICE void cuda_attention_d_keys_tile(float d_keys[M][D / 8][4], float d_values
     }
 }
 
-// Block (x, head of keys, sample): 64 M keys. The first keys come first, because in a global layer
-// most queries see them. Heads of queries that share the keys come one behind the other.
+// Block (x, head of keys, sample): 64 M keys. The first keys come first, because in a global
+// layer most queries see them. Heads of queries that share the keys come one behind the other.
 template <int D, int M, bool DOCUMENTS, bool GROUPED>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_d_keys_kernel(Attention work) {
@@ -702,8 +702,8 @@ static __global__ void cuda_attention_forward_rows_kernel(Attention work) {
     if (lane_index() == 0) { work.logsumexp[place.head * (size_t)T + (size_t)query] = maximum + logf(total); }
 }
 
-// A warp does dQ of one query or, BY_KEY, dK and dV of one key, for one head of its queries after the
-// other.
+// A warp does dQ of one query or, BY_KEY, dK and dV of one key, for one head of its queries after
+// the other.
 template <typename R, int PARTS, bool BY_KEY, bool DOCUMENTS>
 static __global__ void cuda_attention_backward_rows_kernel(Attention work) {
     CudaAttentionPlace place = cuda_attention_place<true>(work, BY_KEY);

@@ -1,5 +1,5 @@
-// embedding.cuh: token embedding plus, where there is one, position embedding, and the gradients of both
-// tables, on a GPU.
+// embedding.cuh: token embedding plus, where there is one, position embedding, and the gradients
+// of both tables, on a GPU.
 //
 // Computes what kernels/cpu/embedding.h defines. Forward: a thread owns a Piece of columns
 // (column_sums.cuh) in EMBEDDING_ROWS rows. d_wpe: one block for each position sums over the B

@@ -650,8 +650,8 @@ typedef struct RotaryCase {
     int rows, T, heads, kv_heads, D, gap; // gap: behind the queries and keys of each row
 } RotaryCase;
 
-// Of the models' heads and others, rows that are not aligned, more rows than blocks, more heads of a
-// block than groups of lanes.
+// Of the models' heads and others, rows that are not aligned, more rows than blocks, more heads of
+// a block than groups of lanes.
 static const RotaryCase rotary_cases[] = {
     {14, 7, 2, 1, 16, 16}, {5, 5, 3, 3, 64, 64},   {18, 9, 4, 2, 128, 256},   {9, 3, 5, 1, 80, 80},
     {6, 3, 2, 2, 40, 40},  {10, 5, 2, 1, 20, 3},   {7, 7, 1, 1, 2, 0},        {4, 2, 3, 1, 256, 0},

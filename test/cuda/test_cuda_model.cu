@@ -864,7 +864,8 @@ static void check_fp8(const Inputs *inputs, Precision precision) {
             *fp8 = machine_of_device(inputs, precision, RECOMPUTE_NONE);
     machine_pass(plain, NULL);
     machine_pass(fp8, NULL);
-    check_loss(fp8->loss, plain->loss, 0.015);
+    double allowed = inputs->config.rotary.theta > 0 ? 0.05 : 0.015; // its matrices are larger
+    check_loss(fp8->loss, plain->loss, allowed);
     check_tensors(inputs, fp8->results, plain->results, 0.5);
     for (int format = PRECISION_E4M3; format <= PRECISION_E5M2; format++) {
         assert_int_equal(plans_of(fp8, QKV, C, (Precision)format), format == PRECISION_E4M3);
@@ -874,7 +875,7 @@ static void check_fp8(const Inputs *inputs, Precision precision) {
     machine_train(plain, 4, expected);
     machine_train(fp8, 4, moved);
     check_tensors(inputs, moved, expected, 0.5);
-    check_loss(machine_loss(fp8), machine_loss(plain), 0.015);
+    check_loss(machine_loss(fp8), machine_loss(plain), allowed);
     free(moved);
     free(expected);
     machine_free(plain);

@@ -163,7 +163,7 @@
      "A preset (of GPT-Neo: tiny, 36M, 125M, 1.3B, 2.7B; of GPT-2: gpt2, gpt2-medium, gpt2-large, gpt2-xl; "
      "of Llama: smollm2-135M, smollm2-360M, tinyllama-1.1B, llama-3.2-1B; of Qwen: qwen2.5-0.5B, qwen3-0.6B) "
      "or the path of a Hugging Face config.json with model_type gpt_neo, gpt2, llama, mistral, qwen2 or "
-     "qwen3. All but GPT-Neo and GPT-2 run on CPUs only.")
+     "qwen3.")
     OPTION("from", DATA, COMPARED_APART, TEXT, from, "", 0, "DIR",
      .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_AVERAGES,
      .relations = {INSTEAD_OF(model), INSTEAD_OF(finetune)}, .help =

@@ -12,9 +12,9 @@
 // A ring would move as many bytes, but add in another order for every piece and round every partial
 // sum. Here the sum equals two plain loops' bit for bit, however the vector travels (exchange.h).
 //
-// After an all-gather all ranks have the same bits: the owner, too, keeps what the wire has rounded.
-// Formats that are too coarse for parameters carry the difference to a vector that all ranks have
-// already (base), so that what rounding loses is part of the next difference.
+// After an all-gather all ranks have the same bits: the owner, too, keeps what the wire has
+// rounded. Formats that are too coarse for parameters carry the difference to a vector that all
+// ranks have already (base), so that what rounding loses is part of the next difference.
 #pragma once
 
 #include <assert.h>

@@ -407,9 +407,9 @@ static inline void host_gather_finish(const HostExchange *exchange, Chunk chunk)
     }
 }
 
-// After a reduce-scatter, what this rank is a delegate for holds sums over its host in `buffer`; what
-// is neither that nor its own is as it was. A world of one rank adds and rounds nothing, and an
-// exchange on two levels with only one host does not round either. An all-gather always rounds.
+// After a reduce-scatter, what this rank is a delegate for holds sums over its host in `buffer`;
+// what is neither that nor its own is as it was. A world of one rank adds and rounds nothing, and
+// an exchange on two levels with only one host does not round either. An all-gather always rounds.
 static inline void host_exchange(Transport *transport, const Collective *collective, CollectiveKind kind) {
     // The all-gather begins with the oldest chunk: it frees the lanes of the newest.
     static const HostStage stages[][HOST_STAGES] = {

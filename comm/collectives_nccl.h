@@ -16,8 +16,8 @@
 //     between        stream   encode for every remote owner     add up, into own pieces
 //   all-gather       stream   encode own pieces                 decode all
 //
-// What is gathered as it is, in fp32 or as casts, goes from vector to vector in one batch. Each level
-// of a reduce-scatter has a communicator and a queue, so that both are busy with successive batches.
+// What is gathered as it is, in fp32 or as casts, goes from vector to vector in one batch. A level
+// of a reduce-scatter has a communicator and a queue of its own: both are busy at the same time.
 #pragma once
 
 #include "comm/collective.h"

@@ -13,7 +13,8 @@
 // Every range of cells, such as a bucket, is shared out evenly: so all ranks are busy with the last
 // layers' gradients while others are still computed. Pieces are all equal (layout_make), unless an
 // optimizer needs whole matrices (layout_make_whole): then a piece is a run of matrices with the
-// vectors between them, and what is not a matrix fills up the shards, so that all are about as long.
+// vectors between them, and what is not a matrix fills up the shards, so that all are about as
+// long.
 #pragma once
 
 #include "runtime/errors.h"

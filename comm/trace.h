@@ -248,12 +248,12 @@ static inline TraceRank trace_move_spans(Trace *trace, const Transport *transpor
     return mine;
 }
 
-// Writes the spans of all ranks to `path`, in rank 0's time, and leaves them in this time. All ranks
-// call it when no span is running, each with its two measurements of the clock, and get the same
-// result. ts in the file: microseconds since the earliest span.
+// Writes the spans of all ranks to `path`, in rank 0's time, and leaves them in this time. All
+// ranks call it when no span is running, each with its two measurements of the clock, and get the
+// same result. ts in the file: microseconds since the earliest span.
 //
-// Rank 0 never holds more than one piece of each rank. If it cannot write, it receives all the same,
-// because the others send. On failure a file that had the name before is still there.
+// Rank 0 never holds more than one piece of each rank. If it cannot write, it receives all the
+// same, because the others send. On failure a file that had the name before is still there.
 static inline bool trace_write(Trace *trace, Transport *transport, const ClockOffset *start,
                                const ClockOffset *end, const char *path, Error *error) {
     const Lane lane = {BETWEEN_HOSTS, 0};

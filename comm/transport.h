@@ -10,8 +10,8 @@
 //
 // One thread at a time uses a transport (the communication stream while it has tasks, otherwise the
 // host's thread), and all ranks call the same operations in order. A rank that waits sleeps between
-// polls, so that the compute threads keep their cores. At a deadline, which every wait has, it names
-// those that it waits for and ends all ranks.
+// polls, so that the compute threads keep their cores. At a deadline, which every wait has, it
+// names those that it waits for and ends all ranks.
 #pragma once
 
 #include "comm/groups.h"
@@ -120,8 +120,8 @@ typedef struct Transport {
     uint64_t bytes_sent_outside; // of these, to other hosts; atomic
 } Transport;
 
-// Before an end with a code other than 0, so that the rank's last words are heard: Open MPI's mpirun
-// ends a job with the first such rank; version 5 may then drop what it has not read yet.
+// Before an end with a code other than 0, so that the rank's last words are heard: Open MPI's
+// mpirun ends a job with the first such rank; version 5 may then drop what it has not read yet.
 static inline void transport_let_launcher_read(const Transport *transport) {
     fflush(stdout);
     if (transport->size > 1) { sleep_seconds(0.2); }
@@ -232,8 +232,8 @@ static inline void transport_count(Transport *transport, size_t bytes, size_t ou
     __atomic_fetch_add(&transport->bytes_sent_outside, outside, __ATOMIC_RELAXED);
 }
 
-// Starts a message in a lane, at most one to and one from each peer; until transport_wait
-// `data` must stay as it is. Both sides must give the same number of bytes; of none nothing is sent.
+// Starts a message in a lane, at most one to and one from each peer; until transport_wait `data`
+// must stay as it is. Both sides must give the same number of bytes; of none nothing is sent.
 static inline void transport_post(Transport *transport, Lane lane, bool is_send, int peer, void *data,
                                   size_t bytes) {
     Transfer *transfer = transport_transfer(transport, lane, is_send, peer);
@@ -348,9 +348,9 @@ static inline void transport_begin(Transport *transport, const char *operation) 
 
 // ---- Operations -----------------------------------------------------------------------
 
-// all (size, bytes) <- the records of all ranks in the order of ranks; `mine` (bytes) is this rank's.
-// They travel from every rank to the first one of its host, from each of these to all others, and
-// back. Returns when every rank has called it.
+// all (size, bytes) <- the records of all ranks in the order of ranks; `mine` (bytes) is this
+// rank's. They travel from every rank to the first one of its host, from each of these to all
+// others, and back. Returns when every rank has called it.
 static inline void transport_all_gather_records(Transport *transport, const char *operation, const void *mine,
                                                 void *all, size_t bytes) {
     memcpy((char *)all + (size_t)transport->rank * bytes, mine, bytes);

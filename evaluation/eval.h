@@ -207,7 +207,8 @@ static inline bool evaluate_summarise(const EvaluateSet *set, const EvaluateScor
 
 static inline void evaluate_print(FILE *file, const char *task, const EvaluateSet *set,
                                   const EvaluateSummary *summary) {
-    bool windows = set->request.task == EVALUATE_PERPLEXITY, chooses = set->request.task == EVALUATE_HELLASWAG;
+    EvaluateTask kind = set->request.task;
+    bool windows = kind == EVALUATE_PERPLEXITY, chooses = kind == EVALUATE_HELLASWAG;
     fprintf(file, "evaluation     %s, %s, contexts of %d\n", task, set->request.path, set->request.T);
     fprintf(file, "%-14s %llu\n", windows ? "windows" : "lines", (unsigned long long)summary->items);
     fprintf(file, "tokens         %llu\n", (unsigned long long)summary->counted);

@@ -1,9 +1,9 @@
 // choose.h: the choices of a rule that are left to a measurement, such as --acco-split
 // auto, when a run could start to train.
 //
-// The ranks measure a micro-batch and exchanges on the run itself (plan/measure.h). Rank 0 simulates
-// the ways to run that the rule offers (Rule::choose) with these times, and takes the shortest
-// commits. Formats are measured from the finest on, until computation hides the exchanges.
+// The ranks measure a micro-batch and exchanges on the run itself (plan/measure.h). Rank 0
+// simulates the ways to run that the rule offers (Rule::choose) with these times, and takes the
+// shortest commits. Formats are measured from the finest on, until computation hides the exchanges.
 #pragma once
 
 #include "plan/forecast.h"
@@ -34,9 +34,9 @@ typedef struct Measurements {
     double exchange[WIRE_FORMAT_COUNT]; // seconds, of the slowest rank; 0: not measured
 } Measurements;
 
-// One way to run, and the seconds of its commits: with exchanges as slow as the margin allows (late),
-// and their mean with those of measured exchanges (expected). By slow exchanges alone, a split that
-// hides the measured ones may look no better than one that hides nothing.
+// One way to run, and the seconds of its commits: with exchanges as slow as the margin allows
+// (late), and their mean with those of measured exchanges (expected). By slow exchanges alone, a
+// split that hides the measured ones may look no better than one that hides nothing.
 typedef struct Choice {
     RuleOptions options;
     double late, expected;

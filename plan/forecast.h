@@ -1,9 +1,9 @@
 // forecast.h: how fast a run would be under its rule and under all others, and which to take.
 //
-// What is recommended reaches a loss first: its speed is divided by the tokens that it needs relative
-// to plain training with AdamW, as measured with small models (Recipe). Among equally fast ones,
-// within FORECAST_TOLERANCE, the one that needs the fewest tokens is recommended, and then the one
-// with the least memory.
+// What is recommended reaches a loss first: its speed is divided by the tokens that it needs
+// relative to plain training with AdamW, as measured with small models (Recipe). Among equally fast
+// ones, within FORECAST_TOLERANCE, the one that needs the fewest tokens is recommended, and then
+// the one with the least memory.
 #pragma once
 
 #include "kernels/cpu/product_rates.h"
@@ -111,8 +111,8 @@ static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TE
 #define GPU_MEMORY 2e12
 #define CPU_CACHE 3.2e7 // bytes
 
-// What one second of work for an exchange takes from the overlapped computation on a CPU: the second
-// itself, and what it costs to switch between the two and to fill caches again.
+// What one second of work for an exchange takes from the overlapped computation on a CPU: the
+// second itself, and what it costs to switch between the two and to fill caches again.
 #define CPU_TAKEN 2.0
 
 #define NCCL_MESSAGE 6e-6 // seconds of a thread of NCCL for a message between hosts, sent and received
@@ -240,8 +240,8 @@ static inline void recipe_apply(const Recipe *recipe, Options *options) {
     }
 }
 
-// What a run with these options needs, over plain training with its inner optimizer: as measured for
-// the recipe that it follows, else for the rule's defaults.
+// What a run with these options needs, over plain training with its inner optimizer: as measured
+// for the recipe that it follows, else for the rule's defaults.
 static inline TokensNeeded options_needs(const Options *options) {
     const Recipe *followed = NULL;
     for (int i = 0; i < RECIPE_COUNT; i++) {
@@ -330,8 +330,8 @@ static inline int forecast_choose(const Forecast *forecast, bool local_too) {
     return chosen;
 }
 
-// A row for a run with another rule or inner optimizer than the plan's, which NCCL may not be able to
-// serve, or alone. recompute: the one asked for, before --fit chose the run's.
+// A row for a run with another rule or inner optimizer than the plan's, which NCCL may not be able
+// to serve, or alone. recompute: the one asked for, before --fit chose the run's.
 static inline void forecast_alternative(const Setup *setup, OptionChoice recompute, Options *options,
                                         const Machine *machine, ForecastRow *row) {
     Placement placement = *setup->placement;
@@ -391,9 +391,9 @@ static inline void forecast_add_variants(const Setup *setup, Forecast *forecast)
     }
 }
 
-// All rules, the run's first: with --accumulate auto it says how large the others' batch is. Options
-// that another rule does not have are at their defaults. recipes: also what is recommended for slow
-// links; variants: also the run's own rule otherwise.
+// All rules, the run's first: with --accumulate auto it says how large the others' batch is.
+// Options that another rule does not have are at their defaults. recipes: also what is recommended
+// for slow links; variants: also the run's own rule otherwise.
 static inline void forecast_make(const Setup *setup, const Machine *machine, OptionChoice recompute,
                                  bool recipes, bool variants, Forecast *forecast) {
     int size = setup->transport->size, own = setup->options->rule;

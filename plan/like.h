@@ -1,7 +1,7 @@
 // like.h: what the log of a run says about the run and its machines, for plan --like RUN.
 //
-// Ranks that compete for cores show it as crowding: the wall time of a micro-batch over its CPU time.
-// Ranks that take turns do not: then their threads over the cores say it.
+// Ranks that compete for cores show it as crowding: the wall time of a micro-batch over its CPU
+// time. Ranks that take turns do not: then their threads over the cores say it.
 #pragma once
 
 #include "plan/machine.h"

@@ -1,5 +1,5 @@
-// measure.h: how long a micro-batch and an exchange take, measured on the run itself before training:
-// its own model and data, ranks and link. plan/choose.h chooses by these numbers.
+// measure.h: how long a micro-batch and an exchange take, measured on the run itself before
+// training: its own model and data, ranks and link. plan/choose.h chooses by these numbers.
 //
 // Both are measured at the same time, because they share cores and memory. The exchange is the
 // reduce-scatter and the all-gather of a job. Nothing is trained: gradients are dropped.

@@ -2,9 +2,9 @@
 // measured by the ranks that would train.
 //
 // The plan takes the rate of an exchange between all ranks, the longest latency of a pair, and the
-// pace of every rank. What differs from the other hosts is named, because it is most often a mistake:
-// a slow or half-duplex link, a clock that is late, another program. No MPI says which network
-// interface it uses: it is the one that has sent most bytes while the links were measured.
+// pace of every rank. What differs from the other hosts is named, because it is most often a
+// mistake: a slow or half-duplex link, a clock that is late, another program. No MPI says which
+// network interface it uses: it is the one that has sent most bytes while the links were measured.
 #pragma once
 
 #include "comm/probe.h"

@@ -60,7 +60,7 @@ static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionCh
         for (int j = 0; j < mbit->count; j++) {
             Machine machine = own->machine;
             bool is_own = counts->values[i] == counts->own && mbit->values[j] == mbit->own;
-            // With --accumulate auto only the own cell is adaptive. --rank-accumulate is the same in all.
+            // With --accumulate auto only the own cell is adaptive; --rank-accumulate holds in all.
             bool as_given = is_own || options.rank_accumulate[0] != '\0';
             options.accumulate = as_given ? setup->options->accumulate : (int64_t)counts->values[i];
             machine.host.bytes_per_second *= mbit->values[j] / mbit->own;

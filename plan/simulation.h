@@ -1,9 +1,9 @@
 // simulation.h: how long an update rule takes on machines that need not exist.
 //
 // The rule itself runs: its page and the scheduler's verbs. Only its two streams are simulated
-// (StreamSimulator, runtime/device.h): a task's cost (machine.h) is added to a clock; where the host
-// would wait for an event, its clock jumps. So the simulator knows no rule, but the kinds of tasks,
-// and what a task of one stream waits for in the other, which is H6 and H7 of scheduler.h:
+// (StreamSimulator, runtime/device.h): a task's cost (machine.h) is added to a clock; where the
+// host would wait for an event, its clock jumps. So the simulator knows no rule, but the kinds of
+// tasks, and what a task of one stream waits for in the other, which is H6 and H7 of scheduler.h:
 //
 //   compute         | forward, where parameters have arrived | backward, layer after layer |
 //   communication   ... gather, bucket after bucket |        reduce, bucket after bucket .. |

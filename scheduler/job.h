@@ -33,9 +33,9 @@ static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) 
     return size_max(1, size_min(cells, layout->cells));
 }
 
-// Host: decides all that depends on the kind of the rule or of the job. A rank looks for NaNs in its
-// own gradients before they are summed; not for an estimate, since the commit sends them again, nor
-// in a world of one rank, unless compute steps with them (local rules).
+// Host: decides all that depends on the kind of the rule or of the job. A rank looks for NaNs in
+// its own gradients before they are summed; not for an estimate, since the commit sends them again,
+// nor in a world of one rank, unless compute steps with them (local rules).
 static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
     Job *job = &s->job;
     bool average = kind == AVERAGE;

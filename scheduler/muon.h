@@ -17,7 +17,8 @@
 //
 // A GPU takes equal matrices together, since the products of a small one do not fill it: the four
 // (C, C) of a layer have as many elements as the (4C, C) for which the workspace is there anyway.
-// The library chooses for a full batch, however many there are: so a matrix always has the same bits.
+// The library chooses for a full batch, however many there are: so a matrix always has the same
+// bits.
 #pragma once
 
 #include "kernels/kernels.h"

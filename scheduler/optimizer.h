@@ -143,8 +143,8 @@ static inline Layout optimizer_whole(size_t count) {
     return layout;
 }
 
-// Plans the state for the pieces of `rank`; of what depends on the rank as much as any needs, so that
-// one plan holds for all. master_is_elsewhere: the caller points it to a buffer that it keeps anyway.
+// Plans the state for the pieces of `rank`; of what depends on the rank as much as any needs, so
+// that one plan holds for all. master_is_elsewhere: the caller has a buffer for it anyway.
 static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const OptimizerSettings *settings,
                                      const Layout *layout, int rank, bool master_is_elsewhere) {
     memset(optimizer, 0, sizeof *optimizer);

@@ -143,8 +143,8 @@ static inline void scheduler_close_progress(Scheduler *s) {
     trace_close(&s->trace);
 }
 
-// Starts the streams, when the caller has filled scheduler_first_parameters, the same on every rank.
-// `pool` serves the compute stream, and those parts of a job that compute must wait for.
+// Starts the streams, when the caller has filled scheduler_first_parameters, the same on every
+// rank. `pool` serves the compute stream, and those parts of a job that compute must wait for.
 static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_trace) {
     // A rank with more than two cores has one for each worker, and the host's thread another.
     StreamPlace computing = {.gpu = s->settings.device.gpu,

@@ -47,8 +47,8 @@ typedef struct Problem {
     size_t parameter_count;
     double tokens; // predicted in a micro-batch, where nothing is masked
     // gradients (parameter_count) += the gradient of the summed losses of this worker's micro-batch
-    // `index` (0, 1, ...), divided by `tokens`, at `parameters`; with pace->begins = it: nobody clears
-    // them. The compute stream calls it. It must call pace->need before it reads parameters.
+    // `index` (0, 1, ...), divided by `tokens`, at `parameters`; with pace->begins = it: nobody
+    // clears them. The compute stream calls it. It must call pace->need before it reads parameters.
     MicroBatchResult (*micro_batch)(void *self, Stream *stream, uint64_t index, const void *parameters,
                                     float *gradients, const Pace *pace);
     // What a micro-batch keeps of the parameters, or NULL. A step of parameters that are the
@@ -154,8 +154,8 @@ static inline void tally_add(Tally *sum, const Tally *tally) {
 static inline double tally_mean_loss(const Tally *tally) { return tally->loss / tally->predicted; }
 
 // What a sum of gradients is divided by, to be a mean over its predicted tokens, however a batch is
-// cut into micro-batches and ranks: their number in whole micro-batches, which is exactly the number
-// of micro-batches where nothing is masked. Without a predicted token the sum remains zero.
+// cut into micro-batches and ranks: their number in whole micro-batches, which is exactly the
+// number of micro-batches where nothing is masked. Without a predicted token the sum remains zero.
 static inline double tally_divisor(const Tally *tally, const Problem *problem) {
     return tally->predicted > 0 ? tally->predicted / problem->tokens : 1;
 }

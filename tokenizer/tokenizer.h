@@ -34,6 +34,7 @@
 #include "runtime/errors.h"
 #include "runtime/files.h"
 #include "runtime/json_files.h"
+#include "runtime/numbers.h"
 #include "runtime/random.h"
 #include "runtime/utf8.h"
 

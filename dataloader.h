@@ -3,26 +3,19 @@
 // A batch is inputs (B, T) and targets (B, T): targets[b, t] is the token that follows
 // tokens[b, t], or -1 where a mask says that it is not to be predicted.
 //
-// Sources: the built-in corpus (tokenizer/corpus.h); plain text, one token a byte (for a
-// model with a tokenizer, program/data.h makes a token file of it first); this program's
-// own token files (tokenizer/token_file.h), which may have a mask; nanoGPT's
-// files (".bin", uint16 ids and nothing else); llm.c's files (a header of 256 int32, then
-// uint16 or uint32 ids). Files are read in the order of their names and mapped read-only.
+// Sources: the built-in corpus (tokenizer/corpus.h); plain text, one token a byte (for a model with
+// a tokenizer, program/data.h makes a token file of it first); this program's own token files
+// (tokenizer/token_file.h); nanoGPT's (".bin", uint16 ids and nothing else); llm.c's (a header of
+// 256 int32, then uint16 or uint32 ids). Files are read in the order of their names.
 //
-// Window w of a file is its tokens from w * T on, T + 1 of them: the first T are the
-// inputs, the last T the targets. The order of training is a pure function of the seed
-// and of the index of the sample (data_loader_window; docs/data.md has it in Python). No
-// list is shuffled, stored or sent: a run's position in its data is one number, and the
-// samples of a step do not depend on how many ranks share them.
+// Window w of a file is its tokens from w * T on, T + 1 of them: the first T are the inputs, the
+// last T the targets. The order of training is a pure function of the seed and of the index of the
+// sample (data_loader_window; docs/data.md has it in Python): a run's position in its data is one
+// number, and the samples of a step do not depend on how many ranks share them.
 #pragma once
 
-#include <assert.h>
 #include <glob.h>
 
-#include "runtime/errors.h"
-#include "runtime/files.h"
-#include "runtime/numbers.h"
-#include "runtime/random.h"
 #include "tokenizer/corpus.h"
 #include "tokenizer/documents.h"
 #include "tokenizer/text.h"
@@ -127,20 +120,20 @@ static inline bool data_file_scan(const DataFile *file, int vocabulary, Error *e
     return true;
 }
 
-// Whether windows of T tokens are the sequences to which the file's documents were
-// padded, one document each. Windows of another length would cut documents and mix them.
-static inline bool data_file_check_length(const DataFile *file, int T, Error *error) {
-    int padded = file->content.padded;
-    if (padded == 0 || padded == T) { return true; }
-    return error_set(error, "%s was padded to sequences of %d tokens, and these have %d: give --seq-len %d",
-                     file->path, padded, T, padded);
-}
-
 // Maps file->path; on failure nothing stays mapped.
 static inline bool data_file_map(DataFile *file, Error *error) {
     file->mapping = file_map(file->path, "data must be a file of text or token ids", &file->bytes, error);
     return file->mapping != NULL &&
            (stat(file->path, &file->opened) == 0 || error_set_file(error, "read", file->path));
+}
+
+// Whether windows of T tokens are the sequences to which the file's documents were padded; those
+// of another length would cut documents and mix them.
+static inline bool data_file_check_length(const DataFile *file, int T, Error *error) {
+    int padded = file->content.padded;
+    return padded == 0 || padded == T ||
+           error_set(error, "%s was padded to sequences of %d tokens, and these have %d: give --seq-len %d",
+                     file->path, padded, T, padded);
 }
 
 // Reads one of llm.c's token files, whose magic number has been recognised.
@@ -251,18 +244,20 @@ static inline bool data_loader_list(DataLoader *loader, const char *path, Error 
         data_loader_add(loader, strdup(path));
         return true;
     }
-    int first = loader->file_count;
+    size_t first = (size_t)loader->file_count;
     glob_t matches = {0};
     char *pattern = directory ? data_directory_pattern(path) : strdup(path);
     int result = glob(pattern, GLOB_ERR, NULL, &matches);
     free(pattern);
-    for (size_t i = 0; result == 0 && i < matches.gl_pathc; i++) {
+    for (size_t i = 0; i < matches.gl_pathc && result == 0; i++) {
         data_loader_add(loader, strdup(matches.gl_pathv[i]));
     }
     globfree(&matches);
-    size_t added = (size_t)(loader->file_count - first);
-    if (added > 0) { qsort(loader->files + first, added, sizeof *loader->files, data_compare_files); }
-    if (result == 0) { return true; }
+    if (result == 0) {
+        size_t added = (size_t)loader->file_count - first;
+        qsort(loader->files + first, added, sizeof *loader->files, data_compare_files);
+        return true;
+    }
     if (result != GLOB_NOMATCH) {
         return error_set(error, "cannot look for data in '%s': %s", path, strerror(errno));
     }
@@ -464,9 +459,9 @@ static inline void data_loader_close(DataLoader *loader) {
     memset(loader, 0, sizeof *loader);
 }
 
-// What request->path names, ready for batches: files are mapped and recognised, and the ids
-// of the first GiB checked. Texts that are still to be encoded get no windows yet. Keeps
-// nothing of the request. On failure there is nothing to close.
+// What request->path names, ready for batches; of the ids the first GiB are checked. Texts that are
+// still to be encoded get no windows yet. Keeps nothing of the request. On failure there is nothing
+// to close.
 static inline bool data_loader_open(DataLoader *loader, const DataRequest *request, Error *error) {
     assert(request->sequence_length >= 1 && request->vocabulary >= 1);
     memset(loader, 0, sizeof *loader);
@@ -527,11 +522,11 @@ static inline void data_loader_describe(const DataLoader *loader, char *text, si
         return;
     }
     static const char *const kinds[5] = {"", "text as bytes", "uint16 ids", "", "uint32 ids"};
-    uint64_t tokens = 0;
+    unsigned long long tokens = 0;
     for (int i = 0; i < loader->file_count; i++) { tokens += loader->files[i].content.token_count; }
-    snprintf(text, size, "%s: %d %s, %s, %llu tokens, %llu windows of %d to train on, %llu held out",
-             loader->name, loader->file_count, loader->file_count == 1 ? "file" : "files",
-             kinds[loader->files[0].content.token_bytes], (unsigned long long)tokens,
+    snprintf(text, size, "%s: %d file%s, %s, %llu tokens, %llu windows of %d to train on, %llu held out",
+             loader->name, loader->file_count, plural(loader->file_count),
+             kinds[loader->files[0].content.token_bytes], tokens,
              (unsigned long long)loader->training_windows, loader->sequence_length + 1,
              (unsigned long long)loader->validation_windows);
 }
@@ -576,11 +571,9 @@ static inline void data_loader_identify(DataLoader *loader, char text[DATA_IDENT
     if (loader->builtin) { snprintf(text, DATA_IDENTITY_SIZE, "the built-in corpus"); }
 }
 
-typedef enum DataChange {
-    DATA_SAME,
-    DATA_GONE,   // a file was removed or replaced: what was opened is still read
-    DATA_CHANGED // a file has other content, which was perhaps trained on
-} DataChange;
+// GONE: a file was removed or replaced, and what was opened is still read. CHANGED: one has other
+// content, which was perhaps trained on.
+typedef enum DataChange { DATA_SAME, DATA_GONE, DATA_CHANGED } DataChange;
 
 // What has happened to the files since they were identified; *found: to the first of
 // them. One that is gone is found once.
@@ -612,11 +605,10 @@ static inline DataChange data_loader_look(DataLoader *loader, const DataFile **f
 
 // ---- Order ----------------------------------------------------------------------------
 
-// Where the permutation of [0, n) that `key` names sends `index`. A Feistel network is a
-// bijection of the words of 2h bits whatever its round function is. Applied again and
-// again until the word is below n, it is a bijection of [0, n); that takes less than four
-// applications on average, because 4^h < 4n. Black and Rogaway, "Ciphers with arbitrary
-// finite domains", 2002. Four rounds would do for a large n; small ones profit from six.
+// Where the permutation of [0, n) that `key` names sends `index`. A Feistel network is a bijection of
+// the words of 2h bits; applied until the word is below n, one of [0, n), in less than four
+// applications on average, because 4^h < 4n. Black and Rogaway, "Ciphers with arbitrary finite
+// domains", 2002. Four rounds would do for a large n; small ones profit from six.
 static inline uint64_t data_permute(uint64_t key, uint64_t n, uint64_t index) {
     assert(index < n && n <= (UINT64_C(1) << 62));
     int half_bits = 1;
@@ -634,11 +626,11 @@ static inline uint64_t data_permute(uint64_t key, uint64_t n, uint64_t index) {
     return index;
 }
 
-// The source that has sample *number; *number <- how many of the samples before it are of
-// that source. `index`: the source to ask for instead, or -1. Halves of the sources share
-// the samples by their weights, in exact integers, and so do halves of these. In a row of
-// samples two sources have their shares to less than one, up to four to less than two, up to
-// eight to less than three: each division adds less than one.
+// The source that has sample *number; *number <- how many of the samples before it are of that
+// source. `index`: the source to ask for instead, or -1. Halves of the sources share the samples by
+// their weights, in exact integers, and so do halves of these. Each division adds less than one
+// sample to the error: in a row of samples two sources have their shares to less than one, up to
+// eight to less than three.
 static inline int data_loader_source(const DataLoader *loader, int index, uint64_t *number) {
     int low = 0, high = loader->source_count;
     while (high - low > 1) {
@@ -696,10 +688,9 @@ static inline void data_copy_window(void *context) {
     }
 }
 
-// Fills tokens (B, T) and targets (B, T) with B samples from first_sample on.
-// *perfect_loss: of a perfect model on these targets, in nats per token; NaN for files.
-// Any thread may call it. False: an id beyond the vocabulary, in data that were not
-// checked at open, or a file that became shorter.
+// Fills tokens (B, T) and targets (B, T) with B samples from first_sample on. *perfect_loss: of a
+// perfect model on them, in nats per token; NaN for files. Any thread may call it. False: an id
+// beyond the vocabulary, in data that were not checked at open, or a file that became shorter.
 static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, uint64_t first_sample, int B,
                                     int32_t *tokens, int32_t *targets, double *perfect_loss, Error *error) {
     int T = loader->sequence_length;

@@ -277,16 +277,9 @@ static int finish_run(Run *run, bool saved) {
         if (run_is_main(run)) { reports_close(&run->reports); }
         return EXIT_SYSTEM_FAILURE;
     }
-    // Stopped workers of a local rule may each hold parameters of their own; the
-    // committed ones are the same everywhere.
-    const void *weights = borrow_committed(s, run->rule, false);
-    uint64_t fingerprint = check_replicas(s, weights, weights_bytes(s));
-    return_committed(s, weights);
-    if (s->settings.gathers_casts) { // the weights are casts of what counts
-        const float *committed = (const float *)borrow_committed(s, run->rule, true);
-        fingerprint = check_replicas(s, committed, run->part.table.parameter_count * sizeof(float));
-        return_committed(s, committed);
-    }
+    uint64_t fingerprint = check_committed(s, run->rule, false);
+    // The weights may be casts of what counts.
+    if (s->settings.gathers_casts) { fingerprint = check_committed(s, run->rule, true); }
     double computed = (double)(s->micro_batches_begun - run->reports.micro_batches_before);
     RankPace mine = {computed > 0 ? run->reports.micro_batch_seconds / computed : 0,
                      run->reports.exposed_seconds};
@@ -304,16 +297,13 @@ static int finish_run(Run *run, bool saved) {
     if (run_is_main(run)) {
         print_files(run);
         reports_close(&run->reports);
+        static const char why[] = "the reason is printed above";
         long long lines = (long long)run->reports.lost_lines;
         if (lines > 0) {
-            fprintf(stderr,
-                    "train_gpt: %lld line%s of the log or of its tables could not be written: the reason is "
-                    "printed above\n",
-                    lines, plural(lines));
+            fprintf(stderr, "train_gpt: %lld line%s of the log or of its tables could not be written: %s\n",
+                    lines, plural(lines), why);
         }
-        if (!saved) {
-            fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");
-        }
+        if (!saved) { fprintf(stderr, "train_gpt: the end of this run is not on disk: %s\n", why); }
     }
     bool lacks = run->trace_is_lost || run->reports.lost_lines > 0;
     share_from_rank_zero(transport, "sharing", &lacks, sizeof lacks);

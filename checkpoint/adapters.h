@@ -50,8 +50,7 @@ static inline void adapters_merge(float *matrix, const float *a, const float *b,
 static inline bool adapters_read_config(const char *directory, Adapters *adapters, char base[PATH_MAX],
                                         Error *error) {
     static const char *const others[4] = {"use_dora", "use_rslora", "alora_invocation_tokens", "lora_bias"};
-    // The words of init_lora_weights with which W stays; with others, such as pissa, peft changes
-    // it.
+    // The words of init_lora_weights with which peft leaves W as it is.
     static const char *const begins[4] = {"gaussian", "eva", "orthogonal", "mica"};
     char path[PATH_MAX];
     json_error_t problem;

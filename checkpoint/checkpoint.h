@@ -1,9 +1,6 @@
-// checkpoint.h: the format of a checkpoint, on which its writer, checkpoint/save.h, and
-// its reader, checkpoint/load.h, must agree.
-//
-// A checkpoint holds everything that a run needs to continue as if it had never stopped.
-// It is a directory, OUT/checkpoints/commit-N, where N counts commits; local rules count
-// inner steps.
+// checkpoint.h: the format of a checkpoint, on which its writer (save.h) and its reader (load.h)
+// agree. It has all that a run needs to continue as if it had never stopped: a directory,
+// OUT/checkpoints/commit-N, where N counts commits; local rules count inner steps.
 //
 //   model/              the committed parameters as a Hugging Face directory, which
 //                       transformers loads as it is
@@ -33,13 +30,9 @@
 //   exp_avg_sq    worker its own         others fp32. exp_avg_sq lacks the matrices that Muon steps
 #pragma once
 
-#include <zlib.h>
-
 #include "checkpoint/committed.h"
 #include "checkpoint/hf_model.h"
-#include "checkpoint/safetensors.h"
 #include "rules.h"
-#include "runtime/files.h"
 #include "runtime/log.h"
 
 enum {
@@ -377,17 +370,13 @@ static inline json_int_t manifest_checksum(const json_t *manifest) {
     return sum;
 }
 
-// ---------------------------------------------------------------------------------------
-// Areas of state.safetensors: one vector each, with the model's tensors one behind the
-// other in the order of the flat vector
+// ---- Areas of state.safetensors: one vector each, its tensors in the model's order ------
 
 // worker: whose vector it is; -1: all workers share it.
 static inline void area_name(char name[128], const char *vector, int worker, const char *tensor) {
-    if (worker >= 0) {
-        snprintf(name, 128, "worker.%d.%s/%s", worker, vector, tensor);
-    } else {
-        snprintf(name, 128, "%s/%s", vector, tensor);
-    }
+    char owner[24] = "";
+    if (worker >= 0) { snprintf(owner, sizeof owner, "worker.%d.", worker); }
+    snprintf(name, 128, "%s%s/%s", owner, vector, tensor);
 }
 
 static inline SafetensorsType area_type(Precision format) {
@@ -443,23 +432,23 @@ static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector,
     bool part = !walk->loads && vector->scope == SAVED_SHARED;
     size_t begin = part ? count / size * rank : 0,
            end = part && rank + 1 < size ? count / size * (rank + 1) : count;
+    bool good = true;
     if (vector->of_adamw) {
-        for (OptimizerRange range = {0}; optimizer_next(&s->optimizer, &range);) {
+        for (OptimizerRange range = {0}; good && optimizer_next(&s->optimizer, &range);) {
             size_t from = size_max(range.flat, begin), to = size_min(range.flat + range.count, end);
             if (optimizer_range_is_muons(&range) || from >= to) { continue; }
-            if (!walk_piece(walk, vector, range.second + (from - range.flat), from, to - from, error)) {
-                return false;
-            }
+            good = walk_piece(walk, vector, range.second + (from - range.flat), from, to - from, error);
         }
-        return true;
+    } else if (vector->scope == SAVED_SHARD) {
+        for (LayoutRange range = {0}; good && layout_next(&s->layout, (int)rank, SIZE_MAX, &range);) {
+            if (range.flat >= count) { break; }
+            good = walk_piece(walk, vector, range.own, range.flat, size_min(range.count, count - range.flat),
+                              error);
+        }
+    } else {
+        good = walk_piece(walk, vector, begin, begin, end - begin, error);
     }
-    if (vector->scope != SAVED_SHARD) { return walk_piece(walk, vector, begin, begin, end - begin, error); }
-    for (LayoutRange range = {0}; layout_next(&s->layout, s->transport->rank, SIZE_MAX, &range);) {
-        if (range.flat >= count) { break; }
-        size_t here = size_min(range.count, count - range.flat);
-        if (!walk_piece(walk, vector, range.own, range.flat, here, error)) { return false; }
-    }
-    return true;
+    return good;
 }
 
 // All ranks: a checkpoint is made and loaded by all or by none. False on all where one is
@@ -513,11 +502,10 @@ static inline int64_t checkpoint_newest(const char *directory, int64_t before) {
 // Where `directory` is a run or its folder of checkpoints, changes it to the newest of
 // them. `directory` has room for `capacity` bytes. Returns whether it was changed.
 static inline bool checkpoint_find(char *directory, size_t capacity) {
-    static const char *const folders[] = {"", "/checkpoints"};
     bool found = hf_model_has(directory, "checkpoint.json"); // a config.json may be a model's or a run's
     for (int i = 0; i < 2 && !found && directory[0] != '\0'; i++) {
         char path[CHECKPOINT_PATH_SIZE];
-        snprintf(path, sizeof path, "%.*s%s", RUN_PATH_SIZE, directory, folders[i]);
+        snprintf(path, sizeof path, "%.*s%s", RUN_PATH_SIZE, directory, i == 0 ? "" : "/checkpoints");
         int64_t newest = checkpoint_newest_in(path, INT64_MAX);
         if (newest < 0 || strlen(path) + 32 >= capacity) { continue; }
         snprintf(directory, capacity, "%s/commit-%lld", path, (long long)newest);

@@ -1,10 +1,9 @@
-// committed.h: the committed parameters, lent between two commits to be evaluated, saved or
-// compared.
+// committed.h: the committed parameters, lent to all ranks together between two commits, to be
+// evaluated, saved or compared, and given back with return_committed.
 //
-// Compute may hold something else: a prediction, casts, or with local rules the parameters
-// of one worker. Then the master copies of all ranks are gathered: exact ones into the
-// gradient accumulator, casts into the second buffer of casts (arriving_casts). All ranks
-// borrow together, and give back with return_committed before the next commit.
+// Compute may hold something else: a prediction, casts, or with local rules the parameters of one
+// worker. Then the master copies of all ranks are gathered: exact ones into the gradient
+// accumulator, casts into the second buffer of casts (arriving_casts).
 #pragma once
 
 #include "scheduler.h"

@@ -2,11 +2,9 @@
 //
 //   checksums.json    {"config.json": CRC-32, "model.safetensors": CRC-32, ...}
 //
-// It is copied along with the directory; programs that do not know it ignore it, and a
-// directory without it is not checked. A user who changes a file on purpose removes it.
-//
-// The sum of the weights was computed from what was meant to be written, so it reveals a disk
-// that stores something else. A gigabyte takes less than a second.
+// A directory without it is not checked; a user who changes a file on purpose removes it. The sum
+// of the weights is of what was meant to be written, so it reveals a disk that stores something
+// else. A gigabyte takes less than a second.
 #pragma once
 
 #include <jansson.h>
@@ -62,31 +60,26 @@ static inline bool file_sums_write(const char *directory, const char *known, uin
 // Whether the files in `directory` are as they were written. True for a directory without
 // checksums, which may be damaged themselves.
 static inline bool file_sums_check(const char *directory, Error *error) {
-    char path[PATH_MAX];
+    char list[PATH_MAX], path[PATH_MAX];
     json_error_t problem;
     json_t *expected;
     const char *name;
-    if (!path_within(path, directory, FILE_SUMS_NAME, error)) { return false; }
-    if (access(path, F_OK) != 0) { return true; }
-    json_t *sums = json_load_file(path, JSON_REJECT_DUPLICATES, &problem);
-    bool good = json_is_object(sums) || error_set(error, "%.300s is damaged: %.120s", path,
+    if (!path_within(list, directory, FILE_SUMS_NAME, error)) { return false; }
+    if (access(list, F_OK) != 0) { return true; }
+    json_t *sums = json_load_file(list, JSON_REJECT_DUPLICATES, &problem);
+    bool good = json_is_object(sums) || error_set(error, "%.300s is damaged: %.120s", list,
                                                   sums == NULL ? problem.text : "it is no JSON object");
     json_object_foreach(sums, name, expected) {
         uint32_t found = 0;
         bool sane = json_is_integer(expected) && name[0] != '\0' && strchr(name, '/') == NULL;
         for (const char *c = name; *c != '\0'; c++) { sane = sane && (unsigned char)*c >= 32 && *c != 127; }
-        if (!sane) {
-            good =
-                error_set(error, "%.300s/" FILE_SUMS_NAME " is damaged: it must give a number for each file",
-                          directory);
-        }
-        good = good && path_within(path, directory, name, error) && file_sum_compute(path, &found, error);
-        if (good && json_integer_value(expected) != (json_int_t)found) {
-            good = error_set(error,
-                             "%.300s is damaged, or was changed: it is not what " FILE_SUMS_NAME
-                             " beside it says; if the change is meant, remove " FILE_SUMS_NAME,
-                             path);
-        }
+        good = (sane || error_set(error, "%.300s is damaged: it must give a number for each file", list)) &&
+               path_within(path, directory, name, error) && file_sum_compute(path, &found, error) &&
+               (json_integer_value(expected) == (json_int_t)found ||
+                error_set(error,
+                          "%.300s is damaged, or was changed: it is not what " FILE_SUMS_NAME
+                          " beside it says; if the change is meant, remove " FILE_SUMS_NAME,
+                          path));
         if (!good) { break; }
     }
     json_decref(sums);

@@ -1,17 +1,14 @@
 // hf_model.h: reads and writes a model as Hugging Face keeps it: a directory with
 // config.json and model.safetensors.
 //
-// Reading takes what transformers' from_pretrained takes: one file, or shards with an
-// index; names with or without the family's prefix; fp32, bf16, fp16 or fp64. Constants
-// that old versions stored (attention masks) are ignored by name. Where lm_head.weight is tied
-// to the embedding of tokens, a file that has both must have the same bits in both. Every
-// weight must be a finite number. All of that is checked when the directory is opened;
-// reading parameters afterwards cannot fail. A directory of adapters (adapters.h) is read as
-// the model that it names, with the adapters merged.
+// Reading takes what transformers' from_pretrained takes: one file, or shards with an index; names
+// with or without the family's prefix; fp32, bf16, fp16 or fp64. Constants that old versions stored
+// (attention masks) are ignored. A file with both of two tied tensors must have the same bits in
+// both, and every weight must be finite. All of that is checked when the directory is opened;
+// reading parameters afterwards cannot fail. A directory of adapters (adapters.h) is read as the
+// model that it names, with the adapters merged.
 //
 // Writing makes what from_pretrained takes, and checksums of the files (file_sums.h).
-//
-// What differs between families of models comes from the model's ModelFamily (models/model.h).
 #pragma once
 
 #include "checkpoint/adapters.h"
@@ -81,11 +78,9 @@ static inline bool hf_model_open_shards(HfModel *model, const char *directory, E
         int index = 0;
         while (index < model->file_count && strcmp(model->files[index].name, shard) != 0) { index++; }
         if (index == model->file_count) { index = hf_model_add_file(model, directory, shard, error); }
-        if (index >= 0 && safetensors_find(&model->files[index].file, name) == NULL) {
-            error_set(error, "%.300s says that tensor %.80s is in %.80s, but it is not", path, name, shard);
-            index = -1;
-        }
-        good = index >= 0;
+        good = index >= 0 && (safetensors_find(&model->files[index].file, name) != NULL ||
+                              error_set(error, "%.300s says that tensor %.80s is in %.80s, but it is not",
+                                        path, name, shard));
         if (!good) { break; }
     }
     json_decref(root);
@@ -293,12 +288,13 @@ static inline float *hf_model_complete(const HfModel *model, const TrainedPart *
         float *to = out + info->offset;
         if (place->kind == TRAINED_WHOLE) {
             memcpy(to, from, info->count * sizeof(float));
-            continue;
+        } else {
+            hf_model_read_tensor(model, i, to);
         }
-        hf_model_read_tensor(model, i, to);
-        if (place->kind != TRAINED_ADAPTED) { continue; }
-        adapters_merge(to, from, from + (size_t)part->rank * (size_t)info->columns, info->rows, info->columns,
-                       part->rank, part->scale);
+        if (place->kind == TRAINED_ADAPTED) {
+            adapters_merge(to, from, from + (size_t)part->rank * (size_t)info->columns, info->rows,
+                           info->columns, part->rank, part->scale);
+        }
     }
     return out;
 }
@@ -335,23 +331,22 @@ static inline bool hf_model_find_tokenizer(const char *from, const char *name, c
 // Copies the files of the tokenizer `from`, its directory or its tokenizer.json, if there are
 // any, and how transformers is to generate with it.
 static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Error *error) {
-    static const char *const names[9] = {"tokenizer.json",
-                                         "tokenizer_config.json",
-                                         "vocab.json",
-                                         "merges.txt",
-                                         "added_tokens.json",
-                                         "special_tokens_map.json",
-                                         "generation_config.json",
-                                         "chat_template.jinja",
-                                         "chat.json"};
+    static const char *const names[] = {"tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "added_tokens.json",
+                                        "special_tokens_map.json",
+                                        "generation_config.json",
+                                        "chat_template.jinja",
+                                        "chat.json"};
     char source[PATH_MAX], target[PATH_MAX];
-    for (int i = 0; i < 9; i++) {
-        if (!hf_model_find_tokenizer(from, names[i], source)) { continue; }
-        if (!path_within(target, to, names[i], error) || !hf_model_copy_file(source, target, error)) {
-            return false;
-        }
+    bool good = true;
+    for (size_t i = 0; good && i < sizeof names / sizeof names[0]; i++) {
+        good = !hf_model_find_tokenizer(from, names[i], source) ||
+               (path_within(target, to, names[i], error) && hf_model_copy_file(source, target, error));
     }
-    return true;
+    return good;
 }
 
 // The id of the token that has a role such as "eos_token" in the tokenizer at `from`, or else in
@@ -456,10 +451,9 @@ static inline void hf_model_find(char *directory, size_t capacity) {
 }
 
 // Writes a model that transformers' from_pretrained loads; or, with `adapters`, only these, which
-// peft's loads onto the model in the directory `base`. parameters (table->parameter_count): on
-// the host. tokenizer: its directory or its tokenizer.json, which is copied, or NULL. `directory`
-// must not exist. True: all of it is on disk, but for the name of `directory` itself. On failure
-// the caller removes what there is.
+// peft's loads onto the model in `base`. parameters (table->parameter_count): on the host.
+// tokenizer: its directory or tokenizer.json, or NULL. `directory` must not exist. True: all of it
+// but its name is on disk. On failure the caller removes what there is.
 static inline bool hf_model_save(const char *directory, const ModelConfig *config,
                                  const ParameterTable *table, const float *parameters, const char *tokenizer,
                                  const TrainedPart *adapters, const char *base, Error *error) {

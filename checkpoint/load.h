@@ -1,12 +1,9 @@
 // checkpoint/load.h: continuing from a checkpoint.
 //
-// A checkpoint is opened and checked without trusting a byte of it. Everything that can
-// be wrong is found before anything of the run changes, and is an error on all ranks
-// alike.
-//
-// A run that differs from the saved one (another rule, number of ranks, kind of device,
-// or option that changes the numbers) cannot continue bit for bit. That is a remark, no
-// error.
+// No byte of a checkpoint is trusted. Everything that can be wrong is found before anything of the
+// run changes, and is an error on all ranks alike. A run that differs from the saved one (another
+// rule, number of ranks, kind of device, or option that changes the numbers) cannot continue bit
+// for bit. That is a remark, no error.
 #pragma once
 
 #include "checkpoint/checkpoint.h"
@@ -75,7 +72,7 @@ static inline bool source_read_numbers(CheckpointSource *source) {
 
 // ---- Opening --------------------------------------------------------------------------
 
-// A vector of the checkpoint, in the format that it was saved in.
+// A vector of the checkpoint.
 typedef struct SourceArea {
     const Real *data;            // (parameter_count); NULL: there is none
     Precision format, wanted;    // as it was saved, and as read_piece converts it
@@ -88,11 +85,10 @@ typedef struct SourceArea {
 // one format and one behind the other. Where Muon steps everything, AdamW's vector has none.
 static inline SourceArea source_area(const CheckpointSource *source, const CheckpointedRun *run,
                                      const char *vector, int worker) {
-    SourceArea area = {.without_muon = source->muon && strcmp(vector, "exp_avg_sq") == 0,
-                       .scale = 1,
-                       .table = run->table},
-               none = area;
+    SourceArea none = {.scale = 1}, area = none;
     const uint8_t *begin = NULL;
+    area.without_muon = source->muon && strcmp(vector, "exp_avg_sq") == 0;
+    area.table = run->table;
     for (int i = 0; i < run->table->count; i++) {
         const ParameterInfo *info = &run->table->entries[i];
         char name[128];
@@ -214,9 +210,9 @@ static inline void checkpoint_close(CheckpointSource *source) {
     memset(source, 0, sizeof *source);
 }
 
-// One rank alone: opens a checkpoint, and checks that its files are there, sound and of
-// this run's model, but reads no vectors. source: zeros, or a checkpoint that was opened before: if
-// it is the same one nothing is left to do. On failure there is nothing to close.
+// One rank alone: opens a checkpoint, and checks that its files are there, sound and of this run's
+// model, but reads no vectors. source: zeros, or one that was opened before, perhaps the same. On
+// failure there is nothing to close.
 static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedRun *run, const char *path,
                                    Error *error) {
     char file[CHECKPOINT_PATH_SIZE + 32];
@@ -249,9 +245,9 @@ static inline double checkpoint_tokens(const char *path) {
     return good ? s.gradients_done * run.B * run.T : 0;
 }
 
-// All ranks, by a CRC-32 of block i on rank i mod ranks: every block of the state is
-// what was written. False with an error of this rank. The file is read, not mapped: a
-// failing disk is then an error, and no signal. What is frozen must be as it was.
+// All ranks: every block of the state is what was written, block i by rank i mod ranks. False with
+// an error of this rank. The file is read, not mapped: a failing disk is then an error, and no
+// signal. What is frozen must be as it was.
 static inline bool checkpoint_verify(const CheckpointSource *source, const CheckpointedRun *run,
                                      const char *path, Error *error) {
     const Transport *transport = run->transport;
@@ -290,16 +286,14 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
     bool of_worker = vector->scope == SAVED_WORKER;
     SourceArea none = {.scale = 1}, shared = source_area(source, run, name, -1);
     if (strncmp(name, "exp_avg", 7) == 0) {
-        // All workers may share AdamW's moments, or each has its own: that depends on the rule, and
-        // the saving run's may have been another.
+        // The saving run's workers shared AdamW's moments, or each had its own, by its rule.
         SourceArea own = source_area(source, run, name, of_worker ? rank % source->workers : 0);
         if (source->muon != checkpoint_has_muon(run)) { return none; }
         return shared.data == NULL || (of_worker && own.data != NULL) ? own : shared;
     }
     if (strcmp(name, "parameters") == 0) {
         // What compute uses: the saved ones, if this worker existed before under the same rule;
-        // otherwise the exact ones. If casts were saved and this run does not use casts, these,
-        // too.
+        // otherwise, and where casts were saved that this run does not use, the exact ones.
         bool cast = json_is_true(json_object_get(source->manifest, "casts")) &&
                     !run->scheduler->settings.gathers_casts;
         bool usable = source->same_rule && !cast && (!of_worker || source->workers == ranks);
@@ -500,9 +494,8 @@ static inline bool checkpoint_model_is_whole(const char *checkpoint, Error *erro
            file_sums_check(path, error);
 }
 
-// All ranks, after scheduler_start: puts the run into the state of a checkpoint. False
-// with an error, the same on all ranks: the run is as it was. source: as of checkpoint_open, and
-// afterwards open.
+// All ranks, after scheduler_start: puts the run into the state of a checkpoint. False, with the
+// same error on all ranks: the run is as it was. source: as of checkpoint_open, and then open.
 static inline bool checkpoint_load(CheckpointSource *source, CheckpointedRun *run, const char *path,
                                    Error *error) {
     bool good = all_ranks_good(run, checkpoint_open(source, run, path, error), error) &&

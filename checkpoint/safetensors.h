@@ -5,22 +5,18 @@
 //     {"__metadata__": {KEY: TEXT, ...},
 //      NAME: {"dtype": "F32", "shape": [2, 3], "data_offsets": [BEGIN, END]}, ...}
 //
-// Offsets count from the end of the JSON, which may be padded with spaces. Every byte of
-// the data belongs to exactly one tensor. Elements are in the byte order of the machine,
-// which must be little-endian.
+// Offsets count from the end of the JSON, which may be padded with spaces. Every byte of the data
+// belongs to exactly one tensor. Elements are little-endian, as the machine must be.
 //
-// Reading: the bytes come from others and may be anything. In a file that has been
-// opened, every tensor lies inside the data, has the size that its type and shape say,
-// and overlaps no other. Data may lie at any address, because old files have headers of
-// odd lengths: so elements are copied, never pointed to.
+// Reading: the bytes may be anything. In a file that has been opened, every tensor has the size
+// that its type and shape say. Data may lie at any address, because old files have headers of odd
+// lengths: so elements are copied, never pointed to.
 //
-// Writing: a plan determines every byte but the data. One process creates the file; then
-// any number of processes with the same plan join and write the parts that they own, in
-// any order. The file is whole when file_finish has returned in all of them; until then
-// its name must be one that no reader looks for.
+// Writing: a plan determines every byte but the data. One process creates the file; then any number
+// of processes with the same plan join and write the parts that they own. The file is whole when
+// file_finish has returned in all of them; until then no reader may look for its name.
 #pragma once
 
-#include <assert.h>
 #include <jansson.h>
 
 #include "kernels/wire.h"

@@ -3,10 +3,9 @@
 //   streams             training | begin | training ...                | end | training
 //   writer (a thread)                    | parts to disk, sync, model/ |
 //
-// Begin and end are between two commits, when both streams are idle. Begin copies what
-// this rank has to write, or writes it at once if there is no memory for copies. All
-// ranks write their parts of one file, in a directory that all of them see. All learn
-// with the same job (Tally::ended) that every writer has ended.
+// Begin and end are between two commits. Begin copies what this rank has to write into the one
+// file of all ranks, or writes it at once if there is no memory for copies. All learn with the
+// same job (Tally::ended) that every writer has ended.
 //
 // A checkpoint is whole or absent, whenever the program or the machine stops, by order:
 //
@@ -14,13 +13,11 @@
 //      syncs the file; rank 0 also writes and syncs model/
 //   2. all ranks agree that all of that is on disk
 //   3. rank 0 writes and syncs checkpoint.json, which holds the checksums of the state
-//   4. rank 0 syncs the temporary directory, renames it to commit-N, and syncs the folder
-//      that holds it (directory_publish in runtime/files.h)
+//   4. rank 0 gives the temporary directory its final name (directory_publish)
 //   5. only then older checkpoints are removed
 //
-// A failure at any step leaves the older checkpoints as they were, and training
-// continues. Checksums are of what was meant to be written: if the disk stores something
-// else, loading finds out.
+// A failure at any step leaves the older checkpoints as they were, and training continues.
+// Checksums are of what was meant to be written: loading finds out if the disk stores another.
 #pragma once
 
 #include "checkpoint/checkpoint.h"
@@ -50,9 +47,9 @@ typedef struct Saver {
     int64_t commit, reports; // the scheduler's counters
     int64_t best_commit;     // of the run when this was begun: a better one may not be on disk yet
     json_t *manifest;        // rank 0: checkpoint.json without its checksums
-    float *committed;        // rank 0: (parameter_count) on the host, for model/
-    bool owns_committed;
-    bool beside; // a thread writes
+    const float *committed;  // rank 0: (parameter_count) on the host, for model/
+    float *own;              // the same, if it is a copy
+    bool beside;             // a thread writes
     pthread_t thread;
     bool good;      // so far, on this rank
     Error error;    // what went wrong on this rank
@@ -110,12 +107,12 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
 
 static inline void saver_free(Saver *saver) {
     if (saver->state >= 0) { close(saver->state); }
-    if (saver->owns_committed) { free(saver->committed); }
     json_decref(saver->manifest);
     safetensors_plan_free(&saver->plan);
     free(saver->sums);
     free(saver->copies);
     free(saver->parts);
+    free(saver->own);
     free(saver);
 }
 
@@ -180,15 +177,14 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
     for (int i = 0; good && i < count; i++) {
         saver->vector = &vectors[i];
         saver->area = saver->plan.header_bytes + saver->areas[i];
-        good = walk_vector(&walk, &vectors[i], error);
+        good = walk_vector(&walk, saver->vector, error);
     }
     free(walk.stage);
-    saver->committed = (float *)committed;
+    saver->committed = committed;
     // The model needs a copy if it is on a GPU, or if training continues meanwhile.
     if (!good || !is_main || (saver->copies == NULL && s->settings.device.gpu == NULL)) { return good; }
-    saver->committed = (float *)memory_take(1, whole);
-    saver->owns_committed = true;
-    stream_copy(s->compute, saver->committed, committed, whole);
+    saver->committed = saver->own = (float *)memory_take(1, whole);
+    stream_copy(s->compute, saver->own, committed, whole);
     stream_settle(s->compute);
     return true;
 }
@@ -222,9 +218,8 @@ static inline void *saver_main(void *argument) {
 // Seconds that ranks wait for one that still writes, perhaps to a slow file system.
 #define CHECKPOINT_PATIENCE 3600.0
 
-// All ranks, between two commits, while no other checkpoint is being made; sets
-// run->saver. beside: training continues while it is written, if memory allows. False
-// with an error, the same on all ranks: there is nothing to end.
+// All ranks, between two commits, while no other checkpoint is being made; sets run->saver. beside:
+// as above, if memory allows. False, with the same error on all ranks: there is nothing to end.
 static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *error) {
     Scheduler *s = run->scheduler;
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
@@ -241,14 +236,10 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
     int count = saved_vectors(s, vectors);
     Saver *saver = saver_create(run, vectors, count);
     const CheckpointPaths *paths = &saver->paths;
-    bool good = true;
-    // Creates the temporary directory, and state.safetensors in it, full of zeros; also the run's
-    // directory, if somebody has removed or renamed it.
-    if (is_main) {
-        tree_remove(paths->temporary); // an interrupted attempt may have left it
-        good = directory_make(paths->temporary, "", error);
-        good = good && safetensors_create(paths->state, &saver->plan, error);
-    }
+    if (is_main) { tree_remove(paths->temporary); } // an interrupted attempt may have left it
+    // Also makes the run's directory, if somebody has removed or renamed it.
+    bool good = !is_main || (directory_make(paths->temporary, "", error) &&
+                             safetensors_create(paths->state, &saver->plan, error));
     good = all_ranks_good(run, good, error);
     if (good) {
         saver->good = saver_collect(saver, vectors, count, committed, beside, &saver->error);
@@ -304,8 +295,7 @@ typedef struct SavedReport {
     double seconds; // that rank 0 was writing while training continued; 0: it was not
 } SavedReport;
 
-// All ranks, between two commits: waits for the writers and ends what checkpoint_begin
-// began. False with an error, the same on all ranks: nothing has changed.
+// The same for the end of what checkpoint_begin began. False: nothing has changed.
 static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Error *error) {
     Saver *saver = run->saver;
     bool is_main = run->transport->rank == 0;
@@ -329,10 +319,9 @@ static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Err
         for (int i = 0; i < run->damaged_count; i++) { // a damaged one of this commit is replaced
             if (run->damaged[i] == saver->commit) { run->damaged[i] = -1; }
         }
-        // Removes old checkpoints. The latest run->keep stay, the first one at or beyond each
-        // multiple of run->keep_every (0: none), and the best one. Checkpoints beyond the new
-        // one, which this run passed over when it was resumed, stay and do not count; nor
-        // do damaged ones, because somebody may want to look at them.
+        // Removes old checkpoints, but for those that keep, keep_every and keep_best are for. Those
+        // beyond the new one, which this run passed over when it was resumed, stay and do not
+        // count; nor do damaged ones, because somebody may want to look at them.
         int64_t every = run->keep_every, kept = 0;
         for (int64_t commit = saver->commit, older; is_main && commit >= 0; commit = older) {
             older = checkpoint_newest_sound(run, commit);

@@ -1,9 +1,6 @@
-// agreement.h: what all ranks must agree on: that none of them has failed, that they were
-// started with the same options, that they hold the same parameters.
-//
-// Some mistakes only one rank can see, such as a file that is missing on its node; therefore
-// all ranks meet in agree_or_exit, and leave in order. All functions but exit_user_mistake
-// are collective.
+// agreement.h: what all ranks must agree on: that none of them has failed (only one may see a
+// mistake, such as a file that is missing on its node), that they were started with the same
+// options, that they hold the same parameters. All functions but exit_user_mistake are collective.
 #pragma once
 
 #include "program/run.h"
@@ -32,8 +29,8 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
         error = &asked;
     }
     if (transport_first_failure(transport, "agreement", exit_code, error, &bad) < 0) { return; }
-    bool elsewhere = strcmp(bad.host, transport->host) != 0;
     if (run_is_main(run)) {
+        bool elsewhere = strcmp(bad.host, transport->host) != 0;
         fprintf(stderr, "train_gpt: %s%s%s\n", elsewhere ? bad.host : "", elsewhere ? ": " : "",
                 bad.error.text);
     }
@@ -67,11 +64,8 @@ static inline const Hello *exchange_hellos(Run *run) {
     Transport *transport = &run->transport;
     Options *first = (Options *)memory_take(1, sizeof *first);
     Error error = {""};
-    Hello mine;
-    memset(&mine, 0, sizeof mine);
-    mine.pid = (int)getpid();
-    mine.threads = run->threads.threads;
-    mine.cores = run->threads.cores;
+    Hello mine = {
+        .pid = (int)getpid(), .threads = run->threads.threads, .cores = run->threads.cores, .host = ""};
     const Gpu *gpu = placement_gpu(&run->placement);
     snprintf(mine.device, sizeof mine.device, "%.60s", gpu != NULL ? gpu->name : "CPU");
     if (gpu != NULL) {
@@ -148,9 +142,8 @@ static inline size_t weights_bytes(const Scheduler *s) {
 
 enum { HASH_PIECE = 1 << 26 }; // bytes that are copied from a GPU at a time
 
-// Ends the run unless all ranks hold the same parameters (bytes), bit for bit. At the start and at
-// the end of training, and at every checkpoint, they must, whatever the rule does. Returns their
-// fingerprint.
+// Ends the run unless all ranks hold the same parameters (bytes), bit for bit, as they must at the
+// start, at every checkpoint and at the end, whatever the rule. Returns their fingerprint.
 static inline uint64_t check_replicas(const Scheduler *s, const void *parameters, size_t bytes) {
     Transport *transport = s->transport;
     Stream *stream = s->compute;
@@ -179,4 +172,14 @@ static inline uint64_t check_replicas(const Scheduler *s, const void *parameters
     }
     free(all);
     return mine;
+}
+
+// The same for the committed parameters (borrow_committed), between two commits: compute may hold
+// others, as a worker of a local rule does. exact: for those that casts were made of.
+static inline uint64_t check_committed(Scheduler *s, const Rule *rule, bool exact) {
+    const void *committed = borrow_committed(s, rule, exact);
+    size_t bytes = exact ? s->problem.parameter_count * sizeof(float) : weights_bytes(s);
+    uint64_t fingerprint = check_replicas(s, committed, bytes);
+    return_committed(s, committed);
+    return fingerprint;
 }

@@ -54,12 +54,10 @@ static inline void print_batch(const Run *run) {
                (double)(layout_padded(layout) / layout->cells * cells * sizeof(float)) / 1e6,
                run->bucket_reason);
     }
-    bool constant = options->schedule == SCHEDULE_CONSTANT;
+    bool constant = options->schedule == SCHEDULE_CONSTANT, decays = !constant && options->decay_tokens > 0;
     char decay[NUMBER_TEXT_SIZE + 32] = "";
-    if (!constant && options->decay_tokens > 0) {
-        snprintf(decay, sizeof decay, " in the last %s tokens",
-                 human_count((double)options->decay_tokens, text));
-    }
+    human_count((double)options->decay_tokens, text);
+    if (decays) { snprintf(decay, sizeof decay, " in the last %s tokens", text); }
     printf("rate       peak %g%s, %s to %g%s, warm-up %lld %ss%s, moved by %s\n", options->learning_rate,
            run->rate_reason, options_choice_name(options, &options->schedule),
            constant ? options->learning_rate : options->minimum_learning_rate, decay,
@@ -100,12 +98,9 @@ static inline void print_rule(const Options *options, const SchedulerSettings *s
     }
     if (reason[0] != '\0') { printf("           %s\n", reason); }
     if (options->spike_limit > 0 || options->on_spike != SPIKE_STOP) {
-        char limit[64] = "";
-        if (options->spike_limit > 0) {
-            snprintf(limit, sizeof limit, ", or too large by limit %g", options->spike_limit);
-        }
-        printf("           a loss or gradient that is not finite%s: %s\n", limit,
-               options_choice_name(options, &options->on_spike));
+        printf("           a loss or gradient that is not finite");
+        if (options->spike_limit > 0) { printf(", or too large by limit %g", options->spike_limit); }
+        printf(": %s\n", options_choice_name(options, &options->on_spike));
     }
     if (options->sequential > 0) {
         printf("           the first %lld commits are sequential\n", (long long)options->sequential);
@@ -182,24 +177,20 @@ static inline void print_builds(const Hello *hellos, int ranks) {
 }
 
 static inline void print_model(const ModelConfig *config, const TrainedPart *part) {
-    char window[32] = "", keys[32] = "";
-    if (config->window > 0) { snprintf(window, sizeof window, "window %d, ", config->window); }
-    if (model_kv_heads(config) < config->heads) {
-        snprintf(keys, sizeof keys, "%d of keys, ", model_kv_heads(config));
-    }
-    printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, %s%s%d positions, "
-           "vocabulary %d\n",
-           config->name, (double)part->model.parameter_count / 1e6, config->layers, config->channels,
-           config->heads, keys, window, config->positions, config->vocabulary);
+    double all = (double)part->model.parameter_count, trained = (double)part->table.parameter_count;
+    int key_heads = model_kv_heads(config);
+    printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, ", config->name, all / 1e6,
+           config->layers, config->channels, config->heads);
+    if (key_heads < config->heads) { printf("%d of keys, ", key_heads); }
+    if (config->window > 0) { printf("window %d, ", config->window); }
+    printf("%d positions, vocabulary %d\n", config->positions, config->vocabulary);
     if (part->frozen_count > 0) {
-        double trained = (double)part->table.parameter_count;
-        char adapters[96] = "what --freeze leaves";
+        printf("trains     %.4g M parameters, %.3g %% of them: ", trained / 1e6, 100 * trained / all);
+        if (part->rank == 0) { printf("what --freeze leaves\n"); }
         if (part->rank > 0) {
-            snprintf(adapters, sizeof adapters, "adapters of rank %d, alpha %g, on %d matrices", part->rank,
-                     part->alpha, part->table.count / 2);
+            printf("adapters of rank %d, alpha %g, on %d matrices\n", part->rank, part->alpha,
+                   part->table.count / 2);
         }
-        printf("trains     %.4g M parameters, %.3g %% of them: %s\n", trained / 1e6,
-               100 * trained / (double)part->model.parameter_count, adapters);
     }
     if (config->dropout > 0) {
         printf("           no dropout: the %g of its config.json is ignored\n", config->dropout);

@@ -24,15 +24,14 @@ static inline void resumed_model(const Options *options, char path[TOKENIZER_PAT
 // The path of the tokenizer: --tokenizer, or the tokenizer.json of the model that the run starts
 // from or resumes; empty if there is none.
 static inline const char *tokenizer_path(const Options *options, char path[TOKENIZER_PATH_SIZE]) {
-    struct stat status;
-    char model[TOKENIZER_PATH_SIZE];
+    char resumed[TOKENIZER_PATH_SIZE];
     snprintf(path, TOKENIZER_PATH_SIZE, "%.1900s", options->tokenizer);
     if (path[0] != '\0') { return path; }
+    resumed_model(options, resumed);
+    const char *models[2] = {options_start(options), resumed};
     for (int i = 0; i < 2; i++) {
-        if (i == 0) { snprintf(model, sizeof model, "%.1900s", options_start(options)); }
-        if (i == 1) { resumed_model(options, model); }
-        snprintf(path, TOKENIZER_PATH_SIZE, "%.1900s/tokenizer.json", model);
-        if (model[0] != '\0' && stat(path, &status) == 0) { return path; }
+        snprintf(path, TOKENIZER_PATH_SIZE, "%.1900s/tokenizer.json", models[i]);
+        if (models[i][0] != '\0' && access(path, F_OK) == 0) { return path; }
     }
     path[0] = '\0';
     return path;
@@ -46,9 +45,8 @@ static inline DataLoader *validation_loader(Run *run) {
     return has_validation_data(&run->options) ? &run->validation_data : &run->data;
 }
 
-// Finds the files of --data or --val-data, and divides them into windows. A text that is
-// still to be tokenized gets no windows yet. tokens: NULL, or the token files of its sources.
-// tokenizer: its path; empty if there is none.
+// Finds the files of --data or --val-data, and divides them into windows. tokens: NULL, or the token
+// files of its sources. tokenizer: its path; empty if there is none.
 static inline bool open_side(Run *run, bool validation, const char *const *tokens, const char *tokenizer,
                              Error *error) {
     const Options *options = &run->options;
@@ -191,8 +189,8 @@ static inline bool make_token_file(const DataLoader *loader, const DataSource *s
                    human_count((double)made.tokens[SHARDS_TRAIN], total), (unsigned long long)made.documents,
                    plural(made.documents), clock_seconds() - tokenizing.began,
                    made.documents == 1 ? "; no line <|endoftext|> divides the text" : "");
+            token_shards_tell(&made, "tokens     ");
         }
-        if (good) { token_shards_tell(&made, "tokens     "); }
     }
     fflush(stdout);
     free(texts);

@@ -5,14 +5,7 @@
 // functions of numbers and of the environment, so that tests can put them on any machine.
 #pragma once
 
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "runtime/files.h"
-#include "runtime/numbers.h"
 #include "runtime/process_limits.h"
 
 // What every rank tells the others at the start.
@@ -31,15 +24,15 @@ typedef struct ThreadChoice {
     char warning[512]; // empty: nothing to warn about
 } ThreadChoice;
 
-// A whole number >= 0 from the first of these variables (up to NULL) that has one; -1: none has.
-static inline long launch_environment_number(const char *const *names) {
-    long value = -1;
-    for (; *names != NULL && value < 0; names++) {
-        const char *text = getenv(*names);
-        if (text == NULL || *text < '0' || *text > '9') { continue; }
-        char *end;
-        long read = strtol(text, &end, 10);
-        if (*end == '\0') { value = read; }
+// A whole number >= 0 from the first of these variables, divided by blanks, that has one; -1: none
+// has.
+static inline long launch_environment_number(const char *names) {
+    char name[64], rest;
+    long value = -1, read;
+    for (int length = 0; value < 0 && sscanf(names, " %63s%n", name, &length) == 1; names += length) {
+        const char *text = getenv(name);
+        bool is_number = text != NULL && text[0] >= '0' && text[0] <= '9';
+        if (is_number && sscanf(text, "%ld%c", &read, &rest) == 1) { value = read; }
     }
     return value;
 }
@@ -48,29 +41,23 @@ static inline long launch_environment_number(const char *const *names) {
 // is no sign of a launcher. Only this rank 0 prints the user's mistakes. A process that
 // mpirun started inside a Slurm job has the variables of both; mpirun's come first.
 static inline int launch_launcher_rank(void) {
-    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID",
-                                        NULL};
-    long rank = launch_environment_number(names);
+    long rank = launch_environment_number("OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK SLURM_PROCID");
     return rank > 0 ? (int)rank : 0;
 }
 
 // Refuses to run where a launcher started several processes, but this one sees a world of
 // one. has_mpi: the program was built with MPI.
 static inline bool launch_check_copies(int world_size, bool has_mpi, Error *error) {
-    // The last five are of launchers that start no MPI known here: PALS, Flux, jsrun, MVAPICH's,
-    // torchrun. A batch script may set WORLD_SIZE alone.
-    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
-                                        "SLURM_STEP_NUM_TASKS", "PALS_SIZE",
-                                        "FLUX_JOB_SIZE",        "JSM_NAMESPACE_SIZE",
-                                        "MV2_COMM_WORLD_SIZE",  NULL},
-                             *const torch[] = {"LOCAL_RANK", NULL}, *const world[] = {"WORLD_SIZE", NULL},
-                             *const slurm[] = {"SLURM_PROCID", NULL}, *const tasks[] = {"SLURM_NTASKS", NULL};
     if (world_size > 1) { return true; }
-    long started = launch_environment_number(sizes);
-    if (started < 0 && launch_environment_number(torch) >= 0) { started = launch_environment_number(world); }
-    long slurm_rank = launch_environment_number(slurm);
+    // The last four are of launchers that start no MPI known here: PALS, Flux, jsrun, MVAPICH's.
+    long started = launch_environment_number("OMPI_COMM_WORLD_SIZE PMI_SIZE SLURM_STEP_NUM_TASKS PALS_SIZE "
+                                             "FLUX_JOB_SIZE JSM_NAMESPACE_SIZE MV2_COMM_WORLD_SIZE");
+    if (started < 0 && launch_environment_number("LOCAL_RANK") >= 0) { // torchrun, and no batch script
+        started = launch_environment_number("WORLD_SIZE");
+    }
+    long slurm_rank = launch_environment_number("SLURM_PROCID");
     bool certain = started >= 0 || slurm_rank > 0;
-    if (started < 0 && slurm_rank >= 0) { started = launch_environment_number(tasks); }
+    if (started < 0 && slurm_rank >= 0) { started = launch_environment_number("SLURM_NTASKS"); }
     if (started <= 1) { return true; }
     // Task 0 of many looks the same as a batch script that calls the program directly.
     return error_set(error, "%ld %s: %suse srun --mpi=pmix%s or mpirun%s", started,

@@ -1,13 +1,11 @@
 // machine_rates.h: what the machines of a run compute in a second: whether bf16 is worth
 // it, and what reports compare the run with.
 //
-// Where ranks on CPUs might compute in bf16 (--precision bf16, fastest), they measure
-// their matrix products at the model's own shape. The slowest rank counts.
-//
-// The peak is what the run's model operations are divided by (model FLOPs utilisation,
-// MFU): of a GPU its maker's number for dense products of bf16, without sparsity; of CPUs
-// the rate of the products of a layer, measured by all ranks at once because they share
-// the machine, and only where the run is long.
+// Where ranks on CPUs might compute in bf16 (--precision bf16, fastest), they measure their matrix
+// products at the model's own shape, and the slowest counts. The peak, of which reports give the
+// share (model FLOPs utilisation, MFU), is of a GPU its maker's number for dense products of bf16;
+// of CPUs the rate of the products of a layer, measured by all ranks at once because they share the
+// machine, and only where the run is long.
 #pragma once
 
 #include "kernels/cpu/product_rates.h"

@@ -36,9 +36,8 @@ static inline SlowRank rank_pace_find(const double *seconds, int ranks) {
     return slow;
 }
 
-// text <- numbers for --rank-accumulate by which all ranks (at most 16) compute for as long: as
-// many micro-batches in all as now, and more where the slowest would have fewer than the rule
-// needs.
+// text <- numbers for --rank-accumulate by which all ranks (at most 16) compute for as long: as many
+// in all as now, and more where the slowest would have fewer than the rule needs.
 static inline void rank_pace_list(const Options *options, const double *seconds, int ranks, char text[128]) {
     double speed = 0, total = 0, slowest = 0, least = 1 + options_rule(options)->further_rounds;
     text[0] = '\0';

@@ -7,19 +7,17 @@
 //   DIRECTORY/run.tsv        for scripts: the members of all other events, each on a line
 //
 // One table, REPORT_FIELDS, says what a report holds and how the first three show it. In
-// progress.tsv what is not known is nan: in the row of a validation nearly all, also its steps. Its
-// perfect_loss is that of the held-out text. An empty line stands where a run is resumed or rolled
-// back, because commits may then go back; gnuplot interrupts a curve there.
+// progress.tsv what is not known is nan: in the row of a validation nearly all. Its perfect_loss is
+// that of the held-out text. An empty line, where gnuplot interrupts a curve, stands where a run is
+// resumed or rolled back, because commits may then go back.
 //
 // A line of run.tsv is a key, a tab, and the value as in JSON, but text without its quotes. A key
 // is an event and the path in it: start.options.lr, end.reason. An array has its length and its
 // first element: start.ranks, start.ranks.0.device. Of a key that occurs again the last counts.
 //
-// A log that cannot be written does not end the run (runtime/log.h), but the end of the
-// run tells it, by a message and its exit code. Rank 0 only.
+// A log that cannot be written does not end the run (runtime/log.h), but its end tells it, by a
+// message and its exit code. Rank 0 only.
 #pragma once
-
-#include <stddef.h>
 
 #include "dataloader.h"
 #include "program/terminal.h"
@@ -141,8 +139,7 @@ typedef struct Reports {
         int64_t commit, reports;
         double spikes;
     } seen;
-    // Of this part of the run, and of this rank: see TraceSums; and where its micro-batches
-    // began.
+    // Of this part of the run, and of this rank: see TraceSums; and where its micro-batches began.
     double exposed_seconds, micro_batch_seconds;
     uint64_t micro_batches_before;
     double validation, perfect_validation; // losses of the latest validation; NAN: there was none
@@ -351,9 +348,9 @@ static inline void window_begin(Reports *reports, double seconds) {
     reports->window = window;
 }
 
-// Prints and logs the commits in the window, and begins a new one. While an exchange takes
-// several steps, the run has computed more than it has committed: speeds count everything
-// computed since the last report, and are unknown if that is nothing. seconds: of training.
+// Prints and logs the commits in the window, and begins a new one. A run may have computed more
+// than it has committed: speeds count all that was computed since the last report, and are unknown
+// if that is nothing. seconds: of training.
 static inline void report_window(Reports *reports, double seconds) {
     const Scheduler *s = reports->scheduler;
     const ReportWindow *window = &reports->window;

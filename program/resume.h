@@ -1,12 +1,8 @@
-// resume.h: saving a run, resuming it, and rolling it back to a checkpoint after a spike.
-//
-// checkpoint/ knows how a checkpoint is written and read; this file decides when, prints
-// and logs it, and lets clocks, reports and data continue from a loaded one.
+// resume.h: saving a run, resuming it, and rolling it back to a checkpoint after a spike:
+// when that is done, what is printed and logged of it, and how clocks, reports and data go on.
 #pragma once
 
-#include "checkpoint/load.h"
 #include "checkpoint/save.h"
-#include "program/agreement.h"
 #include "program/data.h"
 
 // ---- What checkpoint/ is told about the run -------------------------------------------
@@ -76,26 +72,27 @@ static inline void find_models(Options *options) {
 
 // ---- Saving ---------------------------------------------------------------------------
 
-// waited: seconds that training was blocked. After a failure training continues.
-static inline void report_checkpoint(Reports *reports, const SavedReport *report, double waited, bool saved,
+// Training was blocked for `blocked` seconds, and after a failure, which `error` holds, continues.
+static inline void report_checkpoint(Run *run, const SavedReport *report, double blocked,
                                      const Error *error) {
-    report_begin_table(reports);
+    bool saved = !error_is_set(error);
+    if (!run_is_main(run)) { return; }
+    report_begin_table(&run->reports);
     if (!saved) {
         printf("%6lld no checkpoint: %s\n", (long long)report->commit, error->text);
     } else {
         printf("%6lld checkpoint in %.1f s, %.1f s of it during training\n", (long long)report->commit,
-               waited + report->seconds, report->seconds);
+               blocked + report->seconds, report->seconds);
     }
     fflush(stdout);
-    report_event(reports,
+    report_event(&run->reports,
                  json_pack("{s:s, s:I, s:b, s:o, s:o, s:o}", "event", "checkpoint", "commit",
-                           (json_int_t)report->commit, "saved", saved ? 1 : 0, "seconds", log_real(waited),
+                           (json_int_t)report->commit, "saved", saved ? 1 : 0, "seconds", log_real(blocked),
                            "beside_seconds", log_real(report->seconds), "problem", log_text(error->text)));
 }
 
 // Ends the checkpoint that is being written, if any. Returns whether it is on disk.
 static inline bool end_checkpoint(Run *run) {
-    Saving *saving = &run->saving;
     SavedReport report;
     Error error = {""}, unused = {""};
     if (run->checkpointed.saver == NULL) { return false; }
@@ -104,9 +101,8 @@ static inline bool end_checkpoint(Run *run) {
     if (run_is_main(run)) { reports_flush(&run->reports, &unused); }
     bool saved = checkpoint_end(&run->checkpointed, &report, &error);
     double waited = clock_seconds() - began;
-    saving->seconds += waited;
     run->clock.paused += waited;
-    if (run_is_main(run)) { report_checkpoint(&run->reports, &report, saving->seconds, saved, &error); }
+    report_checkpoint(run, &report, run->saving.seconds + waited, &error);
     if (saved) { signal_watch_note_saved(&run->signal_watch, report.commit); }
     return saved;
 }
@@ -120,21 +116,16 @@ static inline void begin_checkpoint(Run *run, bool beside) {
     end_checkpoint(run);
     double began = clock_seconds();
     run->checkpointed.seconds = training_seconds(&run->clock);
-    run->checkpointed.next_learning_rate = scheduler_learning_rate(&run->scheduler);
+    run->checkpointed.next_learning_rate = scheduler_learning_rate(s);
     watch_data(run);
     run->checkpointed.data_changed = run->training.data_changed;
-    if (s->transport->size > 1 && !rule_shards(run->rule)) { // each rank makes the steps by itself
-        const void *weights = borrow_committed(s, run->rule, false);
-        check_replicas(s, weights, weights_bytes(s));
-        return_committed(s, weights);
-    }
+    // Each rank makes the steps by itself.
+    if (s->transport->size > 1 && !rule_shards(run->rule)) { check_committed(s, run->rule, false); }
     bool begun = checkpoint_begin(&run->checkpointed, beside, &error);
     saving->began = clock_seconds(); // the clock of --save-every starts anew
     saving->seconds = saving->began - began;
     run->clock.paused += saving->seconds;
-    if (!begun && run_is_main(run)) {
-        report_checkpoint(&run->reports, &report, saving->seconds, false, &error);
-    }
+    if (!begun) { report_checkpoint(run, &report, saving->seconds, &error); }
 }
 
 // ---- Resuming -------------------------------------------------------------------------
@@ -152,9 +143,8 @@ static inline void continue_reports(Run *run, double seconds) {
     signal_watch_note_saved(&run->signal_watch, s->optimizer.steps);
 }
 
-// Loads the newest checkpoint in the run's directory that is sound; damaged ones are
-// named, noted and skipped, but one with damage in model/ only is named and loaded.
-// Returns its commit; -1: there is none.
+// Loads the newest sound checkpoint of the run's directory. Damaged ones are named, noted and
+// skipped, but for damage in model/ only. Returns its commit; -1: there is none.
 static inline int64_t load_newest(Run *run) {
     CheckpointedRun *checkpointed = &run->checkpointed;
     checkpointed->damaged_count = 0;
@@ -179,8 +169,8 @@ static inline int64_t load_newest(Run *run) {
     }
 }
 
-// --decay-now: from the checkpoint on the rate falls, and the run ends that many tokens later. A
-// checkpoint that cannot be read is refused by check_resume.
+// --decay-now: from the checkpoint on, which check_resume checks, the rate falls, and the run ends
+// that many tokens later.
 static inline bool decay_from_checkpoint(Options *options, Error *error) {
     if (options->decay_now == 0) { return true; }
     options->tokens = (int64_t)ceil(checkpoint_tokens(options->resume)) + options->decay_now;
@@ -220,8 +210,7 @@ static inline bool check_decay(const Run *run, Error *error) {
                      (long long)commit, resume);
 }
 
-// Before anything is allocated or created: every rank can read the checkpoint that
-// --resume names, and it is of this model and inner optimizer.
+// Before anything is made: the checkpoint of --resume can be read, and fits this run.
 static inline void check_resume(Run *run) {
     Options *options = &run->options;
     const CheckpointedRun *checkpointed = &run->checkpointed;
@@ -308,16 +297,13 @@ static inline void resume_run(Run *run) {
     if (strcmp(resume, "off") == 0) { return; }
     if (again) {
         int64_t commit = load_newest(run);
-        if (commit < 0 && run->checkpointed.damaged_count > 0) {
-            // Beginning at zero here would hide that a run is lost, and in the end remove what may
-            // still be repaired.
+        if (commit < 0 && run->checkpointed.damaged_count > 0) { // which may still be repaired
             error_set(&error,
                       "--resume auto: no checkpoint in %.300s can be loaded, for the reasons above. Repair "
                       "them, or move them away to begin at zero, or choose another --out",
                       run->directory);
             agree_or_exit(run, EXIT_USER_MISTAKE, &error);
-        }
-        if (commit < 0) {
+        } else if (commit < 0) {
             if (run_is_main(run)) {
                 printf("resumed    nothing: there is no checkpoint in %s; a new run begins\n\n",
                        run->directory);

@@ -1,6 +1,5 @@
-// run_directory.h: which directory a run writes to, what it is called, and that no other run
-// writes there at the same time. A directory that the user names must not hold the log of
-// another run, unless this run continues it. Rank 0 only.
+// run_directory.h: which directory a run writes to, and that no other run writes there: at the same
+// time, or, unless this run continues it, before. Rank 0 only.
 #pragma once
 
 #include <ctype.h>

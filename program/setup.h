@@ -73,8 +73,7 @@ static inline bool choose_model(Run *run, Error *error) {
     return options_check_rule(options, run->config.layers, error);
 }
 
-// Tokens of all ranks per commit (in local rules: per inner step); with --accumulate auto the
-// least.
+// Tokens of all ranks per commit or inner step; with --accumulate auto the least.
 static inline int64_t nominal_tokens_per_commit(const Run *run) {
     return options_total_accumulate(&run->options, run->transport.size) * tokens_per_micro_batch(run);
 }
@@ -88,8 +87,7 @@ static inline bool choose_rates(Run *run, Error *error) {
     bool finetunes = options->finetune[0] != '\0';
     if (options_leave(options, &options->learning_rate)) {
         // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and our
-        // own measurement for the tiny ones. Fine-tuning takes a tenth, so that what was learned is
-        // kept: ACCO's paper fine-tunes 2.7B with 2e-5.
+        // own measurement for the tiny ones. Fine-tuning takes a tenth: ACCO's paper, for 2.7B, 2e-5.
         double rate = parameters < 5e6     ? 2e-3
                       : parameters < 60e6  ? 1e-3
                       : parameters < 250e6 ? 6e-4
@@ -124,8 +122,7 @@ static inline bool choose_rates(Run *run, Error *error) {
                      options->minimum_learning_rate, options->learning_rate);
 }
 
-// Tokens of one pass over the training data; 0: they are endless, not known yet, or of several
-// sources, since each has epochs of its own.
+// Tokens of one pass over the data; 0: endless, not known yet, or of sources with epochs of their own.
 static inline double tokens_per_epoch(const DataLoader *data) {
     return data->source_count > 1 ? 0 : (double)data->training_windows * data->sequence_length;
 }
@@ -264,8 +261,7 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     return settings;
 }
 
-// Reserves everything that a run allocates, in one table: the one that `plan` prints and
-// that a run allocates. Whether there is as much memory is another question (fit.h).
+// Reserves everything that a run allocates. Whether there is as much memory fit.h asks.
 static inline bool reserve_memory(const Setup *setup, Error *error) {
     const Options *options = setup->options;
     Placement *placement = setup->placement;
@@ -308,10 +304,10 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
     return true;
 }
 
-// Chooses how many bytes of gradients travel together during the backward pass. After it
-// the last bucket is still to be sent, and each costs a latency: with n buckets of an
-// exchange of C seconds C / n + n * latency, least at n = sqrt(C / latency). supposed:
-// the link of a plan; NULL: all ranks measure theirs. reason: where the size comes from.
+// Chooses how many bytes of gradients travel together during the backward pass. After it the last
+// bucket is still to be sent, and each costs a latency: with n buckets of an exchange of C seconds
+// C / n + n * latency, least at n = sqrt(C / latency). supposed: the link of a plan; NULL: all ranks
+// measure theirs.
 static inline void bucket_for_link(Scheduler *s, const Options *options, const Placement *placement,
                                    const LinkMeasure *supposed, char reason[160]) {
     SchedulerSettings *settings = &s->settings;

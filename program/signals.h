@@ -2,23 +2,18 @@
 //
 // SIGINT, SIGTERM, SIGHUP and SIGUSR1 all ask a rank to stop: it sets Transport::asked_to_stop. All
 // ranks learn of it with the next job (Wishes::stop_agreed), with the next batch of a validation,
-// or when they next agree on something (agree_or_exit). They save what there is and leave together.
-// Nothing here ends a rank that saves slowly; only a second SIGINT ends it at once.
+// or when they next agree on something (agree_or_exit). They save what there is and leave together,
+// however long that takes; only a second SIGINT ends a rank at once.
 //
-// The launcher also uses SIGTERM to end the remaining ranks when one has died, and says
-// only which and where. So on SIGTERM a rank prints where it was, whether the process of a
-// rank on this host is gone, and what is lost. Only ranks 0 and 1 print: if one of them has
-// died the other one does, and there are never a thousand lines. A rank that leaves in
-// order, or that has already said why the run must end, prints nothing.
+// The launcher also uses SIGTERM to end the remaining ranks when one has died, and says only which
+// and where. So a rank prints where it was, whether the process of a rank on this host is gone, and
+// what is lost: only ranks 0 and 1, in case one of these has died, and not when it leaves in order
+// or has already said why the run must end.
 //
 // FAILURE_SIGNAL (runtime/system.h) comes from this process itself: something that knows no
 // ranks has failed, such as CUDA, and all ranks end at once. SIGPIPE is ignored: the log has
 // all that a reader who has gone, as behind `| head`, would have read (report_window).
 #pragma once
-
-#include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 
 #include "comm/transport.h"
 #include "program/launch_checks.h"

@@ -1,6 +1,5 @@
-// spike_report.h: what a run says about spikes (scheduler/spike.h): losses, gradients and norms
-// that were too large or not finite, so that no step was made with them. For the user to
-// find the cause, it names the rank and, where it can, the sequences or the tensor.
+// spike_report.h: what a run says about spikes (scheduler/spike.h), with which no step was made. For
+// the user to find the cause, it names the rank and, where it can, the sequences or the tensor.
 #pragma once
 
 #include "program/resume.h"

@@ -5,8 +5,6 @@
 // --out costs nothing; emulated delays begin after the ranks' clocks were compared.
 #pragma once
 
-#include "checkpoint/hf_model.h"
-#include "program/agreement.h"
 #include "program/machine_rates.h"
 #include "program/setup.h"
 

@@ -5,8 +5,6 @@
 // start takes long, and ends the process at --timeout-s; the launcher then ends the others.
 #pragma once
 
-#include <pthread.h>
-
 #include "program/launch_checks.h"
 #include "runtime/device.h"
 

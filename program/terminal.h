@@ -2,14 +2,7 @@
 // time left. If the output is no screen, a line takes the bar's place after a silence.
 #pragma once
 
-#include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
-#include <unistd.h>
 
 #include "runtime/numbers.h"
 #include "runtime/system.h"
@@ -68,15 +61,13 @@ typedef struct Progress {
     double silence; // not interactive: seconds after which a line is printed
 } Progress;
 
-// Whether a person sees what is written to `stream`, on a screen that can go back in a
-// line. Open MPI gives every rank a terminal of its own and forwards what it writes. So
-// under mpirun, the parent of the ranks on its node, its own output decides.
+// Whether a person sees what is written to `stream`, on a screen that can go back in a line. Open
+// MPI gives every rank a terminal of its own; so under mpirun, their parent, its output decides.
 static inline bool terminal_is_watched(FILE *stream) {
     const char *kind = getenv("TERM");
     bool redraws = kind != NULL && kind[0] != '\0' && strcmp(kind, "dumb") != 0;
-    if (!redraws || isatty(fileno(stream)) != 1) { return false; }
-    if (getenv("OMPI_COMM_WORLD_SIZE") == NULL) { return true; }
-    return parent_prints_to_terminal();
+    return redraws && isatty(fileno(stream)) == 1 &&
+           (getenv("OMPI_COMM_WORLD_SIZE") == NULL || parent_prints_to_terminal());
 }
 
 static inline void terminal_open(Terminal *terminal, FILE *stream) {

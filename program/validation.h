@@ -1,12 +1,10 @@
 // validation.h: the loss of the committed parameters on held-out data, and what follows from it.
 //
-// Each rank computes every size-th batch of all sources; sums travel after each round of
-// batches, so all ranks know the same loss and leave together when one of them is asked
-// to stop. Validation runs on the compute stream, while nothing is trained; its time is not
+// Each rank computes every size-th batch of all sources; sums travel after each round of batches, so
+// all ranks know the same loss and leave together when one of them is asked to stop. Its time is not
 // training time. program/data.h says which windows are held out.
 #pragma once
 
-#include "checkpoint/committed.h"
 #include "program/resume.h"
 
 typedef struct Validation {

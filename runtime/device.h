@@ -4,16 +4,14 @@
 //   stream          ......| a ....... | b ..... | e |
 //   other stream    ............| c ............... | d ...
 //
-// A stream is a queue and a worker thread that runs its tasks one after another, so
-// computation and communication overlap on any machine. An event marks a point of a stream that
-// the host can wait for. On a GPU a task puts its kernels into the stream's CUDA queue, and the
-// worker waits until they have ended (gpu.h). A stream can also be simulated: then its tasks are
-// not run, and a simulator computes when they would have ended, on a clock of its own
-// (plan/simulation.h).
+// A stream is a queue and a worker thread that runs its tasks one after another, so computation and
+// communication overlap on any machine. An event marks a point of a stream that the host can wait
+// for. On a GPU a task puts its kernels into the stream's CUDA queue, and the worker waits until
+// they have ended (gpu.h). The tasks of a simulated stream are not run: a simulator computes when
+// they would have ended (plan/simulation.h).
 //
-// One host thread fills a stream, records its events and waits for them. `context` belongs
-// to the caller and must live until the task has run, and a stream as long as its events are
-// asked. A kernel uses the threads of its task's stream.
+// One host thread fills a stream, records its events and waits for them. `context` must live until
+// the task has run, and a stream as long as its events are asked.
 #pragma once
 
 #include "runtime/gpu.h"

@@ -10,15 +10,7 @@
 // print or exit, so that tests can make them fail. Exit codes are named only here.
 #pragma once
 
-#include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "runtime/system.h"
 

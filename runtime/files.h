@@ -1,25 +1,18 @@
 // files.h: mapping, writing, bringing to disk, publishing and removing files.
 //
-// A write is complete: it continues after a signal and after a short count. And what is
-// reported as written survives a power failure: fsync of a file brings its bytes to disk, fsync
-// of its directory its name. So a directory that must be whole or absent is written and synced
+// What is reported as written survives a power failure: fsync of a file brings its bytes to disk,
+// fsync of its directory its name. So a directory that must be whole or absent is written and synced
 // under a temporary name; directory_publish syncs it, renames it, which is atomic, and syncs the
 // parent.
 #pragma once
 
 #include <assert.h>
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <setjmp.h>
 #include <stddef.h>
-#include <stdint.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 #include "runtime/errors.h"
-#include "runtime/system.h"
 
 // Gives a process that was started without standard input, output or errors empty ones:
 // otherwise a file could get such a number, and then all that is printed.
@@ -65,9 +58,9 @@ static inline bool file_read_mapped(void (*read_file)(void *context), void *cont
     return true;
 }
 
-// Maps a regular file that is not empty. The caller calls munmap(result, *size). NULL: an
-// error. expected: what the file should be. If it becomes shorter, a read behind its new
-// end ends the process with exit code 3, unless inside of file_read_mapped.
+// Maps a regular file that is not empty, for munmap(result, *size); NULL: an error. expected: what
+// it should be. If it becomes shorter, reading behind its end ends the process with exit code 3,
+// unless inside of file_read_mapped.
 static inline void *file_map(const char *path, const char *expected, size_t *size, Error *error) {
     static const char pointer[] = "version https://git-lfs"; // a file's pointer begins so
     struct stat status;
@@ -132,8 +125,8 @@ static inline bool file_finish(int descriptor, const char *path, bool written, E
 // Brings a closed file's bytes, or the names in a directory, to disk.
 static inline bool path_sync(const char *path, Error *error) {
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    bool good = descriptor >= 0 && fsync(descriptor) == 0;
-    if (!good) { error_set(error, "cannot bring %.400s to disk: %s", path, strerror(errno)); }
+    bool good = (descriptor >= 0 && fsync(descriptor) == 0) ||
+                error_set(error, "cannot bring %.400s to disk: %s", path, strerror(errno));
     if (descriptor >= 0) { close(descriptor); }
     return good;
 }
@@ -230,7 +223,7 @@ static inline bool directory_publish(const char *temporary, const char *final, E
     if (!exchanged && rename(temporary, final) != 0) {
         return error_set(error, "cannot rename %.400s to %.400s: %s", temporary, final, strerror(errno));
     }
-    if (!name_sync(final, error)) { return false; }
-    if (exchanged) { tree_remove(temporary); } // the new name is on disk, so the old one is of no use
-    return true;
+    bool good = name_sync(final, error);
+    if (good && exchanged) { tree_remove(temporary); } // the new name is on disk
+    return good;
 }

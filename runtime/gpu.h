@@ -1,11 +1,9 @@
 // gpu.h: the GPU of this process: its memory, its queues, and waiting for them. Only
 // runtime/, comm/nccl.h and kernels/ call CUDA.
 //
-// A stream (device.h) is a thread that takes tasks from a queue; on a GPU a task puts its
-// kernels into the stream's CUDA queue and has ended when they have. So events, watermarks and
-// deadlines of the scheduler mean the same on both. No wait blocks inside CUDA.
-//
-// A program built without CUDA has the same functions and never finds a GPU.
+// A task of a stream (device.h) puts its kernels into the stream's CUDA queue and has ended when
+// they have: events, watermarks and deadlines mean the same as on the CPU. No wait blocks inside
+// CUDA. A program built without it has the same functions and never finds a GPU.
 #pragma once
 
 #include "runtime/errors.h"
@@ -48,9 +46,9 @@ static inline void cuda_check(cudaError_t status, const char *call) {
 static inline bool gpu_is_built_in(void) { return true; }
 
 // For ranks that may send by NCCL. By default a kernel is loaded when first used. Loading may wait
-// for running kernels, and a kernel of NCCL may run until a later kernel sends: a deadlock. Other
-// ranks need not wait for the library's kernels, which are half a gigabyte. Must be called before
-// MPI, which may start the driver; the driver reads the variable once. What the user has set stays.
+// for running kernels, and a kernel of NCCL may run until a later kernel sends: a deadlock. It takes
+// half a gigabyte. Must be called before MPI, which may start the driver, which reads the variable
+// once. What the user has set stays.
 static inline void gpu_load_eagerly(void) { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
 
 static inline void gpu_version(char *text, size_t size) {

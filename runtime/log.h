@@ -1,23 +1,17 @@
 // log.h: a file that only grows, one whole line at a time, and JSON objects as its lines.
 //
-// Every line is one write() to a file opened for appending. So a program that dies leaves
-// a file in which every line is whole. When a write fails half way, the part that was written
-// is cut off again and the caller gets an Error. But a full disk may have space again in a
-// minute: a patient log keeps the lines in memory, and the next write begins with them. An
-// event that is lost all the same leaves a gap: {"event":"gap","lines":N}, in the same write
-// as the next one.
+// Every line is one write() to a file opened for appending, so a program that dies leaves only whole
+// lines. A write that fails half way is undone, and the caller gets an Error. But a full disk may
+// have space again in a minute: a patient log keeps the lines in memory, and the next write begins
+// with them. Events that are lost all the same leave {"event":"gap","lines":N} before the next one.
 //
-// JSON has no NaN: it becomes null. Text that is not UTF-8 (a small model samples arbitrary
-// bytes) is repaired.
-//
-// Not thread safe: one thread of one rank owns a Log.
+// JSON has no NaN: it becomes null. Text that is not UTF-8 (a small model samples arbitrary bytes)
+// is repaired. Not thread safe: one thread of one rank owns a Log.
 #pragma once
 
-#include <assert.h>
 #include <jansson.h>
 #include <math.h>
 
-#include "runtime/errors.h"
 #include "runtime/files.h"
 #include "runtime/utf8.h"
 
@@ -41,10 +35,8 @@ static inline bool log_open(Log *log, const char *directory, const char *name, E
     memset(log, 0, sizeof *log);
     snprintf(log->path, sizeof log->path, "%.*s/%s", RUN_PATH_SIZE - 1, directory, name);
     log->descriptor = open(log->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (log->descriptor < 0) {
-        return error_set(error, "cannot open %.400s for writing: %s", log->path, strerror(errno));
-    }
-    return true;
+    return log->descriptor >= 0 ||
+           error_set(error, "cannot open %.400s for writing: %s", log->path, strerror(errno));
 }
 
 // Writes the lines that wait and `length` bytes more, normally in one write(). On failure

@@ -3,13 +3,10 @@
 // Modules reserve what they need, with the address of a pointer. The table of these,
 // which plans and runs print, sets the pointers: what was not planned cannot be used.
 //
-// arena_reserve plans memory that kernels work on: on a GPU, device memory.
-// arena_reserve_host plans memory that the host works on too: on a GPU, pinned host
-// memory. On the CPU both are one anonymous mapping; pages of it that are never touched cost
-// nothing.
+// arena_reserve plans memory that kernels work on: on a GPU, device memory. arena_reserve_host plans
+// memory that the host works on too: on a GPU, pinned host memory. On the CPU both are one anonymous
+// mapping; pages of it that are never touched cost nothing.
 #pragma once
-
-#include <assert.h>
 
 #include "runtime/files.h"
 #include "runtime/gpu.h"

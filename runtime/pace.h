@@ -10,8 +10,7 @@
 //              ^ need    ^ need                           ^ finish  ^ finish
 //   exchange   ... parameters arrive             gradients are sent ...
 //
-// The model is given a Pace and knows nothing of communication. Without a Pace, or its
-// functions (NULL), all parameters are there, and no one waits for gradients.
+// Without a Pace, or its functions (NULL), all parameters are there, and no one waits for gradients.
 #pragma once
 
 #include <stdbool.h>

@@ -1,9 +1,8 @@
 // process_limits.h: how much memory and how many cores this process may use.
 //
-// Linux limits both by control groups: every group from the process's own to the root has limits,
-// and all hold. Containers, Slurm and systemd set them. Version 2 has one tree, version 1 one for
-// each controller. What cannot be read does not limit. Decisions are functions of paths and texts,
-// so that tests can put them on any machine.
+// Containers, Slurm and systemd limit both by control groups: all from the process's own to the
+// root hold. Version 2 has one tree, version 1 one for each controller. What cannot be read does
+// not limit. Decisions are functions of paths and texts, so that tests can put them on any machine.
 #pragma once
 
 #include <limits.h>

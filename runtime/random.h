@@ -37,9 +37,8 @@ static inline double random_uniform(Random *random) {
     return (double)(random_bits(random) >> 11) * 0x1.0p-53;
 }
 
-// Standard normal by Box and Muller. Both uniforms are drawn in a fixed order, and the
-// sine branch is not used: a second value kept for later would be hidden state. 1 - u is
-// in (0, 1], so the logarithm is finite. The largest possible value is about 8.6.
+// Standard normal by Box and Muller. The sine branch is not used: a second value kept for later
+// would be hidden state. 1 - u is in (0, 1], so the logarithm is finite. At most about 8.6.
 static inline double random_normal(Random *random) {
     double radius = sqrt(-2.0 * log(1.0 - random_uniform(random)));
     double angle = 6.283185307179586476925 * random_uniform(random);

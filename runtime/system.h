@@ -1,8 +1,7 @@
 // system.h: what Linux has and other systems have in another way, or not at all.
 //
-// The rest of the program is POSIX. Where a system lacks something, the function below does less: a
-// sleep ends later, a directory is replaced in two steps, a number is not known. Linux is what is
-// tested.
+// The rest of the program is POSIX. Where a system lacks something, a function below does less: a
+// sleep ends later, a directory is replaced in two steps. Linux is what is tested.
 #pragma once
 
 #include <errno.h>

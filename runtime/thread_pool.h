@@ -1,19 +1,15 @@
 // thread_pool.h: a pool of threads that share one loop, for the inside of a kernel.
 //
-// The caller of thread_pool_run is member 0 and works too; a pool of one is a plain loop
-// and starts no thread. Tasks are claimed one by one from an atomic counter. So a task must
-// write only what no other task writes, and must not add into anything shared: this is what
-// keeps every kernel reproducible bit for bit, whatever the number of threads.
+// The caller of thread_pool_run is member 0 and works too; a pool of one is a plain loop. Tasks are
+// claimed one by one from an atomic counter. So a task must write only what no other task writes,
+// and must not add into anything shared: this is what keeps every kernel reproducible bit for bit,
+// whatever the number of threads.
 //
-// Not OpenMP, whose waiting threads spin by default, which costs too much when ranks share
-// cores. Here idle members spin only for a moment, because one kernel follows another within
-// microseconds, and then sleep.
+// Not OpenMP, whose waiting threads spin, which costs too much when ranks share cores. Here idle
+// members spin only for a moment, for the next kernel comes within microseconds, and then sleep.
 #pragma once
 
 #include <assert.h>
-#include <pthread.h>
-#include <stdbool.h>
-#include <stdlib.h>
 
 #include "runtime/errors.h"
 

@@ -1,7 +1,5 @@
-// utf8.h: reads text as UTF-8, one character at a time.
-//
-// utf8_scan also says how to skip what is not UTF-8. Valid means well formed by the
-// Unicode standard (table 3-7): no overlong forms, no surrogates, nothing above U+10FFFF.
+// utf8.h: reads text as UTF-8, one character at a time. Valid means well formed by the Unicode
+// standard (table 3-7): no overlong forms, no surrogates, nothing above U+10FFFF.
 #pragma once
 
 #include <stddef.h>

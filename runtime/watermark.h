@@ -1,18 +1,11 @@
 // watermark.h: the progress of one stream, for another that follows it piece by piece.
 //
 // A watermark is a position that grows between resets. One thread raises it; others wait
-// for a position, and then see everything that the first wrote before.
-//
-// Streams (device.h) count their tasks so. Inside one task, only the task knows the order of
-// its work.
+// for a position, and then see everything that the first wrote before. Streams (device.h) count
+// their tasks so.
 #pragma once
 
-#include <errno.h>
-#include <pthread.h>
-#include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
-#include <time.h>
 
 #include "runtime/system.h"
 

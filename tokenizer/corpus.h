@@ -1,12 +1,10 @@
-// corpus.h: the built-in corpus: an endless stream of small children's stories, bytes as
-// tokens, whose entropy is known.
-//
-// So the loss of a perfect model is known, too. Most bytes are certain once the hero, the
+// corpus.h: the built-in corpus: an endless stream of small children's stories, bytes as tokens,
+// whose entropy, the loss of a perfect model, is known. Most bytes are certain once the hero, the
 // friend, the toy, its colour and the place have been chosen, up to 200 bytes before.
 //
-// Window i of a seed is a pure function of (seed, i): '\n', a fresh story, '\n', the next
-// story and so on, cut at T + 1 bytes. A window never begins inside a story, so all that
-// a byte depends on is in it, and its conditional probability is exact.
+// Window i of a seed is a pure function of (seed, i): '\n', a fresh story, '\n', the next story and
+// so on, cut at T + 1 bytes. So all that a byte depends on is in its window, and its conditional
+// probability is exact.
 //
 // The grammar is one table of strings. Rule 0 holds the plots, the other rules hold
 // words. In a plot

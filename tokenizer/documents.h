@@ -114,10 +114,7 @@ static inline bool text_next_part(void *source, DocumentPart *part) {
         if (!ends) { count = text_cut(bytes, window); }
         cursor->at += count + separator;
         cursor->continued = !ends;
-        while (!continued && count > 0 && text_is_line_end(bytes[0])) {
-            bytes++;
-            count--;
-        }
+        for (; !continued && count > 0 && text_is_line_end(bytes[0]); bytes++) { count--; }
         while (ends && count > 0 && text_is_line_end(bytes[count - 1])) { count--; }
         if (count == 0 && !continued) {
             cursor->empty += separator > 0;

@@ -1,9 +1,6 @@
-// text.h: whether a file that is to be read as text is text, and text as the token ids of a model.
-//
-// Any bytes can be trained on, so a compressed file would silently give a model of noise.
-//
-// A model reads bytes, or the tokens of a tokenizer.json. If the meaning of its ids is not
-// known, they are printed as numbers, and no text can be encoded.
+// text.h: whether a file that is to be read as text is text (a compressed one would silently give a
+// model of noise), and text as the token ids of a model: bytes, or the tokens of a tokenizer.json.
+// If the meaning of ids is not known, they are printed as numbers, and no text can be encoded.
 #pragma once
 
 #include "runtime/numbers.h"

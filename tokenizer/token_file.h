@@ -1,16 +1,11 @@
 // token_file.h: reads and writes this program's own format for tokens.
 //
-// It says what llm.c's and nanoGPT's formats cannot: which tokenizer made the tokens,
-// which are to be predicted, and whether the file is what was written. A file is a
-// TokenFileHeader, then tokens, then the mask: (count + 7) / 8 bytes; token i is bit i % 8
-// of byte i / 8; unused bits are 0. 1: the token is to be predicted; 0: it is only read, as
-// the prompt is in fine-tuning.
+// It says what llm.c's and nanoGPT's formats cannot: which tokenizer made the tokens, which are to be
+// predicted, and whether the file is what was written. A file is a TokenFileHeader, then tokens,
+// then the mask: (count + 7) / 8 bytes; token i is bit i % 8 of byte i / 8; unused bits are 0. 0:
+// the token is only read, as the prompt is in fine-tuning.
 #pragma once
 
-#include <assert.h>
-#include <zlib.h>
-
-#include "runtime/files.h"
 #include "runtime/numbers.h"
 #include "tokenizer/tokenizer.h"
 

@@ -5,16 +5,13 @@
 //                     train_gpt tokenize, which tokenizer/prepare.py feeds
 //
 // Each document is followed by the end-of-text token, which is predicted. A chat that does not end
-// with this token anyway is followed by one that is not predicted: its answers have ends of their
-// own. Where a document ends with the token's text, this text is the token. Other text that looks
-// like a special token is text, except in chats; it is counted. Bytes that are not UTF-8 become one
-// token each (tokenizer.h), and are counted, too. A token that is only read is ~id until it is
-// written.
+// with it anyway is followed by one that is not predicted: its answers have ends of their own.
+// Where a document ends with the token's text, this text is the token. Other text that looks like a
+// special token is text, except in chats; it is counted. Bytes that are not UTF-8 become one token
+// each (tokenizer.h), and are counted, too. A token that is only read is ~id until it is written.
 //
 // The calling thread reads and writes, all threads encode: the same, however many.
 #pragma once
-
-#include <math.h>
 
 #include "runtime/thread_pool.h"
 #include "tokenizer/documents.h"
@@ -98,16 +95,13 @@ static inline bool encode_chat(const Tokenizer *tokenizer, uint64_t line, const 
     good = good && tokenizer_encode_places(tokenizer, text, bytes, true, tokens, &begins, error);
     for (size_t i = 0; good && i < json_array_size(learn); i++) {
         double begin, end;
-        good = json_unpack(json_array_get(learn, i), "[F, F!]", &begin, &end) == 0 && begin >= last &&
-               end >= begin && end <= (double)bytes && begin == floor(begin) && end == floor(end);
-        if (!good) {
-            error_set(error,
-                      "line %llu: part %zu of 'learn' is not [begin, end], behind the part before it and "
-                      "within the %zu bytes of 'text'",
-                      (unsigned long long)line, i + 1, bytes);
-            break;
-        }
-        for (; begin < end && token < begins.count && begins.ids[token] < end; token++) {
+        good = (json_unpack(json_array_get(learn, i), "[F, F!]", &begin, &end) == 0 && begin >= last &&
+                end >= begin && end <= (double)bytes && begin == floor(begin) && end == floor(end)) ||
+               error_set(error,
+                         "line %llu: part %zu of 'learn' is not [begin, end], behind the part before it and "
+                         "within the %zu bytes of 'text'",
+                         (unsigned long long)line, i + 1, bytes);
+        for (; good && begin < end && token < begins.count && begins.ids[token] < end; token++) {
             bool reaches = token + 1 == begins.count || begins.ids[token + 1] > begin;
             if (!reaches) { tokens->ids[before + token] = ~tokens->ids[before + token]; }
         }

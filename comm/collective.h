@@ -6,19 +6,15 @@
 //
 // layout.h says which rank owns what, groups.h which ranks share a host.
 //
-// The ranks of a host first add up each piece among themselves, in fp32, from 0 and in the
-// order of ranks. The host's sum goes straight to the owner of the piece, encoded once in the
-// wire format (kernels/wire.h). The owner decodes what it receives and adds it in fp32, from
-// 0 and in the order of hosts; the sum of its own host is rounded like the others.
+// The ranks of a host first add up each piece in fp32, from 0 and in the order of ranks. The sum
+// goes straight to the piece's owner, encoded once in the wire format (kernels/wire.h). The owner
+// decodes and adds in fp32, from 0 and in the order of hosts; its own host's sum is rounded, too.
+// A ring would move as many bytes, but add in another order for every piece and round every partial
+// sum. Here the sum equals two plain loops' bit for bit, however the vector travels (exchange.h).
 //
-// A ring would move as many bytes, but add in another order for every piece, and a narrow
-// wire would round every partial sum. Here a value is rounded once per host, and the sum
-// equals two plain loops' bit for bit, however the vector travels (exchange.h).
-//
-// After an all-gather all ranks have the same bits: the owner, too, keeps its values as
-// the wire has rounded them. Formats that are too coarse for parameters themselves carry
-// the difference to a vector that all ranks have already (base). What rounding loses is
-// then part of the next difference.
+// After an all-gather all ranks have the same bits: the owner, too, keeps what the wire has
+// rounded. Formats that are too coarse for parameters carry the difference to a vector that all
+// ranks have already (base), so that what rounding loses is part of the next difference.
 #pragma once
 
 #include <assert.h>
@@ -42,8 +38,8 @@ typedef struct Collective {
     float *buffer; // (padded): the vector
     // For an all-gather only:
     const float *source; // (shard): this rank's own elements, which it sends; NULL: they are in `buffer`
-    const float *base;   // (padded), the same on all ranks: differences to it travel. NULL: values
-                         // themselves do. May be `buffer`
+    const float *base;   // (padded), the same on all ranks: differences to it travel; may be `buffer`. NULL:
+                         // values themselves do
 } Collective;
 
 // What this rank sends in an all-gather, of a stretch of its own elements.

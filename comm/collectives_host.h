@@ -1,6 +1,5 @@
-// collectives_host.h: reduce-scatter and all-gather of vectors in host memory, with the
-// messages of a transport, on two levels. The contract is in collective.h; groups.h says
-// which rank is whose delegate.
+// collectives_host.h: reduce-scatter and all-gather of vectors in host memory, by messages on two
+// levels. The contract is in collective.h; groups.h says which rank is whose delegate.
 //
 //                    first                                  then
 //   reduce-scatter   inside hosts: delegates add up what    between hosts: a delegate sends
@@ -21,25 +20,24 @@
 //   range    |<----->|<----->|                   a piece or a part of one: contiguous in the
 //                                                vector, and encoded by itself
 //
-// Chunks take turns on the two lanes of each level. While one is added up or decoded,
-// messages of the others are under way on both levels. On the link between hosts the next
-// chunk's messages are always queued behind the current chunk's:
+// Chunks take turns on the two lanes of each level. While one is added up or decoded, others are
+// under way on both levels, and the link between hosts always has the next one's messages queued:
 //
 //   reduce-scatter   inside hosts     | 0 | 1 | 2 |
 //                    between hosts        |   0   |   1   |   2   |
 //   all-gather       between hosts    |   0   |   1   |   2   |
 //                    inside hosts             | 0 |   | 1 |   | 2 |
 //
-// There is no deadlock: all ranks start the messages of a level in the order of chunks, and
-// none waits for a message that another starts only after waiting for one of its own.
+// There is no deadlock: all ranks start the messages of a level in the order of chunks, and none
+// waits for a message that another starts only after waiting for one of its own.
 #pragma once
 
 #include "comm/collective.h"
 #include "comm/transport.h"
 
 // A lane receives about 1 MB, so that messages are added up while they are in the second-level
-// cache. On two levels it is more, because a rank collects messages for several owners, and
-// messages between hosts should not become too short. All ranks get the same answer.
+// cache; on two levels more, because a rank collects messages for several owners, and those between
+// hosts should not become too short. All ranks get the same answer.
 static inline size_t host_chunk_elements(const Transport *transport) {
     const Groups *groups = transport_groups(transport);
     size_t lane = groups_are_flat(groups) ? (size_t)1 << 18 : (size_t)1 << 20;
@@ -156,11 +154,6 @@ static inline void *host_plain(const HostExchange *exchange, int owner, Chunk ch
     return host_next_range(exchange, WIRE_FP32, owner, chunk, &range) ? NULL : place;
 }
 
-static inline void host_post(const HostExchange *exchange, Lane lane, bool is_send, int peer, void *data,
-                             size_t bytes) {
-    if (bytes > 0) { transport_post(exchange->transport, lane, is_send, peer, data, bytes); }
-}
-
 // Elements that are added up or rounded at a time: whole blocks of the coarse formats.
 enum { HOST_BLOCK = 4 * WIRE_BLOCK };
 
@@ -210,8 +203,8 @@ static inline void host_reduce_inside(const HostExchange *exchange, Chunk chunk)
                 out += bytes;
             }
         }
-        host_post(exchange, lane, false, from, in, received);
-        host_post(exchange, lane, true, to, message, (size_t)(out - message));
+        transport_post(exchange->transport, lane, false, from, in, received);
+        transport_post(exchange->transport, lane, true, to, message, (size_t)(out - message));
         in += received;
     }
 }
@@ -266,7 +259,7 @@ static inline void host_reduce_between(const HostExchange *exchange, Chunk chunk
     for (int step = 1; step < groups->hosts; step++) {
         int from = groups_delegate(groups, groups_other_host(groups, -step), groups->rank);
         int host = groups_other_host(groups, step);
-        host_post(exchange, lane, false, from, in, received);
+        transport_post(exchange->transport, lane, false, from, in, received);
         in += received;
         for (int owner = -1; groups_next_owner_on(groups, host, groups->rank, &owner);) {
             void *plain = host_plain(exchange, owner, chunk);
@@ -275,7 +268,7 @@ static inline void host_reduce_between(const HostExchange *exchange, Chunk chunk
                 if (plain != NULL) { continue; }
                 wire_encode(wire, out + range.offset, collective->buffer + range.at.flat, range.at.count);
             }
-            host_post(exchange, lane, true, owner, plain != NULL ? plain : out, range.offset);
+            transport_post(exchange->transport, lane, true, owner, plain != NULL ? plain : out, range.offset);
             out += plain != NULL ? 0 : range.offset;
         }
     }
@@ -359,7 +352,7 @@ static inline void host_gather_between(const HostExchange *exchange, Chunk chunk
         }
         size_t bytes = host_bytes(exchange, collective->wire, owner, chunk);
         void *arrival = host_arrival(exchange, owner, chunk);
-        host_post(exchange, lane, false, owner, arrival != NULL ? arrival : in, bytes);
+        transport_post(exchange->transport, lane, false, owner, arrival != NULL ? arrival : in, bytes);
         in += bytes;
     }
     if (place == NULL) {
@@ -370,7 +363,7 @@ static inline void host_gather_between(const HostExchange *exchange, Chunk chunk
     }
     for (int step = 1; step < groups->hosts; step++) {
         int to = groups_delegate(groups, groups_other_host(groups, step), groups->rank);
-        host_post(exchange, lane, true, to, place != NULL ? place : mine, sent);
+        transport_post(exchange->transport, lane, true, to, place != NULL ? place : mine, sent);
     }
 }
 
@@ -387,8 +380,8 @@ static inline void host_gather_inside(const HostExchange *exchange, Chunk chunk)
     for (int step = 1; step < groups->mates; step++) {
         int to = groups_mate(groups, step), from = groups_mate(groups, -step);
         size_t received = host_delegated_bytes(exchange, wire, from, chunk);
-        host_post(exchange, lane, false, from, in, received);
-        host_post(exchange, lane, true, to, out, sent);
+        transport_post(exchange->transport, lane, false, from, in, received);
+        transport_post(exchange->transport, lane, true, to, out, sent);
         in += received;
     }
 }
@@ -414,13 +407,9 @@ static inline void host_gather_finish(const HostExchange *exchange, Chunk chunk)
     }
 }
 
-// After a reduce-scatter this rank's own elements of the cells hold the sum over all
-// ranks. Elsewhere in `buffer`, what this rank is a delegate for holds sums over its
-// host; the rest is as it was. A world of one rank adds nothing and rounds nothing, and
-// an exchange on two levels with only one host does not round either.
-//
-// After an all-gather `buffer` holds every rank's own elements of the cells, rounded by
-// the wire: the same bits on all ranks. A world of one rank rounds as a larger one would.
+// After a reduce-scatter, what this rank is a delegate for holds sums over its host in `buffer`;
+// what is neither that nor its own is as it was. A world of one rank adds and rounds nothing, and
+// an exchange on two levels with only one host does not round either. An all-gather always rounds.
 static inline void host_exchange(Transport *transport, const Collective *collective, CollectiveKind kind) {
     // The all-gather begins with the oldest chunk: it frees the lanes of the newest.
     static const HostStage stages[][HOST_STAGES] = {

@@ -1,25 +1,23 @@
 // collectives_nccl.h: reduce-scatter and all-gather of vectors in GPU memory, from GPU to
 // GPU over NCCL. The contract is in collective.h.
 //
-// NCCL only moves bytes. Our own kernels encode, add and decode (kernels/cuda/wire.cuh):
-// any wire format travels, and sums equal collectives_host.h's bit for bit. An all-gather
-// adds nothing, so it is the library's own.
+// NCCL only moves bytes. Our kernels encode, add and decode (kernels/cuda/wire.cuh), so sums equal
+// collectives_host.h's bit for bit. An all-gather adds nothing, so it is the library's own.
 //
 // A batch is as many cells as the message buffers hold. A message has pieces of owners:
 //
 //   | owner a: cell 0, cell 1, ... | owner b: cell 0, cell 1, ... | ...
 //
-// so that one kernel encodes what goes to all ranks, another one adds up all that has
-// come, and there is one message to each rank. Owners begin at multiples of 128 bytes.
+// so that one kernel encodes what goes to all ranks, another one adds up all that has come, and
+// there is one message to each rank.
 //
 //   reduce-scatter   queue    first                             then
 //     inside         own      pack for every rank of the host   add up, into the vector
 //     between        stream   encode for every remote owner     add up, into own pieces
 //   all-gather       stream   encode own pieces                 decode all
 //
-// What is gathered as it is, in fp32 or as casts, goes from vector to vector in one batch.
-// Each level of a reduce-scatter has a communicator and a queue, so that both are busy at
-// the same time, with successive batches.
+// What is gathered as it is, in fp32 or as casts, goes from vector to vector in one batch. A level
+// of a reduce-scatter has a communicator and a queue of its own: both are busy at the same time.
 #pragma once
 
 #include "comm/collective.h"
@@ -90,8 +88,8 @@ static inline WirePieces nccl_pieces(const NcclBatch *batch, WireFormat wire, co
     return pieces;
 }
 
-// Every rank of this host adds up what the others have for the owners whose delegate it
-// is. Its own part is packed among those that arrive.
+// Every rank of this host adds up what the others have for the owners whose delegate it is. Its own
+// part is packed among those that arrive.
 static inline void nccl_reduce_inside(NcclBatch *batch) {
     Nccl *nccl = batch->nccl;
     const Groups *groups = batch->groups;
@@ -177,11 +175,8 @@ static inline void nccl_gather(NcclBatch *batch) {
     nccl_end(nccl, nccl_level_of_all(nccl));
 }
 
-// ---------------------------------------------------------------------------------------
-// The library's own reduce-scatter (--exchange library): it may be faster at scale, but
-// its bits depend on more than the ranks. A cell is one call, and the calls of a batch are
-// a group. In bf16 the library also adds in bf16.
-
+// The library's own reduce-scatter (--exchange library): it may be faster at scale, but its bits
+// depend on more than the ranks. A cell is one call. In bf16 the library also adds in bf16.
 static inline void nccl_reduce_by_library(NcclBatch *batch) {
     Nccl *nccl = batch->nccl;
     bool bf16 = batch->collective->wire == WIRE_BF16;
@@ -204,7 +199,6 @@ static inline void nccl_reduce_by_library(NcclBatch *batch) {
     }
 }
 
-// ---------------------------------------------------------------------------------------
 // Both collectives, batch by batch. Returns when all is done.
 static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *collective,
                                  CollectiveKind kind) {

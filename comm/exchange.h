@@ -1,5 +1,5 @@
-// exchange.h: reduce-scatter and all-gather of vectors, wherever they are. This is
-// what the scheduler calls; the contract is in collective.h.
+// exchange.h: reduce-scatter and all-gather of vectors, wherever they are, for the scheduler. The
+// contract is in collective.h.
 //
 //   where the vector is   how it travels
 //   host memory           through the transport: collectives_host.h
@@ -33,17 +33,15 @@ static inline void comm_reserve(CommBackend *comm, Arena *arena, const Layout *l
     }
     host_collectives_reserve(comm->transport, arena, layout_shard(layout));
     if (!comm->on_gpu) { return; }
-    if (!alone || with_base) {
-        arena_reserve_host(arena, MEMORY_COMMUNICATION, "vector on the host", bytes, &comm->host_buffer);
-    }
-    if (with_base) {
-        arena_reserve_host(arena, MEMORY_COMMUNICATION, "base on the host", bytes, &comm->host_base);
-    }
+    const ArenaRow rows[] = {
+        {MEMORY_COMMUNICATION, "vector on the host", alone && !with_base ? 0 : bytes, &comm->host_buffer},
+        {MEMORY_COMMUNICATION, "base on the host", with_base ? bytes : 0, &comm->host_base}};
+    arena_reserve_rows(arena, rows, 2, true);
 }
 
-// Elements of a copy. A GPU makes one copy in each direction at a time, and a batch of
-// tokens would wait for a whole vector: 16 MiB take less than a millisecond. The host
-// notices an end up to 0.1 ms late, so copies must not be much smaller.
+// Elements of a copy. A GPU makes one copy in each direction at a time, and a batch of tokens would
+// wait for a whole vector: 16 MiB take less than a millisecond. Much smaller ones would cost more,
+// because the host notices an end up to 0.1 ms late.
 enum { STAGED_PIECE = 1 << 22 };
 
 // Copies flat elements [begin, end) between a vector in GPU memory and its copy on the

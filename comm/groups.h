@@ -1,19 +1,17 @@
 // groups.h: which ranks share a host, and which rank speaks to whom over the slow link between
 // hosts. A vector crosses that link once per host (collective.h).
 //
-// For every owner of elements, each host has one rank that adds up what the ranks there have
-// for the owner, and speaks with it: the owner's delegate. It has the same place on this host
-// as the owner has on its own; on a host with fewer ranks, places are counted round. An owner
-// is its own delegate on its own host.
+// For every owner of elements, each host has one rank that adds up what the ranks there have for
+// it, and speaks with it: the owner's delegate, which has the same place on its host as the owner;
+// on a host with fewer ranks, places are counted round. An owner is its own delegate.
 //
 //   host 0      host 1            owner   its delegate on host 0, 1, 2
 //   | r0 r1 |   | r2 r3 |         r0      r0, r2, r4
 //   host 2                        r1      r1, r3, r4
 //   | r4 |                        r3      r1, r3, r4
 //
-// If every rank counts as a host of its own, every rank sends straight to every owner: the flat
-// exchange. The order of a sum follows from the groups alone: hosts in the order of their lowest
-// ranks, in each the ranks in ascending order.
+// In the flat exchange every rank counts as a host, and sends straight to every owner. The order of
+// a sum follows from the groups alone: hosts by their lowest ranks, in each the ranks ascending.
 #pragma once
 
 #include <assert.h>

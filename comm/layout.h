@@ -10,13 +10,11 @@
 //
 // `flat` counts elements of the vector, padded to whole cells; `own` counts a shard's elements.
 //
-// Every range of cells, such as a bucket, is shared out evenly. So rules that send the last
-// layers' gradients while others are still computed keep all ranks busy.
-//
-// Pieces are all equal (layout_make), unless an optimizer needs whole matrices
-// (layout_make_whole): then a piece is a run of matrices with the vectors between them, and
-// what is not a matrix fills up the shards, so that all are about as long. The cut depends on
-// nothing but the vector's length, the number of ranks and the matrices.
+// Every range of cells, such as a bucket, is shared out evenly: so all ranks are busy with the last
+// layers' gradients while others are still computed. Pieces are all equal (layout_make), unless an
+// optimizer needs whole matrices (layout_make_whole): then a piece is a run of matrices with the
+// vectors between them, and what is not a matrix fills up the shards, so that all are about as
+// long.
 #pragma once
 
 #include "runtime/errors.h"
@@ -82,10 +80,8 @@ static inline size_t layout_most(const Layout *layout, size_t begin, size_t end)
     return most;
 }
 
-// Elements of a whole shard.
+// Elements of a whole shard, and of the padded vector.
 static inline size_t layout_shard(const Layout *layout) { return layout_most(layout, 0, layout->cells); }
-
-// Elements of the padded vector.
 static inline size_t layout_padded(const Layout *layout) { return layout_cell_begin(layout, layout->cells); }
 
 // The cell that holds a flat element.
@@ -161,8 +157,8 @@ static inline void layout_give(LayoutBuilder *builder, int rank, size_t begin, s
     if (piece == NULL || (piece->count > 0 && piece->flat + piece->count != begin)) {
         layout_open_cell(builder, begin);
         piece = &layout->pieces[layout->cells++ * size + (size_t)rank];
-        builder->open = true;
     }
+    builder->open = true;
     if (piece->count == 0) { piece->flat = begin; }
     piece->count = end - piece->flat;
     builder->ends[rank] = layout_round_up(piece->own + piece->count, LAYOUT_BLOCK);

@@ -1,13 +1,11 @@
 // nccl.h: messages between GPUs over NCCL, and every wait for them. The only file that
 // includes nccl.h of the library; collectives_nccl.h builds the collectives.
 //
-// One communicator of all ranks carries what travels between hosts. On two levels the
-// ranks of each host have another one. They are non-blocking: nccl_settle polls them and
-// CUDA, with a deadline. When it passes or NCCL reports an error, transport_fail ends all
-// ranks. ncclCommAbort is not used: it would wait for ranks that may have died.
-//
-// NCCL needs a GPU of its own for every rank. program/placement.h decides whether it is
-// used. A build without NCCL never creates a communicator.
+// One communicator of all ranks carries what travels between hosts; on two levels the ranks of each
+// host have another one. They are non-blocking: nccl_settle polls them and CUDA, with a deadline.
+// When it passes or NCCL reports an error, transport_fail ends all ranks. ncclCommAbort would wait
+// for ranks that may have died. program/placement.h decides whether NCCL is used: it needs a GPU of
+// its own for every rank.
 #pragma once
 
 #include "comm/collective.h"
@@ -61,8 +59,8 @@ static inline void nccl_check(Nccl *nccl, Level level, ncclResult_t status, cons
     }
 }
 
-// Waits until NCCL has accepted the last call on a level and, with a queue, until
-// everything in that CUDA queue has ended. what: for messages.
+// Waits until NCCL has accepted the last call on a level and, with a queue, until everything in
+// that CUDA queue has ended. what: for messages.
 static inline void nccl_settle(Nccl *nccl, Level level, void *queue, const char *what) {
     for (double began = clock_seconds(), looked = began;;) {
         ncclResult_t state = ncclSuccess;
@@ -142,9 +140,9 @@ static inline void nccl_collect(Nccl *nccl, void *queue, CollectiveKind kind, nc
     transport_count(nccl->transport, bytes, hosts->hosts > 1 ? bytes / (size_t)hosts->mates : 0);
 }
 
-// Exchanges a byte with every rank that this one has messages for, so that NCCL connects
-// them and takes its memory now. NCCL's own collectives have connections of their own,
-// which depend on the size: they are run on a vector of a batch's length.
+// Exchanges a byte with every rank that this one has messages for, so that NCCL connects them and
+// takes its memory now. NCCL's own collectives have connections of their own, which depend on the
+// size: they are run on a vector of a batch's length.
 static inline void nccl_connect(Nccl *nccl, Level level) {
     const Groups *groups = transport_groups(nccl->transport);
     bool library = nccl->transport->library, all = level == nccl_level_of_all(nccl);
@@ -255,13 +253,11 @@ static inline void nccl_close(Nccl *nccl) {
 
 #else // without NCCL: nccl_is_built_in() is false, so the rest is never called
 
-// clang-format off
 static inline bool nccl_is_built_in(void) { return false; }
 static inline void nccl_version(char *text, size_t size) { snprintf(text, size, "none"); }
 static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t buffer_limit) {
     (void)nccl, (void)transport, (void)ctas, (void)buffer_limit;
 }
 static inline void nccl_close(Nccl *nccl) { (void)nccl; }
-// clang-format on
 
 #endif

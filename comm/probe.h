@@ -5,10 +5,9 @@
 //   exchange   all ranks send to all others at once, as in training
 //
 // In a pair the host with the lower number asks and the other answers. A request says how many
-// bytes go forth and back, both at once; the answer's last word is sent when all have arrived. So
-// one clock measures each direction and both at once, which shows a half-duplex link. Amounts grow
-// until one takes PROBE_SECONDS, so that a slow link is not kept busy for long. What is sent
-// cannot be compressed.
+// bytes go forth and back; the answer's last word is sent when all have arrived. So one clock
+// measures each direction and both at once, which shows a half-duplex link. Amounts grow until one
+// takes PROBE_SECONDS. What is sent cannot be compressed.
 #pragma once
 
 #include "comm/transport.h"
@@ -108,10 +107,9 @@ static inline PairMeasure probe_pair(Transport *transport, int peer, char *buffe
 
 // ---- All pairs ------------------------------------------------------------------------
 
-// Whom `host` meets in a round; -1: nobody. There are as many rounds as hosts, less one if the
-// number is even. Places 0 .. n - 2 stand on a circle; two meet if their sum is the round, modulo
-// n - 1. A place that would meet itself meets place n - 1, which is nobody for an odd number of
-// hosts.
+// Whom `host` meets in a round; -1: nobody. Places 0 .. n - 2 stand on a circle; two meet if their
+// sum is the round, modulo n - 1. A place that would meet itself meets place n - 1, which is nobody
+// for an odd number of hosts.
 static inline int tournament_partner(int hosts, int host, int round) {
     int n = hosts + hosts % 2, circle = n - 1;
     int own = round * (n / 2) % circle; // twice this is the round
@@ -147,10 +145,8 @@ static inline void probe_pairs(Transport *transport, PairMeasure *pairs) {
     for (int from = 0; from < hosts; from++) { // the host with the lower number has measured
         for (int to = 0; to < from; to++) {
             const PairMeasure *seen = &pairs[to * hosts + from];
-            PairMeasure *pair = &pairs[from * hosts + to];
-            *pair = *seen;
-            pair->sends = seen->receives;
-            pair->receives = seen->sends;
+            const PairMeasure back = {seen->latency, seen->receives, seen->sends, seen->at_once};
+            pairs[from * hosts + to] = back;
         }
     }
     free(all);

@@ -13,12 +13,12 @@
 //   compute         ####....####
 //   communication   ..######....     6 of communication, 4 of them exposed
 //
-// The sums need no list of spans. Every begin, end and take adds the time since the one
-// before to the sums of the lanes that were running. The clock is read while the mutex is held:
-// otherwise the two threads could report their times in the wrong order.
+// The sums need no list of spans: every begin, end and take adds the time since the one before to
+// the sums of the lanes that were running. The clock is read while the mutex is held, so that the
+// two threads report their times in order.
 //
-// Each rank's clock has its own start. Its offset to rank 0's clock is measured at the start
-// and at the end of a run; spans in between are moved along the line through both.
+// Each rank's clock has its own start. Its offset to rank 0's clock is measured at the start and at
+// the end of a run; spans in between are moved along the line through both.
 #pragma once
 
 #include "comm/transport.h"
@@ -45,8 +45,7 @@ typedef struct Span {
 // Seconds.
 typedef struct TraceSums {
     double compute, communication, exposed;
-    // A part of compute, of spans that have ended. The CPU time is less than the span if
-    // the stream's thread waited, for messages or for a core.
+    // Of spans that have ended. The CPU time is less if the thread waited, for messages or a core.
     double micro_batch, micro_batch_cpu;
 } TraceSums;
 
@@ -119,11 +118,9 @@ static inline void trace_end(Trace *trace, TraceLane lane, int64_t commit) {
         trace->sums.micro_batch += span->ended - span->began;
         trace->sums.micro_batch_cpu += thread_cpu_seconds() - trace->cpu_began[lane];
     }
-    if (trace->spans != NULL && trace->span_count < TRACE_MAX_SPANS) {
-        trace->spans[trace->span_count++] = *span;
-    } else {
-        trace->dropped += trace->spans != NULL;
-    }
+    bool full = trace->span_count == TRACE_MAX_SPANS;
+    if (trace->spans != NULL && !full) { trace->spans[trace->span_count++] = *span; }
+    trace->dropped += full;
     pthread_mutex_unlock(&trace->mutex);
     gpu_range_end();
 }
@@ -148,13 +145,11 @@ typedef struct ClockOffset {
 
 // All ranks call it together. clock: clock_seconds, except in tests.
 //
-// A round is a barrier and an all-gather. This rank reads its clock before the barrier (sent)
-// and after the all-gather (received). Rank 0 reads its own in between (stamp) and sends it.
-// Messages order the three readings: on this rank's clock the stamp was read between `sent`
-// and `received`, so the offset lies between stamp - received and stamp - sent. This holds for
-// all rounds: the answer is the middle of what their intervals have in common, and its error
-// is at most half of the shortest round trip. All ranks send at once and wait for the slowest,
-// which makes rounds longer but not wrong.
+// A round is a barrier and an all-gather. This rank reads its clock before the one (sent) and after
+// the other (received), rank 0 its own in between (stamp), and sends it. Messages order the three
+// readings, so the offset lies between stamp - received and stamp - sent. The answer is the middle
+// of what the intervals of all rounds have in common: its error is at most half of the shortest
+// round trip. Waiting for the slowest rank makes rounds longer but not wrong.
 static inline ClockOffset trace_measure_clock(Transport *transport, double (*clock)(void)) {
     double received = 0, low = -INFINITY, high = INFINITY;
     for (int round = 0; round < TRACE_CLOCK_ROUNDS; round++) {
@@ -254,12 +249,11 @@ static inline TraceRank trace_move_spans(Trace *trace, const Transport *transpor
 }
 
 // Writes the spans of all ranks to `path`, in rank 0's time, and leaves them in this time. All
-// ranks call it when no span is running, each with its two measurements of the clock, and get
-// the same result. ts in the file: microseconds since the earliest span.
+// ranks call it when no span is running, each with its two measurements of the clock, and get the
+// same result. ts in the file: microseconds since the earliest span.
 //
-// Rank 0 receives one piece of every rank at a time and writes it, so it never holds more
-// than one piece of each. If it cannot write, it receives all the same, because the others
-// send. On failure a file that had the name before is still there.
+// Rank 0 never holds more than one piece of each rank. If it cannot write, it receives all the
+// same, because the others send. On failure a file that had the name before is still there.
 static inline bool trace_write(Trace *trace, Transport *transport, const ClockOffset *start,
                                const ClockOffset *end, const char *path, Error *error) {
     const Lane lane = {BETWEEN_HOSTS, 0};

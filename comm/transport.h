@@ -5,17 +5,13 @@
 //   Transport       transfers, waits with deadlines, the emulated link; built on them:
 //        |            transport_all_gather_records    a small record of every rank
 //        |            transport_barrier               every rank has arrived
-//   Link            start, is_done: MPI (transport_mpi.h), threads
+//   Link            point to point: MPI (transport_mpi.h), threads
 //                   (test/threads_link.h), or none for a world of one rank
 //
-// A link only needs point-to-point messages. One thread at a time uses a transport (the
-// communication stream while it has tasks, otherwise the host's thread), and all ranks call the
-// same operations in order.
-//
-// A waiting rank sleeps between polls for an eighth of the time it has already waited, at
-// most 1 ms, so that the compute threads keep their cores. At a deadline, which every wait has,
-// the rank names those that it waits for and ends all ranks. An emulated slow network sends
-// through a token bucket, and arrives late by a latency.
+// One thread at a time uses a transport (the communication stream while it has tasks, otherwise the
+// host's thread), and all ranks call the same operations in order. A rank that waits sleeps between
+// polls, so that the compute threads keep their cores. At a deadline, which every wait has, it
+// names those that it waits for and ends all ranks.
 #pragma once
 
 #include "comm/groups.h"
@@ -64,11 +60,10 @@ typedef struct Lane {
     int number; // 0 .. TRANSPORT_LANES - 1
 } Lane;
 
-// How long a wait polls before it sleeps: about as long as a chunk takes in a machine.
+// How long a wait polls before it sleeps: about as long as a chunk takes in a machine. Then it
+// sleeps for an eighth of the time that it has waited, at most SLEEP_SECONDS: a message that has
+// arrived waits for half of it on average; a poll takes some microseconds from the computation.
 #define TRANSPORT_SPIN_SECONDS 50e-6
-
-// The longest sleep between two polls. A message that has arrived waits for half of it on
-// average; a poll takes some microseconds from the computation.
 #define TRANSPORT_SLEEP_SECONDS 1e-3
 
 enum { TRANSPORT_HOST_BYTES = 64 };
@@ -125,13 +120,11 @@ typedef struct Transport {
     uint64_t bytes_sent_outside; // of these, to other hosts; atomic
 } Transport;
 
-// A rank that is about to end with a code other than 0 calls this, so that its last words are
-// heard. Open MPI's mpirun ends a job with the first such rank; version 5 may then drop what it
-// has not read yet.
+// Before an end with a code other than 0, so that the rank's last words are heard: Open MPI's
+// mpirun ends a job with the first such rank; version 5 may then drop what it has not read yet.
 static inline void transport_let_launcher_read(const Transport *transport) {
-    enum { MILLISECONDS = 200 };
     fflush(stdout);
-    if (transport->size > 1) { sleep_seconds(1e-3 * MILLISECONDS); }
+    if (transport->size > 1) { sleep_seconds(0.2); }
 }
 
 // Prints one line with rank, host, commit and the given text, and ends all ranks with
@@ -211,7 +204,7 @@ static inline void transport_sum_order(const Transport *transport, char *text, s
         hash = random_hash(hash, (uint64_t)groups->host_of[rank]);
     }
     if (transport->library || groups_are_flat(groups)) {
-        snprintf(text, size, "%s", transport->library ? "library" : "flat");
+        snprintf(text, size, transport->library ? "library" : "flat");
     } else {
         snprintf(text, size, "%d hosts, %016llx", groups->hosts, (unsigned long long)hash);
     }
@@ -239,11 +232,12 @@ static inline void transport_count(Transport *transport, size_t bytes, size_t ou
     __atomic_fetch_add(&transport->bytes_sent_outside, outside, __ATOMIC_RELAXED);
 }
 
-// Starts a message in a lane, at most one to and one from each peer; until transport_wait
-// `data` must stay as it is. Both sides must give the same number of bytes.
+// Starts a message in a lane, at most one to and one from each peer; until transport_wait `data`
+// must stay as it is. Both sides must give the same number of bytes; of none nothing is sent.
 static inline void transport_post(Transport *transport, Lane lane, bool is_send, int peer, void *data,
                                   size_t bytes) {
     Transfer *transfer = transport_transfer(transport, lane, is_send, peer);
+    if (bytes == 0) { return; }
     assert(transfer->state == TRANSFER_NONE);
     transfer->is_send = is_send;
     transfer->peer = peer;
@@ -354,9 +348,9 @@ static inline void transport_begin(Transport *transport, const char *operation) 
 
 // ---- Operations -----------------------------------------------------------------------
 
-// all (size, bytes) <- the records of all ranks in the order of ranks; `mine` (bytes) is
-// this rank's. Records travel from every rank to the first one of its host, from each of
-// these to all others, and back. Returns when every rank has called it.
+// all (size, bytes) <- the records of all ranks in the order of ranks; `mine` (bytes) is this
+// rank's. They travel from every rank to the first one of its host, from each of these to all
+// others, and back. Returns when every rank has called it.
 static inline void transport_all_gather_records(Transport *transport, const char *operation, const void *mine,
                                                 void *all, size_t bytes) {
     memcpy((char *)all + (size_t)transport->rank * bytes, mine, bytes);
@@ -431,7 +425,7 @@ static inline void transport_barrier(Transport *transport, const char *operation
     free(transport_collect_records(transport, operation, &mine, 1));
 }
 
-// The same where a rank may be busy for long, as with writing files: waits for `seconds`.
+// The same where a rank may be busy for long, as with files: waits for `seconds`.
 static inline void transport_barrier_patiently(Transport *transport, const char *operation, double seconds) {
     double timeout_seconds = transport->timeout_seconds;
     transport->timeout_seconds = fmax(timeout_seconds, seconds);
@@ -439,8 +433,8 @@ static inline void transport_barrier_patiently(Transport *transport, const char 
     transport->timeout_seconds = timeout_seconds;
 }
 
-// What a rank says of something that it did. A step that only some ranks can fail at must
-// end the same way on all: otherwise the others wait for messages that never come.
+// What a rank says of something that it did. A step at which only some can fail must end the same
+// way on all: otherwise the others wait for messages that never come.
 typedef struct Verdict {
     int exit_code; // 0: it worked
     char host[64];
@@ -464,8 +458,8 @@ static inline int transport_first_failure(Transport *transport, const char *oper
     return rank < transport->size ? rank : -1;
 }
 
-// All ranks tell each other where they are. leader: the lowest rank on this rank's host.
-// Until then every rank counts as a host of its own.
+// All ranks tell each other where they are; before, each counts as a host of its own. leader: the
+// lowest rank on this rank's host.
 static inline void transport_meet(Transport *transport, int leader) {
     size_t size = (size_t)transport->size;
     HostRecord mine;

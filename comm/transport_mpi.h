@@ -1,11 +1,8 @@
 // transport_mpi.h: the link over MPI, or a world of one. The only file with mpi.h.
 //
-// Only MPI_Isend, MPI_Irecv and MPI_Test carry vectors and records. Open MPI 4.1 makes no
-// progress on non-blocking collectives unless it is polled, spins in the blocking ones,
-// and chooses the order of summation by itself. All messages have the same tag, because
-// MPI keeps their order. With CUDA, buffers reach this link through pinned host memory.
-//
-// A build without MPI has the same interface and is always a world of one rank.
+// Only MPI_Isend, MPI_Irecv and MPI_Test carry vectors and records: Open MPI 4.1 makes no progress
+// on non-blocking collectives unless it is polled, spins in the blocking ones, and chooses the
+// order of summation by itself. A build without MPI is always a world of one rank.
 #pragma once
 
 #include "comm/transport.h"
@@ -91,10 +88,9 @@ static inline bool transport_open(Transport *transport, Error *error) {
         transport_open_alone(transport, "not started by mpirun or srun");
         return true;
     }
-    // Parameters of Open MPI; what the user has set stays. By default its TCP sends the
-    // rest of a long message in one piece, behind which the go-ahead for the other
-    // direction waits: both together take a third longer (dev/results). Our messages
-    // between hosts have about a megabyte, and are sent without waiting for a go-ahead.
+    // What the user has set stays. By default Open MPI's TCP sends the rest of a long message in
+    // one piece, behind which the go-ahead for the other direction waits: both together take a
+    // third longer (dev/results). Our messages of about a megabyte are sent without a go-ahead.
     setenv("OMPI_MCA_btl_tcp_eager_limit", "2000000", 0);
     setenv("OMPI_MCA_btl_tcp_max_send_size", "2000000", 0);
     setenv("HWLOC_COMPONENTS", "-gl", 0); // looking for GPUs through X displays can take seconds

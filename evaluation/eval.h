@@ -105,8 +105,8 @@ static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, 
     double began = clock_seconds();
     for (size_t i = 0; i < set->count; i++) { progress.total += set->sequences[i].scored; }
     // Rounds would not match between ranks that do not see the same sequences.
-    uint64_t checksum = crc32_z(0, (const Bytef *)set->sequences, set->count * sizeof *set->sequences);
-    uint64_t first_checksum = checksum;
+    uint64_t checksum = crc32_z(0, (const Bytef *)set->sequences, set->count * sizeof *set->sequences),
+             first_checksum = checksum;
     share_from_rank_zero(transport, "data", &first_checksum, sizeof checksum);
     if (checksum != first_checksum) {
         transport_fail(transport, "%s holds other data than on rank 0: it must be the same for all ranks",
@@ -122,9 +122,9 @@ static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, 
         }
         EvaluateScore *all = (EvaluateScore *)transport_collect_records(transport, "scores", mine, record);
         for (size_t rank = 0; rank < ranks && first + rank < set->batch_count; rank++) {
+            const EvaluateScore *score = all + rank * EVALUATE_MOST_ROWS;
             for (size_t i = set->starts[first + rank]; i < set->starts[first + rank + 1]; i++) {
-                scores[set->order[i] - set->sequences] =
-                    all[rank * EVALUATE_MOST_ROWS + i - set->starts[first + rank]];
+                scores[set->order[i] - set->sequences] = *score++;
                 progress.done += set->order[i]->scored;
             }
         }
@@ -207,21 +207,17 @@ static inline bool evaluate_summarise(const EvaluateSet *set, const EvaluateScor
 
 static inline void evaluate_print(FILE *file, const char *task, const EvaluateSet *set,
                                   const EvaluateSummary *summary) {
-    bool windows = set->request.task == EVALUATE_PERPLEXITY;
-    fprintf(file, "%-14s %s, %s, contexts of %d\n", "evaluation", task, set->request.path, set->request.T);
+    EvaluateTask kind = set->request.task;
+    bool windows = kind == EVALUATE_PERPLEXITY, chooses = kind == EVALUATE_HELLASWAG;
+    fprintf(file, "evaluation     %s, %s, contexts of %d\n", task, set->request.path, set->request.T);
     fprintf(file, "%-14s %llu\n", windows ? "windows" : "lines", (unsigned long long)summary->items);
-    fprintf(file, "%-14s %llu\n", "tokens", (unsigned long long)summary->counted);
-    if (windows) { fprintf(file, "%-14s %.6f\n", "nats per token", summary->nats); }
-    if (set->request.task != EVALUATE_HELLASWAG) {
-        fprintf(file, "%-14s %.6g\n", "perplexity", summary->perplexity);
-    }
-    if (windows && isfinite(summary->bits_per_byte)) {
-        fprintf(file, "%-14s %.6f\n", "bits per byte", summary->bits_per_byte);
-    }
-    if (!windows) { fprintf(file, "%-14s %.6f\n", "acc", summary->accuracy); }
-    if (set->request.task == EVALUATE_HELLASWAG) {
-        fprintf(file, "%-14s %.6f\n", "acc_norm", summary->accuracy_norm);
-    }
+    fprintf(file, "tokens         %llu\n", (unsigned long long)summary->counted);
+    if (windows) { fprintf(file, "nats per token %.6f\n", summary->nats); }
+    if (!chooses) { fprintf(file, "perplexity     %.6g\n", summary->perplexity); }
+    bool bytes = windows && isfinite(summary->bits_per_byte);
+    if (bytes) { fprintf(file, "bits per byte  %.6f\n", summary->bits_per_byte); }
+    if (!windows) { fprintf(file, "acc            %.6f\n", summary->accuracy); }
+    if (chooses) { fprintf(file, "acc_norm       %.6f\n", summary->accuracy_norm); }
 }
 
 // ---- The command ----------------------------------------------------------------------

@@ -1,23 +1,21 @@
 // eval_tasks.h: reads the data of an evaluation into sequences of tokens to score.
 //
-//   perplexity   windows of T tokens, one every S tokens. Each token counts once, in the
-//                first window that contains it, so at least T - S tokens precede it there.
-//                The first token of a file is not predicted and does not count; with S = T
-//                the first token of every window does not count either. This is the method
-//                of Hugging Face's guide to the perplexity of fixed-length models. A text for a
-//                model with a tokenizer becomes the tokens that it is trained on.
+//   perplexity   windows of T tokens, one every S tokens. Each token counts once, in the first
+//                window that contains it, so at least T - S tokens precede it there. The first
+//                token of a file, with S = T of every window, is not predicted and does not count.
+//                This is the method of Hugging Face's guide to the perplexity of fixed-length
+//                models. A text becomes the tokens that a model with a tokenizer is trained on.
 //   lambada      JSON lines {"text"}: the last word, with the space before it, is
 //                predicted from all that precedes it.
 //   hellaswag    JSON lines as in the data set (ctx_a, ctx_b, activity_label, endings,
 //                label): each ending is predicted from the context. A line that has "ctx"
 //                and no "ctx_a" is taken as prepared, and its texts are not cleaned.
 //
-// The last two are defined as in EleutherAI's lm-evaluation-harness (lambada_openai,
-// hellaswag), so the numbers can be compared. Context and continuation are encoded
-// together; if the context by itself has n tokens, the tokens behind the first n are
-// predicted. Spaces at the end of the context belong to the continuation. A sequence that
-// is too long loses its beginning. One difference remains: capital and small letters are
-// PCRE2's, which maps one character to one.
+// The last two are defined as in EleutherAI's lm-evaluation-harness (lambada_openai, hellaswag), so
+// the numbers can be compared. Context and continuation are encoded together; if the context by
+// itself has n tokens, those behind the first n are predicted. Spaces at the end of the context
+// belong to the continuation. A sequence that is too long loses its beginning. One difference
+// remains: capital and small letters are PCRE2's, which maps one character to one.
 #pragma once
 
 #include "dataloader.h"
@@ -301,10 +299,8 @@ static inline bool evaluate_read_hellaswag(EvaluateSet *set, json_t *object, Err
     bool good = true;
     for (int i = 0; good && i < choices; i++) {
         const char *written = json_string_value(json_array_get(endings, (size_t)i));
-        if (written == NULL) {
-            good = error_set(error, "ending %d is not a string", i);
-            break;
-        }
+        good = written != NULL || error_set(error, "ending %d is not a string", i);
+        if (!good) { break; }
         int characters = 0;
         char *ending = strdup(written);
         if (!prepared) { evaluate_clean(&ending); }

@@ -136,6 +136,7 @@ typedef struct Sample {
     Random random;
     TokenList ends; // tokens that end a text
     int32_t last;   // the token at the end of the text that no step has seen; -1: none
+    int thought[2]; // where in the text the chat's thought before the latest answer begins and ends
     // All prompts and what was written after them, for the caller of sample_close to free;
     // and how many bytes of it have been printed.
     FILE *memory;
@@ -258,27 +259,52 @@ static inline void sample_close(Sample *sample) {
     arena_release(&sample->arena);
 }
 
+// tokens <- what is to be read before the model writes, from position *from on: what the prompt
+// adds to the text. In a chat, where it has another answer written, the thought before the answer
+// that stands there goes, and so what follows the thought is read again.
+static inline bool sample_encode(const Sample *sample, const char *prompt, int *from, int thought[2],
+                                 TokenList *tokens, Error *error) {
+    const Chat *chat = &sample->chat;
+    bool said = chat->root != NULL && prompt[0] != '\0', follows = sample->sampler.length > 0;
+    *from = sample->sampler.length;
+    if (said && follows && thought[1] > thought[0]) {
+        *from = thought[0];
+        for (int i = thought[1]; i < sample->sampler.length; i++) {
+            token_list_add(tokens, sample->sampler.text[i]);
+        }
+    }
+    if (sample->last >= 0) { token_list_add(tokens, sample->last); }
+    if (prompt[0] == '\0' && tokens->count > 0) { return true; }
+    char *text = said ? chat_text(chat, sample->options->system, follows, prompt) : NULL;
+    bool begins = !said && !follows && tokens->count == 0; // a chat's template has that token itself
+    bool good = text_codec_encode(&sample->codec, said ? text : prompt, begins, tokens, error);
+    free(text);
+    thought[0] = thought[1] = *from + (int)tokens->count;
+    if (good && said && chat->thought != NULL) {
+        good = text_codec_encode(&sample->codec, chat->thought, false, tokens, error);
+        thought[1] = *from + (int)tokens->count;
+    }
+    return good;
+}
+
 // Prints the prompt, if that is wanted, and what the model writes after it, token by token. The
 // text goes on from what it was.
 static inline bool sample_text(Sample *sample, const char *prompt, bool shows, Error *error) {
-    int positions = sample->sampler.model.config.positions, before = sample->sampler.length,
-        count = (int)sample->options->sample_tokens;
-    bool good = true, said = sample->chat.root != NULL && prompt[0] != '\0';
+    int positions = sample->sampler.model.config.positions, before = 0,
+        count = (int)sample->options->sample_tokens, thought[2];
+    memcpy(thought, sample->thought, sizeof thought);
     TokenList tokens = {NULL, 0, 0};
-    if (sample->last >= 0) { token_list_add(&tokens, sample->last); }
-    if (prompt[0] != '\0' || tokens.count == 0) { // in a chat all that stands before the answer
-        char *text = said ? chat_text(&sample->chat, sample->options->system, before > 0, prompt) : NULL;
-        bool begins = !said && before + (int)tokens.count == 0; // a chat's template has that token itself
-        good = text_codec_encode(&sample->codec, said ? text : prompt, begins, &tokens, error);
-        sample->codec.decoder.drops_blank = sample->codec.tokenizer.characters && (said || prompt[0] == '\0');
-        free(text);
-    }
+    bool good = sample_encode(sample, prompt, &before, thought, &tokens, error);
     if (good && tokens.count > (size_t)(positions - before)) {
         good = error_set(error, "the prompt has %zu tokens, and the model %d positions%s: %s", tokens.count,
                          positions - before, before > 0 ? " left" : "",
                          before > 0 ? "/reset begins another text" : "shorten it");
     }
     if (good) {
+        bool said = sample->chat.root != NULL && prompt[0] != '\0';
+        memcpy(sample->thought, thought, sizeof thought);
+        sample->sampler.length = before;
+        sample->codec.decoder.drops_blank = sample->codec.tokenizer.characters && (said || prompt[0] == '\0');
         if (shows) { fprintf(sample->memory, said ? "> %s\n" : "%s", prompt); }
         sample_show(sample);
         int written = sample_generate(sample, &tokens);

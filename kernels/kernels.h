@@ -44,7 +44,9 @@
 #include "kernels/cuda/matmul.cuh"
 #include "kernels/cuda/muon.cuh"
 #include "kernels/cuda/outer.cuh"
+#include "kernels/cuda/rotary.cuh"
 #include "kernels/cuda/sparse.cuh"
+#include "kernels/cuda/swiglu.cuh"
 #include "kernels/cuda/wire.cuh"
 // On a GPU's stream: makes the call, which puts a kernel into the stream's queue, and returns
 // from the calling function.
@@ -263,18 +265,9 @@ LAYER(bias_add, Bias)       // forward; with a d_bias backward
 LAYER(gelu_forward, Gelu)
 LAYER(gelu_backward, Gelu)
 
-// On CPUs only (program/placement.h refuses models that need them on a GPU).
-static inline void rotary(Stream *stream, const Rotary *work) {
-    Rotary here = *work;
-    here.precision = stream->precision;
-    cpu_rotary(stream, &here); // forward or backward
-}
-
-static inline void swiglu(Stream *stream, const Swiglu *work) {
-    Swiglu here = *work;
-    here.precision = stream->precision;
-    cpu_swiglu(stream, &here); // forward; with a gradient backward
-}
+// Forward changes `saved` on the CPU only, as gelu_forward; with a gradient backward.
+LAYER(swiglu, Swiglu)
+LAYER(rotary, Rotary) // forward or backward
 
 // losses (rows) = -log softmax(logits)[target], 0 where target < 0. logits (rows, V),
 // rows `stride` apart, are overwritten by gradient_scale (softmax - one-hot), 0 where

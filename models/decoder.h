@@ -72,6 +72,7 @@ static inline void model_reserve_arrays(Model *model, Arena *arena) {
         {W, "order of tokens", rows * id, &model->host_order},
         {W, "counts of tokens", ((size_t)config->vocabulary + 1) * id, &model->host_counts},
         {W, "logits on the host", on_gpu && settings->ranks_tokens ? logits : 0, &model->host_logits},
+        {W, "rotary positions on the host", on_gpu ? layer_turns(model) * floats : 0, &model->host_turns},
     };
     arena_reserve_rows(arena, arrays, sizeof arrays / sizeof arrays[0], false);
     arena_reserve_rows(arena, on_host, sizeof on_host / sizeof on_host[0], true);
@@ -179,6 +180,16 @@ static inline void model_find_documents(Model *model, Stream *stream, const int3
     model_upload(model, stream, model->starts, starts, rows);
 }
 
+// The table of rotary positions, if there is one.
+static inline void model_turn_positions(Model *model, Stream *stream) {
+    const ModelSettings *settings = &model->settings;
+    float *turns = settings->on_gpu ? model->host_turns : model->turns;
+    if (model->turns == NULL || (model->has_turns && !settings->decodes)) { return; }
+    positions_turn(&model->config, model->position, settings->T, turns);
+    if (settings->on_gpu) { stream_copy(stream, model->turns, turns, layer_turns(model) * sizeof *turns); }
+    model->has_turns = true;
+}
+
 // x = embedding[token] + positions[position], of tokens where the kernels want them.
 static inline Embedding model_embedding(const Model *model, const int32_t *tokens) {
     int L = model->config.layers, C = model->config.channels;
@@ -208,7 +219,7 @@ static inline void model_forward(Model *model, Stream *stream, const void *param
     weights_need(model, stream, parameters, pace, weights_at(model, 0, TENSOR_NORM_1));
     Embedding embedding = model_embedding(model, batch);
     embedding_forward(stream, &embedding);
-    if (model->turns != NULL) { positions_turn(&model->config, model->position, model->T, model->turns); }
+    model_turn_positions(model, stream);
     for (int l = 0; l < L; l++) {
         weights_need(model, stream, parameters, pace, weights_at(model, l + 1, TENSOR_NORM_1));
         layer_forward(model, stream, l, l > 0);

@@ -39,7 +39,7 @@ static inline size_t layer_kept_heads(const Model *model) {
 // Numbers of a table of rotary positions; 0: the model has a tensor of positions.
 static inline size_t layer_turns(const Model *model) {
     bool has_tensor = model->has[model_tensor(model->config.layers, TENSOR_POSITIONS)];
-    return has_tensor ? 0 : (size_t)model->T * (size_t)model_head_size(&model->config);
+    return has_tensor ? 0 : (size_t)model->settings.T * (size_t)model_head_size(&model->config);
 }
 
 static inline LayerArrays layer_arrays(const Model *model, int l) {
@@ -236,6 +236,14 @@ static inline void layer_attention_decode(Model *model, Stream *stream, int l) {
                          config->heads, model_kv_heads(config), layer_window(config, l));
 }
 
+// Adds b_up to mlp_saved before SwiGLU; GELU adds it by itself. With gradients (NULL: none) back
+// through it.
+static inline void layer_gated_bias(Model *model, Stream *stream, int l, float *gradients) {
+    if (!model->has[model_tensor(l, TENSOR_GATED_UP)]) { return; }
+    layer_bias(model, stream, l, TENSOR_UP_BIAS, layer_arrays(model, l).mlp_saved,
+               model->matrices[TENSOR_UP].outputs, 1.0f, gradients);
+}
+
 // mlp_hidden = activation(mlp_saved + b_up). With gradients (NULL: none) back through it.
 static inline void layer_activation(Model *model, Stream *stream, int l, float *gradients) {
     LayerArrays arrays = layer_arrays(model, l);
@@ -249,9 +257,7 @@ static inline void layer_activation(Model *model, Stream *stream, int l, float *
                         .rows = rows,
                         .columns = columns,
                         .gradient_stride = model->d_wide_stride};
-        if (backward) { swiglu(stream, &gated); }
-        layer_bias(model, stream, l, TENSOR_UP_BIAS, arrays.mlp_saved, 2 * columns, 1.0f, gradients);
-        if (!backward) { swiglu(stream, &gated); }
+        swiglu(stream, &gated);
         return;
     }
     Gelu work = {.output = arrays.mlp_hidden,
@@ -285,6 +291,7 @@ static inline void layer_forward(Model *model, Stream *stream, int l, bool add_b
     layer_linear(model, stream, l, TENSOR_OUT, NULL);
     layer_norm_forward(model, stream, 2 * l + 1, true);
     layer_linear(model, stream, l, TENSOR_UP, NULL);
+    layer_gated_bias(model, stream, l, NULL);
     layer_activation(model, stream, l, NULL);
 }
 
@@ -303,6 +310,7 @@ static inline void layer_backward(Model *model, Stream *stream, int l, float *gr
     // x = x + W_down activation(W_up norm_2(x) + b_up) + b_down
     layer_linear(model, stream, l, TENSOR_DOWN, gradients);
     layer_activation(model, stream, l, gradients);
+    layer_gated_bias(model, stream, l, gradients);
     if (again) { layer_norm_forward(model, stream, 2 * l + 1, false); }
     layer_linear(model, stream, l, TENSOR_UP, gradients);
     layer_norm_backward(model, stream, 2 * l + 1, gradients);

@@ -80,7 +80,10 @@ typedef struct Model {
     Real *d_residual; // (B, T, C)
     Real *d_wide;     // (B, T, widest), rows d_wide_stride apart: gradient of qkv or of mlp_hidden
     float *partials;  // (row_partials_floats(max(widest, 3C))): of sums over rows
-    float *turns;  // (T, D), where positions are rotary: of each, the cosines of its angles and their sines
+    // (T, D), where positions are rotary: of each, the cosines of its angles and their sines.
+    // Made by the first pass, and anew by each of model_decode()
+    float *turns;
+    bool has_turns;
     float *scores; // (attention_scratch_floats)
     Real *logits;  // (chunk, logits_columns), rows logits_stride apart
     float *losses; // (B, T); the host can read it
@@ -93,6 +96,7 @@ typedef struct Model {
     int32_t *host_order, *host_counts; // (B, T), (V + 1)
     float *embedding_partials;         // (embedding_partials_floats)
     Real *host_logits;                 // (chunk, logits_stride), if settings.ranks_tokens
+    float *host_turns;                 // (T, D)
     void *gemm_workspace;              // (GEMM_WORKSPACE_BYTES)
 
     // If settings.separator is set

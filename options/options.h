@@ -5,9 +5,7 @@
 
 #include "rules.h"
 
-#ifndef ACCO_VERSION
 #define ACCO_VERSION "0.2.0"
-#endif
 // Facts about the build, from the Makefile; empty: not given.
 #ifndef ACCO_REVISION
 #define ACCO_REVISION ""
@@ -112,16 +110,14 @@ typedef struct OptionRelation {
     const char *value, *own; // of the other; of this option, if it holds for that value only
 } OptionRelation;
 
-#define NEEDS(field) NEEDS_IF(NULL, field)
-#define NEEDS_IF(own, field) \
-    { OPTION_NEEDS, offsetof(Options, field), NULL, own }
-#define EXCLUDES(field, value) EXCLUDES_IF(NULL, field, value)
-#define EXCLUDES_IF(own, field, value) \
-    { OPTION_EXCLUDES, offsetof(Options, field), value, own }
-#define INSTEAD_OF(field) \
-    { OPTION_INSTEAD_OF, offsetof(Options, field), NULL, NULL }
-#define FOLLOWS(field) \
-    { OPTION_FOLLOWS, offsetof(Options, field), NULL, NULL }
+#define RELATION(kind, field, value, own) \
+    { OPTION_##kind, offsetof(Options, field), value, own }
+#define NEEDS(field) RELATION(NEEDS, field, NULL, NULL)
+#define NEEDS_IF(own, field) RELATION(NEEDS, field, NULL, own)
+#define EXCLUDES(field, value) RELATION(EXCLUDES, field, value, NULL)
+#define EXCLUDES_IF(own, field, value) RELATION(EXCLUDES, field, value, own)
+#define INSTEAD_OF(field) RELATION(INSTEAD_OF, field, NULL, NULL)
+#define FOLLOWS(field) RELATION(FOLLOWS, field, NULL, NULL)
 
 // Integers stay below 2^53, so that ranges can be doubles. Printed as "or more".
 #define OPTION_NO_LIMIT 9007199254740992.0

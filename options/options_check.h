@@ -1,8 +1,7 @@
 // options_check.h: options that are valid one by one and contradict each other.
 //
-// Values that are automatic (0, or -1 for some rates) are not compared here; a caller
-// that has filled them in may check again. options_check_rule and options_check_ranks
-// wait for the model and the ranks.
+// Automatic values are not compared here; a caller that has filled them in may check again.
+// options_check_rule and options_check_ranks wait for the model and the ranks.
 #pragma once
 
 #include "options/options_parse.h"
@@ -60,11 +59,10 @@ static inline bool options_are_adaptive(const Options *options) {
 }
 
 // Every number of micro-batches is valid, and gives each round of a commit one at least.
-// options_check_rank_numbers counts the numbers of the list.
 static inline bool options_check_accumulate(const Options *options, Error *error) {
     const Rule *rule = options_rule(options);
-    int rounds = 1 + rule->further_rounds, count = 1;
     bool is_list = options->rank_accumulate[0] != '\0';
+    int rounds = 1 + rule->further_rounds, count = 1;
     char text[64], overlapped[RULE_TEXT];
     if (options_are_adaptive(options)) {
         return rule->kind == RULE_OVERLAPPED ||
@@ -125,9 +123,8 @@ static inline bool options_save_times(const Options *options, SaveTimes *times, 
     const char *text = options->save_every, *end = text;
     double amount;
     memset(times, 0, sizeof *times);
-    if (strcmp(text, "end") == 0) { return true; }
     times->never = strcmp(text, "never") == 0;
-    if (times->never) { return true; }
+    if (times->never || strcmp(text, "end") == 0) { return true; }
     bool whole = option_read_number(OPTION_INTEGER, text, &amount);
     if (whole && amount >= 1 && amount <= OPTION_NO_LIMIT) {
         times->commits = (int64_t)amount;

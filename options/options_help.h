@@ -23,13 +23,10 @@ static inline void options_print_wrapped(FILE *file, int column, const char *tex
     while (*text != '\0') {
         // The bracket that ends an option stays in one piece.
         int length = (int)(*text == '[' ? strlen(text) : strcspn(text, " "));
-        if (column + 1 + length > RIGHT) {
-            fputc('\n', file);
-            column = 0;
-        }
-        int blanks = column < LEFT ? LEFT - column : 1;
-        fprintf(file, "%*s%.*s", blanks, "", length, text);
-        column += blanks + length;
+        bool fits = column + 1 + length <= RIGHT;
+        int begin = fits && column >= LEFT ? column + 1 : LEFT;
+        fprintf(file, "%s%*s%.*s", fits ? "" : "\n", fits ? begin - column : begin, "", length, text);
+        column = begin + length;
         text += length + (text[length] == ' ');
     }
     fputc('\n', file);

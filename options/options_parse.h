@@ -1,26 +1,15 @@
 // options_parse.h: from text and JSON to Options, and back.
 //
-// The command line is --name value or --name=value; a value that begins with -- needs the
-// second form. A leading word is the command. The command line wins over the file of
-// --config, and both win over what a resumed run was started with.
+// The command line is --name value or --name=value; a value that begins with -- needs the second
+// form. A leading word is the command. The line wins over the file of --config, and both win over
+// what a resumed run was started with.
 //
-// A configuration is a JSON object of option names and values. Each run saves its own as
-// OUT/config.json; the log and checkpoints hold the same object. null: not given.
+// A configuration is a JSON object of option names and values; null: not given. Each run saves its
+// own as OUT/config.json, for all commands; the log and checkpoints hold the same object.
 //
-// Nothing is changed or ignored silently: what cannot be taken is refused in one sentence,
-// which says what is allowed and the nearest valid name. (A file may have options for
-// another command, since a saved configuration holds them all.)
+// Nothing is changed or ignored silently: what cannot be taken is refused in one sentence, which
+// says what is allowed and the nearest valid name.
 #pragma once
-
-#include <assert.h>
-#include <ctype.h>
-#include <errno.h>
-#include <jansson.h>
-#include <limits.h>
-#include <math.h>
-#include <stdio.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "options/options.h"
 #include "runtime/files.h"
@@ -51,10 +40,9 @@ static inline const char *option_allowed(const OptionSpec *option, char text[OPT
         option_join_choices(option, ", ", " or ", text);
     } else {
         bool no_limit = option->maximum == OPTION_NO_LIMIT;
-        char most[32] = " or more";
-        if (!no_limit) { snprintf(most, sizeof most, " .. %.15g", option->maximum); }
         snprintf(text, OPTION_VALUE_SIZE, "%s", option->word == NULL ? "" : option->word);
-        text_join(text, OPTION_VALUE_SIZE, no_limit ? ", or " : " or ", "%.15g%s", option->minimum, most);
+        text_join(text, OPTION_VALUE_SIZE, no_limit ? ", or " : " or ",
+                  no_limit ? "%.15g or more" : "%.15g .. %.15g", option->minimum, option->maximum);
     }
     return text;
 }
@@ -159,12 +147,9 @@ static inline bool option_set_text(const OptionSpec *option, Options *options, c
 static inline bool option_set(const OptionSpec *option, Options *options, const char *text, Error *error) {
     if (option->type == OPTION_TEXT) { return option_set_text(option, options, text, error); }
     if (option->type == OPTION_SWITCH) {
-        bool on = strcmp(text, "on") == 0;
-        if (!on && strcmp(text, "off") != 0) {
-            return option_refuse(option, text, "is neither on nor off", error);
-        }
+        bool on = strcmp(text, "on") == 0, off = strcmp(text, "off") == 0;
         *(bool *)option_field(option, options) = on;
-        return true;
+        return on || off || option_refuse(option, text, "is neither on nor off", error);
     }
     if (option->type != OPTION_CHOICE) { return option_set_number(option, options, text, error); }
     int count = 0;
@@ -351,7 +336,7 @@ typedef enum OptionSource { FROM_DEFAULT, FROM_RUN, FROM_FILE, FROM_LINE } Optio
 // No option has this name. `dashes`: "--" on the command line, "" in a file.
 static inline bool option_unknown(const char *written, const char *dashes, Error *error) {
     const char *names[OPTION_COUNT_OF_TABLE + 2], *nearest = NULL;
-    char excerpt[64], name[64];
+    char excerpt[64], name[64], hint[128] = "";
     snprintf(name, sizeof name, "%s", written + strspn(written, "-"));
     for (char *c = name; *c != '\0'; c++) { *c = *c == '_' ? '-' : *c; } // as Python's programs take them
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
@@ -362,10 +347,8 @@ static inline bool option_unknown(const char *written, const char *dashes, Error
     names[OPTION_COUNT_OF_TABLE + 1] = "version";
     int count = OPTION_COUNT_OF_TABLE + (*dashes != '\0' ? 2 : 0);
     if (nearest == NULL) { nearest = nearest_name(name, names, count); }
-    text_excerpt(written, excerpt);
-    if (nearest == NULL) { return error_set(error, "unknown option %s (--help lists all)", excerpt); }
-    return error_set(error, "unknown option %s: did you mean %s%s? (--help lists all)", excerpt, dashes,
-                     nearest);
+    if (nearest != NULL) { snprintf(hint, sizeof hint, ": did you mean %s%s?", dashes, nearest); }
+    return error_set(error, "unknown option %s%s (--help lists all)", text_excerpt(written, excerpt), hint);
 }
 
 // Sets what the file has, and notes that in `has`. The file is a configuration, or the manifest
@@ -558,10 +541,10 @@ static inline bool options_check_unknown(const Options *options, Error *error) {
                      options->out, options->out);
 }
 
-// Takes from a configuration what is not given. FROM_FILE: from that of --config, a template,
-// which leaves to the program what its run chose, but for measurements. FROM_RUN: from that of
-// the resumed run, or the run of --like. Options of one run or of other rules are not taken, with
-// --config only what that run chose and what is left to the program now.
+// Takes from a configuration what is not given. FROM_FILE: from a template of --config, which
+// leaves to the program what its run chose, but for measurements. FROM_RUN: from the resumed run,
+// or that of --like, but no options of one run or of other rules; with --config only what it chose
+// and what is left to the program now.
 static inline bool options_take(const char *path, OptionSource source, Options *options,
                                 OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     Options saved;

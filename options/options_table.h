@@ -57,15 +57,13 @@
      "but cost more messages; large ones leave more to wait for at the end. auto: from the measured link.")
     OPTION("sequential", SHARED, OTHER_BITS, INTEGER, sequential, "0", 0, OPTION_NO_LIMIT, "COMMITS",
      .word = "warmup", .word_value = -1, .rules = "dpu, acco-wp or acco", .relations = {FOLLOWS(warmup)},
-     .help =
-     "The first COMMITS commits run without overlap, as under zero1: safer while the parameters change "
-     "fastest, and slower meanwhile. warmup: those in which the learning rate rises (--warmup).")
+     .help = "The first COMMITS commits run without overlap, as under zero1: safer while the parameters "
+     "change fastest, and slower meanwhile. warmup: those in which the learning rate rises (--warmup).")
     RULE_OPTION("acco-split", SHARED, OTHER_BITS, TEXT, rules.acco.split, "wire", 1, "wire|auto|half|SHARE",
      .rules = "acco", .relations = {EXCLUDES(accumulate, "auto"), FOLLOWS(accumulate),
      FOLLOWS(rank_accumulate), FOLLOWS(wire), FOLLOWS(micro_batch), FOLLOWS(seq_len)}, .measured = "auto",
-     .help =
-     "How a rank's micro-batches are divided between round A, during a commit's exchange, and round B, "
-     "during an estimate's. Each round has at least one. SHARE: the part that round A has, such as 0.875. "
+     .help = "How a rank's micro-batches are divided between round A, during a commit's exchange, and round "
+     "B, during an estimate's. Each round has at least one. SHARE: the part that round A has, such as 0.875. "
      "half: 0.5, as in the paper. wire: in proportion to the bytes of the two exchanges, which hides both "
      "equally well: halves where --estimate-wire is same, 4 of 5 in round A for int8 under fp32. auto: what "
      "makes commits shortest by the measured times of a micro-batch and of the exchanges, and among equals "
@@ -92,13 +90,11 @@
      "Inner steps of each rank between two exchanges (the paper's tau). More of them send less and give the "
      "exchange more time, but ranks drift further apart and receive older information.")
     RULE_OPTION("co2-beta", LOCAL, OTHER_BITS, REAL, rules.co2.beta, "0", 0, 0.999999, "X", .rules = "co2",
-     .help =
-     "Momentum of the outer step (beta). More keeps its direction over several rounds, but overshoots more, "
-     "because what it receives is one round old: 0 for few ranks, 0.5 for 64.")
+     .help = "Momentum of the outer step (beta). More keeps its direction over several rounds, but "
+     "overshoots more, because what it receives is one round old: 0 for few ranks, 0.5 for 64.")
     RULE_OPTION("co2-alpha", LOCAL, OTHER_BITS, REAL, rules.co2.alpha, "1", 1e-6, 100, "X", .rules = "co2",
-     .help =
-     "Length of the outer step (alpha). 1 moves as far as the ranks have moved on average; less is steadier "
-     "and slower.")
+     .help = "Length of the outer step (alpha). 1 moves as far as the ranks have moved on average; less is "
+     "steadier and slower.")
     RULE_OPTION("co2-phi", LOCAL, OTHER_BITS, REAL, rules.co2.phi, "off", 1e-12, 1e6, "X", .word = "off",
      .rules = "co2", .help =
      "Limit for every element of the outer momentum (phi); the part that --co2-eager applies at once is not "
@@ -163,17 +159,15 @@
      "A preset (of GPT-Neo: tiny, 36M, 125M, 1.3B, 2.7B; of GPT-2: gpt2, gpt2-medium, gpt2-large, gpt2-xl; "
      "of Llama: smollm2-135M, smollm2-360M, tinyllama-1.1B, llama-3.2-1B; of Qwen: qwen2.5-0.5B, qwen3-0.6B) "
      "or the path of a Hugging Face config.json with model_type gpt_neo, gpt2, llama, mistral, qwen2 or "
-     "qwen3. All but GPT-Neo and GPT-2 run on CPUs only.")
-    OPTION("from", DATA, COMPARED_APART, TEXT, from, "", 0, "DIR",
-     .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_AVERAGES,
-     .relations = {INSTEAD_OF(model), INSTEAD_OF(finetune)}, .help =
+     "qwen3.")
+    OPTION("from", DATA, COMPARED_APART, TEXT, from, "", 0, "DIR", .commands = FOR_TRAINING | FOR_SAMPLES |
+     FOR_EVALUATION | FOR_AVERAGES, .relations = {INSTEAD_OF(model), INSTEAD_OF(finetune)}, .help =
      "A Hugging Face directory of a model to start from (config.json and model.safetensors), or a "
      "checkpoint, which contains one, or a run, for its newest checkpoint. It takes the place of --model.")
     OPTION("finetune", DATA, COMPARED_APART, TEXT, finetune, "", 0, "DIR", .relations = {INSTEAD_OF(model)},
-     .help =
-     "As --from DIR, for fine-tuning: --lr auto is then a tenth of its usual value, --weight-decay auto is "
-     "0. The optimizer state starts from zero. Tokens that the mask of a token file excludes are read, but "
-     "their loss does not count.")
+     .help = "As --from DIR, for fine-tuning: --lr auto is then a tenth of its usual value, --weight-decay "
+     "auto is 0. The optimizer state starts from zero. Tokens that the mask of a token file excludes are "
+     "read, but their loss does not count.")
     OPTION("freeze", DATA, OTHER_BITS, TEXT, freeze, "", 0, "NAMES", .help =
      "Tensors that are not trained: patterns as of the shell, with commas between them, of names such as "
      "wte, h.0.*, ln_* or h.[0-5].mlp.c_fc.weight. They have no gradient and no moments, and are not sent.")
@@ -239,9 +233,8 @@
      .word_value = -1, .relations = {EXCLUDES(schedule, "constant"), FOLLOWS(learning_rate)}, .help =
      "Learning rate at the end of the schedule. auto: a tenth of --lr.")
     OPTION("lr-by", RATE, OTHER_BITS, CHOICE, learning_rate_by, "grads", .choices = {"grads", "commits"},
-     .help =
-     "What the schedule counts. grads: micro-batches trained on, so that rules with other or varying batches "
-     "have the same rate after the same tokens; commits: updates.")
+     .help = "What the schedule counts. grads: micro-batches trained on, so that rules with other or varying "
+     "batches have the same rate after the same tokens; commits: updates.")
     OPTION("schedule", RATE, OTHER_BITS, CHOICE, schedule, "cosine", .choices = {"cosine", "linear",
      "wsd", "constant"}, .also = "lr-scheduler-type", .help =
      "Shape of the decrease from --lr to --min-lr. cosine and linear begin it after the warm-up. wsd "
@@ -279,8 +272,7 @@
      "batches, one moment less, and more computation for each commit. Its best --lr is one to four times "
      "AdamW's, the more the larger the batch is.")
     OPTION("muon-momentum", RATE, OTHER_BITS, REAL, muon_momentum, "0.95", 0, 0.999999, "X",
-     .relations = {NEEDS(inner)}, .help =
-     "Memory of Muon's mean gradient.")
+     .relations = {NEEDS(inner)}, .help = "Memory of Muon's mean gradient.")
     OPTION("muon-iterations", RATE, OTHER_BITS, INTEGER, muon_iterations, "5", 1, 100, "N",
      .relations = {NEEDS(inner)}, .help =
      "Iterations that take the singular values of a step towards 1. Fewer cost less and leave more of what "
@@ -294,11 +286,10 @@
      "A gradient whose norm is larger is scaled down to it: the norm over all ranks, for local rules the "
      "rank's own. Lower tames spikes and may slow learning. off, or 0: no gradient is scaled.")
     OPTION("on-spike", RATE, OTHER_BITS, CHOICE, on_spike, "stop", .choices = {"stop", "skip", "rollback"},
-     .help =
-     "What to do when a loss or gradient is not finite or, by --spike-limit, too large. No step is ever made "
-     "with it, and the message names rank, batch and tensor (for a value that is only too large: the rank). "
-     "stop: end the run. skip: leave out the step and its data, up to ten times in a row. rollback: return "
-     "to the latest checkpoint and continue with the data that come next.")
+     .help = "What to do when a loss or gradient is not finite or, by --spike-limit, too large. No step is "
+     "ever made with it, and the message names rank, batch and tensor (for a value that is only too large: "
+     "the rank). stop: end the run. skip: leave out the step and its data, up to ten times in a row. "
+     "rollback: return to the latest checkpoint and continue with the data that come next.")
     OPTION("spike-limit", RATE, OTHER_BITS, REAL, spike_limit, "off", 1, 1000, "X", .word = "off", .help =
      "A loss or gradient norm is too large when its logarithm is X standard deviations above the mean of "
      "about the latest hundred. Lower catches more, also more that is harmless; 6 is seldom wrong. off: only "
@@ -404,9 +395,8 @@
      "from their JSON lines, counted as lm-evaluation-harness does. --seq-len is the longest context.")
     OPTION("stride", EVALUATION, OTHER_BITS, INTEGER, stride, "half", 1, 1048576, "N", .word = "half",
      .commands = FOR_EVALUATION, .relations = {EXCLUDES(task, "lambada"), EXCLUDES(task, "hellaswag")},
-     .help =
-     "Tokens between the starts of two perplexity windows: fewer give every token more context and take "
-     "longer. half: half a window.")
+     .help = "Tokens between the starts of two perplexity windows: fewer give every token more context and "
+     "take longer. half: half a window.")
     OPTION("limit", EVALUATION, OTHER_BITS, INTEGER, limit, "all", 1, OPTION_NO_LIMIT, "N", .word = "all",
      .commands = FOR_EVALUATION, .help = "Only the first N windows or lines.")
 
@@ -459,8 +449,7 @@
      .word_value = -1, .relations = {NEEDS(slow_ms)}, .help =
      "Emulates one slow machine: this rank sleeps for --slow-ms at every micro-batch.")
     OPTION("slow-ms", EMULATION, SAME_BITS, REAL, slow_ms, "0", 0, 1e6, "MS", .relations = {NEEDS(slow_rank)},
-     .help =
-     "How long --slow-rank sleeps at every micro-batch, in milliseconds.")
+     .help = "How long --slow-rank sleeps at every micro-batch, in milliseconds.")
 
     OPTION("like", PLAN, SAME_BITS, TEXT, like, "", 0, "RUN", .commands = FOR_PLANS,
      .relations = {INSTEAD_OF(compute_ms)}, .help =
@@ -473,10 +462,9 @@
      "here where that takes seconds, or worked out from the rate of matrix products.")
     OPTION("gpu-tflops", PLAN, SAME_BITS, REAL, gpu_tflops, "unknown", 1e-3, 1e6, "TFLOPS", .word = "unknown",
      .commands = FOR_PLANS, .relations = {INSTEAD_OF(compute_ms), INSTEAD_OF(like), NEEDS(gpu_memory)},
-     .help =
-     "The peak of the GPU of --gpu-memory in its matrix products, 10^12 operations a second, as its maker "
-     "says: dense ones, in the --precision of the plan. 40 % of it is then taken for the rate at which a "
-     "micro-batch is computed: a guess, for GPUs that nobody has run yet.")
+     .help = "The peak of the GPU of --gpu-memory in its matrix products, 10^12 operations a second, as its "
+     "maker says: dense ones, in the --precision of the plan. 40 % of it is then taken for the rate at which "
+     "a micro-batch is computed: a guess, for GPUs that nobody has run yet.")
     OPTION("host-mbit", PLAN, SAME_BITS, REAL, host_mbit, "auto", 1e-3, 1e8, "MBIT", .word = "auto",
      .commands = FOR_PLANS, .help =
      "Million bits a second that a host can send to the others, and receive at the same time; its ranks "

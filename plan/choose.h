@@ -2,9 +2,8 @@
 // auto, when a run could start to train.
 //
 // The ranks measure a micro-batch and exchanges on the run itself (plan/measure.h). Rank 0
-// simulates the ways to run that the rule offers (Rule::choose) with these times, and
-// takes the shortest commits. Formats are measured from the finest to coarser ones, and
-// no further once computation hides the exchanges.
+// simulates the ways to run that the rule offers (Rule::choose) with these times, and takes the
+// shortest commits. Formats are measured from the finest on, until computation hides the exchanges.
 #pragma once
 
 #include "plan/forecast.h"
@@ -36,9 +35,8 @@ typedef struct Measurements {
 } Measurements;
 
 // One way to run, and the seconds of its commits: with exchanges as slow as the margin allows
-// (late), and the mean of these seconds and the seconds with measured exchanges (expected). With
-// slow exchanges alone, a split that hides the measured ones may look no better than a split that
-// hides nothing.
+// (late), and their mean with those of measured exchanges (expected). By slow exchanges alone, a
+// split that hides the measured ones may look no better than one that hides nothing.
 typedef struct Choice {
     RuleOptions options;
     double late, expected;
@@ -75,8 +73,8 @@ static inline double simulated_seconds(const Measurements *measured, const RuleO
     const RankSpeed *ranks = measured->ranks;
     SchedulerSettings settings = settings_of_rank(measured, options, 0);
     Simulated *simulated = (Simulated *)memory_take(1, sizeof *simulated);
-    double *numbers = (double *)memory_take(3 * size, sizeof(double)), exchange[WIRE_FORMAT_COUNT];
-    double *slowness = numbers, *counts = numbers + size, *estimate_counts = numbers + 2 * size;
+    double *slowness = (double *)memory_take(3 * size, sizeof(double)), exchange[WIRE_FORMAT_COUNT];
+    double *counts = slowness + size, *estimate_counts = counts + size;
     Machine machine = *measured->machine;
     machine.micro_batch = ranks[0].seconds; // with what exchanges take from it, and --slow-ms
     machine.taken_of_work = machine.taken_of_time = 0;
@@ -87,9 +85,7 @@ static inline double simulated_seconds(const Measurements *measured, const RuleO
     machine.measured_exchange = exchange;
     settings.device.gpu = NULL;
     settings.device.nccl = NULL;
-    for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
-        exchange[wire] = longer * measured->exchange[wire];
-    }
+    for (int i = 0; i < WIRE_FORMAT_COUNT; i++) { exchange[i] = longer * measured->exchange[i]; }
     for (size_t rank = 0; rank < size; rank++) {
         SchedulerSettings other = settings_of_rank(measured, options, (int)rank);
         slowness[rank] = ranks[rank].seconds / ranks[0].seconds;
@@ -104,7 +100,7 @@ static inline double simulated_seconds(const Measurements *measured, const RuleO
     double seconds = simulation_of_rule(&simulated->simulation, RULES[measured->rule].rule).seconds;
     simulation_close(&simulated->simulation);
     free(simulated);
-    free(numbers);
+    free(slowness);
     return seconds;
 }
 
@@ -202,8 +198,8 @@ static inline void measure_and_choose(Run *run) {
     }
     share_from_rank_zero(&run->transport, "sharing", run->rule_reason, sizeof run->rule_reason);
     share_from_rank_zero(&run->transport, "sharing", &run->options.rules, sizeof run->options.rules);
-    share_from_rank_zero(&run->transport, "sharing", s->settings.device.beside,
-                         sizeof s->settings.device.beside);
+    int *beside = s->settings.device.beside;
+    share_from_rank_zero(&run->transport, "sharing", beside, sizeof s->settings.device.beside);
     free(ranks);
 }
 
@@ -217,9 +213,7 @@ static inline void choose_by_measurement(Run *run) {
         left |= option->measured != NULL && options_leave(options, option_field(option, options));
     }
     if (left) {
-        if (run_is_main(run)) {
-            printf("measuring  a micro-batch and the exchanges, to choose what is auto\n");
-        }
+        if (run_is_main(run)) { puts("measuring  a micro-batch and the exchanges, to choose what is auto"); }
         fflush(stdout);
         measure_and_choose(run);
         options->measuring_ranks = run->transport.size;

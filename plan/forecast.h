@@ -1,10 +1,9 @@
-// forecast.h: how fast a run would be under its rule and under all others, and which to
-// take.
+// forecast.h: how fast a run would be under its rule and under all others, and which to take.
 //
-// What is recommended reaches a loss first. Its speed is divided by the tokens that it needs
-// relative to plain training with AdamW. These ratios are not simulated: they were measured
-// with small models (Recipe). Among equally fast ones, within FORECAST_TOLERANCE, the one that
-// needs the fewest tokens is recommended, and then the one with the least memory.
+// What is recommended reaches a loss first: its speed is divided by the tokens that it needs
+// relative to plain training with AdamW, as measured with small models (Recipe). Among equally fast
+// ones, within FORECAST_TOLERANCE, the one that needs the fewest tokens is recommended, and then
+// the one with the least memory.
 #pragma once
 
 #include "kernels/cpu/product_rates.h"
@@ -52,10 +51,8 @@ static inline double micro_batch_measure(const Setup *setup, int threads) {
     free(model);
     free(arena);
     double middle = median_of(seconds + 1, TIMES); // and sorts them
-    bool together = setup->transport->link.start != NULL;
-    // Alone the least counts: others may use the machine, too. Ranks that measure together have
-    // what they will have.
-    return !ready ? (double)NAN : together ? middle : seconds[1];
+    // Alone the least counts: others may use the machine. Ranks together have what they will have.
+    return !ready ? (double)NAN : setup->transport->link.start != NULL ? middle : seconds[1];
 }
 
 #define MICRO_BATCH_MOST 3e10 // operations: one of more is not computed for a plan
@@ -72,8 +69,8 @@ static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TE
     double tokens = setup_micro_batch_tokens(setup);
     double operations = trained_flops_per_token(setup->part, setup->config, (int)options->seq_len) * tokens;
     Precision precision = setup->placement->precision;
-    // Ranks that would share a host as large as this one share its threads. Ranks that were
-    // started have divided them already.
+    // Ranks that would share a host as large as this one share its threads. Ranks that were started
+    // have divided them already.
     int threads = setup->threads, each = setup->transport->local_size > 1 ? 1 : (int)options->ranks_per_host;
     if (options->threads == 0 && each > 1) { threads = each < threads ? threads / each : 1; }
     snprintf(reason, RULE_TEXT, "as --compute-ms says");
@@ -114,9 +111,8 @@ static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TE
 #define GPU_MEMORY 2e12
 #define CPU_CACHE 3.2e7 // bytes
 
-// What one second of work for an exchange takes from the overlapped computation on a CPU:
-// the second itself, and what it costs to switch between the two and to fill caches
-// again.
+// What one second of work for an exchange takes from the overlapped computation on a CPU: the
+// second itself, and what it costs to switch between the two and to fill caches again.
 #define CPU_TAKEN 2.0
 
 #define NCCL_MESSAGE 6e-6 // seconds of a thread of NCCL for a message between hosts, sent and received
@@ -138,14 +134,12 @@ static inline void machine_set_exchange(Machine *machine, const Placement *place
 // micro_batch: seconds of one on a rank.
 static inline Machine machine_of_setup(const Setup *setup, double micro_batch) {
     const Options *options = setup->options;
-    bool on_gpu = setup->placement->on_gpu;
-    bool emulated = plan_emulates(options);
+    bool on_gpu = setup->placement->on_gpu, emulated = plan_emulates(options);
     bool cached = (double)setup->part->table.parameter_count * 4 * sizeof(float) < CPU_CACHE;
+    double memory = on_gpu ? GPU_MEMORY : cached ? CPU_CACHED : CPU_MEMORY;
     double mbit = options->host_mbit > 0 ? options->host_mbit : emulated ? options->link_mbit : HOST_MBIT;
-    double us = options->host_us > 0   ? options->host_us
-                : options->link_us > 0 ? options->link_us
-                : emulated             ? 0
-                                       : HOST_US;
+    double link_us = options->link_us > 0 || emulated ? options->link_us : HOST_US;
+    double us = options->host_us > 0 ? options->host_us : link_us;
     double inside = options->inside_mbit > 0 ? options->inside_mbit * 1e6 / 8 : INFINITY;
     double flops = trained_flops_per_token(setup->part, setup->config, (int)options->seq_len) *
                    setup_micro_batch_tokens(setup) / micro_batch;
@@ -154,9 +148,7 @@ static inline Machine machine_of_setup(const Setup *setup, double micro_batch) {
                        .micro_batch = micro_batch,
                        .slow_seconds = options->slow_ms / 1e3,
                        .slow_rank = (int)options->slow_rank,
-                       .memory_bytes_per_second = on_gpu   ? GPU_MEMORY
-                                                  : cached ? CPU_CACHED
-                                                           : CPU_MEMORY,
+                       .memory_bytes_per_second = memory,
                        .exchange_bytes_per_second = on_gpu ? GPU_MEMORY : CPU_EXCHANGE,
                        .flops_per_second = flops,
                        .exchange_flops_per_second = on_gpu ? flops : flops / setup->threads,
@@ -185,8 +177,7 @@ enum {
     FORECAST_COMMITS = 100 // that a recommended command trains for, at least
 };
 
-// What the command of a row trains on: --tokens, but FORECAST_COMMITS at least. The
-// tokens of --epochs are not known here: 0.
+// What the command of a row trains on. The tokens of --epochs are not known here: 0.
 static inline double row_tokens(const ForecastRow *row) {
     double micro_batch = (double)(row->options.micro_batch * row->options.seq_len);
     double least = ceil(FORECAST_COMMITS * row->commit.micro_batches * micro_batch);
@@ -214,7 +205,7 @@ static inline void forecast_simulate(Trial *trial, const Machine *machine, Forec
     char unused[160];
     bool unequal = options->rank_accumulate[0] != '\0';
     double *counts = unequal ? (double *)memory_take((size_t)size, sizeof(double)) : NULL;
-    for (int rank = 0; counts != NULL && rank < size; rank++) {
+    for (int rank = 0; unequal && rank < size; rank++) {
         counts[rank] = (double)options_rank_accumulate(options, rank) / own;
     }
     counted.counts = counts;
@@ -249,8 +240,8 @@ static inline void recipe_apply(const Recipe *recipe, Options *options) {
     }
 }
 
-// What a run with these options and as many workers needs, over plain training with its inner
-// optimizer: as measured for the recipe that it follows, else for the rule's defaults.
+// What a run with these options needs, over plain training with its inner optimizer: as measured
+// for the recipe that it follows, else for the rule's defaults.
 static inline TokensNeeded options_needs(const Options *options) {
     const Recipe *followed = NULL;
     for (int i = 0; i < RECIPE_COUNT; i++) {
@@ -267,8 +258,7 @@ static inline TokensNeeded options_needs(const Options *options) {
     return needs;
 }
 
-// What `run` would do with these options. A micro-batch of another size takes as long for
-// a token.
+// What `run` would do with these options. A micro-batch of another size takes as long for a token.
 static inline void forecast_row(const Setup *setup, const Machine *machine, const Options *options,
                                 ForecastRow *row) {
     memset(row, 0, sizeof *row);
@@ -277,8 +267,8 @@ static inline void forecast_row(const Setup *setup, const Machine *machine, cons
     bool valid = options_check(options, &row->refused) &&
                  options_check_rule(options, setup->config->layers, &row->refused);
     Trial *trial = valid ? trial_reserve(setup, options, &row->refused) : NULL;
-    Machine scaled = *machine;
     if (trial != NULL) {
+        Machine scaled = *machine;
         scaled.micro_batch *= (double)options->micro_batch / (double)setup->options->micro_batch *
                               recomputing(&trial->setup) / recomputing(setup);
         forecast_simulate(trial, &scaled, row);
@@ -286,13 +276,13 @@ static inline void forecast_row(const Setup *setup, const Machine *machine, cons
     trial_free(trial);
 }
 
-// Whether a run as in this row is possible, so that it may be recommended.
+// So that it may be recommended.
 static inline bool forecast_is_possible(const ForecastRow *row) {
     return !error_is_set(&row->refused) && row->fits;
 }
 
-// Sets the rate of the link between hosts, or of what ranks do for an exchange where
-// there is one host, so that the run makes as many tokens a second as it did.
+// Sets the rate of the link between hosts, or of what ranks do for an exchange where there is one
+// host, so that the run makes as many tokens a second as it did.
 static inline void forecast_fit(const Setup *setup, Machine *machine, double tokens_per_second) {
     bool outside = setup->transport->hosts.hosts > 1;
     double *rate = outside ? &machine->host.bytes_per_second : &machine->exchange_bytes_per_second;
@@ -306,8 +296,7 @@ static inline void forecast_fit(const Setup *setup, Machine *machine, double tok
     free(row);
 }
 
-// Plain training with Muon over plain training with AdamW: what was measured with 4 k and
-// 16 k tokens a commit (claim M1).
+// Plain training with Muon over AdamW: measured with 4 k and 16 k tokens a commit (claim M1).
 static const TokensNeeded MUON_NEEDS = {0.23, 0.6};
 
 // The middle of what was measured: a factor, so the geometric mean.
@@ -341,9 +330,8 @@ static inline int forecast_choose(const Forecast *forecast, bool local_too) {
     return chosen;
 }
 
-// A row for a run with another rule or inner optimizer than the plan's, which NCCL may
-// not be able to serve, or alone. recompute: the one asked for, before --fit chose the
-// run's.
+// A row for a run with another rule or inner optimizer than the plan's, which NCCL may not be able
+// to serve, or alone. recompute: the one asked for, before --fit chose the run's.
 static inline void forecast_alternative(const Setup *setup, OptionChoice recompute, Options *options,
                                         const Machine *machine, ForecastRow *row) {
     Placement placement = *setup->placement;
@@ -395,19 +383,17 @@ static inline void forecast_add_variants(const Setup *setup, Forecast *forecast)
     if (option_list_names(estimate->rules, options_rule(setup->options)->name)) {
         option_set(estimate, &variants[count++], "int4", &never);
     }
-    for (int factor = 2; factor <= 4; factor *= 2) {
-        bool fixed = setup->options->rank_accumulate[0] == '\0' && setup->options->accumulate > 0;
-        if (fixed) { variants[count++].accumulate *= factor; }
-    }
+    bool fixed = setup->options->rank_accumulate[0] == '\0' && setup->options->accumulate > 0;
+    for (int factor = 2; fixed && factor <= 4; factor *= 2) { variants[count++].accumulate *= factor; }
     if (!setup->options->overlap) { variants[count++].overlap = true; }
     for (int i = 0; i < count; i++) {
         forecast_row(setup, &forecast->machine, &variants[i], &forecast->rows[forecast->count++]);
     }
 }
 
-// All rules. That of the run comes first: with --accumulate auto it says how large the
-// batch of the others is. Options that another rule does not have are at their defaults.
-// recipes: also what is recommended for slow links; variants: also the run's own rule otherwise.
+// All rules, the run's first: with --accumulate auto it says how large the others' batch is.
+// Options that another rule does not have are at their defaults. recipes: also what is recommended
+// for slow links; variants: also the run's own rule otherwise.
 static inline void forecast_make(const Setup *setup, const Machine *machine, OptionChoice recompute,
                                  bool recipes, bool variants, Forecast *forecast) {
     int size = setup->transport->size, own = setup->options->rule;

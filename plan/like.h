@@ -1,10 +1,7 @@
 // like.h: what the log of a run says about the run and its machines, for plan --like RUN.
 //
-//   micro-batch         mean time of rank 0 over its reports
-//   crowding            wall time divided by CPU time of a micro-batch. Above 1, ranks compete for
-//                       cores. Ranks that take turns do not show it: then their threads over the cores
-//   tokens per second   of all ranks, communication included
-//   rank seconds        of a micro-batch of every rank, at the end of the run
+// Ranks that compete for cores show it as crowding: the wall time of a micro-batch over its CPU
+// time. Ranks that take turns do not: then their threads over the cores say it.
 #pragma once
 
 #include "plan/machine.h"
@@ -16,10 +13,10 @@ typedef struct LikeRun {
     double threads, cores;    // of rank 0, and of its host
     double parameters;
     double tokens;                       // of a micro-batch
-    double micro_batch, micro_batch_cpu; // seconds
+    double micro_batch, micro_batch_cpu; // seconds of rank 0, the mean over its reports
     double computing;                    // share of the time in which rank 0 computed
-    double tokens_per_second;
-    double *rank_seconds; // (ranks): of a micro-batch of each; NULL: the run has not ended
+    double tokens_per_second;            // of all ranks, communication included
+    double *rank_seconds;                // (ranks): of a micro-batch of each; NULL: the run has not ended
 } LikeRun;
 
 static inline double like_number(const json_t *event, const char *name) {
@@ -59,14 +56,14 @@ static inline bool like_read(const char *name, LikeRun *like, Error *error) {
     if (file == NULL) { return error_set(error, "--like %.300s: there is no log.jsonl of a run", name); }
     while (getline(&line, &room, file) > 0) {
         json_t *event = json_loads(line, 0, NULL);
-        const char *kind = json_string_value(json_object_get(event, "event"));
-        bool starts = kind != NULL && strcmp(kind, "start") == 0;
-        bool reported = kind != NULL && strcmp(kind, "report") == 0 && like->ranks > 0 &&
+        const char *kind = "";
+        json_unpack(event, "{s:s}", "event", &kind);
+        bool reported = strcmp(kind, "report") == 0 && like->ranks > 0 &&
                         like_number(event, "micro_batch_ms") > 0 && like_number(event, "steps") > 0;
-        if (starts) {
+        if (strcmp(kind, "start") == 0) {
             like_take_start(event, like);
             reports = 0;
-        } else if (kind != NULL && strcmp(kind, "end") == 0) {
+        } else if (strcmp(kind, "end") == 0) {
             const json_t *times = json_object_get(event, "rank_micro_batch_ms");
             size_t count = (size_t)like->ranks;
             bool first = json_array_size(times) == count && like->rank_seconds == NULL;
@@ -116,11 +113,9 @@ static inline void like_set_machine(const LikeRun *like, double tokens, bool aga
     machine->micro_batch = like->micro_batch * tokens / like->tokens;
     if (like->on_gpu || !(like->micro_batch_cpu > 0)) { return; } // threads of the host tell nothing of a GPU
     double crowding = fmax(like->micro_batch / like->micro_batch_cpu, 1);
-    // Others had the cores only while they computed. In another plan they may always
-    // compute.
+    // Others had the cores only while they computed. In another plan they may always compute.
     double share = !again && like->computing > 0.2 && like->computing < 1 ? like->computing : 1;
-    // Where the ranks of the plan have more of a core each, the run's crowding tells nothing of
-    // them.
+    // Where the plan's ranks have more of a core each, the run's crowding tells nothing of them.
     double crowd = like_crowd(like, together), was = like_crowd(like, like->ranks_of_host);
     double full = fmax(crowd, crowd < was ? 1 : 1 + (crowding - 1) / share);
     machine->micro_batch *= full / crowding;

@@ -1,12 +1,9 @@
-// machine.h: the cost model of the machines that a simulation supposes: a micro-batch, a
-// pass over a vector, an exchange.
+// machine.h: the cost model of the machines that a simulation supposes (simulation.h).
 //
 //   micro-batch   seconds, given or measured
 //   pass          bytes moved / memory bandwidth
 //   exchange      the time of the links, the work of the ranks (encode, copy, add), and the
 //                 latency of messages
-//
-// simulation.h puts these costs on a clock.
 //
 // The exchange, per rank: n hosts of g ranks, N ranks in all, and S bytes for the
 // elements that a rank owns of the range, in the format of the wire:
@@ -44,9 +41,9 @@ typedef struct Machine {
     double exchange_bytes_per_second; // the same, in a rank's work for an exchange
     // In Muon's matrix products: where compute waits for them, and of a thread that also exchanges.
     double flops_per_second, exchange_flops_per_second;
-    // What an exchange takes from the overlapped computation: a share of the rank's work
-    // for it (both need the same cores), and a share of its whole time (it keeps some of
-    // a GPU's processors busy).
+    // What an exchange takes from the overlapped computation: a share of the rank's work for it
+    // (both need the same cores), and a share of its whole time (it keeps some of a GPU's
+    // processors busy).
     double taken_of_work, taken_of_time;
     double chunk;           // elements of each owner that travel at a time; 0: as collectives_host.h cuts
     double message_seconds; // of a rank's work for a message, however short
@@ -76,9 +73,8 @@ static inline double machine_exchange_pass(const Machine *machine, double elemen
 
 // ---- Exchanges ------------------------------------------------------------------------
 
-// Bytes of memory for an element that is encoded, decoded and added, by format. Coarse
-// formats are bound by arithmetic, so theirs is the number of bytes that would take as
-// long.
+// Bytes of memory for an element that is encoded, decoded and added, by format. Coarse formats are
+// bound by arithmetic: theirs is the number of bytes that would take as long.
 static inline double machine_coding(WireFormat wire) {
     return wire == WIRE_FP32 ? 12 : wire == WIRE_BF16 ? 16 : 22;
 }
@@ -115,9 +111,8 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
                       machine->exchange_bytes_per_second +
                   messages * machine->message_seconds;
     double chunk = fmax(link / chunks, latency / TRANSPORT_LANES);
-    ExchangeCost cost = {0, work, bytes};
     link = chunk * chunks;
-    cost.seconds = fmax(link, work) + fmin(link, work) / chunks + latency;
+    ExchangeCost cost = {fmax(link, work) + fmin(link, work) / chunks + latency, work, bytes};
     if (N > 1) { cost.seconds += machine->wake_seconds; }
     // A rank that has waited long polls less often (transport_wait), so it notices the end late. On
     // average that is half a pause, and half of it is hidden behind the next chunk (measured).
@@ -137,9 +132,8 @@ static inline ExchangeCost machine_gather(const Machine *machine, const Transpor
     double latency = (n > 1 ? machine->host.latency : 0) + (g > 1 ? 2 * machine->inside.latency : 0) +
                      (N > 1 ? machine->wake_seconds : 0);
     double work = MESSAGE_COPIES * N * bytes / machine->exchange_bytes_per_second;
-    ExchangeCost cost = {0, work, g * outside};
-    cost.seconds = cost.bytes / machine->host.bytes_per_second + inside / machine->inside.bytes_per_second +
-                   work + slices * latency;
+    double links = g * outside / machine->host.bytes_per_second + inside / machine->inside.bytes_per_second;
+    ExchangeCost cost = {links + work + slices * latency, work, g * outside};
     return cost;
 }
 

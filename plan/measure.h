@@ -1,9 +1,8 @@
-// measure.h: how long a micro-batch and an exchange take, measured on the run itself
-// before training: its own model and data, ranks and link.
+// measure.h: how long a micro-batch and an exchange take, measured on the run itself before
+// training: its own model and data, ranks and link. plan/choose.h chooses by these numbers.
 //
-// Both are measured at the same time, because they share cores and memory. The exchange
-// is the reduce-scatter and the all-gather of a job. Nothing is trained: gradients are
-// dropped. plan/choose.h chooses by these numbers.
+// Both are measured at the same time, because they share cores and memory. The exchange is the
+// reduce-scatter and the all-gather of a job. Nothing is trained: gradients are dropped.
 #pragma once
 
 #include "scheduler.h"
@@ -21,9 +20,8 @@ typedef struct MeasuredRound {
 typedef struct MeasureWork {
     Scheduler *scheduler;
     WireFormat wire;
-    size_t cells; // how many of the layout's are exchanged
-    // The tasks fill in these.
-    double exchange_seconds; // on the slowest rank
+    size_t cells;            // how many of the layout's are exchanged
+    double exchange_seconds; // on the slowest rank; the tasks fill in this and what follows
     double compute_seconds;  // of all micro-batches
     int micro_batches;
 } MeasureWork;
@@ -65,8 +63,8 @@ static inline void measure_micro_batch_task(void *context, Stream *stream) {
     work->micro_batches++;
 }
 
-// All ranks, before the training of an overlapped rule begins: the times of a round whose
-// job uses this wire. Both streams; the host waits.
+// All ranks, before the training of an overlapped rule begins: the times of a round whose job uses
+// this wire. Both streams; the host waits.
 static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
     MeasureWork work = {.scheduler = s, .wire = wire, .cells = 1};
     size_t all = s->layout.cells;

@@ -1,13 +1,10 @@
 // network.h: mpirun ... train_gpt plan: what the hosts and the links between them can do,
 // measured by the ranks that would train.
 //
-// The plan takes the rate of an exchange between all ranks, the longest latency of a pair, and
-// the pace of every rank. What differs from the other hosts is named, because it is most often a
-// mistake: a link that is slow, or that cannot send both ways at once, a clock that is late,
-// another program.
-//
-// No MPI says which network interface it uses. The kernel counts the bytes that each has sent:
-// the one that has sent most while the links were measured is it.
+// The plan takes the rate of an exchange between all ranks, the longest latency of a pair, and the
+// pace of every rank. What differs from the other hosts is named, because it is most often a
+// mistake: a slow or half-duplex link, a clock that is late, another program. No MPI says which
+// network interface it uses: it is the one that has sent most bytes while the links were measured.
 #pragma once
 
 #include "comm/probe.h"
@@ -92,23 +89,18 @@ static inline Network network_measure(Transport *transport, const Hello *hellos,
     const Groups *groups = &transport->hosts;
     size_t hosts = (size_t)groups->hosts;
     Network network = {.groups = groups, .hellos = hellos};
-    HostFacts mine;
     Interfaces before;
-    memset(&mine, 0, sizeof mine);
-    mine.micro_batch = micro_batch;
     ClockOffset offset = trace_measure_clock(transport, wall_clock);
-    mine.clock = -offset.seconds;
-    mine.clock_error = offset.error;
+    HostFacts mine = {.clock = -offset.seconds, .clock_error = offset.error, .micro_batch = micro_batch};
     network.pairs = (PairMeasure *)memory_take(hosts * hosts, sizeof *network.pairs);
     network.slowness = (double *)memory_take((size_t)transport->size, sizeof(double));
     interfaces_read(&before);
     uint64_t sent = transport->bytes_sent_outside;
     probe_pairs(transport, network.pairs);
     interfaces_find(&before, (double)(transport->bytes_sent_outside - sent), &mine);
+    double rate = hosts > 1 ? link_measure(transport, true).rate : INFINITY;
     double size = transport->size, mates = ceil(size / (double)hosts);
-    network.host_rate = hosts > 1
-                            ? link_measure(transport, true).rate * mates * (size - mates) / fmax(size - 1, 1)
-                            : INFINITY;
+    network.host_rate = hosts > 1 ? rate * mates * (size - mates) / (size - 1) : rate;
     for (size_t i = 0; i < hosts * hosts; i++) {
         network.latency = fmax(network.latency, network.pairs[i].latency);
     }
@@ -178,12 +170,10 @@ static inline double network_usual(const Network *network, size_t number, double
 }
 
 PRINTF_LIKE(2, 3) static inline void odd_add(json_t *odd, const char *format, ...) {
-    char text[512];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
+    json_array_append_new(odd, json_vsprintf(format, arguments));
     va_end(arguments);
-    json_array_append_new(odd, json_string(text));
 }
 
 // A host whose every pair is slow is named once; the function says whether it is one.
@@ -256,9 +246,8 @@ static inline json_t *network_odd(const Network *network) {
     }
     for (int a = 0; a < hosts; a++) {
         for (int b = a + 1; b < hosts; b++) {
-            if (network_pair(network, a, b)->latency > 0) {
-                odd_add_pair(network, a, b, named, sends, latency, odd);
-            }
+            bool met = network_pair(network, a, b)->latency > 0;
+            if (met) { odd_add_pair(network, a, b, named, sends, latency, odd); }
         }
     }
     free(named);
@@ -291,10 +280,10 @@ static inline void network_print(const Network *network, const json_t *odd) {
     int hosts = network->groups->hosts, lines = (int)json_array_size(odd);
     printf(
         "\nnetwork          measured between %d hosts: bits a second and microseconds of each one's slowest "
-        "pair\n\n",
+        "pair\n\n"
+        "  host             ranks cores  interface      micro-batch    sends receives  at once  latency"
+        "     clock  program\n",
         hosts);
-    printf("  host             ranks cores  interface      micro-batch    sends receives  at once  latency"
-           "     clock  program\n");
     for (int host = 0; host < hosts && host < HOSTS_SHOWN; host++) { network_print_host(network, host); }
     if (hosts > HOSTS_SHOWN) { printf("  and %d more: --json has all\n", hosts - HOSTS_SHOWN); }
     printf("\n");

@@ -1,9 +1,8 @@
 // page.h: a plan as a page for a browser (--page): every rule over the link between hosts and the
 // micro-batches of a commit.
 //
-// Each cell of the map is a plan of its own; it names the first at a loss among the rules
-// as asked for, without recipes. The page holds all of them as JSON, and draws them
-// (page.html).
+// Each cell of the map is a plan of its own; it names the first at a loss among the rules as asked
+// for, without recipes. The page holds all of them as JSON, and draws them (page.html).
 #pragma once
 
 #include "plan/forecast.h"
@@ -61,8 +60,7 @@ static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionCh
         for (int j = 0; j < mbit->count; j++) {
             Machine machine = own->machine;
             bool is_own = counts->values[i] == counts->own && mbit->values[j] == mbit->own;
-            // With --accumulate auto the own cell is adaptive, and the others have a
-            // number. --rank-accumulate is the same in all.
+            // With --accumulate auto only the own cell is adaptive; --rank-accumulate holds in all.
             bool as_given = is_own || options.rank_accumulate[0] != '\0';
             options.accumulate = as_given ? setup->options->accumulate : (int64_t)counts->values[i];
             machine.host.bytes_per_second *= mbit->values[j] / mbit->own;
@@ -70,12 +68,12 @@ static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionCh
             json_t *rules = json_array();
             for (int rule = 0; rule < RULE_COUNT; rule++) {
                 const ForecastRow *of = &forecast->rows[rule];
-                json_array_append_new(rules,
-                                      error_is_set(&of->refused)
-                                          ? json_null()
-                                          : json_pack("[o, o, i]", log_real(of->tokens_per_second),
-                                                      log_real(of->commit.computing / of->commit.seconds),
-                                                      (int)of->fits));
+                double computing = of->commit.computing / of->commit.seconds;
+                json_t *cell = error_is_set(&of->refused)
+                                   ? json_null()
+                                   : json_pack("[o, o, i]", log_real(of->tokens_per_second),
+                                               log_real(computing), (int)of->fits);
+                json_array_append_new(rules, cell);
             }
             json_array_append_new(row, json_pack("{s:o, s:i, s:i}", "rules", rules, "recommended",
                                                  forecast->recommended, "committing", forecast->committing));
@@ -86,16 +84,14 @@ static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionCh
     return map;
 }
 
-// The data of the page. reason: where the time of a micro-batch comes from. seconds: that
-// the own cell takes.
+// The data of the page. reason: of the time of a micro-batch. seconds: that the own cell takes.
 static inline json_t *page_data(const Setup *setup, const Forecast *own, OptionChoice recompute,
                                 const char *reason, double seconds) {
     const Options *options = setup->options;
     const Machine *machine = &own->machine;
     const ForecastRow *row = &own->rows[own->recommended >= 0 ? own->recommended : own->own];
     double payload = plan_emulates(options) ? 1 : TCP_PAYLOAD;
-    // Unequal ranks have no number of micro-batches in common: only the own batch is
-    // drawn.
+    // Unequal ranks have no number of micro-batches in common: only the own batch is drawn.
     bool unequal = options->rank_accumulate[0] != '\0';
     double count = rint(own->rows[own->own].commit.micro_batches / setup->transport->size);
     if (options->accumulate > 0 && !unequal) { count = (double)options->accumulate; }

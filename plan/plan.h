@@ -1,9 +1,9 @@
-// plan.h: train_gpt plan: what memory a rank needs and whether it is there, how long a
-// commit takes under every rule, and which rule to take.
+// plan.h: train_gpt plan: what memory a rank needs and whether it is there, how long a commit takes
+// under every rule, and which rule to take.
 //
-// A plan makes the choices and reservations of the run itself (reserve_memory), and ends
-// where a run would allocate. Times are simulated (forecast.h) from what is measured here, by the
-// ranks that would train (network.h), or was measured by a run (like.h).
+// A plan makes the choices and reservations of the run itself, and ends where a run would allocate.
+// Times are simulated (forecast.h) from what is measured here, by the ranks that would train
+// (network.h), or was measured by a run (like.h).
 #pragma once
 
 #include "plan/forecast.h"
@@ -88,24 +88,18 @@ static inline void print_memory(const Setup *setup) {
 
 // ---- Time -----------------------------------------------------------------------------
 
-// " --name value" for every option of the run's rule that is not as in `reference`, as in
-// a shell.
-static inline void print_options(FILE *file, const Options *options, const Options *reference) {
-    char value[OPTION_VALUE_SIZE], quoted[4 * sizeof(OptionText) + 3];
+// " --name value" for every option of the run's rule that is not as in `reference`, as in a shell;
+// for the caller to free.
+static inline char *options_as_text(const Options *options, const Options *reference) {
+    char *text = NULL, value[OPTION_VALUE_SIZE], quoted[4 * sizeof(OptionText) + 3];
+    size_t length = 0;
+    FILE *memory = open_memstream(&text, &length);
     for (EACH_OPTION(option)) {
         bool ours = option_is_of_rule(option, options_rule(options));
         if (!ours || option_is_same(option, options, reference)) { continue; }
-        fprintf(file, " --%s %s", option->name,
+        fprintf(memory, " --%s %s", option->name,
                 text_for_shell(option_print_value(option, options, value), quoted, sizeof quoted));
     }
-}
-
-// What print_options prints, for the caller to free.
-static inline char *options_as_text(const Options *options, const Options *reference) {
-    char *text = NULL;
-    size_t length = 0;
-    FILE *memory = open_memstream(&text, &length);
-    print_options(memory, options, reference);
     fclose(memory);
     return text;
 }
@@ -123,10 +117,10 @@ static inline void print_command(const Setup *setup, const ForecastRow *row) {
     if (options.epochs == 0) { options.tokens = (int64_t)row_tokens(row); }
     options.config[0] = '\0';     // what the file says is in the options
     defaults.rule = options.rule; // it is always named, here
-    printf("                 mpirun --bind-to none -np %d ./train_gpt --optimizer %s", setup->transport->size,
-           options_rule(&options)->name);
-    print_options(stdout, &options, &defaults);
-    printf("\n");
+    char *text = options_as_text(&options, &defaults);
+    printf("                 mpirun --bind-to none -np %d ./train_gpt --optimizer %s%s\n",
+           setup->transport->size, options_rule(&options)->name, text);
+    free(text);
 }
 
 static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
@@ -150,20 +144,22 @@ static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
     printf("\n");
 }
 
-// "26.9k tokens/s, 10.0G tokens in 4d 07:15".
-static inline void print_speed(const ForecastRow *row) {
-    char text[NUMBER_TEXT_SIZE];
-    double speed = row->tokens_per_second, tokens = row_tokens(row);
-    printf("%s tokens/s", human_count(speed, text));
-    if (tokens == 0) { return; }
-    printf(", %s tokens", human_count(tokens, text));
-    printf(" in %s", human_duration(tokens / speed, text));
+// The options of a row that differ from the run of its rule as asked for; for the caller to free.
+static inline char *forecast_options(const Forecast *forecast, const ForecastRow *row) {
+    return options_as_text(&row->options, &forecast->rows[row->options.rule].options);
 }
 
-// "RULE --name value ...": the options that differ from the run of this rule as asked for.
-static inline void print_recommended(const char *word, const Forecast *forecast, const ForecastRow *row) {
-    printf("%-16s %s", word, options_rule(&row->options)->name);
-    print_options(stdout, &row->options, &forecast->rows[row->options.rule].options);
+// "or   RULE --name value ..., the first ...: 26.9k tokens/s, 10.0G tokens in 4d 07:15".
+static inline void print_recommended(const char *word, const char *remark, const Forecast *forecast,
+                                     const ForecastRow *row) {
+    char *options = forecast_options(forecast, row), rate[NUMBER_TEXT_SIZE], text[NUMBER_TEXT_SIZE];
+    double speed = row->tokens_per_second, tokens = row_tokens(row);
+    printf("%-16s %s%s%s: %s tokens/s", word, options_rule(&row->options)->name, options, remark,
+           human_count(speed, rate));
+    if (tokens > 0) {
+        printf(", %s tokens in %s", human_count(tokens, rate), human_duration(tokens / speed, text));
+    }
+    free(options);
 }
 
 static inline void print_recommendation(const Setup *setup, const Forecast *forecast) {
@@ -174,16 +170,13 @@ static inline void print_recommendation(const Setup *setup, const Forecast *fore
         return;
     }
     const ForecastRow *best = &forecast->rows[forecast->recommended];
-    print_recommended("recommended", forecast, best);
-    printf(": ");
-    print_speed(best);
+    print_recommended("recommended", "", forecast, best);
     printf(", %.0f %% of the time computing\n", 100 * best->commit.computing / best->commit.seconds);
     print_command(setup, best);
     if (forecast->committing >= 0 && forecast->committing != forecast->recommended) {
         const ForecastRow *other = &forecast->rows[forecast->committing];
-        print_recommended("or", forecast, other);
-        printf(", the first at a loss in which all ranks make every step together: ");
-        print_speed(other);
+        print_recommended("or", ", the first at a loss in which all ranks make every step together", forecast,
+                          other);
         printf("\n");
         print_command(setup, other);
     }
@@ -238,12 +231,13 @@ static inline json_t *print_faster(const Forecast *forecast) {
 // "options" of a row: the options that differ from the run of its rule as asked for.
 static inline json_t *forecast_as_json(const Setup *setup, const Forecast *forecast) {
     const Machine *machine = &forecast->machine;
-    json_t *rules = json_array(), *recipes = json_array(), *best = json_null();
+    json_t *rules = json_array(), *recipes = json_array();
+    const ForecastRow *best = forecast->recommended >= 0 ? &forecast->rows[forecast->recommended] : NULL;
     for (int i = 0; i < forecast->recipes_end; i++) {
         const ForecastRow *row = &forecast->rows[i];
         const SimulatedCommit *commit = &row->commit;
         if (error_is_set(&row->refused)) { continue; }
-        char *options = options_as_text(&row->options, &forecast->rows[row->options.rule].options);
+        char *options = forecast_options(forecast, row);
         json_t *object = json_pack(
             "{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:I, s:b}", "rule",
             options_rule(&row->options)->name, "options", options[0] == ' ' ? options + 1 : options,
@@ -254,17 +248,15 @@ static inline json_t *forecast_as_json(const Setup *setup, const Forecast *forec
             (json_int_t)row->options.micro_batch, "host_bytes", log_real(commit->bytes_outside),
             "memory_bytes", (json_int_t)row->bytes, "fits", (int)row->fits);
         free(options);
-        if (i == forecast->recommended) {
-            best = json_incref(json_object_get(object, "rule"));
-            json_object_set_new(object, "recommended", json_true());
-        }
+        if (row == best) { json_object_set_new(object, "recommended", json_true()); }
         json_array_append_new(i < RULE_COUNT ? rules : recipes, object);
     }
-    return json_pack("{s:s, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "rule", RULES[forecast->own].rule->name,
-                     "ranks", setup->transport->size, "hosts", setup->transport->hosts.hosts,
-                     "micro_batch_ms", log_real(1e3 * machine->micro_batch), "host_bytes_per_second",
-                     log_real(machine->host.bytes_per_second), "host_latency",
-                     log_real(machine->host.latency), "recommended", best, "rules", rules, "recipes",
+    return json_pack("{s:s, s:i, s:i, s:o, s:o, s:o, s:s?, s:o, s:o}", "rule",
+                     RULES[forecast->own].rule->name, "ranks", setup->transport->size, "hosts",
+                     setup->transport->hosts.hosts, "micro_batch_ms", log_real(1e3 * machine->micro_batch),
+                     "host_bytes_per_second", log_real(machine->host.bytes_per_second), "host_latency",
+                     log_real(machine->host.latency), "recommended",
+                     best != NULL ? options_rule(&best->options)->name : NULL, "rules", rules, "recipes",
                      recipes);
 }
 

@@ -1,22 +1,20 @@
 // simulation.h: how long an update rule takes on machines that need not exist.
 //
-// The rule itself runs: its page and the scheduler's verbs. Only its two streams are
-// simulated (StreamSimulator, runtime/device.h): a task's cost (machine.h) is added to a
-// clock; where the host would wait for an event, its clock jumps. So the simulator knows
-// no rule, but the kinds of tasks, and what a task of one stream waits for in the other,
-// which is H6 and H7 of scheduler.h:
+// The rule itself runs: its page and the scheduler's verbs. Only its two streams are simulated
+// (StreamSimulator, runtime/device.h): a task's cost (machine.h) is added to a clock; where the
+// host would wait for an event, its clock jumps. So the simulator knows no rule, but the kinds of
+// tasks, and what a task of one stream waits for in the other, which is H6 and H7 of scheduler.h:
 //
 //   compute         | forward, where parameters have arrived | backward, layer after layer |
 //   communication   ... gather, bucket after bucket |        reduce, bucket after bucket .. |
 //
-// One host thread stands for all ranks. If they differ, each has clocks of its own for
-// host and compute. There is one clock of communication, because an exchange ends on all
-// ranks when the last of them has begun and the data have arrived. With --accumulate auto
-// a rank whose job has ended leaves the remaining micro-batches of the round to the
-// others.
+// One host thread stands for all ranks. If they differ, each has clocks of its own for host and
+// compute. There is one clock of communication, because an exchange ends on all ranks when the last
+// of them has begun and the data have arrived. With --accumulate auto a rank whose job has ended
+// leaves the remaining micro-batches of the round to the others.
 //
-// Not simulated: other traffic on the links, files, validation, and ranks of one host
-// that compete for its cores (their micro-batches are measured together).
+// Not simulated: other traffic on the links, files, validation, and ranks of one host that compete
+// for its cores (their micro-batches are measured together).
 #pragma once
 
 #include "local_steps.h"
@@ -45,10 +43,8 @@ typedef struct Simulation {
     bool hides; // compute goes on during a job
     // The part of an exchange that overlaps what is computed next.
     double beside_began, beside_ended, beside_taken; // the latter: the share of a second of compute
-    // When the backward pass of the latest micro-batch began and ended, on the slowest
-    // rank.
-    double backward_began, backward_ended;
-    double step_flops;    // Optimizer::flops; 0: their rate is unknown
+    double backward_began, backward_ended;           // of the latest micro-batch, on the slowest rank
+    double step_flops;                               // Optimizer::flops; 0: their rate is unknown
     double *arrivals;     // (layout.cells): when the latest gather brought each bucket
     size_t arrival_cells; // of a bucket; 0: everything is there
     // Totals.
@@ -258,8 +254,7 @@ static inline void simulation_job(Simulation *simulation) {
     double began = simulation->communication, work = 0, hidden = 0, sent = simulation->bytes_outside;
     for (int i = 0; i < simulation->width; i++) { began = fmax(began, simulation->clocks[i].host); }
     double now = simulation_reduce(simulation, began, &work, &hidden);
-    // The backward pass takes longer, because gradients are sent meanwhile; so they are
-    // ready later.
+    // Gradients that are sent meanwhile make the backward pass longer, and so are ready later.
     if (hidden > 0) {
         double longer = simulation->machine->taken_of_work * work * hidden / (now - began) +
                         simulation->machine->taken_of_time * hidden;
@@ -409,11 +404,8 @@ static inline void simulation_open(Simulation *simulation, Scheduler *scheduler,
     bool alike = machine->slow_rank < 0 && machine->slowness == NULL && machine->counts == NULL;
     simulation->width = alike ? 1 : scheduler->transport->size;
     if (machine->flops_per_second > 0) { simulation->step_flops = scheduler->optimizer.flops; }
-    StreamSimulator simulator = {.self = simulation,
-                                 .run = simulation_run,
-                                 .record = simulation_record,
-                                 .has_happened = simulation_has_happened,
-                                 .wait = simulation_wait};
+    const StreamSimulator simulator = {simulation, simulation_run, simulation_record, simulation_has_happened,
+                                       simulation_wait};
     simulation->simulator = simulator;
     simulation->clocks = (RankClock *)memory_take((size_t)simulation->width, sizeof(RankClock));
     simulation->arrivals = (double *)memory_take(scheduler->layout.cells, sizeof(double));
@@ -461,8 +453,7 @@ static inline double simulation_length(const Simulation *simulation) {
     return 2.0 * simulation_calls(simulation) * steps * settings->micro_batches * simulation->width;
 }
 
-// Lets the rule make commits until they repeat, and returns the mean of those that
-// follow.
+// Lets the rule make commits until they repeat, and returns the mean of those that follow.
 static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const Rule *rule) {
     Scheduler *s = simulation->scheduler;
     bool local = rule->kind == RULE_LOCAL;

@@ -92,21 +92,19 @@ static inline bool placement_check_shapes(const Placement *placement, const Mode
                                           Error *error) {
     int C = config->channels, D = model_head_size(config);
     if (!placement->on_gpu) { return true; }
-    if (config->rotary.theta > 0) {
-        return error_set(error, "models of type %s are computed on CPUs only: use --device cpu",
-                         config->family->name);
-    }
     if (C > 8192 || D > 256) {
         return error_set(error,
                          "on a GPU hidden_size is at most 8192 and a head at most 256 wide; %s has %d and "
                          "%d: use --device cpu",
                          config->name, C, D);
     }
-    if (placement->fp8 && ((int64_t)B * T | C | config->mlp_channels) % FP8_UNIT != 0) {
-        return error_set(error,
-                         "--products fp8: the tokens of a micro-batch, hidden_size and intermediate_size "
-                         "must be multiples of %d; %s has %d and %d",
-                         FP8_UNIT, config->name, C, config->mlp_channels);
+    int queries = model_dimension(config, DIM_HEADS), keys = model_dimension(config, DIM_KV);
+    if (placement->fp8 && ((int64_t)B * T | C | config->mlp_channels | queries | keys) % FP8_UNIT != 0) {
+        return error_set(
+            error,
+            "--products fp8: the tokens of a micro-batch, hidden_size, intermediate_size and the "
+            "channels of queries and of keys must be multiples of %d; %s has %d, %d, %d and %d",
+            FP8_UNIT, config->name, C, config->mlp_channels, queries, keys);
     }
     if (B > 65535 || (double)T * model_dimension(config, DIM_QKV) > 4294967295.0) {
         return error_set(error,

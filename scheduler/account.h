@@ -1,8 +1,6 @@
-// account.h: what the host does with the numbers that a job brings: the report of a
-// commit, the count of gradients, the verdict on spikes, and what the ranks wish for.
-//
-// Nothing here moves data or waits. wait_for() calls scheduler_account_job once per job, when the
-// job has ended.
+// account.h: what the host does with the numbers that a job brings: the report of a commit, the
+// count of gradients, the verdict on spikes, and what the ranks wish for. wait_for() calls
+// scheduler_account_job once per job, when it has ended.
 #pragma once
 
 #include "scheduler/state.h"

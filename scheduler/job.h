@@ -10,13 +10,11 @@
 //                     | reduce | summary | step | gather |
 //                                               ^ `stepped`   ^ `communicated`
 //
-// Reduce and gather work bucket by bucket. In synchronous rules the reduction follows the
-// last backward pass, from the end of the vector to its start, as the watermark
-// `finished` rises. Where the state is sharded, the gather then runs ahead of the next
-// forward pass, from the start to the end, and raises the watermark `arrived`. Nothing
-// can hide the token embedding at the start: it is used first and its gradient is
-// finished last. Buckets decide when something travels, never which values are added in
-// which order.
+// Reduce and gather work bucket by bucket. In synchronous rules the reduction follows the last
+// backward pass, from the end of the vector to its start, as the watermark `finished` rises. Where
+// the state is sharded, the gather then runs ahead of the next forward pass, from the start to the
+// end, and raises the watermark `arrived`. Nothing can hide the token embedding at the start: it is
+// used first and its gradient is finished last. Buckets decide only when something travels.
 #pragma once
 
 #include "scheduler/state.h"
@@ -35,10 +33,9 @@ static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) 
     return size_max(1, size_min(cells, layout->cells));
 }
 
-// Host: decides all that depends on the kind of the rule or of the job. A rank looks for
-// NaNs in its own gradients before they are summed; not for an estimate, since the commit
-// sends them again, nor in a world of one rank, unless compute steps with them (local
-// rules).
+// Host: decides all that depends on the kind of the rule or of the job. A rank looks for NaNs in
+// its own gradients before they are summed; not for an estimate, since the commit sends them again,
+// nor in a world of one rank, unless compute steps with them (local rules).
 static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
     Job *job = &s->job;
     bool average = kind == AVERAGE;
@@ -68,7 +65,6 @@ static inline Collective job_reduction(Scheduler *s, const Job *job) {
 static inline void job_span_begins(Scheduler *s, const char *name) {
     trace_begin(&s->trace, TRACE_COMMUNICATION, name);
 }
-
 static inline void job_span_ended(Scheduler *s, const Job *job) {
     trace_end(&s->trace, TRACE_COMMUNICATION, job->commit);
 }
@@ -102,6 +98,13 @@ static inline void job_note_own(Job *job, double square, const float *values, si
     job->bad_element = job_last_bad_element(values, begin, end, stream);
 }
 
+static inline void job_inspect(Scheduler *s, Job *job, const float *values, size_t begin, size_t end,
+                               Stream *stream) {
+    size_t count = end - begin;
+    double square = buffer_sum_of_squares(stream, values + begin, count, count, 1, s->inspect_partials);
+    job_note_own(job, square, values, begin, end, stream);
+}
+
 // H6: waits until the last `count` elements of the gradients are final. On a GPU the host
 // announces that ahead of the kernels; the mark says when they have ended.
 static inline void job_wait_for_gradients(Scheduler *s, size_t count) {
@@ -126,11 +129,8 @@ static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
                last = layout_cell_begin(layout, collective.end);
         if (job->follows) { job_wait_for_gradients(s, layout_padded(layout) - first); }
         job_span_begins(s, "reduce-scatter");
-        if (job->inspects) { // while it is still known which rank the values come from
-            double square = buffer_sum_of_squares(stream, collective.buffer + first, last - first,
-                                                  last - first, 1, s->inspect_partials);
-            job_note_own(job, square, collective.buffer, first, last, stream);
-        }
+        // While it is still known which rank the values come from.
+        if (job->inspects) { job_inspect(s, job, collective.buffer, first, last, stream); }
         comm_exchange(&s->comm, stream, &collective, REDUCE_SCATTER);
         job_span_ended(s, job);
         if (job->all_reduces) {
@@ -149,8 +149,7 @@ static inline void job_gather_blocks(Scheduler *s, Job *job, Stream *stream) {
     SparseBlock *mine = sparse->slices, *all = sparse->slices + sparse->slice;
     const float *error = job_buffer(s, job)->data;
     job_span_begins(s, "all-gather");
-    job_note_own(job, buffer_sum_of_squares(stream, error, padded, padded, 1, s->inspect_partials), error, 0,
-                 padded, stream);
+    job_inspect(s, job, error, 0, padded, stream);
     for (size_t begin = 0; begin < blocks; begin += sparse->slice) {
         size_t count = size_min(sparse->slice, blocks - begin), bytes = count * sizeof(SparseBlock);
         stream_copy(stream, mine, sparse->sent + begin, bytes);
@@ -169,8 +168,8 @@ static inline void job_gather_blocks(Scheduler *s, Job *job, Stream *stream) {
 
 // ---- Summary --------------------------------------------------------------------------
 
-// The most severe problem names the rank: a loss that is not finite (in local rules:
-// parameters), then a gradient, then steps that were left out. 0: no problem.
+// The most severe problem names the rank: a loss that is not finite (in local rules: parameters),
+// then a gradient, then steps that were left out. 0: no problem.
 static inline int tally_severity(const Tally *tally) {
     return tally->not_finite > 0 ? 3 : tally->site.element > 0 ? 2 : tally->left_out > 0 ? 1 : 0;
 }
@@ -199,16 +198,15 @@ static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
         const Tally *tally = &s->tallies[rank];
         double own = kind == SPIKE_NORM ? sqrt(tally->sent_square) / tally_divisor(tally, &s->problem)
                                         : tally_mean_loss(tally);
-        if (!(own > most)) { continue; }
-        most = own;
-        largest = rank;
+        largest = own > most ? rank : largest;
+        most = own > most ? own : most;
     }
     return largest;
 }
 
-// Why nothing may be stepped or applied after this job; the same on all ranks. A large
-// estimate is no spike: its gradients are also in the commit, which is judged. An AVERAGE
-// carries the verdicts of workers on their own inner steps.
+// Why nothing may be stepped or applied after this job; the same on all ranks. A large estimate is
+// no spike: its gradients are also in the commit, which is judged. An AVERAGE carries the workers'
+// verdicts on their own inner steps.
 static inline SpikeKind job_judge(Scheduler *s, Job *job) {
     SpikeState *spikes = &s->spikes;
     if (job->kind == AVERAGE) {
@@ -246,10 +244,9 @@ static inline double job_shard_square(const Scheduler *s, const float *values, S
     return square;
 }
 
-// Counts, losses and the norm decide whether and how far all ranks step. The norm is taken of
-// the sum in this rank's shard, even if the rank has the whole sum: so rules with and without
-// a sharded state find the same bits. (On a wire narrower than fp32 rules without take it of
-// the rounded sums, with which they step.)
+// Counts, losses and the norm decide whether and how far all ranks step. The norm is taken of the
+// sum in this rank's shard, even if the rank has the whole sum: so rules with and without a sharded
+// state find the same bits (on a narrower wire rules without step with rounded sums).
 static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     Tally *own = &job_buffer(s, job)->tally;
     job_span_begins(s, "summary");

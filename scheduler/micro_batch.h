@@ -1,9 +1,8 @@
 // micro_batch.h: what the compute stream does in accumulate(), micro-batch by micro-batch.
 //
-// A micro-batch keeps pace with the job: its forward pass waits for parameters that are still
-// arriving, its backward pass announces gradients that will not change any more. On a GPU marks
-// in the queue say when these are really there (job_wait_for_gradients), and matrix products
-// leave multiprocessors to NCCL while a job may be communicating.
+// It keeps pace with the job: the forward pass waits for parameters that are still arriving, the
+// backward pass announces gradients that will not change any more. On a GPU marks in the queue say
+// when these are there (job_wait_for_gradients), and products leave multiprocessors to NCCL.
 #pragma once
 
 #include "scheduler/state.h"
@@ -34,12 +33,10 @@ static inline void scheduler_finish(void *self, size_t begin) {
     if (!scheduler_is_followed(s) || begin == 0) { return; }
     size_t position = layout_padded(&s->layout) - begin;
     if (stream_is_on_gpu(s->compute)) {
-        size_t bucket_elements = layout_padded(&s->layout) / s->layout.cells * s->job.bucket_cells;
+        size_t bucket = layout_padded(&s->layout) / s->layout.cells * s->job.bucket_cells; // elements
         size_t before = announced->count > 0 ? announced->positions[announced->count - 1] : 0;
         bool full = announced->count > LAYOUT_CELLS; // the last announcement stands for what follows
-        if (s->transport->size == 1 || position / bucket_elements == before / bucket_elements || full) {
-            return;
-        }
+        if (s->transport->size == 1 || position / bucket == before / bucket || full) { return; }
         gpu_mark(announced->marks[announced->count], s->compute->queue);
         announced->positions[announced->count] = position;
         __atomic_fetch_add(&announced->count, 1, __ATOMIC_RELEASE); // the job reads it meanwhile
@@ -47,9 +44,9 @@ static inline void scheduler_finish(void *self, size_t begin) {
     watermark_raise(&s->finished, position);
 }
 
-// True if a job may be communicating during the running micro-batch. The schedule decides it,
-// or a measurement that the checkpoint keeps, so bits repeat. A job that follows overlaps the
-// round's last micro-batch, and its gather overlaps the next round's first.
+// Whether a job may be communicating during the running micro-batch. The schedule decides it, or a
+// measurement that the checkpoint keeps, so bits repeat. A job that follows overlaps the round's
+// last micro-batch, and its gather overlaps the next round's first.
 static inline bool scheduler_is_beside(const Scheduler *s) {
     int measured = s->settings.device.beside[s->job.kind == ESTIMATE];
     if (!s->job_in_flight) { return false; }

@@ -10,17 +10,15 @@
 //       X = P X
 //   W = W - learning rate (0.2 sqrt(max(rows, columns)) X + weight decay W)
 //
-// The iterations (Newton and Schulz) take every singular value of X to about 1: the step is as
-// long in directions that gradients seldom have as in directions that they always have. Such
-// an X has a mean square of 1 / max(rows, columns), and 0.2 is the root mean square of AdamW's
-// steps, so a learning rate that suits AdamW suits Muon.
+// The iterations (Newton and Schulz) take every singular value of X to about 1: the step is as long
+// in directions that gradients seldom have as in those that they always have. Such an X has a mean
+// square of 1 / max(rows, columns), and 0.2 is the root mean square of AdamW's steps, so a learning
+// rate that suits AdamW suits Muon. The whole matrix must be here (layout_make_whole).
 //
-// The whole matrix must be here (layout_make_whole). Its momentum is the only state.
-//
-// A GPU takes equal matrices together, since the products of a small one do not fill it:
-// the four (C, C) of a layer have as many elements as the (4C, C) for which the workspace
-// is there anyway. The library chooses for a full batch, however many there are, so a
-// matrix has the same bits in any company.
+// A GPU takes equal matrices together, since the products of a small one do not fill it: the four
+// (C, C) of a layer have as many elements as the (4C, C) for which the workspace is there anyway.
+// The library chooses for a full batch, however many there are: so a matrix always has the same
+// bits.
 #pragma once
 
 #include "kernels/kernels.h"

@@ -9,9 +9,6 @@
 //                                              or an estimate (the state stays)
 #pragma once
 
-#include <math.h>
-#include <stdint.h>
-
 #include "comm/layout.h"
 #include "kernels/kernels.h"
 #include "runtime/memory.h"
@@ -19,9 +16,8 @@
 
 // ---- The learning rate ----------------------------------------------------------------
 
-// Progress is counted in micro-batch gradients that all workers have committed (--lr-by
-// grads), so that rules and runs with other batch sizes have the same rate at the same
-// number of tokens; or in commits (--lr-by commits).
+// Progress is counted in micro-batch gradients of all workers (--lr-by grads), so that runs with
+// other batch sizes have the same rate at the same number of tokens; or in commits.
 
 // The choices of --schedule, in their order.
 typedef enum ScheduleKind {
@@ -40,8 +36,7 @@ typedef struct LearningRate {
     double decay;  // progress that the decay lasts, at most all after the warm-up
 } LearningRate;
 
-// The rate of the commit that starts when `progress` has been made. The warm-up is
-// linear; its first commit already has a rate above zero.
+// The rate of the commit that starts when `progress` has been made. The first is above zero.
 static inline double learning_rate_at(const LearningRate *schedule, double progress) {
     if (progress + schedule->step < schedule->warmup) {
         return schedule->peak * (progress + schedule->step) / schedule->warmup;
@@ -148,9 +143,8 @@ static inline Layout optimizer_whole(size_t count) {
     return layout;
 }
 
-// Plans the state for the pieces of `rank`; of what depends on the rank as much as any
-// needs, so that one plan holds for all. `master_is_elsewhere`: the caller points
-// `master` to a buffer that it keeps anyway.
+// Plans the state for the pieces of `rank`; of what depends on the rank as much as any needs, so
+// that one plan holds for all. master_is_elsewhere: the caller has a buffer for it anyway.
 static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const OptimizerSettings *settings,
                                      const Layout *layout, int rank, bool master_is_elsewhere) {
     memset(optimizer, 0, sizeof *optimizer);

@@ -1,13 +1,11 @@
 // spike.h: how bad steps are recognised, and where they come from.
 //
-// A spike is a loss or a gradient that is not finite; or a loss, or the norm of a
-// gradient, far above what earlier commits make likely: bad data may show in either
-// alone.
+// A spike is a loss or a gradient that is not finite; or a loss, or the norm of a gradient, far
+// above what earlier commits make likely: bad data may show in either alone.
 //
-// A detector keeps the mean and the variance of the logarithm over about the latest
-// SPIKE_MEMORY commits, because norms and losses vary by factors. A value above the limit
-// is learnt as if it were at the limit, so that a level which has really changed is
-// accepted after a while. A NaN changes nothing.
+// A detector keeps the mean and the variance of the logarithm over about the latest SPIKE_MEMORY
+// commits, because norms and losses vary by factors. A value above the limit is learnt as if it
+// were at the limit, so that a level which has really changed is accepted after a while.
 #pragma once
 
 #include <math.h>

@@ -1,5 +1,4 @@
-// start.h: how a scheduler begins and ends: the plan of its memory, its first parameters, its
-// streams.
+// start.h: how a scheduler begins and ends: the plan of its memory, first parameters, streams.
 #pragma once
 
 #include "scheduler/state.h"
@@ -110,8 +109,8 @@ static inline float *scheduler_first_parameters(Scheduler *s) {
     return s->settings.keeps_casts ? s->gradients.data : s->parameters.data;
 }
 
-// Initialises the master and outer copies, and the casts, from the first parameters.
-// Where these or casts of them are sent in bf16, all ranks start with rounded ones.
+// Initialises the master and outer copies, and the casts, from the first parameters. Where these or
+// casts of them are sent in bf16, all ranks start with rounded ones.
 static inline void scheduler_spread_parameters(Scheduler *s) {
     bool rounded = s->settings.wire == WIRE_BF16 || s->settings.gathers_casts;
     size_t count = s->problem.parameter_count;
@@ -144,9 +143,8 @@ static inline void scheduler_close_progress(Scheduler *s) {
     trace_close(&s->trace);
 }
 
-// Starts the streams, when the caller has filled scheduler_first_parameters, the same on
-// every rank. `pool` serves the compute stream, and those parts of a job that compute
-// must wait for.
+// Starts the streams, when the caller has filled scheduler_first_parameters, the same on every
+// rank. `pool` serves the compute stream, and those parts of a job that compute must wait for.
 static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_trace) {
     // A rank with more than two cores has one for each worker, and the host's thread another.
     StreamPlace computing = {.gpu = s->settings.device.gpu,

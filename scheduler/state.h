@@ -27,9 +27,6 @@
 //                 pseudo-gradients, the distance from the common parameters to their own
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "comm/exchange.h"
 #include "comm/trace.h"
 #include "runtime/pace.h"
@@ -49,10 +46,9 @@ typedef struct Problem {
     void *self;
     size_t parameter_count;
     double tokens; // predicted in a micro-batch, where nothing is masked
-    // gradients (parameter_count) += the gradient of the summed losses of this worker's
-    // micro-batch `index` (0, 1, ...), divided by `tokens`, at `parameters`; with pace->begins =
-    // it: nobody clears them. The compute stream calls it, with other pointers each time. It must
-    // call pace->need before it reads parameters.
+    // gradients (parameter_count) += the gradient of the summed losses of this worker's micro-batch
+    // `index` (0, 1, ...), divided by `tokens`, at `parameters`; with pace->begins = it: nobody
+    // clears them. The compute stream calls it. It must call pace->need before it reads parameters.
     MicroBatchResult (*micro_batch)(void *self, Stream *stream, uint64_t index, const void *parameters,
                                     float *gradients, const Pace *pace);
     // What a micro-batch keeps of the parameters, or NULL. A step of parameters that are the
@@ -105,9 +101,9 @@ typedef struct SchedulerSettings {
     int64_t sequential;  // overlapped rules: this many commits at the start wait for their jobs
     size_t bucket_bytes; // synchronous rules: bytes of gradients that travel together; 0: all of them
     WireFormat wire, estimate_wire;
-    // All ranks compute with bf16 casts, so these are gathered where the wire is fp32:
-    // the same weights with half of the bytes. keeps_casts: as bf16 in s->casts, and not
-    // as floats in s->parameters, which a coarse wire needs for differences to them.
+    // All ranks compute with bf16 casts, so these are gathered where the wire is fp32: the same
+    // weights with half of the bytes. keeps_casts: as bf16 in s->casts, and not as floats in
+    // s->parameters, which a coarse wire needs for differences to them.
     bool gathers_casts, keeps_casts;
     double gradient_clip; // 0: none
     SpikePolicy on_spike;
@@ -129,11 +125,8 @@ static inline bool scheduler_shards(const SchedulerSettings *settings) {
 
 // ---- State ----------------------------------------------------------------------------
 
-// The record that travels with a gradient sum. The ranks exchange their records with
-// every job and add them up in the order of ranks, so that all take the same decisions.
-//
-// Losses and gradients are means over the predicted tokens, however a batch is cut into
-// micro-batches and ranks (tally_divisor).
+// The record that travels with a gradient sum. The ranks exchange their records with every job and
+// add them up in the order of ranks, so that all take the same decisions.
 typedef struct Tally {
     // The first members are sums, all of them double: tally_add.
     double micro_batches;
@@ -160,9 +153,9 @@ static inline void tally_add(Tally *sum, const Tally *tally) {
 // Nats per predicted token; NaN where none is predicted.
 static inline double tally_mean_loss(const Tally *tally) { return tally->loss / tally->predicted; }
 
-// What a sum of gradients is divided by, to be a mean over its predicted tokens: their number
-// in whole micro-batches, which is exactly the number of micro-batches where nothing is masked.
-// Without a predicted token the sum is zero and remains so.
+// What a sum of gradients is divided by, to be a mean over its predicted tokens, however a batch is
+// cut into micro-batches and ranks: their number in whole micro-batches, which is exactly the
+// number of micro-batches where nothing is masked. Without a predicted token the sum remains zero.
 static inline double tally_divisor(const Tally *tally, const Problem *problem) {
     return tally->predicted > 0 ? tally->predicted / problem->tokens : 1;
 }
@@ -188,9 +181,8 @@ static inline void buffers_exchange(Buffer *one, Buffer *other) {
 }
 
 // COMMIT steps the optimizer. ESTIMATE makes the parameters that such a step would give.
-// COMMIT_THEN_PREDICT commits, and then spreads an estimate of the next commit. AVERAGE
-// adds up pseudo-gradients, or brings their largest elements to all ranks
-// (settings.local.sparse).
+// COMMIT_THEN_PREDICT commits, and then spreads an estimate of the next commit. AVERAGE adds up
+// pseudo-gradients, or brings their largest elements to all ranks (settings.local.sparse).
 typedef enum JobKind { COMMIT, ESTIMATE, COMMIT_THEN_PREDICT, AVERAGE } JobKind;
 
 // What becomes of the gradient sum after hand_over: it begins anew, or keeps growing.
@@ -383,8 +375,8 @@ static inline void scheduler_give_sum(Scheduler *s, HandOver mode) {
 
 // ---- Fragments ------------------------------------------------------------------------
 
-// The flat vector is a row of segments 0 .. layer_count + 1: what lies before the first
-// layer, the layers, and what lies behind the last. Where one begins.
+// The flat vector is a row of segments 0 .. layer_count + 1: what lies before the first layer, the
+// layers, and what lies behind the last. Where one begins.
 static inline size_t segment_begin(const Problem *problem, int segment) {
     if (segment == 0) { return 0; }
     return problem->layer_count > 0 && segment <= problem->layer_count + 1

@@ -10,6 +10,9 @@
 //              that and the answer; null: the template takes no system text
 //     next     as first, for a later message; begins with the end of the answer before it
 //     end      the token that ends an answer
+//     thought  stands behind that, before the answer to the newest message only: an empty thought,
+//              which says that none is asked for; may be missing
+//     trim     true: blanks around what is said are left out
 #pragma once
 
 #include "tokenizer/tokenizer.h"
@@ -17,7 +20,9 @@
 typedef struct Chat {
     json_t *root;                               // of chat.json; NULL: there is none
     const char *first[2], *system[3], *next[2]; // system[0] NULL: none
+    const char *thought;                        // NULL: none
     int32_t end;
+    bool trims;
 } Chat;
 
 // texts (count) <- the list `key`.
@@ -45,10 +50,14 @@ static inline bool chat_open(Chat *chat, const char *path, const Tokenizer *toke
     if (stat(file, &status) != 0) { return true; }
     chat->root = json_file_load(file, JSON_REJECT_DUPLICATES, &trouble);
     const char *end = json_string_value(json_object_get(chat->root, "end"));
+    const json_t *thought = tokenizer_get(chat->root, "thought");
     bool has_system = tokenizer_get(chat->root, "system") != NULL;
+    chat->thought = json_string_value(thought);
+    chat->trims = json_is_true(json_object_get(chat->root, "trim"));
     chat->end = end != NULL ? tokenizer_find_added(tokenizer, end) : -1;
     bool good = chat_read(chat->root, "first", 2, chat->first) &&
                 chat_read(chat->root, "next", 2, chat->next) && chat->end >= 0 &&
+                (thought == NULL || chat->thought != NULL) &&
                 (!has_system || chat_read(chat->root, "system", 3, chat->system));
     if (good) { return true; }
     json_decref(chat->root);
@@ -59,16 +68,29 @@ static inline bool chat_open(Chat *chat, const char *path, const Tokenizer *toke
                      file);
 }
 
-// What stands from where the text is up to the answer, for the caller to free. follows:
-// an answer stands before it.
+static inline void chat_write(const Chat *chat, const char *said, FILE *file) {
+    static const char blanks[] = " \t\n\v\f\r";
+    if (chat->trims) { said += strspn(said, blanks); }
+    size_t count = strlen(said);
+    while (chat->trims && count > 0 && strchr(blanks, said[count - 1]) != NULL) { count--; }
+    fwrite(said, 1, count, file);
+}
+
+// What stands from where the text is up to the answer and its thought, for the caller to free.
+// follows: an answer stands before it.
 static inline char *chat_text(const Chat *chat, const char *system, bool follows, const char *said) {
     char *text = NULL;
     size_t size = 0;
     FILE *file = open_memstream(&text, &size);
     bool instructs = !follows && system[0] != '\0';
     const char *const *around = follows ? chat->next : instructs ? chat->system + 1 : chat->first;
-    if (instructs) { fprintf(file, "%s%s", chat->system[0], system); }
-    fprintf(file, "%s%s%s", around[0], said, around[1]);
+    if (instructs) {
+        fputs(chat->system[0], file);
+        chat_write(chat, system, file);
+    }
+    fputs(around[0], file);
+    chat_write(chat, said, file);
+    fputs(around[1], file);
     fclose(file);
     return text;
 }

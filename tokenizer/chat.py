@@ -7,7 +7,8 @@
 takes the constant texts out of the template of the directory MODEL, or of FILE, checks with
 conversations of one to three turns that they give exactly what the template gives, and writes
 them to MODEL/chat.json, which tokenizer/chat.h explains. FILE becomes MODEL/chat_template.jinja.
-Both go with the tokenizer into checkpoints. A template that writes today's date keeps it.
+Both go with the tokenizer into checkpoints. A template that writes today's date keeps it, and one
+that can ask for thoughts (Qwen3) asks for none.
 
 A template is Jinja, with what transformers gives it: chat_template.jinja, or else chat_template
 in tokenizer_config.json, where it may be a list of named ones, of which `default` is taken.
@@ -81,10 +82,12 @@ class ChatTemplate:
         self.marks = re.search(r"{%-?\s*generation\s*-?%}", source) is not None
         self.special = re.compile("|".join(re.escape(text) for text in sorted(special, key=len, reverse=True)) or "(?!)")
 
-    def render(self, messages: list[dict], ask: bool = False) -> tuple[str, list[Span]]:
-        """The text, and the places of what {% generation %} marks. ask: it ends with what asks for an answer."""
+    def render(self, messages: list[dict], ask: bool = False, thinks: bool = False) -> tuple[str, list[Span]]:
+        """The text, and the places of what {% generation %} marks. ask: it ends with what asks for an answer; thinks: one with
+        thoughts, by a template that can ask for both."""
+        names = self.names if thinks else self.names | {"enable_thinking": False}
         try:
-            marked = self.template.render(messages=messages, tools=None, documents=None, add_generation_prompt=ask, **self.names)
+            marked = self.template.render(messages=messages, tools=None, documents=None, add_generation_prompt=ask, **names)
         except Exception as error:  # a template can do anything
             raise ChatError(f"the chat template refuses it: {error}") from None
         marks = re.findall(f"[{OPENS}{CLOSES}]", marked)
@@ -97,21 +100,43 @@ class ChatTemplate:
             text += piece.encode(errors="replace").decode()  # a template can write half of a surrogate pair
         return text, spans
 
+    def thought(self) -> str:
+        """What stands before an answer and says that it has no thoughts, by a template that can ask for them."""
+        asks, thinks = (self.render([message("user", "x")], ask=True, thinks=thinks)[0] for thinks in (False, True))
+        return asks[len(thinks):] if asks.startswith(thinks) else ""
+
+    def around(self, messages: list[dict], number: int) -> tuple[str, str]:
+        """What stands before and behind what a message says, with the blanks that a template leaves there."""
+        empty = messages[number] | {"content": OPENS + CLOSES}
+        text, spans = self.render([*messages[:number], empty, *messages[number + 1:]])
+        if len(spans) != 1:
+            raise ChatError(f"the chat template writes message {number + 1} not once")
+        return text[: spans[0][0]], text[spans[0][0]:]
+
     def answers(self, messages: list[dict], whole: str) -> list[Span]:
-        """Where the answers are, each with the token that ends it, of a template that does not mark them: an answer is what
-        it adds to the text that asks for it."""
+        """Where the answers are, each with the token that ends it, of a template that does not mark them. An answer begins behind
+        what asks for it. Where it has thoughts, and is the last one, that is what asks for thoughts; where other messages follow,
+        a template may leave them out, and also what says that there are none."""
         spans = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before, after = self.render(messages[:number], ask=True)[0], self.render(messages[:number + 1])[0]
-            if not after.startswith(before) or not whole.startswith(after):
+            last, tail = self.around(messages[: number + 1], number)
+            asked = self.render(messages[:number], ask=True)[0] if number > 0 else last
+            before, behind = self.around(messages, number)
+            lead = last[len(asked):]  # such as a blank
+            begin, end = len(before) - len(lead), len(whole) - len(behind)
+            good = last.startswith(asked) and before.endswith(lead) and behind.startswith(tail) and whole.endswith(behind)
+            if good and not whole.startswith(before):
+                asked = self.render(messages[:number], ask=True, thinks=True)[0]
+                begin, good = len(asked), whole.startswith(asked)
+            if not good or begin > end:
                 raise ChatError(f"the chat template writes message {number + 1} in another way than it asks for it, or than where "
                                 "other messages follow, so what is to be learned must be marked: put {% generation %} and "
                                 "{% endgeneration %} around it in a copy of the template, and give it with --chat-template")
-            ends = [match.end() for match in self.special.finditer(after, len(before))]
-            has_end = ends and not after[ends[-1]:].strip()
-            spans.append((len(before), ends[-1] if has_end else len(after)))
+            ends = [match.end() for match in self.special.finditer(tail)]
+            has_end = ends and not tail[ends[-1]:].strip()
+            spans.append((begin, end + (ends[-1] if has_end else len(tail))))
         return spans
 
     def document(self, record: dict, counts: Counter) -> tuple[tuple[str, str], list[Span]]:
@@ -209,20 +234,26 @@ def derive(template: ChatTemplate) -> tuple[dict, str, str]:
     """What goes into chat.json; what stands between an answer and its end; and what ends a chat, from there on."""
     said = ("Said One.", "Said Answer.", "Said Two.")
     one, answer, two = message("user", said[0]), message("assistant", said[1]), message("user", said[2])
-    first = split(template.render([one], ask=True)[0], said[0])
-    *begin, between, after = split(template.render([one, answer, two], ask=True)[0], *said)
+    asks = split(template.render([one], ask=True)[0], said[0])
+    *first, between, after = split(template.render([one, answer, two], ask=True)[0], *said)
     tail = split(template.render([one, answer])[0], *said[:2])[-1]
-    if begin != first:
+    thought = asks[1].removeprefix(first[1])
+    if asks != [first[0], first[1] + thought]:
         raise ChatError("the chat template begins an answer in another way than it asks for it, or where other messages follow")
     try:
         around = split(template.render([message("system", "Said System."), one], ask=True)[0], "Said System.", said[0])
+        around[2] = around[2].removesuffix(thought)
     except ChatError:
         around = None
     end = template.special.search(between)
     if end is None or between[: end.start()].strip() or not tail.startswith(between[: end.end()]):
         raise ChatError(f"the chat template ends an answer with {tail!r}, which begins with no special token of the tokenizer: "
                         "train_gpt would not know where an answer ends; end it with {{ eos_token }} in a template of your own")
-    pieces = {"first": first, "system": around, "next": [between[end.start():], after], "end": end.group()}
+    pieces = {"first": first, "system": around, "next": [between[end.start():], after.removesuffix(thought)], "end": end.group()}
+    pieces |= {"thought": thought} if thought else {}
+    padded = [message("system", " Said System.\n")][: around is not None] + [message("user", "\n Said One. ")]
+    trimmed = [said | {"content": said["content"].strip()} for said in padded]
+    pieces |= {"trim": True} if template.render(padded, ask=True) == template.render(trimmed, ask=True) else {}
     return pieces, between[: end.start()], tail[end.start():]
 
 
@@ -232,24 +263,24 @@ SAID = ("What is 2 + 2?", "Write two lines:\none\ntwo", "Où est la 狐? <b>&amp
 def check(template: ChatTemplate, pieces: dict, blank: str, tail: str, tokenizer: Tokenizer) -> tuple[int, int]:
     """Compares with the template. Returns how many conversations were, and in how many an answer by itself has other tokens."""
     count = odd = 0
+    thought = pieces.get("thought", "")
     for turns, offset, instructed in itertools.product((1, 2, 3), range(len(SAID)), (False, True)[: 1 + (pieces["system"] is not None)]):
         said = itertools.cycle(SAID[offset:] + SAID[:offset])
         messages = [message("system", next(said))] if instructed else []
         start, around = ("", pieces["first"]) if not instructed else (
             pieces["system"][0] + messages[0]["content"], pieces["system"][1:])
-        text, parts = "", [start]
+        parts = [start]
         for turn in range(turns):
             messages.append(message("user", next(said)))
             before, after = pieces["next"] if turn else around
             parts[-1] += before + messages[-1]["content"] + after
-            text = "".join(parts)
-            if text != template.render(messages, ask=True)[0]:
-                raise ChatError(f"the chat template cannot be taken apart: it does not write {turn + 1} turns as it writes one")
+            if "".join(parts) + thought != template.render(messages, ask=True)[0]:
+                raise ChatError(f"the chat template does not write {turn + 1} turns as it writes one")
             messages.append(message("assistant", next(said)))
             parts.append(messages[-1]["content"] + blank)
-        parts[-1] += tail
+        parts[-1:] = [thought, parts[-1] + tail]
         if "".join(parts) != template.render(messages)[0]:
-            raise ChatError("the chat template cannot be taken apart: it ends a chat in another way than an answer")
+            raise ChatError("the chat template ends a chat in another way than an answer")
         count += 1
         ids = [tokenizer.encode(part, add_special_tokens=False).ids for part in ("".join(parts), *parts)]
         odd += ids[0] != sum(ids[1:], [])
@@ -280,8 +311,12 @@ def main(arguments: list[str] | None = None) -> int:
             raise ChatError(f"there is no directory {found.model}")
         tokenizer = vocabulary.load(str(found.model))
         template = load(str(found.model), tokenizer, found.chat_template)
-        pieces, blank, tail = derive(template)
-        count, odd = check(template, pieces, blank, tail, tokenizer)
+        try:
+            pieces, blank, tail = derive(template)
+            count, odd = check(template, pieces, blank, tail, tokenizer)
+        except ChatError as error:
+            raise ChatError(f"{found.chat_template or found.model}: {error}; train_gpt sample needs a template that can be taken apart "
+                            "into constant texts: give a simpler one with --chat-template (tokenizer.prepare takes this one, too)") from None
         own = {"chat_template.jinja": template.source} if found.chat_template is not None else {}
         write(found.model, own | {"chat.json": json.dumps(pieces, indent=1, ensure_ascii=False) + "\n"})
     except (ChatError, vocabulary.TokenizerError, OSError, ValueError, TypeError) as error:
@@ -290,6 +325,8 @@ def main(arguments: list[str] | None = None) -> int:
     system = "takes a system text" if pieces["system"] is not None else "takes no system text"
     print(f"{found.model}/chat.json: the template {system}, and an answer ends with {pieces['end']}; "
           f"{count} conversations come out as the template writes them")
+    if "thought" in pieces:
+        print(f"an answer is asked for without thoughts: {pieces['thought']!r} stands before it, until another message follows")
     if odd:
         print(f"in {odd} of them an answer has other tokens after what asks for it than within the whole text: a template that "
               "ends what asks for an answer with a line end, not a blank, avoids that")

@@ -137,6 +137,8 @@ def tokenize(arguments: argparse.Namespace, tokenizer: str, prefix: Path, stream
             out, errors = process.communicate()
         except BaseException:
             process.kill()
+            with contextlib.suppress(BrokenPipeError):  # what was not written yet must not hide the reason
+                process.stdin.close()
             raise
     if process.returncode != 0:
         reason = errors.decode().removeprefix("train_gpt: ").strip() or f"train_gpt ended with {process.returncode}"
@@ -180,7 +182,7 @@ def publish(arguments: argparse.Namespace, scratch: Path, record: Path, request:
         os.replace(path, arguments.out.parent / path.name)
 
 
-def warnings(arguments: argparse.Namespace, scratch: Path, counts: Counter, undivided: list[str]) -> Iterator[str]:
+def warnings(arguments: argparse.Namespace, scratch: Path, chat: ChatTemplate | None, counts: Counter, undivided: list[str]) -> Iterator[str]:
     names = [path.name for path in scratch.iterdir()]
     for name in arguments.inputs:
         if records_for(name) in (line_records, array_records) and ending_of(Path(name)) not in JSON_ENDINGS:
@@ -195,6 +197,10 @@ def warnings(arguments: argparse.Namespace, scratch: Path, counts: Counter, undi
         yield "nothing is left to train on: all documents are held out for validation; a lower --val-fraction leaves some"
     if counts["empty"]:
         yield f"{counts['empty']} documents were left out, because they are empty"
+    with contextlib.suppress(ChatError):  # a template may write no chat of one message
+        if chat is not None and (thought := chat.thought()):
+            yield (f"an answer is asked for without thoughts: the template's {thought!r} before the last one belongs to the prompt, and is "
+                   "not learned")
     if counts["control"]:
         yield f"{counts['control']} chats have what is spelled like a special token in what is said: it became one"
     if ignored := [key[1].format(count) for key, count in counts.items() if key[0] == "ignored"]:
@@ -207,7 +213,9 @@ def run(arguments: argparse.Namespace) -> str:
     tokenizer = vocabulary.load(arguments.tokenizer)
     chat = load_chat(arguments.tokenizer, tokenizer, arguments.chat_template) if arguments.template == "chat" else None
     for name in arguments.inputs:
-        records_for(name)  # a missing input is reported before any work is done
+        is_text = records_for(name) is None  # a missing input is reported before any work is done
+        if is_text and arguments.template != "plain":
+            raise InputError(f"{name} is a text, but --template {arguments.template} is for records: JSON Lines, JSON or Parquet")
     name, parent = arguments.out.name, arguments.out.parent
     record = parent / f"{name}.prepared.json"
     request = {
@@ -225,7 +233,7 @@ def run(arguments: argparse.Namespace) -> str:
     with (tempfile.TemporaryDirectory(prefix=f"{name}.", suffix=".unfinished", dir=parent) as directory,
           tokenizer_file(tokenizer, arguments.tokenizer) as file):
         report = tokenize(arguments, file, Path(directory) / name, read_all(arguments, chat, counts, undivided))
-        report += "".join(line + "\n" for line in warnings(arguments, Path(directory), counts, undivided))
+        report += "".join(line + "\n" for line in warnings(arguments, Path(directory), chat, counts, undivided))
         publish(arguments, Path(directory), record, request, report)
     return report + f"{sum(path[1] for path in request['inputs']) / 1e6:.1f} MB in {time.monotonic() - began:.1f} s\n"
 

@@ -34,6 +34,7 @@
 #include "runtime/errors.h"
 #include "runtime/files.h"
 #include "runtime/json_files.h"
+#include "runtime/numbers.h"
 #include "runtime/random.h"
 #include "runtime/utf8.h"
 
@@ -77,7 +78,7 @@ typedef struct Tokenizer {
     int32_t end;   // the token behind a text: <|endoftext|>, or what tokenizer_find_end finds; -1: unknown
     pcre2_code *patterns[TOKENIZER_MOST_PATTERNS]; // each cuts what the ones before it have left whole
     int pattern_count;
-    // (whole_slots) ids, hashed by the tokens' bytes; -1: empty. NULL: of bytes, without ignore_merges.
+    // (whole_slots) ids, hashed by the bytes of tokens; -1: empty. NULL: bytes, no ignore_merges.
     int32_t *whole;
     size_t whole_slots; // a power of two
     bool composes;      // the normalizer is NFC
@@ -856,7 +857,9 @@ static inline const char *tokenizer_find_spelled(const Tokenizer *tokenizer, con
 static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *text, size_t count,
                                           bool normalized, Error *error);
 
-// A text as the normalizer makes it, and where in the text that was given each byte was.
+// A text as the normalizer makes it, and where in the text that was given each byte was: nearly,
+// for between two characters of ASCII bytes are counted. Tokens must begin at different places
+// (encode_chat in tokenize.h).
 typedef struct ComposedText {
     uint8_t *bytes;
     int32_t *origins;
@@ -901,7 +904,7 @@ static inline bool tokenizer_compose(const uint8_t *text, size_t count, int32_t 
         const uint8_t *bytes = length < 0 ? text + begin : composed;
         bool same = more == end - begin && memcmp(bytes, text + begin, more) == 0;
         for (size_t i = 0; i < more; i++) {
-            composed_add(whole, bytes[i], origin + (int32_t)(begin + (same ? i : 0)));
+            composed_add(whole, bytes[i], origin + (int32_t)(begin + size_min(i, end - begin - 1)));
         }
         changes = changes || !same;
         free(composed);

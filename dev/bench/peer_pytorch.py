@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How fast transformers' GPT-Neo trains under PyTorch on the CPU: the peer that `make bench` prints beside train_gpt.
+"""How fast transformers' GPT-Neo or Llama trains under PyTorch on the CPU: the peer that `make bench` prints beside train_gpt.
 
     python dev/bench/peer_pytorch.py --model 125M --micro-batch 4 --seq-len 256 --threads 2 --mode compiled
 
@@ -21,9 +21,10 @@ import statistics
 import sys
 import time
 
-PRESETS = {  # as in models/families.h; layers alternate global, local
+PRESETS = {  # as in models/families.h; GPT-Neo's layers alternate global, local
     "36M": {"layers": 4, "channels": 768, "heads": 16, "vocabulary": 10000, "positions": 1024, "window": 256},
     "125M": {"layers": 12, "channels": 768, "heads": 12, "vocabulary": 50257, "positions": 1024, "window": 256},
+    "smollm2-135M": {"layers": 30, "channels": 576, "heads": 9, "vocabulary": 49152, "positions": 8192, "key_heads": 3, "mlp": 1536},
 }
 
 
@@ -44,6 +45,7 @@ def parse_arguments():
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast; parameters and moments stay fp32")
     parser.add_argument("--allocator", choices=("kept", "plain"), default="kept",
                         help="kept: freed memory stays with the process, in huge pages")
+    parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa", help="of a Llama; GPT-Neo has eager alone on the CPU")
     return parser.parse_args()
 
 
@@ -59,10 +61,16 @@ def keep_memory():
         pass  # not glibc: measured with what there is
 
 
-def make_model(preset):
-    """GPTNeoForCausalLM with its own random initial weights; eager is its only attention on the CPU."""
-    from transformers import GPTNeoConfig, GPTNeoForCausalLM
+def make_model(preset, attention):
+    """GPTNeoForCausalLM or LlamaForCausalLM with its own random initial weights."""
+    from transformers import AutoModelForCausalLM, GPTNeoConfig, GPTNeoForCausalLM, LlamaConfig
 
+    if "key_heads" in preset:
+        config = LlamaConfig(
+            vocab_size=preset["vocabulary"], max_position_embeddings=preset["positions"], hidden_size=preset["channels"],
+            num_hidden_layers=preset["layers"], num_attention_heads=preset["heads"], num_key_value_heads=preset["key_heads"],
+            intermediate_size=preset["mlp"], rope_theta=1e5, rms_norm_eps=1e-5, tie_word_embeddings=True, use_cache=False)
+        return AutoModelForCausalLM.from_config(config, attn_implementation=attention).train()
     config = GPTNeoConfig(
         vocab_size=preset["vocabulary"], max_position_embeddings=preset["positions"], hidden_size=preset["channels"],
         num_layers=preset["layers"], num_heads=preset["heads"], window_size=preset["window"],
@@ -152,7 +160,7 @@ def describe(arguments, model, seconds, loss, others):
 
     tokens = arguments.micro_batch * arguments.seq_len
     return {
-        "peer": "transformers GPTNeoForCausalLM", "model": arguments.model, "mode": arguments.mode,
+        "peer": f"transformers {type(model).__name__}", "attention": model.config._attn_implementation, "model": arguments.model, "mode": arguments.mode,
         "precision": arguments.precision, "micro_batch": arguments.micro_batch, "seq_len": arguments.seq_len, "threads": arguments.threads,
         "tokens_per_second": round(tokens / statistics.median(seconds), 1),
         "tokens_per_second_range": [round(tokens / max(seconds), 1), round(tokens / min(seconds), 1)],
@@ -176,7 +184,7 @@ def main():
     torch.set_flush_denormal(True)
     torch.manual_seed(1)
     preset = PRESETS[arguments.model]
-    model = make_model(preset)
+    model = make_model(preset, arguments.attention)
     try:
         result = describe(arguments, model, *measure(arguments, make_step(arguments, model), preset["vocabulary"]))
     except Exception as error:  # whatever stops the compiler is the finding

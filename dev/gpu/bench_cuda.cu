@@ -19,8 +19,8 @@
 // what is read and what is written, and a large product of bf16 matrices, both on random
 // data (zeros draw less power and run at a higher clock). A kernel's bytes are those that
 // it cannot avoid: each input once, each output once. A product counts 2 m n k
-// operations. Attention counts the keys that a query sees, with 4 C operations each in
-// forward and 10 C in backward, where the scores are computed again; "narrow" gives each
+// operations. Attention counts the keys that a query sees, with 4 H D operations each in
+// forward and 10 H D in backward, where the scores are computed again; "narrow" gives each
 // warp 16 rows instead of 32. A kernel is launched over sets of arrays that together are
 // far larger than any second-level cache and are filled anew before each trial. The time
 // is the median over trials of the mean over a trial's sets. Forms of the same operation
@@ -56,6 +56,7 @@ typedef struct Case {
     int fewer; // multiprocessors that a product does not count on
     WireFormat format;
     Precision moments; // of AdamW
+    bool backward;     // of rotary positions
     bool in_place;     // AdamW: no second copy of the parameters is written but one in bf16
     void (*run)(Bench *bench, const Case *work, void **arrays);
     void (*prepare)(Bench *bench, const Case *work, void **arrays);
@@ -66,6 +67,7 @@ struct Bench {
     int B, T, rows, wide, logits_stride, chunk, processors, capability;
     size_t elements; // of what is done to whole vectors
     bool small;      // for trying this program out in the emulator
+    bool gpt;        // LayerNorm, GELU and a table of positions; else RMSNorm, SwiGLU and rotary positions
     Stream stream;
     size_t cache_bytes; // that the sets of a case exceed
     char *pool;
@@ -234,29 +236,30 @@ static void run_copy(Bench *bench, const Case *work, void **arrays) {
 
 static void run_embedding_forward(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    call_embedding_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]),
-                           (const int32_t *)arrays[3], bench->B, bench->T, bench->config.channels);
+    call_embedding_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]),
+                           bench->gpt ? reals(arrays[2]) : NULL, (const int32_t *)arrays[3], bench->B,
+                           bench->T, bench->config.channels);
 }
 
 static void run_embedding_backward(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    call_embedding_backward(&bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2],
-                            reals(arrays[3]), (const int32_t *)arrays[4], (const int32_t *)arrays[5],
-                            bench->B, bench->T, bench->config.channels);
+    call_embedding_backward(&bench->stream, (float *)arrays[0], bench->gpt ? (float *)arrays[1] : NULL,
+                            (float *)arrays[2], reals(arrays[3]), (const int32_t *)arrays[4],
+                            (const int32_t *)arrays[5], bench->B, bench->T, bench->config.channels);
 }
 
 static void run_layernorm_forward(Bench *bench, const Case *work, void **arrays) {
     Layernorm layernorm = {.statistics = (float *)arrays[1],
                            .residual = reals(arrays[2]),
                            .weight = reals(arrays[6]),
-                           .bias = reals(arrays[7]),
+                           .bias = bench->gpt ? reals(arrays[7]) : NULL,
                            .epsilon = 1e-5f,
                            .rows = work->rows,
                            .channels = bench->config.channels,
                            .output = reals(arrays[0]),
                            .residual_before = reals(arrays[3]),
                            .branch = reals(arrays[4]),
-                           .branch_bias = reals(arrays[5])};
+                           .branch_bias = bench->gpt ? reals(arrays[5]) : NULL};
     layernorm_forward(&bench->stream, &layernorm);
 }
 
@@ -271,8 +274,8 @@ static void run_layernorm_backward(Bench *bench, const Case *work, void **arrays
                            .d_residual = reals(arrays[0]),
                            .accumulate = true,
                            .d_weight = sums,
-                           .d_bias = sums + C,
-                           .d_branch_bias = sums + 2 * C,
+                           .d_bias = bench->gpt ? sums + C : NULL,
+                           .d_branch_bias = bench->gpt ? sums + 2 * C : NULL,
                            .partials = (float *)arrays[2],
                            .d_output = reals(arrays[3])};
     layernorm_backward(&bench->stream, &layernorm);
@@ -293,34 +296,80 @@ static void run_cross_entropy(Bench *bench, const Case *work, void **arrays) {
                   (const int32_t *)arrays[2], work->rows, bench->config.vocabulary, 1.0f);
 }
 
+static void run_swiglu(Bench *bench, const Case *work, void **arrays) {
+    Swiglu gated = {.output = reals(arrays[0]),
+                    .saved = reals(arrays[1]),
+                    .gradient = work->count > 2 ? reals(arrays[2]) : NULL,
+                    .rows = work->rows,
+                    .columns = bench->config.mlp_channels,
+                    .gradient_stride = bench->wide};
+    swiglu(&bench->stream, &gated);
+}
+
+// arrays: values, turns; with norms of heads saved, weights, their gradients, partials.
+static void run_rotary(Bench *bench, const Case *work, void **arrays) {
+    const ModelConfig *config = &bench->config;
+    int D = model_head_size(config), QKV = model_dimension(config, DIM_QKV);
+    Rotary turned = {.values = reals(arrays[0]),
+                     .turns = (const float *)arrays[1],
+                     .rows = work->rows,
+                     .T = bench->T,
+                     .heads = config->heads,
+                     .kv_heads = model_kv_heads(config),
+                     .head_size = D,
+                     .stride = work->backward ? bench->wide : QKV,
+                     .scale = 1.0f / sqrtf((float)D),
+                     .epsilon = (float)config->epsilon,
+                     .backward = work->backward};
+    if (config->head_norms) {
+        turned.saved = reals(arrays[2]);
+        turned.partials = (float *)arrays[5];
+        for (int key = 0; key < 2; key++) {
+            turned.weights[key] = reals(arrays[3]);
+            turned.d_weights[key] = (float *)arrays[4] + key * D;
+        }
+    }
+    rotary(&bench->stream, &turned);
+}
+
+static Attention attention_of(const Bench *bench, const Case *work, void **arrays) {
+    const ModelConfig *config = &bench->config;
+    Attention attention = {.output = reals(arrays[0]),
+                           .logsumexp = (float *)arrays[1],
+                           .qkv = reals(arrays[2]),
+                           .B = bench->B,
+                           .T = bench->T,
+                           .channels = model_dimension(config, DIM_HEADS),
+                           .heads = config->heads,
+                           .kv_heads = model_kv_heads(config),
+                           .d_qkv_stride = bench->wide,
+                           .window = work->window < bench->T ? work->window : 0,
+                           .precision = PRECISION_BF16};
+    return attention;
+}
+
 static void run_attention_forward(Bench *bench, const Case *work, void **arrays) {
-    call_attention_forward(&bench->stream, reals(arrays[0]), (float *)arrays[1], NULL, reals(arrays[2]),
-                           bench->B, bench->T, bench->config.channels, bench->config.heads, work->window);
+    Attention forward = attention_of(bench, work, arrays);
+    attention(&bench->stream, &forward);
+}
+
+static Attention attention_backward_of(const Bench *bench, const Case *work, void **arrays) {
+    Attention backward = attention_of(bench, work, arrays);
+    backward.d_qkv = reals(arrays[3]);
+    backward.scratch = (float *)arrays[4];
+    backward.d_output = reals(arrays[5]);
+    return backward;
 }
 
 static void run_attention_backward(Bench *bench, const Case *work, void **arrays) {
-    call_attention_backward(&bench->stream, reals(arrays[3]), bench->wide, (float *)arrays[4],
-                            reals(arrays[5]), reals(arrays[0]), reals(arrays[2]), (const float *)arrays[1],
-                            bench->B, bench->T, bench->config.channels, bench->config.heads, work->window);
+    Attention backward = attention_backward_of(bench, work, arrays);
+    attention(&bench->stream, &backward);
 }
 
 // With one tile of 16 rows for each warp, where the model's choice is two.
 template <int D> static void run_attention_backward_narrow(Bench *bench, const Case *work, void **arrays) {
-    const ModelConfig *config = &bench->config;
-    Attention attention = {.output = reals(arrays[0]),
-                           .logsumexp = (float *)arrays[1],
-                           .scratch = (float *)arrays[4],
-                           .qkv = reals(arrays[2]),
-                           .d_qkv = reals(arrays[3]),
-                           .d_output = reals(arrays[5]),
-                           .B = bench->B,
-                           .T = bench->T,
-                           .channels = config->channels,
-                           .heads = config->heads,
-                           .d_qkv_stride = bench->wide,
-                           .window = work->window < bench->T ? work->window : 0,
-                           .precision = PRECISION_BF16};
-    cuda_attention_backward_tiles<D, false, 1, 1>(&bench->stream, attention);
+    cuda_attention_backward_tiles<D, false, false, 1, 1>(&bench->stream,
+                                                         attention_backward_of(bench, work, arrays));
 }
 
 static void run_product_forward(Bench *bench, const Case *work, void **arrays) {
@@ -538,14 +587,15 @@ static void add_embedding(Bench *bench) {
     size_t rows = (size_t)bench->rows, C = (size_t)bench->config.channels,
            V = (size_t)bench->config.vocabulary, T = (size_t)bench->T;
     double touched = V * (1 - exp(-(double)rows / V)); // different tokens of a batch
+    double positions = bench->gpt ? T : 0;
     Case *work = add_case(bench, "embedding forward", run_embedding_forward,
-                          2.0 * C * (rows + touched + T) + 4.0 * rows, 0);
+                          2.0 * C * (rows + touched + positions) + 4.0 * rows, 0);
     add_array(work, FILL_NONE, rows * C * 2);
     add_array(work, FILL_REALS, V * C * 2);
     add_array(work, FILL_REALS, T * C * 2);
     add_array(work, FILL_TOKENS, rows * 4);
     work = add_case(bench, "embedding backward", run_embedding_backward,
-                    2.0 * C * rows + 8.0 * C * (touched + T) + 8.0 * rows, 0);
+                    2.0 * C * rows + 8.0 * C * (touched + positions) + 8.0 * rows, 0);
     add_array(work, FILL_FLOATS, V * C * 4);
     add_array(work, FILL_FLOATS, T * C * 4);
     add_array(work, FILL_NONE, embedding_partials_floats(bench->rows, bench->config.channels) * 4);
@@ -556,13 +606,15 @@ static void add_embedding(Bench *bench) {
 
 static void add_layernorm(Bench *bench) {
     size_t rows = (size_t)bench->rows, C = (size_t)bench->config.channels;
-    Case *work = add_case(bench, "layernorm forward", run_layernorm_forward, 8.0 * rows * C + 8.0 * rows, 0);
+    Case *work = add_case(bench, bench->gpt ? "layernorm forward" : "rmsnorm forward", run_layernorm_forward,
+                          8.0 * rows * C + 8.0 * rows, 0);
     add_array(work, FILL_NONE, rows * C * 2);
     add_array(work, FILL_NONE, rows * 8);
     add_array(work, FILL_NONE, rows * C * 2);
     for (int i = 0; i < 2; i++) { add_array(work, FILL_REALS, rows * C * 2); }
     for (int i = 0; i < 3; i++) { add_array(work, FILL_REALS, C * 2); }
-    work = add_case(bench, "layernorm backward", run_layernorm_backward, 8.0 * rows * C + 8.0 * rows, 0);
+    work = add_case(bench, bench->gpt ? "layernorm backward" : "rmsnorm backward", run_layernorm_backward,
+                    8.0 * rows * C + 8.0 * rows, 0);
     add_array(work, FILL_REALS, rows * C * 2);
     add_array(work, FILL_FLOATS, 3 * C * 4);
     add_array(work, FILL_NONE, row_partials_floats(true, 3 * C) * 4);
@@ -585,6 +637,36 @@ static void add_gelu(Bench *bench) {
     add_array(work, FILL_NONE, row_partials_floats(true, F) * 4);
 }
 
+static void add_swiglu(Bench *bench) {
+    size_t rows = (size_t)bench->rows, F = (size_t)bench->config.mlp_channels, wide = (size_t)bench->wide;
+    for (int backward = 0; backward < 2; backward++) {
+        Case *work = add_case(bench, backward ? "swiglu backward" : "swiglu forward", run_swiglu,
+                              (backward ? 10.0 : 6.0) * rows * F, 0);
+        add_array(work, FILL_NONE, rows * F * 2);
+        add_array(work, FILL_REALS, 2 * rows * F * 2);
+        if (backward) { add_array(work, FILL_REALS, rows * wide * 2); }
+    }
+}
+
+static void add_rotary(Bench *bench) {
+    const ModelConfig *config = &bench->config;
+    size_t rows = (size_t)bench->rows, D = (size_t)model_head_size(config), T = (size_t)bench->T,
+           heads = (size_t)(config->heads + model_kv_heads(config)) * D,
+           QKV = (size_t)model_dimension(config, DIM_QKV);
+    for (int backward = 0; backward < 2; backward++) {
+        Case *work = add_case(bench, backward ? "rotary backward" : "rotary forward", run_rotary,
+                              (config->head_norms ? 6.0 : 4.0) * rows * heads + 4.0 * T * D, 0);
+        work->backward = backward == 1;
+        add_array(work, FILL_REALS, rows * (backward ? (size_t)bench->wide : QKV) * 2);
+        add_array(work, FILL_FLOATS, T * D * 4);
+        if (!config->head_norms) { continue; }
+        add_array(work, FILL_REALS, rows * heads * 2);
+        add_array(work, FILL_REALS, D * 2);
+        add_array(work, FILL_FLOATS, 2 * D * 4);
+        add_array(work, FILL_NONE, row_partials_floats(true, 2 * D) * 4);
+    }
+}
+
 static void add_cross_entropy(Bench *bench) {
     size_t rows = (size_t)bench->chunk;
     Case *work = add_case(bench, "cross entropy, one chunk", run_cross_entropy,
@@ -598,16 +680,18 @@ static void add_cross_entropy(Bench *bench) {
 // Forward's arrays come first in both: the backward pass needs what it leaves.
 static void add_attention(Bench *bench, int window) {
     const ModelConfig *config = &bench->config;
-    size_t rows = (size_t)bench->rows, C = (size_t)config->channels;
+    size_t rows = (size_t)bench->rows, C = (size_t)model_dimension(config, DIM_HEADS),
+           QKV = (size_t)model_dimension(config, DIM_QKV);
     ModelConfig one = *config;
     one.local[0] = window > 0;
     double work_unit = (double)rows * model_mean_keys(&one, 0, bench->T) * (double)C;
-    int D = config->channels / config->heads;
+    int D = model_head_size(config);
+    bool has_narrow = bench->gpt && (D == 64 || D == 80);
     static const char *const names[3] = {"forward", "backward", "backward, narrow"};
     void (*const runs[3])(Bench *, const Case *, void **) = {run_attention_forward, run_attention_backward,
                                                              D == 64 ? run_attention_backward_narrow<64>
                                                                      : run_attention_backward_narrow<80>};
-    for (int kind = 0; kind < (D == 64 || D == 80 ? 3 : 2); kind++) {
+    for (int kind = 0; kind < (has_narrow ? 3 : 2); kind++) {
         char name[48];
         bool backward = kind > 0;
         snprintf(name, sizeof name, "attention %s, %s", names[kind], window > 0 ? "local" : "global");
@@ -615,14 +699,13 @@ static void add_attention(Bench *bench, int window) {
         work->window = window;
         add_array(work, FILL_NONE, rows * C * 2);
         add_array(work, FILL_NONE, rows * (size_t)config->heads * 4);
-        add_array(work, FILL_REALS, rows * C * 6);
+        add_array(work, FILL_REALS, rows * QKV * 2);
         if (!backward) { continue; }
         work->prepare = run_attention_forward;
         add_array(work, FILL_NONE, rows * (size_t)bench->wide * 2);
-        add_array(work, FILL_NONE,
-                  attention_scratch_floats(true, bench->B, bench->T, config->channels, config->heads, 0,
-                                           PRECISION_BF16) *
-                      4);
+        add_array(
+            work, FILL_NONE,
+            attention_scratch_floats(true, bench->B, bench->T, (int)C, config->heads, 0, PRECISION_BF16) * 4);
         add_array(work, FILL_REALS, rows * C * 2);
     }
 }
@@ -786,13 +869,17 @@ static void add_cases(Bench *bench) {
     int C = config->channels, F = config->mlp_channels;
     add_embedding(bench);
     add_layernorm(bench);
-    add_gelu(bench);
+    if (bench->gpt) { add_gelu(bench); }
+    if (!bench->gpt) {
+        add_rotary(bench);
+        add_swiglu(bench);
+    }
     add_cross_entropy(bench);
     add_attention(bench, 0);
-    add_attention(bench, config->window);
-    add_linear(bench, "qkv", bench->rows, C, 3 * C);
-    add_linear(bench, "out", bench->rows, C, C);
-    add_linear(bench, "fc", bench->rows, C, F);
+    if (config->window > 0) { add_attention(bench, config->window); }
+    add_linear(bench, "qkv", bench->rows, C, model_dimension(config, DIM_QKV));
+    add_linear(bench, "out", bench->rows, model_dimension(config, DIM_HEADS), C);
+    add_linear(bench, "fc", bench->rows, C, bench->gpt ? F : 2 * F);
     add_linear(bench, "proj", bench->rows, F, C);
     add_linear(bench, "head, one chunk", bench->chunk, C, bench->logits_stride);
     add_vectors(bench);
@@ -1042,7 +1129,9 @@ static void choose_shapes(Bench *bench, const char *model, int B, int T) {
     bench->B = B;
     bench->T = T;
     bench->rows = B * T;
-    bench->wide = 3 * config->channels > config->mlp_channels ? 3 * config->channels : config->mlp_channels;
+    bench->gpt = config->rotary.theta == 0;
+    bench->wide = (int)size_max((size_t)model_dimension(config, DIM_QKV),
+                                (size_t)config->mlp_channels * (bench->gpt ? 1 : 2));
     bench->logits_stride = head_logits_stride(config->vocabulary, true);
     bench->chunk = head_chunk_rows(bench->rows, HEAD_GPU_CHUNK, bench->logits_stride, PRECISION_BF16, true);
 }

@@ -28,49 +28,100 @@ static bool print_launch(const SimtLaunch *launch) {
 static Real *somewhere(void) { return (Real *)(uintptr_t)(1u << 20); }
 static float *floats_somewhere(void) { return (float *)(void *)somewhere(); }
 
-static void launch_layers(Stream *stream, const ModelConfig *config) {
+static void launch_attention(Stream *stream, const ModelConfig *config) {
+    Real *reals = somewhere();
+    for (int local = 0; local <= (config->window > 0); local++) {
+        Attention work = {.output = reals,
+                          .logsumexp = floats_somewhere(),
+                          .scratch = floats_somewhere(),
+                          .qkv = reals,
+                          .d_output = reals,
+                          .B = 1,
+                          .T = config->positions,
+                          .channels = model_dimension(config, DIM_HEADS),
+                          .heads = config->heads,
+                          .kv_heads = model_kv_heads(config),
+                          .d_qkv_stride = model_dimension(config, DIM_QKV),
+                          .window = local * config->window};
+        attention(stream, &work);
+        work.d_qkv = reals;
+        attention(stream, &work);
+    }
+}
+
+static void launch_gpt(Stream *stream, const ModelConfig *config) {
     int T = config->positions, C = config->channels, F = config->mlp_channels;
-    int32_t *numbers = (int32_t *)(void *)somewhere();
     Real *reals = somewhere();
     float *floats = floats_somewhere();
-    Layernorm forward = {.statistics = floats,
-                         .residual = reals,
-                         .weight = reals,
-                         .bias = reals,
-                         .epsilon = 1e-5f,
-                         .rows = T,
-                         .channels = C,
-                         .output = reals,
-                         .residual_before = reals,
-                         .branch = reals,
-                         .branch_bias = reals};
-    Layernorm backward = forward;
-    backward.d_residual = reals;
-    backward.d_weight = backward.d_bias = backward.d_branch_bias = backward.partials = floats;
-    backward.d_output = reals;
-    call_embedding_forward(stream, reals, reals, reals, numbers, 1, T, C);
-    layernorm_forward(stream, &forward);
-    layernorm_backward(stream, &backward);
-    for (int local = 0; local <= (config->window > 0); local++) {
-        int window = local * config->window;
-        call_attention_forward(stream, reals, floats, floats, reals, 1, T, C, config->heads, window);
-        call_attention_backward(stream, reals, 3 * C, floats, reals, reals, reals, floats, 1, T, C,
-                                config->heads, window);
-    }
-    for (int format = PRECISION_E4M3; stream->precision == PRECISION_BF16 && format <= PRECISION_E5M2;
-         format++) {
-        Fp8 matrix = {(uint8_t *)(void *)reals, floats, (Precision)format};
-        fp8_cast(stream, &matrix, format == PRECISION_E4M3, floats, reals, C, C, C);
-    }
     Bias bias = {reals, reals, NULL, floats, T, 3 * C, 3 * C, C, 0.125f};
     bias_add(stream, &bias);
     bias.d_bias = floats;
     bias_add(stream, &bias);
     call_gelu_forward(stream, reals, reals, reals, T, F);
     call_gelu_backward(stream, reals, F, floats, floats, reals, reals, T, F);
+}
+
+// Rotary positions, with norms of heads and without, and SwiGLU.
+static void launch_others(Stream *stream, const ModelConfig *config) {
+    int D = model_head_size(config), F = config->mlp_channels;
+    Real *reals = somewhere();
+    float *floats = floats_somewhere();
+    Rotary turned = {.values = reals,
+                     .saved = reals,
+                     .turns = floats,
+                     .d_weights = {floats, floats},
+                     .partials = floats,
+                     .rows = config->positions,
+                     .T = config->positions,
+                     .heads = config->heads,
+                     .kv_heads = model_kv_heads(config),
+                     .head_size = D,
+                     .stride = model_dimension(config, DIM_QKV)};
+    Swiglu gated = {reals, reals, NULL, config->positions, F, 2 * F};
+    if (config->head_norms) { turned.weights[0] = turned.weights[1] = reals; }
+    for (int pass = 0; pass < 2; pass++) {
+        turned.backward = pass == 1;
+        gated.gradient = pass == 1 ? reals : NULL;
+        rotary(stream, &turned);
+        swiglu(stream, &gated);
+    }
+}
+
+static void launch_layers(Stream *stream, const ModelConfig *config) {
+    int T = config->positions, C = config->channels;
+    bool gpt = config->rotary.theta == 0;
+    int32_t *numbers = (int32_t *)(void *)somewhere();
+    Real *reals = somewhere();
+    float *floats = floats_somewhere();
+    Layernorm forward = {.statistics = floats,
+                         .residual = reals,
+                         .weight = reals,
+                         .bias = gpt ? reals : NULL,
+                         .epsilon = 1e-5f,
+                         .rows = T,
+                         .channels = C,
+                         .output = reals,
+                         .residual_before = reals,
+                         .branch = reals,
+                         .branch_bias = gpt ? reals : NULL};
+    Layernorm backward = forward;
+    backward.d_residual = reals;
+    backward.d_weight = backward.partials = floats;
+    backward.d_bias = backward.d_branch_bias = gpt ? floats : NULL;
+    backward.d_output = reals;
+    call_embedding_forward(stream, reals, reals, gpt ? reals : NULL, numbers, 1, T, C);
+    layernorm_forward(stream, &forward);
+    layernorm_backward(stream, &backward);
+    launch_attention(stream, config);
+    (gpt ? launch_gpt : launch_others)(stream, config);
+    for (int format = PRECISION_E4M3; stream->precision == PRECISION_BF16 && format <= PRECISION_E5M2;
+         format++) {
+        Fp8 matrix = {(uint8_t *)(void *)reals, floats, (Precision)format};
+        fp8_cast(stream, &matrix, format == PRECISION_E4M3, floats, reals, C, C, C);
+    }
     cross_entropy(stream, reals, head_logits_stride(config->vocabulary, true), floats, numbers, T,
                   config->vocabulary, 1.0f);
-    call_embedding_backward(stream, floats, floats, floats, reals, numbers, numbers, 1, T, C);
+    call_embedding_backward(stream, floats, gpt ? floats : NULL, floats, reals, numbers, numbers, 1, T, C);
 }
 
 static void launch_updates(Stream *stream) {

@@ -68,8 +68,13 @@ static inline size_t attention_workspace_floats(int T, int D, int threads, Preci
 }
 
 // Of the heads of queries, how many have the same keys and values.
-static inline int attention_group(const Attention *work) {
+WIRE_FUNCTION int attention_group(const Attention *work) {
     return work->kv_heads > 0 ? work->heads / work->kv_heads : 1;
+}
+
+// Elements from one position to the next in qkv.
+WIRE_FUNCTION int attention_stride(const Attention *work) {
+    return work->channels + 2 * (work->channels / attention_group(work));
 }
 
 // A head of a sample in floats, in the arrays themselves or in the workspace, with positions
@@ -104,11 +109,6 @@ REAL_LOOP void attention_copy(Real *out, int out_stride, Precision out_precision
             real_store(to, d, real_load(from, d, in_precision), out_precision);
         }
     }
-}
-
-// Floats from one position to the next in qkv.
-static inline int attention_stride(const Attention *work) {
-    return work->channels + 2 * (work->channels / attention_group(work));
 }
 
 // Head `index` of B * H. In bf16 qkv and d_output are copied, and the caller must copy back what it

@@ -44,16 +44,28 @@ static constexpr float CUDA_ATTENTION_LOG2E = 1.44269504f;
 
 // The sample and the head on which a block works.
 struct CudaAttentionPlace {
-    size_t row;    // the sample's first, in (B T, ...)
-    size_t column; // the head's first, in C
-    size_t head;   // in (B, H)
+    size_t row;      // the sample's first, in (B T, ...)
+    size_t column;   // the head's first, in C
+    size_t head;     // in (B, H)
+    unsigned keys;   // of qkv: from a head to its keys, and from there to its values
+    unsigned values; // KV D
+    unsigned stride; // from a position to the next
+    int group;       // heads of queries that have these keys
 };
 
-DEVICE CudaAttentionPlace cuda_attention_place(const Attention &work) {
+// GROUPED: several heads of queries share their keys. by_keys: the block has keys; its place is
+// that of the first head of their queries.
+template <bool GROUPED> DEVICE CudaAttentionPlace cuda_attention_place(const Attention &work, bool by_keys) {
     CudaAttentionPlace place;
+    unsigned C = (unsigned)work.channels, group = GROUPED ? (unsigned)attention_group(&work) : 1,
+             head = by_keys ? blockIdx.y * group : blockIdx.y;
     place.row = (size_t)blockIdx.z * (size_t)work.T;
-    place.column = (size_t)blockIdx.y * (size_t)(work.channels / work.heads);
-    place.head = (size_t)blockIdx.z * (size_t)work.heads + blockIdx.y;
+    place.column = (size_t)head * (size_t)(work.channels / work.heads);
+    place.head = (size_t)blockIdx.z * (size_t)work.heads + head;
+    place.keys = GROUPED ? C - (head - head / group) * (C / (unsigned)work.heads) : C;
+    place.values = C / group;
+    place.stride = C + 2 * place.values;
+    place.group = (int)group;
     return place;
 }
 
@@ -309,7 +321,7 @@ DEVICE void cuda_attention_finish(const Attention &work, const CudaAttentionPlac
 
 // Block (x, head, sample): 64 M queries. The last queries come first, because in a global
 // layer they see most keys.
-template <int D, int M, bool DOCUMENTS>
+template <int D, int M, bool DOCUMENTS, bool GROUPED>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_forward_kernel(Attention work) {
     enum {
@@ -320,13 +332,13 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     };
     __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *keys = queries + OVERLAY,
                   *values = keys + TILE * STRIDE;
-    CudaAttentionPlace place = cuda_attention_place(work);
+    CudaAttentionPlace place = cuda_attention_place<GROUPED>(work, false);
     int T = work.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
     int begin = cuda_attention_first_key<DOCUMENTS>(work, first) / TILE * TILE,
         end = first + QUERIES < T ? first + QUERIES : T;
-    unsigned stride = 3 * (unsigned)work.channels;
+    unsigned stride = place.stride;
     const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column,
-                        *k = q + work.channels, *v = k + work.channels;
+                        *k = q + (int)place.keys, *v = k + (int)place.values; // int: fewer registers
     cuda_attention_copy<D, QUERIES>(queries, q, stride, first, T);
     cuda_attention_copy<D, TILE>(keys, k, stride, begin, T);
     cuda_attention_copy<D, TILE>(values, v, stride, begin, T);
@@ -377,7 +389,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
 // Writes deltas. A GROUP of lanes shares a row, WIDTH elements at a time.
 template <typename R, int GROUP, int WIDTH>
 static __global__ void cuda_attention_delta_kernel(Attention work) {
-    CudaAttentionPlace place = cuda_attention_place(work);
+    CudaAttentionPlace place = cuda_attention_place<false>(work, false);
     int T = work.T, D = work.channels / work.heads, lane = (int)threadIdx.x % GROUP;
     int row = (int)(blockIdx.x * blockDim.x + threadIdx.x) / GROUP;
     size_t start = (place.row + (size_t)row) * (size_t)work.channels + place.column;
@@ -446,7 +458,7 @@ DEVICE void cuda_attention_d_queries_tile(float d_queries[M][D / 8][4], const ui
 }
 
 // Block (x, head, sample): 64 M queries, the last ones first, as in forward.
-template <int D, int M, bool DOCUMENTS>
+template <int D, int M, bool DOCUMENTS, bool GROUPED>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_d_queries_kernel(Attention work) {
     enum {
@@ -457,13 +469,13 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     };
     __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *d_outputs = queries + QUERIES * STRIDE,
                   *keys = queries + OVERLAY, *values = keys + TILE * STRIDE;
-    CudaAttentionPlace place = cuda_attention_place(work);
+    CudaAttentionPlace place = cuda_attention_place<GROUPED>(work, false);
     int T = work.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
     int begin = cuda_attention_first_key<DOCUMENTS>(work, first) / TILE * TILE,
         end = first + QUERIES < T ? first + QUERIES : T;
-    unsigned C = (unsigned)work.channels, stride = 3 * C;
-    const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column, *k = q + C,
-                        *v = k + C;
+    unsigned C = (unsigned)work.channels, stride = place.stride;
+    const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column,
+                        *k = q + place.keys, *v = k + place.values;
     cuda_attention_copy<D, QUERIES>(queries, q, stride, first, T);
     cuda_attention_copy<D, QUERIES>(
         d_outputs, reals<__nv_bfloat16>(work.d_output) + place.row * C + place.column, C, first, T);
@@ -563,9 +575,9 @@ DEVICE void cuda_attention_d_keys_tile(float d_keys[M][D / 8][4], float d_values
     }
 }
 
-// Block (x, head, sample): 64 M keys. The first keys come first, because in a global layer
-// most queries see them.
-template <int D, int M, bool DOCUMENTS>
+// Block (x, head of keys, sample): 64 M keys. The first keys come first, because in a global
+// layer most queries see them. Heads of queries that share the keys come one behind the other.
+template <int D, int M, bool DOCUMENTS, bool GROUPED>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_d_keys_kernel(Attention work) {
     enum {
@@ -577,16 +589,16 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     __nv_bfloat16 *keys = (__nv_bfloat16 *)cuda_shared(), *values = keys + KEYS * STRIDE,
                   *queries = keys + OVERLAY, *d_outputs = queries + TILE * STRIDE;
     float *numbers = (float *)(void *)(d_outputs + TILE * STRIDE);
-    CudaAttentionPlace place = cuda_attention_place(work);
+    CudaAttentionPlace place = cuda_attention_place<GROUPED>(work, true);
     int T = work.T, first = (int)blockIdx.x * KEYS, mine = warp_index() * 16 * M;
     int end = cuda_attention_end_query<DOCUMENTS>(work, first + KEYS - 1);
-    unsigned C = (unsigned)work.channels, stride = 3 * C;
+    unsigned C = (unsigned)work.channels, stride = place.stride;
     const __nv_bfloat16 *q = reals<__nv_bfloat16>(work.qkv) + place.row * stride + place.column,
                         *d_o = reals<__nv_bfloat16>(work.d_output) + place.row * C + place.column;
     const float *logsumexp = work.logsumexp + place.head * (size_t)T,
                 *deltas = work.scratch + place.head * (size_t)T;
-    cuda_attention_copy<D, KEYS>(keys, q + C, stride, first, T);
-    cuda_attention_copy<D, KEYS>(values, q + 2 * C, stride, first, T);
+    cuda_attention_copy<D, KEYS>(keys, q + place.keys, stride, first, T);
+    cuda_attention_copy<D, KEYS>(values, q + place.keys + place.values, stride, first, T);
     cuda_attention_copy<D, TILE>(queries, q, stride, first, T);
     cuda_attention_copy<D, TILE>(d_outputs, d_o, C, first, T);
     copy_async_commit();
@@ -600,29 +612,34 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         cuda_attention_left<D>(left_k[m], keys + (mine + m * 16) * STRIDE);
         cuda_attention_left<D>(left_v[m], values + (mine + m * 16) * STRIDE);
     }
-    for (int query = first, stage = 0; query < end; query += TILE, stage ^= 1) {
+    for (int query = first, stage = 0, head = 0, next; query < end; query = next, stage ^= 1) {
         copy_async_wait<0>(); // this stage has arrived; after the barrier no thread reads the other one
         __syncthreads();
-        bool more = query + TILE < end;
-        float next = 0.0f;
+        next = query + TILE;
+        if (next >= end && head + 1 < place.group) {
+            head++;
+            next = first;
+        }
+        bool more = next < end;
+        float number = 0.0f;
         if (more) {
-            cuda_attention_copy<D, TILE>(queries - (stage ^ 1) * OVERLAY, q, stride, query + TILE, T);
-            cuda_attention_copy<D, TILE>(d_outputs - (stage ^ 1) * OVERLAY, d_o, C, query + TILE, T);
+            cuda_attention_copy<D, TILE>(queries - (stage ^ 1) * OVERLAY, q + head * D, stride, next, T);
+            cuda_attention_copy<D, TILE>(d_outputs - (stage ^ 1) * OVERLAY, d_o + head * D, C, next, T);
             copy_async_commit();
             // Stored only after the products, which hide the wait for it.
-            next = cuda_attention_row_number(logsumexp, deltas, query + TILE, T);
+            number = cuda_attention_row_number(logsumexp + head * T, deltas + head * T, next, T);
         }
         cuda_attention_d_keys_tile<D, M, DOCUMENTS>(
             d_keys, d_values, left_k, left_v, queries - stage * OVERLAY, d_outputs - stage * OVERLAY,
             numbers + stage * CUDA_ATTENTION_THREADS, query, first + mine, work);
-        if (more) { numbers[(stage ^ 1) * CUDA_ATTENTION_THREADS + (int)threadIdx.x] = next; }
+        if (more) { numbers[(stage ^ 1) * CUDA_ATTENTION_THREADS + (int)threadIdx.x] = number; }
     }
     __syncthreads(); // stage 1 is no longer read: there the own rows take up results
     __nv_bfloat16 *d_k =
-        reals<__nv_bfloat16>(work.d_qkv) + place.row * (size_t)work.d_qkv_stride + place.column + C;
+        reals<__nv_bfloat16>(work.d_qkv) + place.row * (size_t)work.d_qkv_stride + place.column + place.keys;
     cuda_attention_store_all<D, M>(d_k, (size_t)work.d_qkv_stride, first + mine, T, d_keys,
                                    keys + mine * STRIDE);
-    cuda_attention_store_all<D, M>(d_k + C, (size_t)work.d_qkv_stride, first + mine, T, d_values,
+    cuda_attention_store_all<D, M>(d_k + place.values, (size_t)work.d_qkv_stride, first + mine, T, d_values,
                                    values + mine * STRIDE);
 }
 
@@ -662,19 +679,19 @@ DEVICE void cuda_attention_row_add(float sums[PARTS], float factor, const float 
 // A warp does one query.
 template <typename R, int PARTS, bool DOCUMENTS>
 static __global__ void cuda_attention_forward_rows_kernel(Attention work) {
-    CudaAttentionPlace place = cuda_attention_place(work);
+    CudaAttentionPlace place = cuda_attention_place<true>(work, false);
     int T = work.T, D = work.channels / work.heads,
         query = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
     if (query >= T) { return; } // all lanes of the warp
-    size_t C = (size_t)work.channels, stride = 3 * C;
-    const R *head = reals<R>(work.qkv) + place.row * stride + place.column;
+    size_t C = (size_t)work.channels, stride = place.stride;
+    const R *head = reals<R>(work.qkv) + place.row * stride + place.column, *keys = head + place.keys;
     float q[PARTS], row[PARTS], sums[PARTS] = {}, maximum = -INFINITY, total = 0.0f;
     cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
     for (int key = cuda_attention_first_key<DOCUMENTS>(work, query); key <= query; key++) {
-        cuda_attention_row_load<R, PARTS>(row, head + (size_t)key * stride + C, D);
+        cuda_attention_row_load<R, PARTS>(row, keys + (size_t)key * stride, D);
         float score = cuda_attention_row_product<PARTS>(q, row), next = fmaxf(maximum, score);
         float base = next == -INFINITY ? 0.0f : next, shrink = expf(maximum - base), p = expf(score - base);
-        cuda_attention_row_load<R, PARTS>(row, head + (size_t)key * stride + 2 * C, D);
+        cuda_attention_row_load<R, PARTS>(row, keys + (size_t)key * stride + place.values, D);
         UNROLL
         for (int i = 0; i < PARTS; i++) { sums[i] = sums[i] * shrink + p * row[i]; }
         total = total * shrink + p;
@@ -685,17 +702,18 @@ static __global__ void cuda_attention_forward_rows_kernel(Attention work) {
     if (lane_index() == 0) { work.logsumexp[place.head * (size_t)T + (size_t)query] = maximum + logf(total); }
 }
 
-// A warp does dQ of one query or, BY_KEY, dK and dV of one key.
+// A warp does dQ of one query or, BY_KEY, dK and dV of one key, for one head of its queries after
+// the other.
 template <typename R, int PARTS, bool BY_KEY, bool DOCUMENTS>
 static __global__ void cuda_attention_backward_rows_kernel(Attention work) {
-    CudaAttentionPlace place = cuda_attention_place(work);
-    int T = work.T, D = work.channels / work.heads,
+    CudaAttentionPlace place = cuda_attention_place<true>(work, BY_KEY);
+    int T = work.T, D = work.channels / work.heads, heads = BY_KEY ? place.group : 1,
         own = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
     if (own >= T) { return; } // all lanes of the warp
     int begin = BY_KEY ? own : cuda_attention_first_key<DOCUMENTS>(work, own),
         end = BY_KEY ? cuda_attention_end_query<DOCUMENTS>(work, own) : own + 1;
-    size_t C = (size_t)work.channels, stride = 3 * C, head_rows = place.head * (size_t)T;
-    const R *head = reals<R>(work.qkv) + place.row * stride + place.column,
+    size_t C = (size_t)work.channels, stride = place.stride, head_rows = place.head * (size_t)T;
+    const R *head = reals<R>(work.qkv) + place.row * stride + place.column, *keys = head + place.keys,
             *d_output = reals<R>(work.d_output) + place.row * C + place.column;
     float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], sums[PARTS] = {}, d_v[PARTS] = {};
     auto load_query = [&](size_t query) {
@@ -703,22 +721,24 @@ static __global__ void cuda_attention_backward_rows_kernel(Attention work) {
         cuda_attention_row_load<R, PARTS>(d_o, d_output + query * C, D);
     };
     auto load_key = [&](size_t key) {
-        cuda_attention_row_load<R, PARTS>(k, head + key * stride + C, D);
-        cuda_attention_row_load<R, PARTS>(v, head + key * stride + 2 * C, D);
+        cuda_attention_row_load<R, PARTS>(k, keys + key * stride, D);
+        cuda_attention_row_load<R, PARTS>(v, keys + key * stride + place.values, D);
     };
     BY_KEY ? load_key((size_t)own) : load_query((size_t)own);
-    for (int other = begin; other < end; other++) {
-        size_t query = (size_t)(BY_KEY ? other : own);
-        BY_KEY ? load_query((size_t)other) : load_key((size_t)other);
-        float p = expf(cuda_attention_row_product<PARTS>(q, k) - work.logsumexp[head_rows + query]),
-              d_score = p * (cuda_attention_row_product<PARTS>(d_o, v) - work.scratch[head_rows + query]);
-        cuda_attention_row_add<PARTS>(sums, d_score, BY_KEY ? q : k);
-        if (BY_KEY) { cuda_attention_row_add<PARTS>(d_v, p, d_o); }
+    for (; heads > 0; heads--, head += D, d_output += D, head_rows += (size_t)T) {
+        for (int other = begin; other < end; other++) {
+            size_t query = (size_t)(BY_KEY ? other : own);
+            BY_KEY ? load_query((size_t)other) : load_key((size_t)other);
+            float p = expf(cuda_attention_row_product<PARTS>(q, k) - work.logsumexp[head_rows + query]),
+                  d_score = p * (cuda_attention_row_product<PARTS>(d_o, v) - work.scratch[head_rows + query]);
+            cuda_attention_row_add<PARTS>(sums, d_score, BY_KEY ? q : k);
+            if (BY_KEY) { cuda_attention_row_add<PARTS>(d_v, p, d_o); }
+        }
     }
     R *target = reals<R>(work.d_qkv) + (place.row + (size_t)own) * (size_t)work.d_qkv_stride + place.column +
-                (BY_KEY ? C : 0);
+                (BY_KEY ? place.keys : 0);
     cuda_attention_row_store<R, PARTS>(target, sums, 1.0f, D);
-    if (BY_KEY) { cuda_attention_row_store<R, PARTS>(target + C, d_v, 1.0f, D); }
+    if (BY_KEY) { cuda_attention_row_store<R, PARTS>(target + place.values, d_v, 1.0f, D); }
 }
 
 // ---- Launches -------------------------------------------------------------------------
@@ -737,20 +757,21 @@ static constexpr size_t cuda_attention_d_keys_bytes(int D, int tiles) {
     return cuda_attention_d_queries_bytes(D, tiles) + 2 * CUDA_ATTENTION_THREADS * sizeof(float);
 }
 
-// Blocks of `rows` rows of one head.
-static inline dim3 cuda_attention_grid(const Attention &work, int rows) {
-    return dim3(cuda_blocks((size_t)work.T, (size_t)rows), (unsigned)work.heads, (unsigned)work.B);
+// Blocks of `rows` rows of one head of queries; by_key: of keys.
+static inline dim3 cuda_attention_grid(const Attention &work, int rows, bool by_key = false) {
+    unsigned heads = (unsigned)(work.heads / (by_key ? attention_group(&work) : 1));
+    return dim3(cuda_blocks((size_t)work.T, (size_t)rows), heads, (unsigned)work.B);
 }
 
 // If registers allow it, a warp has 32 rows: what it reads from shared memory then serves
 // twice.
-template <int D, bool DOCUMENTS>
+template <int D, bool DOCUMENTS, bool GROUPED>
 static inline void cuda_attention_forward_tiles(Stream *stream, const Attention &work) {
     enum { M = D <= 64 ? 2 : 1, QUERIES = 16 * M * CUDA_ATTENTION_WARPS };
     constexpr size_t shared = cuda_attention_bytes(D, QUERIES);
     static_assert(shared <= CUDA_ATTENTION_SHARED_BYTES, "more than a desktop GPU has");
-    cuda_launch(stream, cuda_attention_forward_kernel<D, M, DOCUMENTS>, cuda_attention_grid(work, QUERIES),
-                dim3(CUDA_ATTENTION_THREADS), shared, work);
+    cuda_launch(stream, cuda_attention_forward_kernel<D, M, DOCUMENTS, GROUPED>,
+                cuda_attention_grid(work, QUERIES), dim3(CUDA_ATTENTION_THREADS), shared, work);
 }
 
 template <typename R, int GROUP, int WIDTH>
@@ -763,7 +784,7 @@ static inline void cuda_attention_deltas(Stream *stream, const Attention &work) 
 // QUERIES, KEYS: the 16-row tiles of a warp in each kernel: two if registers allow it, so that
 // what it reads from shared memory serves twice. dK and dV need twice the sums. Results do not
 // depend on these numbers.
-template <int D, bool DOCUMENTS, int QUERIES = D <= 80 ? 2 : 1, int KEYS = D <= 64 ? 2 : 1>
+template <int D, bool DOCUMENTS, bool GROUPED, int QUERIES = D <= 80 ? 2 : 1, int KEYS = D <= 64 ? 2 : 1>
 static inline void cuda_attention_backward_tiles(Stream *stream, const Attention &work) {
     enum { GROUP = D <= 16 ? 2 : D <= 32 ? 4 : D <= 64 ? 8 : 16 }; // lanes with 8 elements each, a power of 2
     enum { WARP_ROWS = 16 * CUDA_ATTENTION_WARPS };
@@ -772,12 +793,12 @@ static inline void cuda_attention_backward_tiles(Stream *stream, const Attention
                   "more than a desktop GPU has");
     dim3 block(CUDA_ATTENTION_THREADS);
     cuda_attention_deltas<__nv_bfloat16, GROUP, 8>(stream, work);
-    cuda_launch(stream, cuda_attention_d_queries_kernel<D, QUERIES, DOCUMENTS>,
+    cuda_launch(stream, cuda_attention_d_queries_kernel<D, QUERIES, DOCUMENTS, GROUPED>,
                 cuda_attention_grid(work, QUERIES * WARP_ROWS), block,
                 cuda_attention_d_queries_bytes(D, QUERIES), work);
-    cuda_launch(stream, cuda_attention_d_keys_kernel<D, KEYS, DOCUMENTS>,
-                cuda_attention_grid(work, KEYS * WARP_ROWS), block, cuda_attention_d_keys_bytes(D, KEYS),
-                work);
+    cuda_launch(stream, cuda_attention_d_keys_kernel<D, KEYS, DOCUMENTS, GROUPED>,
+                cuda_attention_grid(work, KEYS * WARP_ROWS, true), block,
+                cuda_attention_d_keys_bytes(D, KEYS), work);
 }
 
 template <typename R, int PARTS, bool DOCUMENTS>
@@ -790,34 +811,42 @@ static inline void cuda_attention_rows(Stream *stream, const Attention &work) {
     cuda_attention_deltas<R, WARP, 1>(stream, work);
     cuda_launch(stream, cuda_attention_backward_rows_kernel<R, PARTS, false, DOCUMENTS>, grid, block, 0,
                 work);
-    cuda_launch(stream, cuda_attention_backward_rows_kernel<R, PARTS, true, DOCUMENTS>, grid, block, 0, work);
+    cuda_launch(stream, cuda_attention_backward_rows_kernel<R, PARTS, true, DOCUMENTS>,
+                cuda_attention_grid(work, CUDA_ATTENTION_WARPS, true), block, 0, work);
 }
 
-template <int D, bool DOCUMENTS>
+template <int D, bool DOCUMENTS, bool GROUPED>
 static inline void cuda_attention_tiles(Stream *stream, const Attention &work) {
-    (work.d_qkv == NULL ? cuda_attention_forward_tiles<D, DOCUMENTS>
-                        : cuda_attention_backward_tiles<D, DOCUMENTS>)(stream, work);
+    (work.d_qkv == NULL ? cuda_attention_forward_tiles<D, DOCUMENTS, GROUPED>
+                        : cuda_attention_backward_tiles<D, DOCUMENTS, GROUPED>)(stream, work);
 }
 
 // By tiles, if the heads have one of these sizes and all rows are aligned; otherwise by rows.
 // Within a sample, kernels count elements in 32 bits.
-template <typename R, bool DOCUMENTS, int... SIZES>
+template <typename R, bool DOCUMENTS, bool GROUPED, int... SIZES>
 static inline void cuda_attention_choose(Stream *stream, const Attention &work) {
     int D = work.channels / work.heads;
-    size_t C = (size_t)work.channels;
+    size_t C = (size_t)work.channels, stride = (size_t)attention_stride(&work);
     assert(work.channels % work.heads == 0 && D <= CUDA_ATTENTION_MAX_HEAD && work.window >= 0);
-    assert((size_t)work.T * 3 * C <= UINT32_MAX);
-    bool fits = work.precision == PRECISION_BF16 && pack_fits(3 * C, reals<__nv_bfloat16>(work.qkv)) &&
+    assert((size_t)work.T * stride <= UINT32_MAX);
+    bool fits = work.precision == PRECISION_BF16 && pack_fits(stride, reals<__nv_bfloat16>(work.qkv)) &&
                 pack_fits(C, reals<__nv_bfloat16>(work.output), reals<__nv_bfloat16>(work.d_output)) &&
                 pack_fits((size_t)work.d_qkv_stride, reals<__nv_bfloat16>(work.d_qkv));
-    if (fits && ((D == SIZES && (cuda_attention_tiles<SIZES, DOCUMENTS>(stream, work), true)) || ...)) {
+    if (fits &&
+        ((D == SIZES && (cuda_attention_tiles<SIZES, DOCUMENTS, GROUPED>(stream, work), true)) || ...)) {
         return;
     }
     (D <= 2 * WARP ? cuda_attention_rows<R, 2, DOCUMENTS> : cuda_attention_rows<R, 8, DOCUMENTS>)(stream,
                                                                                                   work);
 }
 
+template <typename R, bool GROUPED>
+static inline void cuda_attention_kind(Stream *stream, const Attention &work) {
+    (work.starts == NULL
+         ? cuda_attention_choose<R, false, GROUPED, 16, 32, 48, 64, 80, 96, 128>
+         : cuda_attention_choose<R, true, GROUPED, 16, 32, 48, 64, 80, 96, 128>)(stream, work);
+}
+
 template <typename R> static inline void cuda_attention(Stream *stream, const Attention *work) {
-    (work->starts == NULL ? cuda_attention_choose<R, false, 16, 32, 48, 64, 80, 96, 128>
-                          : cuda_attention_choose<R, true, 16, 32, 48, 64, 80, 96, 128>)(stream, *work);
+    (attention_group(work) > 1 ? cuda_attention_kind<R, true> : cuda_attention_kind<R, false>)(stream, *work);
 }

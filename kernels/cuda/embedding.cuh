@@ -1,5 +1,5 @@
-// embedding.cuh: token embedding plus position embedding, and the gradients of both
-// tables, on a GPU.
+// embedding.cuh: token embedding plus, where there is one, position embedding, and the gradients
+// of both tables, on a GPU.
 //
 // Computes what kernels/cpu/embedding.h defines. Forward: a thread owns a Piece of columns
 // (column_sums.cuh) in EMBEDDING_ROWS rows. d_wpe: one block for each position sums over the B
@@ -30,17 +30,20 @@ static __global__ void __launch_bounds__(COLUMN_STRIP) embedding_forward_kernel(
     for (int i = 0; i < EMBEDDING_ROWS; i++) {
         if (first + i >= rows) { break; }
         words[i] = piece_load<WIDTH>(reals<R>(work.wte) + (size_t)work.tokens[first + i] * C + c);
+        if (work.wpe == NULL) { continue; }
         positions[i] = piece_load<WIDTH>(reals<R>(work.wpe) + (size_t)((first + i) % work.T) * C + c);
     }
     UNROLL
     for (int i = 0; i < EMBEDDING_ROWS; i++) {
         if (first + i >= rows) { break; }
         float word[WIDTH], position[WIDTH];
-        piece_unpack(word, words[i]);
-        piece_unpack(position, positions[i]);
-        UNROLL
-        for (int k = 0; k < WIDTH; k++) { word[k] += position[k]; }
-        piece_pack(words[i], word);
+        if (work.wpe != NULL) {
+            piece_unpack(word, words[i]);
+            piece_unpack(position, positions[i]);
+            UNROLL
+            for (int k = 0; k < WIDTH; k++) { word[k] += position[k]; }
+            piece_pack(words[i], word);
+        }
         piece_store<WIDTH>(reals<R>(work.output) + (size_t)(first + i) * C + c, words[i]);
     }
 }

@@ -24,15 +24,9 @@ enum { GELU_ROWS = 4 };
 // would be NaN.
 DEVICE float gelu_square(float x) { return fminf(x * x, 1e4f); }
 
-// Returns 1 / (1 + exp(-2u)); *complement becomes 1 minus that, without cancellation.
-// The bound keeps exp finite; the comparison is false for NaN, which passes through. At
-// the bound the quotient is 0: __fdividef gives 0 for divisors from 2^126 on.
+// Returns 1 / (1 + exp(-2u)); *complement becomes 1 minus that.
 DEVICE float gelu_logistic(float x, float *complement) {
-    float twice_u = x * (GELU_LINEAR + GELU_CUBIC * gelu_square(x));
-    float e = __expf(twice_u < -88.0f ? 88.0f : -twice_u);
-    float s = __fdividef(1.0f, 1.0f + e);
-    *complement = e * s;
-    return s;
+    return logistic(x * (GELU_LINEAR + GELU_CUBIC * gelu_square(x)), complement);
 }
 
 template <typename R, int WIDTH>

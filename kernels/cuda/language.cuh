@@ -141,6 +141,15 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(f
     return __float2bfloat16_rn(value);
 }
 
+// Returns 1 / (1 + exp(-x)); *complement becomes 1 minus that, without cancellation.
+// The bound keeps exp finite; the comparison is false for NaN, which passes through. At
+// the bound the quotient is 0: __fdividef gives 0 for divisors from 2^126 on.
+DEVICE float logistic(float x, float *complement) {
+    float e = __expf(x < -88.0f ? 88.0f : -x), s = __fdividef(1.0f, 1.0f + e);
+    *complement = e * s;
+    return s;
+}
+
 // An array of Real as an array of R.
 template <typename R> static __host__ __device__ __forceinline__ R *reals(Real *place) {
     return (R *)(void *)place;

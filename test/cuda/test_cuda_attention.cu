@@ -17,6 +17,7 @@ typedef struct AttentionCase {
     int B, T, heads, D, window;
     int gap;                 // elements between rows of d_qkv
     int second, third, rest; // where documents begin, those of sample b at b more; 0, 0, 0: there are none
+    int kv_heads;            // 0: as many as heads
 } AttentionCase;
 
 static const AttentionCase bf16_cases[] = {
@@ -49,6 +50,26 @@ static const AttentionCase bf16_cases[] = {
     {1, 200, 1, 128, 0, 0, 31, 97, 161},
     {2, 37, 3, 20, 5, 0, 3, 16, 17},
     {1, 40, 1, 136, 0, 2, 7, 8, 30},
+    // Several heads of queries for each of keys: one tile of queries, several, windows, documents.
+    {2, 35, 4, 16, 0, 0, 0, 0, 0, 2},
+    {1, 150, 3, 16, 40, 16, 0, 0, 0, 1},
+    {1, 130, 2, 32, 0, 0, 0, 0, 0, 1},
+    {1, 100, 2, 48, 7, 8, 0, 0, 0, 1},
+    {1, 261, 2, 64, 0, 64, 0, 0, 0, 1},
+    {2, 131, 6, 64, 33, 0, 0, 0, 0, 2},
+    {1, 140, 3, 80, 0, 0, 0, 0, 0, 1},
+    {1, 131, 2, 96, 50, 0, 0, 0, 0, 1},
+    {1, 135, 4, 128, 0, 128, 0, 0, 0, 2},
+    {2, 17, 4, 40, 5, 0, 0, 0, 0, 2},
+    {1, 21, 2, 64, 4, 1, 0, 0, 0, 1},
+    {2, 150, 2, 16, 0, 0, 1, 63, 64, 1},
+    {1, 135, 2, 32, 20, 0, 66, 67, 130, 1},
+    {1, 75, 2, 48, 0, 0, 20, 30, 64, 1},
+    {2, 135, 2, 64, 0, 8, 66, 67, 130, 1},
+    {1, 150, 2, 80, 33, 0, 10, 95, 149, 1},
+    {1, 130, 2, 96, 0, 0, 127, 128, 129, 1},
+    {1, 140, 2, 128, 0, 0, 31, 97, 131, 1},
+    {1, 37, 4, 20, 5, 0, 3, 16, 17, 2},
 };
 static const AttentionCase fp32_cases[] = {
     {1, 70, 1, 64, 0, 0},
@@ -59,19 +80,31 @@ static const AttentionCase fp32_cases[] = {
     {1, 65, 1, 128, 16, 4},
     {2, 37, 2, 20, 0, 0, 3, 16, 17},
     {1, 40, 1, 80, 9, 1, 1, 8, 30},
+    {2, 33, 4, 16, 0, 0, 0, 0, 0, 1},
+    {1, 37, 6, 64, 9, 2, 0, 0, 0, 2},
+    {1, 21, 2, 128, 0, 0, 3, 16, 17, 1},
 };
 static const AttentionCase gpu_cases[] = {
-    {4, 1024, 12, 64, 0, 0},       {4, 1024, 12, 64, 256, 0}, {1, 1024, 20, 128, 0, 0},
-    {1, 2048, 20, 128, 256, 2560}, {1, 2048, 8, 80, 256, 0},  {1, 1000, 12, 64, 100, 8},
-    {3, 777, 5, 96, 0, 0},         {1, 333, 3, 40, 50, 1},    {4, 1024, 12, 64, 0, 0, 100, 512, 900},
+    {4, 1024, 12, 64, 0, 0},
+    {4, 1024, 12, 64, 256, 0},
+    {1, 1024, 20, 128, 0, 0},
+    {1, 2048, 20, 128, 256, 2560},
+    {1, 2048, 8, 80, 256, 0},
+    {1, 1000, 12, 64, 100, 8},
+    {3, 777, 5, 96, 0, 0},
+    {1, 333, 3, 40, 50, 1},
+    {4, 1024, 12, 64, 0, 0, 100, 512, 900},
+    {2, 2048, 32, 64, 0, 0, 0, 0, 0, 8},
+    {1, 1023, 16, 128, 512, 0, 0, 0, 0, 8},
 };
 
 // One problem and its arrays on the device.
 typedef struct Problem {
     AttentionCase shape;
     Precision precision;
-    int C, d_stride;
-    size_t rows, count, d_count;
+    int C, keys, wide; // channels of queries, of keys, and of queries, keys and values
+    int d_stride;
+    size_t rows, count, qkv_count, d_count;
     Real *qkv, *d_output, *output, *d_qkv;
     float *logsumexp, *workspace;
 } Problem;
@@ -110,6 +143,7 @@ static Attention attention_of(const Problem *problem, Real *output, float *logsu
                       .T = shape.T,
                       .channels = problem->C,
                       .heads = shape.heads,
+                      .kv_heads = shape.kv_heads,
                       .d_qkv_stride = problem->d_stride,
                       .window = shape.window < shape.T ? shape.window : 0,
                       .precision = problem->precision,
@@ -137,11 +171,14 @@ static Problem problem_new(AttentionCase shape, Precision precision) {
     problem.shape = shape;
     problem.precision = precision;
     problem.C = shape.heads * shape.D;
-    problem.d_stride = 3 * problem.C + shape.gap;
+    problem.keys = (shape.kv_heads > 0 ? shape.kv_heads : shape.heads) * shape.D;
+    problem.wide = problem.C + 2 * problem.keys;
+    problem.d_stride = problem.wide + shape.gap;
     problem.rows = (size_t)shape.B * (size_t)shape.T;
     problem.count = problem.rows * (size_t)problem.C;
+    problem.qkv_count = problem.rows * (size_t)problem.wide;
     problem.d_count =
-        (problem.rows - 1) * (size_t)problem.d_stride + 3 * (size_t)problem.C; // nothing behind the last row
+        (problem.rows - 1) * (size_t)problem.d_stride + (size_t)problem.wide; // nothing behind the last row
     return problem;
 }
 
@@ -168,14 +205,14 @@ static bool results_same(const Problem *problem, const Results *a, const Results
 
 typedef void Backward(Stream *stream, const Attention &work);
 
-// Forward and backward on the device from qkv (B, T, 3C) and d_output (B, T, C), into
+// Forward and backward on the device from qkv (B, T, wide) and d_output (B, T, C), into
 // memory full of NaNs. backward: what to call instead of the product's choice of kernels.
 static void device_run_with(Problem *problem, Results *results, const float *qkv, const float *d_output,
                             Backward *backward) {
     AttentionCase shape = problem->shape;
     Precision precision = problem->precision;
     size_t numbers = problem->rows * (size_t)shape.heads, bytes = precision_bytes(precision);
-    Real *device_qkv = device_reals(qkv, 3 * problem->count, precision),
+    Real *device_qkv = device_reals(qkv, problem->qkv_count, precision),
          *device_d = device_reals(d_output, problem->count, precision);
     Real *output = (Real *)device_new(problem->count * bytes),
          *d_qkv = (Real *)device_new(problem->d_count * bytes);
@@ -222,8 +259,8 @@ static void oracle_run(const Problem *problem, Results *results, const float *qk
 
 // Scores of a few units, so that softmax is neither flat nor one-hot.
 static float *random_qkv(const Problem *problem) {
-    float *qkv = host_normals(&test_random, 3 * problem->count, sqrt(2.0 / sqrt((double)problem->shape.D)));
-    host_round(qkv, 3 * problem->count, problem->precision);
+    float *qkv = host_normals(&test_random, problem->qkv_count, sqrt(2.0 / sqrt((double)problem->shape.D)));
+    host_round(qkv, problem->qkv_count, problem->precision);
     return qkv;
 }
 
@@ -235,18 +272,26 @@ static float *random_d_output(const Problem *problem) {
 
 static void describe(char *text, size_t size, const Problem *problem, const char *what) {
     AttentionCase shape = problem->shape;
-    snprintf(text, size, "%s, %s, B %d T %d heads %d D %d window %d gap %d documents %d %d %d, seed %llu",
-             what, precision_name(problem->precision), shape.B, shape.T, shape.heads, shape.D, shape.window,
-             shape.gap, shape.second, shape.third, shape.rest, (unsigned long long)test_seed);
+    snprintf(text, size,
+             "%s, %s, B %d T %d heads %d of %d D %d window %d gap %d documents %d %d %d, seed %llu", what,
+             precision_name(problem->precision), shape.B, shape.T, shape.heads, shape.kv_heads, shape.D,
+             shape.window, shape.gap, shape.second, shape.third, shape.rest, (unsigned long long)test_seed);
 }
 
-// The C columns of dQ, dK or dV, without the gaps.
+// Columns of dQ, dK or dV.
+static int part_width(const Problem *problem, int part) { return part == 0 ? problem->C : problem->keys; }
+static int part_column(const Problem *problem, int part) {
+    return part == 0 ? 0 : problem->C + (part - 1) * problem->keys;
+}
+
+// dQ, dK or dV, without the gaps.
 static float *gradient_part(const Problem *problem, const float *d_qkv, int part) {
-    size_t C = (size_t)problem->C;
-    float *values = (float *)malloc(problem->count * sizeof(float));
+    size_t width = (size_t)part_width(problem, part);
+    float *values = (float *)malloc(problem->rows * width * sizeof(float));
     for (size_t row = 0; row < problem->rows; row++) {
-        memcpy(values + row * C, d_qkv + row * (size_t)problem->d_stride + (size_t)part * C,
-               C * sizeof(float));
+        memcpy(values + row * width,
+               d_qkv + row * (size_t)problem->d_stride + (size_t)part_column(problem, part),
+               width * sizeof(float));
     }
     return values;
 }
@@ -263,16 +308,16 @@ static void check_elements(const char *what, const float *got, const float *expe
 
 // In bf16, dQ and dK suffer from the rounding of `output` in delta, which shows where the
 // mean is over a few rows only.
-static void check_gradient(const Problem *problem, const char *name, const float *got,
-                           const float *expected) {
+static void check_gradient(const Problem *problem, const char *name, const float *got, const float *expected,
+                           size_t count) {
     bool half = problem->precision == PRECISION_BF16, small = problem->shape.T < 32;
     char text[200];
     describe(text, sizeof text, problem, name);
-    check_elements(text, got, expected, problem->count, half ? 0.1 : 1e-4);
+    check_elements(text, got, expected, count, half ? 0.1 : 1e-4);
     if (problem->shape.window == 1 || problem->shape.T == 1) {
         return;
     } // one key: dQ and dK are 0 but for rounding
-    check_close(text, got, expected, problem->count, !half ? 5e-6 : small ? 4e-2 : 1e-2);
+    check_close(text, got, expected, count, !half ? 5e-6 : small ? 4e-2 : 1e-2);
 }
 
 static void check_results(const Problem *problem, const Results *got, const Results *expected) {
@@ -287,12 +332,12 @@ static void check_results(const Problem *problem, const Results *got, const Resu
     for (int part = 0; part < 3; part++) {
         float *a = gradient_part(problem, got->d_qkv, part),
               *b = gradient_part(problem, expected->d_qkv, part);
-        check_gradient(problem, names[part], a, b);
+        check_gradient(problem, names[part], a, b, problem->rows * (size_t)part_width(problem, part));
         free(a);
         free(b);
     }
     for (size_t i = 0; i < problem->d_count; i++) { // the gaps between rows must not be written
-        if (i % (size_t)problem->d_stride >= 3 * (size_t)problem->C) { assert_true(isnan(got->d_qkv[i])); }
+        if (i % (size_t)problem->d_stride >= (size_t)problem->wide) { assert_true(isnan(got->d_qkv[i])); }
     }
 }
 
@@ -333,20 +378,20 @@ static void test_tiles_of_a_warp(void **state) {
         Backward *one, *two;
     } cases[] = {
         {{1, 130, 1, 16, 33, 0},
-         cuda_attention_backward_tiles<16, false, 1, 1>,
-         cuda_attention_backward_tiles<16, false, 2, 2>},
+         cuda_attention_backward_tiles<16, false, false, 1, 1>,
+         cuda_attention_backward_tiles<16, false, false, 2, 2>},
         {{1, 97, 2, 32, 0, 0},
-         cuda_attention_backward_tiles<32, false, 1, 1>,
-         cuda_attention_backward_tiles<32, false, 2, 2>},
+         cuda_attention_backward_tiles<32, false, false, 1, 1>,
+         cuda_attention_backward_tiles<32, false, false, 2, 2>},
         {{1, 70, 1, 48, 1, 8},
-         cuda_attention_backward_tiles<48, false, 1, 1>,
-         cuda_attention_backward_tiles<48, false, 2, 2>},
+         cuda_attention_backward_tiles<48, false, false, 1, 1>,
+         cuda_attention_backward_tiles<48, false, false, 2, 2>},
         {{2, 150, 1, 64, 40, 0},
-         cuda_attention_backward_tiles<64, false, 1, 1>,
-         cuda_attention_backward_tiles<64, false, 2, 2>},
+         cuda_attention_backward_tiles<64, false, false, 1, 1>,
+         cuda_attention_backward_tiles<64, false, false, 2, 2>},
         {{1, 81, 1, 80, 0, 0},
-         cuda_attention_backward_tiles<80, false, 1, 1>,
-         cuda_attention_backward_tiles<80, false, 2, 1>},
+         cuda_attention_backward_tiles<80, false, false, 1, 1>,
+         cuda_attention_backward_tiles<80, false, false, 2, 1>},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         Problem problem = problem_new(cases[i].shape, PRECISION_BF16);
@@ -382,9 +427,9 @@ static void check_band(AttentionCase shape, Precision precision, int changed) {
     Problem problem = problem_new(shape, precision);
     float *qkv = random_qkv(&problem), *d_output = random_d_output(&problem);
     Results before = results_new(&problem), after = results_new(&problem);
-    int C = problem.C;
+    int C = problem.C, wide = problem.wide;
     device_run(&problem, &before, qkv, d_output);
-    for (int i = 0; i < 3 * C; i++) { qkv[changed * 3 * C + i] = (float)(i % 13 - 6); }
+    for (int i = 0; i < wide; i++) { qkv[changed * wide + i] = (float)(i % 13 - 6); }
     for (int i = 0; i < C; i++) { d_output[changed * C + i] = (float)(i % 7 - 3); }
     device_run(&problem, &after, qkv, d_output);
     for (int row = 0; row < shape.T; row++) {
@@ -398,13 +443,13 @@ static void check_band(AttentionCase shape, Precision precision, int changed) {
         assert_true(row != changed ||
                     !same_at(before.output, after.output, (size_t)row * (size_t)C, C)); // it did change
         assert_true(query_changes || same_at(before.d_qkv, after.d_qkv, d_row, C));
-        assert_true(key_changes || same_at(before.d_qkv, after.d_qkv, d_row + (size_t)C, 2 * C));
+        assert_true(key_changes || same_at(before.d_qkv, after.d_qkv, d_row + (size_t)C, wide - C));
     }
     for (int sample = 1; sample < shape.B; sample++) {
         size_t skipped = (size_t)sample * (size_t)shape.T;
         assert_true(same_at(before.output, after.output, skipped * (size_t)C, shape.T * C));
         assert_true(same_at(before.d_qkv, after.d_qkv, skipped * (size_t)problem.d_stride,
-                            (shape.T - 1) * problem.d_stride + 3 * C));
+                            (shape.T - 1) * problem.d_stride + wide));
     }
     results_free(&before);
     results_free(&after);
@@ -418,14 +463,16 @@ static void test_band(void **state) {
                                    {2, 150, 1, 32, 0, 0},
                                    {1, 200, 1, 16, 64, 0},
                                    {2, 150, 1, 32, 0, 0, 30, 65, 66},
-                                   {1, 200, 1, 64, 64, 0, 63, 100, 129}};
+                                   {1, 200, 1, 64, 64, 0, 63, 100, 129},
+                                   {2, 130, 2, 64, 33, 0, 0, 0, 0, 1},
+                                   {1, 150, 3, 16, 0, 0, 30, 65, 66, 1}};
     for (size_t i = 0; i < COUNT(cases); i++) {
         check_band(cases[i], PRECISION_BF16, 0);
         check_band(cases[i], PRECISION_BF16, 63);
         check_band(cases[i], PRECISION_BF16, 64);
     }
     const AttentionCase narrow = {2, 50, 1, 20, 9, 0};
-    const AttentionCase documents = {2, 50, 1, 20, 0, 0, 1, 28, 31};
+    const AttentionCase documents = {2, 50, 2, 20, 0, 0, 1, 28, 31, 1};
     check_band(narrow, PRECISION_BF16, 0);
     check_band(narrow, PRECISION_FP32, 29);
     check_band(documents, PRECISION_BF16, 0);
@@ -439,7 +486,7 @@ static void check_nan(AttentionCase shape, Precision precision, int part, float 
     float *qkv = random_qkv(&problem), *d_output = random_d_output(&problem);
     Results results = results_new(&problem);
     int C = problem.C, place = shape.T / 2, column = shape.D / 2;
-    if (part < 3) { qkv[place * 3 * C + part * C + column] = bad; }
+    if (part < 3) { qkv[place * problem.wide + part_column(&problem, part) + column] = bad; }
     if (part == 3) { d_output[place * C + column] = bad; }
     device_run(&problem, &results, qkv, d_output);
     for (int row = 0; row < shape.T; row++) {
@@ -453,7 +500,7 @@ static void check_nan(AttentionCase shape, Precision precision, int part, float 
         }
         if (query) { assert_false(isfinite(d_row[0])); }
         if (key) { assert_false(isfinite(d_row[C])); }
-        if (key && part != 2) { assert_false(isfinite(d_row[2 * C + column])); }
+        if (key && part != 2) { assert_false(isfinite(d_row[C + problem.keys + column])); }
     }
     results_free(&results);
     free(qkv);
@@ -462,7 +509,8 @@ static void check_nan(AttentionCase shape, Precision precision, int part, float 
 
 static void test_nan(void **state) {
     (void)state;
-    const AttentionCase cases[] = {{1, 70, 1, 64, 0, 0}, {1, 100, 1, 32, 20, 0}, {1, 30, 1, 20, 4, 0}};
+    const AttentionCase cases[] = {
+        {1, 70, 1, 64, 0, 0}, {1, 100, 1, 32, 20, 0}, {1, 30, 1, 20, 4, 0}, {1, 70, 2, 64, 0, 0, 0, 0, 0, 1}};
     for (size_t i = 0; i < COUNT(cases); i++) {
         for (int part = 0; part < 4; part++) {
             check_nan(cases[i], PRECISION_BF16, part, NAN);
@@ -482,7 +530,7 @@ static void test_large_scores(void **state) {
         Problem problem = problem_new(shapes[i], PRECISION_BF16);
         float *qkv = random_qkv(&problem), *d_output = random_d_output(&problem);
         Results got = results_new(&problem), expected = results_new(&problem);
-        for (size_t k = 0; k < 3 * problem.count; k++) {
+        for (size_t k = 0; k < problem.qkv_count; k++) {
             qkv[k] *= k / (size_t)problem.C % 3 == 0 ? 128.0f : 1.0f;
         } // q
         oracle_run(&problem, &expected, qkv, d_output);

@@ -163,6 +163,83 @@ static Expected layernorm_backward_case(Stream *stream, double e) {
     return {bytes, bytes + e * C * groups * cuda_row_blocks(N) + e * N * C / 16 * 2 * sizeof(float), 0, 0};
 }
 
+// Neither mean nor bias; the branch has none, either.
+static Expected rmsnorm_forward_case(Stream *stream, double e) {
+    Layernorm work = layernorm_case(stream->precision, true);
+    work.bias = work.branch_bias = NULL;
+    begin_counting();
+    layernorm_forward(stream, &work);
+    return {4 * e * N * C, 5 * e * N * C, 0, 0};
+}
+
+static Expected rmsnorm_backward_case(Stream *stream, double e) {
+    Layernorm work = layernorm_case(stream->precision, false);
+    work.d_residual = array_of_reals((size_t)N * C, stream->precision);
+    work.accumulate = true;
+    work.d_weight = array<float>(C);
+    work.partials = array<float>((size_t)CUDA_ROW_BLOCKS * 2 * C);
+    work.d_output = work.output;
+    begin_counting();
+    layernorm_backward(stream, &work);
+    // Sums of d_residual are left, too, which only a branch with a bias needs.
+    double bytes = 4 * e * N * C + workspace_bytes(C) + 4.0 * C * cuda_row_blocks(N);
+    int groups = layernorm_groups(C, (int)(16 / e), LAYERNORM_AHEAD_BLOCK).groups;
+    return {bytes, bytes + e * C * groups * cuda_row_blocks(N) + e * N * C / 16 * sizeof(float), 0, 0};
+}
+
+// Heads of queries and of keys, 4 to 1, in rows of queries, keys and values.
+enum { Q_HEADS = 4, HEADS = Q_HEADS + 1, QKV = (HEADS + 1) * D };
+
+// Each head asks for the turns of its position, which stay in a cache.
+static Expected rotary_case(Stream *stream, double e, bool backward, bool normed) {
+    Rotary work = {.values = array_of_reals((size_t)N * QKV, stream->precision),
+                   .turns = array<float>((size_t)T * D),
+                   .rows = N,
+                   .T = T,
+                   .heads = Q_HEADS,
+                   .kv_heads = 1,
+                   .head_size = D,
+                   .stride = QKV,
+                   .scale = 0.125f,
+                   .epsilon = 1e-6f,
+                   .backward = backward};
+    if (normed) {
+        work.saved = array_of_reals((size_t)N * HEADS * D, stream->precision);
+        work.partials = array<float>((size_t)CUDA_ROW_BLOCKS * 2 * D);
+        for (int key = 0; key < 2; key++) {
+            work.weights[key] = array_of_reals(D, stream->precision);
+            work.d_weights[key] = array<float>(D);
+        }
+    }
+    begin_counting();
+    rotary(stream, &work);
+    int blocks = backward ? cuda_row_blocks(N) : (int)cuda_blocks(N, ROTARY_ROWS);
+    double heads = e * N * HEADS * D, sums = normed && backward ? workspace_bytes(2 * D) : 0,
+           groups = ROTARY_THREADS / (D / 2 / (16 / e));
+    return {(normed ? 3 : 2) * heads + 4.0 * T * D + sums,
+            (normed ? 3 : 2) * heads + 4.0 * N * HEADS * D + sums +
+                (normed ? 2 * e * D * groups * blocks : 0),
+            0, 0};
+}
+static Expected rotary_forward(Stream *stream, double e) { return rotary_case(stream, e, false, false); }
+static Expected rotary_backward(Stream *stream, double e) { return rotary_case(stream, e, true, false); }
+static Expected rotary_norm_forward(Stream *stream, double e) { return rotary_case(stream, e, false, true); }
+static Expected rotary_norm_backward(Stream *stream, double e) { return rotary_case(stream, e, true, true); }
+
+static Expected swiglu_case(Stream *stream, double e, bool backward) {
+    Swiglu work = {.output = array_of_reals((size_t)N * F, stream->precision),
+                   .saved = array_of_reals((size_t)N * 2 * F, stream->precision),
+                   .gradient = backward ? array_of_reals((size_t)N * 2 * F, stream->precision) : NULL,
+                   .rows = N,
+                   .columns = F,
+                   .gradient_stride = 2 * F};
+    begin_counting();
+    swiglu(stream, &work);
+    return {(backward ? 5 : 3) * e * N * F, (backward ? 5 : 3) * e * N * F, 0, 0};
+}
+static Expected swiglu_forward(Stream *stream, double e) { return swiglu_case(stream, e, false); }
+static Expected swiglu_backward(Stream *stream, double e) { return swiglu_case(stream, e, true); }
+
 static Expected gelu_forward_case(Stream *stream, double e) {
     Real *output = array_of_reals((size_t)N * F, stream->precision),
          *saved = array_of_reals((size_t)N * F, stream->precision),
@@ -253,6 +330,37 @@ static Expected attention_backward_case(Stream *stream, int window) {
            asked = 2.0 * D * (2 * N + 3 * N + 4 * N + 4 * loads) + 8 * loads;
     return {16.0 * N * D, asked, 10.0 * D * visible_pairs(window, 1, 1),
             14.0 * D * visible_pairs(window, 32, tile)};
+}
+
+// Two heads of queries for one of keys. Each asks for the keys and values, and a block of keys for
+// the queries of both.
+static Expected attention_shared_case(Stream *stream, bool backward) {
+    Attention work = {.output = array_of_reals((size_t)N * 2 * D, PRECISION_BF16),
+                      .logsumexp = array<float>(2 * N),
+                      .scratch = array<float>(2 * N),
+                      .qkv = array_of_reals((size_t)N * 4 * D, PRECISION_BF16),
+                      .d_qkv = backward ? array_of_reals((size_t)N * 4 * D, PRECISION_BF16) : NULL,
+                      .d_output = array_of_reals((size_t)N * 2 * D, PRECISION_BF16),
+                      .B = B,
+                      .T = T,
+                      .channels = 2 * D,
+                      .heads = 2,
+                      .kv_heads = 1,
+                      .d_qkv_stride = 4 * D};
+    begin_counting();
+    attention(stream, &work);
+    double tile = CUDA_ATTENTION_TILE, loads = 2 * visible_pairs(0, BLOCK_ROWS, tile) / BLOCK_ROWS,
+           products = 2 * (backward ? 14.0 : 4.0) * D, fewest = 2 * (backward ? 10.0 : 4.0) * D;
+    return {2.0 * D * N * (backward ? 12 : 6),
+            2.0 * D * (backward ? 2 * 2 * N + 3 * 2 * N + 4 * 2 * N + 4 * loads : 2 * 2 * N + 2 * loads) +
+                8 * loads,
+            fewest * visible_pairs(0, 1, 1), products * visible_pairs(0, 32, tile)};
+}
+static Expected attention_shared_forward(Stream *stream, double) {
+    return attention_shared_case(stream, false);
+}
+static Expected attention_shared_backward(Stream *stream, double) {
+    return attention_shared_case(stream, true);
 }
 
 static Expected attention_forward_global(Stream *stream, double) { return attention_forward_case(stream, 0); }
@@ -352,6 +460,16 @@ static const Counted cases[] = {
     {"LayerNorm, the first", layernorm_first_case, true},
     {"LayerNorm forward", layernorm_forward_case, true},
     {"LayerNorm backward", layernorm_backward_case, true},
+    {"RMSNorm forward", rmsnorm_forward_case, true},
+    {"RMSNorm backward", rmsnorm_backward_case, true},
+    {"rotary positions forward", rotary_forward, true},
+    {"rotary positions backward", rotary_backward, true},
+    {"rotary positions and norms of heads forward", rotary_norm_forward, true},
+    {"rotary positions and norms of heads backward", rotary_norm_backward, true},
+    {"SwiGLU forward", swiglu_forward, true},
+    {"SwiGLU backward", swiglu_backward, true},
+    {"attention with shared keys, forward", attention_shared_forward, false},
+    {"attention with shared keys, backward", attention_shared_backward, false},
     {"GELU forward", gelu_forward_case, true},
     {"GELU backward", gelu_backward_case, true},
     {"cross entropy", cross_entropy_case, true},

@@ -1,6 +1,6 @@
-// test_cuda_layers.cu: LayerNorm, GELU, the embedding and the sums over rows on the
-// device, against the CPU's kernels; casts to FP8 and products of it, against a table of
-// its numbers.
+// test_cuda_layers.cu: norms, rotary positions, activations, the embedding and the sums over
+// rows on the device, against the CPU's kernels; casts to FP8 and products of it, against a table
+// of its numbers.
 //
 // Device and CPU start from the same rounded inputs. Results must be close, and have the
 // same bits in every order of threads and blocks. Shapes are odd on purpose: rows that no
@@ -156,26 +156,49 @@ static void test_column_sums(void **state) {
     for (size_t i = 0; i < sizeof sums_cases / sizeof *sums_cases; i++) { run_sums_case(&sums_cases[i]); }
 }
 
-// ---- LayerNorm ------------------------------------------------------------------------
+// ---- LayerNorm and RMSNorm ------------------------------------------------------------
 
 typedef struct NormCase {
     int rows, channels;
     bool branch;     // forward: a branch is added; backward: the gradient of its bias is wanted
     bool accumulate; // backward
+    bool rms;        // it is an RMSNorm
+    bool bare;       // forward: the branch has no bias
 } NormCase;
 
-// The last four have enough rows for several rounds of each block in backward.
+// Some have enough rows for several rounds of each block in backward.
 static const NormCase norm_cases[] = {
-    {5, 1, false, true},     {5, 37, true, true},     {7, 64, true, true},     {300, 24, true, false},
-    {9, 768, true, true},    {3, 1001, false, true},  {2, 1048, true, false},  {31, 300, true, true},
-    {2, 3080, true, true},   {3, 6160, true, false},  {2, 8192, false, true},  {2, 8191, true, true},
-    {1700, 264, true, true}, {530, 1544, true, true}, {540, 515, false, true}, {270, 3080, true, true},
+    {5, 1, false, true},
+    {5, 37, true, true},
+    {7, 64, true, true},
+    {300, 24, true, false},
+    {9, 768, true, true},
+    {3, 1001, false, true},
+    {2, 1048, true, false},
+    {31, 300, true, true},
+    {2, 3080, true, true},
+    {3, 6160, true, false},
+    {2, 8192, false, true},
+    {2, 8191, true, true},
+    {1700, 264, true, true},
+    {530, 1544, true, true},
+    {540, 515, false, true},
+    {270, 3080, true, true},
+    {5, 37, true, true, true},
+    {300, 24, false, false, true},
+    {9, 768, true, true, true, true},
+    {2, 1048, true, false, true},
+    {31, 300, true, true, true, true},
+    {2, 8192, true, true, true, true},
+    {2, 8191, false, true, true},
+    {3, 1001, true, true, true, true},
+    {1700, 264, true, true, true},
+    {270, 3080, false, true, true},
+    {3, 6160, true, true, true},
 };
-static const NormCase real_norm_cases[] = {{8192, 768, true, true},
-                                           {4099, 2560, true, true},
-                                           {8191, 1000, true, false},
-                                           {2048, 2048, false, true},
-                                           {1025, 4097, true, true}};
+static const NormCase real_norm_cases[] = {{8192, 768, true, true},   {4099, 2560, true, true},
+                                           {8191, 1000, true, false}, {2048, 2048, false, true},
+                                           {1025, 4097, true, true},  {8192, 2048, true, true, true, true}};
 
 // Expected are output and statistics that the CPU computes from the residual that the device
 // stored.
@@ -191,7 +214,7 @@ static void check_norm_forward(const NormCase *shape, Precision precision, const
         work.output = (Real *)output;
         work.statistics = statistics;
         work.weight = (const Real *)weight;
-        work.bias = (const Real *)bias;
+        work.bias = shape->rms ? NULL : (const Real *)bias;
         layernorm_forward(cpu_stream(), &work);
         results[0].expected = output;
         results[1].expected = statistics;
@@ -205,7 +228,9 @@ static void run_norm_forward_case(const NormCase *shape, Precision precision) {
     float *before = numbers(count, 1, precision), *branch = numbers(count, 1, precision),
           *branch_bias = numbers(C, 1, precision);
     float *weight = numbers(C, 1, precision), *bias = numbers(C, 1, precision), *sum = copy_of(before, count);
-    for (size_t i = 0; shape->branch && i < count; i++) { sum[i] += branch[i] + branch_bias[i % C]; }
+    for (size_t i = 0; shape->branch && i < count; i++) {
+        sum[i] += branch[i] + (shape->bare ? 0 : branch_bias[i % C]);
+    }
     Result residual = {"residual", sum, count, shape->branch ? rounding(precision) : 0, NULL};
     Result results[2] = {{"output", NULL, count, rounding(precision), NULL},
                          {"statistics", NULL, 2 * rows, 1e-5, NULL}};
@@ -218,9 +243,9 @@ static void run_norm_forward_case(const NormCase *shape, Precision precision) {
         work.residual = shape->branch ? poisoned(count, precision) : on_device(before, count, precision);
         work.residual_before = shape->branch ? on_device(before, count, precision) : NULL;
         work.branch = shape->branch ? on_device(branch, count, precision) : NULL;
-        work.branch_bias = shape->branch ? on_device(branch_bias, C, precision) : NULL;
+        work.branch_bias = shape->branch && !shape->bare ? on_device(branch_bias, C, precision) : NULL;
         work.weight = on_device(weight, C, precision);
-        work.bias = on_device(bias, C, precision);
+        work.bias = shape->rms ? NULL : on_device(bias, C, precision);
         work.epsilon = 1e-5f;
         work.rows = shape->rows;
         work.channels = shape->channels;
@@ -242,11 +267,11 @@ typedef struct NormBackward {
     Result results[4];
 } NormBackward;
 
-static void norm_statistics(NormBackward *host, size_t rows, size_t C) {
+static void norm_statistics(NormBackward *host, size_t rows, size_t C, bool rms) {
     host->statistics = room(2 * rows);
     for (size_t row = 0; row < rows; row++) {
         double sum = 0, squares = 0;
-        for (size_t c = 0; c < C; c++) { sum += (double)host->residual[row * C + c]; }
+        for (size_t c = 0; c < C && !rms; c++) { sum += (double)host->residual[row * C + c]; }
         for (size_t c = 0; c < C; c++) {
             squares += pow((double)host->residual[row * C + c] - sum / (double)C, 2);
         }
@@ -263,7 +288,7 @@ static void norm_backward_expected(NormBackward *host, const NormCase *shape, Pr
     work.d_residual = (Real *)gradient;
     work.accumulate = shape->accumulate;
     work.d_weight = sums;
-    work.d_bias = sums + C;
+    work.d_bias = shape->rms ? NULL : sums + C;
     work.d_branch_bias = shape->branch ? sums + 2 * C : NULL;
     work.partials = room((size_t)ROW_BLOCKS * 3 * C);
     work.d_output = (const Real *)host->d_output;
@@ -290,7 +315,7 @@ static void run_norm_backward_case(const NormCase *shape, Precision precision) {
     host.weight = numbers(C, 1, precision);
     host.gradient = numbers(count, 1, precision);
     host.sums = numbers(3 * C, 1, PRECISION_FP32);
-    norm_statistics(&host, rows, C);
+    norm_statistics(&host, rows, C, shape->rms);
     norm_backward_expected(&host, shape, precision);
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
@@ -302,9 +327,9 @@ static void run_norm_backward_case(const NormCase *shape, Precision precision) {
             shape->accumulate ? on_device(host.gradient, count, precision) : poisoned(count, precision);
         work.accumulate = shape->accumulate;
         work.d_weight = sums[0];
-        work.d_bias = sums[1];
+        work.d_bias = shape->rms ? NULL : sums[1];
         work.d_branch_bias = shape->branch ? sums[2] : NULL;
-        work.partials = poisoned_floats((size_t)CUDA_ROW_BLOCKS * 3 * C);
+        work.partials = poisoned_floats((size_t)CUDA_ROW_BLOCKS * (shape->rms ? 2 : 3) * C);
         work.d_output = on_device(host.d_output, count, precision);
         work.residual = on_device(host.residual, count, precision);
         work.statistics = floats_on_device(host.statistics, 2 * rows);
@@ -539,17 +564,207 @@ static void test_gelu_far_out(void **state) {
     keep_nothing();
 }
 
+// ---- SwiGLU ---------------------------------------------------------------------------
+
+// Backward overwrites the `columns` gradients of each row by twice as many.
+static void run_swiglu_case(const GeluCase *shape, Precision precision) {
+    size_t rows = (size_t)shape->rows, columns = (size_t)shape->columns,
+           stride = 2 * columns + (size_t)shape->gap, count = rows * columns, gradient_count = rows * stride;
+    float *inputs = numbers(2 * count, 2, precision), *d_output = numbers(gradient_count, 1, precision);
+    float *output = room(count), *saved = copy_of(inputs, 2 * count),
+          *gradient = copy_of(d_output, gradient_count);
+    Swiglu work = {.output = as_reals(output), .saved = as_reals(saved), .rows = shape->rows};
+    work.columns = shape->columns;
+    work.gradient_stride = (int)stride;
+    swiglu(cpu_stream(), &work);
+    work.gradient = as_reals(gradient);
+    swiglu(cpu_stream(), &work);
+    Result results[3] = {{"output", output, count, rounding(precision), NULL},
+                         {"saved", inputs, 2 * count, 0, NULL},
+                         {"gradient", gradient, gradient_count, rounding(precision), NULL}};
+    for (int order = 0; order < SIMT_ORDERS; order++) {
+        cuda_use_order(order);
+        work.output = poisoned(count, precision);
+        work.saved = on_device(inputs, 2 * count, precision);
+        work.gradient = NULL;
+        swiglu(cuda_test_stream(precision), &work);
+        work.gradient = on_device(d_output, gradient_count, precision);
+        swiglu(cuda_test_stream(precision), &work);
+        cuda_test_wait(cuda_test_stream(precision));
+        result_check(&results[0], order, from_device(work.output, count, precision));
+        result_check(&results[1], order, from_device(work.saved, 2 * count, precision));
+        result_check(&results[2], order, from_device(work.gradient, gradient_count, precision));
+    }
+    results_end(results, 3);
+    keep_nothing();
+}
+
+static void test_swiglu(void **state) {
+    (void)state;
+    for (int i = 0; i < 2 * (int)(sizeof gelu_cases / sizeof *gelu_cases); i++) {
+        run_swiglu_case(&gelu_cases[i / 2], i % 2 == 0 ? PRECISION_FP32 : PRECISION_BF16);
+    }
+    const GeluCase real = {4096, 8192, 0};
+    if (!cuda_small_shapes()) { run_swiglu_case(&real, PRECISION_BF16); }
+}
+
+// Element by element against the definition in double. A NaN or infinity is never lost.
+static void test_swiglu_far_out(void **state) {
+    (void)state;
+    enum { COUNT = 20 };
+    const float x[COUNT] = {0,   1e-30f, 1e-3f, -1e-3f, 1,      -1,    3,     -3,     12,       -12,
+                            -80, 100.0f, -100,  1e4f,   -1e15f, 1e25f, 1e18f, -3e38f, INFINITY, NAN};
+    float inputs[2 * COUNT], ones[2 * COUNT];
+    for (int i = 0; i < COUNT; i++) { inputs[i] = x[i], inputs[COUNT + i] = 0.5f; }
+    for (int i = 0; i < 2 * COUNT; i++) { ones[i] = 1.0f; }
+    Swiglu work = {.output = poisoned(COUNT, PRECISION_FP32),
+                   .saved = on_device(inputs, 2 * COUNT, PRECISION_FP32),
+                   .rows = 1,
+                   .columns = COUNT,
+                   .gradient_stride = 2 * COUNT};
+    swiglu(cuda_test_stream(PRECISION_FP32), &work);
+    work.gradient = on_device(ones, 2 * COUNT, PRECISION_FP32);
+    swiglu(cuda_test_stream(PRECISION_FP32), &work);
+    cuda_test_wait(cuda_test_stream(PRECISION_FP32));
+    float *values = from_device(work.output, COUNT, PRECISION_FP32),
+          *slopes = from_device(work.gradient, 2 * COUNT, PRECISION_FP32);
+    Worst worst[3] = {};
+    for (int i = 0; i < COUNT - 2; i++) {
+        double g = (double)x[i], s = 1 / (1 + exp(-g)), rest = s == 0 ? 0 : g * s / (1 + exp(g));
+        worst_add(&worst[0], (size_t)i, (double)values[i], g * s / 2, 1e-5 * fabs(g * s) + 1e-20);
+        worst_add(&worst[1], (size_t)i, (double)slopes[i], (s + rest) / 2, 2e-5 * fabs(s + rest) + 1e-7);
+        worst_add(&worst[2], (size_t)i, (double)slopes[COUNT + i], g * s, 1e-5 * fabs(g * s) + 1e-20);
+    }
+    check_worst("swiglu far out", worst[0]);
+    check_worst("slope of the gate far out", worst[1]);
+    check_worst("slope of swiglu far out", worst[2]);
+    for (int i = COUNT - 2; i < COUNT; i++) {
+        assert_false(is_finite_number(values[i]) || is_finite_number(slopes[i]));
+    }
+    keep_nothing();
+}
+
+// ---- Rotary positions -----------------------------------------------------------------
+
+typedef struct RotaryCase {
+    int rows, T, heads, kv_heads, D, gap; // gap: behind the queries and keys of each row
+} RotaryCase;
+
+// Of the models' heads and others, rows that are not aligned, more rows than blocks, more heads of
+// a block than groups of lanes.
+static const RotaryCase rotary_cases[] = {
+    {14, 7, 2, 1, 16, 16}, {5, 5, 3, 3, 64, 64},   {18, 9, 4, 2, 128, 256},   {9, 3, 5, 1, 80, 80},
+    {6, 3, 2, 2, 40, 40},  {10, 5, 2, 1, 20, 3},   {7, 7, 1, 1, 2, 0},        {4, 2, 3, 1, 256, 0},
+    {3, 3, 2, 1, 250, 1},  {700, 350, 2, 1, 8, 0}, {1061, 1061, 3, 1, 16, 8}, {530, 265, 9, 3, 128, 8},
+};
+static const RotaryCase real_rotary_cases[] = {{4096, 2048, 32, 8, 64, 512}, {4095, 819, 16, 8, 128, 1024}};
+
+// Whole rows and their gaps, of which only the heads change.
+static void run_rotary_case(const RotaryCase *shape, bool normed, Precision precision) {
+    int D = shape->D, heads = shape->heads + shape->kv_heads;
+    size_t rows = (size_t)shape->rows, width = (size_t)(heads * D), stride = width + (size_t)shape->gap,
+           count = rows * stride, table = (size_t)(shape->T * D);
+    float *inputs = numbers(count, 1, precision), *gradients = numbers(count, 1, precision),
+          *weights = numbers(2 * (size_t)D, 1, precision),
+          *before = numbers(2 * (size_t)D, 1, PRECISION_FP32), *turns = numbers(table, 1, PRECISION_FP32),
+          *values = copy_of(inputs, count), *gradient = copy_of(gradients, count),
+          *saved = room(rows * width), *sums = copy_of(before, 2 * (size_t)D);
+    Rotary work = {.saved = as_reals(saved), .turns = turns, .rows = shape->rows, .T = shape->T};
+    work.heads = shape->heads, work.kv_heads = shape->kv_heads, work.head_size = D, work.stride = (int)stride;
+    work.scale = 0.3f, work.epsilon = 1e-5f, work.partials = room((size_t)ROW_BLOCKS * 2 * (size_t)D);
+    for (int key = 0; key < 2 && normed; key++) {
+        work.weights[key] = as_reals(weights + key * D), work.d_weights[key] = sums + key * D;
+    }
+    Rotary device = work;
+    work.values = as_reals(values);
+    rotary(cpu_stream(), &work);
+    float *expected_saved = copy_of(saved, rows * width); // of numbers that are rounded already
+    work.values = as_reals(gradient), work.backward = true;
+    rotary(cpu_stream(), &work);
+    Result results[4] = {{"values", values, count, rounding(precision), NULL},
+                         {"gradient", gradient, count, rounding(precision), NULL},
+                         {"d_weights", sums, 2 * (size_t)D, 2e-5, NULL},
+                         {"saved", expected_saved, rows * width, 0, NULL}};
+    for (int order = 0; order < SIMT_ORDERS; order++) {
+        cuda_use_order(order);
+        Real *forward = on_device(inputs, count, precision),
+             *backward = on_device(gradients, count, precision);
+        float *d_weights = floats_on_device(before, 2 * (size_t)D);
+        device.turns = floats_on_device(turns, table);
+        device.saved = normed ? poisoned(rows * width, precision) : NULL;
+        device.partials = poisoned_floats((size_t)CUDA_ROW_BLOCKS * 2 * (size_t)D);
+        for (int key = 0; key < 2 && normed; key++) {
+            device.weights[key] = on_device(weights + key * D, (size_t)D, precision);
+            device.d_weights[key] = d_weights + key * D;
+        }
+        device.values = forward, device.backward = false;
+        rotary(cuda_test_stream(precision), &device);
+        device.values = backward, device.backward = true;
+        rotary(cuda_test_stream(precision), &device);
+        cuda_test_wait(cuda_test_stream(precision));
+        result_check(&results[0], order, from_device(forward, count, precision));
+        result_check(&results[1], order, from_device(backward, count, precision));
+        result_check(&results[2], order, floats_from_device(d_weights, 2 * (size_t)D));
+        if (normed) { result_check(&results[3], order, from_device(device.saved, rows * width, precision)); }
+    }
+    results_end(results, 4);
+    keep_nothing();
+}
+
+static void test_rotary(void **state) {
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        for (size_t k = 0; k < sizeof rotary_cases / sizeof *rotary_cases; k++) {
+            run_rotary_case(&rotary_cases[k], i / 2 != 0, (Precision)(i % 2));
+        }
+        for (size_t k = 0; !cuda_small_shapes() && k < 2; k++) {
+            run_rotary_case(&real_rotary_cases[k], i / 2 != 0, (Precision)(i % 2));
+        }
+    }
+}
+
+// A NaN spoils its head, and in backward the sums of its weight, and nothing else.
+static void test_rotary_passes_nan(void **state) {
+    (void)state;
+    enum { D = 16, HEADS = 3, ROWS = 5, COUNT = ROWS * HEADS * D, BAD = (2 * HEADS + 1) * D + 3 };
+    for (int i = 0; i < 4; i++) {
+        Precision precision = (Precision)(i % 2);
+        float *x = numbers(COUNT, 1, precision),
+              *sums = floats_on_device(numbers(2 * D, 1, PRECISION_FP32), 2 * D);
+        Rotary work = {.turns = floats_on_device(numbers(ROWS * D, 1, PRECISION_FP32), ROWS * D),
+                       .rows = ROWS};
+        work.T = ROWS, work.heads = 2, work.kv_heads = 1, work.head_size = D, work.stride = HEADS * D;
+        work.scale = 0.5f, work.epsilon = 1e-5f, work.backward = i / 2 != 0;
+        work.saved = on_device(x, COUNT, precision);
+        work.partials = poisoned_floats(CUDA_ROW_BLOCKS * 2 * D);
+        for (int key = 0; key < 2; key++) {
+            work.weights[key] = on_device(numbers(D, 1, precision), D, precision);
+            work.d_weights[key] = sums + key * D;
+        }
+        x[BAD] = NAN;
+        work.values = on_device(x, COUNT, precision);
+        rotary(cuda_test_stream(precision), &work);
+        cuda_test_wait(cuda_test_stream(precision));
+        float *got = from_device(work.values, COUNT, precision), *d_weights = floats_from_device(sums, 2 * D);
+        for (int k = 0; k < COUNT; k++) { assert_int_equal(is_finite_number(got[k]), k / D != BAD / D); }
+        assert_int_equal(is_finite_number(d_weights[3]), i / 2 == 0);
+        for (int k = D; k < 2 * D; k++) { assert_true(is_finite_number(d_weights[k])); }
+        keep_nothing();
+    }
+}
+
 // ---- Embedding ------------------------------------------------------------------------
 
 typedef struct EmbeddingCase {
     int B, T, channels, vocabulary;
     double skew; // share of the positions that have token V / 2
+    bool bare;   // there is no table of positions
 } EmbeddingCase;
 
 static const EmbeddingCase embedding_cases[] = {
-    {1, 1, 1, 1, 0},       {3, 7, 37, 11, 0},     {2, 64, 24, 3, 0.5},   {5, 129, 16, 300, 0.3},
-    {1, 128, 12, 2, 1},    {2, 1107, 8, 5, 0.99}, {1, 257, 13, 7, 0.01}, {3, 50, 4104, 9, 0.2},
-    {4, 97, 520, 1000, 0}, {2, 700, 13, 5, 0.9},
+    {1, 1, 1, 1, 0},       {3, 7, 37, 11, 0},     {2, 64, 24, 3, 0.5},        {5, 129, 16, 300, 0.3},
+    {1, 128, 12, 2, 1},    {2, 1107, 8, 5, 0.99}, {1, 257, 13, 7, 0.01},      {3, 50, 4104, 9, 0.2},
+    {4, 97, 520, 1000, 0}, {2, 700, 13, 5, 0.9},  {2, 67, 24, 11, 0.2, true}, {3, 7, 37, 11, 0, true},
 };
 static const EmbeddingCase real_embedding_cases[] = {
     {24, 1024, 768, 50257, 0.05}, {7, 1023, 2560, 256, 0.18}, {3, 999, 765, 50257, 1}};
@@ -582,8 +797,8 @@ static void run_embedding_forward_case(const EmbeddingCase *shape, Precision pre
            V = (size_t)shape->vocabulary, T = (size_t)shape->T;
     int32_t *tokens = embedding_tokens(shape);
     float *wte = numbers(V * C, 1, precision), *wpe = numbers(T * C, 1, precision), *expected = room(count);
-    call_embedding_forward(cpu_stream(), as_reals(expected), as_reals(wte), as_reals(wpe), tokens, shape->B,
-                           shape->T, shape->channels);
+    call_embedding_forward(cpu_stream(), as_reals(expected), as_reals(wte),
+                           shape->bare ? NULL : as_reals(wpe), tokens, shape->B, shape->T, shape->channels);
     host_round(expected, count, precision);
     Result result = {"embedding", expected, count, 0, NULL};
     const int32_t *device_tokens =
@@ -593,8 +808,8 @@ static void run_embedding_forward_case(const EmbeddingCase *shape, Precision pre
         cuda_use_order(order);
         Real *output = poisoned(count, precision);
         Stream *stream = cuda_test_stream(precision);
-        call_embedding_forward(stream, output, device_wte, device_wpe, device_tokens, shape->B, shape->T,
-                               shape->channels);
+        call_embedding_forward(stream, output, device_wte, shape->bare ? NULL : device_wpe, device_tokens,
+                               shape->B, shape->T, shape->channels);
         cuda_test_wait(stream);
         result_check(&result, order, from_device(output, count, precision));
     }
@@ -609,8 +824,8 @@ static void run_embedding_backward_case(const EmbeddingCase *shape, Precision pr
     float *d_output = numbers(rows * C, 1, precision), *wte = numbers(V * C, 1, PRECISION_FP32),
           *wpe = numbers(T * C, 1, PRECISION_FP32);
     float *expected_wte = copy_of(wte, V * C), *expected_wpe = copy_of(wpe, T * C);
-    call_embedding_backward(cpu_stream(), expected_wte, expected_wpe, NULL, as_reals(d_output), tokens, NULL,
-                            shape->B, shape->T, shape->channels);
+    call_embedding_backward(cpu_stream(), expected_wte, shape->bare ? NULL : expected_wpe, NULL,
+                            as_reals(d_output), tokens, NULL, shape->B, shape->T, shape->channels);
     Result results[2] = {{"d_wte", expected_wte, V * C, 1e-5, NULL},
                          {"d_wpe", expected_wpe, T * C, 1e-6, NULL}};
     const int32_t *device_tokens = keep_device((int32_t *)device_from_host(tokens, rows * sizeof(int32_t)));
@@ -622,8 +837,8 @@ static void run_embedding_backward_case(const EmbeddingCase *shape, Precision pr
         float *d_wte = floats_on_device(wte, V * C), *d_wpe = floats_on_device(wpe, T * C);
         float *partials = poisoned_floats(embedding_partials_floats((int)rows, shape->channels));
         Stream *stream = cuda_test_stream(precision);
-        call_embedding_backward(stream, d_wte, d_wpe, partials, gradient, device_tokens, device_order,
-                                shape->B, shape->T, shape->channels);
+        call_embedding_backward(stream, d_wte, shape->bare ? NULL : d_wpe, partials, gradient, device_tokens,
+                                device_order, shape->B, shape->T, shape->channels);
         cuda_test_wait(stream);
         result_check(&results[0], order, floats_from_device(d_wte, V * C));
         result_check(&results[1], order, floats_from_device(d_wpe, T * C));
@@ -880,6 +1095,10 @@ int main(void) {
         cmocka_unit_test(test_gelu),
         cmocka_unit_test(test_gelu_far_out),
         cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_swiglu_far_out),
+        cmocka_unit_test(test_rotary),
+        cmocka_unit_test(test_rotary_passes_nan),
         cmocka_unit_test(test_embedding),
         cmocka_unit_test(test_fp8_of_every_number),
         cmocka_unit_test(test_fp8_codes),

@@ -131,6 +131,7 @@ static void what_is_no_chat_is_refused(void **state) {
         ("{\"first\": [\"a\", \"b\"], \"next\": [\"a\", \"b\"], \"end\": \"<|end|>\", \"system\": [\"a\", "
          "\"b\"]}"),
         "{\"first\": [\"a\", \"b\\u0000\"], \"next\": [\"a\", \"b\"], \"end\": \"<|end|>\"}",
+        "{\"first\": [\"a\", \"b\"], \"next\": [\"a\", \"b\"], \"end\": \"<|end|>\", \"thought\": 3}",
     };
     Stage *stage = stage_of(state);
     shell(stage, "cp -r raw broken");

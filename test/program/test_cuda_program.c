@@ -505,7 +505,6 @@ static void what_cannot_be_had_is_refused(void **state) {
         {"1", "--gpu-exchange nccl", "several ranks share a GPU", 2},
         {"2", "--gpu-exchange nccl --link-mbit 100", "links are emulated in host memory", 2},
         {"1", "--model wide.json --device cuda", "a head at most 256 wide", 0},
-        {"1", "--model smollm2-135M --seq-len 16", "models of type llama are computed on CPUs only", 0},
         {"0", "--products fp8",
          "--products fp8 needs a GPU of compute capability 8.9 or more; this rank has: CPU (this node", 0},
         {"1,0", "--products fp8 --optimizer zero1", "--products fp8 needs a GPU of compute capability 8.9",
@@ -513,6 +512,7 @@ static void what_cannot_be_had_is_refused(void **state) {
         {"1", "--products fp8 --device cpu", "--products fp8 does not go together with --device cpu", 0},
         {"1", "--products fp8 --precision fp32", "does not go together with --precision fp32", 0},
         {"1", "--products fp8 --seq-len 8", "must be multiples of 16", 0},
+        {"1", "--products fp8 --model narrow.json", "has 32, 48, 32 and 8", 0},
         {"1,0", "--optimizer ddp", "round them differently", 2},
         {"1,0", "--optimizer diloco", "round them differently", 2},
         {"1,0", "--gpu-exchange nccl --optimizer zero1", "not every rank has a GPU", 2},
@@ -784,6 +784,34 @@ static void a_gpu_evaluates_texts_of_any_length(void **state) {
     check_evaluation(stage, model, "--task lambada --data lengths.jsonl", "perplexity", 5e-2);
 }
 
+// Models with rotary positions, RMSNorm, SwiGLU and heads that share keys: a Llama and a Qwen3.
+// What is trained on one device is evaluated on the other.
+static void models_of_other_families_train_on_gpus(void **state) {
+    static const char *const models[2] = {"llama.json", "qwen3.json"};
+    Stage *stage = stage_of(state);
+    for (int i = 0; i < 2; i++) {
+        char model[STAGE_PATH_SIZE];
+        Fleet *fleet = fleet_new(stage);
+        fleet_start(fleet, 0, "--model %s --optimizer acco --inner muon --precision fp32 --lr 0.003",
+                    models[i]);
+        fleet_start(fleet, 0, "--model %s --optimizer acco --inner muon --device cpu --lr 0.003", models[i]);
+        fleet_start(fleet, 0, "--model %s --lr 0.01 --tokens 1k", models[i]);
+        fleet_start(fleet, 0, "--model %s --lr 0.01 --tokens 1k --recompute gelu", models[i]);
+        fleet_start(fleet, 0, "--model %s --lr 0.01 --tokens 1k --recompute block", models[i]);
+        fleet_start(fleet, 0, "--model %s --lr 0.01 --tokens 1k --products fp8", models[i]);
+        fleet_finish(fleet);
+        check_losses(fleet, 0, 1, 2e-3);
+        check_same(fleet, 2, 3);
+        check_same(fleet, 2, 4);
+        check_losses(fleet, 2, 5, 0.1);
+        assert_true(fleet_loss(fleet, 2) < fleet_number(fleet, 2, "report", 0, "loss") - 0.3);
+        snprintf(model, sizeof model, "%s/checkpoints/commit-10", fleet->trainings[0].out);
+        stage_write(stage, "held.txt", "One day a little cat saw a red ball, and they played all day.\n");
+        check_evaluation(stage, model, "--data held.txt", "nats per token", 5e-3);
+        stage_end_all(stage);
+    }
+}
+
 // ---- The stage's files ----------------------------------------------------------------
 
 // 16 channels a head, for which attention in bf16 uses tensor cores.
@@ -798,6 +826,21 @@ static void write_stage(const Stage *stage) {
              "\"val-batches\": 2, \"sample-tokens\": \"none\", \"threads\": 1, \"timeout-s\": 100}\n",
              stage_path(stage, "model.json", path));
     stage_write(stage, "base.json", base);
+    static const struct {
+        const char *file, *type;
+        int heads, head_dim;
+    } models[] = {
+        {"llama.json", "llama", 2, 16}, {"qwen3.json", "qwen3", 4, 16}, {"narrow.json", "llama", 4, 8}};
+    for (int i = 0; i < 3; i++) {
+        char config[512];
+        snprintf(config, sizeof config,
+                 "{\"model_type\": \"%s\", \"num_hidden_layers\": 2, \"hidden_size\": 32,\n"
+                 " \"num_attention_heads\": %d, \"num_key_value_heads\": 1, \"head_dim\": %d,\n"
+                 " \"intermediate_size\": 48, \"max_position_embeddings\": 16, \"vocab_size\": 256,\n"
+                 " \"tie_word_embeddings\": %s}\n",
+                 models[i].type, models[i].heads, models[i].head_dim, i == 0 ? "false" : "true");
+        stage_write(stage, models[i].file, config);
+    }
     stage_write(stage, "wide.json",
                 "{\"model_type\": \"gpt_neo\", \"num_layers\": 1, \"hidden_size\": 640, \"num_heads\": 2,\n"
                 " \"window_size\": 8, \"max_position_embeddings\": 16, \"vocab_size\": 256,\n"
@@ -906,6 +949,7 @@ int main(int argc, char **argv) {
         GPU_TEST(a_start_says_what_would_fit),
         GPU_TEST(a_gpu_evaluates_as_the_cpu_does),
         GPU_TEST(a_gpu_evaluates_texts_of_any_length),
+        GPU_TEST(models_of_other_families_train_on_gpus),
         GPU_TEST(reports_tell_the_share_of_the_peak),
         GPU_TEST(profilers_see_the_spans_of_a_trace),
     };

@@ -68,7 +68,7 @@ typedef struct Mistake {
     const char *seen; // in what is printed
 } Mistake;
 
-#define FORWARD "_Z29cuda_attention_forward_kernelILi64ELi2ELb0E"
+#define FORWARD "_Z29cuda_attention_forward_kernelILi64ELi2ELb0ELb0E"
 #define SUM_COLUMNS "_Z18column_sums_kernel"
 #define RACE "a race in shared memory"
 #define WRONG "a wrong result"

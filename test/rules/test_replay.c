@@ -590,9 +590,14 @@ static void rerun_close(Rerun *rerun) {
 }
 
 // The layer that a tensor belongs to; -1: none.
+// Of "transformer.h.2.ln_1.weight" or "model.layers.2.mlp.up_proj.weight"; -1: in none.
 static int layer_of(const char *name) {
-    const char *part = strstr(name, ".h.");
-    return part != NULL ? atoi(part + 3) : strncmp(name, "h.", 2) == 0 ? atoi(name + 2) : -1;
+    static const char *const layers[] = {"h.", "layers."};
+    for (int i = 0; i < 2; i++) {
+        const char *part = strstr(name, layers[i]);
+        if (part != NULL && (part == name || part[-1] == '.')) { return atoi(part + strlen(layers[i])); }
+    }
+    return -1;
 }
 
 static void rerun_label(Rerun *rerun, ReplaySettings *settings) {
@@ -830,6 +835,16 @@ static int end_programs(void **state) {
     return 0;
 }
 
+// The models that cases train in turns; what of them is frozen or gets adapters.
+static const struct {
+    const char *config, *start, *name, *frozen, *adapted;
+} replayed_models[] = {
+    {"model.json", "start", "", "wte,h.1.*,ln_1", "*proj,c_*"},
+    {"gpt2.json", "start-gpt2", " of a GPT-2", "wte,h.1.*,ln_1", "*proj,c_*"},
+    {"qwen3.json", "start-qwen3", " of a Qwen3", "embed_tokens,layers.1.*,*_layernorm", "*proj"},
+};
+enum { REPLAYED_MODELS = sizeof replayed_models / sizeof replayed_models[0] };
+
 // A model to begin with.
 static void write_start(const Stage *stage, const char *config, const char *directory) {
     char path[STAGE_PATH_SIZE], to[STAGE_PATH_SIZE];
@@ -860,6 +875,12 @@ static void write_stage(const Stage *stage) {
     stage_write(stage, "gpt2.json",
                 "{\"model_type\": \"gpt2\", \"n_layer\": 3, \"n_embd\": 32, \"n_head\": 2, "
                 "\"n_positions\": 32, \"vocab_size\": 256}");
+    stage_write(stage, "qwen3.json",
+                "{\"model_type\": \"qwen3\", \"num_hidden_layers\": 3, \"hidden_size\": 32, "
+                "\"num_attention_heads\": 4, "
+                "\"num_key_value_heads\": 2, \"head_dim\": 16, \"intermediate_size\": 40, "
+                "\"max_position_embeddings\": "
+                "32, \"vocab_size\": 256, \"bos_token_id\": 0, \"eos_token_id\": 0}");
     free(text);
     json_decref(model);
     snprintf(base, sizeof base,
@@ -868,20 +889,23 @@ static void write_stage(const Stage *stage) {
              "\"val-batches\": 5, \"sample-tokens\": \"none\", \"threads\": 1, \"timeout-s\": 100}\n",
              stage_path(stage, "model.json", path));
     stage_write(stage, "base.json", base);
-    write_start(stage, "model.json", "start");
-    write_start(stage, "gpt2.json", "start-gpt2");
+    for (int i = 0; i < REPLAYED_MODELS; i++) {
+        write_start(stage, replayed_models[i].config, replayed_models[i].start);
+    }
 }
 
-// The rule with frozen tensors, or with adapters; every second trains a GPT-2.
+// The rule with frozen tensors, or with adapters.
 static void scene_of_a_part(Scene *scene, const Stage *stage, const RuleCase *rule, int place) {
-    bool adapts = place % 2 == 1, gpt2 = place / 2 % 2 == 1;
-    char start[STAGE_PATH_SIZE];
-    const char *part =
-        adapts ? "--lora-rank 3 --lora-alpha 6 --lora-on '*proj,c_*' --lr 0.03" : "--freeze 'wte,h.1.*,ln_1'";
-    stage_path(stage, gpt2 ? "start-gpt2" : "start", start);
+    int model = (place / 2 + place) % REPLAYED_MODELS;
+    bool adapts = place % 2 == 1;
+    char start[STAGE_PATH_SIZE], part[128];
+    stage_path(stage, replayed_models[model].start, start);
+    snprintf(part, sizeof part, "%s '%s'%s", adapts ? "--lora-rank 3 --lora-alpha 6 --lora-on" : "--freeze",
+             adapts ? replayed_models[model].adapted : replayed_models[model].frozen,
+             adapts ? " --lr 0.03" : "");
     snprintf(scene->options, sizeof scene->options, "%s %s --from %s", rule->options, part, start);
-    snprintf(scene->name, sizeof scene->name, "3 ranks equal the replay%s: %s %s", gpt2 ? " of a GPT-2" : "",
-             rule->name, part);
+    snprintf(scene->name, sizeof scene->name, "3 ranks equal the replay%s: %s %s",
+             replayed_models[model].name, rule->name, part);
     scene->one.ranks = 3;
 }
 
@@ -911,8 +935,6 @@ int main(void) {
     memcpy(all, tests, sizeof tests);
     stage_open(&stage);
     write_stage(&stage);
-    char gpt2[STAGE_PATH_SIZE];
-    stage_path(&stage, "gpt2.json", gpt2);
     for (int i = 0; i < CASES; i++) {
         Scene *scene = &scenes[i];
         scene->stage = &stage;
@@ -926,11 +948,12 @@ int main(void) {
         const RuleCase *rule = &rule_cases[i / MOST_REPLAYS];
         const ReplayCase *replay = &rule->replays[i % MOST_REPLAYS];
         if (replay->ranks == 0) { continue; }
-        bool odd = i % MOST_REPLAYS % 2 == 1; // every second case trains a GPT-2
-        snprintf(scene->options, sizeof scene->options, "--optimizer %s %s%s%s", rule->name, replay->options,
-                 odd ? " --model " : "", odd ? gpt2 : "");
+        int model = i % MOST_REPLAYS % REPLAYED_MODELS;
+        char config[STAGE_PATH_SIZE];
+        snprintf(scene->options, sizeof scene->options, "--optimizer %s %s --model %s", rule->name,
+                 replay->options, stage_path(&stage, replayed_models[model].config, config));
         snprintf(scene->name, sizeof scene->name, "%d ranks equal the replay%s: %s %s", replay->ranks,
-                 odd ? " of a GPT-2" : "", rule->name, replay->options);
+                 replayed_models[model].name, rule->name, replay->options);
         scene->one.ranks = replay->ranks;
         all[count++] = test;
     }

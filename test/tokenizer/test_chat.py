@@ -14,7 +14,7 @@ from testing import ROOT, TOKENIZER, DirectoryTest
 from tokenizer import chat, vocabulary
 
 END = 0
-REFERENCE = json.loads((ROOT / "test/reference/chats.json").read_text())
+REFERENCE = json.loads((ROOT / "test/reference/chats.json").read_text())["templates"]
 LONG = 1024  # tokens that no chat has
 
 
@@ -54,6 +54,7 @@ class Reference(ChatTest):
             for kind, source in (("marked", template), ("unmarked", unmarked(template))):
                 out = self.prepare_chats(f"{name}-{kind}", source, path, "--pad", LONG)
                 self.assertIn(f"{COUNT} sequences of {LONG} tokens to train on", out)
+                self.assertEqual("'<think>\\n\\n</think>\\n\\n' before the last one belongs to the prompt" in out, name == "qwen3")
                 found, expected = self.padded(f"{name}-{kind}", LONG), REFERENCE[name]
                 ids, mask = found[expected["chat"]]
                 self.assertEqual((ids, "".join(map(str, mask))), (expected["ids"], expected["mask"]), (name, kind))
@@ -97,6 +98,25 @@ class Reference(ChatTest):
         self.assertEqual(self.padded("cut", 64), kept)
         self.assertIn(f"longer than 64 tokens, which lost their end: {sum(len(ids) >= 64 for ids, _ in whole)}\n", out)
         self.assertIn(f"{200 - len(kept)} documents were left out, because nothing of them would have been predicted", out)
+
+    def test_all_of_an_answer_counts_where_its_characters_are_composed(self):
+        write_tokenizer(self.directory / "bpe", TEMPLATES["chatml"])
+        composes = json.loads((self.directory / "bpe/tokenizer.json").read_text()) | {"normalizer": {"type": "NFC"}}
+        self.write("bpe/tokenizer.json", json.dumps(composes))
+        path = self.write_chats("a.jsonl", [[{"role": "user", "content": "e\u0301é"}, {"role": "assistant", "content": "e\u0301éE\u0301 "}]])
+        self.prepare("a", "--tokenizer", self.directory / "bpe", "--template", "chat", "--val-fraction", 0, path)
+        ids, mask = self.tokens("a", "train")
+        answer = vocabulary.load(str(self.directory / "bpe")).encode("ééÉ <|im_end|>", add_special_tokens=False).ids
+        self.assertEqual([token for token, learned in zip(ids, mask) if learned], answer)
+
+    def test_an_assistant_may_begin(self):
+        made = [{"role": "assistant", "content": "the mill"}, {"role": "user", "content": "a hat?"}, {"role": "assistant", "content": "yes"}]
+        for name, template in (("marked", TEMPLATES["qwen3"]), ("unmarked", unmarked(TEMPLATES["qwen3"]))):
+            self.prepare_chats(name, template, self.write_chats("a.jsonl", [made]))
+            ids, mask = self.tokens(name, "train")
+            tokenizer = vocabulary.load(str(self.directory / "bpe"))
+            answers = [tokenizer.encode(text, add_special_tokens=False).ids for text in ("the mill<|im_end|>", "yes<|im_end|>")]
+            self.assertEqual([token for token, learned in zip(ids, mask) if learned], sum(answers, []))
 
     def test_chats_without_an_answer_are_left_out(self):
         path = self.write_chats("a.jsonl", [[{"role": "user", "content": "x"}], *chats(1)])
@@ -218,6 +238,11 @@ class Pieces(ChatTest):
     def pieces(self) -> dict:
         return json.loads((self.directory / "bpe/chat.json").read_text())
 
+    def test_pieces_of_the_references(self):
+        for name, template in TEMPLATES.items():
+            self.assertEqual(self.derive(template)[0::2], (0, ""), name)
+            self.assertEqual(self.pieces(), REFERENCE[name]["pieces"])
+
     def test_pieces_of_three_templates(self):
         self.assertEqual(self.derive(TEMPLATES["chatml"])[0::2], (0, ""))
         ask = "<|im_end|>\n<|im_start|>assistant\n"
@@ -259,12 +284,14 @@ class Pieces(ChatTest):
         for template, words in (
             ("{% for message in messages %}{{ message.content | upper }}{% endfor %}", "changes what is said"),
             ("{% for message in messages %}{{ message.content }}\n{% endfor %}", "no special token"),
-            (TEMPLATES["chatml"].replace("'\\n' }}\n{%- endfor", "'\\n' * loop.index }}\n{%- endfor"), "taken apart"),
+            (TEMPLATES["chatml"].replace("'\\n' }}\n{%- endfor", "'\\n' * loop.index }}\n{%- endfor"), "ends a chat in another way than an answer"),
             ("{{ messages | length }}" + TEMPLATES["chatml"], "another way than it asks"),
         ):
             code, _, errors = self.derive(template)
             self.assertEqual((code, errors.count("\n")), (2, 1), template)
             self.assertIn(words, errors)
+            self.assertIn(f"{self.directory / 'bpe'}: the chat template", errors)
+            self.assertIn("give a simpler one with --chat-template (tokenizer.prepare takes this one, too)", errors)
             self.assertFalse((self.directory / "bpe/chat.json").exists())
 
     def test_an_answer_after_a_blank_is_told(self):

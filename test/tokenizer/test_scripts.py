@@ -1,10 +1,14 @@
-"""The scripts that prepare data, with programs in place of train_gpt and make that only record how they were called; and the
-exporter for TensorBoard without TensorBoard."""
+"""The scripts that prepare data, with programs in place of train_gpt and make that only record how they were called; fine-tuning with
+train_gpt; and the exporter for TensorBoard without TensorBoard."""
 
+import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from chats import TEMPLATES, write_tokenizer
 from test_documents import END, stories
 from testing import ROOT, TOKENIZER, DirectoryTest
 
@@ -14,7 +18,7 @@ mkdir -p out/run/checkpoints/commit-7/model
 """
 
 
-class Scripts(DirectoryTest):
+class Stage(DirectoryTest):
     def setUp(self):
         super().setUp()
         for name in ("scripts", "tokenizer"):
@@ -28,12 +32,14 @@ class Scripts(DirectoryTest):
 
     def run_script(self, *command, **variables) -> subprocess.CompletedProcess:
         path = f"{self.directory}/bin:/usr/local/bin:/usr/bin:/bin"
-        return subprocess.run(command, cwd=self.directory, capture_output=True, text=True, env={"PATH": path, **variables})
+        return subprocess.run(command, cwd=self.directory, capture_output=True, text=True, env={"PATH": path, "HOME": str(self.directory), **variables})
 
     def calls(self) -> list[str]:
         path: Path = self.directory / "calls"
         return path.read_text().splitlines() if path.exists() else []
 
+
+class Scripts(Stage):
     def test_stories_without_separators_are_validated_by_position(self):
         self.write("a.txt", "\n".join(stories(30)))
         done = self.run_script("scripts/tinystories", "a.txt", "out")
@@ -67,3 +73,79 @@ class Scripts(DirectoryTest):
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
         self.assertIn("data has 1 file of tokens (.bin) and 1 of another kind", done.stderr)
         self.assertEqual(len(self.calls()), 1)
+
+
+class Finetune(Stage):
+    """scripts/finetune and scripts/alpaca with a small Llama, on as many ranks as a user's call has."""
+
+    def setUp(self):
+        super().setUp()
+        self.write("train_gpt", f'#!/bin/sh\nexec {ROOT}/train_gpt "$@"\n')
+        shutil.copy(ROOT / "build/config.mk", self.directory / "build/config.mk")
+        (self.directory / "bpe").mkdir()
+        write_tokenizer(self.directory / "bpe", TEMPLATES["llama3"])
+        self.write("model.json", json.dumps({
+            "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "intermediate_size": 64, "vocab_size": 512, "max_position_embeddings": 256, "tie_word_embeddings": True, "hidden_act": "silu"}))
+        self.write("text.txt", "\n\n".join(stories(40)))
+        made = self.run_script("./train_gpt", "--model", "model.json", "--tokenizer", "bpe", "--data", "text.txt", "--seq-len", "64",
+                               "--tokens", "2k", "--val-batches", "none", "--sample-tokens", "none", "--threads", "1", "--out", "base")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        model, = (self.directory / "base/checkpoints").glob("commit-*/model")
+        model.rename(self.directory / "m")
+        (self.directory / "m/checksums.json").unlink()
+        self.write("chats.jsonl", "".join(json.dumps({"messages": [
+            {"role": "system", "content": "Be kind."}, {"role": "user", "content": f"What is {number}?"},
+            {"role": "assistant", "content": "the mill"}, {"role": "user", "content": "And then?"},
+            {"role": "assistant", "content": "a fox"}]}) + "\n" for number in range(60)))
+
+    def finetune(self, *arguments, script="scripts/finetune", **variables) -> subprocess.CompletedProcess:
+        return self.run_script(script, *arguments, **{"LENGTH": "144", "EPOCHS": "1", "LR": "0.03", "HELD_OUT": "0.1", "OPTIONS": "--threads 1"} | variables)
+
+    def losses(self, done: subprocess.CompletedProcess) -> list[float]:
+        """Of the answers that are held out, before and after."""
+        return [float(found) for found in re.findall(r"nats per token ([0-9.]+)", done.stdout)]
+
+    def test_a_model_learns_chats_and_stays_as_it_was(self):
+        before = {path.name: path.read_bytes() for path in (self.directory / "m").iterdir()}
+        done = self.finetune("m", "chats.jsonl", "out", EPOCHS="10")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        before_it, after_it = self.losses(done)
+        self.assertLess(after_it, before_it - 0.3)  # adapters alone cannot do much with a model that knows nothing
+        self.assertIn("> What is 0?", done.stdout)
+        self.assertIn("./train_gpt sample --from out/model --system 'Be kind.' --interactive on", done.stdout)
+        self.assertEqual({path.name: path.read_bytes() for path in (self.directory / "m").iterdir()}, before)
+        self.assertEqual((self.directory / "out/model/chat.json").read_bytes(), (self.directory / "out/tokenizer/chat.json").read_bytes())
+        again = self.finetune("m", "chats.jsonl", "out", EPOCHS="10", QUESTION="Who?")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertIn("were made before", again.stdout)
+        self.assertIn("> Who?", again.stdout)
+
+    def test_a_model_without_a_template_gets_ours(self):
+        self.write("m/tokenizer_config.json", "{}")
+        (self.directory / "m/chat_template.jinja").unlink(missing_ok=True)
+        done = self.finetune("m", "chats.jsonl", "out", LORA="off", EPOCHS="10")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        before, after = self.losses(done)
+        self.assertLess(after, 0.5 * before)
+        self.assertIn("m has no chat template: its chats are written by tokenizer/chat.jinja\n", done.stdout)
+        self.assertRegex(done.stdout, "sample --from out/run/checkpoints/commit-[0-9]*/model")
+
+    def test_alpaca_is_fine_tuning_with_its_records(self):
+        self.write("records.jsonl", "".join(json.dumps({"instruction": f"Say {number}.", "input": "", "output": "the fox"}) + "\n" for number in range(60)))
+        done = self.finetune("m", "records.jsonl", "out", script="scripts/alpaca", QUESTION="Tell me.")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("### Instruction:\nTell me.\n\n### Response:\n", done.stdout)
+        self.assertNotIn("adapters", done.stdout)
+
+    def test_what_is_missing_is_named_first(self):
+        self.write("few.jsonl", json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}))
+        (self.directory / "bare").mkdir()
+        self.write("bare/config.json", "{}")
+        for arguments, words in ((("no", "chats.jsonl"), "no has no config.json"), (("bare", "chats.jsonl"), "bare has no tokenizer"),
+                                 (("m", "no.jsonl"), "there is no file no.jsonl"), (("m", "few.jsonl", "few"), "few.jsonl is too small"),
+                                 (("m", "text.txt", "text"), "text.txt is a text, but --template chat is for records")):
+            done = self.finetune(*arguments)
+            self.assertEqual(done.returncode, 2, done.stdout)
+            self.assertIn(words, done.stderr)
+            self.assertEqual(done.stderr.count("\n"), 1, done.stderr)

@@ -1,5 +1,6 @@
 // test_sample.c: one token at a time gives the logits of a full forward pass; tokens are
-// drawn with the right probabilities.
+// drawn with the right probabilities; what a chat's answers are asked for with has transformers'
+// tokens, in the first turn and in later ones.
 #include "test/harness.h"
 
 #include "evaluation/sample.h"
@@ -215,12 +216,88 @@ static void test_largest(void **state) {
     }
 }
 
+// said: a system text (may be empty), what the user says, an answer, and so on. asked: the tokens
+// that transformers puts before each answer.
+static void check_conversation(const TextCodec *codec, const char *directory, const json_t *said,
+                               const json_t *asked) {
+    Error error;
+    Options options = {.system = ""};
+    Sample sample = {.options = &options, .codec = *codec, .last = -1};
+    int32_t text[8192];
+    snprintf(options.system, sizeof options.system, "%s", json_string_value(json_array_get(said, 0)));
+    sample.sampler.text = text;
+    assert_true(chat_open(&sample.chat, directory, &sample.codec.tokenizer, &error));
+    assert_non_null(sample.chat.root);
+    for (size_t turn = 0; turn < json_array_size(asked); turn++) {
+        const char *user = json_string_value(json_array_get(said, 2 * turn + 1)),
+                   *answer = json_string_value(json_array_get(said, 2 * turn + 2));
+        const json_t *ids = json_array_get(asked, turn);
+        TokenList tokens = {NULL, 0, 0};
+        int from = 0;
+        assert_true(sample_encode(&sample, user, &from, sample.thought, &tokens, &error));
+        bool same = json_array_size(ids) == (size_t)from + tokens.count;
+        memcpy(text + from, tokens.ids, tokens.count * sizeof *text);
+        for (size_t i = 0; same && i < json_array_size(ids); i++) {
+            same = text[i] == (int32_t)json_integer_value(json_array_get(ids, i));
+        }
+        if (!same) {
+            fail_msg("%s, turn %zu: other tokens ask for the answer to: %s", directory, turn, user);
+        }
+        if (answer != NULL) { // all but its last token have been read
+            assert_true(
+                tokenizer_encode(&sample.codec.tokenizer, answer, strlen(answer), true, &tokens, &error));
+            memcpy(text + from, tokens.ids, tokens.count * sizeof *text);
+            sample.last = tokens.ids[tokens.count - 1];
+            sample.sampler.length = from + (int)tokens.count - 1;
+        }
+        token_list_free(&tokens);
+    }
+    json_decref(sample.chat.root);
+}
+
+static void dump(const json_t *value, const char *directory, const char *name) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    assert_int_equal(json_dump_file(value, path, 0), 0);
+}
+
+// CHATS, from dev/reference/check_chats.py: a directory with a tokenizer, a chat.json and
+// conversations.
+static void test_conversations(void **state) {
+    (void)state;
+    char directory[] = "/tmp/conversations.XXXXXX", path[PATH_MAX];
+    const char *given = getenv("CHATS");
+    snprintf(path, sizeof path, "%s/conversations.json", given);
+    json_t *root = json_load_file(given != NULL ? path : "test/reference/chats.json", 0, NULL);
+    json_t *tokenizer = json_load_file("test/reference/tokenizer.json", 0, NULL), *one;
+    const char *name, *from = given != NULL ? given : directory;
+    TextCodec codec;
+    Error error;
+    assert_true(root != NULL && tokenizer != NULL && (given != NULL || mkdtemp(directory) != NULL));
+    json_array_extend(json_object_get(tokenizer, "added_tokens"), json_object_get(root, "added"));
+    if (given == NULL) { dump(tokenizer, directory, "tokenizer.json"); }
+    assert_true(text_codec_open(&codec, from, false, 1 << 20, &error));
+    json_object_foreach(json_object_get(root, "templates"), name, one) {
+        if (given == NULL) { dump(json_object_get(one, "pieces"), directory, "chat.json"); }
+        check_conversation(&codec, from, json_object_get(one, "said"), json_object_get(one, "asked"));
+    }
+    text_codec_close(&codec);
+    json_decref(tokenizer);
+    json_decref(root);
+    for (int i = 0; given == NULL && i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s.json", directory, i == 0 ? "chat" : "tokenizer");
+        assert_int_equal(remove(path), 0);
+    }
+    assert_true(given != NULL || rmdir(directory) == 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_steps_equal_forward),
         cmocka_unit_test(test_generate),
         cmocka_unit_test(test_choose),
         cmocka_unit_test(test_largest),
+        cmocka_unit_test(test_conversations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

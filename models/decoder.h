@@ -28,8 +28,7 @@ static inline void model_reserve_arrays(Model *model, Arena *arena) {
     size_t element = precision_bytes(settings->precision), row = rows * element, floats = sizeof(float);
     size_t layers = shared ? 1 : L, norms = shared ? 2 : 2 * L + 1;
     size_t logits = (size_t)model->chunk * (size_t)model->logits_stride * element;
-    size_t id = on_gpu ? sizeof(int32_t) : 0, // of a token on a GPU
-        starts = settings->separator != NULL ? rows * sizeof(int32_t) : 0;
+    size_t id = on_gpu ? sizeof(int32_t) : 0, starts = settings->separator ? rows * sizeof(int32_t) : 0;
     size_t fp8 = settings->fp8 ? 1 : 0, adapted = settings->part != NULL ? (size_t)settings->part->rank : 0;
     size_t scores = attention_scratch_floats(on_gpu, model->B, model->T, (int)HD, config->heads,
                                              settings->threads, settings->precision);

@@ -616,19 +616,15 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         copy_async_wait<0>(); // this stage has arrived; after the barrier no thread reads the other one
         __syncthreads();
         next = query + TILE;
-        if (next >= end && head + 1 < place.group) {
-            head++;
-            next = first;
-        }
+        if (next >= end && ++head < place.group) { next = first; }
         bool more = next < end;
         float number = 0.0f;
         if (more) {
             cuda_attention_copy<D, TILE>(queries - (stage ^ 1) * OVERLAY, q + head * D, stride, next, T);
             cuda_attention_copy<D, TILE>(d_outputs - (stage ^ 1) * OVERLAY, d_o + head * D, C, next, T);
             copy_async_commit();
-            // Stored only after the products, which hide the wait for it.
             number = cuda_attention_row_number(logsumexp + head * T, deltas + head * T, next, T);
-        }
+        } // stored only after the products, which hide the wait for it
         cuda_attention_d_keys_tile<D, M, DOCUMENTS>(
             d_keys, d_values, left_k, left_v, queries - stage * OVERLAY, d_outputs - stage * OVERLAY,
             numbers + stage * CUDA_ATTENTION_THREADS, query, first + mine, work);

@@ -162,7 +162,7 @@ static inline bool data_file_read_llmc(DataFile *file, Error *error) {
     return true;
 }
 
-// The bits of an id in a file without a header. Of four words of 16 bits, wider ids leave the
+// The bits of an id in a file without a header: of four words of 16 bits, ids of 32 bits leave the
 // second and the fourth 0, and ids of 64 bits also the third.
 static inline int data_file_bits(const DataFile *file) {
     const uint16_t *ids = (const uint16_t *)file->mapping;
@@ -400,8 +400,7 @@ static inline bool data_loader_predicts(const DataLoader *loader, uint64_t first
     return false;
 }
 
-// Divides the windows of each source into training and validation. An error if none is to
-// train on.
+// Divides the windows of each source into training and validation. An error: none to train on.
 static inline bool data_loader_divide(DataLoader *loader, Error *error) {
     int T = loader->sequence_length;
     uint64_t all = 0;
@@ -549,8 +548,8 @@ static inline void data_sample_file(void *context) {
 }
 
 // What the data are, for a run that is resumed: "2 files, 5287668 bytes, samples 1f0c22ab"; of
-// several sources also "; weights 1 files 0.7, 1 files 0.3". Two texts differ if the data do;
-// the names of files do not count, but their order does.
+// several sources also "; weights 1 files 0.7, 1 files 0.3". The names of files do not count, but
+// their order does.
 static inline void data_loader_identify(DataLoader *loader, char text[DATA_IDENTITY_SIZE]) {
     unsigned long long bytes = 0;
     uLong all = crc32(0, NULL, 0);

@@ -43,8 +43,8 @@ enum {
     CHECKPOINT_PATH_SIZE = RUN_PATH_SIZE + 96
 };
 
-// The run that a checkpoint describes, and what is known about its checkpoints. The
-// program fills in the first part, and owns what it points to.
+// The run that a checkpoint describes. The program fills in the first part, and owns what it points
+// to.
 typedef struct CheckpointedRun {
     Transport *transport;
     Scheduler *scheduler; // its vectors, numbers and streams
@@ -141,8 +141,7 @@ static inline int saved_vectors(const Scheduler *s, SavedVector vectors[CHECKPOI
     return count;
 }
 
-// About how many bytes a checkpoint with its model takes on disk, when it may hold an
-// exchange under way. The scheduler's memory must have been planned.
+// About how many bytes a checkpoint takes on disk, once the scheduler's memory has been planned.
 static inline size_t checkpoint_bytes(const Scheduler *s) {
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
     size_t whole = s->problem.parameter_count * sizeof(float), ranks = (size_t)s->transport->size;
@@ -172,8 +171,7 @@ typedef enum NumberKind {
     NUMBER_DETECTOR
 } NumberKind;
 
-// A number, its name in the manifest, and its place in a struct. Each number is listed once, for
-// what writes, checks and reads it. A table ends with a row without a name.
+// A number's name in the manifest, and its place in a struct. A table ends with a row without name.
 typedef struct StateNumber {
     const char *key;
     NumberKind kind;
@@ -481,7 +479,7 @@ static inline CheckpointPaths checkpoint_paths(const char *directory, int64_t co
     return paths;
 }
 
-// The commit of the newest finished checkpoint of a folder before `before`; -1: none.
+// The newest finished checkpoint of a folder before commit `before`; -1: none.
 static inline int64_t checkpoint_newest_in(const char *folder, int64_t before) {
     int64_t newest = -1;
     DIR *directory = opendir(folder);

@@ -198,8 +198,7 @@ static inline bool hf_model_open_whole(HfModel *model, const char *directory, Er
     return good;
 }
 
-// Whether `directory`, which --from or --finetune names, may hold a model. The error says
-// what is there instead.
+// Whether `directory`, which --from or --finetune names, may hold a model.
 static inline bool hf_model_check_directory(const char *directory, Error *error) {
     char excerpt[64];
     struct stat status;
@@ -228,9 +227,8 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
                      excerpt, strerror(reason));
 }
 
-// Opens the model in `directory`, and checks that its files are as they were written
-// (file_sums.h) and hold exactly the tensors of its configuration. Fills config and table, so
-// that the caller can allocate parameters. On failure there is nothing to close.
+// Opens the model in `directory`, and checks that its files are as they were written and hold
+// exactly the tensors of its configuration. On failure there is nothing to close.
 static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
     if (!hf_model_check_directory(directory, error)) { return false; }
     if (!hf_model_has(directory, ADAPTERS_CONFIG)) { return hf_model_open_whole(model, directory, error); }
@@ -317,8 +315,8 @@ static inline bool hf_model_copy_file(const char *from, const char *to, Error *e
     return good;
 }
 
-// Where the file `name` of a tokenizer is. from: its directory, or its tokenizer.json, which may
-// have another name; then there are no other files. False: there is no such file.
+// Where the file `name` of a tokenizer is; false: nowhere. from: its directory, or its
+// tokenizer.json alone, which may have another name.
 static inline bool hf_model_find_tokenizer(const char *from, const char *name, char path[PATH_MAX]) {
     struct stat status;
     Error ignored;
@@ -328,8 +326,7 @@ static inline bool hf_model_find_tokenizer(const char *from, const char *name, c
     return path_within(path, from, name, &ignored) && stat(path, &status) == 0;
 }
 
-// Copies the files of the tokenizer `from`, its directory or its tokenizer.json, if there are
-// any, and how transformers is to generate with it.
+// Copies the files of such a tokenizer, and how transformers is to generate with it.
 static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Error *error) {
     static const char *const names[] = {"tokenizer.json",
                                         "tokenizer_config.json",

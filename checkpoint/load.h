@@ -10,8 +10,8 @@
 
 enum { CHECKPOINT_REMARKS_SIZE = 512 };
 
-// A checkpoint that this rank has opened. In the functions below, `run` is always the
-// present run, never the one that saved the checkpoint.
+// A checkpoint that this rank has opened. Below, `run` is always the present run, not the saving
+// one.
 typedef struct CheckpointSource {
     char path[CHECKPOINT_PATH_SIZE];
     json_t *manifest; // NULL: it is not open
@@ -29,8 +29,7 @@ typedef struct CheckpointSource {
 
 // ---- Checking the manifest ------------------------------------------------------------
 
-// Reads the numbers of the manifest. False: one that loading takes out of it is missing,
-// or they cannot be the state of a run of the rule (NULL: there is no rule of its name).
+// Reads the numbers of the manifest. False: they are not the state of a run of its rule.
 static inline bool source_read_numbers(CheckpointSource *source) {
     const json_t *manifest = source->manifest, *workers = json_object_get(manifest, "workers"),
                  *applied = json_object_get(manifest, "applied_at");
@@ -388,9 +387,9 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
     free(stage);
 }
 
-// Sets the counters of the run. Every worker has its own spike detectors; if there are more
-// ranks now, some take over another worker's. The other numbers of a worker are used only with
-// the same number of ranks, and of tokens in a micro-batch.
+// Sets the counters of the run. If there are more ranks now, some take over another worker's spike
+// detectors. The other numbers of a worker are used only with the same number of ranks, and of
+// tokens in a micro-batch.
 static inline void load_numbers(const CheckpointSource *source, CheckpointedRun *run) {
     Scheduler *s = run->scheduler;
     const json_t *manifest = source->manifest, *applied = json_object_get(manifest, "applied_at");
@@ -439,8 +438,7 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
 
 // ---- Remarks --------------------------------------------------------------------------
 
-// Fills remarks with what cannot continue as if nothing had happened, but for options (resume.h);
-// empty: everything can.
+// remarks <- what cannot continue as if nothing had happened, but for options (resume.h).
 static inline void source_find_remarks(const CheckpointSource *source, const CheckpointedRun *run,
                                        char remarks[CHECKPOINT_REMARKS_SIZE]) {
     const json_t *manifest = source->manifest;

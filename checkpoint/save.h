@@ -57,7 +57,7 @@ typedef struct Saver {
 } Saver;
 
 // All ranks. Gathers what each of them knows alone, and plans state.safetensors: the areas of
-// all vectors (count) in their order; of a worker's vector one area a worker, in turn.
+// vectors (count) in their order; of a worker's vector one for each worker.
 static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vectors, int count) {
     Saver *saver = (Saver *)memory_take(1, sizeof *saver);
     saver->run = run;
@@ -150,8 +150,7 @@ static inline bool saver_take(void *context, size_t flat, Real *host, size_t cou
     return true;
 }
 
-// Takes all that this rank writes, on rank 0 also the model. The copies may use half of
-// the free memory of the node, divided by the ranks there.
+// Takes all that this rank writes. The copies of a node's ranks may use half of its free memory.
 static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int count, const float *committed,
                                  bool beside, Error *error) {
     const CheckpointedRun *run = saver->run;

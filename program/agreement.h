@@ -7,9 +7,8 @@
 
 // ---- Ending early ---------------------------------------------------------------------
 
-// Prints the mistake and exits with 2. For a process that is alone, or that the other ranks
-// have left to do what takes no more than one. Open MPI's launcher may hang when it has to
-// end ranks; so this one waits for them to be gone.
+// Prints the mistake and exits with 2. For a process that is alone, or that the other ranks have
+// left. Open MPI's launcher may hang when it has to end ranks; so this waits for them to be gone.
 static inline void exit_user_mistake(const Error *error) {
     if (launch_launcher_rank() != 0) { exit(0); }
     fflush(stdout);

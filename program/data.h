@@ -116,8 +116,8 @@ static inline bool open_data(Run *run, Error *error) {
                      options->data, options->val_data);
 }
 
-// Before training, on rank 0: checks that the tokenizer can be read, suits the data, and can
-// encode the prompt. Otherwise a run would fail at this when it has finished.
+// On rank 0: checks that the tokenizer can be read, suits the data, and can encode the prompt.
+// Otherwise a run would fail at this when it has finished.
 static inline bool check_tokenizer(Run *run, Error *error) {
     const DataLoader *loaders[2] = {&run->data, validation_loader(run)};
     TextCodec codec;
@@ -199,9 +199,8 @@ static inline bool make_token_file(const DataLoader *loader, const DataSource *s
 
 typedef char TokenPaths[DATA_SOURCES_MOST][DATA_PATH_SIZE];
 
-// Rank 0: makes the token files of --data and --val-data, where these are texts for a
-// tokenizer. paths: of the sources of both; empty where no file is needed. False: the system
-// failed.
+// Rank 0: makes the token files of --data and --val-data, where these are texts for a tokenizer.
+// paths: of the sources of both; empty where no file is needed. False: the system failed.
 static inline bool make_token_files(Run *run, TokenPaths paths[2], Error *error) {
     const DataLoader *loaders[2] = {&run->data, &run->validation_data};
     int sides = has_validation_data(&run->options) ? 2 : 1;
@@ -311,8 +310,7 @@ static inline void watch_data(Run *run) {
     }
 }
 
-// Micro-batches of a source in one validation: --val-batches, or as many as visit every window
-// once.
+// Micro-batches of a source in one validation: --val-batches, or what visits every window once.
 static inline int64_t validation_batches(Run *run, int source) {
     uint64_t windows = validation_loader(run)->sources[source].validation_windows;
     uint64_t B = (uint64_t)run->B, asked = (uint64_t)run->options.val_batches;

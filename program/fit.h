@@ -1,7 +1,5 @@
-// fit.h: does a run fit into the memory that there is? If not, what would?
-//
-// Answers are found by trial: the reservations are made again with other options, which
-// allocates nothing.
+// fit.h: does a run fit into the memory that there is? If not, what would? That is found by trial:
+// the reservations are made again with other options, which allocates nothing.
 #pragma once
 
 #include "program/setup.h"
@@ -145,9 +143,8 @@ static inline bool fit_recompute(const Setup *setup, Options *options) {
 
 enum { FIT_TEXT = 400 };
 
-// Refuses a run that does not fit, and says what the user could change. Otherwise the
-// system would promise memory that it does not have, and kill processes when they use it. The
-// run's memory must have been reserved.
+// Refuses a run, whose memory has been reserved, that does not fit, and says what the user could
+// change. Otherwise the system would promise memory, and kill processes when they use it.
 static inline bool fit_check(const Setup *setup, const MemoryRoom *room, Error *error) {
     if (arena_fits(setup->arena, room)) { return true; }
     const Rule *rule = options_rule(setup->options);

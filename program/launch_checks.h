@@ -37,9 +37,8 @@ static inline long launch_environment_number(const char *names) {
     return value;
 }
 
-// The rank that the launcher gave this process, known before MPI is initialised; 0: there
-// is no sign of a launcher. Only this rank 0 prints the user's mistakes. A process that
-// mpirun started inside a Slurm job has the variables of both; mpirun's come first.
+// The rank that the launcher gave this process, known before MPI is initialised; 0: there is no
+// sign of a launcher. A process that mpirun started inside a Slurm job has the variables of both.
 static inline int launch_launcher_rank(void) {
     long rank = launch_environment_number("OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK SLURM_PROCID");
     return rank > 0 ? (int)rank : 0;

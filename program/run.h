@@ -1,7 +1,6 @@
 // run.h: one run of the program: what was asked for, what was chosen, what it lives on.
 //
-// Everything that lives as long as the program does hangs on one Run, which main makes. A
-// function takes the parts that it needs, and the Run only where all of it is meant.
+// Everything that lives as long as the program does hangs on one Run, which main makes.
 #pragma once
 
 #include "checkpoint/load.h"

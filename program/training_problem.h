@@ -65,9 +65,8 @@ static inline void training_lose_data(TrainingProblem *training, const Error *er
     __atomic_store_n(&training->transport->asked_to_stop, true, __ATOMIC_RELAXED);
 }
 
-// Data that cannot be read any more count as a micro-batch in which nothing is to be
-// predicted. While a GPU computes, the host fills the next batch, since data that are not
-// in memory may take long.
+// Data that cannot be read any more count as a micro-batch in which nothing is to be predicted.
+// While a GPU computes, the host fills the next batch, since reading from disk may take long.
 static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, uint64_t index,
                                                     const void *weights, float *gradients, const Pace *pace) {
     TrainingProblem *training = (TrainingProblem *)self;
@@ -101,7 +100,7 @@ static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, 
 }
 
 // What the optimizer needs to know of the model's tensors; returns their number, at most twice
-// table->count. decays_all: weight decay for vectors, too. muon: of the layers' matrices.
+// table->count. decays_all: vectors, too. muon: of the layers' matrices.
 static inline int training_tensors(const ParameterTable *table, bool decays_all, bool muon,
                                    OptimizerTensor *tensors) {
     int count = 0;

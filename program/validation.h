@@ -53,9 +53,9 @@ static inline void validate_task(void *context, Stream *stream) {
     sums->predicted += predicted;
 }
 
-// Writes into run->reports the mean loss of the committed parameters over the predicted tokens
-// of the held-out batches, the same on all ranks; of several sources the mean of their losses
-// by their weights. False: a rank was asked to stop, and all have left it unfinished.
+// Writes into run->reports the mean loss over the predicted tokens of the held-out batches; of
+// several sources the mean of their losses by their weights. False: a rank was asked to stop, and
+// all have left it unfinished.
 static inline bool validate(Run *run) {
     Scheduler *s = &run->scheduler;
     const DataLoader *data = validation_loader(run);
@@ -98,8 +98,8 @@ static inline bool validate(Run *run) {
     return !stopped;
 }
 
-// After a validation: notes whether it is the best so far, by which --keep-best keeps a
-// checkpoint, and counts those without a gain, after which --stop-after ends training.
+// Validates, and notes whether it is the best so far (--keep-best) and how many were no better
+// (--stop-after).
 static inline void validate_commit(Run *run) {
     if (!validate(run)) { return; }
     CheckpointedRun *checkpointed = &run->checkpointed;

@@ -14,8 +14,7 @@
 
 #include "runtime/errors.h"
 
-// Gives a process that was started without standard input, output or errors empty ones:
-// otherwise a file could get such a number, and then all that is printed.
+// Opens standard input, output or errors where they are missing: a file could get such a number.
 static inline void files_open_standard(void) {
     int file = open("/dev/null", O_RDWR);
     while (file >= 0 && file <= STDERR_FILENO) { file = open("/dev/null", O_RDWR); }
@@ -212,8 +211,8 @@ static inline bool directory_has(const char *path, const char *begins) {
     return found;
 }
 
-// Gives a finished directory, whose files are all synced, its final name. What has that
-// name already is replaced at the same moment. Returns true when the new name is on disk.
+// Gives a finished directory, whose files are all synced, its final name, in place of what has it
+// already. Returns true when the new name is on disk.
 static inline bool directory_publish(const char *temporary, const char *final, Error *error) {
     if (!path_sync(temporary, error)) { return false; }
     // No moment is without either directory. It fails where there is nothing to replace,

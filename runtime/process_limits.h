@@ -17,36 +17,35 @@ typedef struct GroupLimits {
     double cores;  // the share of time, as a number of cores; INFINITY: no limit
 } GroupLimits;
 
-// The number in the file `name` of a directory; false: there is none, or it is "max".
-static inline bool group_number(const char *directory, const char *name, double *value) {
-    char path[PATH_MAX], text[128], *end;
-    if (snprintf(path, sizeof path, "%s/%s", directory, name) >= (int)sizeof path ||
-        !file_read_line(path, "", text, sizeof text)) {
-        return false;
-    }
-    *value = strtod(text, &end);
+// text <- what follows `row` in a line of the file `name` of a directory; false: there is none.
+static inline bool group_line(const char *directory, const char *name, const char *row, char text[128]) {
+    char path[PATH_MAX];
+    return snprintf(path, sizeof path, "%s/%s", directory, name) < (int)sizeof path &&
+           file_read_line(path, row, text, 128);
+}
+
+// The number that stands there; false: there is none, or it is "max".
+static inline bool group_number(const char *directory, const char *name, const char *row, double *value) {
+    char text[128], *end = text;
+    if (group_line(directory, name, row, text)) { *value = strtod(text, &end); }
     return end != text;
 }
 
 // Lowers the limits to one directory's. Pages of files that nobody uses count as free.
 static inline void group_limit(const char *directory, GroupLimits *limits) {
-    char path[PATH_MAX], text[128];
-    double most, used, quota, period = 100000;
-    bool second = group_number(directory, "memory.max", &most);
-    if (second || group_number(directory, "memory.limit_in_bytes", &most)) {
-        double files = 0;
-        bool known = group_number(directory, second ? "memory.current" : "memory.usage_in_bytes", &used) &&
-                     snprintf(path, sizeof path, "%s/memory.stat", directory) < (int)sizeof path;
-        const char *row = second ? "inactive_file " : "total_inactive_file ";
-        if (known && file_read_line(path, row, text, sizeof text)) { files = strtod(text, NULL); }
-        double left = fmax(most - (known ? fmax(used - files, 0) : 0), 0);
+    char text[128];
+    double most = 0, used = 0, files = 0, quota = 0, period = 100000;
+    bool second = group_number(directory, "memory.max", "", &most);
+    if (second || group_number(directory, "memory.limit_in_bytes", "", &most)) {
+        group_number(directory, second ? "memory.current" : "memory.usage_in_bytes", "", &used);
+        group_number(directory, "memory.stat", second ? "inactive_file " : "total_inactive_file ", &files);
+        double left = fmax(most - fmax(used - files, 0), 0);
         if (left < (double)limits->memory) { limits->memory = (size_t)left; }
     }
-    bool shared = snprintf(path, sizeof path, "%s/cpu.max", directory) < (int)sizeof path &&
-                  file_read_line(path, "", text, sizeof text) &&
-                  sscanf(text, "%lf %lf", &quota, &period) == 2;
-    shared = shared || (group_number(directory, "cpu.cfs_quota_us", &quota) &&
-                        group_number(directory, "cpu.cfs_period_us", &period));
+    bool shared =
+        (group_line(directory, "cpu.max", "", text) && sscanf(text, "%lf %lf", &quota, &period) == 2) ||
+        (group_number(directory, "cpu.cfs_quota_us", "", &quota) &&
+         group_number(directory, "cpu.cfs_period_us", "", &period));
     if (shared && quota > 0 && period > 0) { limits->cores = fmin(limits->cores, quota / period); }
 }
 

@@ -8,7 +8,7 @@
 
 Everything is computed in float64, without the library's casts to float32 of norms and of softmax; only the angles of positions are float32,
 as the library computes them in every precision. Weights and tokens are made from names, as make_reference.py explains: RMSNorm weights are
-1 + value. Of a gradient at most SAMPLES elements are stored, evenly spread. Muon is torch's, as make_muon.py has it. README.md beside this script lists the file's contents.
+1 + value. Of a gradient at most SAMPLES elements are stored, evenly spread. Muon is torch's, as make_muon.py has it, and adapters are peft's, as make_lora.py has them. README.md beside this script lists the file's contents.
 """
 
 import argparse
@@ -21,8 +21,10 @@ from unittest import mock
 
 import numpy as np
 import torch
+from make_lora import ALPHA, RANK, RATE, SCALE, adapter_name
 from make_muon import muon
 from make_reference import cross_entropy, describe, disagreement, same, serialize, splitmix, stream
+from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, logging
 
@@ -154,10 +156,10 @@ def sample(values, most):
     return flat[torch.arange(count) * flat.numel() // count]
 
 
-def adamw(parameters):
+def adamw(parameters, rate=LEARNING_RATE):
     """AdamW with weight decay for matrices."""
     groups = [{"params": [p for p in parameters if p.dim() == d], "weight_decay": WEIGHT_DECAY if d == 2 else 0.0} for d in (1, 2)]
-    return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(BETA1, BETA2), eps=EPSILON, foreach=False, fused=False)
+    return torch.optim.AdamW(groups, lr=rate, betas=(BETA1, BETA2), eps=EPSILON, foreach=False, fused=False)
 
 
 def train(name, model, optimizers, most):
@@ -170,10 +172,22 @@ def train(name, model, optimizers, most):
         loss.backward()
         losses.append(loss.detach().reshape(1))
         if step == 0:
-            values = {"logits": logits.detach().clone(), "grad": torch.cat([sample(p.grad, most) for p in model.parameters()])}
+            grads = [sample(p.grad, most) for p in model.parameters() if p.grad is not None]
+            values = {"logits": logits.detach().clone(), "grad": torch.cat(grads)}
         for optimizer in optimizers:
             optimizer.step()
     return values, torch.cat(losses)
+
+
+def adapter_losses(name, dtype, most):
+    """The losses of steps of adapters of all products of the layers."""
+    products = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    model = get_peft_model(make_model(name, dtype), LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=products, task_type="CAUSAL_LM")).to(dtype)
+    adapters = {adapter_name(key): p for key, p in model.named_parameters() if p.requires_grad}
+    with torch.no_grad():
+        for key, parameter in adapters.items():
+            parameter.copy_(stream(key, settings(name)[-1], tuple(parameter.shape), SCALE))
+    return train(name, model, [adamw(list(adapters.values()), RATE)], most)[1]
 
 
 def model_values(name, dtype, most):
@@ -186,7 +200,8 @@ def model_values(name, dtype, most):
     others = [p for key, p in named if not (".layers." in key and p.dim() == 2)]
     with mock.patch.object(torch, "bfloat16", dtype):  # in which torch's Muon multiplies
         _, by_muon = train(name, model, [muon(matrices, LEARNING_RATE), adamw(others)], most)
-    return values | {"losses": losses, "muon losses": by_muon}, [key for key, _ in named]
+    found = {"losses": losses, "muon losses": by_muon, "adapter losses": adapter_losses(name, dtype, most)}
+    return values | found, [key for key, _ in named]
 
 
 def main():

@@ -157,28 +157,53 @@ static void check_gradients(const Fixture *fixture, const char *name, const floa
     }
 }
 
-// Losses of ten steps, each before its update, by AdamW or by Muon with AdamW; those of torch.
-static void check_steps(const Tensors *tensors, const char *name, bool muon) {
-    Fixture fixture;
-    Optimizer optimizer;
-    Arena arena = {0};
-    Error error;
-    OptimizerTensor ranges[256];
-    open_case(&fixture, tensors, name);
-    open_model(&fixture, model_on_cpu(fixture.B, fixture.T, 2));
-    Layout whole = optimizer_whole(fixture.table.parameter_count);
+// A model of which `part` is trained, with the parameters of the case in both vectors.
+static float *open_part(Fixture *fixture, TrainedPart *part, const TrainedChoice *choice) {
+    Error error = {""};
+    if (!trained_part_make(part, &fixture->config, choice, &error)) { fail_msg("%s", error.text); }
+    ModelSettings settings = model_on_cpu(fixture->B, fixture->T, 2);
+    settings.part = part;
+    open_model(fixture, settings);
+    float *trained = (float *)malloc(part->table.parameter_count * sizeof(float));
+    for (int i = 0; i < part->model.count; i++) {
+        const ParameterInfo *entry = &part->model.entries[i];
+        bool whole = part->places[i].kind == TRAINED_WHOLE;
+        memcpy(whole ? trained + part->places[i].trained : real_floats(part->frozen) + part->places[i].frozen,
+               fixture->parameters + entry->offset, entry->count * sizeof(float));
+    }
+    return trained;
+}
+
+// An optimizer as the reference has it, for `count` parameters.
+static void begin_steps(Optimizer *optimizer, Arena *arena, Stream *stream, const OptimizerTensor *ranges,
+                        int range_count, const float *parameters, size_t count) {
+    Layout whole = optimizer_whole(count);
     OptimizerSettings settings = {.beta1 = 0.9,
                                   .beta2 = 0.95,
                                   .epsilon = 1e-5,
                                   .weight_decay = 0.1,
                                   .muon_momentum = 0.95,
                                   .muon_iterations = 5,
-                                  .tensors = ranges};
+                                  .tensors = ranges,
+                                  .tensor_count = range_count};
+    Error error;
+    optimizer_reserve(optimizer, arena, &settings, &whole, 0, false);
+    assert_true(arena_commit(arena, &error));
+    optimizer_take_master(optimizer, stream, parameters);
+}
+
+// Losses of ten steps, each before its update, by AdamW or by Muon with AdamW; those of torch.
+static void check_steps(const Tensors *tensors, const char *name, bool muon) {
+    Fixture fixture;
+    Optimizer optimizer;
+    Arena arena = {0};
+    OptimizerTensor ranges[256];
+    open_case(&fixture, tensors, name);
+    open_model(&fixture, model_on_cpu(fixture.B, fixture.T, 2));
     assert_true(2 * fixture.table.count <= 256);
-    settings.tensor_count = training_tensors(&fixture.table, false, muon, ranges);
-    optimizer_reserve(&optimizer, &arena, &settings, &whole, 0, false);
-    assert_true(arena_commit(&arena, &error));
-    optimizer_take_master(&optimizer, &fixture.stream, fixture.parameters);
+    begin_steps(&optimizer, &arena, &fixture.stream, ranges,
+                training_tensors(&fixture.table, false, muon, ranges), fixture.parameters,
+                fixture.table.parameter_count);
     const double *losses = (const double *)case_values(tensors, name, muon ? "muon losses" : "losses");
     for (int step = 0; step < STEPS; step++) {
         float loss = pass(&fixture), expected = (float)losses[step];
@@ -204,11 +229,52 @@ static void check_steps(const Tensors *tensors, const char *name, bool muon) {
     arena_release(&arena);
 }
 
+// The same of adapters of all products of the layers, as peft trains them.
+static void check_adapter_steps(const Tensors *tensors, const char *name) {
+    const TrainedChoice choice = {.freeze = "", .adapted = "*_proj", .rank = 3, .alpha = 6};
+    Fixture fixture;
+    TrainedPart part;
+    Optimizer optimizer;
+    Arena arena = {0};
+    OptimizerTensor ranges[256];
+    open_case(&fixture, tensors, name);
+    float *trained = open_part(&fixture, &part, &choice);
+    size_t count = part.table.parameter_count, rows = model_rows(&fixture.model);
+    float *gradients = (float *)calloc(count, sizeof *gradients);
+    for (int i = 0; i < part.table.count; i++) {
+        const ParameterInfo *entry = &part.table.entries[i];
+        reference_stream(entry->name, (uint64_t)json_integer_value(json_object_get(fixture.about, "seed")),
+                         0.125f, entry->count, trained + entry->offset);
+    }
+    assert_true(2 * part.table.count <= 256);
+    begin_steps(&optimizer, &arena, &fixture.stream, ranges,
+                training_tensors(&part.table, false, false, ranges), trained, count);
+    const double *losses = (const double *)case_values(tensors, name, "adapter losses");
+    OptimizerStep update = {
+        .gradient = gradients, .out = trained, .scale = 1, .learning_rate = 1e-2, .keeps = true};
+    update.divisor = (double)targets_predicted(fixture.targets, rows) / (double)rows;
+    for (int step = 0; step < STEPS; step++) {
+        const Pace pace = {.begins = true};
+        float expected = (float)losses[step],
+              loss = model_loss_and_gradients(&fixture.model, &fixture.stream, trained, gradients,
+                                              fixture.tokens, fixture.targets, &pace);
+        check_close("loss of adapters", name, &loss, &expected, 1, 1e-5);
+        optimizer_step(&optimizer, &fixture.stream, &update);
+    }
+    close_model(&fixture);
+    trained_part_free(&part);
+    close_case(&fixture);
+    arena_release(&arena);
+    free(trained);
+    free(gradients);
+}
+
 static void families_are_those_of_transformers(void **state) {
     const Tensors *tensors = (const Tensors *)*state;
     for (int c = 0; c < CASE_COUNT; c++) {
         check_steps(tensors, CASES[c], false);
         check_steps(tensors, CASES[c], true);
+        check_adapter_steps(tensors, CASES[c]);
     }
 }
 
@@ -320,23 +386,6 @@ static void a_document_sees_nothing_of_the_one_before_it(void **state) {
 }
 
 // ---- Adapters, frozen parts, Muon -----------------------------------------------------
-
-// A model of which `part` is trained, with the parameters of the case in both vectors.
-static float *open_part(Fixture *fixture, TrainedPart *part, const TrainedChoice *choice) {
-    Error error = {""};
-    if (!trained_part_make(part, &fixture->config, choice, &error)) { fail_msg("%s", error.text); }
-    ModelSettings settings = model_on_cpu(fixture->B, fixture->T, 2);
-    settings.part = part;
-    open_model(fixture, settings);
-    float *trained = (float *)malloc(part->table.parameter_count * sizeof(float));
-    for (int i = 0; i < part->model.count; i++) {
-        const ParameterInfo *entry = &part->model.entries[i];
-        bool whole = part->places[i].kind == TRAINED_WHOLE;
-        memcpy(whole ? trained + part->places[i].trained : real_floats(part->frozen) + part->places[i].frozen,
-               fixture->parameters + entry->offset, entry->count * sizeof(float));
-    }
-    return trained;
-}
 
 static void adapters_are_those_of_the_merged_model(void **state) {
     const Tensors *tensors = (const Tensors *)*state;

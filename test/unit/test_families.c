@@ -27,7 +27,7 @@ typedef struct Fixture {
     const int32_t *tokens, *targets;
 } Fixture;
 
-enum { STEPS = 10, MOST_CASES = 64 };
+enum { STEPS = 10, FEWEST_CASES = 9, MOST_CASES = 64 };
 
 static const char *CASES[MOST_CASES]; // of the file: "llama 3" and others
 static int CASE_COUNT;
@@ -698,6 +698,7 @@ int main(void) {
         if (CASE_COUNT == MOST_CASES) { abort(); }
         CASES[CASE_COUNT++] = name;
     }
+    if (CASE_COUNT < FEWEST_CASES) { abort(); } // tests of no case would pass
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(families_are_those_of_transformers, &tensors),
         cmocka_unit_test_prestate(threads_and_computing_again_change_no_bit, &tensors),

@@ -234,6 +234,7 @@ SIMPLE_TESTS := $(basename $(notdir $(wildcard test/program/*.c))) $(addprefix t
 $(SIMPLE_TESTS:%=$(BUILD)/test/%): SIMPLY := $(if $(SANITIZE),,-O0)
 
 vpath test_%.c test/unit test/rules test/program
+vpath ours.c test/llama_cpp
 $(BUILD)/test/%: %.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(COMPILE) $(SIMPLY) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
@@ -298,6 +299,14 @@ test-tsan: install-for-test
 test-slurm: install-for-run
 	@$(MAKE) --no-print-directory train_gpt
 	@test/slurm ./train_gpt
+
+# Loads exported models in llama.cpp, which it installs: needs Python with venv.
+LLAMA_CPP := build/venv-llama-cpp
+.PHONY: test-llama-cpp
+test-llama-cpp: install-for-test
+	@$(MAKE) --no-print-directory train_gpt $(BUILD)/test/ours
+	@[ -d $(LLAMA_CPP) ] || { python3 -m venv $(LLAMA_CPP) && $(LLAMA_CPP)/bin/pip install -q llama-cpp-py-sync==0.11739; }
+	@TRAIN_GPT=./train_gpt OURS=$(BUILD)/test/ours $(LLAMA_CPP)/bin/python test/llama_cpp/check.py
 
 # Debian 13 has a newer compiler than Debian 12, oneDNN 3 and Open MPI 5. At the end, jobs of
 # every rule, and two ranks of MPICH.

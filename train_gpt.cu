@@ -11,6 +11,7 @@
 #include "program/announce.h"      // defines: announce_run, print_end, print_build_facts: what it says
 #include "program/average.h"       // defines: command_average: the mean of the last checkpoints
 #include "program/data.h"          // defines: open_data, tokenize_data: what is trained on
+#include "program/export.h"        // defines: command_export: a model for other programs
 #include "program/fit.h"           // defines: fit_check: is there memory enough?
 #include "program/json_lines.h"    // defines: command_tokenize: token files of lines of JSON
 #include "program/machine_rates.h" // defines: choose_precision: fp32 or bf16, by measurement
@@ -50,6 +51,7 @@ int main(int argc, char **argv) {
     case COMMAND_SAMPLE: exit_code = command_sample(&run->options); break;
     case COMMAND_EVAL: exit_code = command_eval(run); break;
     case COMMAND_AVERAGE: exit_code = command_average(&run->options); break;
+    case COMMAND_EXPORT: exit_code = command_export(&run->options); break;
     case COMMAND_TOKENIZE: exit_code = command_tokenize(&run->options); break;
     case COMMAND_HELP:
         if (!options_print_topic(stdout, run->options.topic, &error)) { exit_user_mistake(&error); }

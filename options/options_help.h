@@ -60,6 +60,7 @@ static const char *const command_uses[COMMANDS_BY_NAME][2] = {
     {"plan [--name value ...]", "how much memory and time it would take"},
     {"tokenize --out PREFIX", "makes token files of JSON lines"},
     {"average --from RUN --out DIR", "the mean of its last checkpoints"},
+    {"export --from RUN --to FILE", "a GGUF for llama.cpp and Ollama"},
     {"help TOPIC", "explains a topic; help all: everything"}};
 
 static inline void command_print_use(FILE *file, int command) {

@@ -442,8 +442,8 @@ static inline bool options_next(int argc, char **argv, int *position, const Opti
 }
 
 enum { COMMANDS_BY_NAME = COMMAND_HELP + 1 };
-static const char *const command_names[COMMANDS_BY_NAME] = {"train",    "sample",  "eval", "plan",
-                                                            "tokenize", "average", "help"};
+static const char *const command_names[COMMANDS_BY_NAME] = {"train",    "sample",  "eval",   "plan",
+                                                            "tokenize", "average", "export", "help"};
 
 // Reads the command, behind help its topic, and options without a value; sets *position
 // to the first option. -h asks for the overview, --help for all or a command's use.

@@ -161,7 +161,7 @@
      "or the path of a Hugging Face config.json with model_type gpt_neo, gpt2, llama, mistral, qwen2 or "
      "qwen3.")
     OPTION("from", DATA, COMPARED_APART, TEXT, from, "", 0, "DIR", .commands = FOR_TRAINING | FOR_SAMPLES |
-     FOR_EVALUATION | FOR_AVERAGES, .relations = {INSTEAD_OF(model), INSTEAD_OF(finetune)}, .help =
+     FOR_EVALUATION | FOR_AVERAGES | FOR_EXPORTS, .relations = {INSTEAD_OF(model), INSTEAD_OF(finetune)}, .help =
      "A Hugging Face directory of a model to start from (config.json and model.safetensors), or a "
      "checkpoint, which contains one, or a run, for its newest checkpoint. It takes the place of --model.")
     OPTION("finetune", DATA, COMPARED_APART, TEXT, finetune, "", 0, "DIR", .relations = {INSTEAD_OF(model)},
@@ -175,7 +175,7 @@
      .relations = {INSTEAD_OF(freeze)}, .also = "lora, lora-r", .help =
      "Trains adapters of rank R, two small matrices for each of --lora-on, and freezes the model (LoRA). "
      "What is stepped, sent and saved is then about a hundredth of it. Checkpoints hold the adapters as "
-     "peft stores them; train_gpt average --last 1 merges them into the model.")
+     "peft stores them; train_gpt export merges them into the model.")
     OPTION("lora-alpha", DATA, OTHER_BITS, REAL, lora_alpha, "16", 1e-6, 1e6, "X",
      .relations = {NEEDS(lora_rank)}, .help =
      "Adapters count X / R. Larger acts as a larger --lr on what they add to the model.")
@@ -189,7 +189,7 @@
      "a.bin; each is validated and reported by itself. Text is tokenized by the model's tokenizer, once, "
      "into OUT/tokens-*.bin; a model of 256 tokens without a tokenizer reads its bytes.")
     OPTION("tokenizer", DATA, BY_CONTENT, TEXT, tokenizer, "", 0, "PATH",
-     .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_TOKENS, .help =
+     .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_TOKENS | FOR_EXPORTS, .help =
      "The tokenizer.json of a byte-level BPE, or its directory. It encodes texts and prompts and decodes "
      "samples of models that read token ids, and is copied with the model into checkpoints. Not given: the "
      "one of --from, --finetune or --resume, if there is one.")
@@ -368,6 +368,15 @@
      "Ends the training after N validations in a row whose loss is not below the lowest before them.")
     OPTION("last", REPORT, SAME_BITS, INTEGER, last, "3", 1, 1e6, "N", .commands = FOR_AVERAGES, .help =
      "How many of the newest checkpoints of --from are averaged.")
+    OPTION("to", REPORT, SAME_BITS, TEXT, to, "", 0, "FILE.gguf|DIR", .commands = FOR_EXPORTS, .help =
+     "Where train_gpt export writes the model: a GGUF, with a Modelfile for Ollama beside it, or a directory "
+     "for transformers. A GGUF that is there already is replaced.")
+    OPTION("type", REPORT, SAME_BITS, CHOICE, type, "f16", .choices = {"f32", "f16", "bf16", "q8_0"},
+     .commands = FOR_EXPORTS, .also = "outtype, quantize", .help =
+     "Number format of the matrices in a GGUF. q8_0 takes a byte and a sixteenth for each number, and is "
+     "the fastest in llama.cpp; f16 and bf16 take two, f32 four.")
+    OPTION("merge", REPORT, SAME_BITS, SWITCH, merge, "on", .commands = FOR_EXPORTS, .help =
+     "off: adapters become a GGUF of their own, for llama.cpp's --lora, instead of a part of the model.")
     OPTION("resume", REPORT, SAME_BITS, TEXT, resume, "off", 1, "off|auto|PATH",
      .relations = {NEEDS_IF("auto", out)}, .of_one_run = true, .help =
      "Continues from a checkpoint. auto: from the newest sound one in --out, where the log continues, too; a "
@@ -425,8 +434,8 @@
      .relations = {INSTEAD_OF(prompt), INSTEAD_OF(prompts)}, .help =
      "Asks for a prompt, writes what follows, and asks again: the text goes on. /reset begins another one; "
      "the end of the input ends it. With a chat.json beside the tokenizer it is a chat.")
-    OPTION("system", SAMPLE, SAME_BITS, TEXT, system, "", 0, "TEXT", .commands = FOR_SAMPLES, .help =
-     "The system text of a chat: how the model is to answer.")
+    OPTION("system", SAMPLE, SAME_BITS, TEXT, system, "", 0, "TEXT", .commands = FOR_SAMPLES | FOR_EXPORTS,
+     .help = "The system text of a chat: how the model is to answer.")
     OPTION("prompt", SAMPLE, SAME_BITS, TEXT, prompt, "", 0, "TEXT", .commands = FOR_TRAINING | FOR_SAMPLES,
      .relations = {EXCLUDES(sample_tokens, "none")}, .help =
      "What the sample starts with, at most 1023 bytes. Empty: the model starts by itself. Models that read "

@@ -25,8 +25,7 @@ static inline bool choose_part(const Options *options, const ModelConfig *config
     }
     return choice.rank == 0 || !hf_model_has(start, ADAPTERS_CONFIG) ||
            error_set(error,
-                     "%.300s has adapters already: merge them first, as train_gpt average --from RUN "
-                     "--last 1 --out DIR does for a run's",
+                     "%.300s has adapters already: merge them first, by train_gpt export --from RUN --to DIR",
                      start);
 }
 

@@ -9,7 +9,7 @@ _train_gpt() {
     elif [[ $word == -* ]]; then
         words=$(sed -nE 's/^\| `(--[A-Za-z0-9-]*).*/\1/p' <<< "$rows")
     elif [ "$COMP_CWD" = 1 ]; then
-        words='train sample eval plan tokenize average help'
+        words="train sample eval plan tokenize average export help"
     fi
     mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
 }

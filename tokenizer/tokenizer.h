@@ -78,6 +78,7 @@ typedef struct Tokenizer {
     int32_t end;   // the token behind a text: <|endoftext|>, or what tokenizer_find_end finds; -1: unknown
     pcre2_code *patterns[TOKENIZER_MOST_PATTERNS]; // each cuts what the ones before it have left whole
     int pattern_count;
+    char *pattern_texts; // as in the file, each with a line's end behind it
     // (whole_slots) ids, hashed by the bytes of tokens; -1: empty. NULL: bytes, no ignore_merges.
     int32_t *whole;
     size_t whole_slots; // a power of two
@@ -237,7 +238,9 @@ static inline bool tokenizer_add_pattern(Tokenizer *tokenizer, const TokenizerFi
                          file->name, at[1]);
     }
     char *text = NULL;
-    size_t size = 0, offset = 0;
+    size_t size = 0, offset = 0, before = strlen(tokenizer->pattern_texts), more = strlen(pattern) + 2;
+    tokenizer->pattern_texts = (char *)memory_grow(tokenizer->pattern_texts, before + more);
+    snprintf(tokenizer->pattern_texts + before, more, "%s\n", pattern);
     FILE *out = open_memstream(&text, &size);
     for (bool in_class = false; *pattern != '\0'; pattern++) {
         bool escapes = pattern[0] == '\\' && pattern[1] != '\0', space = escapes && pattern[1] == 's';
@@ -581,6 +584,7 @@ static inline void tokenizer_close(Tokenizer *tokenizer) {
     free(tokenizer->is_special);
     free(tokenizer->merges);
     free(tokenizer->whole);
+    free(tokenizer->pattern_texts);
     for (int i = 0; i < tokenizer->pattern_count; i++) { pcre2_code_free(tokenizer->patterns[i]); }
     memset(tokenizer, 0, sizeof *tokenizer);
 }
@@ -632,6 +636,7 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
         return error_set(error, "%s is no tokenizer, which is JSON: line %d: %s", name, trouble.line,
                          trouble.text);
     }
+    tokenizer->pattern_texts = (char *)memory_take(1, 1);
     bool good = tokenizer_find_parts(tokenizer, &file, root, error) &&
                 tokenizer_read_preparation(tokenizer, &file, root, error);
     size_t added = json_array_size(file.added);

@@ -1632,7 +1632,7 @@ static void a_part_that_does_not_fit_is_refused(void **state) {
         {"--lora-alpha 3", start, NULL, "lora-rank"},
         {"--lora-rank 2 --lora-on wte", start, NULL, "no matrix of a layer matches \"wte\""},
         {"--freeze '*'", start, NULL, "leaves nothing to train"},
-        {"--lora-rank 2", adapted, NULL, "has adapters already: merge them first, as train_gpt average"},
+        {"--lora-rank 2", adapted, NULL, "has adapters already: merge them first, by train_gpt export"},
         {"--lora-rank 2", other, adapted, "was trained with other frozen parameters than"},
         {"--lora-rank 3", start, adapted, "has other trained parameters, "},
         {"--lora-rank 2 --lora-on '[qkvo]*'", start, adapted, "has other trained parameters, "},

@@ -1,0 +1,266 @@
+// export.h: train_gpt export, a model for other programs.
+//
+//     train_gpt export --from RUN --to mine.gguf      for llama.cpp, Ollama and LM Studio
+//     train_gpt export --from RUN --to DIRECTORY      for transformers
+//
+// Adapters are merged; with --merge off they are a GGUF of their own, to be loaded onto a GGUF of
+// their model. Beside a GGUF of a model lies mine.Modelfile, with which `ollama create` takes it.
+// One process, on the host. A file gets its name when it is whole.
+#pragma once
+
+#include "checkpoint/gguf_model.h"
+#include "program/data.h"
+
+typedef struct Export {
+    const Options *options;
+    char tokenizer[TOKENIZER_PATH_SIZE]; // a directory, or a tokenizer.json of another name; empty: none
+    HfModel model;
+    Tokenizer codec;
+    Chat chat;
+    Gguf gguf;
+    bool merges;    // the model with its adapters, else only these
+    bool unwritten; // what failed is the disk
+} Export;
+
+// In the order of the words of --type.
+static const struct {
+    GgufType type;
+    int file_type; // the format's own number
+} export_types[] = {{GGUF_F32, 0}, {GGUF_F16, 1}, {GGUF_BF16, 32}, {GGUF_Q8_0, 7}};
+
+// ---- A GGUF ---------------------------------------------------------------------------
+
+// Names the tensors, all of the model or A and B of each adapter. The table of positions stays fp32.
+static inline void export_name_tensors(Export *task, GgufType type) {
+    const ModelConfig *config = &task->model.config;
+    const ParameterTable *table = &task->model.table;
+    size_t rank = (size_t)task->model.adapters.rank;
+    char name[GGUF_NAME];
+    for (int i = 0; i < table->count; i++) {
+        const ParameterInfo *info = &table->entries[i];
+        size_t rows = (size_t)info->rows, columns = (size_t)info->columns;
+        if (task->merges) {
+            gguf_name(config, info, "", name);
+            gguf_add_tensor(&task->gguf, name, info->is_matrix ? rows : 0, info->is_matrix ? columns : rows,
+                            info->role == TENSOR_POSITIONS ? GGUF_F32 : type);
+        } else if (task->model.adapters.entries[2 * i] != NULL) {
+            gguf_name(config, info, ".lora_a", name);
+            gguf_add_tensor(&task->gguf, name, rank, columns, type);
+            gguf_name(config, info, ".lora_b", name);
+            gguf_add_tensor(&task->gguf, name, rows, rank, type);
+        }
+    }
+}
+
+// Writes the tensors in that order. values: room for the largest.
+static inline bool export_write_tensors(Export *task, float *values, FILE *file, Error *error) {
+    const HfModel *model = &task->model;
+    const GgufTensor *tensor = task->gguf.tensors, *end = tensor + task->gguf.tensor_count;
+    bool good = true;
+    if (task->merges && gguf_factors(&model->config, values)) { gguf_write_tensor(tensor++, values, file); }
+    for (int i = 0; i < model->table.count; i++) {
+        const ParameterInfo *info = &model->table.entries[i];
+        const SafetensorsEntry *const *sides = model->adapters.entries + (task->merges ? 0 : 2 * i);
+        int parts = task->merges ? 1 : sides[0] != NULL ? 2 : 0;
+        for (int side = 0; side < parts && good; side++, tensor++) {
+            if (task->merges) {
+                hf_model_read_tensor(model, i, values);
+            } else {
+                safetensors_read_floats(sides[side], 0, sides[side]->count, values);
+            }
+            if (task->merges || side == 1) {
+                gguf_order_rows(&model->config, info, values, tensor->rows > 0 ? tensor->columns : 1);
+            }
+            good = gguf_write_tensor(tensor, values, file) ||
+                   error_set(error, "%s has a number that fp16 cannot hold: choose --type bf16 or f32",
+                             tensor->name);
+            task->unwritten = ferror(file) != 0;
+            good = good && (!task->unwritten || error_set_file(error, "write", task->options->to));
+        }
+    }
+    assert(!good || tensor == end);
+    return good;
+}
+
+// The keys and names of all that the file will hold.
+static inline bool export_plan(Export *task, Error *error) {
+    const ModelConfig *config = &task->model.config;
+    const Options *options = task->options;
+    GgufType type = export_types[options->type].type;
+    Gguf *gguf = &task->gguf;
+    char name[GGUF_NAME];
+    const char *slash = strrchr(options->to, '/'), *file = slash != NULL ? slash + 1 : options->to;
+    gguf_begin_keys(gguf);
+    gguf_add_text(gguf, "general.architecture", gguf_architecture(config));
+    gguf_add_text(gguf, "general.type", task->merges ? "model" : "adapter");
+    snprintf(name, sizeof name, "%.*s", (int)(strlen(file) - strlen(".gguf")), file);
+    gguf_add_text(gguf, "general.name", name);
+    gguf_add_number(gguf, "general.file_type", export_types[options->type].file_type);
+    gguf_add_number(gguf, "general.quantization_version", 2);
+    if (!task->merges) {
+        const Adapters *adapters = &task->model.adapters;
+        gguf_add_text(gguf, "adapter.type", "lora");
+        gguf_add_real(gguf, "adapter.lora.alpha", (double)adapters->scale * adapters->rank);
+        export_name_tensors(task, type);
+        return true;
+    }
+    float *factors = (float *)memory_take((size_t)model_head_size(config), sizeof *factors);
+    gguf_add_config(gguf, config);
+    if (gguf_factors(config, factors)) {
+        gguf_add_tensor(gguf, "rope_freqs.weight", 0, (size_t)model_head_size(config) / 2, GGUF_F32);
+    }
+    free(factors);
+    export_name_tensors(task, type);
+    return gguf_add_tokenizer(gguf, task->tokenizer, config, &task->codec, &task->chat, error);
+}
+
+// ---- A Modelfile ----------------------------------------------------------------------
+
+// A text of a template in Go: {{ "..." }}.
+static inline void modelfile_text(FILE *file, const char *text) {
+    json_t *value = json_string(text);
+    char *quoted = json_dumps(value, JSON_ENCODE_ANY);
+    fprintf(file, "{{ %s }}", quoted);
+    free(quoted);
+    json_decref(value);
+}
+
+// The chat's texts around what is said, as chat_text puts them; without a chat a text goes on.
+static inline void modelfile_template(const Chat *chat, FILE *file) {
+    fputs("TEMPLATE \"\"\"", file);
+    if (chat->root == NULL) {
+        fputs("{{ .Prompt }}\"\"\"\n", file);
+        return;
+    }
+    fputs("{{- $system := \"\" }}{{- $begun := false }}{{- range .Messages }}"
+          "{{- if eq .Role \"system\" }}{{- $system = .Content }}"
+          "{{- else if eq .Role \"assistant\" }}{{ .Content }}{{- else }}{{- if $begun }}",
+          file);
+    modelfile_text(file, chat->next[0]);
+    fputs("{{ .Content }}", file);
+    modelfile_text(file, chat->next[1]);
+    if (chat->system[0] != NULL) {
+        fputs("{{- else if $system }}", file);
+        modelfile_text(file, chat->system[0]);
+        fputs("{{ $system }}", file);
+        modelfile_text(file, chat->system[1]);
+        fputs("{{ .Content }}", file);
+        modelfile_text(file, chat->system[2]);
+    }
+    fputs("{{- else }}", file);
+    modelfile_text(file, chat->first[0]);
+    fputs("{{ .Content }}", file);
+    modelfile_text(file, chat->first[1]);
+    fputs("{{- end }}{{- $begun = true }}{{- end }}{{- end }}", file);
+    if (chat->thought != NULL) { modelfile_text(file, chat->thought); }
+    fputs("\"\"\"\n", file);
+}
+
+// path: of the GGUF.
+static inline bool export_modelfile(const Export *task, const char *path, Error *error) {
+    const Options *options = task->options;
+    const char *slash = strrchr(options->to, '/'), *system = options->system;
+    FILE *file = file_replace_begin(path, error);
+    if (file == NULL) { return false; }
+    fprintf(file, "FROM ./%s\n", slash != NULL ? slash + 1 : options->to);
+    modelfile_template(&task->chat, file);
+    if (task->chat.root != NULL) {
+        const AddedToken *end = tokenizer_added(&task->codec, NULL, task->chat.end);
+        fprintf(file, "PARAMETER stop \"%s\"\n", end->text);
+    }
+    if (system[0] != '\0') { fprintf(file, "SYSTEM \"\"\"%s\"\"\"\n", system); }
+    return file_replace_end(file, path, true, error);
+}
+
+// ---- The command ----------------------------------------------------------------------
+
+static inline bool export_gguf(Export *task, Error *error) {
+    const Options *options = task->options;
+    const ParameterTable *table = &task->model.table;
+    size_t largest = (size_t)model_head_size(&task->model.config);
+    bool good = gguf_accept(&task->model.config, error);
+    if (good && task->merges) {
+        good =
+            (task->tokenizer[0] != '\0' ||
+             error_set(error, "%.300s has no tokenizer.json, which a GGUF needs: name one with --tokenizer",
+                       options->from)) &&
+            tokenizer_open(&task->codec, task->tokenizer, error) &&
+            chat_open(&task->chat, task->tokenizer, &task->codec, error);
+    }
+    if (good && options->system[0] != '\0' &&
+        (task->chat.root == NULL || strstr(options->system, "\"\"\""))) {
+        good = error_set(error, "--system is for a chat: it needs a chat.json beside the tokenizer, which "
+                                "python -m tokenizer.chat makes, and a text without \"\"\" in it");
+    }
+    good = good && export_plan(task, error);
+    FILE *file = good ? file_replace_begin(options->to, error) : NULL;
+    if (file == NULL) { return false; }
+    errno = 0;
+    for (int i = 0; i < table->count; i++) { largest = size_max(largest, table->entries[i].count); }
+    float *values = (float *)memory_take(largest, sizeof *values);
+    gguf_write_head(&task->gguf, file);
+    good = export_write_tensors(task, values, file, error);
+    free(values);
+    Error why = *error; // of what was not written
+    bool ended = file_replace_end(file, options->to, good, error);
+    task->unwritten |= good && !ended;
+    if (!good) { *error = why; }
+    return good && ended;
+}
+
+// The program that takes it, and how.
+static inline void export_tell(const Export *task, const char *modelfile) {
+    const Options *options = task->options;
+    printf("written    %s\n", options->to);
+    if (!task->merges) {
+        printf("llama.cpp  llama-cli -m MODEL.gguf --lora %s; MODEL.gguf: its model, exported, too\n",
+               options->to);
+        return;
+    }
+    printf("written    %s\n", modelfile);
+    printf("llama.cpp  llama-cli -m %s\n", options->to);
+    printf("Ollama     ollama create NAME -f %s && ollama run NAME\n", modelfile);
+}
+
+// options->from: the model that find_models has found. Returns the exit status.
+static inline int command_export(const Options *options) {
+    Error error = {""};
+    Export task = {.options = options, .merges = options->merge};
+    char modelfile[sizeof(OptionText) + 16];
+    size_t length = strlen(options->to), ending = strlen(".gguf");
+    bool is_gguf = length > ending && strcmp(options->to + length - ending, ".gguf") == 0;
+    tokenizer_path(options, task.tokenizer);
+    char *name = strstr(task.tokenizer, "/tokenizer.json");
+    if (name != NULL && strcmp(name, "/tokenizer.json") == 0) { *name = '\0'; }
+    bool good = length > 0 || error_set(&error, "export needs --to FILE.gguf, or --to DIRECTORY");
+    good = good && hf_model_open(&task.model, options->from, &error);
+    const HfModel *model = &task.model;
+    if (good && !options->merge && (!is_gguf || model->adapters.entries == NULL)) {
+        good =
+            error_set(&error, "--merge off writes adapters as a GGUF: --from must have some, and --to must "
+                              "end with .gguf");
+    }
+    if (good && is_gguf) {
+        snprintf(modelfile, sizeof modelfile, "%.*s.Modelfile", (int)(length - ending), options->to);
+        good = export_gguf(&task, &error) && (!task.merges || export_modelfile(&task, modelfile, &error));
+        if (good) { export_tell(&task, modelfile); }
+    } else if (good && (mkdir(options->to, 0777) != 0 || rmdir(options->to) != 0)) {
+        good = error_set_file(&error, "create the directory", options->to);
+    } else if (good) {
+        float *parameters = (float *)memory_take(model->table.parameter_count, sizeof *parameters);
+        hf_model_read(model, parameters);
+        good = hf_model_save(options->to, &model->config, &model->table, parameters,
+                             task.tokenizer[0] != '\0' ? task.tokenizer : NULL, NULL, NULL, &error);
+        free(parameters);
+        if (!good) { tree_remove(options->to); }
+        task.unwritten = !good;
+        if (good) { printf("written    %s; transformers and --from take it\n", options->to); }
+    }
+    if (!good && !task.unwritten) { exit_user_mistake(&error); }
+    if (!good) { fprintf(stderr, "train_gpt: %s\n", error.text); }
+    gguf_close(&task.gguf);
+    json_decref(task.chat.root);
+    tokenizer_close(&task.codec);
+    hf_model_close(&task.model);
+    return good ? 0 : EXIT_SYSTEM_FAILURE;
+}

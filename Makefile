@@ -300,12 +300,13 @@ test-slurm: install-for-run
 	@$(MAKE) --no-print-directory train_gpt
 	@test/slurm ./train_gpt
 
-# Loads exported models in llama.cpp, which it installs: needs Python with venv.
+# Loads exported models in llama.cpp, which it installs: needs Python with venv, and a C library as new as
+# Debian 13's (before: dev/distro trixie 'apt-get install -y python3-venv' 'make test-llama-cpp').
 LLAMA_CPP := build/venv-llama-cpp
 .PHONY: test-llama-cpp
 test-llama-cpp: install-for-test
 	@$(MAKE) --no-print-directory train_gpt $(BUILD)/test/ours
-	@[ -d $(LLAMA_CPP) ] || { python3 -m venv $(LLAMA_CPP) && $(LLAMA_CPP)/bin/pip install -q llama-cpp-py-sync==0.11739; }
+	@$(LLAMA_CPP)/bin/python -c 'import llama_cpp_py_sync' 2> /dev/null || { python3 -m venv $(LLAMA_CPP) && $(LLAMA_CPP)/bin/pip install -q llama-cpp-py-sync==0.11739; }
 	@TRAIN_GPT=./train_gpt OURS=$(BUILD)/test/ours $(LLAMA_CPP)/bin/python test/llama_cpp/check.py
 
 # Debian 13 has a newer compiler than Debian 12, oneDNN 3 and Open MPI 5. At the end, jobs of

@@ -2,8 +2,8 @@
 // and its tokenizer.
 //
 // llama.cpp turns queries and keys of a Llama or Mistral in pairs of neighbours, Hugging Face's
-// files in halves: their rows change places. Qwen's stay. Scaled positions of a Llama are factors of
-// its frequencies (rope_freqs.weight), which say all kinds; for Qwen there are keys, for two kinds.
+// files in halves: their rows change places (gguf_pairs). Scaled positions are then factors
+// of the frequencies (rope_freqs.weight), which say all kinds; otherwise keys, for two kinds.
 // Layers with windows see all keys in llama.cpp, so its context ends where the window does.
 #pragma once
 
@@ -13,13 +13,11 @@
 
 // ---- Tensors --------------------------------------------------------------------------
 
-static inline bool gguf_is_gpt2(const ModelConfig *config) { return config->family == &gpt2_family; }
-static inline bool gguf_is_qwen(const ModelConfig *config) {
-    return config->family == &qwen2_family || config->family == &qwen3_family;
-}
-
-static inline const char *gguf_architecture(const ModelConfig *config) {
-    return config->family == &mistral_family ? "llama" : config->family->name;
+// Whether the family has tensors of this role.
+static inline bool gguf_has(const ModelConfig *config, TensorRole role) {
+    const TensorRow *row = config->family->tensors;
+    while (row->name != NULL && row->role != (int)role) { row++; }
+    return row->name != NULL;
 }
 
 // name <- of a tensor; suffix: of what belongs to it, such as ".lora_a".
@@ -30,11 +28,11 @@ static inline void gguf_name(const ModelConfig *config, const ParameterInfo *inf
         "attn_k",    "attn_v",    "attn_q_norm", "attn_k_norm",   "attn_output", "attn_output",
         "ffn_norm",  "ffn_norm",  "ffn_gate",    "ffn_up",        "ffn_gate",    "ffn_up",
         "ffn_down",  "ffn_down",  "token_embd",  "position_embd", "output"};
-    bool inside = info->layer < config->layers, old = gguf_is_gpt2(config);
+    bool inside = info->layer < config->layers;
     bool is_up = info->role == TENSOR_UP || info->role == TENSOR_UP_BIAS;
     bool is_q = info->role == TENSOR_Q || info->role == TENSOR_QKV_BIAS;
-    const char *module = old && is_up                                  ? "ffn_up"
-                         : old && is_q                                 ? "attn_qkv"
+    const char *module = is_up && !gguf_has(config, TENSOR_GATED_UP)   ? "ffn_up"
+                         : is_q && !gguf_has(config, TENSOR_K)         ? "attn_qkv"
                          : !inside && info->role <= TENSOR_NORM_1_BIAS ? "output_norm"
                                                                        : modules[info->role];
     char layer[32] = "";
@@ -48,7 +46,7 @@ static inline void gguf_order_rows(const ModelConfig *config, const ParameterInf
                                    size_t columns) {
     bool turns = info->role == TENSOR_Q || info->role == TENSOR_K || info->role == TENSOR_QKV_BIAS ||
                  info->role == TENSOR_K_BIAS;
-    if (!turns || gguf_is_qwen(config) || gguf_is_gpt2(config)) { return; }
+    if (!turns || !config->family->gguf_pairs) { return; }
     size_t D = (size_t)model_head_size(config), bytes = D * columns * sizeof *values;
     float *head = (float *)memory_take(1, bytes);
     for (size_t first = 0; first < (size_t)info->rows; first += D) {
@@ -66,22 +64,21 @@ static inline void gguf_order_rows(const ModelConfig *config, const ParameterInf
 // Whether llama.cpp computes what the model does.
 static inline bool gguf_accept(const ModelConfig *config, Error *error) {
     const RotaryPositions *rotary = &config->rotary;
-    bool qwen = gguf_is_qwen(config), qwen3 = config->family == &qwen3_family;
+    bool pairs = config->family->gguf_pairs;
     const struct {
         bool refused;
-        const char *what;
+        const char *with;
     } cases[] = {
-        {config->family == &gpt_neo_family, "a GPT-Neo"},
-        {gguf_is_gpt2(config) && !config->scaled_scores, "a GPT-2 whose scale_attn_weights is false"},
-        {qwen3 && config->qkv_biases, "a Qwen3 with attention_bias"},
-        {qwen && rotary->kind == ROTARY_LLAMA3, "a Qwen with positions of the kind llama3"},
-        {qwen && rotary->kind == ROTARY_YARN && rotary->fractional,
-         "a Qwen with positions of the kind yarn whose truncate is false"},
+        {config->family->gguf == NULL, ""},
+        {gguf_has(config, TENSOR_POSITIONS) && !config->scaled_scores, " whose scale_attn_weights is false"},
+        {config->out_biases && !pairs && gguf_has(config, TENSOR_Q_NORM), " with attention_bias"},
+        {rotary->kind == ROTARY_LLAMA3 && !pairs, " with positions of the kind llama3"},
+        {rotary->fractional && !pairs, " with positions whose truncate is false"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         if (!cases[i].refused) { continue; }
-        return error_set(error, "llama.cpp does not know %s: --to DIRECTORY writes it for transformers",
-                         cases[i].what);
+        return error_set(error, "llama.cpp knows no %s%s: --to DIRECTORY writes it for transformers",
+                         config->family->name, cases[i].with);
     }
     return true;
 }
@@ -89,17 +86,17 @@ static inline bool gguf_accept(const ModelConfig *config, Error *error) {
 static inline void gguf_add_positions(Gguf *gguf, const ModelConfig *config) {
     const RotaryPositions *rotary = &config->rotary;
     char key[64];
-#define GGUF_KEY(name) (snprintf(key, sizeof key, "%s.%s", gguf_architecture(config), name), key)
+#define GGUF_KEY(name) (snprintf(key, sizeof key, "%s.%s", config->family->gguf, name), key)
     bool yarn = rotary->kind == ROTARY_YARN, scaled = yarn || rotary->kind == ROTARY_LINEAR;
     double growth = positions_growth(rotary);
     gguf_add_number(gguf, GGUF_KEY("rope.dimension_count"), model_head_size(config));
     gguf_add_real(gguf, GGUF_KEY("rope.freq_base"), rotary->theta);
-    if (gguf_is_qwen(config) && scaled) {
+    if (!config->family->gguf_pairs && scaled) {
         gguf_add_text(gguf, GGUF_KEY("rope.scaling.type"), yarn ? "yarn" : "linear");
         gguf_add_real(gguf, GGUF_KEY("rope.scaling.factor"), rotary->factor);
         if (yarn) { growth /= 1 + 0.1 * log(rotary->factor); } // by which llama.cpp multiplies itself
     }
-    if (yarn && gguf_is_qwen(config)) {
+    if (yarn && !config->family->gguf_pairs) {
         gguf_add_number(gguf, GGUF_KEY("rope.scaling.original_context_length"), (int)rotary->original);
         gguf_add_real(gguf, GGUF_KEY("rope.scaling.yarn_beta_fast"), rotary->high);
         gguf_add_real(gguf, GGUF_KEY("rope.scaling.yarn_beta_slow"), rotary->low);
@@ -109,7 +106,7 @@ static inline void gguf_add_positions(Gguf *gguf, const ModelConfig *config) {
 
 static inline void gguf_add_config(Gguf *gguf, const ModelConfig *config) {
     char key[64];
-    bool old = gguf_is_gpt2(config);
+    bool centres = gguf_has(config, TENSOR_NORM_1_BIAS);
     int context = config->positions;
     for (int l = 0; l < config->layers; l++) {
         context = config->local[l] && config->window < context ? config->window : context;
@@ -131,9 +128,10 @@ static inline void gguf_add_config(Gguf *gguf, const ModelConfig *config) {
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         gguf_add_number(gguf, GGUF_KEY(numbers[i].name), numbers[i].value);
     }
-    gguf_add_real(gguf, GGUF_KEY(old ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"),
+    gguf_add_real(gguf,
+                  GGUF_KEY(centres ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"),
                   config->epsilon);
-    if (!old) { gguf_add_positions(gguf, config); }
+    if (!gguf_has(config, TENSOR_POSITIONS)) { gguf_add_positions(gguf, config); }
 }
 
 // Whether the model has rope_freqs.weight: factors (D / 2), by which llama.cpp divides frequencies.
@@ -141,7 +139,7 @@ static inline bool gguf_factors(const ModelConfig *config, float *factors) {
     int D = model_head_size(config);
     RotaryPositions plain = {.kind = ROTARY_DEFAULT, .theta = config->rotary.theta};
     bool scaled = config->rotary.kind != ROTARY_DEFAULT && config->rotary.kind != ROTARY_DYNAMIC;
-    if (gguf_is_gpt2(config) || gguf_is_qwen(config) || !scaled) { return false; }
+    if (!config->family->gguf_pairs || !scaled) { return false; }
     for (int i = 0; i < D / 2; i++) {
         factors[i] = positions_frequency(&plain, D, i) / positions_frequency(&config->rotary, D, i);
     }
@@ -239,7 +237,7 @@ static inline void gguf_add_tokens(Gguf *gguf, const json_t *root, const ModelCo
     gguf_read_tokens(root, tokenizer, &tokens);
     gguf_begin_list(gguf, "tokenizer.ggml.tokens", GGUF_TEXT, V);
     for (size_t i = 0; i < V; i++) {
-        char unused[32]; // rows without a token, as in a vocabulary that was rounded up
+        char unused[48]; // rows without a token, as in a vocabulary that was rounded up
         snprintf(unused, sizeof unused, "[UNUSED_ROW_%zu]", i);
         gguf_write_text(gguf->keys, tokens.texts[i] != NULL ? tokens.texts[i] : unused);
     }
@@ -284,8 +282,8 @@ static inline void gguf_add_template(Gguf *gguf, const char *directory) {
     }
 }
 
-// All about the tokenizer: `tokenizer` as it was opened from `directory`, or from a tokenizer.json of
-// that path; chat: of it.
+// All about the tokenizer. `tokenizer`, and its chat, were opened from `directory`, which may also
+// be a tokenizer.json.
 static inline bool gguf_add_tokenizer(Gguf *gguf, const char *directory, const ModelConfig *config,
                                       const Tokenizer *tokenizer, const Chat *chat, Error *error) {
     char path[PATH_MAX];

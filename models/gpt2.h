@@ -66,6 +66,7 @@ static const ModelFamily gpt2_family = {
     .architecture = "GPT2LMHeadModel",
     .prefix = "transformer.",
     .constants = {"h.N.attn.bias", "h.N.attn.masked_bias"},
+    .gguf = "gpt2",
     .tensors = gpt2_tensors,
     .keys = gpt2_keys,
     .accept = gpt2_accept,

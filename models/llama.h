@@ -106,14 +106,15 @@ static inline bool mistral_accept(const json_t *root, const char *path, ModelCon
     return llama_accept(root, path, config, error);
 }
 
-#define LLAMA_FAMILY(type, class_name, its_keys, accepts, writes) \
+#define LLAMA_FAMILY(type, class_name, its_keys, accepts, writes, gguf_name, turns_pairs) \
     { \
         .name = type, .architecture = class_name, .prefix = "model.", \
-        .constants = {"layers.N.self_attn.rotary_emb.inv_freq"}, .tensors = llama_tensors, .keys = its_keys, \
-        .accept = accepts, .write = writes \
+        .constants = {"layers.N.self_attn.rotary_emb.inv_freq"}, .gguf = gguf_name, \
+        .gguf_pairs = turns_pairs, .tensors = llama_tensors, .keys = its_keys, .accept = accepts, \
+        .write = writes \
     }
 
 static const ModelFamily llama_family =
-    LLAMA_FAMILY("llama", "LlamaForCausalLM", llama_keys, llama_accept, positions_write);
-static const ModelFamily mistral_family =
-    LLAMA_FAMILY("mistral", "MistralForCausalLM", mistral_keys, mistral_accept, llama_write_window);
+    LLAMA_FAMILY("llama", "LlamaForCausalLM", llama_keys, llama_accept, positions_write, "llama", true);
+static const ModelFamily mistral_family = LLAMA_FAMILY("mistral", "MistralForCausalLM", mistral_keys,
+                                                       mistral_accept, llama_write_window, "llama", true);

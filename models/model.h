@@ -172,6 +172,8 @@ typedef struct ModelFamily {
     const char *architecture;     // the class of transformers that loads such a model
     const char *prefix;           // of the names of tensors; files may leave it out
     const char *constants[3];     // tensors of old files that are no parameters
+    const char *gguf;             // what llama.cpp calls it; NULL: it has no such model
+    bool gguf_pairs;              // it turns neighbours there, not halves, by frequencies with factors
     const TensorRow *tensors;     // in the order in which the forward pass uses them; layers are alike
     const struct ConfigKey *keys; // of config.json (config_json.h)
     // Read or refuse, and write, what the keys cannot say.

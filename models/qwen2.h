@@ -50,4 +50,4 @@ static inline void qwen2_write(json_t *root, const ModelConfig *config) {
 }
 
 static const ModelFamily qwen2_family =
-    LLAMA_FAMILY("qwen2", "Qwen2ForCausalLM", qwen2_keys, qwen2_accept, qwen2_write);
+    LLAMA_FAMILY("qwen2", "Qwen2ForCausalLM", qwen2_keys, qwen2_accept, qwen2_write, "qwen2", false);

@@ -15,4 +15,4 @@ static const ConfigKey qwen3_keys[MODEL_ROWS] = {
 };
 
 static const ModelFamily qwen3_family =
-    LLAMA_FAMILY("qwen3", "Qwen3ForCausalLM", qwen3_keys, qwen2_accept, qwen2_write);
+    LLAMA_FAMILY("qwen3", "Qwen3ForCausalLM", qwen3_keys, qwen2_accept, qwen2_write, "qwen3", false);

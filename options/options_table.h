@@ -161,7 +161,8 @@
      "or the path of a Hugging Face config.json with model_type gpt_neo, gpt2, llama, mistral, qwen2 or "
      "qwen3.")
     OPTION("from", DATA, COMPARED_APART, TEXT, from, "", 0, "DIR", .commands = FOR_TRAINING | FOR_SAMPLES |
-     FOR_EVALUATION | FOR_AVERAGES | FOR_EXPORTS, .relations = {INSTEAD_OF(model), INSTEAD_OF(finetune)}, .help =
+     FOR_EVALUATION | FOR_AVERAGES | FOR_EXPORTS,
+     .relations = {INSTEAD_OF(model), INSTEAD_OF(finetune)}, .help =
      "A Hugging Face directory of a model to start from (config.json and model.safetensors), or a "
      "checkpoint, which contains one, or a run, for its newest checkpoint. It takes the place of --model.")
     OPTION("finetune", DATA, COMPARED_APART, TEXT, finetune, "", 0, "DIR", .relations = {INSTEAD_OF(model)},

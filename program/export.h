@@ -30,7 +30,7 @@ static const struct {
 
 // ---- A GGUF ---------------------------------------------------------------------------
 
-// Names the tensors, all of the model or A and B of each adapter. The table of positions stays fp32.
+// Names the tensors: all of the model, or A and B of each adapter. The positions stay fp32.
 static inline void export_name_tensors(Export *task, GgufType type) {
     const ModelConfig *config = &task->model.config;
     const ParameterTable *table = &task->model.table;
@@ -91,7 +91,7 @@ static inline bool export_plan(Export *task, Error *error) {
     char name[GGUF_NAME];
     const char *slash = strrchr(options->to, '/'), *file = slash != NULL ? slash + 1 : options->to;
     gguf_begin_keys(gguf);
-    gguf_add_text(gguf, "general.architecture", gguf_architecture(config));
+    gguf_add_text(gguf, "general.architecture", config->family->gguf);
     gguf_add_text(gguf, "general.type", task->merges ? "model" : "adapter");
     snprintf(name, sizeof name, "%.*s", (int)(strlen(file) - strlen(".gguf")), file);
     gguf_add_text(gguf, "general.name", name);

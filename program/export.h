@@ -236,13 +236,14 @@ static inline int command_export(const Options *options) {
     good = good && hf_model_open(&task.model, options->from, &error);
     const HfModel *model = &task.model;
     if (good && !options->merge && (!is_gguf || model->adapters.entries == NULL)) {
-        good =
-            error_set(&error, "--merge off writes adapters as a GGUF: --from must have some, and --to must "
-                              "end with .gguf");
+        good = error_set(&error, "--merge off writes adapters as a GGUF: --from must have some, and --to "
+                                 "must end with .gguf");
     }
     if (good && is_gguf) {
         snprintf(modelfile, sizeof modelfile, "%.*s.Modelfile", (int)(length - ending), options->to);
-        good = export_gguf(&task, &error) && (!task.merges || export_modelfile(&task, modelfile, &error));
+        good = export_gguf(&task, &error);
+        task.unwritten |= good && task.merges && !export_modelfile(&task, modelfile, &error);
+        good = good && !task.unwritten;
         if (good) { export_tell(&task, modelfile); }
     } else if (good && (mkdir(options->to, 0777) != 0 || rmdir(options->to) != 0)) {
         good = error_set_file(&error, "create the directory", options->to);

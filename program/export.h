@@ -125,12 +125,19 @@ static inline void modelfile_text(FILE *file, const char *text) {
     json_decref(value);
 }
 
-// The chat's texts around what is said, as chat_text puts them; without a chat a text goes on.
-static inline void modelfile_template(const Chat *chat, FILE *file) {
+// The chat's texts around what is said, as chat_text puts them; without a chat a text goes on. The
+// token in front of a text is left out: who loads the model puts it there.
+static inline void modelfile_template(const Chat *chat, const Tokenizer *tokenizer, FILE *file) {
+    const AddedToken *begin = tokenizer_added(tokenizer, NULL, tokenizer->begin);
     fputs("TEMPLATE \"\"\"", file);
     if (chat->root == NULL) {
         fputs("{{ .Prompt }}\"\"\"\n", file);
         return;
+    }
+    const char *starts[2] = {chat->first[0], chat->system[0]};
+    for (int i = 0; i < 2 && begin != NULL; i++) {
+        bool begins = starts[i] != NULL && strncmp(starts[i], begin->text, begin->length) == 0;
+        if (begins) { starts[i] += begin->length; }
     }
     fputs("{{- $system := \"\" }}{{- $begun := false }}{{- range .Messages }}"
           "{{- if eq .Role \"system\" }}{{- $system = .Content }}"
@@ -141,14 +148,14 @@ static inline void modelfile_template(const Chat *chat, FILE *file) {
     modelfile_text(file, chat->next[1]);
     if (chat->system[0] != NULL) {
         fputs("{{- else if $system }}", file);
-        modelfile_text(file, chat->system[0]);
+        modelfile_text(file, starts[1]);
         fputs("{{ $system }}", file);
         modelfile_text(file, chat->system[1]);
         fputs("{{ .Content }}", file);
         modelfile_text(file, chat->system[2]);
     }
     fputs("{{- else }}", file);
-    modelfile_text(file, chat->first[0]);
+    modelfile_text(file, starts[0]);
     fputs("{{ .Content }}", file);
     modelfile_text(file, chat->first[1]);
     fputs("{{- end }}{{- $begun = true }}{{- end }}{{- end }}", file);
@@ -163,7 +170,7 @@ static inline bool export_modelfile(const Export *task, const char *path, Error 
     FILE *file = file_replace_begin(path, error);
     if (file == NULL) { return false; }
     fprintf(file, "FROM ./%s\n", slash != NULL ? slash + 1 : options->to);
-    modelfile_template(&task->chat, file);
+    modelfile_template(&task->chat, &task->codec, file);
     if (task->chat.root != NULL) {
         const AddedToken *end = tokenizer_added(&task->codec, NULL, task->chat.end);
         fprintf(file, "PARAMETER stop \"%s\"\n", end->text);

@@ -553,6 +553,25 @@ static void a_chat_becomes_a_modelfile(void **state) {
     assert_int_equal(json_integer_value(json_object_get(gguf.keys, "tokenizer.ggml.eos_token_id")), 0);
     assert_false(json_is_true(json_object_get(gguf.keys, "tokenizer.ggml.add_bos_token")));
     close_gguf(&gguf);
+    // A template may have the token in front of a text; Ollama puts it there itself.
+    json_t *root = reference_tokenizer(stage, "gpt2");
+    json_object_set_new(root, "post_processor",
+                        json_pack("{s:s, s:[{s:{s:s, s:i}}]}", "type", "TemplateProcessing", "single",
+                                  "SpecialToken", "id", "<|end|>", "type_id", 0));
+    shell(stage,
+          "cp -r qwen3 begins && rm begins/checksums.json && sed -i 's/Q /<|end|>Q /; s/S /<|end|>S /' "
+          "begins/chat.json");
+    write_tokenizer(stage, "begins", root);
+    run_well(stage, "export --from %s --to %s.gguf", "begins");
+    text = file_read(stage_path(stage, "begins.Modelfile", path));
+    text_check(text, "{{- else if $system }}{{ \"S \\\"\" }}{{ $system }}", "with a system text");
+    text_check(text, "{{- else }}{{ \"Q \" }}{{ .Content }}", "without");
+    free(text);
+    read_gguf(stage, "begins.gguf", &gguf);
+    assert_int_equal(json_integer_value(json_object_get(gguf.keys, "tokenizer.ggml.bos_token_id")), 400);
+    assert_true(json_is_true(json_object_get(gguf.keys, "tokenizer.ggml.add_bos_token")));
+    close_gguf(&gguf);
+    json_decref(root);
     // Without a chat the text goes on.
     shell(stage, "cp -r qwen3 plain && rm plain/chat* plain/checksums.json");
     run_well(stage, "export --from %s --to %s.gguf", "plain");

@@ -127,7 +127,7 @@ static void the_predictions_are_of_this_model(void **state) {
         assert_int_equal((int)launches_of(text, "attention forward, global"), config.layers - local);
         assert_int_equal((int)launches_of(text, models[m].activation), config.layers);
         assert_int_equal((int)launches_of(text, models[m].norm), 2 * config.layers + 1);
-        // No more than a sequence has tokens, as dev/gpu/bench trains those with a table of positions.
+        // No more than a sequence has tokens, as dev/gpu/bench trains GPT-Neo.
         if (config.rotary.theta == 0) { config.positions = 1024; }
         ParameterTable table;
         parameter_table_make(&config, &table);

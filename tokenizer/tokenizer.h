@@ -392,7 +392,13 @@ static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, co
 
 static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *file, size_t index,
                                         Error *error) {
-    static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
+    const struct {
+        const char *name;
+        bool supported;
+    } flags[] = {{"single_word", false},
+                 {"lstrip", false},
+                 {"rstrip", false},
+                 {"normalized", !tokenizer->characters}}; // the blank in front would belong to its text
     const json_t *value = json_array_get(file->added, index), *id = json_object_get(value, "id");
     const char *text = json_string_value(json_object_get(value, "content"));
     if (text == NULL || text[0] == '\0') {
@@ -404,10 +410,9 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
                         .special = json_is_true(json_object_get(value, "special")),
                         .normalized = json_is_true(json_object_get(value, "normalized"))};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
-        bool allowed = i == 3 && !tokenizer->characters; // the blank in front would belong to its text
-        if (allowed || !json_is_true(json_object_get(value, flags[i]))) { continue; }
+        if (flags[i].supported || !json_is_true(json_object_get(value, flags[i].name))) { continue; }
         return error_set(error, "%s: the added token '%.40s' sets '%s', which is not supported", file->name,
-                         text, flags[i]);
+                         text, flags[i].name);
     }
     if (in_vocabulary != NULL && json_is_integer(id) && !json_equal(in_vocabulary, id)) {
         return error_set(error, "%s: the added token '%.40s' has the id %d, but %d in the vocabulary",
@@ -871,26 +876,29 @@ typedef struct ComposedText {
     size_t count, byte_room, origin_room;
 } ComposedText;
 
+static inline void composed_reserve(ComposedText *whole, size_t more) {
+    list_reserve((void **)&whole->bytes, whole->count, &whole->byte_room, more, 1);
+    list_reserve((void **)&whole->origins, whole->count, &whole->origin_room, more, sizeof(int32_t));
+}
+
 static inline void composed_add(ComposedText *whole, uint8_t byte, int32_t origin) {
-    list_reserve((void **)&whole->bytes, whole->count, &whole->byte_room, 1, 1);
-    list_reserve((void **)&whole->origins, whole->count, &whole->origin_room, 1, sizeof(int32_t));
     whole->bytes[whole->count] = byte;
     whole->origins[whole->count++] = origin;
 }
 
 // Puts a blank in front, where one belongs there, and writes U+2581 as the blank it stands for.
-static inline bool tokenizer_put_blanks(const Tokenizer *tokenizer, const uint8_t *text, size_t count,
+static inline void tokenizer_put_blanks(const Tokenizer *tokenizer, const uint8_t *text, size_t count,
                                         int32_t origin, ComposedText *whole) {
     TokenizerBlank blank = tokenizer->blank;
     bool has_one = text[0] == ' ' || (count >= 3 && memcmp(text, TOKENIZER_BLANK, 3) == 0);
     bool needs = blank == BLANK_IF_NONE || (blank == BLANK_IF_FIRST && origin == 0);
+    composed_reserve(whole, count + 1);
     if (blank == BLANK_ALWAYS || (needs && !has_one)) { composed_add(whole, ' ', origin); }
     for (size_t i = 0; i < count; i++) {
         bool is_blank = count - i >= 3 && memcmp(text + i, TOKENIZER_BLANK, 3) == 0;
         composed_add(whole, is_blank ? ' ' : text[i], origin + (int32_t)i);
         i += is_blank ? 2 : 0;
     }
-    return true;
 }
 
 // Returns whether that differs from the text. Characters are composed from one of ASCII, which
@@ -908,6 +916,7 @@ static inline bool tokenizer_compose(const uint8_t *text, size_t count, int32_t 
         size_t more = length < 0 ? end - begin : (size_t)length;
         const uint8_t *bytes = length < 0 ? text + begin : composed;
         bool same = more == end - begin && memcmp(bytes, text + begin, more) == 0;
+        composed_reserve(whole, more);
         for (size_t i = 0; i < more; i++) {
             composed_add(whole, bytes[i], origin + (int32_t)(begin + size_min(i, end - begin - 1)));
         }
@@ -924,12 +933,11 @@ static inline bool tokenizer_encode_between(TokenizerWork *work, const uint8_t *
     const uint8_t *given = work->text;
     const Tokenizer *tokenizer = work->tokenizer;
     size_t ascii = 0;
+    int32_t origin = (int32_t)(text - given);
+    bool changes = tokenizer->characters && count > 0;
     while (tokenizer->composes && ascii < count && text[ascii] < 0x80) { ascii++; }
-    bool changes =
-        tokenizer->characters
-            ? count > 0 && tokenizer_put_blanks(tokenizer, text, count, (int32_t)(text - given), &whole)
-            : tokenizer->composes && ascii < count &&
-                  tokenizer_compose(text, count, (int32_t)(text - given), &whole);
+    if (changes) { tokenizer_put_blanks(tokenizer, text, count, origin, &whole); }
+    if (tokenizer->composes && ascii < count) { changes = tokenizer_compose(text, count, origin, &whole); }
     if (changes) {
         work->text = text = whole.bytes;
         work->origins = whole.origins;

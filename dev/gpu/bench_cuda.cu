@@ -35,6 +35,7 @@
 #include "models/decoder.h"
 #include "models/families.h"
 #include "test/layer_calls.h"
+#include "tokenizer/token_file.h"
 
 enum { ARRAYS = 10, CASES = 64, FORMS = 5, TRIALS = 15, TUNING_RUNS = 10, MOST_SETS = 64, FILL_BLOCK = 256 };
 
@@ -1162,23 +1163,25 @@ static void bench_close(Bench *bench) {
     free(bench->order);
 }
 
-static int write_tokens(const char *path, long long count, long long vocabulary) {
-    FILE *file = fopen(path, "wb");
+static int write_tokens(const char *path, long long count, int vocabulary) {
+    const Tokenizer unknown = {.vocabulary = vocabulary, .end = -1};
+    TokenWriter writer;
+    Error error;
     Random random = {random_hash(5, 0)};
-    bool good = file != NULL && vocabulary > 0 && vocabulary <= 65536;
+    bool good = token_writer_begin(&writer, path, &unknown, 0, &error);
     for (long long i = 0; good && i < count; i++) {
-        uint16_t token = (uint16_t)(random_uniform(&random) * (double)vocabulary);
-        good = fwrite(&token, sizeof token, 1, file) == 1;
+        int32_t token = (int32_t)(random_uniform(&random) * (double)vocabulary);
+        good = token_writer_add(&writer, &token, 1, &error);
     }
-    if (file != NULL && fclose(file) != 0) { good = false; }
-    if (!good) { fprintf(stderr, "bench_cuda: %s cannot be written\n", path); }
+    good = good && token_writer_end(&writer, &error);
+    if (!good) { fprintf(stderr, "bench_cuda: %s\n", error.text); }
     return good ? 0 : EXIT_SYSTEM_FAILURE;
 }
 
 int main(int count, char **arguments) {
     const char *command = count > 1 ? arguments[1] : "";
     if (strcmp(command, "tokens") == 0 && count == 5) {
-        return write_tokens(arguments[2], atoll(arguments[3]), atoll(arguments[4]));
+        return write_tokens(arguments[2], atoll(arguments[3]), atoi(arguments[4]));
     }
     bool shaped = count >= 5 && atoi(arguments[3]) > 0 && atoi(arguments[4]) > 0,
          kernels = strcmp(command, "kernels") == 0 && shaped && count <= 6,

@@ -427,6 +427,12 @@ static const GeluCase gelu_cases[] = {{1, 6, 0},     {5, 37, 3},   {9, 64, 0},  
                                       {7, 4200, 16}, {6, 5000, 0}, {11, 72, 5}, {1403, 24, 8}, {1403, 23, 0}};
 static const GeluCase real_gelu_cases[] = {{8192, 3072, 16}, {1023, 10240, 0}, {4095, 3071, 1}};
 
+static void run_cases(void (*run)(const GeluCase *shape, Precision precision)) {
+    for (int i = 0; i < 2 * (int)(sizeof gelu_cases / sizeof *gelu_cases); i++) {
+        run(&gelu_cases[i / 2], i % 2 == 0 ? PRECISION_FP32 : PRECISION_BF16);
+    }
+}
+
 static void run_gelu_case(const GeluCase *shape, Precision precision) {
     size_t columns = (size_t)shape->columns, stride = columns + (size_t)shape->gap,
            count = (size_t)shape->rows * columns;
@@ -468,14 +474,10 @@ static void run_gelu_case(const GeluCase *shape, Precision precision) {
 
 static void test_gelu(void **state) {
     (void)state;
-    for (int precision = PRECISION_FP32; precision <= PRECISION_BF16; precision++) {
-        for (size_t i = 0; i < sizeof gelu_cases / sizeof *gelu_cases; i++) {
-            run_gelu_case(&gelu_cases[i], (Precision)precision);
-        }
-        for (size_t i = 0; !cuda_small_shapes() && i < sizeof real_gelu_cases / sizeof *real_gelu_cases;
-             i++) {
-            run_gelu_case(&real_gelu_cases[i], (Precision)precision);
-        }
+    run_cases(run_gelu_case);
+    for (size_t i = 0; !cuda_small_shapes() && i < sizeof real_gelu_cases / sizeof *real_gelu_cases; i++) {
+        run_gelu_case(&real_gelu_cases[i], PRECISION_FP32);
+        run_gelu_case(&real_gelu_cases[i], PRECISION_BF16);
     }
 }
 
@@ -521,9 +523,7 @@ static void run_bias_case(const GeluCase *shape, Precision precision) {
 
 static void test_bias(void **state) {
     (void)state;
-    for (int i = 0; i < 2 * (int)(sizeof gelu_cases / sizeof *gelu_cases); i++) {
-        run_bias_case(&gelu_cases[i / 2], i % 2 == 0 ? PRECISION_FP32 : PRECISION_BF16);
-    }
+    run_cases(run_bias_case);
 }
 
 // Element by element against the definition in double, from the smallest numbers to those
@@ -601,9 +601,7 @@ static void run_swiglu_case(const GeluCase *shape, Precision precision) {
 
 static void test_swiglu(void **state) {
     (void)state;
-    for (int i = 0; i < 2 * (int)(sizeof gelu_cases / sizeof *gelu_cases); i++) {
-        run_swiglu_case(&gelu_cases[i / 2], i % 2 == 0 ? PRECISION_FP32 : PRECISION_BF16);
-    }
+    run_cases(run_swiglu_case);
     const GeluCase real = {4096, 8192, 0};
     if (!cuda_small_shapes()) { run_swiglu_case(&real, PRECISION_BF16); }
 }

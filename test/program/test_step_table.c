@@ -1,5 +1,5 @@
 // test_step_table.c: dev/gpu/step-table on times that this test writes, and the predictions of a
-// step of 125M (dev/gpu/predict) against the step that the model's shape asks for.
+// step (dev/gpu/predict) against the step that the model's shape asks for.
 #include "models/families.h"
 #include "test/program/program.h"
 
@@ -103,31 +103,39 @@ static double launches_of(const char *text, const char *kernel) {
 static void the_predictions_are_of_this_model(void **state) {
     (void)state;
     static const char *const once_a_layer[] = {"product qkv, forward", "product out, d input",
-                                               "product fc, d weight", "product proj, forward",
-                                               "gelu forward",         "gelu backward"};
-    char table_path[STAGE_PATH_SIZE], *script = stage.binary;
-    memcpy(table_path, script, sizeof table_path);
-    snprintf(script, sizeof table_path, "%.400s/dev/gpu/predict", stage.root);
-    const char *text = program_run(&stage, 0, "125M 32 1024").output;
-    memcpy(script, table_path, sizeof table_path);
-    ModelConfig config;
-    Error error;
-    assert_true(model_find("125M", &config, &error));
-    for (size_t i = 0; i < sizeof once_a_layer / sizeof once_a_layer[0]; i++) {
-        assert_int_equal((int)launches_of(text, once_a_layer[i]), config.layers);
+                                               "product fc, d weight", "product proj, forward"};
+    static const struct {
+        const char *model, *shape, *activation, *norm;
+    } models[] = {{"125M", "125M 32 1024", "gelu backward", "layernorm backward"},
+                  {"llama-3.2-1B", "llama-3.2-1B 8 2048", "swiglu backward", "rmsnorm backward"},
+                  {"qwen3-0.6B", "qwen3-0.6B 8 2048", "swiglu backward", "rmsnorm backward"}};
+    for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
+        char table_path[STAGE_PATH_SIZE], *script = stage.binary;
+        memcpy(table_path, script, sizeof table_path);
+        snprintf(script, sizeof table_path, "%.400s/dev/gpu/predict", stage.root);
+        const char *text = program_run(&stage, 0, models[m].shape).output;
+        memcpy(script, table_path, sizeof table_path);
+        ModelConfig config;
+        Error error;
+        assert_true(model_find(models[m].model, &config, &error));
+        for (size_t i = 0; i < sizeof once_a_layer / sizeof once_a_layer[0]; i++) {
+            assert_int_equal((int)launches_of(text, once_a_layer[i]), config.layers);
+        }
+        int local = 0;
+        for (int l = 0; l < config.layers; l++) { local += config.local[l]; }
+        if (local > 0) { assert_int_equal((int)launches_of(text, "attention backward, local"), local); }
+        assert_int_equal((int)launches_of(text, "attention forward, global"), config.layers - local);
+        assert_int_equal((int)launches_of(text, models[m].activation), config.layers);
+        assert_int_equal((int)launches_of(text, models[m].norm), 2 * config.layers + 1);
+        // No more than a sequence has tokens, as dev/gpu/bench trains GPT-Neo.
+        if (config.rotary.theta == 0) { config.positions = 1024; }
+        ParameterTable table;
+        parameter_table_make(&config, &table);
+        char parameters[64];
+        snprintf(parameters, sizeof parameters, "\nparameters | %zu\n", table.parameter_count);
+        text_check(text, parameters, "the number of parameters");
+        parameter_table_free(&table);
     }
-    int local = 0;
-    for (int l = 0; l < config.layers; l++) { local += config.local[l]; }
-    assert_int_equal((int)launches_of(text, "attention backward, local"), local);
-    assert_int_equal((int)launches_of(text, "attention forward, global"), config.layers - local);
-    assert_int_equal((int)launches_of(text, "layernorm backward"), 2 * config.layers + 1);
-    config.positions = 1024; // no more than a sequence has tokens, as dev/gpu/bench trains it
-    ParameterTable table;
-    parameter_table_make(&config, &table);
-    char parameters[64];
-    snprintf(parameters, sizeof parameters, "\nparameters | %zu\n", table.parameter_count);
-    text_check(text, parameters, "the number of parameters");
-    parameter_table_free(&table);
 }
 
 static int open_stage(void **state) {

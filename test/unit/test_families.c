@@ -612,6 +612,17 @@ static void a_written_configuration_is_the_same(void **state) {
     }
 }
 
+// Reads the config.json of a case with other values for the keys of `change`.
+static void read_changed(const Tensors *tensors, const char *of, const char *change, ModelConfig *config,
+                         Error *error) {
+    json_t *about = json_loads(tensors_text(tensors, of), 0, NULL), *keys = json_loads(change, 0, NULL);
+    assert_non_null(keys);
+    json_object_update(json_object_get(about, "config"), keys);
+    config_read(json_object_get(about, "config"), config, error);
+    json_decref(about);
+    json_decref(keys);
+}
+
 static void what_a_page_cannot_compute_is_refused_by_its_key(void **state) {
     const Tensors *tensors = (const Tensors *)*state;
     static const struct {
@@ -630,34 +641,165 @@ static void what_a_page_cannot_compute_is_refused_by_its_key(void **state) {
          "\"rope_parameters\": \"rope_type\" is \"mrope\""},
         {"llama 3", "{\"rope_parameters\": {\"rope_type\": \"linear\"}}", "\"factor\""},
         {"llama 3", "{\"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": -1}}", "\"factor\""},
+        {"llama 3", "{\"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 0}}", "\"factor\""},
+        {"llama 3", "{\"rope_parameters\": {\"partial_rotary_factor\": 0.5}}", "\"partial_rotary_factor\""},
+        {"llama 3", "{\"rope_parameters\": {\"rope_theta\": 0.5}}", "\"rope_theta\" must be above 1"},
+        {"llama 3", "{\"rope_parameters\": {\"rope_theta\": 1e13}}", "\"rope_theta\" must be a number"},
+        {"llama 3",
+         "{\"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 2, \"high_freq_factor\": 4}}",
+         "\"low_freq_factor\""},
+        {"llama 3",
+         "{\"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 2, \"low_freq_factor\": 1}}",
+         "\"high_freq_factor\""},
+        {"llama 3",
+         "{\"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 2, \"low_freq_factor\": 4, "
+         "\"high_freq_factor\": 4}}",
+         "\"high_freq_factor\" must be above"},
+        {"llama 3", "{\"num_hidden_layers\": 97}", "\"num_hidden_layers\" must be a whole number"},
         {"llama 3", "{\"num_key_value_heads\": 3}", "num_key_value_heads 3"},
         {"llama 3", "{\"head_dim\": 7}", "\"head_dim\" 7 must be even"},
         {"llama 3", "{\"hidden_size\": 34, \"head_dim\": 8}", "hidden_size 34 must be a multiple"},
+        {"llama 3", "{\"hidden_size\": 8192, \"head_dim\": null}", "\"head_dim\" 2048 must be even"},
+        {"mistral window", "{\"hidden_size\": 34, \"head_dim\": null}", "hidden_size 34 must be a multiple"},
         {"mistral window", "{\"sliding_window\": 0}", "\"sliding_window\""},
         {"qwen2 windows",
          "{\"layer_types\": [\"full_attention\", \"chunked_attention\", \"full_attention\"]}",
          "\"layer_types\""},
         {"qwen2 windows", "{\"layer_types\": [\"full_attention\"]}", "\"layer_types\""},
+        {"qwen2 windows",
+         "{\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", "
+         "\"full_attention\"]}",
+         "\"layer_types\""},
         {"llama 3", "{\"pretraining_tp\": 2, \"rope_interleaved\": false, \"rope_scaling\": null}", NULL},
         {"llama 3", "{\"quantization_config\": null, \"sliding_window\": 5}", NULL},
         {"mistral window", "{\"hidden_size\": 34, \"head_dim\": 8}", NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Fixture fixture;
         ModelConfig config;
         Error error;
-        open_case(&fixture, tensors, cases[i].of);
-        json_t *root = json_deep_copy(json_object_get(fixture.about, "config")),
-               *change = json_loads(cases[i].change, 0, NULL);
-        assert_non_null(change);
-        json_object_update(root, change);
-        config_read(root, &config, &error);
+        read_changed(tensors, cases[i].of, cases[i].change, &config, &error);
         bool named =
             cases[i].error == NULL ? error.text[0] == '\0' : strstr(error.text, cases[i].error) != NULL;
         if (!named) { fail_msg("%s: \"%s\"", cases[i].change, error.text); }
+    }
+}
+
+static void a_key_that_no_page_can_guess_must_be_there(void **state) {
+    (void)state;
+    static const char *const needed[] = {"num_hidden_layers", "hidden_size", "num_attention_heads",
+                                         "intermediate_size", "vocab_size",  "max_position_embeddings"};
+    static const char *const types[] = {"llama", "mistral", "qwen2", "qwen3"};
+    for (size_t i = 0; i < 4 * 6; i++) {
+        json_t *root = json_pack("{s:s}", "model_type", types[i / 6]);
+        ModelConfig config;
+        Error error;
+        char expected[64];
+        for (size_t k = 0; k < 6; k++) {
+            if (k != i % 6) { json_object_set_new(root, needed[k], json_integer(8)); }
+        }
+        config_read(root, &config, &error);
+        snprintf(expected, sizeof expected, "\"%s\" is not given", needed[i % 6]);
+        if (strstr(error.text, expected) == NULL) { fail_msg("%s: \"%s\"", expected, error.text); }
         json_decref(root);
-        json_decref(change);
-        close_case(&fixture);
+    }
+}
+
+// What no case of the reference depends on.
+static void keys_mean_what_they_say(void **state) {
+    const Tensors *tensors = (const Tensors *)*state;
+    ModelConfig config;
+    Error error;
+    read_changed(tensors, "mistral window", "{\"num_key_value_heads\": null, \"sliding_window\": null}",
+                 &config, &error);
+    assert_true(config.kv_heads == config.heads && config.window == 0 && !config.local[0]);
+    read_changed(tensors, "qwen2 windows", "{\"max_window_layers\": null, \"layer_types\": null}", &config,
+                 &error);
+    assert_true(config.window > 0 && !config.local[0] && !config.local[2]); // from layer 28 on
+    read_changed(tensors, "qwen2 windows", "{\"use_sliding_window\": false}", &config, &error);
+    assert_true(config.window == 0 && !config.local[1]);
+    read_changed(tensors, "llama 3", "{\"attention_dropout\": 0.1}", &config, &error);
+    assert_true(config.dropout == 0.1 && config.epsilon == 1e-6);
+    read_changed(tensors, "llama 3",
+                 "{\"rope_parameters\": null, \"rope_scaling\": null, \"rope_theta\": 500}", &config, &error);
+    assert_true(config.rotary.theta == 500);
+    read_changed(tensors, "llama 3",
+                 "{\"rope_scaling\": null, \"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 2, "
+                 "\"low_freq_factor\": 1, \"high_freq_factor\": 4}}",
+                 &config, &error);
+    assert_true(config.rotary.original == config.positions);
+    read_changed(tensors, "llama 3",
+                 "{\"rope_scaling\": null, \"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 2}}",
+                 &config, &error);
+    assert_true(config.rotary.original == config.positions && config.rotary.low == 1 &&
+                config.rotary.high == 32);
+    json_t *root = hf_model_describe(&config, NULL);
+    assert_true(json_number_value(json_object_get(root, "rope_theta")) == config.rotary.theta);
+    json_decref(root);
+    read_changed(tensors, "qwen3 biases", "{}", &config, &error);
+    root = hf_model_describe(&config, NULL);
+    assert_null(json_object_get(root, "q_norm")); // no key, but what the family has
+    json_decref(root);
+}
+
+// By the formulas of positions.h at their borders, for heads of 8 channels.
+static void positions_turn_by_the_formulas_of_their_kind(void **state) {
+    const Tensors *tensors = (const Tensors *)*state;
+    const double grown = 1 + 0.1 * log(4);
+    const struct {
+        const char *parameters;
+        double growth;
+        int pair;
+        double slower; // its frequency, as a part of what it is by default
+    } cases[] = {
+        {"\"rope_type\": \"yarn\", \"factor\": 4, \"mscale\": 0.7", grown, 0, 1},
+        {"\"rope_type\": \"yarn\", \"factor\": 4, \"mscale_all_dim\": 0.4", grown, 0, 1},
+        {"\"rope_type\": \"yarn\", \"factor\": 4, \"attention_factor\": 1.3", 1.3, 0, 1},
+        {"\"rope_type\": \"yarn\", \"factor\": 0.5", 1, 0, 1},
+        // A wave of 108.8 positions, beyond the border of 60.
+        {"\"rope_type\": \"llama3\", \"rope_theta\": 300, \"factor\": 4, \"low_freq_factor\": 1, "
+         "\"high_freq_factor\": 4, \"original_max_position_embeddings\": 60.9",
+         1, 2, 0.25},
+        // Ramps from 2.6, cut down, to 5.6, cut up; from 0 to 10.4, cut to 7; from 0 to 0.
+        {"\"rope_type\": \"yarn\", \"rope_theta\": 100, \"factor\": 4, "
+         "\"original_max_position_embeddings\": 4096",
+         grown, 3, 0.25 / 4 + 0.75},
+        {"\"rope_type\": \"yarn\", \"rope_theta\": 100, \"factor\": 4, \"beta_fast\": 1e5, "
+         "\"original_max_position_embeddings\": 1000000",
+         grown, 3, 3.0 / 7 / 4 + 4.0 / 7},
+        {"\"rope_type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": 4", grown, 1, 0.25},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        ModelConfig config;
+        Error error;
+        char change[256];
+        float turns[8];
+        snprintf(change, sizeof change, "{\"rope_scaling\": null, \"rope_parameters\": {%s}}",
+                 cases[i].parameters);
+        read_changed(tensors, "llama 3", change, &config, &error);
+        assert_int_equal(model_head_size(&config), 8);
+        int pair = cases[i].pair;
+        double expected = cases[i].slower * pow(config.rotary.theta, -pair / 4.0);
+        float f = positions_frequency(&config.rotary, 8, pair);
+        assert_close((double)f / expected, 1, 1e-5, cases[i].parameters);
+        assert_close(positions_growth(&config.rotary), cases[i].growth, 1e-9, cases[i].parameters);
+        assert_true(config.rotary.original == floor(config.rotary.original));
+        // Angles are rounded to fp32 also where that is coarse.
+        positions_turn(&config, 1000003, 1, turns);
+        assert_true(turns[pair] == (float)(positions_growth(&config.rotary) * cos((double)(1000003.0f * f))));
+    }
+}
+
+// A bias of queries, keys and values is one vector to the passes, and so is that of gate and up.
+static void half_of_a_joined_bias_cannot_be_frozen(void **state) {
+    static const char *const biases[] = {"q_proj.bias", "v_proj.bias", "up_proj.bias"};
+    ModelConfig config;
+    Error error;
+    read_changed((const Tensors *)*state, "llama one key head", "{}", &config, &error);
+    for (size_t i = 0; i < 3; i++) {
+        const TrainedChoice choice = {.freeze = biases[i], .adapted = ""};
+        TrainedPart part;
+        assert_false(trained_part_make(&part, &config, &choice, &error));
+        if (strstr(error.text, "are one matrix here") == NULL) { fail_msg("%s", error.text); }
     }
 }
 
@@ -711,6 +853,10 @@ int main(void) {
         cmocka_unit_test_prestate(a_written_configuration_is_the_same, &tensors),
         cmocka_unit_test_prestate(what_a_page_cannot_compute_is_refused_by_its_key, &tensors),
         cmocka_unit_test(absent_keys_have_the_defaults_of_their_family),
+        cmocka_unit_test(a_key_that_no_page_can_guess_must_be_there),
+        cmocka_unit_test_prestate(keys_mean_what_they_say, &tensors),
+        cmocka_unit_test_prestate(positions_turn_by_the_formulas_of_their_kind, &tensors),
+        cmocka_unit_test_prestate(half_of_a_joined_bias_cannot_be_frozen, &tensors),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     tensors_close(&tensors);

@@ -435,7 +435,34 @@ static void rotary_reference(const float *x, const float *weight, const float *t
     }
 }
 
-// The gradient of sum(upstream * y) by x is checked against differences, in double.
+// The gradient of sum(upstream * y) by a head x (D) against differences, in double, and that by its
+// weight, which d_weight grows by. All arrays have D elements; weight may be NULL.
+static void check_rotary_head(float *x, float *weight, const float *turns, int D, double scale,
+                              const float *upstream, const float *gradient, double *d_weight) {
+    double *more = (double *)malloc((size_t)(3 * D) * sizeof(double)), *less = more + D, *n = less + D;
+    for (int i = 0; i < D; i++) {
+        double by_x = 0, step;
+        float kept = x[i];
+        x[i] = kept + 0.01f;
+        rotary_reference(x, weight, turns, D, scale, more, n);
+        step = (double)x[i];
+        x[i] = kept - 0.01f;
+        rotary_reference(x, weight, turns, D, scale, less, n);
+        step -= (double)x[i];
+        x[i] = kept;
+        for (int j = 0; j < D; j++) { by_x += (double)upstream[j] * (more[j] - less[j]) / step; }
+        assert_arrays_close("gradient", gradient + i, &by_x, 1, 2e-3);
+        if (weight == NULL) { continue; }
+        kept = weight[i];
+        weight[i] = kept + 1;
+        rotary_reference(x, weight, turns, D, scale, more, n);
+        weight[i] = kept;
+        rotary_reference(x, weight, turns, D, scale, less, n);
+        for (int j = 0; j < D; j++) { d_weight[i] += (double)upstream[j] * (more[j] - less[j]); }
+    }
+    free(more);
+}
+
 static void check_rotary(int B, int T, int H, int KV, int D, bool normed, int threads) {
     Stream stream = test_stream(threads);
     int rows = B * T, heads = H + KV, width = heads * D, stride = width + 7;
@@ -445,8 +472,7 @@ static void check_rotary(int B, int T, int H, int KV, int D, bool normed, int th
           *partials = random_array((size_t)(ROW_BLOCKS * 2 * D)), *weights = random_array((size_t)(2 * D)),
           *sums = random_array((size_t)(2 * D)), *given = copy_array(values, count),
           *upstream = copy_array(gradient, count);
-    double *expected = (double *)malloc((size_t)(6 * D) * sizeof(double)), *y = expected + 2 * D, *n = y + D,
-           *more = n + D, *less = more + D;
+    double *expected = (double *)malloc((size_t)(4 * D) * sizeof(double)), *y = expected + 2 * D, *n = y + D;
     for (int i = 0; i < 2 * D; i++) { expected[i] = (double)sums[i]; }
     for (int t = 0; t < T; t++) { // true angles
         for (int i = 0; i < D / 2; i++) {
@@ -474,32 +500,12 @@ static void check_rotary(int B, int T, int H, int KV, int D, bool normed, int th
     rotary(&stream, &work);
     for (int h = 0; h < rows * heads; h++) {
         int at = h / heads * stride + h % heads * D, key = h % heads >= H;
-        const float *weight = normed ? weights + key * D : NULL, *turn = turns + h / heads % T * D;
+        float *weight = normed ? weights + key * D : NULL, *turn = turns + h / heads % T * D;
         double scale = key ? 1.0 : (double)0.37f;
         rotary_reference(given + at, weight, turn, D, scale, y, n);
         assert_arrays_close("turned", values + at, y, (size_t)D, 3e-6);
-        for (int i = 0; i < D; i++) {
-            float *x = given + at + i, kept = *x, *w = weights + key * D + i, weight_kept = *w;
-            double difference = 0, step;
-            *x = kept + 0.01f;
-            rotary_reference(given + at, weight, turn, D, scale, more, n);
-            step = (double)*x;
-            *x = kept - 0.01f;
-            rotary_reference(given + at, weight, turn, D, scale, less, n);
-            step -= (double)*x;
-            *x = kept;
-            for (int j = 0; j < D; j++) {
-                difference += (double)upstream[at + j] * (more[j] - less[j]) / step;
-            }
-            assert_arrays_close("gradient", gradient + at + i, &difference, 1, 2e-3);
-            *w = weight_kept + 1;
-            rotary_reference(given + at, weight, turn, D, scale, more, n);
-            *w = weight_kept;
-            rotary_reference(given + at, weight, turn, D, scale, less, n);
-            for (int j = 0; j < D && normed; j++) {
-                expected[key * D + i] += (double)upstream[at + j] * (more[j] - less[j]);
-            }
-        }
+        check_rotary_head(given + at, weight, turn, D, scale, upstream + at, gradient + at,
+                          expected + key * D);
     }
     assert_arrays_close("gradient of the weights", sums, expected, (size_t)(2 * D), 1e-4);
     float *all[9] = {values, gradient, turns, saved, partials, weights, sums, given, upstream};

@@ -111,7 +111,7 @@ static inline size_t gguf_bytes(const GgufTensor *tensor) {
 static inline uint16_t gguf_encode_block(const float *in, uint8_t *out) {
     float most = 0;
     for (int i = 0; i < GGUF_BLOCK; i++) { most = fmaxf(most, fabsf(in[i])); }
-    float inverse = most > 0 ? 127 / most : 0;
+    float inverse = most > 1e-30f ? 127 / most : 0; // below, the scale is 0
     uint16_t scale = fp16_from_float(most / 127);
     memcpy(out, &scale, sizeof scale);
     for (int i = 0; i < GGUF_BLOCK; i++) { out[2 + i] = (uint8_t)(int8_t)roundf(in[i] * inverse); }
@@ -120,7 +120,7 @@ static inline uint16_t gguf_encode_block(const float *in, uint8_t *out) {
 
 enum { GGUF_PART = 4096 }; // numbers that are encoded at a time: whole blocks
 
-// out <- in (count) in this type, which is not fp32. False: fp16 cannot hold one of them.
+// out <- in (count) in this type, which is not fp32. False: it cannot hold one of them.
 static inline bool gguf_encode(GgufType type, const float *in, size_t count, uint8_t *out) {
     uint16_t infinite = 0;
     for (size_t i = 0; type == GGUF_Q8_0 && i < count; i += GGUF_BLOCK) {
@@ -129,7 +129,8 @@ static inline bool gguf_encode(GgufType type, const float *in, size_t count, uin
     }
     for (size_t i = 0; type != GGUF_Q8_0 && i < count; i++) {
         uint16_t half = type == GGUF_BF16 ? bf16_from_float(in[i]) : fp16_from_float(in[i]);
-        infinite |= type == GGUF_F16 && (half & 0x7c00u) == 0x7c00u;
+        uint16_t exponent = type == GGUF_F16 ? 0x7c00u : 0x7f80u;
+        infinite |= (half & exponent) == exponent;
         memcpy(out + 2 * i, &half, sizeof half);
     }
     return infinite == 0;
@@ -179,7 +180,7 @@ static inline void gguf_write_head(Gguf *gguf, FILE *file) {
     gguf_pad(file, (size_t)ftello(file));
 }
 
-// The data of the next tensor: values (rows, columns). False: fp16 cannot hold one of them.
+// The data of the next tensor: values (rows, columns). False: its type cannot hold one of them.
 static inline bool gguf_write_tensor(const GgufTensor *tensor, const float *values, FILE *file) {
     size_t count = (tensor->rows > 0 ? tensor->rows : 1) * tensor->columns, part;
     uint8_t bytes[2 * GGUF_PART];

@@ -71,7 +71,10 @@ static inline bool gguf_accept(const ModelConfig *config, Error *error) {
     } cases[] = {
         {config->family->gguf == NULL, ""},
         {gguf_has(config, TENSOR_POSITIONS) && !config->scaled_scores, " whose scale_attn_weights is false"},
-        {config->out_biases && !pairs && gguf_has(config, TENSOR_Q_NORM), " with attention_bias"},
+        {config->out_biases && !pairs && config->head_norms, " with attention_bias"},
+        {gguf_has(config, TENSOR_GATED_UP) && !config->head_norms && !pairs &&
+             config->channels != model_dimension(config, DIM_HEADS),
+         " whose heads together are not as wide as hidden_size"},
         {rotary->kind == ROTARY_LLAMA3 && !pairs, " with positions of the kind llama3"},
         {rotary->fractional && !pairs, " with positions whose truncate is false"},
     };
@@ -275,9 +278,13 @@ static inline void gguf_add_template(Gguf *gguf, const char *directory) {
         fwrite(text, 1, size, gguf->keys);
         munmap(text, size);
     } else if (hf_model_find_tokenizer(directory, "tokenizer_config.json", path)) {
-        json_t *root = json_file_load(path, JSON_ALLOW_NUL, NULL);
-        const char *text = json_string_value(json_object_get(root, "chat_template"));
-        if (text != NULL) { gguf_add_text(gguf, "tokenizer.chat_template", text); }
+        json_t *root = json_file_load(path, 0, NULL), *text = json_object_get(root, "chat_template"), *one;
+        size_t i;
+        const json_t *list = text;
+        json_array_foreach(list, i, one) { // several, with names
+            if (json_says(one, "name", "default")) { text = json_object_get(one, "template"); }
+        }
+        if (json_is_string(text)) { gguf_add_text(gguf, "tokenizer.chat_template", json_string_value(text)); }
         json_decref(root);
     }
 }
@@ -290,7 +297,9 @@ static inline bool gguf_add_tokenizer(Gguf *gguf, const char *directory, const M
     const char *cutter = tokenizer->characters ? "default" : gguf_cutter(tokenizer);
     int begin = tokenizer->begin, end = hf_model_special_id(directory, "eos_token", config->vocabulary);
     if (begin < 0) { begin = hf_model_special_id(directory, "bos_token", config->vocabulary); }
-    if (end < 0) { end = tokenizer->end; }
+    if (end < 0) { end = tokenizer->end < 0 && chat->root != NULL ? chat->end : tokenizer->end; }
+    if (end < 0) { return error_set(error, "%.300s " TOKENIZER_NO_END, directory); }
+    if (begin < 0) { begin = end; } // what is not said is token 11 in llama.cpp
     if (tokenizer->vocabulary > config->vocabulary) {
         return error_set(error, "%.300s has %d tokens, and the model only %d rows: it is another model's",
                          directory, tokenizer->vocabulary, config->vocabulary);
@@ -312,8 +321,8 @@ static inline bool gguf_add_tokenizer(Gguf *gguf, const char *directory, const M
     gguf_add_text(gguf, "tokenizer.ggml.model", tokenizer->characters ? "llama" : "gpt2");
     gguf_add_text(gguf, "tokenizer.ggml.pre", cutter);
     gguf_add_tokens(gguf, root, config, tokenizer);
-    if (begin >= 0) { gguf_add_number(gguf, "tokenizer.ggml.bos_token_id", begin); }
-    if (end >= 0) { gguf_add_number(gguf, "tokenizer.ggml.eos_token_id", end); }
+    gguf_add_number(gguf, "tokenizer.ggml.bos_token_id", begin);
+    gguf_add_number(gguf, "tokenizer.ggml.eos_token_id", end);
     if (chat->root != NULL) { gguf_add_number(gguf, "tokenizer.ggml.eot_token_id", chat->end); }
     gguf_add_flag(gguf, "tokenizer.ggml.add_bos_token", tokenizer->begin >= 0);
     if (tokenizer->characters) {

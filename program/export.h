@@ -5,7 +5,7 @@
 //
 // Adapters are merged; with --merge off they are a GGUF of their own, to be loaded onto a GGUF of
 // their model. Beside a GGUF of a model lies mine.Modelfile, with which `ollama create` takes it.
-// One process, on the host. A file gets its name when it is whole.
+// One process, on the host. A GGUF gets its name when it is whole.
 #pragma once
 
 #include "checkpoint/gguf_model.h"
@@ -27,6 +27,8 @@ static const struct {
     GgufType type;
     int file_type; // the format's own number
 } export_types[] = {{GGUF_F32, 0}, {GGUF_F16, 1}, {GGUF_BF16, 32}, {GGUF_Q8_0, 7}};
+
+enum { EXPORT_TYPE = 1 }; // the default, f16
 
 // ---- A GGUF ---------------------------------------------------------------------------
 
@@ -72,8 +74,7 @@ static inline bool export_write_tensors(Export *task, float *values, FILE *file,
                 gguf_order_rows(&model->config, info, values, tensor->rows > 0 ? tensor->columns : 1);
             }
             good = gguf_write_tensor(tensor, values, file) ||
-                   error_set(error, "%s has a number that fp16 cannot hold: choose --type bf16 or f32",
-                             tensor->name);
+                   error_set(error, "%s has a number that this --type cannot hold: choose f32", tensor->name);
             task->unwritten = ferror(file) != 0;
             good = good && (!task->unwritten || error_set_file(error, "write", task->options->to));
         }
@@ -88,7 +89,7 @@ static inline bool export_plan(Export *task, Error *error) {
     const Options *options = task->options;
     GgufType type = export_types[options->type].type;
     Gguf *gguf = &task->gguf;
-    char name[GGUF_NAME];
+    char name[sizeof(OptionText)];
     const char *slash = strrchr(options->to, '/'), *file = slash != NULL ? slash + 1 : options->to;
     gguf_begin_keys(gguf);
     gguf_add_text(gguf, "general.architecture", config->family->gguf);
@@ -195,15 +196,19 @@ static inline bool export_gguf(Export *task, Error *error) {
             chat_open(&task->chat, task->tokenizer, &task->codec, error);
     }
     if (good && options->system[0] != '\0' &&
-        (task->chat.root == NULL || strstr(options->system, "\"\"\""))) {
-        good = error_set(error, "--system is for a chat: it needs a chat.json beside the tokenizer, which "
-                                "python -m tokenizer.chat makes, and a text without \"\"\" in it");
+        (task->chat.system[0] == NULL || strstr(options->system, "\"\"\""))) {
+        good = error_set(
+            error, "--system needs a model, not adapters alone, with a chat.json beside its tokenizer "
+                   "(python -m tokenizer.chat) whose chat takes a system text, and no \"\"\" in the text");
     }
     good = good && export_plan(task, error);
     FILE *file = good ? file_replace_begin(options->to, error) : NULL;
     if (file == NULL) { return false; }
     errno = 0;
-    for (int i = 0; i < table->count; i++) { largest = size_max(largest, table->entries[i].count); }
+    for (int i = 0; i < 2 * table->count; i++) {
+        const SafetensorsEntry *side = task->merges ? NULL : task->model.adapters.entries[i];
+        largest = size_max(largest, side != NULL ? side->count : table->entries[i / 2].count);
+    }
     float *values = (float *)memory_take(largest, sizeof *values);
     gguf_write_head(&task->gguf, file);
     good = export_write_tensors(task, values, file, error);
@@ -229,25 +234,56 @@ static inline void export_tell(const Export *task, const char *modelfile) {
     printf("Ollama     ollama create NAME -f %s && ollama run NAME\n", modelfile);
 }
 
+// Whether a file can be written here: what is known before minutes of work.
+static inline bool export_check_target(const char *path, Error *error) {
+    struct stat status;
+    if (stat(path, &status) == 0 ? S_ISDIR(status.st_mode) : errno != ENOENT) {
+        errno = errno == ENAMETOOLONG ? errno : EISDIR;
+        return error_set_file(error, "write", path);
+    }
+    return true;
+}
+
+// Whether the options fit each other and what is there. modelfile: its path, or empty.
+static inline bool export_check(const Options *options, const HfModel *model, const char *modelfile,
+                                Error *error) {
+    bool is_gguf = modelfile[0] != '\0', adapts = model->adapters.entries != NULL;
+    for (const char *c = options->to; *c != '\0'; c++) {
+        if ((unsigned char)*c >= 32 && *c != 127) { continue; }
+        return error_set(error, "--to has a control character in it, which a Modelfile cannot have");
+    }
+    if (!options->merge && (!is_gguf || !adapts || !(model->adapters.scale != 0))) {
+        return error_set(error,
+                         "--merge off writes adapters as a GGUF: --from must have some, with an alpha that "
+                         "is not 0, and --to must end with .gguf");
+    }
+    if (!is_gguf && (options->type != EXPORT_TYPE || options->system[0] != '\0')) {
+        return error_set(error, "--type and --system are for a GGUF, and --to does not end with .gguf");
+    }
+    return !is_gguf || (export_check_target(options->to, error) && export_check_target(modelfile, error));
+}
+
 // options->from: the model that find_models has found. Returns the exit status.
 static inline int command_export(const Options *options) {
     Error error = {""};
     Export task = {.options = options, .merges = options->merge};
-    char modelfile[sizeof(OptionText) + 16];
+    char modelfile[sizeof(OptionText) + 16] = "";
     size_t length = strlen(options->to), ending = strlen(".gguf");
-    bool is_gguf = length > ending && strcmp(options->to + length - ending, ".gguf") == 0;
+    bool is_gguf = length > ending && strcasecmp(options->to + length - ending, ".gguf") == 0;
+    if (is_gguf) {
+        snprintf(modelfile, sizeof modelfile, "%.*s.Modelfile", (int)(length - ending), options->to);
+    }
     tokenizer_path(options, task.tokenizer);
     char *name = strstr(task.tokenizer, "/tokenizer.json");
     if (name != NULL && strcmp(name, "/tokenizer.json") == 0) { *name = '\0'; }
     bool good = length > 0 || error_set(&error, "export needs --to FILE.gguf, or --to DIRECTORY");
     good = good && hf_model_open(&task.model, options->from, &error);
     const HfModel *model = &task.model;
-    if (good && !options->merge && (!is_gguf || model->adapters.entries == NULL)) {
-        good = error_set(&error, "--merge off writes adapters as a GGUF: --from must have some, and --to "
-                                 "must end with .gguf");
+    good = good && export_check(options, model, modelfile, &error);
+    if (good && !is_gguf && options->tokenizer[0] != '\0') {
+        good = tokenizer_open(&task.codec, task.tokenizer, &error);
     }
     if (good && is_gguf) {
-        snprintf(modelfile, sizeof modelfile, "%.*s.Modelfile", (int)(length - ending), options->to);
         good = export_gguf(&task, &error);
         task.unwritten |= good && task.merges && !export_modelfile(&task, modelfile, &error);
         good = good && !task.unwritten;

@@ -580,7 +580,7 @@ static void a_chat_becomes_a_modelfile(void **state) {
     free(text);
 }
 
-// base, tuned (adapters of it by training), as a GGUF of their own and merged.
+// Adapters with more elements than any matrix of their model, as a GGUF of their own and merged.
 static void adapters_stay_apart_or_are_merged(void **state) {
     Stage *stage = stage_of(state);
     char path[STAGE_PATH_SIZE];
@@ -592,7 +592,7 @@ static void adapters_stay_apart_or_are_merged(void **state) {
                 "Once upon a time there was a fox, and it was quick. Twice upon a time, too.\n");
     shell(stage, "for i in 1 2 3 4 5 6 7; do cat text.txt text.txt > more && mv more text.txt; done");
     run_well(stage,
-             "--finetune %s --data text.txt --lora-rank 3 --tokens 2k --seq-len 32 --micro-batch 2 "
+             "--finetune %s --data text.txt --lora-rank 1000 --tokens 2k --seq-len 32 --micro-batch 2 "
              "--optimizer ddp "
              "--val-batches none --sample-tokens none --lr 0.01 --threads 1 --device cpu --out tuned",
              "llama");
@@ -603,7 +603,7 @@ static void adapters_stay_apart_or_are_merged(void **state) {
     assert_string_equal(json_string_value(json_object_get(gguf.keys, "general.type")), "adapter");
     assert_string_equal(json_string_value(json_object_get(gguf.keys, "adapter.type")), "lora");
     assert_close(json_number_value(json_object_get(gguf.keys, "adapter.lora.alpha")),
-                 3 * (double)model.adapters.scale, 1e-6, "alpha");
+                 1000 * (double)model.adapters.scale, 1e-3, "alpha");
     size_t sides = 0, D = (size_t)model_head_size(&model.config);
     for (int i = 0; i < model.table.count; i++) {
         for (int side = 0; side < 2; side++) {
@@ -657,18 +657,32 @@ static void what_cannot_be_exported_is_refused(void **state) {
         {"export --from unscaled --to a.gguf", "knows no gpt2 whose scale_attn_weights is false"},
         {"export --from biased --to a.gguf", "knows no qwen3 with attention_bias"},
         {"export --from scaled --to a.gguf", "knows no qwen2 with positions of the kind llama3"},
-        {"export --from huge --to a.gguf", "has a number that fp16 cannot hold: choose --type bf16 or f32"},
-        {"export --from huge --to a.gguf --type q8_0", "has a number that fp16 cannot hold"},
-        {"export --from bare --tokenizer kindless --to a.gguf --system x", "--system is for a chat"},
-        {"export --from qwen3 --to a.gguf --system 'x \"\"\" y'", "a text without \"\"\" in it"},
+        {"export --from huge --to a.gguf", "has a number that this --type cannot hold: choose f32"},
+        {"export --from huge --to a.gguf --type q8_0", "has a number that this --type cannot hold"},
+        {"export --from bare --tokenizer kindless --to a.gguf --system x",
+         "--system needs a model, not adapters alone"},
+        {"export --from qwen3 --to a.gguf --system 'x \"\"\" y'", "and no \"\"\" in the text"},
+        {"export --from qwen3 --to folder.gguf", "cannot write folder.gguf: Is a directory"},
+        {"export --from qwen3 --to behind.gguf", "cannot write behind.Modelfile: Is a directory"},
+        {"export --from qwen3 --to 'a\nb.gguf'", "--to has a control character in it"},
+        {"export --from qwen3 --to there --type q8_0", "--type and --system are for a GGUF"},
+        {"export --from qwen3 --to there --system x", "--type and --system are for a GGUF"},
+        {"export --from qwen3 --to there --tokenizer nowhere", "cannot read nowhere"},
+        {"export --from silent --to a.gguf --system x", "whose chat takes a system text"},
+        {"export --from wide --to a.gguf", "whose heads together are not as wide as hidden_size"},
+        {"export --from endless --to a.gguf", "endless has no token <|endoftext|>"},
         {"export --from qwen3 --to a.gguf --lr 1", "--lr has no effect on train_gpt export"},
         {"export --from damaged --to a.gguf", "damaged"},
     };
     Stage *stage = stage_of(state);
-    shell(
-        stage,
-        "cp -r qwen3 bare && rm bare/tokenizer.json bare/chat* bare/checksums.json && mkdir kindless && "
-        "cp bpe/tokenizer.json kindless && cp -r qwen3 damaged && truncate -s -4 damaged/model.safetensors");
+    shell(stage,
+          "cp -r qwen3 bare && rm bare/tokenizer.json bare/chat* bare/checksums.json && mkdir kindless && "
+          "cp bpe/tokenizer.json kindless && cp -r qwen3 damaged && truncate -s -4 damaged/model.safetensors "
+          "&& mkdir "
+          "folder.gguf behind.Modelfile && cp -r qwen3 silent && rm silent/checksums.json && sed -i "
+          "'s/\"system\": [^]]*],/\"system\": null,/' silent/chat.json && cp -r bare endless && sed "
+          "'s/endoftext/endless/g' bpe/tokenizer.json > endless/tokenizer.json && sed -i "
+          "'s/\"eos_token_id\": *[0-9][0-9]*/\"eos_token_id\": null/' endless/config.json");
     static const struct {
         const char *name, *config;
         float value;
@@ -688,6 +702,7 @@ static void what_cannot_be_exported_is_refused(void **state) {
          "{\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": 4, " SCALED(
              "llama3", ", \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0" TRAINED_FOR("32")) "}",
          0},
+        {"wide", "{\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": 4, \"head_dim\": 32}", 0},
         {"huge", "{\"model_type\": \"qwen3\", " SIZES ", \"num_key_value_heads\": 4}", 1e9f},
     };
     for (size_t i = 0; i < sizeof made / sizeof made[0]; i++) {
@@ -713,7 +728,9 @@ static void what_cannot_be_exported_is_refused(void **state) {
         outcome_check(&outcome, 2, cases[i].arguments);
         text_check(outcome.errors, cases[i].part, cases[i].arguments);
         assert_int_equal(text_lines(outcome.errors), 1);
-        shell(stage, "test \"$(cat a.gguf)\" = before && ! test -e a.gguf.new && test -e bpe/tokenizer.json");
+        shell(stage,
+              "test \"$(cat a.gguf)\" = before && ! test -e a.gguf.new && test -e bpe/tokenizer.json && "
+              "! test -e there && ! test -e behind.gguf");
     }
 }
 

@@ -220,9 +220,9 @@ $(PTX_DIR)/test_%: test_%.cu $(PTX_DIR)/machine.o Makefile $(BUILD)/cuda.flags
 	@rm $@.o
 
 # The page of train_gpt plan --page, as the string of a C program.
-$(PLAN_PAGE): plan/page.html scripts/page.css Makefile
+$(PLAN_PAGE): plan/page.html scripts/page.css scripts/rule-colours Makefile
 	@mkdir -p $(@D)
-	@sed -e '/^{{style}}$$/{r scripts/page.css' -e 'd;}' $< | sed 's/[\\"]/\\&/g; s/.*/"&\\n"/' > $@
+	@sed -e '/^{{style}}$$/{r scripts/page.css' -e 'd;}' -e '/^{{colours}}$$/{r scripts/rule-colours' -e 'd;}' $< | sed 's/[\\"]/\\&/g; s/.*/"&\\n"/' > $@
 
 $(BUILD)/train_gpt.o: train_gpt.cu $(PLAN_PAGE) Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)

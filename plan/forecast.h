@@ -312,13 +312,18 @@ static inline double row_progress(const ForecastRow *row) {
     return row->tokens_per_second / row_tokens_needed(row);
 }
 
-static inline int forecast_choose(const Forecast *forecast, bool local_too) {
+// Of all rules and recipes, of those that are not local, or of those of the rule with this number.
+enum { CHOOSE_ANY = -1, CHOOSE_COMMITTING = -2 };
+
+static inline int forecast_choose(const Forecast *forecast, int wanted) {
     const ForecastRow *rows = forecast->rows;
     double progress[RULE_COUNT + FORECAST_RECIPES], first = 0; // progress: 0 where it is not allowed
     int chosen = -1;
     for (int i = 0; i < forecast->recipes_end; i++) {
         bool local = options_rule(&rows[i].options)->kind == RULE_LOCAL;
-        bool allowed = forecast_is_possible(&rows[i]) && (local_too || !local);
+        bool allowed = forecast_is_possible(&rows[i]) &&
+                       (wanted == CHOOSE_ANY || (wanted == CHOOSE_COMMITTING && !local) ||
+                        wanted == rows[i].options.rule);
         progress[i] = allowed ? row_progress(&rows[i]) : 0;
         first = fmax(first, progress[i]);
     }
@@ -392,10 +397,10 @@ static inline void forecast_add_variants(const Setup *setup, Forecast *forecast)
 }
 
 // All rules, the run's first: with --accumulate auto it says how large the others' batch is.
-// Options that another rule does not have are at their defaults. recipes: also what is recommended
-// for slow links; variants: also the run's own rule otherwise.
+// Options that another rule does not have are at their defaults. variants: also the run's own rule
+// otherwise.
 static inline void forecast_make(const Setup *setup, const Machine *machine, OptionChoice recompute,
-                                 bool recipes, bool variants, Forecast *forecast) {
+                                 bool variants, Forecast *forecast) {
     int size = setup->transport->size, own = setup->options->rule;
     Error unused;
     memset(forecast, 0, sizeof *forecast);
@@ -423,9 +428,32 @@ static inline void forecast_make(const Setup *setup, const Machine *machine, Opt
         }
         forecast_alternative(setup, recompute, &options, machine, &forecast->rows[rule]);
     }
-    if (recipes) { forecast_add_recipes(setup, recompute, forecast); }
+    forecast_add_recipes(setup, recompute, forecast);
     forecast->recipes_end = forecast->count;
     if (variants) { forecast_add_variants(setup, forecast); }
-    forecast->recommended = forecast_choose(forecast, true);
-    forecast->committing = forecast_choose(forecast, false);
+    forecast->recommended = forecast_choose(forecast, CHOOSE_ANY);
+    forecast->committing = forecast_choose(forecast, CHOOSE_COMMITTING);
+}
+
+// ---- In words ---------------------------------------------------------------------------
+
+// " --name value" for every option of the run's rule that is not as in `reference`, as in a shell;
+// for the caller to free.
+static inline char *options_as_text(const Options *options, const Options *reference) {
+    char *text = NULL, value[OPTION_VALUE_SIZE], quoted[4 * sizeof(OptionText) + 3];
+    size_t length = 0;
+    FILE *memory = open_memstream(&text, &length);
+    for (EACH_OPTION(option)) {
+        bool ours = option_is_of_rule(option, options_rule(options));
+        if (!ours || option_is_same(option, options, reference)) { continue; }
+        fprintf(memory, " --%s %s", option->name,
+                text_for_shell(option_print_value(option, options, value), quoted, sizeof quoted));
+    }
+    fclose(memory);
+    return text;
+}
+
+// The options of a row that differ from the run of its rule as asked for; for the caller to free.
+static inline char *forecast_options(const Forecast *forecast, const ForecastRow *row) {
+    return options_as_text(&row->options, &forecast->rows[row->options.rule].options);
 }

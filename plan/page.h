@@ -1,13 +1,13 @@
 // page.h: a plan as a page for a browser (--page): every rule over the link between hosts and the
 // micro-batches of a commit.
 //
-// Each cell of the map is a plan of its own; it names the first at a loss among the rules as asked
-// for, without recipes. The page holds all of them as JSON, and draws them (page.html).
+// Each cell of the map is a plan of its own; of each rule it has the recipe that is first at a
+// loss. The page holds all of them as JSON, and draws them (page.html).
 #pragma once
 
 #include "plan/forecast.h"
 
-// page.html with its style sheet, as a string: the Makefile makes it.
+// page.html with its style sheet and the colours of rules, as a string: the Makefile makes it.
 static const char PAGE_HTML[] =
 #include "build/plan-page.inc"
     ;
@@ -46,8 +46,32 @@ static inline json_t *page_axis_as_json(const PageAxis *axis) {
     return list;
 }
 
-// Plans for all links and numbers of micro-batches: a row for each of the latter. Of each
-// rule [tokens/s, share of the time computing, 1: fits], or null: it cannot be run so.
+// A rule in a cell: [tokens/s, tokens needed over plain training with AdamW, share of the time
+// computing, 1: fits, options] of its recipe that is first at a loss, or null: it cannot be run so.
+static inline json_t *page_rule(const Forecast *forecast, int rule) {
+    int chosen = forecast_choose(forecast, rule);
+    if (chosen < 0) { chosen = rule; } // as asked for
+    // A choice among all rules may weigh equals otherwise.
+    const int named[2] = {forecast->committing, forecast->recommended};
+    for (int i = 0; i < 2; i++) {
+        if (named[i] >= 0 && forecast->rows[named[i]].options.rule == rule) { chosen = named[i]; }
+    }
+    const ForecastRow *row = &forecast->rows[chosen];
+    if (error_is_set(&row->refused)) { return json_null(); }
+    char *options = forecast_options(forecast, row);
+    json_t *cell = json_pack(
+        "[o, o, o, i, s]", log_real(row->tokens_per_second), log_real(row_tokens_needed(row)),
+        log_real(row->commit.computing / row->commit.seconds), (int)row->fits, options + (options[0] == ' '));
+    free(options);
+    return cell;
+}
+
+// The rule of a row; -1 of none.
+static inline int page_rule_of(const Forecast *forecast, int row) {
+    return row < 0 ? -1 : forecast->rows[row].options.rule;
+}
+
+// Plans for all links and numbers of micro-batches: a row for each of the latter.
 static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionChoice recompute,
                                const PageAxis *mbit, const PageAxis *counts) {
     json_t *map = json_array();
@@ -64,19 +88,14 @@ static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionCh
             bool as_given = is_own || options.rank_accumulate[0] != '\0';
             options.accumulate = as_given ? setup->options->accumulate : (int64_t)counts->values[i];
             machine.host.bytes_per_second *= mbit->values[j] / mbit->own;
-            forecast_make(&other, &machine, recompute, false, false, forecast);
+            forecast_make(&other, &machine, recompute, false, forecast);
             json_t *rules = json_array();
             for (int rule = 0; rule < RULE_COUNT; rule++) {
-                const ForecastRow *of = &forecast->rows[rule];
-                double computing = of->commit.computing / of->commit.seconds;
-                json_t *cell = error_is_set(&of->refused)
-                                   ? json_null()
-                                   : json_pack("[o, o, i]", log_real(of->tokens_per_second),
-                                               log_real(computing), (int)of->fits);
-                json_array_append_new(rules, cell);
+                json_array_append_new(rules, page_rule(forecast, rule));
             }
             json_array_append_new(row, json_pack("{s:o, s:i, s:i}", "rules", rules, "recommended",
-                                                 forecast->recommended, "committing", forecast->committing));
+                                                 page_rule_of(forecast, forecast->recommended), "committing",
+                                                 page_rule_of(forecast, forecast->committing)));
         }
         json_array_append_new(map, row);
     }
@@ -89,7 +108,6 @@ static inline json_t *page_data(const Setup *setup, const Forecast *own, OptionC
                                 const char *reason, double seconds) {
     const Options *options = setup->options;
     const Machine *machine = &own->machine;
-    const ForecastRow *row = &own->rows[own->recommended >= 0 ? own->recommended : own->own];
     double payload = plan_emulates(options) ? 1 : TCP_PAYLOAD;
     // Unequal ranks have no number of micro-batches in common: only the own batch is drawn.
     bool unequal = options->rank_accumulate[0] != '\0';
@@ -108,15 +126,16 @@ static inline json_t *page_data(const Setup *setup, const Forecast *own, OptionC
         json_array_append_new(rules,
                               json_pack("{s:s, s:b}", "name", rule->name, "local", rule->kind == RULE_LOCAL));
     }
-    json_t *tokens = row_tokens(row) > 0 ? json_real(row_tokens(row)) : json_null();
-    return json_pack(
-        "{s:o, s:i, s:i, s:I, s:I, s:o, s:o, s:o, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:o}", "model",
-        log_text(setup->config->name), "ranks", setup->transport->size, "hosts",
-        setup->transport->hosts.hosts, "micro_batch", (json_int_t)options->micro_batch, "seq_len",
-        (json_int_t)options->seq_len, "micro_batch_ms", log_real(1e3 * machine->micro_batch), "reason",
-        log_text(reason), "tokens", tokens, "rule", own->own, "unequal", (int)unequal, "own_mbit",
-        log_real(mbit.own), "own_count", log_real(counts.own), "mbit", page_axis_as_json(&mbit), "counts",
-        page_axis_as_json(&counts), "rules", rules, "map", page_map(setup, own, recompute, &mbit, &counts));
+    double tokens = row_tokens(&own->rows[own->own]);
+    return json_pack("{s:o, s:i, s:i, s:I, s:I, s:o, s:o, s:o, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:o}",
+                     "model", log_text(setup->config->name), "ranks", setup->transport->size, "hosts",
+                     setup->transport->hosts.hosts, "micro_batch", (json_int_t)options->micro_batch,
+                     "seq_len", (json_int_t)options->seq_len, "micro_batch_ms",
+                     log_real(1e3 * machine->micro_batch), "reason", log_text(reason), "tokens",
+                     tokens > 0 ? json_real(tokens) : json_null(), "rule", own->own, "unequal", (int)unequal,
+                     "own_mbit", log_real(mbit.own), "own_count", log_real(counts.own), "mbit",
+                     page_axis_as_json(&mbit), "counts", page_axis_as_json(&counts), "rules", rules, "map",
+                     page_map(setup, own, recompute, &mbit, &counts));
 }
 
 // Writes the page of a plan. own: the plan itself, which took `seconds`.

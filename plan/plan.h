@@ -88,22 +88,6 @@ static inline void print_memory(const Setup *setup) {
 
 // ---- Time -----------------------------------------------------------------------------
 
-// " --name value" for every option of the run's rule that is not as in `reference`, as in a shell;
-// for the caller to free.
-static inline char *options_as_text(const Options *options, const Options *reference) {
-    char *text = NULL, value[OPTION_VALUE_SIZE], quoted[4 * sizeof(OptionText) + 3];
-    size_t length = 0;
-    FILE *memory = open_memstream(&text, &length);
-    for (EACH_OPTION(option)) {
-        bool ours = option_is_of_rule(option, options_rule(options));
-        if (!ours || option_is_same(option, options, reference)) { continue; }
-        fprintf(memory, " --%s %s", option->name,
-                text_for_shell(option_print_value(option, options, value), quoted, sizeof quoted));
-    }
-    fclose(memory);
-    return text;
-}
-
 // A command that trains as the plan of this row. The options of plans, and the names of
 // one run's files, are not in it.
 static inline void print_command(const Setup *setup, const ForecastRow *row) {
@@ -142,11 +126,6 @@ static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
         printf("  --micro-batch %lld", (long long)row->options.micro_batch);
     }
     printf("\n");
-}
-
-// The options of a row that differ from the run of its rule as asked for; for the caller to free.
-static inline char *forecast_options(const Forecast *forecast, const ForecastRow *row) {
-    return options_as_text(&row->options, &forecast->rows[row->options.rule].options);
 }
 
 // "or   RULE --name value ..., the first ...: 26.9k tokens/s, 10.0G tokens in 4d 07:15".
@@ -345,7 +324,7 @@ static inline bool plan_time(const Setup *setup, PlanTimes *times, Error *error)
     Forecast *forecast = (Forecast *)memory_take(1, sizeof *forecast);
     if (times->again) { forecast_fit(setup, &machine, times->like->tokens_per_second); }
     double began = clock_seconds();
-    forecast_make(setup, &machine, times->recompute, true, times->again, forecast);
+    forecast_make(setup, &machine, times->recompute, times->again, forecast);
     double seconds = clock_seconds() - began;
     plan_print_links(setup, &machine, times);
     printf("  %-17s %8s %8s %6s %11s %9s %10s %10s\n", "rule", "commit", "tokens/s", "needs", "computing",

@@ -148,8 +148,7 @@ static inline void file_replacement_path(char temporary[PATH_MAX], const char *p
 static inline FILE *file_replace_begin(const char *path, Error *error) {
     char temporary[PATH_MAX];
     file_replacement_path(temporary, path);
-    unlink(temporary); // of a process that was killed; if it is a link, what it points to stays
-    FILE *file = fopen(temporary, "wx");
+    FILE *file = fopen(temporary, "w");
     if (file == NULL) { error_set_file(error, "create", path); }
     return file;
 }

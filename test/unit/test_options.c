@@ -377,8 +377,9 @@ static void test_names_are_suggested(void **state) {
     expect_refused("--estimate-wire int5", "did you mean int8?",
                    "same, auto, fp32, bf16, int8, int4 or e3m0");
     expect_refused("trian", "unknown command trian (did you mean train?); commands: train", "");
-    expect_refused("serve",
-                   "unknown command serve; commands: train, sample, eval, plan, tokenize, average, help", "");
+    expect_refused(
+        "serve",
+        "unknown command serve; commands: train, sample, eval, plan, tokenize, average, export, help", "");
     expect_refused("plan there", "unexpected word there", "--name value, patterns of files in quotes");
     const char *const names[] = {"tiny", "36M", "125M"};
     assert_int_equal(name_distance("acco", "caco"), 1); // two letters swapped are one mistake
@@ -481,7 +482,8 @@ static void test_messages_stay_one_short_line(void **state) {
     expect_text("long value", error.text, "yyy?yyy");
     expect_text("long value", error.text, "allowed: auto");
     assert_false(parse(&options, &error, name));
-    expect_text("long command", error.text, "commands: train, sample, eval, plan, tokenize, average, help");
+    expect_text("long command", error.text,
+                "commands: train, sample, eval, plan, tokenize, average, export, help");
     assert_false(parse(&options, &error, option));
     expect_text("newline in a name", error.text, "--x?y");
 }

@@ -250,7 +250,7 @@ static void what_does_not_fit_is_not_recommended(void **state) {
                  memory[i]);
         json_t *plan = plan_json(stage_of(state), arguments, &outcome);
         const char *recommended = json_string_value(json_object_get(plan, "recommended"));
-        assert_string_equal(recommended, i == 0 ? "streaming-diloco" : "acco");
+        assert_string_equal(recommended, i == 0 ? "streaming-diloco" : "zero1");
         assert_true(json_is_true(json_object_get(rule_of(plan, recommended), "fits")));
         assert_true(json_is_true(json_object_get(rule_of(plan, "streaming-diloco"), "fits")) == (i == 0));
         json_decref(plan);

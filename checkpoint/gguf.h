@@ -100,11 +100,15 @@ static inline uint16_t fp16_from_float(float value) {
     return (uint16_t)(sign | ((rest - 0x38000000u + 0xfffu + (rest >> 13 & 1u)) >> 13));
 }
 
-static inline size_t gguf_bytes(const GgufTensor *tensor) {
-    size_t count = (tensor->rows > 0 ? tensor->rows : 1) * tensor->columns;
-    return tensor->type == GGUF_F32    ? 4 * count
-           : tensor->type == GGUF_Q8_0 ? count / GGUF_BLOCK * GGUF_BLOCK_BYTES
-                                       : 2 * count;
+static inline size_t gguf_count(const GgufTensor *tensor) {
+    return (tensor->rows > 0 ? tensor->rows : 1) * tensor->columns;
+}
+
+// Of `count` numbers: whole blocks.
+static inline size_t gguf_bytes(GgufType type, size_t count) {
+    return type == GGUF_F32    ? 4 * count
+           : type == GGUF_Q8_0 ? count / GGUF_BLOCK * GGUF_BLOCK_BYTES
+                               : 2 * count;
 }
 
 // A block of q8_0: out (GGUF_BLOCK_BYTES) <- in (GGUF_BLOCK). Returns its scale, as fp16.
@@ -175,22 +179,23 @@ static inline void gguf_write_head(Gguf *gguf, FILE *file) {
         if (tensor->rows > 0) { gguf_write_u64(file, tensor->rows); }
         gguf_write_u32(file, tensor->type);
         gguf_write_u64(file, place);
-        place += (gguf_bytes(tensor) + GGUF_ALIGNMENT - 1) / GGUF_ALIGNMENT * GGUF_ALIGNMENT;
+        place += (gguf_bytes(tensor->type, gguf_count(tensor)) + GGUF_ALIGNMENT - 1) / GGUF_ALIGNMENT *
+                 GGUF_ALIGNMENT;
     }
     gguf_pad(file, (size_t)ftello(file));
 }
 
 // The data of the next tensor: values (rows, columns). False: its type cannot hold one of them.
 static inline bool gguf_write_tensor(const GgufTensor *tensor, const float *values, FILE *file) {
-    size_t count = (tensor->rows > 0 ? tensor->rows : 1) * tensor->columns, part;
+    size_t count = gguf_count(tensor), part;
     uint8_t bytes[2 * GGUF_PART];
     bool good = true;
     if (tensor->type == GGUF_F32) { fwrite(values, sizeof *values, count, file); }
     for (size_t i = 0; tensor->type != GGUF_F32 && i < count; i += part) {
         part = size_min(GGUF_PART, count - i);
         good = gguf_encode(tensor->type, values + i, part, bytes) && good;
-        fwrite(bytes, 1, tensor->type == GGUF_Q8_0 ? part / GGUF_BLOCK * GGUF_BLOCK_BYTES : 2 * part, file);
+        fwrite(bytes, 1, gguf_bytes(tensor->type, part), file);
     }
-    gguf_pad(file, gguf_bytes(tensor));
+    gguf_pad(file, gguf_bytes(tensor->type, count));
     return good;
 }

@@ -212,10 +212,33 @@ static void take_model(const Stage *stage, const char *name, HfModel *model, flo
     hf_model_read(model, *parameters);
 }
 
-// Each with random weights of very different sizes, and the reference tokenizer, one of a chat.
-static void write_models(const Stage *stage) {
+// A directory `name` with the reference tokenizer. random: weights of very different sizes; NULL:
+// zeros, but for one, which is `value`.
+static void save_model(const Stage *stage, const char *name, const char *text, Random *random, float value) {
     char path[STAGE_PATH_SIZE], tokenizer[STAGE_PATH_SIZE];
     Error error;
+    ModelConfig config;
+    ParameterTable table;
+    stage_write(stage, "config.json", text);
+    if (!model_config_load(stage_path(stage, "config.json", path), &config, &error)) {
+        fail_msg("%s", error.text);
+    }
+    parameter_table_make(&config, &table);
+    float *values = (float *)memory_take(table.parameter_count, sizeof *values);
+    for (size_t i = 0; random != NULL && i < table.parameter_count; i++) {
+        values[i] = ldexpf((float)random_normal(random), -(int)(i % 23));
+    }
+    if (random == NULL) { values[7] = value; }
+    if (!hf_model_save(stage_path(stage, name, path), &config, &table, values,
+                       stage_path(stage, "bpe", tokenizer), NULL, NULL, &error)) {
+        fail_msg("%s", error.text);
+    }
+    free(values);
+    parameter_table_free(&table);
+}
+
+// The tokenizer is one of a chat.
+static void write_models(const Stage *stage) {
     Random random = {.state = 5};
     shell(stage,
           "mkdir bpe && cp '%s/test/reference/tokenizer.json' bpe && printf '{{ messages }}' > "
@@ -223,26 +246,7 @@ static void write_models(const Stage *stage) {
           "[\"<|end|>Q \", \"\\nA\"], \"system\": [\"S \\\"\", \"<|end|>Q \", \" A\"], "
           "\"thought\": \"T\", \"end\": \"<|end|>\"}' > bpe/chat.json",
           stage->root);
-    for (int m = 0; m < MODELS; m++) {
-        ModelConfig config;
-        ParameterTable table;
-        stage_write(stage, "config.json", models[m].config);
-        if (!model_config_load(stage_path(stage, "config.json", path), &config, &error)) {
-            fail_msg("%s", error.text);
-        }
-        parameter_table_make(&config, &table);
-        float *values = (float *)memory_take(table.parameter_count, sizeof *values);
-        for (size_t i = 0; i < table.parameter_count; i++) {
-            values[i] = ldexpf((float)random_normal(&random), -(int)(i % 23));
-        }
-        stage_path(stage, "bpe", tokenizer);
-        if (!hf_model_save(stage_path(stage, models[m].name, path), &config, &table, values, tokenizer, NULL,
-                           NULL, &error)) {
-            fail_msg("%s", error.text);
-        }
-        free(values);
-        parameter_table_free(&table);
-    }
+    for (int m = 0; m < MODELS; m++) { save_model(stage, models[m].name, models[m].config, &random, 0); }
 }
 
 static Outcome run_well(Stage *stage, const char *format, const char *name) {
@@ -639,50 +643,43 @@ static void adapters_stay_apart_or_are_merged(void **state) {
     assert_int_equal(access(stage_path(stage, "directory/chat.json", path), F_OK), 0);
 }
 
-static void what_cannot_be_exported_is_refused(void **state) {
-    static const struct {
-        const char *arguments, *part;
-    } cases[] = {
-        {"export --from qwen3", "export needs --to FILE.gguf, or --to DIRECTORY"},
-        {"export --to a.gguf", "give --from DIR"},
-        {"export --from nowhere --to a.gguf", "nowhere is neither a directory"},
-        {"export --from bare --to a.gguf", "bare has no tokenizer.json, which a GGUF needs"},
-        {"export --from qwen3 --tokenizer nowhere --to a.gguf", "cannot read nowhere"},
-        {"export --from qwen3 --to nowhere/a.gguf", "cannot create nowhere/a.gguf: No such file"},
-        {"export --from qwen3 --to bpe", "cannot create the directory bpe: File exists"},
-        {"export --from qwen3 --to a.gguf --type q4_0", "--type"},
-        {"export --from qwen3 --to a.gguf --merge off", "--from must have some"},
-        {"export --from few --to a.gguf", "has 406 tokens, and the model only 405 rows"},
-        {"export --from neo --tokenizer bpe --to a.gguf", "llama.cpp knows no gpt_neo: --to DIRECTORY"},
-        {"export --from unscaled --to a.gguf", "knows no gpt2 whose scale_attn_weights is false"},
-        {"export --from biased --to a.gguf", "knows no qwen3 with attention_bias"},
-        {"export --from scaled --to a.gguf", "knows no qwen2 with positions of the kind llama3"},
-        {"export --from huge --to a.gguf", "has a number that this --type cannot hold: choose f32"},
-        {"export --from huge --to a.gguf --type q8_0", "has a number that this --type cannot hold"},
-        {"export --from bare --tokenizer kindless --to a.gguf --system x",
-         "--system needs a model, not adapters alone"},
-        {"export --from qwen3 --to a.gguf --system 'x \"\"\" y'", "and no \"\"\" in the text"},
-        {"export --from qwen3 --to folder.gguf", "cannot write folder.gguf: Is a directory"},
-        {"export --from qwen3 --to behind.gguf", "cannot write behind.Modelfile: Is a directory"},
-        {"export --from qwen3 --to 'a\nb.gguf'", "--to has a control character in it"},
-        {"export --from qwen3 --to there --type q8_0", "--type and --system are for a GGUF"},
-        {"export --from qwen3 --to there --system x", "--type and --system are for a GGUF"},
-        {"export --from qwen3 --to there --tokenizer nowhere", "cannot read nowhere"},
-        {"export --from silent --to a.gguf --system x", "whose chat takes a system text"},
-        {"export --from wide --to a.gguf", "whose heads together are not as wide as hidden_size"},
-        {"export --from endless --to a.gguf", "endless has no token <|endoftext|>"},
-        {"export --from qwen3 --to a.gguf --lr 1", "--lr has no effect on train_gpt export"},
-        {"export --from damaged --to a.gguf", "damaged"},
-    };
-    Stage *stage = stage_of(state);
-    shell(stage,
-          "cp -r qwen3 bare && rm bare/tokenizer.json bare/chat* bare/checksums.json && mkdir kindless && "
-          "cp bpe/tokenizer.json kindless && cp -r qwen3 damaged && truncate -s -4 damaged/model.safetensors "
-          "&& mkdir "
-          "folder.gguf behind.Modelfile && cp -r qwen3 silent && rm silent/checksums.json && sed -i "
-          "'s/\"system\": [^]]*],/\"system\": null,/' silent/chat.json && cp -r bare endless && sed "
-          "'s/endoftext/endless/g' bpe/tokenizer.json > endless/tokenizer.json && sed -i "
-          "'s/\"eos_token_id\": *[0-9][0-9]*/\"eos_token_id\": null/' endless/config.json");
+static const struct {
+    const char *arguments, *part;
+} refusals[] = {
+    {"export --from qwen3", "export needs --to FILE.gguf, or --to DIRECTORY"},
+    {"export --to a.gguf", "give --from DIR"},
+    {"export --from nowhere --to a.gguf", "nowhere is neither a directory"},
+    {"export --from bare --to a.gguf", "bare has no tokenizer.json, which a GGUF needs"},
+    {"export --from qwen3 --tokenizer nowhere --to a.gguf", "cannot read nowhere"},
+    {"export --from qwen3 --to nowhere/a.gguf", "cannot create nowhere/a.gguf: No such file"},
+    {"export --from qwen3 --to bpe", "cannot create the directory bpe: File exists"},
+    {"export --from qwen3 --to a.gguf --type q4_0", "--type"},
+    {"export --from qwen3 --to a.gguf --merge off", "--from must have some"},
+    {"export --from few --to a.gguf", "has 406 tokens, and the model only 405 rows"},
+    {"export --from neo --tokenizer bpe --to a.gguf", "llama.cpp knows no gpt_neo: --to DIRECTORY"},
+    {"export --from unscaled --to a.gguf", "knows no gpt2 whose scale_attn_weights is false"},
+    {"export --from biased --to a.gguf", "knows no qwen3 with attention_bias"},
+    {"export --from scaled --to a.gguf", "knows no qwen2 with positions of the kind llama3"},
+    {"export --from huge --to a.gguf", "has a number that this --type cannot hold: choose f32"},
+    {"export --from huge --to a.gguf --type q8_0", "has a number that this --type cannot hold"},
+    {"export --from bare --tokenizer kindless --to a.gguf --system x",
+     "--system needs a model, not adapters alone"},
+    {"export --from qwen3 --to a.gguf --system 'x \"\"\" y'", "and no \"\"\" in the text"},
+    {"export --from qwen3 --to folder.gguf", "cannot write folder.gguf: Is a directory"},
+    {"export --from qwen3 --to behind.gguf", "cannot write behind.Modelfile: Is a directory"},
+    {"export --from qwen3 --to 'a\nb.gguf'", "--to has a control character in it"},
+    {"export --from qwen3 --to there --type q8_0", "--type and --system are for a GGUF"},
+    {"export --from qwen3 --to there --system x", "--type and --system are for a GGUF"},
+    {"export --from qwen3 --to there --tokenizer nowhere", "cannot read nowhere"},
+    {"export --from silent --to a.gguf --system x", "whose chat takes a system text"},
+    {"export --from wide --to a.gguf", "whose heads together are not as wide as hidden_size"},
+    {"export --from endless --to a.gguf", "endless has no token <|endoftext|>"},
+    {"export --from qwen3 --to a.gguf --lr 1", "--lr has no effect on train_gpt export"},
+    {"export --from damaged --to a.gguf", "damaged"},
+};
+
+// The models that they name.
+static void write_refused(const Stage *stage) {
     static const struct {
         const char *name, *config;
         float value;
@@ -705,28 +702,27 @@ static void what_cannot_be_exported_is_refused(void **state) {
         {"wide", "{\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": 4, \"head_dim\": 32}", 0},
         {"huge", "{\"model_type\": \"qwen3\", " SIZES ", \"num_key_value_heads\": 4}", 1e9f},
     };
+    shell(stage,
+          "cp -r qwen3 bare && rm bare/tokenizer.json bare/chat* bare/checksums.json && mkdir kindless && "
+          "cp bpe/tokenizer.json kindless && cp -r qwen3 damaged && truncate -s -4 damaged/model.safetensors "
+          "&& mkdir "
+          "folder.gguf behind.Modelfile && cp -r qwen3 silent && rm silent/checksums.json && sed -i "
+          "'s/\"system\": [^]]*],/\"system\": null,/' silent/chat.json && cp -r bare endless && sed "
+          "'s/endoftext/endless/g' bpe/tokenizer.json > endless/tokenizer.json && sed -i "
+          "'s/\"eos_token_id\": *[0-9][0-9]*/\"eos_token_id\": null/' endless/config.json");
     for (size_t i = 0; i < sizeof made / sizeof made[0]; i++) {
-        ModelConfig config;
-        ParameterTable table;
-        Error error;
-        char path[STAGE_PATH_SIZE], tokenizer[STAGE_PATH_SIZE];
-        stage_write(stage, "config.json", made[i].config);
-        if (!model_config_load(stage_path(stage, "config.json", path), &config, &error)) {
-            fail_msg("%s", error.text);
-        }
-        parameter_table_make(&config, &table);
-        float *values = (float *)memory_take(table.parameter_count, sizeof *values);
-        values[7] = made[i].value;
-        assert_true(hf_model_save(stage_path(stage, made[i].name, path), &config, &table, values,
-                                  stage_path(stage, "bpe", tokenizer), NULL, NULL, &error));
-        free(values);
-        parameter_table_free(&table);
+        save_model(stage, made[i].name, made[i].config, NULL, made[i].value);
     }
+}
+
+static void what_cannot_be_exported_is_refused(void **state) {
+    Stage *stage = stage_of(state);
+    write_refused(stage);
     stage_write(stage, "a.gguf", "before");
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Outcome outcome = program_run(stage, 0, cases[i].arguments);
-        outcome_check(&outcome, 2, cases[i].arguments);
-        text_check(outcome.errors, cases[i].part, cases[i].arguments);
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+        Outcome outcome = program_run(stage, 0, refusals[i].arguments);
+        outcome_check(&outcome, 2, refusals[i].arguments);
+        text_check(outcome.errors, refusals[i].part, refusals[i].arguments);
         assert_int_equal(text_lines(outcome.errors), 1);
         shell(stage,
               "test \"$(cat a.gguf)\" = before && ! test -e a.gguf.new && test -e bpe/tokenizer.json && "

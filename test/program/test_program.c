@@ -1938,8 +1938,8 @@ static void a_log_that_fills_the_disk_ends_nothing(void **state) {
     text_check(outcome.errors, "full-1/log.jsonl: File too large; training goes on", "a full log");
     text_check(outcome.errors, " lines of the log or of its tables could not be written", "a full log");
     text_check(outcome.output, "trained    50 commits", "a full log");
-    json_t *events = log_read(stage, "full-1"); // without half a line
-    assert_true(log_event_of(events, "report", 5) != NULL && log_event_of(events, "end", 0) == NULL);
+    json_t *events = log_read(stage, "full-1"); // without half a line; the end is short and may still fit
+    assert_true(log_event_of(events, "report", 5) != NULL && log_event_of(events, "report", 49) == NULL);
     json_decref(events);
 }
 

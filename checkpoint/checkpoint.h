@@ -22,8 +22,9 @@
 //   gradients     overlapped: each       the sums that wait for the next job
 //                 worker its own
 //   momentum      local, not sparse      the momentum of the outer step
-//   error         sparse: each worker    what has not been sent yet
-//                 its own
+//   error         sparse: each its own   what has not been sent yet
+//   unsent        in 4 bits: each its    what rounding has lost of its gradients
+//                 own
 //   exchange      with a job in flight   the sum that the next boundary will apply
 //                 between commits
 //   exp_avg,      all; local: each       the moments, in the format of --moments; casts are bf16, all
@@ -37,7 +38,7 @@
 
 enum {
     CHECKPOINT_VERSION = 5,
-    CHECKPOINT_MAX_VECTORS = 9,
+    CHECKPOINT_MAX_VECTORS = 10,
     CHECKPOINT_BLOCK = 4 << 20, // bytes under one checksum
     CHECKPOINT_STAGE = 1 << 20, // elements that are copied from or to a GPU at a time
     CHECKPOINT_PATH_SIZE = RUN_PATH_SIZE + 96
@@ -127,6 +128,8 @@ static inline int saved_vectors(const Scheduler *s, SavedVector vectors[CHECKPOI
         {true, {"master", master, exact, fp32, false}},
         {!casts && (sharded || local), {"parameters", own, as_reals(s->parameters.data), fp32, false}},
         {sparse, {"error", SAVED_WORKER, exchanged, fp32, false}},
+        {scheduler_feeds_back(&s->settings, s->transport->size),
+         {"unsent", SAVED_WORKER, as_reals(s->unsent), fp32, false}},
         {local && !sparse, {"momentum", SAVED_SHARED, as_reals(s->local.momentum), fp32, false}},
         {local && s->job_in_flight, {"exchange", SAVED_SHARED, exchanged, fp32, false}},
         {!local && is_handed_over(s), {"gradients", SAVED_WORKER, exchanged, fp32, false}},

@@ -307,6 +307,10 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
                       json_is_true(eager) == run->scheduler->settings.local.sparse_eager;
         return usable ? source_area(source, run, name, rank) : none;
     }
+    // What rounding has lost is small: another number of workers begins without it.
+    if (strcmp(name, "unsent") == 0) {
+        return source->same_rule && source->workers == ranks ? source_area(source, run, name, rank) : none;
+    }
     // The sum that the job in flight has exchanged: its mean over the ranks is as before.
     if (strcmp(name, "exchange") == 0) { shared.scale = (float)ranks / (float)source->workers; }
     return shared;

@@ -15,6 +15,8 @@
 // After an all-gather all ranks have the same bits: the owner, too, keeps what the wire has
 // rounded. Formats that are too coarse for parameters carry the difference to a vector that all
 // ranks have already (base), so that what rounding loses is part of the next difference.
+// Sums can have the same: where a rank encodes a part of a sum, it keeps what rounding loses of it
+// (unsent), and adds that to the part the next time (error feedback, as in 1-bit SGD).
 #pragma once
 
 #include <assert.h>
@@ -36,6 +38,8 @@ typedef struct Collective {
     size_t first, end; // cells of the layout: one bucket, or the whole vector
     WireFormat wire;
     float *buffer; // (padded): the vector
+    float *unsent; // (padded): what rounding has lost of the sums that this rank has encoded. NULL: it is
+                   // dropped. In memory where messages are encoded; not used where there is a base
     // For an all-gather only:
     const float *source; // (shard): this rank's own elements, which it sends; NULL: they are in `buffer`
     const float *base;   // (padded), the same on all ranks: differences to it travel; may be `buffer`. NULL:

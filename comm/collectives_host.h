@@ -157,6 +157,24 @@ static inline void *host_plain(const HostExchange *exchange, int owner, Chunk ch
 // Elements that are added up or rounded at a time: whole blocks of the coarse formats.
 enum { HOST_BLOCK = 4 * WIRE_BLOCK };
 
+// out <- a run of a sum, which begins at flat element `flat`. In fp32 nothing is lost.
+static inline void host_encode(const Collective *collective, WireFormat wire, char *out, const float *values,
+                               size_t flat, size_t count) {
+    float arrives[HOST_BLOCK];
+    if (collective->unsent == NULL || wire == WIRE_FP32) {
+        wire_encode(wire, out, values, count);
+        return;
+    }
+    for (size_t begin = 0; begin < count; begin += HOST_BLOCK) {
+        size_t n = size_min(count - begin, HOST_BLOCK);
+        float *unsent = collective->unsent + flat + begin;
+        for (size_t i = 0; i < n; i++) { unsent[i] += values[begin + i]; }
+        wire_encode(wire, out + wire_bytes(wire, begin), unsent, n);
+        wire_decode(wire, arrives, out + wire_bytes(wire, begin), n);
+        for (size_t i = 0; i < n; i++) { unsent[i] -= arrives[i]; }
+    }
+}
+
 // A chunk passes three stages, one per turn, and each turn works on three chunks: the newest
 // and the two before it.
 typedef struct HostStage {
@@ -222,7 +240,7 @@ static inline void host_add_up(const HostExchange *exchange, WireFormat wire, in
             size_t n = size_min(range.at.count - begin, HOST_BLOCK),
                    place = range.offset + wire_bytes(wire, begin);
             memset(sum, 0, sizeof sum);
-            wire_encode(wire, mine, values, n);
+            host_encode(exchange->collective, wire, (char *)mine, values, range.at.flat + begin, n);
             for (int i = 0; i < count; i++) {
                 size_t message = (size_t)((own - i + count) % count); // 0: this rank's
                 wire_add(wire, sum, i == own ? (char *)mine : messages + (message - 1) * bytes + place, n);
@@ -266,7 +284,8 @@ static inline void host_reduce_between(const HostExchange *exchange, Chunk chunk
             ChunkRange range = {0};
             while (host_next_range(exchange, wire, owner, chunk, &range)) {
                 if (plain != NULL) { continue; }
-                wire_encode(wire, out + range.offset, collective->buffer + range.at.flat, range.at.count);
+                host_encode(collective, wire, out + range.offset, collective->buffer + range.at.flat,
+                            range.at.flat, range.at.count);
             }
             transport_post(exchange->transport, lane, true, owner, plain != NULL ? plain : out, range.offset);
             out += plain != NULL ? 0 : range.offset;
@@ -317,8 +336,11 @@ static inline void host_round_chunk(const HostExchange *exchange, Chunk chunk, c
         const float *source = collective_source(collective, &range.at),
                     *base = collective_base(collective, range.at.flat);
         char *out = message + range.offset;
-        if (base == NULL) { wire_encode(wire, out, source, range.at.count); }
-        for (size_t begin = 0; base != NULL && begin < range.at.count; begin += HOST_BLOCK) {
+        if (base == NULL) {
+            host_encode(collective, wire, out, source, range.at.flat, range.at.count);
+            continue;
+        }
+        for (size_t begin = 0; begin < range.at.count; begin += HOST_BLOCK) {
             size_t n = size_min(range.at.count - begin, HOST_BLOCK);
             for (size_t i = 0; i < n; i++) { values[i] = source[begin + i] - base[begin + i]; }
             wire_encode(wire, out + wire_bytes(wire, begin), values, n);

@@ -69,6 +69,7 @@ typedef struct NcclBatch {
     const Collective *collective;
     size_t first, cells;
     float *vector;     // where the batch begins in the vector
+    float *unsent;     // and in what is kept of sums; NULL: it is dropped
     const float *base; // and in its base; NULL: there is none
 } NcclBatch;
 
@@ -125,6 +126,8 @@ static inline void nccl_reduce_between(NcclBatch *batch) {
                own = nccl_pieces(batch, wire, NULL, 1);
     size_t owner = own.owner_bytes;
     float *mine = batch->vector + (size_t)groups->rank * own.count;
+    remote.unsent = batch->unsent;
+    own.unsent = batch->unsent != NULL ? batch->unsent + (size_t)groups->rank * own.count : NULL;
     char *out = nccl->sent, *in = nccl->received;
     if (groups->hosts == 1) { return; }
     cuda_wire_encode(batch->stream, wire, out, batch->vector, NULL, &remote);
@@ -158,6 +161,7 @@ static inline void nccl_gather(NcclBatch *batch) {
     const float *source = collective_source(collective, &first);
     char *in = *nccl->gathered, *mine = in + rank * own.owner_bytes;
     if (collective->source != NULL) { own.cell_stride = piece; }
+    own.unsent = batch->unsent != NULL ? batch->unsent + rank * piece : NULL;
     if (!nccl_gathers_as_it_is(collective)) {
         cuda_wire_encode(batch->stream, collective->wire, mine, source,
                          batch->base != NULL ? batch->base + rank * piece : NULL, &own);
@@ -220,6 +224,7 @@ static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *c
         batch.cells = size_min(end - batch.first, most);
         batch.vector = collective->buffer + flat;
         batch.base = collective_base(collective, flat);
+        batch.unsent = collective->unsent != NULL ? collective->unsent + flat : NULL;
         if (!reduces) {
             nccl_gather(&batch);
         } else if (transport->library) {

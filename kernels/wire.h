@@ -11,12 +11,12 @@
 //
 // All but the first two are coarse: the error of an element depends on the largest one in
 // its block. Sums of gradients and differences of parameters tolerate that; parameters
-// themselves do not.
+// themselves do not. In 4 bits gradients do if what is lost is sent later (Collective::unsent).
 //
 // int4 rounds stochastically: an element between two multiples becomes the nearer one
 // more often, so that the mean of many roundings is the element itself. Rounding to nearest
-// would lose all elements below half of the scale every time. e3m0 suits elements of many
-// sizes, int4 elements of about one size, such as AdamW's steps.
+// would lose all elements below half of the scale every time, where nothing is sent later.
+// e3m0 suits elements of many sizes, int4 elements of about one size, such as AdamW's steps.
 //
 // A range of elements, 0 or more, is encoded by itself. It is cut into blocks of WIRE_BLOCK
 // elements, the last one shorter. A block depends on nothing but its elements, so an
@@ -333,6 +333,7 @@ typedef struct WirePieces {
     size_t owner_stride; // elements of the vector from an owner's piece to the next owner's
     size_t cell_stride;  // and from a piece to the owner's piece in the next cell
     size_t base_stride;  // the same in the base
+    float *unsent;       // like the vector; encoding adds it, and leaves there what rounding loses; or NULL
 } WirePieces;
 
 // A message of one range.

@@ -58,7 +58,10 @@ static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
 }
 
 static inline Collective job_reduction(Scheduler *s, const Job *job) {
-    Collective collective = {.layout = &job->layout, .wire = job->wire, .buffer = job_buffer(s, job)->data};
+    Collective collective = {.layout = &job->layout,
+                             .wire = job->wire,
+                             .buffer = job_buffer(s, job)->data,
+                             .unsent = job->commits ? s->unsent : NULL};
     return collective;
 }
 
@@ -270,6 +273,14 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
         job->gradient_norm = sqrt(job->total.shard_square) / tally_divisor(&job->total, &s->problem);
     }
     job->spike = job_judge(s, job);
+    if (job->spike != SPIKE_NONE && job->commits && s->unsent != NULL) { // it holds the same spike
+        size_t bytes = layout_padded(&s->layout) * sizeof(float);
+        if (s->comm.nccl == NULL) {
+            memset(s->unsent, 0, bytes);
+        } else {
+            stream_clear(stream, s->unsent, bytes);
+        }
+    }
     job_span_ended(s, job);
 }
 

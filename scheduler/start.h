@@ -95,7 +95,10 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
         {MEMORY_WORKSPACE, "partial sums of what is sent", partials, &s->inspect_partials},
         {MEMORY_WORKSPACE, "tallies of all ranks", ranks * sizeof(Tally), &s->tallies},
     };
+    const ArenaRow unsent = {C, "unsent parts of gradients",
+                             scheduler_feeds_back(settings, transport->size) ? padded : 0, &s->unsent};
     arena_reserve_rows(arena, vectors, sizeof vectors / sizeof vectors[0], false);
+    arena_reserve_rows(arena, &unsent, 1, s->comm.nccl == NULL); // where messages are encoded
     arena_reserve_rows(arena, of_host, sizeof of_host / sizeof of_host[0], true);
     optimizer_reserve(&s->optimizer, arena, &settings->optimizer, &owned, shards ? transport->rank : 0,
                       !shards);

@@ -123,6 +123,12 @@ static inline bool scheduler_shards(const SchedulerSettings *settings) {
     return !settings->replicated && settings->kind != RULE_LOCAL;
 }
 
+// Whether ranks keep what rounding loses of the sums of a commit: in formats of 4 bits. With 8
+// there is nothing to be gained; an estimate is not kept, so neither is what it lost.
+static inline bool scheduler_feeds_back(const SchedulerSettings *settings, int ranks) {
+    return settings->kind != RULE_LOCAL && ranks > 1 && WIRE_CODECS[settings->wire].bits < 8;
+}
+
 // ---- State ----------------------------------------------------------------------------
 
 // The record that travels with a gradient sum. The ranks exchange their records with every job and
@@ -314,6 +320,7 @@ typedef struct Scheduler {
     // (padded) each, where casts are kept. Overlapped rules: a job gathers the latter.
     Real *casts, *arriving_casts;
     Optimizer optimizer;
+    float *unsent;            // (padded): Collective::unsent of commits; NULL: nothing is fed back
     Watermark finished;       // gradients, counted from the end, that will not change any more in this round
     Watermark arrived;        // parameters, counted from the start, that may be read
     double *norm_partials;    // scratch of the norm: the job's; in local rules compute's

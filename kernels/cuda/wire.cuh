@@ -219,10 +219,22 @@ static __global__ void wire_encode_kernel(char *message, const float *values, co
         wire_values_load(from, base + block.base, half, block.n);
         for (int i = 0; i < WIRE_LANE; i++) { mine[i] -= from[i]; }
     }
-    wire_warp_encode<FORMAT>(message + block.offset, mine, block.n);
+    if (pieces.unsent == NULL) {
+        wire_warp_encode<FORMAT>(message + block.offset, mine, block.n);
+        return;
+    }
+    float unsent[WIRE_LANE], arrives[WIRE_LANE];
+    wire_values_load(unsent, pieces.unsent + block.begin, half, block.n);
+    for (int i = 0; i < WIRE_LANE; i++) { unsent[i] += mine[i]; }
+    wire_warp_encode<FORMAT>(message + block.offset, unsent, block.n);
+    __syncwarp();
+    wire_warp_decode<FORMAT>(arrives, message + block.offset, block.n);
+    for (int i = 0; i < WIRE_LANE; i++) { unsent[i] -= arrives[i]; }
+    wire_values_store(pieces.unsent + block.begin, unsent, half, block.n);
 }
 
-// message = the pieces of `values` encoded, or of values - base if there is a base.
+// message = the pieces of `values` encoded, or of values - base if there is a base. pieces->unsent
+// begins like `values`.
 static inline void cuda_wire_encode(Stream *stream, WireFormat format, void *message, const float *values,
                                     const float *base, const WirePieces *pieces) {
     static decltype(&wire_encode_kernel<WIRE_FP32>) const kernels[] = WIRE_KERNELS(wire_encode_kernel);

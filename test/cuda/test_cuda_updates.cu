@@ -761,6 +761,34 @@ static void wire_check_encode(const WireCase *c, const float *base, const float 
     free(expected);
 }
 
+// What was not sent, here the base, is added before, and what rounding loses is left, as on the
+// CPU.
+static void wire_check_unsent(const WireCase *c) {
+    Stream *stream = cuda_test_stream(PRECISION_FP32);
+    float *values = device_floats(c->values, c->count, c->offset),
+          *unsent = device_floats(c->base, c->count, c->offset), *sent = host_copy(c->values, c->count),
+          *left = host_copy(c->base, c->count), *got = host_copy(c->base, c->count);
+    char *out = (char *)device_new(c->bytes + 4 * c->offset), *encoded = (char *)malloc(c->bytes),
+         *expected = (char *)malloc(c->bytes);
+    WirePieces run = wire_range(c->format, c->count);
+    run.unsent = unsent;
+    cuda_wire_encode(stream, c->format, out + 4 * c->offset, values, NULL, &run);
+    cuda_test_wait(stream);
+    device_to_host(encoded, out + 4 * c->offset, c->bytes);
+    host_floats(got, unsent, c->count);
+    for (size_t i = 0; i < c->count; i++) { sent[i] += c->base[i]; }
+    wire_encode(c->format, expected, sent, c->count);
+    check_bytes("encoded with what was not sent", c, encoded, expected, c->bytes);
+    wire_decode(c->format, left, expected, c->count);
+    for (size_t i = 0; i < c->count; i++) { left[i] = sent[i] - left[i]; }
+    check_same("not sent", got, left, c->count);
+    CUDA_CHECK(cudaFree(values - c->offset));
+    CUDA_CHECK(cudaFree(unsent - c->offset));
+    CUDA_CHECK(cudaFree(out));
+    void *on_host[] = {sent, left, got, encoded, expected};
+    for (int i = 0; i < 5; i++) { free(on_host[i]); }
+}
+
 // Decoding alone gives the CPU's bits, NaNs too; with a base, which is also the output,
 // the same sums.
 static void wire_check_decode(const WireCase *c, const void *encoded) {
@@ -822,6 +850,7 @@ static void wire_check(WireFormat format, size_t count, Family family, size_t of
     char *encoded = (char *)malloc(c.bytes), *encoded_difference = (char *)malloc(c.bytes);
     wire_check_encode(&c, NULL, c.values, encoded);
     wire_check_encode(&c, c.base, difference, encoded_difference);
+    if (wire_is_coarse(format)) { wire_check_unsent(&c); }
     wire_check_decode(&c, encoded);
     const void *runs[WIRE_RANKS] = {encoded, encoded_difference, encoded};
     wire_check_sum(&c, runs);

@@ -29,7 +29,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-enum { STAGE_PROGRAMS = 18, STAGE_COMMAND_SIZE = 8192, STAGE_PATH_SIZE = 1024, PROGRAM_SECONDS = 150 };
+enum { STAGE_PROGRAMS = 20, STAGE_COMMAND_SIZE = 8192, STAGE_PATH_SIZE = 1024, PROGRAM_SECONDS = 150 };
 
 typedef struct Stage {
     char directory[STAGE_PATH_SIZE / 2]; // absolute; removed at the end

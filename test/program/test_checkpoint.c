@@ -40,6 +40,8 @@ static const Variant variants[] = {
     {"--optimizer acco --accumulate 4 --acco-split 0.75 --inner muon --estimate-wire int8", 1},
     {"--optimizer streaming-diloco --diloco-H 4 --inner muon", 2},
     {"--optimizer acco --accumulate 4 --acco-split 0.75 --moments bf16", 1},
+    {"--optimizer zero1 --wire int4", 1},
+    {"--optimizer acco --accumulate 4 --wire e3m0 --inner muon", 1},
 };
 
 enum { VARIANTS = sizeof variants / sizeof variants[0] };

@@ -121,6 +121,7 @@ static void narrow_wires_give_the_same_bits_in_any_order(void **state) {
     check_ranks(stage, 3, &rule_cases[ZERO1], NULL, "--wire bf16");
     check_ranks(stage, 2, &rule_cases[ACCO], NULL, "--wire int8 --estimate-wire int4");
     check_ranks(stage, 3, &rule_cases[STREAMING_DILOCO], NULL, "--wire e3m0");
+    check_ranks(stage, 3, &rule_cases[ZERO1], NULL, "--wire int4");
 }
 
 // Of a saved model a part is trained on GPUs, frozen tensors or adapters beside it: as on CPUs
@@ -399,6 +400,7 @@ static void two_levels_give_the_same_bits_in_any_order(void **state) {
     check_ranks(stage, 4, &rule_cases[ZERO1], "40", "--ranks-per-host 2");
     check_ranks(stage, 3, &rule_cases[ACCO], "40", "--ranks-per-host 2 --wire int8 --estimate-wire int4");
     check_ranks(stage, 4, &rule_cases[DDP], "40", "--ranks-per-host 2 --wire bf16");
+    check_ranks(stage, 4, &rule_cases[DDP], "40", "--ranks-per-host 2 --wire int4");
     check_ranks(stage, 4, &rule_cases[STREAMING_DILOCO], "40", "--ranks-per-host 3 --wire e3m0");
     check_ranks(stage, 3, &rule_cases[ACCO], "40,4096,1024", ""); // messages are those of the smallest
 }

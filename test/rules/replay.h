@@ -7,7 +7,8 @@
 // this simulation. For that, the simulation does in the same order what rounds:
 //
 //   sums over workers   element by element, in the order of workers, in fp32, after each
-//                       contribution has gone through the wire format
+//                       contribution has gone through the wire format; in 4 bits with
+//                       what the wire has taken from the ones before
 //   the norm            owner by owner, piece by piece (comm/layout.h), in double
 //   wire formats        piece by piece (kernels/wire.h); coarse ones encode the
 //                       difference to the parameters that workers compute with
@@ -103,8 +104,8 @@ typedef struct ReplayWorker {
     // Local rules.
     ReplayState state;
     float *outer, *momentum;
-    float *start;    // where the period began; sparse-loco: at the sending
-    float *error;    // sparse-loco: what has not been sent
+    float *start; // where the period began; sparse-loco: at the sending
+    float *error; // what has not been sent: by sparse-loco; in 4 bits of a host's sums, at its first worker
     float *exchange; // the pseudo-gradient, until the sum over all workers replaces it
     double period_predicted,
         period_micro_batches; // since the latest exchange; the latter whole, left out or not
@@ -270,6 +271,19 @@ static inline void replay_through_wire(Replay *replay, const Layout *layout, Wir
     }
 }
 
+// Whether what a wire takes from the sums of a commit is added to the next ones.
+static inline bool replay_feeds_back(const ReplaySettings *settings) {
+    return settings->workers > 1 && (settings->wire == WIRE_INT4 || settings->wire == WIRE_E3M0);
+}
+
+// Of the sum of a host, values (padded), its first worker being `first`.
+static inline void replay_send_sum(Replay *replay, int first, float *values) {
+    float *error = replay->workers[first].error;
+    for (size_t i = 0; i < replay->padded; i++) { error[i] = values[i] += error[i]; }
+    replay_through_wire(replay, &replay->layout, replay->settings.wire, values);
+    for (size_t i = 0; i < replay->padded; i++) { error[i] -= values[i]; }
+}
+
 static inline void replay_accumulate(Replay *replay, int worker, const float *parameters, int count) {
     ReplayWorker *w = &replay->workers[worker];
     for (int i = 0; i < count; i++) {
@@ -354,6 +368,10 @@ static inline void replay_report(const Replay *replay, const float *parameters) 
 
 // ---- Rules whose workers step together ------------------------------------------------
 
+static inline int replay_mates(const ReplaySettings *settings) {
+    return settings->workers_per_host > 0 ? settings->workers_per_host : 1;
+}
+
 // Every worker computes its micro-batches of a commit.
 static inline void replay_compute(Replay *replay) {
     for (int worker = 0; worker < replay->settings.workers; worker++) {
@@ -364,9 +382,9 @@ static inline void replay_compute(Replay *replay) {
 // sum (padded) += what one worker has. The workers come in their order, and each host adds
 // them up by itself; its sum is rounded as it travels, where there is another host.
 static inline void replay_add_worker(Replay *replay, const Layout *layout, WireFormat wire, int worker,
-                                     const float *values, float *sum) {
+                                     const float *values, bool feeds_back, float *sum) {
     const ReplaySettings *settings = &replay->settings;
-    int mates = settings->workers_per_host > 0 ? settings->workers_per_host : 1;
+    int mates = replay_mates(settings);
     size_t padded = layout_padded(layout);
     bool first = worker % mates == 0, last = worker % mates == mates - 1 || worker == settings->workers - 1;
     if (first && last) {
@@ -377,25 +395,30 @@ static inline void replay_add_worker(Replay *replay, const Layout *layout, WireF
         }
     }
     if (!last) { return; }
-    if (mates < settings->workers || mates == 1) { replay_through_wire(replay, layout, wire, replay->host); }
+    if (feeds_back && mates < settings->workers) {
+        replay_send_sum(replay, worker / mates * mates, replay->host);
+    } else if (mates < settings->workers || mates == 1) {
+        replay_through_wire(replay, layout, wire, replay->host);
+    }
     for (size_t i = 0; i < padded; i++) { sum[i] += replay->host[i]; }
 }
 
 // total <- the sum over the accumulators of all workers.
-static inline void replay_add_up(Replay *replay, ReplayTotal *total, WireFormat wire) {
+static inline void replay_add_up(Replay *replay, ReplayTotal *total, WireFormat wire, bool commit) {
+    bool feeds_back = commit && replay_feeds_back(&replay->settings);
     memset(total->sum, 0, replay->padded * sizeof(float));
     total->predicted = total->loss = 0;
     for (int worker = 0; worker < replay->settings.workers; worker++) {
         total->predicted += replay->workers[worker].predicted;
         total->loss += replay->workers[worker].loss;
         replay_add_worker(replay, &replay->layout, wire, worker, replay->workers[worker].gradients,
-                          total->sum);
+                          feeds_back, total->sum);
     }
     total->count = replay->held;
 }
 
 static inline void replay_add_up_and_clear(Replay *replay, ReplayTotal *total) {
-    replay_add_up(replay, total, replay->settings.wire);
+    replay_add_up(replay, total, replay->settings.wire, true);
     for (int worker = 0; worker < replay->settings.workers; worker++) { replay_clear(replay, worker); }
     replay->held = 0;
 }
@@ -419,17 +442,37 @@ static inline bool replay_is_replicated(const Replay *replay) {
     return strcmp(replay->settings.rule, "ddp") == 0;
 }
 
+// ddp: every worker gets sum (padded) from its owners, which have what their hosts have not
+// sent of it.
+static inline void replay_send_sums_back(Replay *replay, float *sum) {
+    int mates = replay_mates(&replay->settings);
+    for (int owner = 0; owner < replay->layout.size && replay_feeds_back(&replay->settings); owner++) {
+        float *error = replay->workers[owner / mates * mates].error;
+        for (LayoutRange piece = {0}; layout_next(&replay->layout, owner, SIZE_MAX, &piece);) {
+            for (size_t i = piece.flat; i < piece.flat + piece.count; i++) { error[i] = sum[i] += error[i]; }
+        }
+    }
+    replay_through_wire(replay, &replay->layout, replay->settings.wire, sum);
+    for (int owner = 0; owner < replay->layout.size && replay_feeds_back(&replay->settings); owner++) {
+        float *error = replay->workers[owner / mates * mates].error;
+        for (LayoutRange piece = {0}; layout_next(&replay->layout, owner, SIZE_MAX, &piece);) {
+            for (size_t i = piece.flat; i < piece.flat + piece.count; i++) { error[i] -= sum[i]; }
+        }
+    }
+}
+
 // stepped <- the parameters after a step with `total`. Under ddp all workers receive the
 // sums, and the norm is that of what arrives. False: this is a spike, and no step was
 // made.
 static inline bool replay_step(Replay *replay, ReplayTotal *total, double rate, bool commit) {
-    if (replay_is_replicated(replay)) {
-        replay_through_wire(replay, &replay->layout, replay->settings.wire, total->sum);
-    }
+    if (replay_is_replicated(replay)) { replay_send_sums_back(replay, total->sum); }
     double norm = replay_norm(replay, total);
     if (!isfinite(norm) || (commit && spike_judge_both(&replay->norms, &replay->losses, norm,
                                                        total->loss / total->predicted) != SPIKE_NONE)) {
         memcpy(replay->stepped, replay->state.master, replay->padded * sizeof(float));
+        for (int i = 0; i < replay->settings.workers && commit; i++) {
+            memset(replay->workers[i].error, 0, replay->padded * sizeof(float));
+        }
         return false;
     }
     replay->gradient_norm = norm;
@@ -528,7 +571,7 @@ static inline void replay_acco(Replay *replay) {
     if (replay_is_done(replay)) { return; }
     replay_acco_first_round(replay);
     while (!replay_is_done(replay)) {
-        replay_add_up(replay, &replay->part, replay->settings.estimate_wire); // round B is added to it
+        replay_add_up(replay, &replay->part, replay->settings.estimate_wire, false); // round B is added to it
         replay_acco_round(replay, false);
         replay_step(replay, &replay->part, replay_rate(replay, replay->state.steps), false);
         replay_spread(replay, replay->settings.estimate_wire);
@@ -661,7 +704,7 @@ static inline void replay_exchange(Replay *replay, int fragment) {
         count = replay_pack(replay, fragment, replay->workers[i].exchange, replay->parcel, false);
         layout = layout_make(count, workers);
         assert(layout_padded(&layout) <= replay->room);
-        replay_add_worker(replay, &layout, replay->settings.wire, i, replay->parcel, replay->sum);
+        replay_add_worker(replay, &layout, replay->settings.wire, i, replay->parcel, false, replay->sum);
     }
     layout = layout_make(count, workers);
     replay_through_wire(replay, &layout, replay->settings.wire, replay->sum);

@@ -1308,9 +1308,11 @@ static void a_disk_that_is_full_for_a_while_costs_no_line_of_the_log(void **stat
     wait_for_events(stage, &training, "checkpoint", saved + 2, pids); // with the one that failed
     kill(pids[0], SIGTERM);
     Outcome outcome = program_finish(stage, &training.program);
-    json_t *events = log_read(stage, "small/run"), *report;
-    shell(stage, ". '%s/scripts/common' && column small/run steps | wc -l > rows.txt", stage->root);
-    assert_int_equal(umount2(path, MNT_DETACH), 0);
+    shell(stage,
+          ". '%s/scripts/common' && column small/run steps | wc -l > rows.txt && cp -r small/run filled",
+          stage->root);
+    assert_int_equal(umount2(path, MNT_DETACH), 0); // before what may fail
+    json_t *events = log_read(stage, "filled"), *report;
     assert_true(full);
     outcome_check(&outcome, 75, training.what);
     int count = 0;
@@ -1765,6 +1767,8 @@ static void a_run_stands_for_its_newest_checkpoint(void **state) {
         outcome_check(&outcome, 0, arguments);
         text_check(outcome.output, expected, arguments);
     }
+    shell(stage, ". '%s/scripts/common' && [ $(newest_model %s) = %s/checkpoints/commit-24/model ]",
+          stage->root, run.out, run.out);
 }
 
 static void save_one(Stage *stage, const char *options) {

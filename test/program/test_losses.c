@@ -17,8 +17,11 @@ static int predicted_in(int window) { return window % 3 == 0 ? 0 : 1 + window % 
 
 static int none_in(int window) { return 0 * window; }
 
-// Nothing in those windows that are held out for validation.
-static int predicted_at_the_start(int window) { return window < WINDOWS - 2 ? predicted_in(window) : 0; }
+// Nothing in those windows that are held out for validation, whose first token the window before
+// them predicts.
+static int predicted_at_the_start(int window) {
+    return window < WINDOWS - 3 ? predicted_in(window) : window == WINDOWS - 3 ? LENGTH : 0;
+}
 
 // What `train_gpt eval` prints for the model of a run. Its windows count the token that
 // is predicted last, those of the data loader do not.

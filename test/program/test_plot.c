@@ -239,6 +239,18 @@ static void the_rate_to_come_is_that_of_the_schedule(void **state) {
     }
 }
 
+// One commit of 100 ms waited for 30, each of the next three for 60.
+static void waiting_counts_by_the_steps_of_a_report(void **state) {
+    (void)state;
+    static FakeRun run;
+    begin(&run, "ddp");
+    add_report(&run, 1, "2", "nan");
+    add(&run.rows, "0.4\t4\t4000\t16\t2\tnan\tnan\t0.002\t1.5\t10000\t60\t60\t3\t4\tnan\n");
+    write_run("waits", &run);
+    read_tables("waits");
+    text_check(drawn("waits/rows"), "<td>52.5 %</td>", "the row");
+}
+
 static void a_run_that_got_no_better_has_no_rate_to_come(void **state) {
     (void)state;
     static FakeRun run;
@@ -399,6 +411,7 @@ int main(void) {
         STAGE_TEST(stage, the_page_needs_nothing_else),
         STAGE_TEST(stage, the_pen_is_lifted_where_nothing_is_known_and_where_a_run_was_resumed),
         STAGE_TEST(stage, the_rate_to_come_is_that_of_the_schedule),
+        STAGE_TEST(stage, waiting_counts_by_the_steps_of_a_report),
         STAGE_TEST(stage, a_run_that_got_no_better_has_no_rate_to_come),
         STAGE_TEST(stage, a_long_curve_is_drawn_as_means),
         STAGE_TEST(stage, one_report_is_a_mark),

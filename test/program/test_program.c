@@ -791,6 +791,13 @@ static void exposed_communication_is_told(void **state) {
     text_check(line, "train_gpt plan --like ", what);
     assert_true(fleet_number(fleet, 0, "end", 0, "exposed_share") > 0.1);
     assert_null(strstr(fleet_output(fleet, 1), "\nnetwork "));
+    // Of a run that goes on it is the share of the time since then.
+    char out[64];
+    snprintf(out, sizeof out, "%s", fleet->trainings[0].out);
+    fleet = fleet_new(fleet->stage);
+    fleet_start(fleet, 2, "--tokens 1664 --link-mbit 4 --optimizer zero1 --resume %s", out);
+    fleet_finish(fleet);
+    assert_true(fleet_number(fleet, 0, "end", 0, "exposed_share") > 0.1);
 }
 
 // With --accumulate auto the fast rank goes on computing while it waits for the slow one.

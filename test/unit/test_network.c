@@ -216,6 +216,14 @@ static void a_plan_takes_what_was_measured(void **state) {
     options.host_mbit = options.host_us = options.compute_ms = 5;
     network_set_machine(&told.network, &options, &said);
     assert_true(said.host.bytes_per_second == 1 && said.host.latency == 1 && said.slowness == NULL);
+    for (int i = 0; i < 2; i++) { // one of them alone
+        options.host_mbit = i == 0 ? 5 : 0;
+        options.host_us = i == 0 ? 0 : 5;
+        machine = said;
+        network_set_machine(&told.network, &options, &machine);
+        assert_true(machine.host.bytes_per_second == (i == 0 ? 1 : 7e6));
+        assert_true(machine.host.latency == (i == 0 ? 2e-3 : 1));
+    }
     options_defaults(&options);
     told.facts[1].micro_batch = NAN; // a GPU of which nothing is known
     network_set_machine(&told.network, &options, &said);

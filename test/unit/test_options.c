@@ -192,6 +192,16 @@ static void test_options_of_rules_name_rules_that_exist(void **state) {
 
 // ---- The command line -----------------------------------------------------------------
 
+// Of all that decides the numbers of a run only these leave the bits of a resumed one as they were.
+static void test_few_options_change_no_bit(void **state) {
+    (void)state;
+    for (EACH_OPTION(option)) {
+        bool same = option_list_names("overlap, bucket-mb, epochs, decay-now", option->name);
+        if (option->group > GROUP_RATE || (option->effect == SAME_BITS) == same) { continue; }
+        fail_msg("--%s %s the bits", option->name, same ? "changes" : "does not change");
+    }
+}
+
 static void test_defaults(void **state) {
     (void)state;
     Options options;
@@ -1248,6 +1258,7 @@ int main(void) {
         cmocka_unit_test(test_table_is_sound),
         cmocka_unit_test(test_relations_name_values_that_exist),
         cmocka_unit_test(test_options_of_rules_name_rules_that_exist),
+        cmocka_unit_test(test_few_options_change_no_bit),
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_counts_take_suffixes),

@@ -670,6 +670,24 @@ static void the_emulated_link_is_as_late_as_it_says(void **state) {
     if (!fits) { skip(); }
 }
 
+// Messages leave one after the other at the rate of the link; each is late by the latency alone.
+static void latencies_of_messages_do_not_add_up(void **state) {
+    (void)state;
+    Transport transport;
+    char message[1000];
+    transport_open_supposed(&transport, 2, 1);
+    transport.link_bytes_per_second = sizeof message; // a second for each
+    transport.link_latency = 5;
+    double free_at = transport.link_free_at = clock_seconds() + 1000;
+    for (int i = 0; i < TRANSPORT_LANES; i++) {
+        const Lane lane = {BETWEEN_HOSTS, i};
+        transport_post(&transport, lane, true, 1, message, sizeof message);
+        double start_at = transport_transfer(&transport, lane, true, 1)->start_at;
+        assert_close(start_at - free_at, i + 1 + 5, 1e-6, "seconds until a message leaves");
+    }
+    transport_close(&transport);
+}
+
 typedef struct Measures {
     double link_bytes_per_second, link_latency;
     LinkMeasure of[MAX_RANKS];
@@ -758,7 +776,7 @@ static void *wait_for_another_host(void *rank) {
     groups_free(&transport.hosts);
     groups_make_even(&transport.hosts, transport.rank, transport.size, 3);
     transport.two_level = true;
-    transport.timeout_seconds = 1;
+    transport.timeout_seconds = 2;
     if (transport.rank == 2) { sleep_seconds(0.5); }
     transport_barrier(&transport, "a barrier");
     return NULL;
@@ -830,6 +848,7 @@ int main(void) {
         cmocka_unit_test(messages_are_few_among_many_ranks),
         cmocka_unit_test(the_emulated_link_is_as_slow_as_it_says),
         cmocka_unit_test(the_emulated_link_is_as_late_as_it_says),
+        cmocka_unit_test(latencies_of_messages_do_not_add_up),
         cmocka_unit_test(a_measured_link_is_the_emulated_one_on_all_ranks),
         cmocka_unit_test(a_world_of_one_has_no_link),
         cmocka_unit_test(a_rank_that_does_not_arrive_is_named),

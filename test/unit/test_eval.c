@@ -37,6 +37,7 @@ static void fixture_open(Fixture *fixture, int vocabulary) {
     Error error;
     memset(fixture, 0, sizeof *fixture);
     assert_true(model_find("tiny", &fixture->config, &error));
+    fixture->config.layers = 2, fixture->config.channels = 32, fixture->config.mlp_channels = 128;
     fixture->config.positions = POSITIONS;
     fixture->config.window = 5;
     fixture->config.vocabulary = vocabulary;
@@ -52,7 +53,7 @@ static void fixture_open(Fixture *fixture, int vocabulary) {
     for (int t = 0; t < fixture->table.count; t++) {
         const ParameterInfo *entry = &fixture->table.entries[t];
         for (size_t i = entry->offset; i < entry->offset + entry->count && entry->is_matrix; i++) {
-            fixture->parameters[i] *= 4.0f;
+            fixture->parameters[i] *= 8.0f;
         }
     }
 }

@@ -114,7 +114,7 @@ static inline void acco_describe(const SchedulerSettings *settings, char text[RU
 
 // What auto leaves to a measurement (Rule::choose), by preference: fine formats of the
 // estimate before coarse ones, and a long round A before a short one. The formats end at
-// int4: e3m0 has as many bits and rounds an estimate more (kernels/wire.h).
+// int4: e3m0 has hardly fewer bits and rounds an estimate more (kernels/wire.h).
 static inline bool acco_choose(void *own, const SchedulerSettings *settings, int format, int split) {
     AccoOptions *options = (AccoOptions *)own;
     bool any_format = options->estimate_wire == ESTIMATE_WIRE_AUTO,

@@ -26,11 +26,18 @@ static inline MomentKey moment_key(uint64_t seed, int64_t commit) {
     return key;
 }
 
+// A bijection of 32-bit words. Every input bit moves about half of the upper output bits; the
+// lower ones are less well mixed.
+WIRE_FUNCTION uint32_t moment_mix(uint32_t word) {
+    word = (word ^ word >> 16) * 0x7feb352du;
+    return (word ^ word >> 15) * 0x846ca68bu;
+}
+
 // 32 random bits for an element: the lower 16 are for its first moment, the upper ones for
 // its second.
 WIRE_FUNCTION uint32_t moment_noise(MomentKey key, size_t index) {
     uint32_t high = (uint32_t)((uint64_t)index >> 32);
-    uint32_t word = wire_mix(wire_mix((uint32_t)index ^ key.before) ^ high ^ key.after);
+    uint32_t word = moment_mix(moment_mix((uint32_t)index ^ key.before) ^ high ^ key.after);
     return word ^ word >> 16;
 }
 

@@ -5,33 +5,34 @@
 //   bf16     16     its upper half, to nearest even              2^-8 of itself
 //   int8      8     a multiple of its block's scale,             half of the scale
 //                   -127 to 127, to nearest even
-//   int4      4     the same, -7 to 7, up or down at random      the scale
+//   int4      4     the same, -7 to 7, of its group's scale      half of the scale
 //   e3m0      4     0, or its block's scale times 1, 1/2, ...    a third of itself; near
 //                   1/64, to nearest, ties outwards              0, scale / 128
 //
 // All but the first two are coarse: the error of an element depends on the largest one in
-// its block. Sums of gradients and differences of parameters tolerate that; parameters
+// its block or group. Sums of gradients and differences of parameters tolerate that; parameters
 // themselves do not. In 4 bits gradients do if what is lost is sent later (Collective::unsent).
 //
-// int4 rounds stochastically: an element between two multiples becomes the nearer one
-// more often, so that the mean of many roundings is the element itself. Rounding to nearest
-// would lose all elements below half of the scale every time, where nothing is sent later.
-// e3m0 suits elements of many sizes, int4 elements of about one size, such as AdamW's steps.
+// e3m0 suits elements of many sizes, int4 elements of about one size, such as AdamW's steps. A
+// group of 32 has a scale of 16 bits, which makes 4.5 bits an element. With one of 32 bits a block
+// (4.125 bits) gradients lose 2.7 times as much power, and runs from scratch show it
+// (dev/results/four-bits-2026-11-27.md).
 //
 // A range of elements, 0 or more, is encoded by itself. It is cut into blocks of WIRE_BLOCK
 // elements, the last one shorter. A block depends on nothing but its elements, so an
 // array may be cut into ranges at any multiple of WIRE_BLOCK and gives the same bytes in
-// the same order. A block is one fp32 scale (coarse formats), then the codes. Zeros fill
-// the last word of a range: every byte of it is defined. Encoded data is aligned to 4
-// bytes, is in the byte order of the machine, and overlaps neither input nor output.
+// the same order. A block begins with its scales: of int8 and e3m0 one in fp32, of int4 eight in
+// bf16. Then come the codes. Zeros fill the last word of a range: every byte of it is defined.
+// Encoded data is aligned to 4 bytes, is in the byte order of the machine, and overlaps neither
+// input nor output.
 //
 // Scales are chosen so that every value of a coarse format is exact in fp32. Therefore
 // encoding what was decoded gives the same bytes again, and the owner of a shard can keep the
 // rounded values that it sent. And code times scale is exact, so an addition gives the same
 // bits whether the compiler fuses it with the product or not.
 //
-// A block that holds a NaN or an infinity decodes to NaNs in the coarse formats. fp32 and
-// bf16 keep it as it is.
+// A block or group that holds a NaN or an infinity decodes to NaNs in the coarse formats. fp32
+// and bf16 keep it as it is.
 //
 // The conversion of one element is written once for CPU and GPU (WIRE_FUNCTION);
 // kernels/cuda/wire.cuh does blocks and ranges on a GPU.
@@ -50,7 +51,11 @@ typedef enum WireFormat {
     WIRE_FORMAT_COUNT
 } WireFormat;
 
-enum { WIRE_BLOCK = 256 };
+enum {
+    WIRE_BLOCK = 256,
+    WIRE_GROUP = 32, // elements of int4 that share a scale: those of 16 bytes of codes
+    WIRE_GROUPS = WIRE_BLOCK / WIRE_GROUP
+};
 
 // A function of one element, for the CPU and for kernels.
 #ifdef __CUDACC__
@@ -69,13 +74,6 @@ WIRE_FUNCTION float wire_float_from_bits(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
-}
-
-// A bijection of 32-bit words. Every input bit moves about half of the upper output bits; the
-// lower ones are less well mixed.
-WIRE_FUNCTION uint32_t wire_mix(uint32_t word) {
-    word = (word ^ word >> 16) * 0x7feb352du;
-    return (word ^ word >> 15) * 0x846ca68bu;
 }
 
 // ---------------------------------------------------------------------------------------
@@ -138,38 +136,21 @@ enum { WIRE_NAN_BITS = 0x7fc00000 };
 
 enum { WIRE_INT8_STEPS = 127, WIRE_INT4_STEPS = 7 };
 
-// The largest magnitude divided by the number of steps, cut to 16 significant bits.
-// These 16 bits and the 8 of a code, or of a code and a half, are the 24 of an fp32: so every
-// multiple of the scale and every tie is exact, and the division below cannot round a number onto a
-// tie. It is cut and not rounded, so that the largest multiple never overflows. It is at least the
-// smallest normal number: nothing is divided by 0 or by a scale that has lost bits.
+// The largest magnitude divided by the number of steps, cut to 16 significant bits, for int4 to the
+// 8 of a bf16. These and the 8 of a code, or of a code and a half, are at most the 24 of an fp32: so
+// every multiple of the scale and every tie is exact, and the division below cannot round a number
+// onto a tie. It is cut and not rounded, so that the largest multiple never overflows. It is at
+// least the smallest normal number: nothing is divided by 0 or by a scale that has lost bits.
 WIRE_FUNCTION float wire_int_scale(uint32_t largest, int steps) {
-    float scale =
-        wire_float_from_bits(wire_float_bits(wire_float_from_bits(largest) / (float)steps) & ~0xffu);
-    return fmaxf(scale, 0x1p-126f);
+    uint32_t bits = wire_float_bits(wire_float_from_bits(largest) / (float)steps);
+    return fmaxf(wire_float_from_bits(bits & (steps == WIRE_INT4_STEPS ? ~0xffffu : ~0xffu)), 0x1p-126f);
 }
 
 // Near 1.5 * 2^23 the spacing of fp32 is 1. So the sum is rounded to a whole number, to
-// nearest even, and its last bits are the code, a signed number.
+// nearest even, and its last bits are the code, a signed number: of int8 8 bits, of int4 4. The scale
+// of int4 was cut by less than one in 128, so the largest element is below 7.1 of them.
 WIRE_FUNCTION uint8_t wire_int_code(float value, float scale) {
     return (uint8_t)wire_float_bits(value / scale + 0x1.8p23f);
-}
-
-// Stochastic rounding: what is added to element `i` of a block, in multiples of its scale,
-// before it is rounded to nearest. A multiple of 2^-12, above -1/2 and below 1/2, from a
-// hash of the block's largest magnitude and i: the same block gives the same bytes, and
-// an exact multiple of the scale stays itself.
-WIRE_FUNCTION float wire_dither(uint32_t largest, uint32_t i) {
-    uint32_t hash = wire_mix(largest ^ i * 0x9e3779b1u);
-    return (float)((int32_t)(hash >> 19 | 1u) - 4096) * 0x1p-13f;
-}
-
-// As wire_int_code. The scale was cut, so the largest element may be a little more than 7
-// times as large.
-WIRE_FUNCTION uint8_t wire_int4_code(float value, float scale, float dither) {
-    float steps = value / scale;
-    steps = steps > 7.0f ? 7.0f : steps < -7.0f ? -7.0f : steps;
-    return (uint8_t)(wire_float_bits(steps + dither + 0x1.8p23f) & 15u);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -223,11 +204,11 @@ WIRE_FUNCTION float wire_scale(WireFormat format, uint32_t largest) {
                : wire_int_scale(largest, format == WIRE_INT8 ? WIRE_INT8_STEPS : WIRE_INT4_STEPS);
 }
 
-// The code of element `i` of such a block.
-WIRE_FUNCTION uint8_t wire_code(WireFormat format, uint32_t largest, float scale, float value, uint32_t i) {
-    return format == WIRE_INT8   ? wire_int_code(value, scale)
-           : format == WIRE_INT4 ? wire_int4_code(value, scale, wire_dither(largest, i))
-                                 : wire_e3m0_code(wire_e3m0_levels(scale), value);
+// The code of an element beside such a scale: 8 bits of int8, 4 of the others.
+WIRE_FUNCTION uint8_t wire_code(WireFormat format, float scale, float value) {
+    return format == WIRE_E3M0   ? wire_e3m0_code(wire_e3m0_levels(scale), value)
+           : format == WIRE_INT8 ? wire_int_code(value, scale)
+                                 : wire_int_code(value, scale) & 15u;
 }
 
 // The value of the lower bits of a code, as a multiple of the scale. For int8 and int4 they are
@@ -238,44 +219,78 @@ WIRE_FUNCTION float wire_level(WireFormat format, uint32_t code) {
                                  : wire_e3m0_level(code);
 }
 
-// In a block of n elements of 4 bits, byte j holds element j in its lower half and
-// element j + (n + 1) / 2 in its upper half: so both halves of the block are read as
-// whole vectors. The format is a constant where these two are called.
+// Bytes of codes that share a scale, how many scales a block has, and the bytes of these.
+WIRE_FUNCTION uint32_t wire_group_bytes(WireFormat format) {
+    return format == WIRE_INT4 ? WIRE_GROUP / 2 : WIRE_BLOCK;
+}
+WIRE_FUNCTION uint32_t wire_groups(WireFormat format) { return format == WIRE_INT4 ? WIRE_GROUPS : 1; }
+WIRE_FUNCTION uint32_t wire_scale_bytes(WireFormat format) {
+    return format == WIRE_INT4 ? WIRE_GROUPS * sizeof(uint16_t) : sizeof(float);
+}
+
+// The scale of a group, behind the others. int4's has no more bits than a bf16.
+WIRE_FUNCTION void wire_store_scale(WireFormat format, void *block, uint32_t group, float scale) {
+    if (format == WIRE_INT4) {
+        ((uint16_t *)block)[group] = (uint16_t)(wire_float_bits(scale) >> 16);
+    } else {
+        memcpy(block, &scale, sizeof scale);
+    }
+}
+
+WIRE_FUNCTION float wire_load_scale(WireFormat format, const void *block, uint32_t group) {
+    float scale;
+    if (format == WIRE_INT4) { return bf16_to_float(((const uint16_t *)block)[group]); }
+    memcpy(&scale, block, sizeof scale);
+    return scale;
+}
+
+// In a block of n elements of 4 bits, byte j holds element j in its lower half and element
+// j + (n + 1) / 2 in its upper half: so both halves of the block are read as whole vectors. The
+// format is a constant where these two are called.
 static inline __attribute__((always_inline)) void wire_encode_coarse(WireFormat format, void *out,
                                                                      const float *in, size_t count) {
-    uint32_t n = (uint32_t)count, pairs = format == WIRE_INT8 ? 0 : n / 2,
-             bytes = format == WIRE_INT8 ? n : (n + 1) / 2;
-    uint32_t largest = wire_largest(in, count);
-    bool finite = wire_is_finite(largest);
-    float scale = finite ? wire_scale(format, largest) : wire_float_from_bits(WIRE_NAN_BITS);
-    uint8_t *codes = (uint8_t *)out + sizeof scale;
-    memcpy(out, &scale, sizeof scale);
-    if (!finite) {
-        memset(codes, 0, bytes);
-        return;
-    }
+    size_t pairs = format == WIRE_INT8 ? 0 : count / 2, bytes = count - pairs;
+    uint8_t *codes = (uint8_t *)out + wire_scale_bytes(format);
+    for (uint32_t group = 0; group < wire_groups(format); group++) {
+        size_t begin = size_min(group * wire_group_bytes(format), bytes),
+               end = size_min(begin + wire_group_bytes(format), bytes), paired = size_min(end, pairs);
+        uint32_t lower = wire_largest(in + begin, end - begin),
+                 upper = paired > begin ? wire_largest(in + bytes + begin, paired - begin) : 0,
+                 largest = lower > upper ? lower : upper;
+        bool finite = wire_is_finite(largest);
+        float scale = finite ? wire_scale(format, largest) : wire_float_from_bits(WIRE_NAN_BITS);
+        wire_store_scale(format, out, group, scale);
+        if (!finite) {
+            memset(codes + begin, 0, end - begin);
+            continue;
+        }
 #pragma omp simd
-    for (uint32_t i = 0; i < pairs; i++) {
-        codes[i] = (uint8_t)(wire_code(format, largest, scale, in[i], i) |
-                             wire_code(format, largest, scale, in[bytes + i], bytes + i) << 4);
-    }
+        for (size_t i = begin; i < paired; i++) {
+            codes[i] =
+                (uint8_t)(wire_code(format, scale, in[i]) | wire_code(format, scale, in[bytes + i]) << 4);
+        }
 #pragma omp simd
-    for (uint32_t i = pairs; i < bytes; i++) { codes[i] = wire_code(format, largest, scale, in[i], i); }
+        for (size_t i = paired > begin ? paired : begin; i < end; i++) {
+            codes[i] = wire_code(format, scale, in[i]);
+        }
+    }
 }
 
 static inline __attribute__((always_inline)) void wire_decode_coarse(WireFormat format, float *out,
                                                                      const void *in, size_t count) {
-    float scale;
-    memcpy(&scale, in, sizeof scale);
-    const uint8_t *codes = (const uint8_t *)in + sizeof scale;
     size_t pairs = format == WIRE_INT8 ? 0 : count / 2, bytes = count - pairs;
+    const uint8_t *codes = (const uint8_t *)in + wire_scale_bytes(format);
+    for (uint32_t group = 0; group < wire_groups(format); group++) {
+        size_t begin = size_min(group * wire_group_bytes(format), bytes),
+               end = size_min(begin + wire_group_bytes(format), bytes), paired = size_min(end, pairs);
+        float scale = wire_load_scale(format, in, group);
 #pragma omp simd
-    for (size_t i = 0; i < pairs; i++) {
-        out[i] = wire_level(format, codes[i]) * scale;
-        out[bytes + i] = wire_level(format, (uint32_t)codes[i] >> 4) * scale;
+        for (size_t i = begin; i < end; i++) { out[i] = wire_level(format, codes[i]) * scale; }
+#pragma omp simd
+        for (size_t i = begin; i < paired; i++) {
+            out[bytes + i] = wire_level(format, (uint32_t)codes[i] >> 4) * scale;
+        }
     }
-#pragma omp simd
-    for (size_t i = pairs; i < bytes; i++) { out[i] = wire_level(format, codes[i]) * scale; }
 }
 
 #define WIRE_COARSE(name, format) \
@@ -317,7 +332,7 @@ static inline bool wire_is_coarse(WireFormat format) { return WIRE_CODECS[format
 static inline size_t wire_bytes(WireFormat format, size_t count) {
     size_t blocks = (count + WIRE_BLOCK - 1) / WIRE_BLOCK,
            words = (count * WIRE_CODECS[format].bits + 31) / 32;
-    return ((WIRE_CODECS[format].coarse ? blocks : 0) + words) * 4;
+    return (WIRE_CODECS[format].coarse ? blocks * wire_scale_bytes(format) : 0) + words * 4;
 }
 
 // Which pieces of a vector a message holds, for kernels on a GPU. They are equally long, each

@@ -90,15 +90,15 @@ DEVICE void wire_warp_decode_bf16(float values[WIRE_LANE], const char *in, int n
 
 // ---- Coarse formats -------------------------------------------------------------------
 
-// The bits of the largest magnitude of the block, a NaN's above all, for every lane.
-DEVICE uint32_t wire_warp_largest(const float values[WIRE_LANE]) {
+// The bits of the largest magnitude of a group of neighbouring lanes, a NaN's above all, for each of them.
+DEVICE uint32_t wire_warp_largest(const float values[WIRE_LANE], int lanes) {
     uint32_t largest = 0;
     for (int i = 0; i < WIRE_LANE; i++) {
         uint32_t magnitude = wire_magnitude(values[i]);
         largest = magnitude > largest ? magnitude : largest;
     }
-    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) {
-        uint32_t other = __shfl_xor_sync(0xffffffffu, largest, lanes);
+    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+        uint32_t other = __shfl_xor_sync(0xffffffffu, largest, distance);
         largest = other > largest ? other : largest;
     }
     return largest;
@@ -112,22 +112,26 @@ template <WireFormat FORMAT> DEVICE int wire_shift(int i) {
     return i % 4 * 8 + (FORMAT == WIRE_INT8 ? 0 : i / 4 * 4);
 }
 
+// The lanes whose codes share a scale: 4 bytes of codes of 4 bits are a lane's.
+template <WireFormat FORMAT>
+static constexpr int WIRE_GROUP_LANES = WARP / (FORMAT == WIRE_INT4 ? WIRE_GROUPS : 1);
+
 template <WireFormat FORMAT>
 DEVICE void wire_warp_encode_coarse(char *out, const float values[WIRE_LANE], int n) {
-    enum { WORDS = WIRE_WORDS<FORMAT> };
-    uint32_t largest = wire_warp_largest(values), words[WORDS] = {}, *place = (uint32_t *)(void *)out;
+    enum { WORDS = WIRE_WORDS<FORMAT>, LANES = WIRE_GROUP_LANES<FORMAT> };
+    uint32_t largest = wire_warp_largest(values, LANES), words[WORDS] = {};
+    uint32_t *place = (uint32_t *)(void *)(out + wire_scale_bytes(FORMAT));
     float scale = wire_float_from_bits(WIRE_NAN_BITS);
     if (wire_is_finite(largest)) {
         scale = wire_scale(FORMAT, largest);
         for (int i = 0; i < WIRE_LANE; i++) {
-            uint32_t at = (uint32_t)(4 * lane_index() + i % 4 + (i < 4 ? 0 : wire_half<FORMAT>(n)));
-            uint32_t code = wire_code(FORMAT, largest, scale, values[i], at);
-            words[i * WORDS / WIRE_LANE] |= code << wire_shift<FORMAT>(i);
+            words[i * WORDS / WIRE_LANE] |= (uint32_t)wire_code(FORMAT, scale, values[i])
+                                            << wire_shift<FORMAT>(i);
         }
     }
-    if (lane_index() == 0) { place[0] = wire_float_bits(scale); }
+    if (lane_index() % LANES == 0) { wire_store_scale(FORMAT, out, (uint32_t)(lane_index() / LANES), scale); }
     for (int word = 0; word < WORDS; word++) {
-        wire_store<1>(place + 1, words + word, word * WARP + lane_index(), (n * WORDS + 7) / 8);
+        wire_store<1>(place, words + word, word * WARP + lane_index(), (n * WORDS + 7) / 8);
     }
 }
 
@@ -135,11 +139,11 @@ DEVICE void wire_warp_encode_coarse(char *out, const float values[WIRE_LANE], in
 template <WireFormat FORMAT>
 DEVICE void wire_warp_decode_coarse(float values[WIRE_LANE], const char *in, int n) {
     enum { WORDS = WIRE_WORDS<FORMAT> };
-    const uint32_t *place = (const uint32_t *)(const void *)in;
+    const uint32_t *place = (const uint32_t *)(const void *)(in + wire_scale_bytes(FORMAT));
     uint32_t words[WORDS];
-    float scale = wire_float_from_bits(place[0]);
+    float scale = wire_load_scale(FORMAT, in, (uint32_t)(lane_index() / WIRE_GROUP_LANES<FORMAT>));
     for (int word = 0; word < WORDS; word++) {
-        wire_load<1>(words + word, place + 1, word * WARP + lane_index(), (n * WORDS + 7) / 8);
+        wire_load<1>(words + word, place, word * WARP + lane_index(), (n * WORDS + 7) / 8);
     }
     for (int i = 0; i < WIRE_LANE; i++) {
         float level = wire_level(FORMAT, words[i * WORDS / WIRE_LANE] >> wire_shift<FORMAT>(i));

@@ -375,8 +375,8 @@ static void ranks_may_do_unequal_work(void **state) {
 
 // The bytes that one of two ranks sends in a job: the other rank's half of the sum, then
 // its own half of the parameters, and in between its record of counts, losses and spikes.
-// Narrow formats send a scale before the codes of a piece; here every piece is shorter
-// than a block of codes, so it has one scale.
+// Narrow formats send scales before the codes of a piece; here every piece is shorter
+// than a block of codes, so it has one in fp32, or the eight of int4 in bf16.
 static double job_bytes(const char *wire, double parameters) {
     Layout layout = layout_make((size_t)parameters, 2);
     size_t piece = layout.piece, record = 14 * sizeof(double);
@@ -384,6 +384,7 @@ static double job_bytes(const char *wire, double parameters) {
     size_t bytes = strcmp(wire, "fp32") == 0   ? 4 * piece
                    : strcmp(wire, "bf16") == 0 ? 2 * piece
                    : strcmp(wire, "int8") == 0 ? 4 + piece
+                   : strcmp(wire, "int4") == 0 ? 16 + piece / 2
                                                : 4 + piece / 2;
     return (double)(2 * layout.cells * bytes + record);
 }

@@ -252,9 +252,9 @@ static MicroBatchResult light_micro_batch(void *self, Stream *stream, uint64_t i
     return result;
 }
 
-// Bytes of an element on a wire: a block of 256 has a scale of 4 bytes in the coarse
-// formats.
-static const double WIRE_ELEMENT_BYTES[WIRE_FORMAT_COUNT] = {4, 2, 1 + 4.0 / 256, 0.5 + 4.0 / 256,
+// Bytes of an element on a wire: in coarse formats 256 have a scale of 4 bytes, in int4 32 have
+// one of 2.
+static const double WIRE_ELEMENT_BYTES[WIRE_FORMAT_COUNT] = {4, 2, 1 + 4.0 / 256, 0.5 + 2.0 / 32,
                                                              0.5 + 4.0 / 256};
 
 // Returns false where run_world cannot run.

@@ -421,13 +421,16 @@ static void an_address_changes_no_bit(void **state) {
     }
 }
 
-// A block that is cut short has the values of the whole one, as long as its largest is the first.
+// A block that is cut short has the values of the whole one, as long as the first element of every
+// group is its largest.
 static void the_end_of_a_block_changes_no_value(void **state) {
     (void)state;
     Random random = {1};
     float in[WIRE_BLOCK], all[WIRE_BLOCK], some[WIRE_BLOCK], sum[WIRE_BLOCK];
     uint32_t bytes[WIRE_BLOCK + 1];
-    for (int i = 0; i < WIRE_BLOCK; i++) { in[i] = i == 0 ? 1.7f : (float)(2 * random_uniform(&random) - 1); }
+    for (int i = 0; i < WIRE_BLOCK; i++) {
+        in[i] = i % 16 == 0 ? 1.7f : (float)(2 * random_uniform(&random) - 1);
+    }
     for (int f = 0; f < WIRE_FORMAT_COUNT; f++) {
         WireFormat format = (WireFormat)f;
         wire_encode(format, bytes, in, WIRE_BLOCK);
@@ -472,9 +475,9 @@ static void a_tile_changes_no_bit(void **state) {
 static void every_compiler_makes_the_same_bits(void **state) {
     (void)state;
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-    const uint64_t expected = UINT64_C(0xce4c5f1c38cbdb56);
+    const uint64_t expected = UINT64_C(0xcb38b9785a304b06);
 #else
-    const uint64_t expected = UINT64_C(0x356e7cabd1ed8886);
+    const uint64_t expected = UINT64_C(0x548c544920f9ad2d);
 #endif
     uint64_t all = 0;
     for (const Case *of = cases; of < cases + CASES; of++) {

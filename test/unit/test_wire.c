@@ -15,7 +15,7 @@ static const size_t COUNTS[] = {0,   1,   2,   3,   4,   5,   7,   8,   31,  33,
 
 enum { COUNT_COUNT = sizeof COUNTS / sizeof COUNTS[0] };
 
-static const WireFormat COARSE[] = {WIRE_INT8, WIRE_E3M0}; // rounded to nearest
+static const WireFormat COARSE[] = {WIRE_INT8, WIRE_INT4, WIRE_E3M0};
 
 enum { COARSE_COUNT = sizeof COARSE / sizeof COARSE[0] };
 
@@ -61,9 +61,20 @@ static bool same_bits(const void *a, const void *b, size_t bytes) { return memcm
 // The oracle: one block, in double. Where a distance decides, the number and the level
 // are of about the same size, so their difference is exact.
 
-static double largest_magnitude(const float *values, size_t count) {
+// Whether elements a and b of `count` share a scale: those of a block, and in int4 those of 16 bytes.
+static bool share_a_scale(WireFormat format, size_t a, size_t b, size_t count) {
+    size_t begin = a / WIRE_BLOCK * WIRE_BLOCK,
+           n = count - begin < (size_t)WIRE_BLOCK ? count - begin : (size_t)WIRE_BLOCK, bytes = (n + 1) / 2;
+    if (b / WIRE_BLOCK != a / WIRE_BLOCK) { return false; }
+    return format != WIRE_INT4 || (a - begin) % bytes / 16 == (b - begin) % bytes / 16;
+}
+
+// Of those that share a scale with element `at`.
+static double largest_magnitude(WireFormat format, const float *values, size_t count, size_t at) {
     double largest = 0;
-    for (size_t i = 0; i < count; i++) { largest = fmax(largest, fabs((double)values[i])); }
+    for (size_t i = at / WIRE_BLOCK * WIRE_BLOCK; i < count && i / WIRE_BLOCK == at / WIRE_BLOCK; i++) {
+        if (share_a_scale(format, at, i, count)) { largest = fmax(largest, fabs((double)values[i])); }
+    }
     return largest;
 }
 
@@ -74,7 +85,8 @@ static double oracle_scale(WireFormat format, double largest) {
     if (format == WIRE_E3M0) { return fmax(largest, exp2(-119)); }
     int exponent;
     double fraction = frexp((double)(float)(largest / last_level(format)), &exponent);
-    return fmax(ldexp(floor(ldexp(fraction, 16)), exponent - 16), exp2(-126));
+    int bits = format == WIRE_INT4 ? 8 : 16;
+    return fmax(ldexp(floor(ldexp(fraction, bits)), exponent - bits), exp2(-126));
 }
 
 // What code `level` stands for; levels are ordered by value, 0 in the middle.
@@ -84,7 +96,7 @@ static double oracle_level(WireFormat format, int level, double scale) {
 }
 
 // The nearest level, by trying all of them. If two are at the same distance, the even one
-// (int8) or the one farther from 0 (e3m0).
+// (int8, int4) or the one farther from 0 (e3m0).
 static double oracle_value(WireFormat format, float value, double scale) {
     int last = last_level(format), best = 0;
     for (int level = -last; level <= last; level++) {
@@ -102,9 +114,8 @@ static void check_against_oracle(WireFormat format, const float *in, size_t coun
     wire_encode(format, wire, in, count);
     wire_decode(format, out, wire, count);
     for (size_t i = 0; i < count; i++) {
-        size_t begin = i / WIRE_BLOCK * WIRE_BLOCK,
-               n = count - begin < (size_t)WIRE_BLOCK ? count - begin : (size_t)WIRE_BLOCK;
-        double expected = oracle_value(format, in[i], oracle_scale(format, largest_magnitude(in + begin, n)));
+        double scale = oracle_scale(format, largest_magnitude(format, in, count, i)),
+               expected = oracle_value(format, in[i], scale);
         if (!((double)out[i] == expected)) {
             fail_msg("%s, %zu of %zu: %a became %a, expected %a", wire_name(format), i, count, in[i], out[i],
                      expected);
@@ -123,8 +134,8 @@ static void coarse_formats_equal_a_search_over_all_codes(void **state) {
     }
 }
 
-// Fills a block with the middles between two values of the format, and with the numbers
-// next to these middles.
+// Fills blocks with the middles between two values of the format, and with the numbers
+// next to these middles. Whatever shares a scale has one element of the largest magnitude.
 static void coarse_formats_are_exact_next_to_ties(void **state) {
     (void)state;
     Random random = {11};
@@ -141,7 +152,7 @@ static void coarse_formats_are_exact_next_to_ties(void **state) {
                                        2);
                 float near[] = {middle, nextafterf(middle, INFINITY), nextafterf(middle, -INFINITY)};
                 for (int i = 0; i < 3; i++) {
-                    if (count % WIRE_BLOCK == 0) { in[count++] = largest; }
+                    if (count % 16 == 0) { in[count++] = largest; }
                     if (fabsf(near[i]) <= largest) { in[count++] = near[i]; }
                 }
             }
@@ -217,78 +228,30 @@ static void int8_rounds_ties_to_even(void **state) {
     assert_int_equal(bytes[5], 256 - 127);
 }
 
-// Multiples of the scale, here 1, stay; element 0 is in the lower half of the first byte.
+// Multiples of the scale, here 1, stay; the lower half of the first byte of codes is element 0.
 static void int4_keeps_what_it_can_hold(void **state) {
     (void)state;
     const float in[] = {7, -7, 0, -0.0f, 1, -1, 2, -2, 3, -3, 4, 5, -6};
     check_values(WIRE_INT4, in, in, sizeof in / sizeof in[0]);
-    uint8_t bytes[12];
-    uint32_t wire[3];
+    uint8_t bytes[24];
+    uint32_t wire[6];
     wire_encode(WIRE_INT4, wire, in, sizeof in / sizeof in[0]);
     memcpy(bytes, wire, sizeof bytes);
-    assert_int_equal(bytes[4], 7 | (16 - 2) << 4); // elements 0 and 7
-    assert_int_equal(bytes[5], (16 - 7) | 3 << 4);
+    assert_int_equal(bytes[0] | bytes[1] << 8, 0x3f80); // 1 as bf16
+    assert_int_equal(bytes[16], 7 | (16 - 2) << 4);     // elements 0 and 7
+    assert_int_equal(bytes[17], (16 - 7) | 3 << 4);
 }
 
-// An element becomes one of the two multiples next to it.
-static void int4_rounds_to_a_neighbour(void **state) {
+// A large element takes the small ones of its group with it, and no others.
+static void int4_has_a_scale_for_each_group(void **state) {
     (void)state;
-    float in[MOST], out[MOST];
-    uint32_t wire[MOST];
-    for (int i = 0; i < COUNT_COUNT * FAMILY_COUNT; i++) {
-        size_t count = COUNTS[i / FAMILY_COUNT];
-        fill(in, count, (Family)(i % FAMILY_COUNT), (uint64_t)i);
-        wire_encode(WIRE_INT4, wire, in, count);
-        wire_decode(WIRE_INT4, out, wire, count);
-        for (size_t j = 0; j < count; j++) {
-            size_t begin = j / WIRE_BLOCK * WIRE_BLOCK,
-                   n = count - begin < (size_t)WIRE_BLOCK ? count - begin : (size_t)WIRE_BLOCK;
-            double scale = oracle_scale(WIRE_INT4, largest_magnitude(in + begin, n));
-            double steps = fmin(fmax(in[j] / scale, -7), 7), below = floor(steps) * scale,
-                   above = ceil(steps) * scale;
-            // Very near to a multiple the division in fp32 may reach it.
-            bool exact = fabs(steps - nearbyint(steps)) < 1e-6 && (double)out[j] == nearbyint(steps) * scale;
-            if (!((double)out[j] == below || (double)out[j] == above || exact)) {
-                fail_msg("%zu of %zu: %a became %a, between %a and %a", j, count, in[j], out[j], below,
-                         above);
-            }
-        }
+    float in[WIRE_BLOCK], expected[WIRE_BLOCK];
+    for (int i = 0; i < WIRE_BLOCK; i++) {
+        bool beside = i % 128 / 16 == 3;
+        in[i] = i % 16 == 15 ? (i == 63 ? 7000 : 7) : (float)(i % 8) - 3.5f;
+        expected[i] = i == 63 ? 7000 : beside ? 0 : i % 16 == 15 ? 7 : (float)nearbyint(in[i]);
     }
-}
-
-// The mean of what elements of one size become, in steps above the one below them, and
-// that of those in the first half of their blocks.
-static void mean_of_roundings(double part, double *all, double *first_half) {
-    enum { BLOCKS = 400 };
-    Random random = {17};
-    *all = *first_half = 0;
-    for (int block = 0; block < BLOCKS; block++) {
-        float in[WIRE_BLOCK], out[WIRE_BLOCK], largest = (float)exp2(20 * random_uniform(&random) - 10);
-        uint32_t wire[WIRE_BLOCK];
-        double scale = oracle_scale(WIRE_INT4, largest), level = -6 + (double)(block % 12);
-        for (int i = 0; i < WIRE_BLOCK; i++) { in[i] = (float)((level + part) * scale); }
-        in[WIRE_BLOCK - 1] = largest;
-        wire_encode(WIRE_INT4, wire, in, WIRE_BLOCK);
-        wire_decode(WIRE_INT4, out, wire, WIRE_BLOCK);
-        for (int i = 0; i < WIRE_BLOCK - 1; i++) {
-            double steps = out[i] / scale - level;
-            *all += steps / (BLOCKS * (WIRE_BLOCK - 1));
-            *first_half += i < WIRE_BLOCK / 2 ? steps / (BLOCKS * WIRE_BLOCK / 2) : 0;
-        }
-    }
-}
-
-// The mean of many elements of one size stays when they are rounded, at any place of a
-// block. Four standard deviations are allowed, and half of the dither's step.
-static void int4_rounds_without_a_bias(void **state) {
-    (void)state;
-    static const double parts[] = {0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98};
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        double all, first_half, deviation = sqrt(parts[i] * (1 - parts[i]) / (400 * 255));
-        mean_of_roundings(parts[i], &all, &first_half);
-        assert_close(all, parts[i], 4 * deviation + 0x1p-13, "mean");
-        assert_close(first_half, parts[i], 4 * 1.42 * deviation + 0x1p-13, "mean of the first half");
-    }
+    check_values(WIRE_INT4, in, expected, WIRE_BLOCK);
 }
 
 // ---- bf16 -----------------------------------------------------------------------------
@@ -345,14 +308,14 @@ static void errors_stay_within_the_stated_bounds(void **state) {
     uint32_t wire[WIRE_BLOCK + 1];
     for (int trial = 0; trial < 400; trial++) {
         fill(in, WIRE_BLOCK, trial % 2 == 0 ? FAMILY_NORMAL : FAMILY_WIDE, (uint64_t)trial);
-        double largest = largest_magnitude(in, WIRE_BLOCK);
         for (int format = 0; format < WIRE_FORMAT_COUNT; format++) {
             wire_encode((WireFormat)format, wire, in, WIRE_BLOCK);
             wire_decode((WireFormat)format, out, wire, WIRE_BLOCK);
             for (int i = 0; i < WIRE_BLOCK; i++) {
-                double magnitude = fabs((double)in[i]);
+                double magnitude = fabs((double)in[i]),
+                       largest = largest_magnitude((WireFormat)format, in, WIRE_BLOCK, (size_t)i);
                 double bounds[WIRE_FORMAT_COUNT] = {0, magnitude / 256, oracle_scale(WIRE_INT8, largest) / 2,
-                                                    oracle_scale(WIRE_INT4, largest),
+                                                    oracle_scale(WIRE_INT4, largest) / 2,
                                                     fmax(magnitude / 3, largest / 128)};
                 assert_close(out[i], in[i], bounds[format], wire_name((WireFormat)format));
             }
@@ -394,11 +357,12 @@ static void half_a_byte_is_filled_with_zeros(void **state) {
     static const WireFormat formats[] = {WIRE_INT4, WIRE_E3M0};
     for (int i = 0; i < 2; i++) {
         const float in[1] = {-3};
-        uint8_t bytes[8];
-        uint32_t wire[2];
+        uint8_t bytes[20];
+        uint32_t wire[5];
         wire_encode(formats[i], wire, in, 1);
         memcpy(bytes, wire, sizeof bytes);
-        assert_true(bytes[4] > 0 && bytes[4] < 16 && bytes[5] == 0 && bytes[6] == 0 && bytes[7] == 0);
+        const uint8_t *codes = bytes + (formats[i] == WIRE_INT4 ? 16 : 4);
+        assert_true(codes[0] > 0 && codes[0] < 16 && codes[1] == 0 && codes[2] == 0 && codes[3] == 0);
     }
 }
 
@@ -408,13 +372,13 @@ static void runs_have_the_bytes_of_the_table(void **state) {
         size_t count, bytes[WIRE_FORMAT_COUNT];
     } known[] = {
         {0, {0, 0, 0, 0, 0}},
-        {1, {4, 4, 8, 8, 8}},
-        {3, {12, 8, 8, 8, 8}},
-        {5, {20, 12, 12, 8, 8}},
-        {9, {36, 20, 16, 12, 12}},
-        {256, {1024, 512, 260, 132, 132}},
-        {257, {1028, 516, 268, 140, 140}},
-        {1024, {4096, 2048, 1040, 528, 528}},
+        {1, {4, 4, 8, 20, 8}},
+        {3, {12, 8, 8, 20, 8}},
+        {5, {20, 12, 12, 20, 8}},
+        {9, {36, 20, 16, 24, 12}},
+        {256, {1024, 512, 260, 144, 132}},
+        {257, {1028, 516, 268, 164, 140}},
+        {1024, {4096, 2048, 1040, 576, 528}},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         for (int format = 0; format < WIRE_FORMAT_COUNT; format++) {
@@ -527,15 +491,15 @@ static void check_not_finite(WireFormat format, const float *in, size_t count, s
     wire_decode(format, out, wire, count);
     wire_add(format, sum, wire, count);
     for (size_t i = 0; i < count; i++) {
-        bool hit = wire_is_coarse(format) ? i / WIRE_BLOCK == at / WIRE_BLOCK : i == at;
+        bool hit = wire_is_coarse(format) ? share_a_scale(format, at, i, count) : i == at;
         assert_true(isfinite(out[i]) ? !hit : hit);
         assert_true(isfinite(sum[i]) ? !hit : hit);
         if (hit && (wire_is_coarse(format) || isnan(in[at]))) { assert_true(isnan(out[i]) && isnan(sum[i])); }
     }
 }
 
-// A NaN or an infinity survives anywhere in a run. In the coarse formats its whole block
-// is not finite, and no other block.
+// A NaN or an infinity survives anywhere in a run. In the coarse formats nothing that shares its
+// scale is finite, and everything else is.
 static void a_nan_or_an_infinity_is_seen(void **state) {
     (void)state;
     const uint32_t bad[] = {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xff800001u,
@@ -571,11 +535,12 @@ static void the_largest_numbers_do_not_overflow(void **state) {
     (void)state;
     for (uint32_t bits = 0x7f7fffffu; bits > 0x7f7fffffu - 100000u; bits--) {
         float in[2] = {wire_float_from_bits(bits), -1}, out[2];
-        uint32_t wire[2];
+        uint32_t wire[5];
         for (int f = 0; f < COARSE_COUNT; f++) {
             wire_encode(COARSE[f], wire, in, 2);
             wire_decode(COARSE[f], out, wire, 2);
-            assert_close(out[0], in[0], ldexp(FLT_MAX, -14), wire_name(COARSE[f]));
+            assert_close(out[0], in[0], ldexp(FLT_MAX, COARSE[f] == WIRE_INT4 ? -7 : -14),
+                         wire_name(COARSE[f]));
             assert_true(out[1] == 0);
         }
     }
@@ -618,8 +583,7 @@ int main(void) {
         cmocka_unit_test(e3m0_rounds_ties_away_from_zero),
         cmocka_unit_test(int8_rounds_ties_to_even),
         cmocka_unit_test(int4_keeps_what_it_can_hold),
-        cmocka_unit_test(int4_rounds_to_a_neighbour),
-        cmocka_unit_test(int4_rounds_without_a_bias),
+        cmocka_unit_test(int4_has_a_scale_for_each_group),
         cmocka_unit_test(bf16_gives_known_roundings),
         cmocka_unit_test(bf16_equals_a_search_over_both_neighbours),
         cmocka_unit_test(errors_stay_within_the_stated_bounds),

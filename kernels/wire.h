@@ -136,19 +136,19 @@ enum { WIRE_NAN_BITS = 0x7fc00000 };
 
 enum { WIRE_INT8_STEPS = 127, WIRE_INT4_STEPS = 7 };
 
-// The largest magnitude divided by the number of steps, cut to 16 significant bits, for int4 to the
-// 8 of a bf16. These and the 8 of a code, or of a code and a half, are at most the 24 of an fp32: so
-// every multiple of the scale and every tie is exact, and the division below cannot round a number
-// onto a tie. It is cut and not rounded, so that the largest multiple never overflows. It is at
-// least the smallest normal number: nothing is divided by 0 or by a scale that has lost bits.
+// The largest magnitude divided by the number of steps, cut to 16 significant bits, for int4 to
+// the 8 of a bf16. These and the 8 of a code, or of a code and a half, are at most the 24 of an
+// fp32: so every multiple of the scale and every tie is exact, and the division below cannot round
+// a number onto a tie. It is cut and not rounded, so that the largest multiple never overflows. It
+// is at least the smallest normal number: nothing is divided by 0 or by a scale that has lost bits.
 WIRE_FUNCTION float wire_int_scale(uint32_t largest, int steps) {
     uint32_t bits = wire_float_bits(wire_float_from_bits(largest) / (float)steps);
     return fmaxf(wire_float_from_bits(bits & (steps == WIRE_INT4_STEPS ? ~0xffffu : ~0xffu)), 0x1p-126f);
 }
 
-// Near 1.5 * 2^23 the spacing of fp32 is 1. So the sum is rounded to a whole number, to
-// nearest even, and its last bits are the code, a signed number: of int8 8 bits, of int4 4. The scale
-// of int4 was cut by less than one in 128, so the largest element is below 7.1 of them.
+// Near 1.5 * 2^23 the spacing of fp32 is 1. So the sum is rounded to a whole number, to nearest
+// even, and its last bits are the code, a signed number: 8 bits of int8, 4 of int4. The scale of
+// int4 was cut by less than one in 128, so the largest element is below 7.1 of it.
 WIRE_FUNCTION uint8_t wire_int_code(float value, float scale) {
     return (uint8_t)wire_float_bits(value / scale + 0x1.8p23f);
 }

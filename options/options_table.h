@@ -37,11 +37,11 @@
      "e3m0"}, .relations = {EXCLUDES(rule, "sparse-loco")}, .also = "compression", .help =
      "Number format in which ranks send vectors to each other; sums are fp32 (but see --exchange library). "
      "bf16 halves the traffic, and rounds every gradient and parameter. int8 needs about a quarter of it, "
-     "and on small models no more tokens to a loss than fp32; int4 needs a seventh, and e3m0 (a sign and a power "
-     "of two) an eighth. Where ranks step together, what these two lose of a gradient is added to the next one, "
-     "which takes one vector more; other rules need more tokens. plan says which is first. Gradients travel in "
-     "blocks of 256 with one scale, of int4 in groups of 32, parameters as differences to what all ranks "
-     "already hold.")
+     "and on small models no more tokens to a loss than fp32; int4 needs a seventh, and e3m0 (a sign and a "
+     "power of two) an eighth. Where ranks step together, what these two lose of a gradient is added to the "
+     "next one, which takes one vector more; other rules need more tokens. plan says which is first. "
+     "Gradients travel in blocks of 256 with one scale, of int4 in groups of 32, parameters as differences "
+     "to what all ranks already hold.")
     OPTION("exchange", RULE, PLACEMENT, CHOICE, exchange, "auto", .choices = {"auto", "flat", "two-level",
      "library"}, .relations = {EXCLUDES_IF("library", wire, "int8"), EXCLUDES_IF("library", wire, "int4"),
      EXCLUDES_IF("library", wire, "e3m0"), EXCLUDES_IF("library", rule, "sparse-loco")}, .help =

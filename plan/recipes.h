@@ -1,7 +1,8 @@
 // recipes.h: the ways to run each rule, and how many tokens they were measured to need.
 //
 // A plan weighs a rule's speed against them (forecast.h). The numbers are from
-// dev/results/tokens-to-a-loss-2026-11-25.md and wires-2026-11-27.md: two workers, small models.
+// dev/results/tokens-to-a-loss-2026-11-25.md, wires-2026-11-27.md and four-bits-2026-11-27.md: two
+// workers, small models.
 #pragma once
 
 #include "rules.h"
@@ -29,7 +30,7 @@ static const Recipe RECIPES[] = {
     {&ddp_rule, "--wire int8", {1, 1.03}, {1, 1.02}},
     {&zero1_rule, "", {1, 1}, {1, 1}},
     {&zero1_rule, "--wire int8", {1, 1.03}, {1, 1.02}},
-    {&zero1_rule, "--wire int4", {1.08, 1.08}, {1.06, 1.09}},
+    {&zero1_rule, "--wire int4", {1.08, 1.08}, {1, 1.08}},
     {&dpu_rule, "", {2, TOKENS_UNKNOWN}, {1.33, TOKENS_UNKNOWN}},
     {&acco_wp_rule, "", {1.72, TOKENS_UNKNOWN}, {1.1, TOKENS_UNKNOWN}},
     {&acco_rule, "", {1.03, 1.07}, {1.02, 1.05}},
@@ -37,7 +38,7 @@ static const Recipe RECIPES[] = {
     {&acco_rule, "--estimate-wire int4 --sequential warmup", {1.01, 1.06}, {0.99, 1.03}},
     {&acco_rule, "--wire int8", {1.03, 1.03}, {1, 1.03}},
     {&acco_rule, "--wire int8 --estimate-wire e3m0", {1.03, 1.03}, {1, 1.03}},
-    {&acco_rule, "--wire int4", {1.03, 1.03}, {1.08, 1.18}},
+    {&acco_rule, "--wire int4", {1.03, 1.03}, {1.01, 1.15}},
     {&co2_rule, "", {2, TOKENS_UNKNOWN}, {1.42, 1.75}},
     {&co2_rule, "--wire e3m0", {2, TOKENS_UNKNOWN}, {1.49, 1.84}},
     {&diloco_rule, "", {1.18, 1.69}, {1.16, 1.30}},

@@ -90,7 +90,8 @@ DEVICE void wire_warp_decode_bf16(float values[WIRE_LANE], const char *in, int n
 
 // ---- Coarse formats -------------------------------------------------------------------
 
-// The bits of the largest magnitude of a group of neighbouring lanes, a NaN's above all, for each of them.
+// The bits of the largest magnitude of so many neighbouring lanes, a NaN's above all, for each of
+// them.
 DEVICE uint32_t wire_warp_largest(const float values[WIRE_LANE], int lanes) {
     uint32_t largest = 0;
     for (int i = 0; i < WIRE_LANE; i++) {

@@ -150,7 +150,7 @@ static void loss_check(const LossCase *c, Precision precision) {
             if (c->gradient_scale == 0.0f) { continue; }
             double bound =
                 precision == PRECISION_FP32 ? 4e-6 : 4e-3; // 2^-8 is half of the last place of a bf16
-            // At the target p - 1 may cancel. Then the roundings of a p near 1, and of its sum, remain.
+            // At the target p - 1 may cancel. The roundings of a p near 1 and of its sum remain.
             double size = 0.06 * fabs((double)c->gradient_scale) / sqrt((double)V);
             check_close_terms("gradient of a row", first + row * V, expected + row * V, V, size, bound);
         }

@@ -61,7 +61,8 @@ static bool same_bits(const void *a, const void *b, size_t bytes) { return memcm
 // The oracle: one block, in double. Where a distance decides, the number and the level
 // are of about the same size, so their difference is exact.
 
-// Whether elements a and b of `count` share a scale: those of a block, and in int4 those of 16 bytes.
+// Whether elements a and b of `count` share a scale: those of a block, in int4 those of 16
+// bytes.
 static bool share_a_scale(WireFormat format, size_t a, size_t b, size_t count) {
     size_t begin = a / WIRE_BLOCK * WIRE_BLOCK,
            n = count - begin < (size_t)WIRE_BLOCK ? count - begin : (size_t)WIRE_BLOCK, bytes = (n + 1) / 2;

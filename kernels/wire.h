@@ -267,46 +267,54 @@ static inline __attribute__((always_inline)) void wire_decode_group(WireFormat f
 }
 
 // In a block of n elements of 4 bits, byte j holds element j in its lower half and element
-// j + (n + 1) / 2 in its upper half: so both halves of the block are read as whole vectors. The
-// format is a constant where these two are called.
+// j + (n + 1) / 2 in its upper half: so both halves of the block are read as whole vectors.
+typedef struct WireGroup {
+    size_t lower, upper; // the elements of its first byte; upper is at most n
+    size_t count, pairs; // its bytes, and how many of them have an element in the upper half
+} WireGroup;
+
+static inline __attribute__((always_inline)) WireGroup wire_group(WireFormat format, uint32_t group,
+                                                                  size_t n) {
+    size_t paired = format == WIRE_INT8 ? 0 : n / 2, bytes = n - paired, whole = wire_group_bytes(format),
+           begin = size_min(group * whole, bytes), count = size_min(bytes - begin, whole);
+    WireGroup place = {begin, size_min(bytes + begin, n), count,
+                       size_min(paired - size_min(begin, paired), count)};
+    return place;
+}
+
+// The format is a constant where these two are called.
 static inline __attribute__((always_inline)) void wire_encode_coarse(WireFormat format, void *out,
                                                                      const float *in, size_t count) {
-    size_t paired = format == WIRE_INT8 ? 0 : count / 2, bytes = count - paired,
-           whole = wire_group_bytes(format);
     for (uint32_t group = 0; group < wire_groups(format); group++) {
-        size_t begin = size_min(group * whole, bytes), n = size_min(bytes - begin, whole),
-               pairs = size_min(paired - size_min(begin, paired), n);
-        const float *lower = in + begin, *upper = in + size_min(bytes + begin, count);
-        uint8_t *codes = (uint8_t *)out + wire_scale_bytes(format) + begin;
-        uint32_t low = wire_largest(lower, n), high = wire_largest(upper, pairs),
+        WireGroup place = wire_group(format, group, count);
+        const float *lower = in + place.lower, *upper = in + place.upper;
+        uint8_t *codes = (uint8_t *)out + wire_scale_bytes(format) + place.lower;
+        uint32_t low = wire_largest(lower, place.count), high = wire_largest(upper, place.pairs),
                  largest = low > high ? low : high;
         bool finite = wire_is_finite(largest);
         float scale = finite ? wire_scale(format, largest) : wire_float_from_bits(WIRE_NAN_BITS);
         wire_store_scale(format, out, group, scale);
         if (!finite) {
-            memset(codes, 0, n);
-        } else if (pairs == WIRE_GROUP / 2 && n == pairs) {
+            memset(codes, 0, place.count);
+        } else if (place.pairs == WIRE_GROUP / 2 && place.count == place.pairs) {
             wire_encode_group(format, codes, lower, upper, WIRE_GROUP / 2, WIRE_GROUP / 2, scale);
         } else {
-            wire_encode_group(format, codes, lower, upper, n, pairs, scale);
+            wire_encode_group(format, codes, lower, upper, place.count, place.pairs, scale);
         }
     }
 }
 
 static inline __attribute__((always_inline)) void wire_decode_coarse(WireFormat format, float *out,
                                                                      const void *in, size_t count) {
-    size_t paired = format == WIRE_INT8 ? 0 : count / 2, bytes = count - paired,
-           whole = wire_group_bytes(format);
     for (uint32_t group = 0; group < wire_groups(format); group++) {
-        size_t begin = size_min(group * whole, bytes), n = size_min(bytes - begin, whole),
-               pairs = size_min(paired - size_min(begin, paired), n);
-        float *lower = out + begin, *upper = out + size_min(bytes + begin, count),
+        WireGroup place = wire_group(format, group, count);
+        float *lower = out + place.lower, *upper = out + place.upper,
               scale = wire_load_scale(format, in, group);
-        const uint8_t *codes = (const uint8_t *)in + wire_scale_bytes(format) + begin;
-        if (pairs == WIRE_GROUP / 2 && n == pairs) {
+        const uint8_t *codes = (const uint8_t *)in + wire_scale_bytes(format) + place.lower;
+        if (place.pairs == WIRE_GROUP / 2 && place.count == place.pairs) {
             wire_decode_group(format, lower, upper, codes, WIRE_GROUP / 2, WIRE_GROUP / 2, scale);
         } else {
-            wire_decode_group(format, lower, upper, codes, n, pairs, scale);
+            wire_decode_group(format, lower, upper, codes, place.count, place.pairs, scale);
         }
     }
 }

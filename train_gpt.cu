@@ -37,7 +37,8 @@ int main(int argc, char **argv) {
     Run *run = (Run *)memory_take(1, sizeof *run);
     Error error = {""};
     files_open_standard();
-    signal(SIGXFSZ, SIG_IGN); // a file at its size limit is reported as a full disk is
+    setvbuf(stderr, NULL, _IOLBF, BUFSIZ); // a line is one write: neither a launcher nor a thread tears it
+    signal(SIGXFSZ, SIG_IGN);              // a file at its size limit is reported as a full disk is
     bool understood =
         options_parse(argc, argv, &run->options, &error) && options_check(&run->options, &error);
     if (transport_was_launched() && run->options.gpu_exchange != GPU_EXCHANGE_HOST) { gpu_load_eagerly(); }

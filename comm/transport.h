@@ -121,10 +121,11 @@ typedef struct Transport {
 } Transport;
 
 // Before an end with a code other than 0, so that the rank's last words are heard: Open MPI's
-// mpirun ends a job with the first such rank; version 5 may then drop what it has not read yet.
+// mpirun ends a job with the first such rank, the only one too; version 5 may then drop what it
+// has not read yet.
 static inline void transport_let_launcher_read(const Transport *transport) {
     fflush(stdout);
-    if (transport->size > 1) { sleep_seconds(0.2); }
+    if (transport->link.end != NULL) { sleep_seconds(0.2); }
 }
 
 // Prints one line with rank, host, commit and the given text, and ends all ranks with

@@ -23,6 +23,7 @@
 #include "test/program/fleet.h"
 
 #include <dirent.h>
+#include <sys/socket.h>
 
 #include "comm/layout.h"
 #include "options/options_help.h"
@@ -1208,6 +1209,30 @@ static void closed_output_reaches_no_file(void **state) {
     Stage *stage = stage_of(state);
     shell(stage, "\"$TRAIN_GPT\" --config base.json --out silent <&- >&- 2>&-");
     shell(stage, "! grep -v '^{\"event\"' silent/log.jsonl && ! grep '^acco.c' silent/progress.tsv");
+}
+
+// A line on stderr is one write. Datagrams keep writes apart.
+static void a_message_is_written_whole(void **state) {
+    Stage *stage = stage_of(state);
+    int ends[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends), 0);
+    char name[301], text[1024];
+    memset(name, 'x', sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    pid_t child = fork();
+    if (child == 0) {
+        if (dup2(ends[1], STDERR_FILENO) == STDERR_FILENO) {
+            execl(stage->binary, "train_gpt", "--data", name, (char *)NULL);
+        }
+        _exit(125);
+    }
+    close(ends[1]);
+    ssize_t bytes = recv(ends[0], text, sizeof text, 0);
+    close(ends[0]);
+    int status = 0;
+    assert_true(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 2);
+    assert_true(bytes > (ssize_t)sizeof name && text[bytes - 1] == '\n');
 }
 
 static void the_page_of_options_is_current(void **state) {
@@ -2396,6 +2421,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(the_table_begins_with_its_heading),
     PROGRAM_TEST(the_first_run_takes_options),
     PROGRAM_TEST(closed_output_reaches_no_file),
+    PROGRAM_TEST(a_message_is_written_whole),
     PROGRAM_TEST(the_page_of_options_is_current),
     PROGRAM_TEST(help_names_every_option),
     PROGRAM_TEST(version_tells_the_build),

@@ -433,7 +433,7 @@ tokenizer: build/venv/done
 
 build/venv/done: tokenizer/requirements.txt
 	@python3 -m venv build/venv
-	@build/venv/bin/pip install --quiet --disable-pip-version-check -r $<
+	@build/venv/bin/pip install --quiet --disable-pip-version-check -r $< || { [ -e $@ ] || rm -rf build/venv; exit 1; } # half of it would be taken for all
 	@touch $@
 
 clean:

@@ -10,8 +10,10 @@
 // A command runs through /bin/sh in a process group of its own, its output goes to files,
 // and it has a time limit. Several may run at once, because mpirun mostly sleeps while it
 // starts. Each has its own TMPDIR: Open MPI keeps a directory there that all mpiruns of a
-// user share, and one of them fails when another removes it. stage_end_test, the teardown
-// of every test, ends the programs that a failing test leaves running.
+// user share, and one of them fails when another removes it. Version 5 keeps its shared memory
+// there as well. In /dev/shm, its place, 16 bits of a hash tell the files of two mpiruns apart:
+// 31652 and 31659, as process numbers, give the same, and a rank crashed. stage_end_test, the
+// teardown of every test, ends the programs that a failing test leaves running.
 #pragma once
 
 #include "runtime/errors.h" // PRINTF_LIKE
@@ -258,7 +260,8 @@ static inline void program_become(const Stage *stage, const Program *program, co
     int errors = open(program->error_path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
     bool ready = seated && chdir(directory) == 0 && dup2(in, 0) == 0 && dup2(out, 1) == 1 &&
                  dup2(errors, 2) == 2 && mkdir(program->scratch_path, 0777) == 0 &&
-                 setenv("TMPDIR", program->scratch_path, 1) == 0;
+                 setenv("TMPDIR", program->scratch_path, 1) == 0 &&
+                 setenv("OMPI_MCA_btl_sm_backing_directory", program->scratch_path, 1) == 0;
     if (setting->tasks != NULL) { ready = ready && setenv("SLURM_STEP_NUM_TASKS", setting->tasks, 1) == 0; }
     if (setting->task != NULL) { ready = ready && setenv("SLURM_PROCID", setting->task, 1) == 0; }
     signal(SIGINT, SIG_DFL); // a shell's background job ignores it

@@ -27,6 +27,7 @@ from tokenizer.templates import ALPACA_FIELDS, TEMPLATES
 BLOCK_BYTES = 1 << 19
 DOCUMENT_BYTES = 1 << 22  # TEXT_DOCUMENT_BYTES in documents.h
 RECORD_BYTES = 1 << 28  # a longer JSON record means a damaged file
+MOST_NESTED = 2048  # lists and objects in each other, as the C program's library takes them
 ROWS = 512  # of a Parquet file, read at once
 
 SEPARATORS = {  # what ends a document, at the end of a line
@@ -171,10 +172,17 @@ def finite(text: str) -> float:
 DECODER = json.JSONDecoder(parse_float=finite, parse_constant=finite)
 
 
-def check_characters(record: object, source: str) -> None:
-    """Refuses half of a surrogate pair, as train_gpt does. source: of the record."""
+def check_record(record: object, source: str) -> None:
+    """Refuses half of a surrogate pair and lists in lists in lists, as train_gpt does. source: of the record."""
     if "\\u" in source:
         json.dumps(record, ensure_ascii=False).encode()
+    if source.count("[") + source.count("{") <= MOST_NESTED:
+        return
+    level = [record]  # Python gives up by itself at 1,000, or since 3.12 much deeper
+    for _ in range(MOST_NESTED):
+        level = [item for holder in level for item in (holder.values() if isinstance(holder, dict) else holder) if isinstance(item, dict | list)]
+    if level:
+        raise RecursionError("it is nested too deeply")
 
 
 def line_records(path: Path, _options: Options) -> Records:
@@ -189,7 +197,7 @@ def line_records(path: Path, _options: Options) -> Records:
                 try:
                     text = line.decode()
                     record = DECODER.decode(text)
-                    check_characters(record, text)
+                    check_record(record, text)
                 except ValueError as error:
                     raise InputError(f"{path}, line {number}: not JSON: {error}") from None
                 except RecursionError:
@@ -212,7 +220,7 @@ def array_records(path: Path, _options: Options) -> Records:
             while (at := between.match(text, at).end()) < len(text) and text[at] == "{":
                 try:
                     begin, (record, at) = at, DECODER.raw_decode(text, at)
-                    check_characters(record, text[begin:at])
+                    check_record(record, text[begin:at])
                 except json.JSONDecodeError:  # its end has not been read yet
                     break
                 except (ValueError, RecursionError) as error:

@@ -18,9 +18,9 @@ static void skip_unless_it_can_run(void) {
 
 static void every_claim_is_listed_at_every_scale(void **state) {
     (void)state;
-    static const char *const claims[] = {"A1", "A2",  "A3",  "A4", "A5", "A6", "A7",  "A8",
-                                         "A9", "A10", "A11", "C1", "C2", "C3", "S1",  "S2",
-                                         "S3", "S4",  "M1",  "M2", "M3", "M4", "map", "map-muon"};
+    static const char *const claims[] = {"A1",  "A2",  "A3", "A4", "A5", "A6",  "A7",      "A8", "A9",
+                                         "A10", "A11", "C1", "C2", "C3", "S1",  "S2",      "S3", "S4",
+                                         "M1",  "M2",  "M3", "M4", "M5", "map", "map-muon"};
     static const char *const scales[] = {"--dry-run --out o", "--dry-run --out o --scale gpu --data .",
                                          "--dry-run --out o --scale paper --data ."};
     skip_unless_it_can_run();

@@ -152,7 +152,6 @@ static void choose_alone(Run *run) {
 
 // Decides what depends on the other ranks: how GPUs exchange, and so the plan of memory.
 static void choose_together(Run *run, const Hello *hellos) {
-    Setup setup = setup_of_run(run);
     Error error = {""};
     Transport *transport = &run->transport;
     const Options *options = &run->options;
@@ -160,9 +159,9 @@ static void choose_together(Run *run, const Hello *hellos) {
     meet_on_hosts(transport, options);
     placement_choose_exchange(&run->placement, options, transport);
     bool good = placement_choose_gpu_exchange(&run->placement, options, transport, hellos, &error) &&
-                reserve_memory(&setup, &error);
-    MemoryRoom room = memory_room(&setup);
-    good = good && fit_check(&setup, &room, &error);
+                reserve_memory(run, &error);
+    MemoryRoom room = memory_room(run);
+    good = good && fit_check(run, &room, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
 

@@ -155,8 +155,7 @@ static inline void measure_and_choose(Run *run) {
     RankSpeed mine = {s->settings.micro_batches, round.micro_batch};
     RankSpeed *ranks =
         (RankSpeed *)transport_collect_records(&run->transport, "measuring the ranks", &mine, sizeof mine);
-    Setup setup = setup_of_run(run);
-    Machine machine = machine_of_setup(&setup, round.micro_batch);
+    Machine machine = machine_of_run(run, round.micro_batch);
     Measurements measured = {.rule = run->options.rule,
                              .settings = &s->settings,
                              .problem = &s->problem,

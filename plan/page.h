@@ -72,23 +72,22 @@ static inline int page_rule_of(const Forecast *forecast, int row) {
 }
 
 // Plans for all links and numbers of micro-batches: a row for each of the latter.
-static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionChoice recompute,
+static inline json_t *page_map(const Run *run, const Forecast *own, OptionChoice recompute,
                                const PageAxis *mbit, const PageAxis *counts) {
     json_t *map = json_array();
-    Options options = *setup->options;
-    Setup other = *setup;
+    Run *other = trial_of(run, &run->options);
+    Options *options = &other->options;
     Forecast *forecast = (Forecast *)memory_take(1, sizeof *forecast);
-    other.options = &options;
     for (int i = 0; i < counts->count; i++) {
         json_t *row = json_array();
         for (int j = 0; j < mbit->count; j++) {
             Machine machine = own->machine;
             bool is_own = counts->values[i] == counts->own && mbit->values[j] == mbit->own;
             // With --accumulate auto only the own cell is adaptive; --rank-accumulate holds in all.
-            bool as_given = is_own || options.rank_accumulate[0] != '\0';
-            options.accumulate = as_given ? setup->options->accumulate : (int64_t)counts->values[i];
+            bool as_given = is_own || options->rank_accumulate[0] != '\0';
+            options->accumulate = as_given ? run->options.accumulate : (int64_t)counts->values[i];
             machine.host.bytes_per_second *= mbit->values[j] / mbit->own;
-            forecast_make(&other, &machine, recompute, false, forecast);
+            forecast_make(other, &machine, recompute, false, forecast);
             json_t *rules = json_array();
             for (int rule = 0; rule < RULE_COUNT; rule++) {
                 json_array_append_new(rules, page_rule(forecast, rule));
@@ -100,18 +99,19 @@ static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionCh
         json_array_append_new(map, row);
     }
     free(forecast);
+    trial_free(other);
     return map;
 }
 
 // The data of the page. reason: of the time of a micro-batch. seconds: that the own cell takes.
-static inline json_t *page_data(const Setup *setup, const Forecast *own, OptionChoice recompute,
+static inline json_t *page_data(const Run *run, const Forecast *own, OptionChoice recompute,
                                 const char *reason, double seconds) {
-    const Options *options = setup->options;
+    const Options *options = &run->options;
     const Machine *machine = &own->machine;
     double payload = plan_emulates(options) ? 1 : TCP_PAYLOAD;
     // Unequal ranks have no number of micro-batches in common: only the own batch is drawn.
     bool unequal = options->rank_accumulate[0] != '\0';
-    double count = rint(own->rows[own->own].commit.micro_batches / setup->transport->size);
+    double count = rint(own->rows[own->own].commit.micro_batches / run->transport.size);
     if (options->accumulate > 0 && !unequal) { count = (double)options->accumulate; }
     int step = 1;
     while (step < PAGE_COUNTS && seconds * PAGE_LINKS * PAGE_COUNTS > PAGE_SECONDS * step * step) {
@@ -127,22 +127,21 @@ static inline json_t *page_data(const Setup *setup, const Forecast *own, OptionC
                               json_pack("{s:s, s:b}", "name", rule->name, "local", rule->kind == RULE_LOCAL));
     }
     double tokens = row_tokens(&own->rows[own->own]);
-    return json_pack("{s:o, s:i, s:i, s:I, s:I, s:o, s:o, s:o, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:o}",
-                     "model", log_text(setup->config->name), "ranks", setup->transport->size, "hosts",
-                     setup->transport->hosts.hosts, "micro_batch", (json_int_t)options->micro_batch,
-                     "seq_len", (json_int_t)options->seq_len, "micro_batch_ms",
-                     log_real(1e3 * machine->micro_batch), "reason", log_text(reason), "tokens",
-                     tokens > 0 ? json_real(tokens) : json_null(), "rule", own->own, "unequal", (int)unequal,
-                     "own_mbit", log_real(mbit.own), "own_count", log_real(counts.own), "mbit",
-                     page_axis_as_json(&mbit), "counts", page_axis_as_json(&counts), "rules", rules, "map",
-                     page_map(setup, own, recompute, &mbit, &counts));
+    return json_pack(
+        "{s:o, s:i, s:i, s:I, s:I, s:o, s:o, s:o, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:o}", "model",
+        log_text(run->config.name), "ranks", run->transport.size, "hosts", run->transport.hosts.hosts,
+        "micro_batch", (json_int_t)options->micro_batch, "seq_len", (json_int_t)options->seq_len,
+        "micro_batch_ms", log_real(1e3 * machine->micro_batch), "reason", log_text(reason), "tokens",
+        tokens > 0 ? json_real(tokens) : json_null(), "rule", own->own, "unequal", (int)unequal, "own_mbit",
+        log_real(mbit.own), "own_count", log_real(counts.own), "mbit", page_axis_as_json(&mbit), "counts",
+        page_axis_as_json(&counts), "rules", rules, "map", page_map(run, own, recompute, &mbit, &counts));
 }
 
 // Writes the page of a plan. own: the plan itself, which took `seconds`.
-static inline bool page_write(const Setup *setup, const Forecast *own, OptionChoice recompute,
-                              const char *reason, double seconds, Error *error) {
-    const char *path = setup->options->page, *data = strstr(PAGE_HTML, PAGE_DATA_GO_HERE);
-    json_t *object = page_data(setup, own, recompute, reason, seconds);
+static inline bool page_write(const Run *run, const Forecast *own, OptionChoice recompute, const char *reason,
+                              double seconds, Error *error) {
+    const char *path = run->options.page, *data = strstr(PAGE_HTML, PAGE_DATA_GO_HERE);
+    json_t *object = page_data(run, own, recompute, reason, seconds);
     char *text = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9));
     FILE *file = text == NULL ? NULL : fopen(path, "w");
     bool written = file != NULL && fwrite(PAGE_HTML, 1, (size_t)(data - PAGE_HTML), file) > 0;

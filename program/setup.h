@@ -29,6 +29,14 @@ static inline bool choose_part(const Options *options, const ModelConfig *config
                      start);
 }
 
+// How the optimizer sees the tensors of what is trained.
+static inline void choose_tensors(Run *run) {
+    const ParameterTable *table = &run->part.table;
+    run->tensors = (OptimizerTensor *)memory_take(2 * (size_t)table->count, sizeof *run->tensors);
+    run->tensor_count = training_tensors(table, run->options.decay == DECAY_ALL,
+                                         run->options.inner == INNER_MUON, run->tensors);
+}
+
 static inline bool choose_model(Run *run, Error *error) {
     Options *options = &run->options;
     const char *start = options_start(options);
@@ -51,9 +59,7 @@ static inline bool choose_model(Run *run, Error *error) {
     }
     TrainedPart *part = &run->part;
     if (!choose_part(options, &run->config, part, error)) { return false; }
-    run->tensors = (OptimizerTensor *)memory_take(2 * (size_t)part->table.count, sizeof *run->tensors);
-    run->tensor_count = training_tensors(&part->table, options->decay == DECAY_ALL,
-                                         options->inner == INNER_MUON, run->tensors);
+    choose_tensors(run);
     if (options_leave(options, &options->micro_batch)) {
         options->micro_batch = part->model.parameter_count < 5000000 ? 1 : 8;
     }
@@ -151,44 +157,8 @@ static inline bool choose_length(Run *run, Error *error) {
 
 // ---- The schedule, and memory ---------------------------------------------------------
 
-// What the schedule and the memory of a run follow from, and where they are written. A
-// plan tries other options: its trials (fit.h) have a copy of what they change.
-typedef struct Setup {
-    const Options *options; // with --micro-batch, --seq-len and --optimizer chosen
-    const ModelConfig *config;
-    TrainedPart *part;
-    const OptimizerTensor *tensors; // (tensor_count)
-    int tensor_count, threads;
-    const DataLoader *data;
-    const int64_t *data_base; // TrainingProblem::data_base
-    Transport *transport;
-    Placement *placement; // how much is recomputed is chosen here
-    Scheduler *scheduler;
-    Arena *arena;
-    Model *model;
-    TrainingProblem *training;
-} Setup;
-
-static inline Setup setup_of_run(Run *run) {
-    Setup setup = {.options = &run->options,
-                   .config = &run->config,
-                   .part = &run->part,
-                   .tensors = run->tensors,
-                   .tensor_count = run->tensor_count,
-                   .threads = run->threads.threads,
-                   .data = &run->data,
-                   .data_base = &run->checkpointed.data_base,
-                   .transport = &run->transport,
-                   .placement = &run->placement,
-                   .scheduler = &run->scheduler,
-                   .arena = &run->arena,
-                   .model = &run->model,
-                   .training = &run->training};
-    return setup;
-}
-
-static inline double setup_micro_batch_tokens(const Setup *setup) {
-    return (double)setup->options->micro_batch * (double)setup->options->seq_len;
+static inline double micro_batch_tokens(const Run *run) {
+    return (double)run->options.micro_batch * (double)run->options.seq_len;
 }
 
 // The settings that follow from the length of the run.
@@ -213,11 +183,11 @@ static inline void choose_schedule(const Options *options, int ranks, SchedulerS
     settings->rate = rate;
 }
 
-static inline SchedulerSettings choose_settings(const Setup *setup) {
-    const Options *options = setup->options;
+static inline SchedulerSettings choose_settings(Run *run) {
+    const Options *options = &run->options;
     const Rule *rule = options_rule(options);
-    const Transport *transport = setup->transport;
-    Placement *placement = setup->placement;
+    const Transport *transport = &run->transport;
+    Placement *placement = &run->placement;
     uint64_t seed = (uint64_t)options->seed;
     int own = options_rank_accumulate(options, transport->rank);
     SchedulerSettings settings = {
@@ -237,8 +207,8 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
                       .weight_decay = options->weight_decay,
                       .muon_momentum = options->muon_momentum,
                       .muon_iterations = (int)options->muon_iterations,
-                      .tensors = setup->tensors,
-                      .tensor_count = setup->tensor_count,
+                      .tensors = run->tensors,
+                      .tensor_count = run->tensor_count,
                       .moments = (Precision)options->moments,
                       // Moments are rounded at random: ranks that step by themselves do it in
                       // different ways, so the mean over the ranks is more exact.
@@ -253,8 +223,8 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
     // Casts travel in twos, which must not belong to two ranks.
     bool in_twos = true;
-    for (int i = 0; i < setup->part->table.count && options->inner != INNER_ADAMW; i++) {
-        in_twos = in_twos && setup->part->table.entries[i].offset % 2 == 0;
+    for (int i = 0; i < run->part.table.count && options->inner != INNER_ADAMW; i++) {
+        in_twos = in_twos && run->part.table.entries[i].offset % 2 == 0;
     }
     settings.gathers_casts =
         placement->all_cast && rule_shards(rule) && settings.wire == WIRE_FP32 && in_twos;
@@ -263,45 +233,45 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
 }
 
 // Reserves everything that a run allocates. Whether there is as much memory fit.h asks.
-static inline bool reserve_memory(const Setup *setup, Error *error) {
-    const Options *options = setup->options;
-    Placement *placement = setup->placement;
-    Arena *arena = setup->arena;
-    SchedulerSettings settings = choose_settings(setup);
+static inline bool reserve_memory(Run *run, Error *error) {
+    const Options *options = &run->options;
+    Placement *placement = &run->placement;
+    Arena *arena = &run->arena;
+    SchedulerSettings settings = choose_settings(run);
     ModelSettings model = {.B = (int)options->micro_batch,
                            .T = (int)options->seq_len,
-                           .threads = setup->threads,
+                           .threads = run->threads.threads,
                            .on_gpu = placement->on_gpu,
                            .precision = placement->precision,
                            .given_weights = settings.keeps_casts,
-                           .part = setup->part->frozen_count > 0 ? setup->part : NULL,
+                           .part = run->part.frozen_count > 0 ? &run->part : NULL,
                            .fp8 = placement->fp8};
-    if (options->attend == ATTEND_DOCUMENT) { model.separator = &setup->data->separator; }
-    bool slow = options->slow_rank == setup->transport->rank;
-    TrainingProblem training = {.transport = setup->transport,
-                                .model = setup->model,
-                                .table = &setup->part->table,
-                                .data = setup->data,
+    if (options->attend == ATTEND_DOCUMENT) { model.separator = &run->data.separator; }
+    bool slow = options->slow_rank == run->transport.rank;
+    TrainingProblem training = {.transport = &run->transport,
+                                .model = &run->model,
+                                .table = &run->part.table,
+                                .data = &run->data,
                                 .B = model.B,
                                 .T = model.T,
-                                .data_base = setup->data_base,
+                                .data_base = &run->checkpointed.data_base,
                                 .slow_seconds = slow ? options->slow_ms / 1e3 : 0};
-    *setup->training = training;
-    Problem problem = {.self = setup->training,
+    run->training = training;
+    Problem problem = {.self = &run->training,
                        .parameter_count = training.table->parameter_count,
                        .tokens = (double)model.B * model.T,
                        .micro_batch = training_micro_batch,
-                       .copy = &setup->model->copy,
+                       .copy = &run->model.copy,
                        .layer_begins = training.table->layer_begins,
                        .layer_count = training.table->layers};
     arena->on_gpu = placement->on_gpu;
-    scheduler_reserve(setup->scheduler, arena, &settings, &problem, setup->transport);
-    training_reserve(setup->training, arena);
-    if (!placement_check_shapes(placement, setup->config, model.B, model.T, error) ||
-        !placement_choose_recompute(placement, options, setup->config, arena->bytes, &model, error)) {
+    scheduler_reserve(&run->scheduler, arena, &settings, &problem, &run->transport);
+    training_reserve(&run->training, arena);
+    if (!placement_check_shapes(placement, &run->config, model.B, model.T, error) ||
+        !placement_choose_recompute(placement, options, &run->config, arena->bytes, &model, error)) {
         return false;
     }
-    model_reserve(setup->model, arena, setup->config, &model);
+    model_reserve(&run->model, arena, &run->config, &model);
     return true;
 }
 

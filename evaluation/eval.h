@@ -1,5 +1,4 @@
-// eval.h: `train_gpt eval`, which measures a model on disk: the perplexity of a text,
-// LAMBADA or HellaSwag.
+// eval.h: `train_gpt eval`: the perplexity of a text, LAMBADA or HellaSwag for a model on disk.
 //
 // eval_tasks.h reads the data into sequences; here all ranks score them. A batch does not
 // depend on the number of ranks, so neither does a score, to the last bit.

@@ -1,9 +1,8 @@
 // sample.h: writes text with a model, one token at a time, on the CPU, whatever device trains the
 // model: `train_gpt sample` for a model on disk, and the samples during and after training.
 //
-// A step decodes one token: the model caches what it needs of all earlier positions. When
-// all of its positions are used, the text ends. A sampler has an arena of its own, so
-// training reserves nothing for it.
+// A step decodes one token: the model caches what it needs of all earlier positions. When all of
+// them are used, the text ends. A sampler has its own arena: training reserves nothing for it.
 #pragma once
 
 #include "checkpoint/hf_model.h"
@@ -228,8 +227,8 @@ static inline bool sample_open_codec(Sample *sample, bool bytes, int vocabulary,
                             "a system text");
 }
 
-// Prints what heads a sample. `sample` has options, codec and parameters, and must stay where it
-// is until sample_close.
+// Prints what heads a sample, which has options, codec and parameters, and stays until
+// sample_close.
 static inline bool sample_open(Sample *sample, const ModelConfig *config, ThreadPool *pool, int threads,
                                Error *error) {
     const Options *options = sample->options;
@@ -287,8 +286,7 @@ static inline bool sample_encode(const Sample *sample, const char *prompt, int *
     return good;
 }
 
-// Prints the prompt, if that is wanted, and what the model writes after it, token by token. The
-// text goes on from what it was.
+// Prints the prompt, if that is wanted, and token by token what the model writes after it.
 static inline bool sample_text(Sample *sample, const char *prompt, bool shows, Error *error) {
     int positions = sample->sampler.model.config.positions, before = 0,
         count = (int)sample->options->sample_tokens, thought[2];
@@ -324,8 +322,7 @@ static inline bool sample_text(Sample *sample, const char *prompt, bool shows, E
     return good;
 }
 
-// A text for each line of `input`; or, if it is interactive, one text that goes on with each line,
-// until a line says /reset.
+// A text for each line of `input`; if it is interactive, one that goes on with each, until /reset.
 static inline bool sample_lines(Sample *sample, FILE *input, bool interactive, Error *error) {
     char *line = NULL;
     size_t room = 0, lines = 0;

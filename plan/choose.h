@@ -1,5 +1,4 @@
-// choose.h: the choices of a rule that are left to a measurement, such as --acco-split
-// auto, when a run could start to train.
+// choose.h: a rule's choices that are left to a measurement before training (--acco-split auto).
 //
 // The ranks measure a micro-batch and exchanges on the run itself (plan/measure.h). Rank 0
 // simulates the ways to run that the rule offers (Rule::choose) with these times, and takes the
@@ -104,8 +103,7 @@ static inline double simulated_seconds(const Measurements *measured, const RuleO
     return seconds;
 }
 
-// The first choice whose commits are as short as any other's; late: with slow exchanges, else in
-// the mean.
+// The first choice whose commits are as short as any; late: with slow exchanges, else on average.
 static inline const Choice *choose_first(const Measurements *measured, const Choice *list, int count,
                                          bool late) {
     double least = INFINITY;

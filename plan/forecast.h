@@ -2,8 +2,7 @@
 //
 // What is recommended reaches a loss first: its speed is divided by the tokens that it needs
 // relative to plain training with AdamW, as measured with small models (Recipe). Among equally fast
-// ones, within FORECAST_TOLERANCE, the one that needs the fewest tokens is recommended, and then
-// the one with the least memory.
+// ones (FORECAST_TOLERANCE) it needs the fewest tokens, and then the least memory.
 #pragma once
 
 #include "kernels/cpu/product_rates.h"
@@ -69,8 +68,7 @@ static inline double micro_batch_seconds(const Run *run, char reason[RULE_TEXT])
     double tokens = micro_batch_tokens(run);
     double operations = trained_flops_per_token(&run->part, &run->config, (int)options->seq_len) * tokens;
     Precision precision = run->placement.precision;
-    // Ranks that would share a host as large as this one share its threads. Ranks that were started
-    // have divided them already.
+    // Ranks that would share a host like this one share its threads; started ones have already.
     int threads = run->threads.threads,
         each = run->transport.local_size > 1 ? 1 : (int)options->ranks_per_host;
     if (options->threads == 0 && each > 1) { threads = each < threads ? threads / each : 1; }
@@ -186,8 +184,7 @@ static inline double row_tokens(const ForecastRow *row) {
 
 typedef struct Forecast {
     Machine machine;
-    // All rules as asked for, in the order of RULES; the recipes that differ from these;
-    // variants of the run.
+    // All rules as asked for, in the order of RULES; recipes that differ; variants of the run.
     ForecastRow rows[RULE_COUNT + FORECAST_RECIPES + FORECAST_VARIANTS];
     int count, own, recipes_end;
     int recommended, committing; // of rules and recipes; the latter of those that are not local; -1: none
@@ -350,8 +347,7 @@ static inline void forecast_alternative(const Run *run, OptionChoice recompute, 
     trial_free(other);
 }
 
-// Every rule in the other ways that were measured; if the run has AdamW and its model is new,
-// with Muon, too.
+// Every rule in the other ways that were measured; of a new model that has AdamW, with Muon, too.
 static inline void forecast_add_recipes(const Run *run, OptionChoice recompute, Forecast *forecast) {
     const Options *options = &run->options;
     bool with_muon = options->inner == INNER_ADAMW && options->finetune[0] == '\0';
@@ -394,9 +390,8 @@ static inline void forecast_add_variants(const Run *run, Forecast *forecast) {
     }
 }
 
-// All rules, the run's first: with --accumulate auto it says how large the others' batch is.
-// Options that another rule does not have are at their defaults. variants: also the run's own rule
-// otherwise.
+// All rules, the run's first: with --accumulate auto it says how large the others' batch is. What
+// another rule does not have is at its default. variants: also the run's own rule otherwise.
 static inline void forecast_make(const Run *run, const Machine *machine, OptionChoice recompute,
                                  bool variants, Forecast *forecast) {
     int size = run->transport.size, own = run->options.rule;
@@ -435,8 +430,8 @@ static inline void forecast_make(const Run *run, const Machine *machine, OptionC
 
 // ---- In words ---------------------------------------------------------------------------
 
-// " --name value" for every option of the run's rule that is not as in `reference`, as in a shell;
-// for the caller to free.
+// " --name value" for each option of the rule that is not as in `reference`, for a shell; freed
+// later.
 static inline char *options_as_text(const Options *options, const Options *reference) {
     char *text = NULL, value[OPTION_VALUE_SIZE], quoted[4 * sizeof(OptionText) + 3];
     size_t length = 0;

@@ -42,8 +42,7 @@ typedef struct Machine {
     // In Muon's matrix products: where compute waits for them, and of a thread that also exchanges.
     double flops_per_second, exchange_flops_per_second;
     // What an exchange takes from the overlapped computation: a share of the rank's work for it
-    // (both need the same cores), and a share of its whole time (it keeps some of a GPU's
-    // processors busy).
+    // (both need the same cores), and of its whole time (it keeps some of a GPU's processors busy).
     double taken_of_work, taken_of_time;
     double chunk;           // elements of each owner that travel at a time; 0: as collectives_host.h cuts
     double message_seconds; // of a rank's work for a message, however short

@@ -1,5 +1,4 @@
-// network.h: mpirun ... train_gpt plan: what the hosts and the links between them can do,
-// measured by the ranks that would train.
+// network.h: mpirun ... train_gpt plan: what hosts and links can do, measured by their ranks.
 //
 // The plan takes the rate of an exchange between all ranks, the longest latency of a pair, and the
 // pace of every rank. What differs from the other hosts is named, because it is most often a
@@ -83,8 +82,7 @@ static inline double wall_clock(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// All ranks. micro_batch: seconds of one on this rank, NAN: not known. The result is the same on
-// all ranks; network_free ends it.
+// All ranks, with the same result. micro_batch: seconds of one on this rank, NAN: not known.
 static inline Network network_measure(Transport *transport, const Hello *hellos, double micro_batch) {
     const Groups *groups = &transport->hosts;
     size_t hosts = (size_t)groups->hosts;
@@ -130,8 +128,7 @@ static inline const HostFacts *network_facts(const Network *network, int host) {
     return &network->facts[groups_rank(network->groups, host, 0)];
 }
 
-// The name of a host; where several have the same one, as ranks with an emulated link do, its
-// first rank.
+// The name of a host; where several have the same one, as with an emulated link, its first rank.
 static inline const char *network_name(const Network *network, int host, char text[80]) {
     const char *name = network_hello(network, host)->host;
     int same = 0;
@@ -147,8 +144,7 @@ static inline const PairMeasure *network_pair(const Network *network, int from, 
     return &network->pairs[from * network->groups->hosts + to];
 }
 
-// A number of a pair, by its offset in PairMeasure; the least (fmin) or the most (fmax) of a host
-// with the others that it has met.
+// A number of a pair, by its offset in PairMeasure: the extreme of a host with all it has met.
 static inline double network_extreme(const Network *network, int host, size_t number,
                                      double (*choose)(double, double)) {
     double extreme = NAN; // which fmin and fmax leave out

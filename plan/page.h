@@ -1,5 +1,4 @@
-// page.h: a plan as a page for a browser (--page): every rule over the link between hosts and the
-// micro-batches of a commit.
+// page.h: a plan as a page: every rule over the hosts' link and a commit's micro-batches (--page).
 //
 // Each cell of the map is a plan of its own; of each rule it has the recipe that is first at a
 // loss. The page holds all of them as JSON, and draws them (page.html).

@@ -88,8 +88,7 @@ static inline void print_memory(const Run *run) {
 
 // ---- Time -----------------------------------------------------------------------------
 
-// A command that trains as the plan of this row. The options of plans, and the names of
-// one run's files, are not in it.
+// A command that trains as this row plans; no options of plans, and no names of one run's files.
 static inline void print_command(const Run *run, const ForecastRow *row) {
     Options options = row->options, defaults;
     options_defaults(&defaults);
@@ -253,8 +252,7 @@ static inline void plan_slow_rank(const Options *options, const Network *network
                     17);
 }
 
-// Prints what the plan's ranks have measured of the machines, and what is odd. Returns it for
-// --json.
+// Prints what the plan's ranks have measured, and what is odd. Returns it for --json.
 static inline json_t *plan_network(const Run *run, const Network *network, Machine *machine) {
     json_t *odd = network_odd(network), *object = network_as_json(network, odd);
     network_set_machine(network, &run->options, machine);
@@ -400,8 +398,7 @@ static inline bool plan_ranks(Run *run, const LikeRun *like, Error *error) {
     return true;
 }
 
-// Fits the run if --fit asks for it, and reserves its memory. False: the plan asks for what there
-// is not.
+// Fits the run if --fit asks for it, and reserves its memory. False: it asks for what there is not.
 static inline bool plan_reserve(Run *run, Options *options, Error *error) {
     MemoryRoom room = memory_room(run);
     const Transport *transport = &run->transport;

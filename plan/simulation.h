@@ -54,8 +54,7 @@ typedef struct Simulation {
 
 // ---- Compute --------------------------------------------------------------------------
 
-// When computation ends that begins at `start` and would take `seconds` alone, while an exchange
-// takes a part of every second.
+// When computation of `seconds` from `start` on ends, while an exchange takes a part of each.
 static inline double simulation_beside(const Simulation *simulation, double start, double seconds) {
     double began = simulation->beside_began, ended = simulation->beside_ended,
            speed = 1 - simulation->beside_taken;
@@ -80,9 +79,8 @@ static inline void simulation_pass(Simulation *simulation, double elements, doub
     simulation_take(simulation, machine_pass(simulation->machine, elements, bytes));
 }
 
-// The share of a pass that layers [first, last) have, in proportion to their parameters.
-// The head, whose matrix is the token embedding, comes after the last layer. All of it where
-// layers and embeddings are frozen.
+// The share of a pass that layers [first, last) have, by their parameters. The head, whose matrix
+// is the token embedding, comes last. All of it where layers and embeddings are frozen.
 static inline double simulation_share(const Simulation *simulation, int first, int last, bool head) {
     const Problem *problem = &simulation->scheduler->problem;
     double layers = (double)(problem->layer_begins[last] - problem->layer_begins[first]);
@@ -156,8 +154,7 @@ static inline double simulation_finished(const Simulation *simulation, size_t be
     return began + (ended - began) * simulation_share(simulation, layer, problem->layer_count, true);
 }
 
-// Adds an exchange to a clock; its work, to *work. A rank's own work takes longer during
-// computation, with which it shares cores.
+// Adds an exchange to a clock; its work, longer beside computation as both share cores, to *work.
 static inline double simulation_spend(Simulation *simulation, ExchangeCost cost, double now, double *work) {
     simulation->bytes_outside += cost.bytes;
     *work += cost.work;

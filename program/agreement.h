@@ -117,8 +117,7 @@ static inline const Hello *exchange_hellos(Run *run) {
 
 // ---- Hosts ----------------------------------------------------------------------------
 
-// Links are emulated between the ranks of one machine, so there each rank is a host by itself
-// unless the user says otherwise.
+// With emulated links each rank of one machine is a host by itself, unless the user says otherwise.
 static inline void meet_on_hosts(Transport *transport, const Options *options) {
     bool emulated = options_emulate_link(options) && transport->hosts.hosts == 1;
     int per_host = options->ranks_per_host == 0 && emulated ? 1 : (int)options->ranks_per_host;

@@ -137,8 +137,7 @@ static inline void print_device(const Run *run) {
     }
 }
 
-// What each host has, if there are several. A host is recognised by its name and listed in the
-// order of its first rank.
+// What each host has, if there are several: known by its name, in the order of its first rank.
 static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
     enum { MOST = 16 };
     int hosts = 0;
@@ -197,8 +196,7 @@ static inline void print_model(const ModelConfig *config, const TrainedPart *par
     }
 }
 
-// Prints each source's share of the run, if there are several, and which sources a validation
-// visits whole.
+// Prints each source's share, if there are several, and which sources a validation visits whole.
 static inline void print_sources(Run *run) {
     const DataLoader *data = &run->data, *held = validation_loader(run);
     double samples = (double)run->options.tokens / run->T;
@@ -350,8 +348,7 @@ static inline void print_losses(const Run *run) {
 }
 
 // Prints how long ranks waited, and for whom. word: the run's directory, for a shell. times gets
-// what a micro-batch of each rank took. Returns the mean share of the time in which a rank only
-// waited for communication.
+// what a micro-batch of each rank took. Returns the mean share of the time a rank only waited.
 static inline double print_waiting(const Run *run, const RankPace *paces, double seconds, const char *word,
                                    json_t *times) {
     int ranks = run->transport.size;
@@ -376,8 +373,7 @@ static inline double print_waiting(const Run *run, const RankPace *paces, double
     return mean;
 }
 
-// Prints and logs how training ended. paces (ranks). saved: the end is on disk. lost_data: this is
-// why it ends.
+// Prints and logs how training ended. paces (ranks). saved: on disk. lost_data: why it ends.
 static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *paces, bool saved,
                              bool lost_data) {
     long long commits = (long long)run->scheduler.optimizer.steps;

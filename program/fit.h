@@ -120,8 +120,7 @@ static inline bool fit_options(const Run *run, Options *options) {
 
 // ---- Answers --------------------------------------------------------------------------
 
-// Sets options to recompute whole layers. False: they ask for it already, or the program
-// recomputes by itself where that helps.
+// Recomputes whole layers. False: options ask for it, or the program does it where it helps.
 static inline bool fit_recompute(const Run *run, Options *options) {
     bool automatic = options->recompute == 0 && run->placement.on_gpu;
     if (automatic || options->recompute == 1 + RECOMPUTE_BLOCK) { return false; }

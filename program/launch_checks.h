@@ -24,8 +24,7 @@ typedef struct ThreadChoice {
     char warning[512]; // empty: nothing to warn about
 } ThreadChoice;
 
-// A whole number >= 0 from the first of these variables, divided by blanks, that has one; -1: none
-// has.
+// A whole number >= 0 from the first of these variables, divided by blanks, that has one; else -1.
 static inline long launch_environment_number(const char *names) {
     char name[64], rest;
     long value = -1, read;

@@ -232,16 +232,15 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
     return true;
 }
 
-// Why the gradients of this run cannot be sent by NCCL, whose kernels want equal pieces; NULL: they
-// can.
+// Why NCCL, whose kernels want equal pieces, cannot send this run's gradients; NULL: it can.
 static inline const char *placement_uneven(const Options *options) {
     bool whole = options->inner == INNER_MUON && options_rule(options)->kind != RULE_LOCAL;
     return whole ? "with --inner muon ranks own whole matrices, and NCCL is used for equal pieces only"
                  : NULL;
 }
 
-// Collective; all ranks choose the same, and refuse options for GPUs or for NCCL if neither is
-// used. hellos (ranks): of all of them.
+// Collective; all ranks choose the same. Refuses options for GPUs or NCCL without use. hellos
+// (ranks).
 static inline bool placement_choose_gpu_exchange(Placement *placement, const Options *options,
                                                  Transport *transport, const Hello *hellos, Error *error) {
     int ranks = transport->size;

@@ -1,7 +1,6 @@
 // rank_pace.h: which rank is slow, by how much, and what helps.
 //
-// Ranks that wait for a slow one look as if they waited for the network. How long each takes for a
-// micro-batch tells the two apart.
+// Ranks that wait for a slow one seem to wait for the network: times of micro-batches tell.
 #pragma once
 
 #include "options/options_check.h"
@@ -52,8 +51,7 @@ static inline void rank_pace_list(const Options *options, const double *seconds,
     }
 }
 
-// Prints which rank is slow, and what helps. where: its host, or "" if it is not known. width: of
-// the margin before each line.
+// Prints which rank is slow, and what helps. where: its host, or "". width: of the margin.
 static inline void rank_pace_print(const Options *options, const double *seconds, int ranks, SlowRank slow,
                                    const char *where, int width) {
     enum { MOST = 16 };

@@ -169,8 +169,7 @@ static inline int64_t load_newest(Run *run) {
     }
 }
 
-// --decay-now: from the checkpoint on, which check_resume checks, the rate falls, and the run ends
-// that many tokens later.
+// --decay-now: from the checkpoint on the rate falls, and the run ends that many tokens later.
 static inline bool decay_from_checkpoint(Options *options, Error *error) {
     if (options->decay_now == 0) { return true; }
     options->tokens = (int64_t)ceil(checkpoint_tokens(options->resume)) + options->decay_now;
@@ -327,8 +326,7 @@ static inline void resume_run(Run *run) {
 
 enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the same checkpoint
 
-// The position in the data of the next micro-batch of the least or the most advanced
-// rank, counted in micro-batches of all ranks.
+// Where the next micro-batch of the least or most advanced rank lies, in those of all ranks.
 static inline int64_t data_position(const CheckpointedRun *checkpointed, double (*fold)(double, double)) {
     double mine = (double)checkpointed->scheduler->micro_batches_begun,
            found = transport_fold(checkpointed->transport, "position in the data", mine, fold);

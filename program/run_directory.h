@@ -71,9 +71,8 @@ static inline bool run_directory_create(const char *out, const char *model, cons
                                  strerror(errno));
 }
 
-// Locks the directory until this process ends, however it ends: OUT/lock is locked by the
-// system, and names the process for whoever comes second. False: another run holds it. On
-// a file system without locks nothing is locked.
+// Locks OUT/lock until this process ends, however it ends; the file names the process for whoever
+// comes second. False: another run holds it. A file system without locks locks nothing.
 static inline bool run_directory_lock(const char *directory, const char *host, Error *error) {
     char path[RUN_PATH_SIZE + 16], owner[128] = "";
     snprintf(path, sizeof path, "%.*s/lock", RUN_PATH_SIZE - 1, directory);

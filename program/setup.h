@@ -91,9 +91,8 @@ static inline bool choose_rates(Run *run, Error *error) {
     int64_t per_commit = nominal_tokens_per_commit(run);
     bool finetunes = options->finetune[0] != '\0';
     if (options_leave(options, &options->learning_rate)) {
-        // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and our
-        // own measurement for the tiny ones. Fine-tuning takes a tenth: ACCO's paper, for 2.7B,
-        // 2e-5.
+        // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), our own
+        // measurement for tiny ones. Fine-tuning takes a tenth (ACCO's paper, for 2.7B: 2e-5).
         double rate = parameters < 5e6     ? 2e-3
                       : parameters < 60e6  ? 1e-3
                       : parameters < 250e6 ? 6e-4
@@ -128,8 +127,7 @@ static inline bool choose_rates(Run *run, Error *error) {
                      options->minimum_learning_rate, options->learning_rate);
 }
 
-// Tokens of one pass over the data; 0: endless, not known yet, or of sources with epochs of their
-// own.
+// Tokens of one pass over the data; 0: endless, not known yet, or each source has its own epochs.
 static inline double tokens_per_epoch(const DataLoader *data) {
     return data->source_count > 1 ? 0 : (double)data->training_windows * data->sequence_length;
 }
@@ -275,10 +273,10 @@ static inline bool reserve_memory(Run *run, Error *error) {
     return true;
 }
 
-// Chooses how many bytes of gradients travel together during the backward pass. After it the last
-// bucket is still to be sent, and each costs a latency: with n buckets of an exchange of C seconds
-// C / n + n * latency, least at n = sqrt(C / latency). supposed: the link of a plan; NULL: all
-// ranks measure theirs.
+// Chooses how many bytes of gradients travel together in the backward pass. After it the last
+// bucket is still to be sent, and each costs a latency: n buckets of an exchange of C seconds take
+// C / n + n * latency, least at n = sqrt(C / latency). supposed: a plan's link; NULL: it is
+// measured.
 static inline void bucket_for_link(Scheduler *s, const Options *options, const Placement *placement,
                                    const LinkMeasure *supposed, char reason[160]) {
     SchedulerSettings *settings = &s->settings;

@@ -1,5 +1,4 @@
-// start.h: from what was chosen to a run that can train: its directory and files, memory,
-// threads, first parameters, streams.
+// start.h: from choices to a run that can train: files, memory, threads, parameters, streams.
 //
 // The order matters: the directory exists before memory is filled, so that a mistake in
 // --out costs nothing; emulated delays begin after the ranks' clocks were compared.
@@ -51,9 +50,8 @@ static inline void staging_copy(const Staging *staging, Real *to, size_t count, 
     stream_settle(staging->stream);
 }
 
-// Reads the model that training begins with, tensor by tensor: trained tensors go to target, in
-// the scheduler's order, frozen ones to their own place. The file is mapped, so the ranks of a
-// host read the disk once.
+// Reads the model that training begins with, tensor by tensor: trained ones go to target, in the
+// scheduler's order, frozen ones to their place. The file is mapped: a host reads the disk once.
 static inline void read_start(Run *run, const Staging *staging, float *target) {
     const TrainedPart *part = &run->part;
     Error error = {""};
@@ -80,8 +78,7 @@ static inline void read_start(Run *run, const Staging *staging, float *target) {
     if (part->frozen_count == 0) { hf_model_close(&run->base); }
 }
 
-// The first parameters, of a model on disk or random: the same on all ranks. Adapters begin
-// at random.
+// The first parameters, of a model on disk or random: the same on all ranks. Adapters are random.
 static inline void initialize_parameters(Run *run) {
     const ParameterTable *table = &run->part.table, *model = &run->part.model;
     bool reads = options_start(&run->options)[0] != '\0', random = !reads || run->part.rank > 0;

@@ -54,8 +54,7 @@ static inline void validate_task(void *context, Stream *stream) {
 }
 
 // Writes into run->reports the mean loss over the predicted tokens of the held-out batches; of
-// several sources the mean of their losses by their weights. False: a rank was asked to stop, and
-// all have left it unfinished.
+// several sources the weighted mean. False: a rank was asked to stop, and all left it unfinished.
 static inline bool validate(Run *run) {
     Scheduler *s = &run->scheduler;
     const DataLoader *data = validation_loader(run);
@@ -98,8 +97,7 @@ static inline bool validate(Run *run) {
     return !stopped;
 }
 
-// Validates, and notes whether it is the best so far (--keep-best) and how many were no better
-// (--stop-after).
+// Validates; notes whether it is the best (--keep-best), and how many were not (--stop-after).
 static inline void validate_commit(Run *run) {
     if (!validate(run)) { return; }
     CheckpointedRun *checkpointed = &run->checkpointed;

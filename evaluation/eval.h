@@ -134,8 +134,6 @@ static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, 
     return scores;
 }
 
-// ---- Summary --------------------------------------------------------------------------
-
 typedef struct EvaluateSummary {
     uint64_t items;   // windows or lines
     uint64_t counted; // tokens
@@ -218,8 +216,6 @@ static inline void evaluate_print(FILE *file, const char *task, const EvaluateSe
     if (!windows) { fprintf(file, "acc            %.6f\n", summary->accuracy); }
     if (chooses) { fprintf(file, "acc_norm       %.6f\n", summary->accuracy_norm); }
 }
-
-// ---- The command ----------------------------------------------------------------------
 
 typedef struct Evaluation {
     Run *run;

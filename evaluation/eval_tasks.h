@@ -63,8 +63,6 @@ typedef struct EvaluateSet {
     size_t batch_count;
 } EvaluateSet;
 
-// ---- Preparing text as the harness does -----------------------------------------------
-
 // The characters that Python's str.strip removes.
 #define EVALUATE_SPACE "[\\x1C-\\x1F" TOKENIZER_SPACE "]"
 
@@ -350,8 +348,6 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
     return (set->questions > 0 || error_set(error, "%.300s holds no line with a question", request->path)) &&
            evaluate_take_text(set, error);
 }
-
-// ---- The set and its batches ----------------------------------------------------------
 
 // The longest first; among equals the order of the data.
 static inline int evaluate_compare_lengths(const void *a, const void *b) {

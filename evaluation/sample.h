@@ -355,8 +355,6 @@ static inline bool sample_lines(Sample *sample, FILE *input, bool interactive, E
     return good;
 }
 
-// ---- Samples of a run -----------------------------------------------------------------
-
 // All ranks, between two commits or at the end: rank 0 prints and logs a sample by the
 // committed parameters. An error is printed, too, and does not end the run.
 static inline void print_sample(Run *run, bool last) {
@@ -406,8 +404,6 @@ static inline void print_sample(Run *run, bool last) {
     wait_for_rank_zero(&run->transport, "sample");
     run->clock.paused += clock_seconds() - began;
 }
-
-// ---- train_gpt sample -----------------------------------------------------------------
 
 // One process, without MPI. Returns the exit status.
 static inline int command_sample(const Options *options) {

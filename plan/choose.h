@@ -144,8 +144,6 @@ static inline bool choice_hides_everything(const Measurements *measured, const C
     return choice->late <= (1 + CHOOSE_TOLERANCE) * measured_computing(measured);
 }
 
-// ---- On a run -------------------------------------------------------------------------
-
 // All ranks measure together; rank 0 chooses for all.
 static inline void measure_and_choose(Run *run) {
     Scheduler *s = &run->scheduler;

@@ -428,8 +428,6 @@ static inline void forecast_make(const Run *run, const Machine *machine, OptionC
     forecast->committing = forecast_choose(forecast, CHOOSE_COMMITTING);
 }
 
-// ---- In words ---------------------------------------------------------------------------
-
 // " --name value" for each option of the rule that is not as in `reference`, for a shell; freed
 // later.
 static inline char *options_as_text(const Options *options, const Options *reference) {

@@ -50,8 +50,6 @@ typedef struct Machine {
     bool sleeps;            // ranks that wait sleep between looks, as transport_wait does
 } Machine;
 
-// ---- Passes over vectors --------------------------------------------------------------
-
 // Bytes of memory that are read and written for an element.
 enum {
     PASS_COPY = 12,   // of gradients
@@ -69,8 +67,6 @@ static inline double machine_pass(const Machine *machine, double elements, doubl
 static inline double machine_exchange_pass(const Machine *machine, double elements, double bytes) {
     return elements * bytes / machine->exchange_bytes_per_second;
 }
-
-// ---- Exchanges ------------------------------------------------------------------------
 
 // Bytes of memory for an element that is encoded, decoded and added, by format. Coarse formats are
 // bound by arithmetic: theirs is the number of bytes that would take as long.

@@ -317,8 +317,6 @@ static inline json_t *network_as_json(const Network *network, json_t *odd) {
     return json_pack("{s:o, s:o, s:O}", "hosts", hosts, "pairs", pairs, "odd", odd);
 }
 
-// ---- For the plan ---------------------------------------------------------------------
-
 // What the options do not say is as measured. The machine points to the network's slowness.
 static inline void network_set_machine(const Network *network, const Options *options, Machine *machine) {
     int ranks = network->groups->size;

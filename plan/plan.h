@@ -86,8 +86,6 @@ static inline void print_memory(const Run *run) {
     print_memory_verdict(run);
 }
 
-// ---- Time -----------------------------------------------------------------------------
-
 // A command that trains as this row plans; no options of plans, and no names of one run's files.
 static inline void print_command(const Run *run, const ForecastRow *row) {
     Options options = row->options, defaults;
@@ -347,8 +345,6 @@ static inline bool plan_time(const Run *run, PlanTimes *times, Error *error) {
     free(forecast);
     return written;
 }
-
-// ---- The command ----------------------------------------------------------------------
 
 static inline bool plan_check_like(const Run *run, const LikeRun *like, Error *error) {
     const char *name = run->options.like;

@@ -7,15 +7,17 @@
 
 // ---- Ending early ---------------------------------------------------------------------
 
-// Prints the mistake and exits with 2. For a process that is alone, or that the other ranks have
-// left. Open MPI's launcher may hang when it has to end ranks; so this waits for them to be gone.
-static inline void exit_user_mistake(const Error *error) {
+// Prints the error and exits. For a process that is alone, or that the other ranks have left. Open
+// MPI's launcher may hang when it has to end ranks; so this waits for them to be gone.
+static inline void exit_alone(int exit_code, const Error *error) {
     if (launch_launcher_rank() != 0) { exit(0); }
     fflush(stdout);
     fprintf(stderr, "train_gpt: %s\n", error->text);
     if (transport_was_launched()) { sleep_seconds(0.5); }
-    exit(EXIT_USER_MISTAKE);
+    exit(exit_code);
 }
+
+static inline void exit_user_mistake(const Error *error) { exit_alone(EXIT_USER_MISTAKE, error); }
 
 // Returns where every rank's exit_code is 0. Otherwise prints the first error and ends
 // all ranks with its code, as it does with a rank that was asked to stop before training.
@@ -61,7 +63,6 @@ static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count)
 // refused. Returns the hellos of all ranks (size), for the life of the process.
 static inline const Hello *exchange_hellos(Run *run) {
     Transport *transport = &run->transport;
-    Options *first = (Options *)memory_take(1, sizeof *first);
     Error error = {""};
     Hello mine = {
         .pid = (int)getpid(), .threads = run->threads.threads, .cores = run->threads.cores, .host = ""};
@@ -80,16 +81,16 @@ static inline const Hello *exchange_hellos(Run *run) {
         run->placement.ranks_on_gpus += all[rank].capability > 0;
     }
     __atomic_store_n(&run->signal_watch.hellos, all, __ATOMIC_RELEASE);
-    *first = run->options;
-    share_from_rank_zero(transport, "sharing", first, sizeof *first);
+    Options first = run->options;
+    share_from_rank_zero(transport, "sharing", &first, sizeof first);
     // --threads may follow the host, and so may the place of a --config.
     for (EACH_OPTION(option)) {
         bool may_differ =
             option->offset == offsetof(Options, threads) || option->offset == offsetof(Options, config);
-        if (may_differ || option_is_same(option, &run->options, first)) { continue; }
+        if (may_differ || option_is_same(option, &run->options, &first)) { continue; }
         char text[OPTION_VALUE_SIZE], value[64], first_value[64];
         text_excerpt(option_print_value(option, &run->options, text), value);
-        text_excerpt(option_print_value(option, first, text), first_value);
+        text_excerpt(option_print_value(option, &first, text), first_value);
         error_set(&error,
                   "rank %d on %s was started with other options than rank 0 on %s: --%s is %s instead of %s",
                   transport->rank, transport->host, all[0].host, option->name, value, first_value);
@@ -111,11 +112,8 @@ static inline const Hello *exchange_hellos(Run *run) {
         break;
     }
     agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
-    free(first);
     return all;
 }
-
-// ---- Hosts ----------------------------------------------------------------------------
 
 // With emulated links each rank of one machine is a host by itself, unless the user says otherwise.
 static inline void meet_on_hosts(Transport *transport, const Options *options) {

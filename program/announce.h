@@ -25,8 +25,6 @@ static inline void print_build_facts(FILE *file) {
             mpi, cuda, nccl);
 }
 
-// ---- The start ------------------------------------------------------------------------
-
 static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
     char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE], epochs[48] = "";

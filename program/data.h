@@ -11,8 +11,6 @@
 
 enum { DATA_PATH_SIZE = RUN_PATH_SIZE + 64, TOKENIZER_PATH_SIZE = 2048 };
 
-// ---- The tokenizer --------------------------------------------------------------------
-
 // The directory of the model in the checkpoint that --resume names; empty if there is none.
 static inline void resumed_model(const Options *options, char path[TOKENIZER_PATH_SIZE]) {
     const char *from = strcmp(options->resume, "auto") == 0 ? options->out : options->resume;
@@ -36,8 +34,6 @@ static inline const char *tokenizer_path(const Options *options, char path[TOKEN
     path[0] = '\0';
     return path;
 }
-
-// ---- Opening --------------------------------------------------------------------------
 
 static inline bool has_validation_data(const Options *options) { return options->val_data[0] != '\0'; }
 

@@ -28,8 +28,6 @@ static inline bool arena_fits(const Arena *arena, const MemoryRoom *room) {
     return (room->gpu == 0 || needs.gpu <= room->gpu) && (room->host == 0 || needs.host <= room->host);
 }
 
-// ---- Trials ---------------------------------------------------------------------------
-
 // `run` with other options. Only those that it was not set up by may differ: the rule's, the
 // micro-batch's, --seq-len, --recompute and --inner.
 static inline Run *trial_of(const Run *run, const Options *options) {
@@ -117,8 +115,6 @@ static inline bool fit_options(const Run *run, Options *options) {
     }
     return best > 0;
 }
-
-// ---- Answers --------------------------------------------------------------------------
 
 // Recomputes whole layers. False: options ask for it, or the program does it where it helps.
 static inline bool fit_recompute(const Run *run, Options *options) {

@@ -24,8 +24,6 @@
 #include "runtime/log.h"
 #include "scheduler/state.h"
 
-// ---- The report -----------------------------------------------------------------------
-
 // Means are over the commits since the previous report; what is not known is NAN. All are
 // doubles, for one table to point at; whole numbers are exact up to 2^53.
 typedef struct Report {

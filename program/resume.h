@@ -5,8 +5,6 @@
 #include "checkpoint/save.h"
 #include "program/data.h"
 
-// ---- What checkpoint/ is told about the run -------------------------------------------
-
 static inline void open_checkpoints(Run *run) {
     const Options *options = &run->options;
     uLong sum = 0;
@@ -321,8 +319,6 @@ static inline void resume_run(Run *run) {
     if (run_is_main(run)) { report_resumed(run, resume, again); }
     checkpoint_close(&run->source);
 }
-
-// ---- Rolling back after a spike -------------------------------------------------------
 
 enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the same checkpoint
 

@@ -5,8 +5,6 @@
 #include "comm/probe.h"
 #include "program/agreement.h"
 
-// ---- The model, and the numbers that follow from it -----------------------------------
-
 #define MOST_TOKENS_OF_A_MICRO_BATCH 1e9
 
 // What is trained. Frozen tensors must come from somewhere, though a plan need not know where.
@@ -152,8 +150,6 @@ static inline bool choose_length(Run *run, Error *error) {
     }
     return choose_rates(run, error) && options_check_ranks(options, run->transport.size, run->T, error);
 }
-
-// ---- The schedule, and memory ---------------------------------------------------------
 
 static inline double micro_batch_tokens(const Run *run) {
     return (double)run->options.micro_batch * (double)run->options.seq_len;

@@ -17,8 +17,6 @@ enum {
     TERMINAL_COLUMNS = 80     // of a screen that does not say how wide it is
 };
 
-// ---- Numbers for people ---------------------------------------------------------------
-
 // Parts of a commit's time: 0.6ms, 22.1ms, 123ms, 1.23s, 45.6s, 123s.
 static inline const char *human_milliseconds(double value, char text[NUMBER_TEXT_SIZE]) {
     bool in_seconds = !(value < 999.5);
@@ -42,8 +40,6 @@ static inline const char *human_duration(double seconds, char text[NUMBER_TEXT_S
     }
     return text;
 }
-
-// ---- The bar --------------------------------------------------------------------------
 
 typedef struct Terminal {
     FILE *stream;

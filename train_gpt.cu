@@ -34,7 +34,7 @@ static void write_trace(Run *run);
 static void release_run(Run *run, int exit_code);
 
 int main(int argc, char **argv) {
-    Run *run = (Run *)memory_take(1, sizeof *run);
+    Run *run = MEMORY_OF(Run, 1);
     Error error = {""};
     files_open_standard();
     setvbuf(stderr, NULL, _IOLBF, BUFSIZ); // a line is one write: neither a launcher nor a thread tears it

@@ -99,7 +99,7 @@ static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, 
                                           const EvaluateSet *set, Transport *transport, Terminal *terminal) {
     size_t ranks = (size_t)transport->size, record = EVALUATE_MOST_ROWS * sizeof(EvaluateScore);
     EvaluateScore mine[EVALUATE_MOST_ROWS];
-    EvaluateScore *scores = (EvaluateScore *)memory_take(set->count, sizeof *scores);
+    EvaluateScore *scores = MEMORY_OF(EvaluateScore, set->count);
     Progress progress = {"", "tokens", 0, 0, 0, QUIET_SECONDS};
     double began = clock_seconds();
     for (size_t i = 0; i < set->count; i++) { progress.total += set->sequences[i].scored; }
@@ -286,7 +286,7 @@ static inline int command_eval(Run *run) {
     Placement *placement = &run->placement;
     Error error = {""};
     EvaluateSummary summary;
-    Evaluation *evaluation = (Evaluation *)memory_take(1, sizeof *evaluation);
+    Evaluation *evaluation = MEMORY_OF(Evaluation, 1);
     const EvaluateRequest *request = &evaluation->set.request;
     evaluation->run = run;
     launch_threads(transport->local_size, (int)options->threads, &run->threads);

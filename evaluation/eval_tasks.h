@@ -372,7 +372,7 @@ static inline bool evaluate_set_open(EvaluateSet *set, const EvaluateRequest *re
     bool good = request->task == EVALUATE_PERPLEXITY ? evaluate_read_files(set, error)
                                                      : evaluate_read_lines(set, error);
     set->order = (const EvaluateSequence **)memory_take(set->count + 1, sizeof *set->order);
-    set->starts = (size_t *)memory_take(set->count + 1, sizeof *set->starts);
+    set->starts = MEMORY_OF(size_t, set->count + 1);
     if (!good) {
         evaluate_set_close(set);
         return false;

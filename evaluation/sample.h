@@ -420,7 +420,7 @@ static inline int command_sample(const Options *options) {
         error_set(&error, "--prompts: %.300s: %s", options->prompts, strerror(errno));
         exit_user_mistake(&error);
     }
-    float *parameters = (float *)memory_take(model.table.parameter_count, sizeof(float));
+    float *parameters = MEMORY_OF(float, model.table.parameter_count);
     launch_threads(1, (int)options->threads, &threads);
     ThreadPool *pool = thread_pool_create(threads.threads, true);
     hf_model_read(&model, parameters);

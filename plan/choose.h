@@ -71,8 +71,8 @@ static inline double simulated_seconds(const Measurements *measured, const RuleO
     size_t size = (size_t)measured->transport->size;
     const RankSpeed *ranks = measured->ranks;
     SchedulerSettings settings = settings_of_rank(measured, options, 0);
-    Simulated *simulated = (Simulated *)memory_take(1, sizeof *simulated);
-    double *slowness = (double *)memory_take(3 * size, sizeof(double)), exchange[WIRE_FORMAT_COUNT];
+    Simulated *simulated = MEMORY_OF(Simulated, 1);
+    double *slowness = MEMORY_OF(double, 3 * size), exchange[WIRE_FORMAT_COUNT];
     double *counts = slowness + size, *estimate_counts = counts + size;
     Machine machine = *measured->machine;
     machine.micro_batch = ranks[0].seconds; // with what exchanges take from it, and --slow-ms
@@ -182,11 +182,11 @@ static inline void measure_and_choose(Run *run) {
             a = fmax(a, other.round_a * ranks[rank].seconds);
             b = fmax(b, (other.micro_batches - other.round_a) * ranks[rank].seconds);
         }
-        snprintf(run->rule_reason, sizeof run->rule_reason,
-                 "measured: the exchange of a commit takes %.3g s and its round %.3g s, the exchange of an "
-                 "estimate (%s) %.3g s and its round %.3g s",
-                 measured.exchange[settings.wire], a, wire_name(settings.estimate_wire),
-                 measured.exchange[settings.estimate_wire], b);
+        TEXT_PRINT(run->rule_reason,
+                   "measured: the exchange of a commit takes %.3g s and its round %.3g s, the exchange of an "
+                   "estimate (%s) %.3g s and its round %.3g s",
+                   measured.exchange[settings.wire], a, wire_name(settings.estimate_wire),
+                   measured.exchange[settings.estimate_wire], b);
         run->options.rules = chosen->options;
         s->settings.device.beside[0] = measured_beside(&measured, settings.wire);
         s->settings.device.beside[1] = measured_beside(&measured, settings.estimate_wire);

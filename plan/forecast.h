@@ -19,8 +19,8 @@
 // On the CPU: computes some with random parameters. NAN where memory or threads are refused.
 static inline double micro_batch_measure(const Run *run, int threads) {
     ModelSettings settings = run->model.settings;
-    Arena *arena = (Arena *)memory_take(1, sizeof *arena);
-    Model *model = (Model *)memory_take(1, sizeof *model);
+    Arena *arena = MEMORY_OF(Arena, 1);
+    Model *model = MEMORY_OF(Model, 1);
     size_t parameters = run->part.table.parameter_count, rows = (size_t)micro_batch_tokens(run);
     float *weights, *gradients; // (parameters)
     int32_t *tokens;            // (rows)
@@ -201,7 +201,7 @@ static inline void forecast_simulate(Run *trial, const Machine *machine, Forecas
     Simulation simulation;
     char unused[160];
     bool unequal = options->rank_accumulate[0] != '\0';
-    double *counts = unequal ? (double *)memory_take((size_t)size, sizeof(double)) : NULL;
+    double *counts = unequal ? MEMORY_OF(double, size) : NULL;
     for (int rank = 0; unequal && rank < size; rank++) {
         counts[rank] = (double)options_rank_accumulate(options, rank) / own;
     }
@@ -283,7 +283,7 @@ static inline void forecast_fit(const Run *run, Machine *machine, double tokens_
     bool outside = run->transport.hosts.hosts > 1;
     double *rate = outside ? &machine->host.bytes_per_second : &machine->exchange_bytes_per_second;
     double low = log(1e3), high = log(1e12);
-    ForecastRow *row = (ForecastRow *)memory_take(1, sizeof *row);
+    ForecastRow *row = MEMORY_OF(ForecastRow, 1);
     for (int halving = 0; halving < 20; halving++) {
         *rate = exp((low + high) / 2);
         forecast_row(run, machine, &run->options, row);

@@ -51,7 +51,7 @@ static inline bool like_read(const char *name, LikeRun *like, Error *error) {
     double seconds = 0, tokens = 0;     // of training, at the first of them
     double total_seconds = 0, done = 0; // and at the last
     memset(like, 0, sizeof *like);
-    snprintf(path, sizeof path, "%s/log.jsonl", name);
+    TEXT_PRINT(path, "%s/log.jsonl", name);
     FILE *file = fopen(path, "r");
     if (file == NULL) { return error_set(error, "--like %.300s: there is no log.jsonl of a run", name); }
     while (getline(&line, &room, file) > 0) {
@@ -67,7 +67,7 @@ static inline bool like_read(const char *name, LikeRun *like, Error *error) {
             const json_t *times = json_object_get(event, "rank_micro_batch_ms");
             size_t count = (size_t)like->ranks;
             bool first = json_array_size(times) == count && like->rank_seconds == NULL;
-            if (first) { like->rank_seconds = (double *)memory_take(count, sizeof(double)); }
+            if (first) { like->rank_seconds = MEMORY_OF(double, count); }
             for (size_t i = 0; i < count && like->rank_seconds != NULL; i++) {
                 like->rank_seconds[i] = json_number_value(json_array_get(times, i)) / 1e3;
             }

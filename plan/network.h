@@ -68,11 +68,11 @@ static inline void interfaces_find(const Interfaces *before, double bytes, HostF
         }
     }
     if (facts->interface[0] == '\0') { return; }
-    snprintf(path, sizeof path, "/sys/class/net/%s/wireless", facts->interface);
+    TEXT_PRINT(path, "/sys/class/net/%s/wireless", facts->interface);
     facts->wireless = access(path, F_OK) == 0;
-    snprintf(path, sizeof path, "/sys/class/net/%s/duplex", facts->interface);
+    TEXT_PRINT(path, "/sys/class/net/%s/duplex", facts->interface);
     facts->half_duplex = file_read_line(path, "half", text, sizeof text);
-    snprintf(path, sizeof path, "/sys/class/net/%s/speed", facts->interface);
+    TEXT_PRINT(path, "/sys/class/net/%s/speed", facts->interface);
     if (file_read_line(path, "", text, sizeof text)) { facts->interface_mbit = fmax(strtod(text, NULL), 0); }
 }
 
@@ -90,8 +90,8 @@ static inline Network network_measure(Transport *transport, const Hello *hellos,
     Interfaces before;
     ClockOffset offset = trace_measure_clock(transport, wall_clock);
     HostFacts mine = {.clock = -offset.seconds, .clock_error = offset.error, .micro_batch = micro_batch};
-    network.pairs = (PairMeasure *)memory_take(hosts * hosts, sizeof *network.pairs);
-    network.slowness = (double *)memory_take((size_t)transport->size, sizeof(double));
+    network.pairs = MEMORY_OF(PairMeasure, hosts * hosts);
+    network.slowness = MEMORY_OF(double, transport->size);
     interfaces_read(&before);
     uint64_t sent = transport->bytes_sent_outside;
     probe_pairs(transport, network.pairs);
@@ -158,7 +158,7 @@ static inline double network_extreme(const Network *network, int host, size_t nu
 // What is usual: the median over the hosts of each one's best pair.
 static inline double network_usual(const Network *network, size_t number, double (*choose)(double, double)) {
     int hosts = network->groups->hosts;
-    double *best = (double *)memory_take((size_t)hosts, sizeof *best);
+    double *best = MEMORY_OF(double, hosts);
     for (int host = 0; host < hosts; host++) { best[host] = network_extreme(network, host, number, choose); }
     double usual = median_of(best, (size_t)hosts);
     free(best);
@@ -230,7 +230,7 @@ static inline void odd_add_host(const Network *network, int host, json_t *odd) {
 // A list of sentences, for the caller to free.
 static inline json_t *network_odd(const Network *network) {
     int hosts = network->groups->hosts;
-    bool *named = (bool *)memory_take((size_t)hosts, sizeof *named);
+    bool *named = MEMORY_OF(bool, hosts);
     json_t *odd = json_array();
     double sends = network_usual(network, offsetof(PairMeasure, sends), fmax),
            latency = network_usual(network, offsetof(PairMeasure, latency), fmin);
@@ -259,7 +259,7 @@ static inline void network_print_host(const Network *network, int host) {
     const Hello *hello = network_hello(network, host);
     char name[80], sends[NUMBER_TEXT_SIZE], receives[NUMBER_TEXT_SIZE], at_once[NUMBER_TEXT_SIZE],
         micro_batch[NUMBER_TEXT_SIZE], clock[32] = "-", speed[NUMBER_TEXT_SIZE] = "";
-    if (host > 0) { snprintf(clock, sizeof clock, "%+.3fs", facts->clock); }
+    if (host > 0) { TEXT_PRINT(clock, "%+.3fs", facts->clock); }
     if (facts->interface_mbit > 0) { human_count(1e6 * facts->interface_mbit, speed); }
     printf("  %-16.16s %5d %5d  %-8.8s %5s %11s %8s %8s %8s %8.0f %9s  %.16s\n",
            network_name(network, host, name), groups_count(network->groups, host), hello->cores,

@@ -76,7 +76,7 @@ static inline json_t *page_map(const Run *run, const Forecast *own, OptionChoice
     json_t *map = json_array();
     Run *other = trial_of(run, &run->options);
     Options *options = &other->options;
-    Forecast *forecast = (Forecast *)memory_take(1, sizeof *forecast);
+    Forecast *forecast = MEMORY_OF(Forecast, 1);
     for (int i = 0; i < counts->count; i++) {
         json_t *row = json_array();
         for (int j = 0; j < mbit->count; j++) {

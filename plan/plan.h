@@ -192,7 +192,7 @@ static inline json_t *print_faster(const Forecast *forecast) {
         bool local = options_rule(&best->options)->kind == RULE_LOCAL;
         told[best->options.rule] = true;
         char *options = options_as_text(&best->options, &own->options), factor[NUMBER_TEXT_SIZE + 12];
-        snprintf(factor, sizeof factor, "%.2g times the", updates);
+        TEXT_PRINT(factor, "%.2g times the", updates);
         printf("                 %3.0f %% of this run's time:%s (%s updates%s)\n", 100 / gain, options,
                fabs(updates - 1) < 0.01 ? "same number of" : factor,
                local ? ", made by each rank alone" : "");
@@ -282,8 +282,8 @@ static inline void plan_take_like(const Run *run, PlanTimes *times, Machine *mac
     if (times->again && like->rank_seconds != NULL) {
         plan_slow_rank(&run->options, NULL, like->rank_seconds, like->ranks);
     }
-    snprintf(times->reason, sizeof times->reason, "as in %.200s%s", run->options.like,
-             tokens != like->tokens ? ", in proportion to its tokens" : "");
+    TEXT_PRINT(times->reason, "as in %.200s%s", run->options.like,
+               tokens != like->tokens ? ", in proportion to its tokens" : "");
 }
 
 static inline void plan_print_links(const Run *run, const Machine *machine, const PlanTimes *times) {
@@ -317,7 +317,7 @@ static inline bool plan_time(const Run *run, PlanTimes *times, Error *error) {
         return file == NULL ||
                error_set(error, "%s: what a micro-batch takes is not known: %s", file, advice);
     }
-    Forecast *forecast = (Forecast *)memory_take(1, sizeof *forecast);
+    Forecast *forecast = MEMORY_OF(Forecast, 1);
     if (times->again) { forecast_fit(run, &machine, times->like->tokens_per_second); }
     double began = clock_seconds();
     forecast_make(run, &machine, times->recompute, times->again, forecast);

@@ -404,8 +404,8 @@ static inline void simulation_open(Simulation *simulation, Scheduler *scheduler,
     const StreamSimulator simulator = {simulation, simulation_run, simulation_record, simulation_has_happened,
                                        simulation_wait};
     simulation->simulator = simulator;
-    simulation->clocks = (RankClock *)memory_take((size_t)simulation->width, sizeof(RankClock));
-    simulation->arrivals = (double *)memory_take(scheduler->layout.cells, sizeof(double));
+    simulation->clocks = MEMORY_OF(RankClock, simulation->width);
+    simulation->arrivals = MEMORY_OF(double, scheduler->layout.cells);
     scheduler->compute = &simulation->streams[0];
     scheduler->communication = &simulation->streams[1];
     for (int i = 0; i < simulation->width; i++) { simulation->clocks[i].joins = true; }

@@ -35,7 +35,7 @@ static inline void print_batch(const Run *run) {
     int64_t commits = (options->tokens + per_commit - 1) / per_commit;
     // The last commit is whole, so that more may be trained than was asked for.
     double trained = (double)(commits * per_commit);
-    if (epoch > 0) { snprintf(epochs, sizeof epochs, " (%.4g epochs)", trained / epoch); }
+    if (epoch > 0) { TEXT_PRINT(epochs, " (%.4g epochs)", trained / epoch); }
     // One gradient sum is left when training ends; finish() commits it.
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
@@ -55,7 +55,7 @@ static inline void print_batch(const Run *run) {
     bool constant = options->schedule == SCHEDULE_CONSTANT, decays = !constant && options->decay_tokens > 0;
     char decay[NUMBER_TEXT_SIZE + 32] = "";
     human_count((double)options->decay_tokens, text);
-    if (decays) { snprintf(decay, sizeof decay, " in the last %s tokens", text); }
+    if (decays) { TEXT_PRINT(decay, " in the last %s tokens", text); }
     printf("rate       peak %g%s, %s to %g%s, warm-up %lld %ss%s, moved by %s\n", options->learning_rate,
            run->rate_reason, options_choice_name(options, &options->schedule),
            constant ? options->learning_rate : options->minimum_learning_rate, decay,
@@ -351,7 +351,7 @@ static inline double print_waiting(const Run *run, const RankPace *paces, double
                                    json_t *times) {
     int ranks = run->transport.size;
     const Hello *hellos = run->signal_watch.hellos;
-    double mean = 0, least = INFINITY, *each = (double *)memory_take((size_t)ranks, sizeof *each);
+    double mean = 0, least = INFINITY, *each = MEMORY_OF(double, ranks);
     for (int rank = 0; rank < ranks; rank++) {
         mean += paces[rank].exposed / ranks / seconds;
         least = fmin(least, paces[rank].exposed / seconds);
@@ -382,7 +382,7 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
     double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
     double flops = tokens / seconds * reports->token_flops;
     char word[4 * RUN_PATH_SIZE + 3], share[48] = "", print[32];
-    snprintf(print, sizeof print, "%016llx", (unsigned long long)fingerprint);
+    TEXT_PRINT(print, "%016llx", (unsigned long long)fingerprint);
     text_for_shell(run->directory, word, sizeof word);
     terminal_clear(&run->terminal);
     if (run->nothing_left) {
@@ -391,7 +391,7 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
             tokens, early ? ", the last without a lower loss" : "", early ? "stop-after" : "tokens");
     } else {
         if (reports->peak_flops > 0) {
-            snprintf(share, sizeof share, ", %.1f %% of the peak", 100 * flops / reports->peak_flops);
+            TEXT_PRINT(share, ", %.1f %% of the peak", 100 * flops / reports->peak_flops);
         }
         printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all "
                "ranks%s\n",
@@ -430,7 +430,7 @@ static inline void print_files(const Run *run) {
         printf("not saved  because of --save-every never: there is no checkpoint\n");
     }
     char log[RUN_PATH_SIZE + 16];
-    snprintf(log, sizeof log, "%s/log.jsonl", directory);
+    TEXT_PRINT(log, "%s/log.jsonl", directory);
     if (access(log, F_OK) != 0) {
         printf("\nlog        %s was removed or renamed while the run trained, and with it log, curves and "
                "settings\n",

@@ -91,12 +91,12 @@ static inline bool export_plan(Export *task, Error *error) {
     gguf_begin_keys(gguf);
     gguf_add_text(gguf, "general.architecture", config->family->gguf);
     gguf_add_text(gguf, "general.type", task->merges ? "model" : "adapter");
-    snprintf(name, sizeof name, "%.*s", (int)(strlen(file) - strlen(".gguf")), file);
+    TEXT_PRINT(name, "%.*s", (int)(strlen(file) - strlen(".gguf")), file);
     gguf_add_text(gguf, "general.name", name);
     gguf_add_number(gguf, "general.file_type", export_types[options->type].file_type);
     gguf_add_number(gguf, "general.quantization_version", 2);
     if (task->merges) {
-        float *factors = (float *)memory_take((size_t)model_head_size(config), sizeof *factors);
+        float *factors = MEMORY_OF(float, model_head_size(config));
         gguf_add_config(gguf, config);
         if (gguf_factors(config, factors)) {
             gguf_add_tensor(gguf, "rope_freqs.weight", 0, (size_t)model_head_size(config) / 2, GGUF_F32);
@@ -194,7 +194,7 @@ static inline bool export_gguf(Export *task, Error *error) {
         const SafetensorsEntry *side = task->merges ? NULL : task->model.adapters.entries[i];
         largest = size_max(largest, side != NULL ? side->count : table->entries[i / 2].count);
     }
-    float *values = (float *)memory_take(largest, sizeof *values);
+    float *values = MEMORY_OF(float, largest);
     gguf_write_head(&task->gguf, file);
     good = export_write_tensors(task, values, file, error);
     free(values);
@@ -253,9 +253,7 @@ static inline int command_export(const Options *options) {
     char modelfile[sizeof(OptionText) + 16] = "";
     size_t length = strlen(options->to), ending = strlen(".gguf");
     bool is_gguf = length > ending && strcasecmp(options->to + length - ending, ".gguf") == 0;
-    if (is_gguf) {
-        snprintf(modelfile, sizeof modelfile, "%.*s.Modelfile", (int)(length - ending), options->to);
-    }
+    if (is_gguf) { TEXT_PRINT(modelfile, "%.*s.Modelfile", (int)(length - ending), options->to); }
     tokenizer_path(options, task.tokenizer);
     char *name = strstr(task.tokenizer, "/tokenizer.json");
     if (name != NULL && strcmp(name, "/tokenizer.json") == 0) { *name = '\0'; }
@@ -274,7 +272,7 @@ static inline int command_export(const Options *options) {
     } else if (good && (mkdir(options->to, 0777) != 0 || rmdir(options->to) != 0)) {
         good = error_set_file(&error, "create the directory", options->to);
     } else if (good) {
-        float *parameters = (float *)memory_take(model->table.parameter_count, sizeof *parameters);
+        float *parameters = MEMORY_OF(float, model->table.parameter_count);
         hf_model_read(model, parameters);
         good = hf_model_save(options->to, &model->config, &model->table, parameters,
                              task.tokenizer[0] != '\0' ? task.tokenizer : NULL, NULL, NULL, &error);

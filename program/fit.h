@@ -31,7 +31,7 @@ static inline bool arena_fits(const Arena *arena, const MemoryRoom *room) {
 // `run` with other options. Only those that it was not set up by may differ: the rule's, the
 // micro-batch's, --seq-len, --recompute and --inner.
 static inline Run *trial_of(const Run *run, const Options *options) {
-    Run *trial = (Run *)memory_take(1, sizeof *trial);
+    Run *trial = MEMORY_OF(Run, 1);
     trial->options = *options;
     trial->threads = run->threads;
     trial->placement = run->placement;

@@ -22,7 +22,7 @@ typedef struct SlowRank {
 // seconds (ranks): of a micro-batch of each.
 static inline SlowRank rank_pace_find(const double *seconds, int ranks) {
     SlowRank slow = {-1, RANK_IS_SLOW};
-    double *sorted = (double *)memory_take((size_t)ranks, sizeof *sorted);
+    double *sorted = MEMORY_OF(double, ranks);
     memcpy(sorted, seconds, (size_t)ranks * sizeof *sorted);
     qsort(sorted, (size_t)ranks, sizeof *sorted, numbers_compare);
     double median = sorted[(ranks - 1) / 2];

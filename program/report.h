@@ -155,7 +155,7 @@ static inline bool curves_append(Log *curves, const Report *report, Error *error
         if (field->first != (i < REPORT_FIELD_COUNT)) { continue; }
         char cell[NUMBER_TEXT_SIZE] = "nan"; // printf may write -nan; gnuplot leaves a gap for nan
         double value = report != NULL ? report_value(report, field) : NAN;
-        if (isfinite(value)) { snprintf(cell, sizeof cell, field->whole ? "%.0f" : "%.9g", value); }
+        if (isfinite(value)) { TEXT_PRINT(cell, field->whole ? "%.0f" : "%.9g", value); }
         text_join(line, sizeof line, "\t", "%s", report != NULL ? cell : field->key);
     }
     strcat(line, "\n");
@@ -168,11 +168,11 @@ static inline void facts_print(FILE *file, const char *path, json_t *value) {
     const char *key;
     json_t *member;
     json_object_foreach(value, key, member) {
-        snprintf(longer, sizeof longer, "%s.%s", path, key);
+        TEXT_PRINT(longer, "%s.%s", path, key);
         facts_print(file, longer, member);
     }
     if (json_is_array(value)) {
-        snprintf(longer, sizeof longer, "%s.0", path);
+        TEXT_PRINT(longer, "%s.0", path);
         fprintf(file, "%s\t%zu\n", path, json_array_size(value));
         facts_print(file, longer, json_array_get(value, 0));
     } else if (value != NULL && !json_is_object(value)) {
@@ -183,29 +183,16 @@ static inline void facts_print(FILE *file, const char *path, json_t *value) {
     }
 }
 
-static inline bool facts_append(Log *facts, json_t *event, Error *error) {
-    char *text = NULL;
-    size_t length = 0;
-    FILE *file = open_memstream(&text, &length);
-    facts_print(file, json_string_value(json_object_get(event, "event")), event);
-    fclose(file);
-    bool written = log_append(facts, text, length, error);
-    free(text);
-    return written;
-}
-
 // Opens the files for appending. A new progress.tsv gets its heading. In a run that goes on an
 // empty line interrupts the curves, and ends a line that a crash of the machine has cut off.
 static inline bool reports_open(Reports *reports, const char *directory, Error *error) {
-    if (!log_open(&reports->log, directory, "log.jsonl", error) ||
-        !log_open(&reports->curves, directory, "progress.tsv", error) ||
-        !log_open(&reports->facts, directory, "run.tsv", error)) {
-        return false;
-    }
-    if (lseek(reports->curves.descriptor, 0, SEEK_END) == 0) {
-        return curves_append(&reports->curves, NULL, error);
-    }
-    return log_append(&reports->curves, "\n", 1, error) && log_append(&reports->facts, "\n", 1, error);
+    return log_open(&reports->log, directory, "log.jsonl", error) &&
+           log_open(&reports->curves, directory, "progress.tsv", error) &&
+           log_open(&reports->facts, directory, "run.tsv", error) &&
+           (lseek(reports->curves.descriptor, 0, SEEK_END) == 0
+                ? curves_append(&reports->curves, NULL, error)
+                : log_append(&reports->curves, "\n", 1, error) &&
+                      log_append(&reports->facts, "\n", 1, error));
 }
 
 // Says once that lines are lost.
@@ -243,8 +230,14 @@ static inline void reports_close(Reports *reports) {
 // to run.tsv. Releases the event. If one of the files cannot be written, the other one is.
 static inline void report_write(Reports *reports, json_t *event, const Report *row) {
     Error error = {""}, second = {""};
+    char *text = NULL;
+    size_t length = 0;
+    FILE *file = open_memstream(&text, &length);
+    if (row == NULL) { facts_print(file, json_string_value(json_object_get(event, "event")), event); }
+    fclose(file);
     bool listed = row != NULL ? curves_append(&reports->curves, row, &second)
-                              : facts_append(&reports->facts, event, &second);
+                              : log_append(&reports->facts, text, length, &second);
+    free(text);
     bool logged = log_event(&reports->log, event, &error);
     if (!logged || !listed) { reports_lose(reports, 1, logged ? &second : &error); }
 }
@@ -291,7 +284,7 @@ static inline void report_print_line(const Reports *reports, const Report *repor
         double value = report == NULL ? 0 : report_value(report, field);
         const char *cell = report == NULL ? field->heading : isnan(value) ? field->unknown : text;
         if (cell == text && field->format == NULL) { cell = field->human(value, text); }
-        if (cell == text && field->format != NULL) { snprintf(text, sizeof text, field->format, value); }
+        if (cell == text && field->format != NULL) { TEXT_PRINT(text, field->format, value); }
         fprintf(stream, "%s%*s", space, (int)strlen(field->heading), cell);
         space = " ";
     }

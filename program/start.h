@@ -9,7 +9,7 @@
 
 static inline bool save_configuration(const Options *options, const char *directory, Error *error) {
     char path[RUN_PATH_SIZE + 16];
-    snprintf(path, sizeof path, "%s/config.json", directory);
+    TEXT_PRINT(path, "%s/config.json", directory);
     return options_save_file(options, path, error);
 }
 
@@ -87,7 +87,7 @@ static inline void initialize_parameters(Run *run) {
     float *target = scheduler_first_parameters(&run->scheduler);
     Stream stream = {.queue = run->placement.on_gpu ? gpu_queue_create(false) : NULL};
     Staging staging = {.stream = &stream,
-                       .host = (float *)memory_take(most, sizeof(float)),
+                       .host = MEMORY_OF(float, most),
                        .converted = (Real *)memory_take(most, sizeof(uint16_t))};
     if (random) {
         parameters_initialize(table, (uint64_t)run->options.seed, run->pool, staging.host);

@@ -62,16 +62,11 @@ static inline SchedulerSettings settings_of_rank(const Measurements *measured, c
 // of the scheduler that is simulated are planned and never allocated.
 static inline double simulated_seconds(const Measurements *measured, const RuleOptions *options,
                                        double longer) {
-    typedef struct Simulated {
-        Scheduler scheduler;
-        Arena arena;
-        Transport transport;
-        Simulation simulation;
-    } Simulated;
     size_t size = (size_t)measured->transport->size;
     const RankSpeed *ranks = measured->ranks;
     SchedulerSettings settings = settings_of_rank(measured, options, 0);
-    Simulated *simulated = MEMORY_OF(Simulated, 1);
+    Run *trial = MEMORY_OF(Run, 1);
+    Simulation simulation;
     double *slowness = MEMORY_OF(double, 3 * size), exchange[WIRE_FORMAT_COUNT];
     double *counts = slowness + size, *estimate_counts = counts + size;
     Machine machine = *measured->machine;
@@ -92,13 +87,12 @@ static inline double simulated_seconds(const Measurements *measured, const RuleO
         estimate_counts[rank] =
             (double)(other.micro_batches - other.round_a) / (settings.micro_batches - settings.round_a);
     }
-    simulated->transport = *measured->transport;
-    scheduler_reserve(&simulated->scheduler, &simulated->arena, &settings, measured->problem,
-                      &simulated->transport);
-    simulation_open(&simulated->simulation, &simulated->scheduler, &machine);
-    double seconds = simulation_of_rule(&simulated->simulation, RULES[measured->rule].rule).seconds;
-    simulation_close(&simulated->simulation);
-    free(simulated);
+    trial->transport = *measured->transport;
+    scheduler_reserve(&trial->scheduler, &trial->arena, &settings, measured->problem, &trial->transport);
+    simulation_open(&simulation, &trial->scheduler, &machine);
+    double seconds = simulation_of_rule(&simulation, RULES[measured->rule].rule).seconds;
+    simulation_close(&simulation);
+    free(trial);
     free(slowness);
     return seconds;
 }

@@ -19,8 +19,8 @@
 // On the CPU: computes some with random parameters. NAN where memory or threads are refused.
 static inline double micro_batch_measure(const Run *run, int threads) {
     ModelSettings settings = run->model.settings;
-    Arena *arena = MEMORY_OF(Arena, 1);
-    Model *model = MEMORY_OF(Model, 1);
+    Run *trial = trial_of(run, &run->options);
+    Arena *arena = &trial->arena;
     size_t parameters = run->part.table.parameter_count, rows = (size_t)micro_batch_tokens(run);
     float *weights, *gradients; // (parameters)
     int32_t *tokens;            // (rows)
@@ -31,7 +31,7 @@ static inline double micro_batch_measure(const Run *run, int threads) {
     arena_reserve(arena, MEMORY_PARAMETERS, "parameters", parameters * sizeof(float), &weights);
     arena_reserve(arena, MEMORY_GRADIENTS, "gradients", parameters * sizeof(float), &gradients);
     arena_reserve(arena, MEMORY_WORKSPACE, "tokens", rows * sizeof(int32_t), &tokens);
-    model_reserve(model, arena, &run->config, &settings);
+    model_reserve(&trial->model, arena, &run->config, &settings);
     bool ready = arena_commit(arena, &unused);
     if (ready) {
         parameters_initialize(&run->part.table, 1, stream.pool, weights);
@@ -41,14 +41,13 @@ static inline double micro_batch_measure(const Run *run, int threads) {
         model_random_tokens(&run->config, rows, tokens);
         for (int i = 0; i <= TIMES; i++) {
             double began = clock_seconds();
-            model_gradients(model, &stream, weights, gradients, tokens, tokens, NULL);
+            model_gradients(&trial->model, &stream, weights, gradients, tokens, tokens, NULL);
             seconds[i] = clock_seconds() - began;
         }
     }
     arena_release(arena);
     thread_pool_destroy(stream.pool);
-    free(model);
-    free(arena);
+    trial_free(trial);
     double middle = median_of(seconds + 1, TIMES); // and sorts them
     // Alone the least counts: others may use the machine. Ranks together have what they will have.
     return !ready ? (double)NAN : run->transport.link.start != NULL ? middle : seconds[1];

@@ -52,6 +52,11 @@ typedef struct Simulation {
     double micro_batches; // of all ranks
 } Simulation;
 
+#define EACH_CLOCK(simulation, clock) \
+    RankClock *clock = (simulation)->clocks, *end_of_clocks = clock + (simulation)->width; \
+    clock < end_of_clocks; \
+    clock++
+
 // ---- Compute --------------------------------------------------------------------------
 
 // When computation of `seconds` from `start` on ends, while an exchange takes a part of each.
@@ -66,8 +71,7 @@ static inline double simulation_beside(const Simulation *simulation, double star
 
 // Every rank computes for so long.
 static inline void simulation_take(Simulation *simulation, double seconds) {
-    for (int i = 0; i < simulation->width; i++) {
-        RankClock *clock = &simulation->clocks[i];
+    for (EACH_CLOCK(simulation, clock)) {
         double start = fmax(clock->host, clock->compute);
         clock->compute = simulation_beside(simulation, start, seconds);
         clock->useful += seconds;
@@ -249,16 +253,16 @@ static inline void simulation_job(Simulation *simulation) {
     Scheduler *s = simulation->scheduler;
     Job *job = &s->job;
     double began = simulation->communication, work = 0, hidden = 0, sent = simulation->bytes_outside;
-    for (int i = 0; i < simulation->width; i++) { began = fmax(began, simulation->clocks[i].host); }
+    for (EACH_CLOCK(simulation, clock)) { began = fmax(began, clock->host); }
     double now = simulation_reduce(simulation, began, &work, &hidden);
     // Gradients that are sent meanwhile make the backward pass longer, and so are ready later.
     if (hidden > 0) {
         double longer = simulation->machine->taken_of_work * work * hidden / (now - began) +
                         simulation->machine->taken_of_time * hidden;
         simulation->backward_ended += longer;
-        for (int i = 0; i < simulation->width; i++) {
-            simulation->clocks[i].compute += longer;
-            simulation->clocks[i].busy += longer;
+        for (EACH_CLOCK(simulation, clock)) {
+            clock->compute += longer;
+            clock->busy += longer;
         }
         simulation->bytes_outside = sent;
         work = 0;
@@ -341,18 +345,17 @@ static inline void simulation_record(void *self, const Event *event, Stream *str
     Simulation *simulation = (Simulation *)self;
     Scheduler *s = simulation->scheduler;
     if (stream == s->compute) {
-        for (int i = 0; i < simulation->width; i++) {
-            simulation->clocks[i].computed = simulation->clocks[i].compute;
-        }
+        for (EACH_CLOCK(simulation, clock)) { clock->computed = clock->compute; }
     } else if (!(s->settings.overlap && s->job_in_flight && s->job.follows)) {
         *(event == &s->stepped ? &simulation->stepped : &simulation->communicated) =
             simulation->communication;
     }
 }
 
-static inline double simulation_happens(const Simulation *simulation, const Event *event, int rank) {
+static inline double simulation_happens(const Simulation *simulation, const Event *event,
+                                        const RankClock *clock) {
     const Scheduler *s = simulation->scheduler;
-    return event == &s->computed  ? simulation->clocks[rank].computed
+    return event == &s->computed  ? clock->computed
            : event == &s->stepped ? simulation->stepped
                                   : simulation->communicated;
 }
@@ -361,21 +364,19 @@ static inline double simulation_happens(const Simulation *simulation, const Even
 static inline bool simulation_has_happened(void *self, const Event *event) {
     Simulation *simulation = (Simulation *)self;
     int late = 0;
-    for (int i = 0; i < simulation->width; i++) {
-        RankClock *clock = &simulation->clocks[i];
-        clock->joins = clock->host < simulation_happens(simulation, event, i);
+    for (EACH_CLOCK(simulation, clock)) {
+        clock->joins = clock->host < simulation_happens(simulation, event, clock);
         late += clock->joins;
     }
-    for (int i = 0; late == 0 && i < simulation->width; i++) { simulation->clocks[i].joins = true; }
+    for (EACH_CLOCK(simulation, clock)) { clock->joins |= late == 0; }
     return late == 0;
 }
 
 // StreamSimulator::wait
 static inline void simulation_wait(void *self, const Event *event) {
     Simulation *simulation = (Simulation *)self;
-    for (int i = 0; i < simulation->width; i++) {
-        RankClock *clock = &simulation->clocks[i];
-        clock->host = fmax(clock->host, simulation_happens(simulation, event, i));
+    for (EACH_CLOCK(simulation, clock)) {
+        clock->host = fmax(clock->host, simulation_happens(simulation, event, clock));
     }
 }
 
@@ -408,7 +409,7 @@ static inline void simulation_open(Simulation *simulation, Scheduler *scheduler,
     simulation->arrivals = MEMORY_OF(double, scheduler->layout.cells);
     scheduler->compute = &simulation->streams[0];
     scheduler->communication = &simulation->streams[1];
-    for (int i = 0; i < simulation->width; i++) { simulation->clocks[i].joins = true; }
+    for (EACH_CLOCK(simulation, clock)) { clock->joins = true; }
     scheduler->compute->simulator = scheduler->communication->simulator = &simulation->simulator;
     scheduler_open_progress(scheduler, false);
 }
@@ -424,8 +425,7 @@ static inline void simulation_close(Simulation *simulation) {
 // What there has been since the start.
 static inline SimulatedCommit simulation_sum(const Simulation *simulation) {
     double now = 0, useful = 0, busy = 0;
-    for (int i = 0; i < simulation->width; i++) {
-        const RankClock *clock = &simulation->clocks[i];
+    for (EACH_CLOCK(simulation, clock)) {
         now = fmax(now, fmax(clock->host, clock->compute));
         useful += clock->useful;
         busy += clock->busy;

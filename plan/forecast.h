@@ -331,15 +331,15 @@ static inline int forecast_choose(const Forecast *forecast, int wanted) {
 }
 
 // A row for a run with another rule or inner optimizer than the plan's, which NCCL may not be able
-// to serve, or alone. recompute: the one asked for, before --fit chose the run's.
-static inline void forecast_alternative(const Run *run, OptionChoice recompute, Options *options,
-                                        const Machine *machine, ForecastRow *row) {
+// to serve, or alone.
+static inline void forecast_alternative(const Run *run, Options *options, const Machine *machine,
+                                        ForecastRow *row) {
     Run *other = trial_of(run, &run->options);
     Machine counted = *machine;
     placement_plan_gpu_exchange(&other->placement, options);
     machine_set_exchange(&counted, &other->placement, options);
     if (options->fit) {
-        options->recompute = recompute;
+        options->recompute = run->placement.asked_recompute;
         fit_options(other, options);
     }
     forecast_row(other, &counted, options, row);
@@ -347,7 +347,7 @@ static inline void forecast_alternative(const Run *run, OptionChoice recompute, 
 }
 
 // Every rule in the other ways that were measured; of a new model that has AdamW, with Muon, too.
-static inline void forecast_add_recipes(const Run *run, OptionChoice recompute, Forecast *forecast) {
+static inline void forecast_add_recipes(const Run *run, Forecast *forecast) {
     const Options *options = &run->options;
     bool with_muon = options->inner == INNER_ADAMW && options->finetune[0] == '\0';
     for (int i = 0; i < RULE_COUNT * RECIPE_COUNT; i++) {
@@ -363,7 +363,7 @@ static inline void forecast_add_recipes(const Run *run, OptionChoice recompute, 
             recipe_apply(recipe, &other);
             if (options_are_same(&other, &asked->options)) { continue; }
             ForecastRow *row = &forecast->rows[forecast->count++];
-            forecast_alternative(run, recompute, &other, &forecast->machine, row);
+            forecast_alternative(run, &other, &forecast->machine, row);
         }
     }
 }
@@ -391,8 +391,7 @@ static inline void forecast_add_variants(const Run *run, Forecast *forecast) {
 
 // All rules, the run's first: with --accumulate auto it says how large the others' batch is. What
 // another rule does not have is at its default. variants: also the run's own rule otherwise.
-static inline void forecast_make(const Run *run, const Machine *machine, OptionChoice recompute,
-                                 bool variants, Forecast *forecast) {
+static inline void forecast_make(const Run *run, const Machine *machine, bool variants, Forecast *forecast) {
     int size = run->transport.size, own = run->options.rule;
     Error unused;
     memset(forecast, 0, sizeof *forecast);
@@ -418,9 +417,9 @@ static inline void forecast_make(const Run *run, const Machine *machine, OptionC
         if (options_are_adaptive(&run->options) || lost_list) {
             options.accumulate = (int64_t)(total / size + 0.5);
         }
-        forecast_alternative(run, recompute, &options, machine, &forecast->rows[rule]);
+        forecast_alternative(run, &options, machine, &forecast->rows[rule]);
     }
-    forecast_add_recipes(run, recompute, forecast);
+    forecast_add_recipes(run, forecast);
     forecast->recipes_end = forecast->count;
     if (variants) { forecast_add_variants(run, forecast); }
     forecast->recommended = forecast_choose(forecast, CHOOSE_ANY);

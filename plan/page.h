@@ -71,8 +71,8 @@ static inline int page_rule_of(const Forecast *forecast, int row) {
 }
 
 // Plans for all links and numbers of micro-batches: a row for each of the latter.
-static inline json_t *page_map(const Run *run, const Forecast *own, OptionChoice recompute,
-                               const PageAxis *mbit, const PageAxis *counts) {
+static inline json_t *page_map(const Run *run, const Forecast *own, const PageAxis *mbit,
+                               const PageAxis *counts) {
     json_t *map = json_array();
     Run *other = trial_of(run, &run->options);
     Options *options = &other->options;
@@ -86,7 +86,7 @@ static inline json_t *page_map(const Run *run, const Forecast *own, OptionChoice
             bool as_given = is_own || options->rank_accumulate[0] != '\0';
             options->accumulate = as_given ? run->options.accumulate : (int64_t)counts->values[i];
             machine.host.bytes_per_second *= mbit->values[j] / mbit->own;
-            forecast_make(other, &machine, recompute, false, forecast);
+            forecast_make(other, &machine, false, forecast);
             json_t *rules = json_array();
             for (int rule = 0; rule < RULE_COUNT; rule++) {
                 json_array_append_new(rules, page_rule(forecast, rule));
@@ -103,8 +103,7 @@ static inline json_t *page_map(const Run *run, const Forecast *own, OptionChoice
 }
 
 // The data of the page. reason: of the time of a micro-batch. seconds: that the own cell takes.
-static inline json_t *page_data(const Run *run, const Forecast *own, OptionChoice recompute,
-                                const char *reason, double seconds) {
+static inline json_t *page_data(const Run *run, const Forecast *own, const char *reason, double seconds) {
     const Options *options = &run->options;
     const Machine *machine = &own->machine;
     double payload = plan_emulates(options) ? 1 : TCP_PAYLOAD;
@@ -126,21 +125,21 @@ static inline json_t *page_data(const Run *run, const Forecast *own, OptionChoic
                               json_pack("{s:s, s:b}", "name", rule->name, "local", rule->kind == RULE_LOCAL));
     }
     double tokens = row_tokens(&own->rows[own->own]);
-    return json_pack(
-        "{s:o, s:i, s:i, s:I, s:I, s:o, s:o, s:o, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:o}", "model",
-        log_text(run->config.name), "ranks", run->transport.size, "hosts", run->transport.hosts.hosts,
-        "micro_batch", (json_int_t)options->micro_batch, "seq_len", (json_int_t)options->seq_len,
-        "micro_batch_ms", log_real(1e3 * machine->micro_batch), "reason", log_text(reason), "tokens",
-        tokens > 0 ? json_real(tokens) : json_null(), "rule", own->own, "unequal", (int)unequal, "own_mbit",
-        log_real(mbit.own), "own_count", log_real(counts.own), "mbit", page_axis_as_json(&mbit), "counts",
-        page_axis_as_json(&counts), "rules", rules, "map", page_map(run, own, recompute, &mbit, &counts));
+    return json_pack("{s:o, s:i, s:i, s:I, s:I, s:o, s:o, s:o, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:o}",
+                     "model", log_text(run->config.name), "ranks", run->transport.size, "hosts",
+                     run->transport.hosts.hosts, "micro_batch", (json_int_t)options->micro_batch, "seq_len",
+                     (json_int_t)options->seq_len, "micro_batch_ms", log_real(1e3 * machine->micro_batch),
+                     "reason", log_text(reason), "tokens", tokens > 0 ? json_real(tokens) : json_null(),
+                     "rule", own->own, "unequal", (int)unequal, "own_mbit", log_real(mbit.own), "own_count",
+                     log_real(counts.own), "mbit", page_axis_as_json(&mbit), "counts",
+                     page_axis_as_json(&counts), "rules", rules, "map", page_map(run, own, &mbit, &counts));
 }
 
 // Writes the page of a plan. own: the plan itself, which took `seconds`.
-static inline bool page_write(const Run *run, const Forecast *own, OptionChoice recompute, const char *reason,
-                              double seconds, Error *error) {
+static inline bool page_write(const Run *run, const Forecast *own, const char *reason, double seconds,
+                              Error *error) {
     const char *path = run->options.page, *data = strstr(PAGE_HTML, PAGE_DATA_GO_HERE);
-    json_t *object = page_data(run, own, recompute, reason, seconds);
+    json_t *object = page_data(run, own, reason, seconds);
     char *text = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9));
     FILE *file = text == NULL ? NULL : fopen(path, "w");
     bool written = file != NULL && fwrite(PAGE_HTML, 1, (size_t)(data - PAGE_HTML), file) > 0;

@@ -264,7 +264,6 @@ static inline json_t *plan_network(const Run *run, const Network *network, Machi
 
 // What the times of a plan stand on.
 typedef struct PlanTimes {
-    OptionChoice recompute; // as asked for, before --fit
     const LikeRun *like;    // the run of --like; NULL: none
     bool again;             // the plan is for that very run, whose log tells how fast its network is
     const Network *network; // that its ranks have measured; NULL: it has none
@@ -320,7 +319,7 @@ static inline bool plan_time(const Run *run, PlanTimes *times, Error *error) {
     Forecast *forecast = MEMORY_OF(Forecast, 1);
     if (times->again) { forecast_fit(run, &machine, times->like->tokens_per_second); }
     double began = clock_seconds();
-    forecast_make(run, &machine, times->recompute, times->again, forecast);
+    forecast_make(run, &machine, times->again, forecast);
     double seconds = clock_seconds() - began;
     plan_print_links(run, &machine, times);
     printf("  %-17s %8s %8s %6s %11s %9s %10s %10s\n", "rule", "commit", "tokens/s", "needs", "computing",
@@ -338,7 +337,7 @@ static inline bool plan_time(const Run *run, PlanTimes *times, Error *error) {
                    json_dump_file(object, options->json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0 ||
                    error_set(error, "--json %.300s cannot be written: %s", options->json, strerror(errno));
     if (written && options->page[0] != '\0') {
-        written = page_write(run, forecast, times->recompute, times->reason, seconds, error);
+        written = page_write(run, forecast, times->reason, seconds, error);
         if (written) { printf("page             %s\n", options->page); }
     }
     json_decref(object);
@@ -433,12 +432,13 @@ static inline int command_plan(Run *run) {
            placement_choose_precision(&run->placement, options, &error);
     plan_agree(run, good, &error);
     *options = asked;
+    run->placement.asked_recompute = asked.recompute;
     placement_choose_exchange(&run->placement, options, transport);
     placement_plan_gpu_exchange(&run->placement, options);
     const Hello *hellos = measures ? exchange_hellos(run) : NULL;
     good = plan_reserve(run, options, &error) && (!has_like || plan_check_like(run, &like, &error));
     plan_agree(run, good, &error);
-    PlanTimes times = {.recompute = asked.recompute, .like = has_like ? &like : NULL, .again = again};
+    PlanTimes times = {.like = has_like ? &like : NULL, .again = again};
     if (run_is_main(run)) { print_memory(run); }
     if (options->like[0] == '\0' && transport->size > 1) {
         times.micro_batch = micro_batch_seconds(run, times.reason);

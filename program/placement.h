@@ -20,12 +20,13 @@ typedef struct Placement {
     ProductRates product_rates; // of the slowest one
     Nccl nccl;
     bool uses_nccl;
-    int product_processors; // of the GPU, that products during an exchange may count on; 0: all
-    int sharing;            // how many ranks compute on this rank's GPU, itself included
-    int ranks_on_gpus;      // how many of all ranks compute on GPUs
-    bool all_cast;          // there are several ranks, and all compute with bf16 casts of the parameters
-    char odd_one[320];      // names a rank whose GPU differs from most ranks'; empty: none
-    char rounding[128];     // what decides how this rank rounds: its device, or its processor and library
+    OptionChoice asked_recompute; // of a plan, before --fit
+    int product_processors;       // of the GPU, that products during an exchange may count on; 0: all
+    int sharing;                  // how many ranks compute on this rank's GPU, itself included
+    int ranks_on_gpus;            // how many of all ranks compute on GPUs
+    bool all_cast;      // there are several ranks, and all compute with bf16 casts of the parameters
+    char odd_one[320];  // names a rank whose GPU differs from most ranks'; empty: none
+    char rounding[128]; // what decides how this rank rounds: its device, or its processor and library
     char device_reason[1100], exchange_reason[256], gpu_exchange_reason[192], recompute_reason[192];
 } Placement;
 

@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
         if (!options_print_topic(stdout, run->options.topic, &error)) { exit_user_mistake(&error); }
         break;
     case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
-    case COMMAND_VERSION: print_build_facts(stdout); break;
+    case COMMAND_VERSION: print_build_facts(); break;
     }
     // Training has a log; what other commands print is all that they do.
     if (run->options.command != COMMAND_TRAIN && (fflush(stdout) != 0 || ferror(stdout) != 0)) {
@@ -282,7 +282,7 @@ static int finish_run(Run *run, bool saved) {
     uint64_t fingerprint = check_committed(s, run->rule, false);
     // The weights may be casts of what counts.
     if (s->settings.gathers_casts) { fingerprint = check_committed(s, run->rule, true); }
-    double computed = (double)(s->micro_batches_begun - run->reports.micro_batches_before);
+    double computed = s->micro_batches_begun - run->reports.micro_batches_before;
     RankPace mine = {computed > 0 ? run->reports.micro_batch_seconds / computed : 0,
                      run->reports.exposed_seconds};
     RankPace *paces = (RankPace *)transport_collect_records(transport, "means", &mine, sizeof mine);

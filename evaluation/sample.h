@@ -35,11 +35,10 @@ static inline void sampler_reserve(Sampler *sampler, Arena *arena, const ModelCo
     settings.decodes = true;
     memset(sampler, 0, sizeof *sampler);
     model_reserve(&sampler->model, arena, config, &settings);
-    size_t bytes = (size_t)config->vocabulary * sizeof(float);
+    size_t bytes = config->vocabulary * sizeof(float);
     arena_reserve(arena, MEMORY_WORKSPACE, "top-k", bytes, &sampler->sorted);
     arena_reserve(arena, MEMORY_WORKSPACE, "repetition penalty", bytes, &sampler->adjusted);
-    arena_reserve(arena, MEMORY_WORKSPACE, "text", (size_t)config->positions * sizeof(int32_t),
-                  &sampler->text);
+    arena_reserve(arena, MEMORY_WORKSPACE, "text", config->positions * sizeof(int32_t), &sampler->text);
 }
 
 // Appends `token` to the text. Returns the logits (V) of the token that follows, valid
@@ -80,14 +79,12 @@ static inline float sampler_least(Sampler *sampler, const float *logits, const S
     for (int v = 0; v < V; v++) {
         if (logits[v] >= least) { sorted[kept++] = logits[v]; }
     }
-    qsort(sorted, (size_t)kept, sizeof *sorted, sampler_descending);
-    double sum = 0.0, maximum = (double)sorted[0];
-    for (int i = 0; i < kept; i++) { sum += exp(((double)sorted[i] - maximum) / how->temperature); }
+    qsort(sorted, kept, sizeof *sorted, sampler_descending);
+    double sum = 0.0, maximum = sorted[0];
+    for (int i = 0; i < kept; i++) { sum += exp((sorted[i] - maximum) / how->temperature); }
     double left = how->top_p * sum;
     int last = 0;
-    while (last < kept - 1 && (left -= exp(((double)sorted[last] - maximum) / how->temperature)) > 0) {
-        last++;
-    }
+    while (last < kept - 1 && (left -= exp((sorted[last] - maximum) / how->temperature)) > 0) { last++; }
     return sorted[last];
 }
 
@@ -96,7 +93,7 @@ static inline int32_t sampler_choose(Sampler *sampler, const Sampling *how, Rand
     const float *logits = sampler->logits;
     int V = sampler->model.config.vocabulary;
     if (how->penalty > 1) {
-        memcpy(sampler->adjusted, logits, (size_t)V * sizeof(float));
+        memcpy(sampler->adjusted, logits, V * sizeof(float));
         for (int i = 0; i < sampler->length; i++) {
             float logit = logits[sampler->text[i]], penalty = (float)how->penalty;
             sampler->adjusted[sampler->text[i]] = logit > 0 ? logit / penalty : logit * penalty;
@@ -106,13 +103,13 @@ static inline int32_t sampler_choose(Sampler *sampler, const Sampling *how, Rand
     int32_t best = logits_largest(as_reals_const(logits), V, PRECISION_FP32);
     if (best < 0 || !(how->temperature > 0.0)) { return best; }
     float least = sampler_least(sampler, logits, how);
-    double sum = 0.0, maximum = (double)logits[best];
+    double sum = 0.0, maximum = logits[best];
     for (int v = 0; v < V; v++) {
-        sum += logits[v] >= least ? exp(((double)logits[v] - maximum) / how->temperature) : 0.0;
+        sum += logits[v] >= least ? exp((logits[v] - maximum) / how->temperature) : 0.0;
     }
     double left = random_uniform(random) * sum;
     for (int v = 0; v < V; v++) {
-        left -= logits[v] >= least ? exp(((double)logits[v] - maximum) / how->temperature) : 0.0;
+        left -= logits[v] >= least ? exp((logits[v] - maximum) / how->temperature) : 0.0;
         if (left < 0.0 && logits[v] >= least) { return v; }
     }
     return best; // the sum was rounded, and the draw lay beyond all of it
@@ -234,7 +231,7 @@ static inline bool sample_open(Sample *sample, const ModelConfig *config, Thread
     const Options *options = sample->options;
     const char *ids = sample->codec.kind == TEXT_CODEC_IDS ? "token ids" : "";
     sample->here.pool = pool;
-    sample->random.state = random_hash((uint64_t)options->seed, SAMPLE_RANDOM_STREAM);
+    sample->random.state = random_hash(options->seed, SAMPLE_RANDOM_STREAM);
     sample->last = -1;
     sampler_reserve(&sample->sampler, &sample->arena, config, threads);
     if (!arena_commit(&sample->arena, error)) { return false; }

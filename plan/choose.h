@@ -62,7 +62,7 @@ static inline SchedulerSettings settings_of_rank(const Measurements *measured, c
 // of the scheduler that is simulated are planned and never allocated.
 static inline double simulated_seconds(const Measurements *measured, const RuleOptions *options,
                                        double longer) {
-    size_t size = (size_t)measured->transport->size;
+    size_t size = measured->transport->size;
     const RankSpeed *ranks = measured->ranks;
     SchedulerSettings settings = settings_of_rank(measured, options, 0);
     Run *trial = MEMORY_OF(Run, 1);

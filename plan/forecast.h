@@ -123,7 +123,7 @@ static inline void machine_set_exchange(Machine *machine, const Placement *place
                                         const Options *options) {
     bool nccl = placement->uses_nccl;
     machine->taken_of_time = placement->on_gpu && nccl ? GPU_TAKEN : 0;
-    machine->chunk = nccl ? (double)placement->nccl.buffer_limit / sizeof(float) / (double)options->ranks : 0;
+    machine->chunk = nccl ? (double)placement->nccl.buffer_limit / sizeof(float) / options->ranks : 0;
     if (nccl) { machine->message_seconds = NCCL_MESSAGE; }
     machine->sleeps = !nccl && !plan_emulates(options); // an emulated link says when to look
 }
@@ -176,9 +176,9 @@ enum {
 
 // What the command of a row trains on. The tokens of --epochs are not known here: 0.
 static inline double row_tokens(const ForecastRow *row) {
-    double micro_batch = (double)(row->options.micro_batch * row->options.seq_len);
+    double micro_batch = row->options.micro_batch * row->options.seq_len;
     double least = ceil(FORECAST_COMMITS * row->commit.micro_batches * micro_batch);
-    return row->options.epochs > 0 ? 0 : fmax((double)row->options.tokens, least);
+    return row->options.epochs > 0 ? 0 : fmax(row->options.tokens, least);
 }
 
 typedef struct Forecast {
@@ -264,8 +264,8 @@ static inline void forecast_row(const Run *run, const Machine *machine, const Op
     Run *trial = valid ? trial_reserve(run, options, &row->refused) : NULL;
     if (trial != NULL) {
         Machine scaled = *machine;
-        scaled.micro_batch *= (double)options->micro_batch / (double)run->options.micro_batch *
-                              recomputing(trial) / recomputing(run);
+        scaled.micro_batch *=
+            (double)options->micro_batch / run->options.micro_batch * recomputing(trial) / recomputing(run);
         forecast_simulate(trial, &scaled, row);
     }
     trial_free(trial);
@@ -400,7 +400,7 @@ static inline void forecast_make(const Run *run, const Machine *machine, bool va
     forecast->count = RULE_COUNT;
     ForecastRow *row = &forecast->rows[own];
     forecast_row(run, machine, &run->options, row);
-    double total = error_is_set(&row->refused) ? (double)options_total_accumulate(&run->options, size)
+    double total = error_is_set(&row->refused) ? options_total_accumulate(&run->options, size)
                                                : row->commit.micro_batches;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
         if (rule == own) { continue; }

@@ -33,7 +33,7 @@ static inline void like_take_start(const json_t *event, LikeRun *like) {
     like->ranks = (int)json_array_size(ranks);
     like->ranks_of_host = 0;
     for (int rank = 0; rank < like->ranks; rank++) {
-        like->ranks_of_host += json_equal(json_object_get(json_array_get(ranks, (size_t)rank), "host"), host);
+        like->ranks_of_host += json_equal(json_object_get(json_array_get(ranks, rank), "host"), host);
     }
     like->parameters = like_number(event, "parameters");
     like->tokens = like_number(options, "micro-batch") * like_number(options, "seq-len");
@@ -65,7 +65,7 @@ static inline bool like_read(const char *name, LikeRun *like, Error *error) {
             reports = 0;
         } else if (strcmp(kind, "end") == 0) {
             const json_t *times = json_object_get(event, "rank_micro_batch_ms");
-            size_t count = (size_t)like->ranks;
+            size_t count = like->ranks;
             bool first = json_array_size(times) == count && like->rank_seconds == NULL;
             if (first) { like->rank_seconds = MEMORY_OF(double, count); }
             for (size_t i = 0; i < count && like->rank_seconds != NULL; i++) {

@@ -92,8 +92,8 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
     double outside = own * (two_level ? n - 1 : N - g), inside = own * (two_level ? n : 1) * (g - 1);
     double inside_element = two_level && !gather ? sizeof(float) : element;
     // NCCL is given whole cells, as many as fit into its buffers, and at least one.
-    double chunk_elements = machine->chunk > 0 ? fmax(machine->chunk, own / LAYOUT_CELLS)
-                                               : (double)host_chunk_elements(transport);
+    double chunk_elements =
+        machine->chunk > 0 ? fmax(machine->chunk, own / LAYOUT_CELLS) : host_chunk_elements(transport);
     double chunks = fmax(ceil(own / chunk_elements), 1);
     double messages = chunks * (two_level ? n - 1 + g - 1 : N - 1);
     double bytes = g * outside * element;

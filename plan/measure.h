@@ -76,7 +76,7 @@ static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
     do {
         scheduler_call(s, s->compute, measure_micro_batch_task, &round);
     } while (!event_query(&s->communicated));
-    round.exchange *= (double)all / (double)round.cells;
+    round.exchange *= (double)all / round.cells;
     round.micro_batch /= round.micro_batches;
     return round;
 }

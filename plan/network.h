@@ -79,13 +79,13 @@ static inline void interfaces_find(const Interfaces *before, double bytes, HostF
 static inline double wall_clock(void) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    return now.tv_sec + 1e-9 * now.tv_nsec;
 }
 
 // All ranks, with the same result. micro_batch: seconds of one on this rank, NAN: not known.
 static inline Network network_measure(Transport *transport, const Hello *hellos, double micro_batch) {
     const Groups *groups = &transport->hosts;
-    size_t hosts = (size_t)groups->hosts;
+    size_t hosts = groups->hosts;
     Network network = {.groups = groups, .hellos = hellos};
     Interfaces before;
     ClockOffset offset = trace_measure_clock(transport, wall_clock);
@@ -95,9 +95,9 @@ static inline Network network_measure(Transport *transport, const Hello *hellos,
     interfaces_read(&before);
     uint64_t sent = transport->bytes_sent_outside;
     probe_pairs(transport, network.pairs);
-    interfaces_find(&before, (double)(transport->bytes_sent_outside - sent), &mine);
+    interfaces_find(&before, transport->bytes_sent_outside - sent, &mine);
     double rate = hosts > 1 ? link_measure(transport, true).rate : INFINITY;
-    double size = transport->size, mates = ceil(size / (double)hosts);
+    double size = transport->size, mates = ceil(size / hosts);
     network.host_rate = hosts > 1 ? rate * mates * (size - mates) / (size - 1) : rate;
     for (size_t i = 0; i < hosts * hosts; i++) {
         network.latency = fmax(network.latency, network.pairs[i].latency);
@@ -160,7 +160,7 @@ static inline double network_usual(const Network *network, size_t number, double
     int hosts = network->groups->hosts;
     double *best = MEMORY_OF(double, hosts);
     for (int host = 0; host < hosts; host++) { best[host] = network_extreme(network, host, number, choose); }
-    double usual = median_of(best, (size_t)hosts);
+    double usual = median_of(best, hosts);
     free(best);
     return usual;
 }
@@ -284,7 +284,7 @@ static inline void network_print(const Network *network, const json_t *odd) {
     if (hosts > HOSTS_SHOWN) { printf("  and %d more: --json has all\n", hosts - HOSTS_SHOWN); }
     printf("\n");
     for (int i = 0; i < lines && i < ODD_SHOWN; i++) {
-        printf("odd              %s\n", json_string_value(json_array_get(odd, (size_t)i)));
+        printf("odd              %s\n", json_string_value(json_array_get(odd, i)));
     }
     if (lines > ODD_SHOWN) { printf("                 and %d more: --json has all\n", lines - ODD_SHOWN); }
     if (lines == 0) { printf("odd              nothing: hosts, links, clocks and programs are alike\n"); }

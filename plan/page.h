@@ -22,20 +22,15 @@ typedef struct PageAxis {
     int count;
 } PageAxis;
 
-// first ratio^(i step) for all i step up to `steps`, and own in its place.
+// first ratio^(i step) for all i step up to `steps`, and own in the place of its equal, or its own.
 static inline PageAxis page_axis(double first, double ratio, int steps, int step, double own) {
-    PageAxis axis = {.own = own};
-    bool placed = false;
+    PageAxis axis = {.values = {own}, .own = own, .count = 1};
     for (int i = 0; i <= steps; i += step) {
         double value = first * pow(ratio, i);
-        if (!placed && own <= value * (1 + 1e-9)) {
-            axis.values[axis.count++] = own;
-            placed = true;
-            if (fabs(value / own - 1) < 1e-3) { continue; }
-        }
-        axis.values[axis.count++] = value;
+        bool is_own = own <= value * (1 + 1e-9) && fabs(value / own - 1) < 1e-3;
+        if (!is_own) { axis.values[axis.count++] = value; }
     }
-    if (!placed) { axis.values[axis.count++] = own; }
+    qsort(axis.values, axis.count, sizeof(double), numbers_compare);
     return axis;
 }
 
@@ -110,7 +105,7 @@ static inline json_t *page_data(const Run *run, const Forecast *own, const char 
     // Unequal ranks have no number of micro-batches in common: only the own batch is drawn.
     bool unequal = options->rank_accumulate[0] != '\0';
     double count = rint(own->rows[own->own].commit.micro_batches / run->transport.size);
-    if (options->accumulate > 0 && !unequal) { count = (double)options->accumulate; }
+    if (options->accumulate > 0 && !unequal) { count = options->accumulate; }
     int step = 1;
     while (step < PAGE_COUNTS && seconds * PAGE_LINKS * PAGE_COUNTS > PAGE_SECONDS * step * step) {
         step *= 2;
@@ -142,7 +137,7 @@ static inline bool page_write(const Run *run, const Forecast *own, const char *r
     json_t *object = page_data(run, own, reason, seconds);
     char *text = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9));
     FILE *file = text == NULL ? NULL : fopen(path, "w");
-    bool written = file != NULL && fwrite(PAGE_HTML, 1, (size_t)(data - PAGE_HTML), file) > 0;
+    bool written = file != NULL && fwrite(PAGE_HTML, 1, data - PAGE_HTML, file) > 0;
     for (const char *at = text; written && *at != '\0'; at++) { // a name in it may not end the script
         written = *at == '<' ? fputs("\\u003c", file) >= 0 : fputc(*at, file) != EOF;
     }

@@ -37,11 +37,11 @@ static inline void print_memory_verdict(const Run *run) {
     printf("fits             yes: %s of the %s for this rank %s; %s are left\n", size_text(bytes, needed),
            size_text(most, available), arena->on_gpu ? "on the GPU" : "on this machine",
            size_text(most - bytes, left));
-    double together = (double)bytes * (double)run->options.ranks;
+    double together = (double)bytes * run->options.ranks;
     if (!arena->on_gpu && run->options.ranks > 1 && run->transport.local_size == 1) {
         printf("                 %lld ranks on this machine would need %s, which %s\n",
                (long long)run->options.ranks, size_text((size_t)together, needed),
-               together <= (double)most ? "fits, too" : "does not fit");
+               together <= most ? "fits, too" : "does not fit");
     }
     Options with_blocks = run->options;
     printf("                 the largest micro-batch that fits is %lld",
@@ -55,7 +55,7 @@ static inline void print_memory_verdict(const Run *run) {
 static inline void print_memory(const Run *run) {
     const Options *options = &run->options;
     const Arena *arena = &run->arena;
-    double parameters = (double)run->part.model.parameter_count;
+    double parameters = run->part.model.parameter_count;
     size_t state = 0; // bytes that do not grow with the micro-batch
     int ranks = run->transport.size, threads = run->threads.threads;
     printf("%s, %s, %d rank%s, micro-batch %lld x %lld, %s, %d thread%s: memory of one rank\n\n",
@@ -347,7 +347,7 @@ static inline bool plan_time(const Run *run, PlanTimes *times, Error *error) {
 
 static inline bool plan_check_like(const Run *run, const LikeRun *like, Error *error) {
     const char *name = run->options.like;
-    if (like->parameters != (double)run->part.table.parameter_count) {
+    if (like->parameters != run->part.table.parameter_count) {
         return error_set(error,
                          "--like %.300s: that run trained a model of %.0f parameters, this plan is for %zu",
                          name, like->parameters, run->part.table.parameter_count);

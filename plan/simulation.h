@@ -87,9 +87,9 @@ static inline void simulation_pass(Simulation *simulation, double elements, doub
 // is the token embedding, comes last. All of it where layers and embeddings are frozen.
 static inline double simulation_share(const Simulation *simulation, int first, int last, bool head) {
     const Problem *problem = &simulation->scheduler->problem;
-    double layers = (double)(problem->layer_begins[last] - problem->layer_begins[first]);
-    double all = (double)problem->layer_begins[problem->layer_count];
-    return all > 0 ? (layers + (head ? (double)problem->layer_begins[0] : 0)) / all : head;
+    double layers = problem->layer_begins[last] - problem->layer_begins[first];
+    double all = problem->layer_begins[problem->layer_count];
+    return all > 0 ? (layers + (head ? problem->layer_begins[0] : 0)) / all : head;
 }
 
 // When a micro-batch that begins at `start` has ended its forward pass: one step, or one for each
@@ -169,11 +169,11 @@ static inline double simulation_exchange(Simulation *simulation, const Collectiv
                                          double now, double *work) {
     const Machine *machine = simulation->machine;
     const Job *job = &simulation->scheduler->job;
-    double own = (double)layout_most(collective->layout, collective->first, collective->end);
+    double own = layout_most(collective->layout, collective->first, collective->end);
     ExchangeCost cost =
         machine_exchange(machine, simulation->scheduler->transport, own, collective->wire, gather);
     if (machine->measured_exchange != NULL) {
-        cost.seconds = machine->measured_exchange[job->wire] / 2 * own / (double)layout_shard(&job->layout);
+        cost.seconds = machine->measured_exchange[job->wire] / 2 * own / layout_shard(&job->layout);
         cost.work = 0;
     }
     return simulation_spend(simulation, cost, now, work);
@@ -182,11 +182,10 @@ static inline double simulation_exchange(Simulation *simulation, const Collectiv
 // job_gather_blocks: from `now` on.
 static inline double simulation_gather_blocks(Simulation *simulation, double now, double *work) {
     const Scheduler *s = simulation->scheduler;
-    double blocks = (double)sparse_blocks(s->problem.parameter_count);
-    double looking =
-        machine_exchange_pass(simulation->machine, (double)s->problem.parameter_count, PASS_SQUARE);
+    double blocks = sparse_blocks(s->problem.parameter_count);
+    double looking = machine_exchange_pass(simulation->machine, s->problem.parameter_count, PASS_SQUARE);
     ExchangeCost cost = machine_gather(simulation->machine, s->transport, blocks * sizeof(SparseBlock),
-                                       ceil(blocks / (double)s->local.sparse.slice));
+                                       ceil(blocks / s->local.sparse.slice));
     *work += looking;
     return simulation_spend(simulation, cost, now + looking, work);
 }
@@ -206,7 +205,7 @@ static inline double simulation_reduce(Simulation *simulation, double now, doubl
         if (job->follows) { now = fmax(now, simulation_finished(simulation, first)); }
         double started = now;
         if (job->inspects) {
-            double seconds = machine_exchange_pass(simulation->machine, (double)(last - first), PASS_SQUARE);
+            double seconds = machine_exchange_pass(simulation->machine, last - first, PASS_SQUARE);
             now += seconds;
             *work += seconds;
         }
@@ -226,8 +225,8 @@ static inline double simulation_step(const Simulation *simulation, double now, d
     int steps = job->commits + job->predicts;
     if (steps == 0) { return now; }
     bool waits = job->follows;
-    double shard = (double)layout_shard(&s->layout);
-    double stepped = (double)layout_shard(&s->optimizer.layout);
+    double shard = layout_shard(&s->layout);
+    double stepped = layout_shard(&s->optimizer.layout);
     double bytes = shard * PASS_SQUARE + stepped * PASS_ADAMW * steps;
     double seconds = waits ? machine_pass(machine, 1, bytes) : machine_exchange_pass(machine, 1, bytes);
     if (simulation->step_flops > 0) {
@@ -324,9 +323,9 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
     } else if (task == job_gather_task) {
         if (!follows) { simulation_job_gather(simulation); }
     } else if (task == boundary_task) {
-        simulation_pass(simulation, (double)layout_padded(&s->layout), PASS_COPY);
+        simulation_pass(simulation, layout_padded(&s->layout), PASS_COPY);
     } else if (task == inner_step_task) {
-        simulation_pass(simulation, (double)s->problem.parameter_count, PASS_SQUARE + PASS_ADAMW);
+        simulation_pass(simulation, s->problem.parameter_count, PASS_SQUARE + PASS_ADAMW);
         if (simulation->step_flops > 0) {
             simulation_take(simulation, simulation->step_flops / simulation->machine->flops_per_second);
         }
@@ -335,7 +334,7 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
     } else {
         assert(task == fragment_task && "a task that the simulation does not know");
         const FragmentWork *work = (const FragmentWork *)context;
-        simulation_pass(simulation, (double)s->local.fragments[work->fragment].layout.count,
+        simulation_pass(simulation, s->local.fragments[work->fragment].layout.count,
                         work->operation == SPARSE_ENCODE ? PASS_SPARSE : PASS_OUTER);
     }
 }
@@ -466,7 +465,7 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
     double commits = -(double)s->optimizer.steps;
     for (int i = 0; i < calls; i++) { rule->advance(s); }
     SimulatedCommit after = simulation_sum(simulation);
-    commits += (double)s->optimizer.steps;
+    commits += s->optimizer.steps;
     SimulatedCommit mean = {
         (after.seconds - before.seconds) / commits, (after.computing - before.computing) / commits,
         (after.waiting - before.waiting) / commits, (after.micro_batches - before.micro_batches) / commits,

@@ -11,18 +11,17 @@
 #include "runtime/names.h"
 
 // --version: gcc's __VERSION__ is a bare number; others name themselves.
-static inline void print_build_facts(FILE *file) {
+static inline void print_build_facts(void) {
     char mpi[128], cuda[64], nccl[64], products[96];
     transport_mpi_version(mpi, sizeof mpi);
     gpu_version(cuda, sizeof cuda);
     nccl_version(nccl, sizeof nccl);
     bool is_number = __VERSION__[0] >= '0' && __VERSION__[0] <= '9';
-    fprintf(file,
-            "acco.c %s\ncommit     %s\ncompiler   %s%s\nprocessor  %s\nproducts   %s\nMPI        %s\n"
-            "CUDA       %s\nNCCL       %s\n",
-            ACCO_VERSION, ACCO_REVISION[0] != '\0' ? ACCO_REVISION : "unknown", is_number ? "gcc " : "",
-            __VERSION__, ACCO_PROCESSOR[0] != '\0' ? ACCO_PROCESSOR : "unknown", onednn_describe(products),
-            mpi, cuda, nccl);
+    printf("acco.c %s\ncommit     %s\ncompiler   %s%s\nprocessor  %s\nproducts   %s\nMPI        %s\n"
+           "CUDA       %s\nNCCL       %s\n",
+           ACCO_VERSION, ACCO_REVISION[0] != '\0' ? ACCO_REVISION : "unknown", is_number ? "gcc " : "",
+           __VERSION__, ACCO_PROCESSOR[0] != '\0' ? ACCO_PROCESSOR : "unknown", onednn_describe(products),
+           mpi, cuda, nccl);
 }
 
 static inline void print_batch(const Run *run) {
@@ -34,27 +33,26 @@ static inline void print_batch(const Run *run) {
     int64_t per_commit = nominal_tokens_per_commit(run);
     int64_t commits = (options->tokens + per_commit - 1) / per_commit;
     // The last commit is whole, so that more may be trained than was asked for.
-    double trained = (double)(commits * per_commit);
+    double trained = commits * per_commit;
     if (epoch > 0) { TEXT_PRINT(epochs, " (%.4g epochs)", trained / epoch); }
     // One gradient sum is left when training ends; finish() commits it.
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
            "%s tokens are %lld %ss%s%s\n",
            (long long)options_total_accumulate(options, ranks), ranks, plural(ranks), run->B, plural(run->B),
-           run->T, human_count((double)per_commit, text), commit,
+           run->T, human_count(per_commit, text), commit,
            run->scheduler.settings.adaptive ? " or more (auto: as many as hide the communication)" : "",
-           human_count((double)options->tokens, total), (long long)commits, commit, epochs,
+           human_count(options->tokens, total), (long long)commits, commit, epochs,
            drains ? ", and one more for the gradients under way at the end" : "");
     if (run->bucket_reason[0] != '\0') {
         const Layout *layout = &run->scheduler.layout;
         size_t cells = job_bucket_cells(&run->scheduler, layout);
         printf("buckets    %zu of %.3g MB (%s)\n", (layout->cells + cells - 1) / cells,
-               (double)(layout_padded(layout) / layout->cells * cells * sizeof(float)) / 1e6,
-               run->bucket_reason);
+               layout_padded(layout) / layout->cells * cells * sizeof(float) / 1e6, run->bucket_reason);
     }
     bool constant = options->schedule == SCHEDULE_CONSTANT, decays = !constant && options->decay_tokens > 0;
     char decay[NUMBER_TEXT_SIZE + 32] = "";
-    human_count((double)options->decay_tokens, text);
+    human_count(options->decay_tokens, text);
     if (decays) { TEXT_PRINT(decay, " in the last %s tokens", text); }
     printf("rate       peak %g%s, %s to %g%s, warm-up %lld %ss%s, moved by %s\n", options->learning_rate,
            run->rate_reason, options_choice_name(options, &options->schedule),
@@ -72,7 +70,7 @@ static inline void print_batch(const Run *run) {
     }
     if (matrices > 0) {
         printf("muon       steps %d matrices, %.0f %% of the parameters; AdamW steps the others\n", matrices,
-               100.0 * (double)elements / (double)run->part.table.parameter_count);
+               100.0 * elements / run->part.table.parameter_count);
     }
 }
 
@@ -174,7 +172,7 @@ static inline void print_builds(const Hello *hellos, int ranks) {
 }
 
 static inline void print_model(const ModelConfig *config, const TrainedPart *part) {
-    double all = (double)part->model.parameter_count, trained = (double)part->table.parameter_count;
+    double all = part->model.parameter_count, trained = part->table.parameter_count;
     int key_heads = model_kv_heads(config);
     printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, ", config->name, all / 1e6,
            config->layers, config->channels, config->heads);
@@ -203,7 +201,7 @@ static inline void print_sources(Run *run) {
         double share = data_loader_share(data, i);
         printf("           %s: %.4g %% of the samples; its %llu windows are visited %.4g times\n",
                source->name, 100 * share, (unsigned long long)source->training_windows,
-               share * samples / (double)source->training_windows);
+               share * samples / source->training_windows);
     }
     for (int i = 0; i < held->source_count; i++) {
         int64_t batches = validation_batches(run, i), asked = run->options.val_batches;
@@ -246,12 +244,12 @@ static inline void print_start(Run *run, const Hello *hellos) {
     printf("memory     %.1f MB per rank:", (double)run->arena.bytes / 1e6);
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
         printf("%s %s %.1f", i > 0 ? "," : "", memory_class_name((MemoryClass)i),
-               (double)arena_class_bytes(&run->arena, (MemoryClass)i) / 1e6);
+               arena_class_bytes(&run->arena, (MemoryClass)i) / 1e6);
     }
     printf("\n");
     if (run->threads.warning[0] != '\0') { printf("warning    %s\n", run->threads.warning); }
     struct statvfs disk;
-    size_t shared = statvfs("/dev/shm", &disk) == 0 ? (size_t)disk.f_blocks * (size_t)disk.f_frsize : 0;
+    size_t shared = statvfs("/dev/shm", &disk) == 0 ? disk.f_blocks * disk.f_frsize : 0;
     launch_judge_shared_memory(shared, transport->local_size, warning, sizeof warning);
     if (warning[0] != '\0') { printf("warning    %s\n", warning); }
     if (options->kept[0] != '\0') {
@@ -262,7 +260,7 @@ static inline void print_start(Run *run, const Hello *hellos) {
     if (!run->saving.times.never && statvfs(run->directory, &disk) == 0) {
         char space[SIZE_TEXT], checkpoint[SIZE_TEXT];
         printf("disk       %s free; a checkpoint takes about %s, and --keep %lld stay\n",
-               size_text((size_t)disk.f_bavail * (size_t)disk.f_frsize, space),
+               size_text(disk.f_bavail * disk.f_frsize, space),
                size_text(checkpoint_bytes(&run->scheduler), checkpoint), (long long)options->keep);
     }
     printf("run        %s\n\n", run->directory);
@@ -277,7 +275,7 @@ static inline void announce_run(Run *run, const Hello *hellos) {
     transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
     reports->terminal = &run->terminal;
     reports->scheduler = &run->scheduler;
-    reports->micro_batch_tokens = (double)tokens_per_micro_batch(run);
+    reports->micro_batch_tokens = tokens_per_micro_batch(run);
     reports->token_flops = trained_flops_per_token(&run->part, &run->config, run->T);
     reports->knows_perfect = run->data.builtin;
     reports->data = &run->data;
@@ -379,7 +377,7 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
     bool stopped = run->scheduler.wishes.stop_agreed, early = has_stopped_improving(run);
     double seconds = training_seconds(&run->clock),
            tokens = run->scheduler.gradients_done * reports->micro_batch_tokens;
-    double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
+    double planned = run->arena.bytes, used = arena_resident_bytes(&run->arena);
     double flops = tokens / seconds * reports->token_flops;
     char word[4 * RUN_PATH_SIZE + 3], share[48] = "", print[32];
     TEXT_PRINT(print, "%016llx", (unsigned long long)fingerprint);

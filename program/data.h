@@ -160,7 +160,7 @@ static inline bool make_token_file(const DataLoader *loader, const DataSource *s
     int count = source->file_count;
     Tokenizing tokenizing = {terminal, 0, clock_seconds()};
     Text *texts = data_files_texts(loader->files + source->first_file, count);
-    for (int i = 0; i < count; i++) { tokenizing.bytes += (double)texts[i].size; }
+    for (int i = 0; i < count; i++) { tokenizing.bytes += texts[i].size; }
     bool good = true;
     texts_name(texts, count, tokenizer, name);
     snprintf(path, DATA_PATH_SIZE, "%s/%s", directory, name);
@@ -182,7 +182,7 @@ static inline bool make_token_file(const DataLoader *loader, const DataSource *s
         terminal_clear(terminal);
         if (good) {
             printf("tokens     %s: %s tokens of %llu document%s, made in %.1f s%s\n", path,
-                   human_count((double)made.tokens[SHARDS_TRAIN], total), (unsigned long long)made.documents,
+                   human_count(made.tokens[SHARDS_TRAIN], total), (unsigned long long)made.documents,
                    plural(made.documents), clock_seconds() - tokenizing.began,
                    made.documents == 1 ? "; no line <|endoftext|> divides the text" : "");
             token_shards_tell(&made, "tokens     ");
@@ -309,6 +309,6 @@ static inline void watch_data(Run *run) {
 // Micro-batches of a source in one validation: --val-batches, or what visits every window once.
 static inline int64_t validation_batches(Run *run, int source) {
     uint64_t windows = validation_loader(run)->sources[source].validation_windows;
-    uint64_t B = (uint64_t)run->B, asked = (uint64_t)run->options.val_batches;
-    return (int64_t)(windows == 0 ? asked : size_min(asked, (windows + B - 1) / B));
+    uint64_t B = run->B, asked = run->options.val_batches;
+    return windows == 0 ? asked : size_min(asked, (windows + B - 1) / B);
 }

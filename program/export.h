@@ -13,6 +13,7 @@
 
 typedef struct Export {
     const Options *options;
+    const char *file;                    // the last part of --to
     char tokenizer[TOKENIZER_PATH_SIZE]; // a directory, or a tokenizer.json of another name; empty: none
     HfModel model;
     Tokenizer codec;
@@ -34,11 +35,11 @@ enum { EXPORT_TYPE = 1 }; // the default, f16
 static inline void export_name_tensors(Export *task, GgufType type) {
     const ModelConfig *config = &task->model.config;
     const ParameterTable *table = &task->model.table;
-    size_t rank = (size_t)task->model.adapters.rank;
+    size_t rank = task->model.adapters.rank;
     char name[GGUF_NAME];
     for (int i = 0; i < table->count; i++) {
         const ParameterInfo *info = &table->entries[i];
-        size_t rows = (size_t)info->rows, columns = (size_t)info->columns;
+        size_t rows = info->rows, columns = info->columns;
         if (task->merges) {
             gguf_name(config, info, "", name);
             gguf_add_tensor(&task->gguf, name, info->is_matrix ? rows : 0, info->is_matrix ? columns : rows,
@@ -87,11 +88,10 @@ static inline bool export_plan(Export *task, Error *error) {
     const Options *options = task->options;
     Gguf *gguf = &task->gguf;
     char name[sizeof(OptionText)];
-    const char *slash = strrchr(options->to, '/'), *file = slash != NULL ? slash + 1 : options->to;
     gguf_begin_keys(gguf);
     gguf_add_text(gguf, "general.architecture", config->family->gguf);
     gguf_add_text(gguf, "general.type", task->merges ? "model" : "adapter");
-    TEXT_PRINT(name, "%.*s", (int)(strlen(file) - strlen(".gguf")), file);
+    TEXT_PRINT(name, "%.*s", (int)(strlen(task->file) - strlen(".gguf")), task->file);
     gguf_add_text(gguf, "general.name", name);
     gguf_add_number(gguf, "general.file_type", export_types[options->type].file_type);
     gguf_add_number(gguf, "general.quantization_version", 2);
@@ -156,10 +156,10 @@ static inline void modelfile_template(const Chat *chat, const Tokenizer *tokeniz
 // path: of the GGUF.
 static inline bool export_modelfile(const Export *task, const char *path, Error *error) {
     const Options *options = task->options;
-    const char *slash = strrchr(options->to, '/'), *system = options->system;
+    const char *system = options->system;
     FILE *file = file_replace_begin(path, error);
     if (file == NULL) { return false; }
-    fprintf(file, "FROM ./%s\n", slash != NULL ? slash + 1 : options->to);
+    fprintf(file, "FROM ./%s\n", task->file);
     modelfile_template(&task->chat, &task->codec, file);
     if (task->chat.root != NULL) {
         const AddedToken *end = tokenizer_added(&task->codec, NULL, task->chat.end);
@@ -172,7 +172,7 @@ static inline bool export_modelfile(const Export *task, const char *path, Error 
 static inline bool export_gguf(Export *task, Error *error) {
     const Options *options = task->options;
     const ParameterTable *table = &task->model.table;
-    size_t largest = (size_t)model_head_size(&task->model.config);
+    size_t largest = model_head_size(&task->model.config);
     bool good = gguf_accept(&task->model.config, error);
     if (good && task->merges && task->tokenizer[0] == '\0') {
         good = error_set(error, "%.300s has no tokenizer.json, which a GGUF needs: name one with --tokenizer",
@@ -254,6 +254,8 @@ static inline int command_export(const Options *options) {
     size_t length = strlen(options->to), ending = strlen(".gguf");
     bool is_gguf = length > ending && strcasecmp(options->to + length - ending, ".gguf") == 0;
     if (is_gguf) { TEXT_PRINT(modelfile, "%.*s.Modelfile", (int)(length - ending), options->to); }
+    const char *slash = strrchr(options->to, '/');
+    task.file = slash != NULL ? slash + 1 : options->to;
     tokenizer_path(options, task.tokenizer);
     char *name = strstr(task.tokenizer, "/tokenizer.json");
     if (name != NULL && strcmp(name, "/tokenizer.json") == 0) { *name = '\0'; }

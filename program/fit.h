@@ -14,7 +14,7 @@ typedef struct MemoryRoom {
 static inline MemoryRoom memory_room(const Run *run) {
     bool elsewhere = run->options.gpu_memory > 0;
     MemoryRoom room = {run->placement.on_gpu ? placement_room(&run->placement) : 0,
-                       elsewhere ? 0 : memory_available() / (size_t)run->transport.local_size};
+                       elsewhere ? 0 : memory_available() / run->transport.local_size};
     return room;
 }
 
@@ -52,7 +52,7 @@ static inline void trial_free(Run *trial) {
 
 // With its reservations, but without memory. NULL: with an error.
 static inline Run *trial_reserve(const Run *run, const Options *options, Error *error) {
-    if ((double)options->micro_batch * (double)options->seq_len > MOST_TOKENS_OF_A_MICRO_BATCH) {
+    if ((double)options->micro_batch * options->seq_len > MOST_TOKENS_OF_A_MICRO_BATCH) {
         error_set(error, "a micro-batch has too many tokens");
         return NULL;
     }

@@ -81,8 +81,7 @@ static inline double gpu_peak(const Placement *placement) {
 static inline double find_peak(Run *run) {
     const Placement *placement = &run->placement;
     Precision precision = placement->precision;
-    double operations =
-        (double)run->options.tokens * trained_flops_per_token(&run->part, &run->config, run->T);
+    double operations = run->options.tokens * trained_flops_per_token(&run->part, &run->config, run->T);
     ProductRates rates = placement->own_rates; // of --precision, if it has measured
     double mine = NAN;
     if (placement->on_gpu) {

@@ -45,7 +45,7 @@ static inline bool placement_choose_device(Placement *placement, const Options *
     if (options->gpu_memory > 0) { // a plan for a GPU elsewhere
         char size[SIZE_TEXT];
         placement->on_gpu = true;
-        placement->gpu.memory_total = placement->gpu.memory_available = (size_t)options->gpu_memory;
+        placement->gpu.memory_total = placement->gpu.memory_available = options->gpu_memory;
         TEXT_PRINT(placement->device_reason, "a GPU with %s, as asked for",
                    size_text(placement->gpu.memory_total, size));
         return true;
@@ -323,8 +323,7 @@ static inline size_t model_bytes(const ModelConfig *config, const ModelSettings 
 // Bytes of the GPU that are this rank's: ranks that share one share its memory, and a
 // twentieth stays free for CUDA itself. 0: there is no GPU here to measure.
 static inline size_t placement_room(const Placement *placement) {
-    return placement->gpu.memory_available / 20 * 19 /
-           (size_t)(placement->sharing > 1 ? placement->sharing : 1);
+    return placement->gpu.memory_available / 20 * 19 / (placement->sharing > 1 ? placement->sharing : 1);
 }
 
 // Fills settings->recompute: the least that fits, or whole layers where nothing does, which

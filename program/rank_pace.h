@@ -23,8 +23,8 @@ typedef struct SlowRank {
 static inline SlowRank rank_pace_find(const double *seconds, int ranks) {
     SlowRank slow = {-1, RANK_IS_SLOW};
     double *sorted = MEMORY_OF(double, ranks);
-    memcpy(sorted, seconds, (size_t)ranks * sizeof *sorted);
-    qsort(sorted, (size_t)ranks, sizeof *sorted, numbers_compare);
+    memcpy(sorted, seconds, ranks * sizeof *sorted);
+    qsort(sorted, ranks, sizeof *sorted, numbers_compare);
     double median = sorted[(ranks - 1) / 2];
     for (int rank = 0; rank < ranks && median > 0; rank++) {
         if (!(seconds[rank] / median > slow.factor)) { continue; }

@@ -265,7 +265,7 @@ static inline void report_log(Reports *reports, const Report *report) {
     }
     const DataLoader *data = reports->data;
     for (int i = 0; i < report_sources(data); i++) {
-        uint64_t T = (uint64_t)data->sequence_length, samples = (uint64_t)report->tokens / T;
+        uint64_t T = data->sequence_length, samples = (uint64_t)report->tokens / T;
         data_loader_source(data, i, &samples);
         report_add_source(event, "source_tokens", i, json_integer((json_int_t)(samples * T)));
     }
@@ -346,11 +346,11 @@ static inline void report_window(Reports *reports, double seconds) {
     const Scheduler *s = reports->scheduler;
     const ReportWindow *window = &reports->window;
     const CommitReport *last = &s->report, *sum = &window->sum;
-    double commits = fmax((double)(last->commit - window->from.commit), 1),
-           steps = fmax((double)(s->optimizer.steps - window->from_step), 1);
+    double commits = fmax(last->commit - window->from.commit, 1),
+           steps = fmax(s->optimizer.steps - window->from_step, 1);
     double work = s->gradients_done - window->from_work, tokens = reports->micro_batch_tokens;
     Report report = report_unknown();
-    report.commit = (double)last->commit;
+    report.commit = last->commit;
     // A run that was resumed with other sequences may have done part of a micro-batch.
     report.gradients = floor(last->gradients_done);
     report.tokens = report.gradients * tokens;
@@ -363,7 +363,7 @@ static inline void report_window(Reports *reports, double seconds) {
     report.compute_ms = 1e3 * sum->seconds.compute / steps;
     report.communication_ms = 1e3 * sum->seconds.communication / steps;
     report.exposed_ms = 1e3 * sum->seconds.exposed / steps;
-    double micro_batches = (double)(s->micro_batches_begun - window->from_micro_batches);
+    double micro_batches = s->micro_batches_begun - window->from_micro_batches;
     if (micro_batches > 0) {
         report.micro_batch_ms = 1e3 * sum->seconds.micro_batch / micro_batches;
         report.micro_batch_cpu_ms = 1e3 * sum->seconds.micro_batch_cpu / micro_batches;
@@ -372,8 +372,8 @@ static inline void report_window(Reports *reports, double seconds) {
     report.gradients_per_commit = (last->gradients_done - window->from.gradients_done) / commits;
     report.model_tflops = report.tokens_per_second * reports->token_flops / 1e12;
     report.mfu = report.model_tflops * 1e12 / reports->peak_flops;
-    report.bytes_sent = (double)__atomic_load_n(&s->transport->bytes_sent, __ATOMIC_RELAXED);
-    report.bytes_sent_outside = (double)__atomic_load_n(&s->transport->bytes_sent_outside, __ATOMIC_RELAXED);
+    report.bytes_sent = __atomic_load_n(&s->transport->bytes_sent, __ATOMIC_RELAXED);
+    report.bytes_sent_outside = __atomic_load_n(&s->transport->bytes_sent_outside, __ATOMIC_RELAXED);
     window_begin(reports, seconds);
     report_print(reports, &report);
     if (!reports->is_unwritten && ferror(stdout) != 0) { // the reader of a pipe has gone, or the disk is full
@@ -391,8 +391,8 @@ static inline void report_window(Reports *reports, double seconds) {
 static inline void report_validation(Reports *reports, int64_t tokens, double seconds) {
     int64_t commit = reports->scheduler->optimizer.steps;
     Report row = report_unknown();
-    row.commit = (double)commit;
-    row.tokens = (double)tokens;
+    row.commit = commit;
+    row.tokens = tokens;
     row.seconds = seconds;
     row.validation_loss = reports->validation;
     row.perfect_loss = reports->perfect_validation;

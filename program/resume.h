@@ -157,7 +157,7 @@ static inline int64_t load_newest(Run *run) {
             loads && (checkpointed->transport->rank != 0 || checkpoint_model_is_whole(paths.final, &error));
         if (whole) { return commit; }
         checkpointed->damaged = (int64_t *)memory_grow(
-            checkpointed->damaged, (size_t)(checkpointed->damaged_count + 1) * sizeof *checkpointed->damaged);
+            checkpointed->damaged, (checkpointed->damaged_count + 1) * sizeof *checkpointed->damaged);
         checkpointed->damaged[checkpointed->damaged_count++] = commit;
         if (checkpointed->transport->rank == 0) {
             printf("resumed    %s commit-%lld%s: %s\n", loads ? "from" : "not from", (long long)commit,
@@ -190,10 +190,9 @@ static inline bool check_decay(const Run *run, Error *error) {
     const LearningRate *rate = &run->scheduler.settings.rate;
     const char *resume = options->resume;
     int64_t commit = integer_from_json(run->source.manifest, "commit");
-    double before = (double)(options->tokens - options->decay_now);
-    double done = run->scheduler.settings.rate_by_commits
-                      ? (double)commit
-                      : before / (double)(options->micro_batch * options->seq_len);
+    double before = options->tokens - options->decay_now;
+    double done =
+        run->scheduler.settings.rate_by_commits ? commit : before / (options->micro_batch * options->seq_len);
     if (done < rate->warmup) {
         return error_set(error,
                          "--decay-now: at commit %lld of %.300s the rate still rises, for %lld commits: "
@@ -324,7 +323,7 @@ enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the 
 
 // Where the next micro-batch of the least or most advanced rank lies, in those of all ranks.
 static inline int64_t data_position(const CheckpointedRun *checkpointed, double (*fold)(double, double)) {
-    double mine = (double)checkpointed->scheduler->micro_batches_begun,
+    double mine = checkpointed->scheduler->micro_batches_begun,
            found = transport_fold(checkpointed->transport, "position in the data", mine, fold);
     return checkpointed->data_base + (int64_t)found * checkpointed->transport->size;
 }

@@ -66,7 +66,7 @@ static inline bool choose_model(Run *run, Error *error) {
     run->T = (int)options->seq_len;
     // What follows counts tokens and elements in int and int64_t.
     double per_rank = (double)run->B * run->T,
-           per_commit = per_rank * (double)options_total_accumulate(options, run->transport.size);
+           per_commit = per_rank * options_total_accumulate(options, run->transport.size);
     if (per_rank > MOST_TOKENS_OF_A_MICRO_BATCH || per_commit > 1e15) {
         return error_set(
             error,
@@ -85,7 +85,7 @@ static inline int64_t nominal_tokens_per_commit(const Run *run) {
 // --epochs are not counted yet, a warm-up that is a part of them is not either.
 static inline bool choose_rates(Run *run, Error *error) {
     Options *options = &run->options;
-    double parameters = (double)run->part.table.parameter_count;
+    double parameters = run->part.table.parameter_count;
     int64_t per_commit = nominal_tokens_per_commit(run);
     bool finetunes = options->finetune[0] != '\0';
     if (options_leave(options, &options->learning_rate)) {
@@ -117,7 +117,7 @@ static inline bool choose_rates(Run *run, Error *error) {
         if (run->rule->configure != NULL) { run->rule->configure(options_of_rule(options), &settings); }
         double momentum = fmax(settings.local.outer_nesterov.momentum, settings.local.outer_momentum.beta);
         int64_t remembered = momentum > 0 ? (int64_t)ceil(settings.local.steps / (1 - momentum)) : 0;
-        options->warmup = (int64_t)fmax((double)share, (double)int64_min(remembered, commits / 3));
+        options->warmup = (int64_t)fmax(share, int64_min(remembered, commits / 3));
     }
     if (options_leave(options, &options->sequential)) { options->sequential = options->warmup; }
     return options->minimum_learning_rate <= options->learning_rate ||
@@ -152,14 +152,14 @@ static inline bool choose_length(Run *run, Error *error) {
 }
 
 static inline double micro_batch_tokens(const Run *run) {
-    return (double)run->options.micro_batch * (double)run->options.seq_len;
+    return (double)run->options.micro_batch * run->options.seq_len;
 }
 
 // The settings that follow from the length of the run.
 static inline void choose_schedule(const Options *options, int ranks, SchedulerSettings *settings) {
     bool by_commits = options->learning_rate_by == RATE_BY_COMMITS;
-    double per_commit = (double)options_total_accumulate(options, ranks), step = by_commits ? 1 : per_commit;
-    double micro_batch = (double)(options->micro_batch * options->seq_len);
+    double per_commit = options_total_accumulate(options, ranks), step = by_commits ? 1 : per_commit;
+    double micro_batch = options->micro_batch * options->seq_len;
     double total = (double)options->tokens / micro_batch, counted = by_commits ? per_commit : 1;
     settings->target = ceil(total);
     settings->sequential = options->sequential;
@@ -169,7 +169,7 @@ static inline void choose_schedule(const Options *options, int ranks, SchedulerS
         .peak = options->learning_rate,
         .minimum = options->minimum_learning_rate,
         .step = step,
-        .warmup = (double)options->warmup * step,
+        .warmup = options->warmup * step,
         .total = total / counted,
         // All that is left by the warm-up, where it is not given.
         .decay =
@@ -182,7 +182,7 @@ static inline SchedulerSettings choose_settings(Run *run) {
     const Rule *rule = options_rule(options);
     const Transport *transport = &run->transport;
     Placement *placement = &run->placement;
-    uint64_t seed = (uint64_t)options->seed;
+    uint64_t seed = options->seed;
     int own = options_rank_accumulate(options, transport->rank);
     SchedulerSettings settings = {
         .kind = rule->kind,
@@ -206,7 +206,7 @@ static inline SchedulerSettings choose_settings(Run *run) {
                       .moments = (Precision)options->moments,
                       // Moments are rounded at random: ranks that step by themselves do it in
                       // different ways, so the mean over the ranks is more exact.
-                      .seed = rule->kind == RULE_LOCAL ? random_hash(seed, (uint64_t)transport->rank) : seed,
+                      .seed = rule->kind == RULE_LOCAL ? random_hash(seed, transport->rank) : seed,
                       .precision = placement->precision},
         .local = {.fragments = 1},
         .device = {.gpu = placement_gpu(placement),
@@ -293,7 +293,7 @@ static inline void bucket_for_link(Scheduler *s, const Options *options, const P
     // A bucket costs more than its messages: its exchange begins and ends by itself, with
     // threads that must be woken (dev/results/simulation-2026-11-22.md).
     double latency = fmax(link.latency, 300e-6);
-    double buckets = fmin(fmax(sqrt(seconds / (passes * latency)), 1), (double)s->layout.cells);
+    double buckets = fmin(fmax(sqrt(seconds / (passes * latency)), 1), s->layout.cells);
     settings->bucket_bytes = (size_t)(bytes / buckets);
     snprintf(reason, 160, "measured: %.3g us a message, %.3g MB/s; %.3g s for all of it", 1e6 * link.latency,
              link.rate / 1e6, seconds);

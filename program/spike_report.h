@@ -15,7 +15,7 @@ static inline int64_t spike_first_sequence(const CheckpointedRun *run, const Spi
 // The tensor to which the element at the site of a spike belongs.
 static inline const ParameterInfo *spike_tensor(const ParameterTable *table, const SpikeReport *spike) {
     int i = table->count - 1;
-    while (i > 0 && (double)table->entries[i].offset > spike->site.element - 1) { i--; }
+    while (i > 0 && table->entries[i].offset > spike->site.element - 1) { i--; }
     return &table->entries[i];
 }
 
@@ -27,7 +27,7 @@ static inline void describe_spike(const CheckpointedRun *run, const DataLoader *
     if (spike->kind == SPIKE_LOSS && spike->site.micro_batch == 0) { // handed over before the run was resumed
         snprintf(text, size, "the loss of rank %d is not a finite number", rank);
     } else if (spike->kind == SPIKE_LOSS) {
-        uint64_t first = (uint64_t)spike_first_sequence(run, spike), token;
+        uint64_t first = spike_first_sequence(run, spike), token;
         char place[256] = "";
         if (!data->builtin) {
             const DataFile *file =

@@ -70,7 +70,7 @@ static inline void read_start(Run *run, const Staging *staging, float *target) {
         staging_copy(staging, real_at(part->frozen, place->frozen, precision), count, precision);
         sum = crc32_z(sum, (const Bytef *)staging->host, count * sizeof(float));
     }
-    int64_t mine = run->checkpointed.frozen_sum = (int64_t)sum, first = mine;
+    int64_t mine = run->checkpointed.frozen_sum = sum, first = mine;
     share_from_rank_zero(&run->transport, "first parameters", &first, sizeof first);
     good = first == mine || error_set(&error, "rank %d reads another model in %.300s than rank 0",
                                       run->transport.rank, options_start(&run->options));
@@ -90,7 +90,7 @@ static inline void initialize_parameters(Run *run) {
                        .host = MEMORY_OF(float, most),
                        .converted = (Real *)memory_take(most, sizeof(uint16_t))};
     if (random) {
-        parameters_initialize(table, (uint64_t)run->options.seed, run->pool, staging.host);
+        parameters_initialize(table, run->options.seed, run->pool, staging.host);
         staging_copy(&staging, as_reals(target), table->parameter_count, PRECISION_FP32);
     }
     if (reads) { read_start(run, &staging, target); }

@@ -93,14 +93,14 @@ static void meet_ranks(Run *run, bool understood, Error *error) {
         signal_watch_prepare(&run->signal_watch);
         terminal_open(&run->terminal, stdout);
     }
-    agree_or_exit(run, understood ? 0 : EXIT_USER_MISTAKE, error);
+    agree_or_exit(run, understood, EXIT_USER_MISTAKE, error);
     OptionsCommand first = command;
     share_from_rank_zero(&run->transport, "commands", &first, sizeof first);
     if (command != first) {
         error_set(error, "rank %d was started with the command %s and rank 0 with %s: start all ranks alike",
                   run->transport.rank, command_names[command], command_names[first]);
     }
-    agree_or_exit(run, command == first ? 0 : EXIT_USER_MISTAKE, error);
+    agree_or_exit(run, command == first, EXIT_USER_MISTAKE, error);
     // A start with a large model from a slow disk may take longer than a commit of training.
     run->transport.timeout_seconds = fmax(run->transport.timeout_seconds, run->options.timeout_s);
     if (together) { return; }
@@ -123,7 +123,7 @@ static int command_train(Run *run) {
     announce_run(run, hellos);
     resume_run(run);
     Error none = {""};
-    agree_or_exit(run, 0, &none); // a wish to stop that came while the checkpoint was read
+    agree_or_exit(run, true, 0, &none); // a wish to stop that came while the checkpoint was read
     int exit_code = finish_run(run, train(run));
     release_run(run, exit_code);
     return exit_code;
@@ -147,7 +147,7 @@ static void choose_alone(Run *run) {
         text_join(error.text, sizeof error.text, "; ", "what is not given is as in %.300s", options->kept);
     }
     wait_for_rank_zero(transport, "checking the model"); // its checksums: a large one takes minutes
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
 }
 
 // Decides what depends on the other ranks: how GPUs exchange, and so the plan of memory.
@@ -162,7 +162,7 @@ static void choose_together(Run *run, const Hello *hellos) {
                 reserve_memory(run, &error);
     MemoryRoom room = memory_room(run);
     good = good && fit_check(run, &room, &error);
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
 }
 
 // ---- The loop --------------------------------------------------------------------------

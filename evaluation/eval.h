@@ -293,7 +293,7 @@ static inline int command_eval(Run *run) {
                 placement_choose_precision(placement, options, &error) &&
                 evaluation_open(evaluation, options, &error) &&
                 placement_check_shapes(placement, &evaluation->model.config, request->B, request->T, &error);
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
     transport->timeout_seconds = options->timeout_s;
 
     ModelSettings machine = {
@@ -303,7 +303,7 @@ static inline int command_eval(Run *run) {
     run->arena.on_gpu = placement->on_gpu;
     evaluator_reserve(&evaluation->evaluator, &run->arena, &evaluation->model.config, &machine, request);
     arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters", bytes, &evaluation->parameters);
-    agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    agree_or_exit(run, arena_commit(&run->arena, &error), EXIT_SYSTEM_FAILURE, &error);
     StreamPlace place = {.gpu = placement_gpu(placement), .precision = placement->precision};
     ThreadPool *pool = thread_pool_create(run->threads.threads, true);
     Stream *stream = stream_create("evaluation", pool, &place);
@@ -314,7 +314,7 @@ static inline int command_eval(Run *run) {
     while (!event_wait(&ended, 3600)) {}
     terminal_clear(&run->terminal);
     good = evaluate_summarise(&evaluation->set, evaluation->scores, &summary, &error);
-    agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    agree_or_exit(run, good, EXIT_SYSTEM_FAILURE, &error);
     if (run_is_main(run)) {
         evaluate_print(options_choice_name(options, &options->task), &evaluation->set, &summary);
     }

@@ -361,7 +361,7 @@ static inline bool plan_check_like(const Run *run, const LikeRun *like, Error *e
 // Ends the program if something is wrong: on this rank or, where several measure, on any.
 static inline void plan_agree(Run *run, bool good, const Error *error) {
     if (run->transport.link.start != NULL) {
-        agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, error);
+        agree_or_exit(run, good, EXIT_USER_MISTAKE, error);
     } else if (!good) {
         exit_user_mistake(error);
     }

@@ -19,17 +19,18 @@ static inline void exit_alone(int exit_code, const Error *error) {
 
 static inline void exit_user_mistake(const Error *error) { exit_alone(EXIT_USER_MISTAKE, error); }
 
-// Returns where every rank's exit_code is 0. Otherwise prints the first error and ends
-// all ranks with its code, as it does with a rank that was asked to stop before training.
-static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
+// Returns where every rank is good. Otherwise prints the first error and ends all ranks with its
+// exit code, as it does with a rank that was asked to stop before training.
+static inline void agree_or_exit(Run *run, bool good, int exit_code, const Error *error) {
     Transport *transport = &run->transport;
     Verdict bad;
     Error asked = {"stopped before training began, because it was asked to: there is nothing to save"};
-    if (exit_code == 0 && __atomic_load_n(&transport->asked_to_stop, __ATOMIC_RELAXED)) {
+    if (good && __atomic_load_n(&transport->asked_to_stop, __ATOMIC_RELAXED)) {
+        good = false;
         exit_code = EXIT_ASKED_TO_STOP;
         error = &asked;
     }
-    if (transport_first_failure(transport, "agreement", exit_code, error, &bad) < 0) { return; }
+    if (transport_first_failure(transport, "agreement", good ? 0 : exit_code, error, &bad) < 0) { return; }
     if (run_is_main(run)) {
         bool elsewhere = strcmp(bad.host, transport->host) != 0;
         fprintf(stderr, "train_gpt: %s%s%s\n", elsewhere ? bad.host : "", elsewhere ? ": " : "",
@@ -111,7 +112,7 @@ static inline const Hello *exchange_hellos(Run *run) {
             rule_list(rule_shards, sharding));
         break;
     }
-    agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
+    agree_or_exit(run, !error_is_set(&error), EXIT_USER_MISTAKE, &error);
     return all;
 }
 

@@ -239,7 +239,7 @@ static inline void tokenize_data(Run *run) {
     Error error = {""};
     bool good = !run_is_main(run) || make_token_files(run, paths, &error);
     wait_for_rank_zero(&run->transport, "tokenizing");
-    agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    agree_or_exit(run, good, EXIT_SYSTEM_FAILURE, &error);
     share_from_rank_zero(&run->transport, "sharing", paths, sizeof paths);
     for (int i = 0; good && i < 2; i++) {
         const char *tokens[DATA_SOURCES_MOST];
@@ -261,7 +261,7 @@ static inline void tokenize_data(Run *run) {
     }
     good = good && data_loader_require(&run->data, transport->size, run->B, &error) &&
            choose_length(run, &error);
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
     char identities[2][DATA_IDENTITY_SIZE] = {"", ""}, first[2][DATA_IDENTITY_SIZE];
     data_loader_identify(&run->data, identities[0]);
     data_loader_identify(&run->validation_data, identities[1]);
@@ -273,7 +273,7 @@ static inline void tokenize_data(Run *run) {
             error_set(&error, "rank %d reads other data in %s than rank 0: %s instead of %s", transport->rank,
                       i == 0 ? run->data.name : run->validation_data.name, identities[i], first[i]);
     }
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
     memcpy(run->data_identity, identities[0], sizeof run->data_identity);
     choose_schedule(&run->options, run->transport.size, &run->scheduler.settings);
 }

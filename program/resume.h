@@ -223,7 +223,7 @@ static inline void check_resume(Run *run) {
                (options->decay_now == 0 || check_decay(run, &error));
         options->decay_now = 0;
     }
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
 }
 
 // Adds to remarks which options change bits and are others than in the run that is resumed, and
@@ -298,7 +298,7 @@ static inline void resume_run(Run *run) {
                       "--resume auto: no checkpoint in %.300s can be loaded, for the reasons above. Repair "
                       "them, or move them away to begin at zero, or choose another --out",
                       run->directory);
-            agree_or_exit(run, EXIT_USER_MISTAKE, &error);
+            agree_or_exit(run, false, EXIT_USER_MISTAKE, &error);
         } else if (commit < 0) {
             if (run_is_main(run)) {
                 printf("resumed    nothing: there is no checkpoint in %s; a new run begins\n\n",
@@ -309,7 +309,7 @@ static inline void resume_run(Run *run) {
         newest = checkpoint_paths(run->directory, commit);
         resume = newest.final;
     } else if (!checkpoint_load(&run->source, &run->checkpointed, resume, &error)) {
-        agree_or_exit(run, EXIT_USER_MISTAKE, &error);
+        agree_or_exit(run, false, EXIT_USER_MISTAKE, &error);
     } else { // a branch starts its own best-loss record; the old run's best checkpoint is elsewhere
         run->checkpointed.best_commit = run->checkpointed.worse = 0;
     }

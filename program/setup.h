@@ -30,7 +30,7 @@ static inline bool choose_part(const Options *options, const ModelConfig *config
 // How the optimizer sees the tensors of what is trained.
 static inline void choose_tensors(Run *run) {
     const ParameterTable *table = &run->part.table;
-    run->tensors = (OptimizerTensor *)memory_take(2 * (size_t)table->count, sizeof *run->tensors);
+    run->tensors = MEMORY_OF(OptimizerTensor, 2 * table->count);
     run->tensor_count = training_tensors(table, run->options.decay == DECAY_ALL,
                                          run->options.inner == INNER_MUON, run->tensors);
 }
@@ -38,18 +38,15 @@ static inline void choose_tensors(Run *run) {
 static inline bool choose_model(Run *run, Error *error) {
     Options *options = &run->options;
     const char *start = options_start(options);
-    if (start[0] != '\0' && !hf_model_check_directory(start, error)) { return false; }
-    // Every rank checks what it reads, but only when there is a run directory already.
-    if (start[0] != '\0' && run_is_main(run) && !file_sums_check(start, error)) { return false; }
-    // Adapters are of another directory's model, and peft's have no config.json.
-    char base[PATH_MAX];
+    char base[PATH_MAX]; // adapters are of another directory's model, and peft's have no config.json
     Adapters adapters;
-    bool adapted = start[0] != '\0' && hf_model_has(start, ADAPTERS_CONFIG);
-    if (adapted &&
-        !(adapters_read_config(start, &adapters, base, error) && hf_model_check_directory(base, error))) {
-        return false;
-    }
-    if (!model_find(adapted ? base : options_model(options), &run->config, error)) { return false; }
+    bool starts = start[0] != '\0', adapted = starts && hf_model_has(start, ADAPTERS_CONFIG);
+    // Every rank checks what it reads, but only when there is a run directory already.
+    bool good = (!starts || hf_model_check_directory(start, error)) &&
+                (!starts || !run_is_main(run) || file_sums_check(start, error)) &&
+                (!adapted || (adapters_read_config(start, &adapters, base, error) &&
+                              hf_model_check_directory(base, error)));
+    if (!good || !model_find(adapted ? base : options_model(options), &run->config, error)) { return false; }
     int positions = run->config.positions;
     if (options->seq_len > positions) {
         return error_set(error, "--seq-len %lld is longer than the %d positions of %s: use at most %d",

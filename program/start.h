@@ -25,12 +25,12 @@ static inline void open_run_directory(Run *run) {
                run_directory_lock(run->directory, run->transport.host, &error) &&
                run_directory_check_log(run->directory, resumes, &error);
     }
-    agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, made, EXIT_USER_MISTAKE, &error);
     share_from_rank_zero(&run->transport, "sharing", run->directory, sizeof run->directory);
     // A run that ends while it tokenizes goes on with its options, too.
     made = !run_is_main(run) || hf_model_has(run->directory, "config.json") ||
            save_configuration(&run->options, run->directory, &error);
-    agree_or_exit(run, made ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    agree_or_exit(run, made, EXIT_SYSTEM_FAILURE, &error);
 }
 
 // Where first parameters wait on their way to a GPU, or to another precision.
@@ -57,7 +57,7 @@ static inline void read_start(Run *run, const Staging *staging, float *target) {
     Error error = {""};
     bool good = hf_model_open(&run->base, options_start(&run->options), &error);
     uLong sum = 0;
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
     for (int i = 0; i < part->model.count; i++) {
         const TensorPlace *place = &part->places[i];
         size_t count = part->model.entries[i].count;
@@ -74,7 +74,7 @@ static inline void read_start(Run *run, const Staging *staging, float *target) {
     share_from_rank_zero(&run->transport, "first parameters", &first, sizeof first);
     good = first == mine || error_set(&error, "rank %d reads another model in %.300s than rank 0",
                                       run->transport.rank, options_start(&run->options));
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
     if (part->frozen_count == 0) { hf_model_close(&run->base); }
 }
 
@@ -112,7 +112,7 @@ static inline void start_run(Run *run) {
     bool opened = !run_is_main(run) || (save_configuration(&run->options, run->directory, &error) &&
                                         reports_open(&run->reports, run->directory, &error));
     bool good = opened && arena_commit(&run->arena, &error);
-    agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    agree_or_exit(run, good, EXIT_SYSTEM_FAILURE, &error);
     bool may_spin = run->threads.threads * transport->local_size <= run->threads.cores;
     run->pool = thread_pool_create(run->threads.threads, may_spin);
     initialize_parameters(run);

@@ -4,8 +4,8 @@
 
 #include <sys/ioctl.h>
 
+#include "runtime/errors.h"
 #include "runtime/numbers.h"
-#include "runtime/system.h"
 
 // Seconds of silence after which a line says how far the program has come, if the output is
 // no screen. While it trains there are reports, as often as the user wants them.

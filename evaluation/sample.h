@@ -192,9 +192,8 @@ static inline void sample_find_ends(const char *directory, TokenList *ends) {
         if (!path_within(path, directory, names[i], &ignored)) { continue; }
         json_t *root = json_file_load(path, JSON_ALLOW_NUL, NULL),
                *ids = json_object_get(root, "eos_token_id");
-        if (json_is_integer(ids)) { token_list_add(ends, (int32_t)json_integer_value(ids)); }
-        for (size_t j = 0; j < json_array_size(ids); j++) {
-            json_t *id = json_array_get(ids, j);
+        for (size_t j = 0; j < (json_is_array(ids) ? json_array_size(ids) : 1); j++) {
+            json_t *id = json_is_array(ids) ? json_array_get(ids, j) : ids;
             if (json_is_integer(id)) { token_list_add(ends, (int32_t)json_integer_value(id)); }
         }
         json_decref(root);
@@ -207,9 +206,9 @@ static inline void sample_find_ends(const char *directory, TokenList *ends) {
 static inline bool sample_open_codec(Sample *sample, bool bytes, int vocabulary, Error *error) {
     char path[TOKENIZER_PATH_SIZE];
     tokenizer_path(sample->options, path);
-    if (!text_codec_open(&sample->codec, path, bytes, vocabulary, error)) { return false; }
-    if (sample->codec.kind == TEXT_CODEC_TOKENIZER &&
-        !chat_open(&sample->chat, path, &sample->codec.tokenizer, error)) {
+    if (!text_codec_open(&sample->codec, path, bytes, vocabulary, error) ||
+        (sample->codec.kind == TEXT_CODEC_TOKENIZER &&
+         !chat_open(&sample->chat, path, &sample->codec.tokenizer, error))) {
         return false;
     }
     if (sample->chat.root != NULL) { token_list_add(&sample->ends, sample->chat.end); }

@@ -16,13 +16,11 @@
 
 enum { CHOOSE_SPLITS = 64 }; // of more splits, about this many are simulated, evenly spread
 
-// What one rank computes.
 typedef struct RankSpeed {
     int micro_batches; // per commit
     double seconds;    // of one, during an exchange
 } RankSpeed;
 
-// What a choice is made from.
 typedef struct Measurements {
     int rule; // in RULES
     const SchedulerSettings *settings;
@@ -49,7 +47,6 @@ static inline double measured_computing(const Measurements *measured) {
     return longest;
 }
 
-// The settings of a rank with these options.
 static inline SchedulerSettings settings_of_rank(const Measurements *measured, const RuleOptions *options,
                                                  int rank) {
     SchedulerSettings settings = *measured->settings;
@@ -107,7 +104,6 @@ static inline const Choice *choose_first(const Measurements *measured, const Cho
     return list;
 }
 
-// The best split with a format.
 static inline Choice choose_split(const Measurements *measured, const RuleOptions *options, int format) {
     Choice choices[CHOOSE_SPLITS + 1];
     int count = 0, most = 0;

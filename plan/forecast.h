@@ -271,7 +271,6 @@ static inline void forecast_row(const Run *run, const Machine *machine, const Op
     trial_free(trial);
 }
 
-// So that it may be recommended.
 static inline bool forecast_is_possible(const ForecastRow *row) {
     return !error_is_set(&row->refused) && row->fits;
 }

@@ -95,8 +95,7 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
     double chunk_elements =
         machine->chunk > 0 ? fmax(machine->chunk, own / LAYOUT_CELLS) : host_chunk_elements(transport);
     double chunks = fmax(ceil(own / chunk_elements), 1);
-    double messages = chunks * (two_level ? n - 1 + g - 1 : N - 1);
-    double bytes = g * outside * element;
+    double messages = chunks * (two_level ? n - 1 + g - 1 : N - 1), bytes = g * outside * element;
     double link =
         bytes / machine->host.bytes_per_second + inside * inside_element / machine->inside.bytes_per_second;
     double latency = (n > 1 ? machine->host.latency : 0) + (g > 1 ? machine->inside.latency : 0);

@@ -69,7 +69,6 @@ static inline double simulation_beside(const Simulation *simulation, double star
     return left <= possible ? from + left / speed : ended + (left - possible);
 }
 
-// Every rank computes for so long.
 static inline void simulation_take(Simulation *simulation, double seconds) {
     for (EACH_CLOCK(simulation, clock)) {
         double start = fmax(clock->host, clock->compute);
@@ -225,8 +224,7 @@ static inline double simulation_step(const Simulation *simulation, double now, d
     int steps = job->commits + job->predicts;
     if (steps == 0) { return now; }
     bool waits = job->follows;
-    double shard = layout_shard(&s->layout);
-    double stepped = layout_shard(&s->optimizer.layout);
+    double shard = layout_shard(&s->layout), stepped = layout_shard(&s->optimizer.layout);
     double bytes = shard * PASS_SQUARE + stepped * PASS_ADAMW * steps;
     double seconds = waits ? machine_pass(machine, 1, bytes) : machine_exchange_pass(machine, 1, bytes);
     if (simulation->step_flops > 0) {
@@ -421,7 +419,6 @@ static inline void simulation_close(Simulation *simulation) {
     scheduler_free(s);
 }
 
-// What there has been since the start.
 static inline SimulatedCommit simulation_sum(const Simulation *simulation) {
     double now = 0, useful = 0, busy = 0;
     for (EACH_CLOCK(simulation, clock)) {

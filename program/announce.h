@@ -64,9 +64,8 @@ static inline void print_batch(const Run *run) {
     size_t elements = 0;
     for (int i = 0; i < run->tensor_count; i++) {
         const OptimizerTensor *tensor = &run->tensors[i];
-        if (tensor->rows == 0) { continue; }
-        matrices++;
-        elements += tensor->end - tensor->begin;
+        matrices += tensor->rows > 0;
+        elements += tensor->rows > 0 ? tensor->end - tensor->begin : 0;
     }
     if (matrices > 0) {
         printf("muon       steps %d matrices, %.0f %% of the parameters; AdamW steps the others\n", matrices,
@@ -162,10 +161,9 @@ static inline void print_builds(const Hello *hellos, int ranks) {
         if (!revision && !rounding) { continue; }
         printf("builds     rank %d on %s differs from rank 0 on %s: %s\n", rank, odd->host, first->host,
                revision ? "its program is of another commit" : "it rounds in another way");
-        const Hello *both[2] = {odd, first};
-        for (int i = 0; i < 2; i++) {
-            printf("           rank %d: commit %s; %s\n", i == 0 ? rank : 0,
-                   both[i]->revision[0] != '\0' ? both[i]->revision : "unknown", both[i]->rounding);
+        for (int i = rank; i >= 0; i -= rank) { // both
+            printf("           rank %d: commit %s; %s\n", i,
+                   hellos[i].revision[0] != '\0' ? hellos[i].revision : "unknown", hellos[i].rounding);
         }
         return;
     }

@@ -195,7 +195,6 @@ static inline bool reports_open(Reports *reports, const char *directory, Error *
                       log_append(&reports->facts, "\n", 1, error));
 }
 
-// Says once that lines are lost.
 static inline void reports_lose(Reports *reports, int64_t lines, const Error *error) {
     bool is_first = reports->lost_lines == 0;
     reports->lost_lines += lines;
@@ -300,7 +299,6 @@ static inline void report_begin_table(Reports *reports) {
     }
 }
 
-// The heading returns every 20 lines.
 static inline void report_print(Reports *reports, const Report *report) {
     terminal_clear(reports->terminal);
     if (reports->lines++ % 20 == 0) { report_print_line(reports, NULL); }

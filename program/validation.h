@@ -111,7 +111,5 @@ static inline void validate_commit(Run *run) {
     } else if (!isnan(loss)) { // without a loss it says nothing
         checkpointed->worse++;
     }
-    if (run_is_main(run)) {
-        report_validation(&run->reports, tokens_done(run), training_seconds(&run->clock));
-    }
+    if (run_is_main(run)) { report_validation(&run->reports, tokens_done(run), training_seconds(run)); }
 }

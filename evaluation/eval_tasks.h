@@ -39,8 +39,8 @@ typedef struct EvaluateRequest {
     bool divides;               // perplexity: attention stays inside documents
 } EvaluateRequest;
 
-// Tokens [begin, begin + length) of a file: all but the last are inputs, the last `scored`
-// predicted.
+// Tokens [begin, begin + length) of a file; the last `scored` of them are predicted. The
+// inputs of the model are all but the last.
 typedef struct EvaluateSequence {
     uint64_t begin;
     int file, length, scored;

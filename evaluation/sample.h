@@ -223,8 +223,8 @@ static inline bool sample_open_codec(Sample *sample, bool bytes, int vocabulary,
                             "a system text");
 }
 
-// Prints what heads a sample, which has options, codec and parameters, and stays until
-// sample_close.
+// Prints what heads a sample. `sample` has options, codec and parameters, and must stay where it
+// is until sample_close.
 static inline bool sample_open(Sample *sample, const ModelConfig *config, ThreadPool *pool, int threads,
                                Error *error) {
     const Options *options = sample->options;

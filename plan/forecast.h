@@ -21,7 +21,7 @@ static inline double micro_batch_measure(const Run *run, int threads) {
     ModelSettings settings = run->model.settings;
     Run *trial = trial_of(run, &run->options);
     Arena *arena = &trial->arena;
-    size_t parameters = run->part.table.parameter_count, rows = (size_t)micro_batch_tokens(run);
+    size_t parameters = run->part.table.parameter_count, rows = tokens_per_micro_batch(run);
     float *weights, *gradients; // (parameters)
     int32_t *tokens;            // (rows)
     enum { TIMES = 5 };
@@ -64,7 +64,7 @@ static inline double recomputing(const Run *run) {
 // Without --like: seconds, and where they come from. NAN: not known.
 static inline double micro_batch_seconds(const Run *run, char reason[RULE_TEXT]) {
     const Options *options = &run->options;
-    double tokens = micro_batch_tokens(run);
+    double tokens = tokens_per_micro_batch(run);
     double operations = trained_flops_per_token(&run->part, &run->config, (int)options->seq_len) * tokens;
     Precision precision = run->placement.precision;
     // Ranks that would share a host like this one share its threads; started ones have already.
@@ -139,7 +139,7 @@ static inline Machine machine_of_run(const Run *run, double micro_batch) {
     double us = options->host_us > 0 ? options->host_us : link_us;
     double inside = options->inside_mbit > 0 ? options->inside_mbit * 1e6 / 8 : INFINITY;
     double flops = trained_flops_per_token(&run->part, &run->config, (int)options->seq_len) *
-                   micro_batch_tokens(run) / micro_batch;
+                   tokens_per_micro_batch(run) / micro_batch;
     Machine machine = {.host = {mbit * 1e6 / 8 * (emulated ? 1 : TCP_PAYLOAD), us / 1e6},
                        .inside = {inside, options->inside_us / 1e6},
                        .micro_batch = micro_batch,
@@ -216,7 +216,8 @@ static inline void forecast_simulate(Run *trial, const Machine *machine, Forecas
                   length);
     } else {
         row->commit = simulation_of_rule(&simulation, options_rule(options));
-        row->tokens_per_second = row->commit.micro_batches * micro_batch_tokens(trial) / row->commit.seconds;
+        row->tokens_per_second =
+            row->commit.micro_batches * tokens_per_micro_batch(trial) / row->commit.seconds;
         row->bytes = trial->arena.bytes;
         row->fits = arena_fits(&trial->arena, &room);
     }
@@ -424,8 +425,8 @@ static inline void forecast_make(const Run *run, const Machine *machine, bool va
     forecast->committing = forecast_choose(forecast, CHOOSE_COMMITTING);
 }
 
-// " --name value" for each option of the rule that is not as in `reference`, for a shell; freed
-// later.
+// " --name value" for every option of the run's rule that is not as in `reference`, as in a shell;
+// for the caller to free.
 static inline char *options_as_text(const Options *options, const Options *reference) {
     char *text = NULL, value[OPTION_VALUE_SIZE], quoted[4 * sizeof(OptionText) + 3];
     size_t length = 0;

@@ -274,7 +274,7 @@ typedef struct PlanTimes {
 static inline void plan_take_like(const Run *run, PlanTimes *times, Machine *machine) {
     const LikeRun *like = times->like;
     const Transport *transport = &run->transport;
-    double tokens = micro_batch_tokens(run);
+    double tokens = tokens_per_micro_batch(run);
     bool emulated = options_emulate_link(&run->options); // between ranks of one host
     int together = emulated ? transport->size : transport->size / transport->hosts.hosts;
     like_set_machine(like, tokens, times->again, together, machine);
@@ -412,6 +412,7 @@ static inline bool plan_reserve(Run *run, Error *error) {
                                       "that has 80 GB"
                                     : "--fit on: no --micro-batch of this model fits into the memory");
     }
+    run->B = (int)options->micro_batch;
     return reserve_memory(run, error);
 }
 

@@ -33,6 +33,8 @@ static inline bool arena_fits(const Arena *arena, const MemoryRoom *room) {
 static inline Run *trial_of(const Run *run, const Options *options) {
     Run *trial = MEMORY_OF(Run, 1);
     trial->options = *options;
+    trial->B = (int)options->micro_batch;
+    trial->T = (int)options->seq_len;
     trial->threads = run->threads;
     trial->placement = run->placement;
     trial->config = run->config;

@@ -239,8 +239,8 @@ static inline const char *placement_uneven(const Options *options) {
                  : NULL;
 }
 
-// Collective; all ranks choose the same. Refuses options for GPUs or NCCL without use. hellos
-// (ranks).
+// Collective; all ranks choose the same, and refuse options for GPUs or for NCCL if neither is
+// used. hellos (ranks): of all of them.
 static inline bool placement_choose_gpu_exchange(Placement *placement, const Options *options,
                                                  Transport *transport, const Hello *hellos, Error *error) {
     int ranks = transport->size;

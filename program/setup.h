@@ -149,10 +149,6 @@ static inline bool choose_length(Run *run, Error *error) {
     return choose_rates(run, error) && options_check_ranks(options, run->transport.size, run->T, error);
 }
 
-static inline double micro_batch_tokens(const Run *run) {
-    return (double)run->options.micro_batch * run->options.seq_len;
-}
-
 // The settings that follow from the length of the run.
 static inline void choose_schedule(const Options *options, int ranks, SchedulerSettings *settings) {
     bool by_commits = options->learning_rate_by == RATE_BY_COMMITS;
@@ -230,8 +226,8 @@ static inline bool reserve_memory(Run *run, Error *error) {
     Placement *placement = &run->placement;
     Arena *arena = &run->arena;
     SchedulerSettings settings = choose_settings(run);
-    ModelSettings model = {.B = (int)options->micro_batch,
-                           .T = (int)options->seq_len,
+    ModelSettings model = {.B = run->B,
+                           .T = run->T,
                            .threads = run->threads.threads,
                            .on_gpu = placement->on_gpu,
                            .precision = placement->precision,
@@ -269,8 +265,8 @@ static inline bool reserve_memory(Run *run, Error *error) {
 
 // Chooses how many bytes of gradients travel together in the backward pass. After it the last
 // bucket is still to be sent, and each costs a latency: n buckets of an exchange of C seconds take
-// C / n + n * latency, least at n = sqrt(C / latency). supposed: a plan's link; NULL: it is
-// measured.
+// C / n + n * latency, least at n = sqrt(C / latency). supposed: a plan's link; NULL: all
+// ranks measure theirs.
 static inline void bucket_for_link(Run *run, const LinkMeasure *supposed) {
     SchedulerSettings *settings = &run->scheduler.settings;
     const Layout *layout = &run->scheduler.layout;

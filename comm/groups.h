@@ -97,7 +97,7 @@ static inline void groups_describe(const Groups *groups, char *text, size_t size
     int least = groups->size, most = 0;
     for (int host = 0; host < groups->hosts; host++) {
         int count = groups_count(groups, host);
-        least = count < least ? count : least;
+        least = int_min(least, count);
         most = count > most ? count : most;
     }
     if (least == most) {

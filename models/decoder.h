@@ -8,8 +8,6 @@
 // come from the host, and losses go there.
 #pragma once
 
-#include <limits.h>
-
 #include "models/head.h"
 #include "models/positions.h"
 

@@ -3,10 +3,6 @@
 // No other code knows a family by its name; help texts do.
 #pragma once
 
-#include <limits.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include "models/gpt2.h"
 #include "models/gpt_neo.h"
 #include "models/qwen3.h"

@@ -44,7 +44,7 @@ static inline int head_chunk_rows(int rows, int most, int logits_stride, Precisi
     int unit = on_gpu && limit >= HEAD_GPU_CHUNK_ROWS ? HEAD_GPU_CHUNK_ROWS : 1;
     limit = limit < 1 ? 1 : limit / unit * unit;
     int chunks = (rows + limit - 1) / limit, chunk = ((rows + chunks - 1) / chunks + unit - 1) / unit * unit;
-    return chunk < rows ? chunk : rows;
+    return int_min(chunk, rows);
 }
 
 // How many columns of logits the head's products compute. On a GPU they compute as many
@@ -104,7 +104,7 @@ static inline void head_loss(Model *model, Stream *stream, const Real *hidden, c
     const Real *weight = weights_of(model, model->head);
     float scale = gradients != NULL ? 1.0f / (float)rows : 0.0f;
     for (int first = 0; first < rows; first += model->chunk) {
-        int count = rows - first < model->chunk ? rows - first : model->chunk;
+        int count = int_min(rows - first, model->chunk);
         size_t offset = (size_t)first * (size_t)C;
         const Real *input = real_at_const(hidden, offset, precision);
         matmul_forward(stream, model->logits, stride, input, weight, count, C, columns);

@@ -11,19 +11,11 @@
 #pragma once
 
 #include <jansson.h>
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "kernels/cpu/reals.h"
-#include "runtime/device.h"
-#include "runtime/errors.h"
 #include "runtime/memory.h"
 #include "runtime/pace.h"
-#include "runtime/precision.h"
 #include "runtime/random.h"
-#include "runtime/thread_pool.h"
 
 enum { MODEL_MAX_LAYERS = 96 };
 

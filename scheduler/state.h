@@ -30,7 +30,6 @@
 #include "comm/exchange.h"
 #include "comm/trace.h"
 #include "runtime/pace.h"
-#include "runtime/watermark.h"
 #include "scheduler/optimizer.h"
 #include "scheduler/spike.h"
 

@@ -22,8 +22,6 @@
 
 #include "kernels/cpu/reals.h"
 #include "kernels/moments.h"
-#include "runtime/device.h"
-#include "runtime/numbers.h"
 
 // Elements of a task: five arrays of 64 KB, which fit the second-level cache.
 enum { ADAMW_BLOCK = 16384 };

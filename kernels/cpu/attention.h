@@ -34,8 +34,6 @@
 #pragma once
 
 #include "kernels/cpu/matmul.h"
-#include "kernels/cpu/vector_math.h"
-#include "runtime/device.h"
 
 enum { ATTENTION_ROWS = 64 };
 
@@ -175,7 +173,7 @@ static inline int attention_first_key(const AttentionHead *head, int query) {
 static inline AttentionBlock attention_block(const AttentionHead *head, int first) {
     AttentionBlock block;
     block.first = first;
-    block.rows = head->T - first < ATTENTION_ROWS ? head->T - first : ATTENTION_ROWS;
+    block.rows = int_min(head->T - first, ATTENTION_ROWS);
     block.keys = attention_first_key(head, first);
     block.key_count = first + block.rows - block.keys;
     block.q = head->q + (size_t)first * (size_t)head->qkv_stride;
@@ -307,11 +305,11 @@ static inline void cpu_attention(Stream *stream, const Attention *work) {
                     backward ? attention_backward_task : attention_forward_task, (void *)work);
 }
 
-// ---------------------------------------------------------------------------------------
-// Decoding: one query against the keys and values of all earlier positions
+// ---- Decoding -------------------------------------------------------------------------
 
+// output = attention of a query at `position` over the keys and values up to there.
 typedef struct AttentionDecode {
-    float *output, *scores;             // (C), (H, positions)
+    float *output, *scores;             // (C), (H, positions): workspace
     const float *query, *keys, *values; // (C), (positions, KV D), (positions, KV D)
     int position, positions, channels, heads, kv_heads, window;
 } AttentionDecode;
@@ -338,12 +336,6 @@ static inline void attention_decode_task(void *context, int task, int thread) {
     }
 }
 
-// output (C) = attention of query (C) at `position` over keys and values (positions, KV D)
-// up to there. scores (heads, positions) is workspace.
-static inline void cpu_attention_decode(Stream *stream, float *output, float *scores, const float *query,
-                                        const float *keys, const float *values, int position, int positions,
-                                        int C, int heads, int kv_heads, int window) {
-    AttentionDecode work = {output,    scores, query, keys,     values, position,
-                            positions, C,      heads, kv_heads, window};
-    thread_pool_run(stream->pool, heads, attention_decode_task, &work);
+static inline void cpu_attention_decode(Stream *stream, const AttentionDecode *work) {
+    thread_pool_run(stream->pool, work->heads, attention_decode_task, (void *)work);
 }

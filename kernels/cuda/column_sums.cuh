@@ -44,7 +44,7 @@ static inline void strips_launch(Stream *stream, void (*kernel)(Parameters...), 
 // The first column of this thread's piece; blocks of one strip have the same blockIdx.y.
 DEVICE int strip_column(int width) { return (int)(blockIdx.y * blockDim.x + threadIdx.x) * width; }
 
-static inline int cuda_row_blocks(int rows) { return rows < CUDA_ROW_BLOCKS ? rows : CUDA_ROW_BLOCKS; }
+static inline int cuda_row_blocks(int rows) { return int_min(rows, CUDA_ROW_BLOCKS); }
 
 // The first row of block `block` of `blocks`; for block `blocks`, one behind the last,
 // `rows`. If rows do not divide evenly, the first blocks have one row more.

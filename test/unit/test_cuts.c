@@ -259,8 +259,17 @@ static void run_softmax(const Call *call) {
 }
 
 static void run_decode(const Call *call) { // two heads of 32, at the second position
-    cpu_attention_decode(call->stream, call->floats[0], real_floats(call->moments[0]), call->floats[1],
-                         call->floats[2], call->floats[3], 1, 2, COUNT / 2 - 1, 2, 2, 0);
+    AttentionDecode work = {.output = call->floats[0],
+                            .scores = real_floats(call->moments[0]),
+                            .query = call->floats[1],
+                            .keys = call->floats[2],
+                            .values = call->floats[3],
+                            .position = 1,
+                            .positions = 2,
+                            .channels = COUNT / 2 - 1,
+                            .heads = 2,
+                            .kv_heads = 2};
+    cpu_attention_decode(call->stream, &work);
 }
 
 static void run_product(const Call *call) {

@@ -34,8 +34,6 @@
 #include "local_steps.h"
 #include "scheduler/rule.h"
 
-// ---- Options --------------------------------------------------------------------------
-
 typedef struct Co2Options {
     int64_t inner_steps; // tau
     double beta, alpha;
@@ -54,8 +52,6 @@ static inline void co2_configure(const void *own, SchedulerSettings *settings) {
     outer->gap = (float)options->gap;
     settings->local.outer_eager = options->eager;
 }
-
-// ---- The rule -------------------------------------------------------------------------
 
 // Waits for the sum of the previous period and makes an outer step with it. Puts this
 // period's pseudo-gradient into the communication buffer. Returns whether a sum was in

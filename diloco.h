@@ -33,8 +33,6 @@
 #include "local_steps.h"
 #include "scheduler/rule.h"
 
-// ---- Options --------------------------------------------------------------------------
-
 // Only streaming-diloco has the last three.
 typedef struct DilocoOptions {
     int64_t inner_steps;                        // H
@@ -92,8 +90,6 @@ static inline void diloco_describe(const SchedulerSettings *settings, char text[
     snprintf(text, RULE_TEXT, "outer rate %g, mu %g", settings->local.outer_nesterov.learning_rate,
              settings->local.outer_nesterov.momentum);
 }
-
-// ---- The rules ------------------------------------------------------------------------
 
 static inline void diloco_period(Scheduler *s) {
     inner_steps(s, steps_left(s, s->settings.local.steps));

@@ -37,8 +37,6 @@
 #include "local_steps.h"
 #include "scheduler/rule.h"
 
-// ---- Options --------------------------------------------------------------------------
-
 typedef struct SparseLocoOptions {
     int64_t inner_steps, delay; // H, tau
     double beta, alpha;
@@ -67,8 +65,6 @@ static inline void sparse_loco_configure(const void *own, SchedulerSettings *set
     local->sparse_beta = (float)options->beta;
     local->sparse_alpha = (float)options->alpha;
 }
-
-// ---- The rule -------------------------------------------------------------------------
 
 static inline void sparse_loco_period(Scheduler *s) {
     int steps = s->settings.local.steps, delay = s->settings.local.delay, left = steps_left(s, steps);

@@ -204,7 +204,7 @@ static inline void nccl_reduce_by_library(NcclBatch *batch) {
     }
 }
 
-// Both collectives, batch by batch. Returns when all is done.
+// Returns when all is done.
 static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *collective,
                                  CollectiveKind kind) {
     Transport *transport = nccl->transport;

@@ -33,7 +33,6 @@ static inline void groups_free(Groups *groups) {
     groups->ranks = groups->begins = groups->host_of = groups->place = NULL;
 }
 
-// How many ranks a host has.
 static inline int groups_count(const Groups *groups, int host) {
     return groups->begins[host + 1] - groups->begins[host];
 }

@@ -301,7 +301,6 @@ static inline void muon_polynomial(Stream *stream, Real *polynomial, const Real 
     KERNEL(muon_polynomial, stream->precision, stream, polynomial, square, side, count);
 }
 
-// out (count) = in (count).
 static inline void buffer_copy(Stream *stream, float *out, const float *in, size_t count) {
     KERNEL_ON_GPU(stream, stream_copy(stream, out, in, count * sizeof *in))
     cpu_buffer_copy(stream, out, in, count);

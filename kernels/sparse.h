@@ -65,7 +65,6 @@ WIRE_FUNCTION int sparse_elements(size_t count, size_t begin) {
     return (int)(left < most ? left : most);
 }
 
-// How many entries a block with `elements` elements has.
 WIRE_FUNCTION int sparse_entries(int elements) {
     return elements < SPARSE_ENTRIES ? elements : SPARSE_ENTRIES;
 }

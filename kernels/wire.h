@@ -76,9 +76,7 @@ WIRE_FUNCTION float wire_float_from_bits(uint32_t bits) {
     return value;
 }
 
-// ---------------------------------------------------------------------------------------
-// fp32 and bf16. Here and below, wire_encode_FORMAT and wire_decode_FORMAT do one block:
-// count <= WIRE_BLOCK.
+// ---- fp32 and bf16. wire_encode_FORMAT and wire_decode_FORMAT do one block: count <= WIRE_BLOCK
 
 static inline void wire_encode_fp32(void *out, const float *in, size_t count) {
     memcpy(out, in, count * sizeof(float));
@@ -153,9 +151,8 @@ WIRE_FUNCTION uint8_t wire_int_code(float value, float scale) {
     return (uint8_t)wire_float_bits(value / scale + 0x1.8p23f);
 }
 
-// ---------------------------------------------------------------------------------------
-// e3m0
-//
+// ---- e3m0 -----------------------------------------------------------------------------
+
 // A code has a sign in bit 3 and c in bits 0 to 2. c = 0 means 0, without a sign; c = 1
 // to 7 means scale * 2^(c-7). Codes lie in a block as int4's do.
 
@@ -351,7 +348,6 @@ static const WireCodec WIRE_CODECS[WIRE_FORMAT_COUNT] = {
 
 static inline const char *wire_name(WireFormat format) { return WIRE_CODECS[format].name; }
 
-// Whether the format is too coarse for parameters themselves.
 static inline bool wire_is_coarse(WireFormat format) { return WIRE_CODECS[format].coarse; }
 
 // Bytes of an encoded range of `count` elements: a multiple of 4.

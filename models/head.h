@@ -24,8 +24,6 @@ static inline Real *head_input(const Model *model) {
     return layer_norm(model, 2 * model->config.layers, NULL).output;
 }
 
-// ---- Sizes ----------------------------------------------------------------------------
-
 // How far apart rows of logits are.
 static inline int head_logits_stride(int vocabulary, bool on_gpu) {
     return on_gpu ? (vocabulary + HEAD_LOGITS_UNIT - 1) / HEAD_LOGITS_UNIT * HEAD_LOGITS_UNIT : vocabulary;
@@ -61,8 +59,6 @@ static inline int head_logits_columns(const Model *model) {
                                                 : model->settings.part->frozen_count - place->frozen;
     return needed <= there ? model->logits_stride : model->config.vocabulary;
 }
-
-// ---- Passes ---------------------------------------------------------------------------
 
 // largest (count): the most probable token by each row of model->logits; -1 where a row
 // has none, because its logits are not numbers.

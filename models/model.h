@@ -69,7 +69,6 @@ static inline double model_mean_keys(const ModelConfig *config, int layer, int T
     return w - w * (w - 1.0) / (2.0 * T);
 }
 
-// D, the channels of a head.
 static inline int model_head_size(const ModelConfig *config) {
     return config->head_channels > 0 ? config->head_channels : config->channels / config->heads;
 }
@@ -220,7 +219,6 @@ typedef struct ParameterTable {
     size_t layer_begins[MODEL_MAX_LAYERS + 1]; // first element of each layer, and the end of the last one
 } ParameterTable;
 
-// columns 0: a vector.
 static inline ParameterInfo *parameter_table_add(ParameterTable *table, const char *prefix, const char *name,
                                                  int rows, int columns, float fill) {
     ParameterInfo *entry = &table->entries[table->count++];
@@ -274,7 +272,7 @@ static inline void parameter_table_add_row(ParameterTable *table, const ModelCon
     entry->is_transposed = row->is & ROW_TURNED;
 }
 
-// Fills `table`, which the caller frees.
+// The caller frees `table`.
 static inline void parameter_table_make(const ModelConfig *config, ParameterTable *table) {
     int L = config->layers;
     memset(table, 0, sizeof *table);

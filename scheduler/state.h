@@ -361,7 +361,6 @@ static inline void scheduler_change_parameters(Scheduler *s, bool copied) {
     if (copied && s->problem.copy != NULL) { s->problem.copy->version = s->parameters_version; }
 }
 
-// What a micro-batch computes with.
 static inline const void *scheduler_weights(const Scheduler *s) {
     return s->settings.keeps_casts ? (const void *)s->casts : s->parameters.data;
 }

@@ -53,7 +53,6 @@ typedef struct Attention {
     const int32_t *starts;
 } Attention;
 
-// The first key of a query's window.
 WIRE_FUNCTION int attention_oldest_key(int query, int window) {
     return window > 0 && query - window + 1 > 0 ? query - window + 1 : 0;
 }

@@ -56,7 +56,6 @@ template <typename R> static inline void cuda_embedding_forward(Stream *stream, 
                   packed ? PACK<R> : 1, 0, *work);
 }
 
-// sums += piece
 template <typename R, int WIDTH> DEVICE void piece_add(float sums[WIDTH], const Piece<R, WIDTH> &piece) {
     float values[WIDTH];
     piece_unpack(values, piece);

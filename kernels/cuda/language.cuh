@@ -248,7 +248,6 @@ template <typename T> DEVICE T block_sum(T value, T *scratch) {
     return sum;
 }
 
-// The same for the maximum.
 DEVICE float block_max(float value, float *scratch) {
     int warps = (int)(blockDim.x / WARP);
     value = warp_max(value);

@@ -81,8 +81,6 @@ static inline void cublas_check(cublasStatus_t status, const char *call) {
     failure_report(text);
 }
 
-// ---- Plans ----------------------------------------------------------------------------
-
 template <typename T>
 static inline void cuda_gemm_set(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
                                  const T &value) {

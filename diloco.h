@@ -19,11 +19,10 @@
 //
 //   local = alpha local + (1 - alpha) outer, of the fragment
 //
-// Both rules exchange every element once in H inner steps. Streaming DiLoCo sends one
-// fragment at a time, hidden by tau inner steps. D is of the moment of sending; the local
-// parameters, which the tau steps have moved meanwhile, enter the result with weight
-// alpha. All ranks count the same steps, so they agree without a message on which
-// fragment is due.
+// Both rules exchange every element once in H inner steps. Streaming DiLoCo sends one fragment at a
+// time, hidden by tau inner steps. D is of the moment of sending; the local parameters, which the
+// tau steps have moved meanwhile, enter the result with weight alpha. All ranks count the same
+// steps, so they agree without a message on which fragment is due.
 //
 // At the end of a run DiLoCo shortens its last period. Streaming DiLoCo sends no fragment
 // that it could not apply before the end, and then exchanges every fragment once more
@@ -41,8 +40,7 @@ typedef struct DilocoOptions {
     double alpha;
 } DilocoOptions;
 
-// Fragments take turns: every H/P steps one is sent, and it arrives before the next one
-// is sent.
+// Fragments take turns: every H/P steps one is sent, and it arrives before the next one is sent.
 static inline bool streaming_diloco_check(const void *own, int layers, Error *error) {
     const DilocoOptions *options = (const DilocoOptions *)own;
     long long H = (long long)options->inner_steps, P = (long long)options->fragments,

@@ -14,22 +14,20 @@
 //   compute         | inner step | ... | inner step | send | inner step | wait_for . apply | ...
 //   communication                                          | reduce . gather  |
 //
-// The local parameters are the master copy of the inner optimizer, whose state stays with
-// the worker. Outer parameters and momentum are the same bits on every rank, because
-// every rank makes the same outer step with the same sum. The outer copy is what is
-// evaluated and saved. The report of the steps up to a sending comes with the job that
-// sent them.
+// The local parameters are the master copy of the inner optimizer, whose state stays with the
+// worker. Outer parameters and momentum are the same bits on every rank, because every rank makes
+// the same outer step with the same sum. The outer copy is what is evaluated and saved. The report
+// of the steps up to a sending comes with the job that sent them.
 #pragma once
 
 #include "scheduler.h"
 
 // ---- Inner steps ----------------------------------------------------------------------
 
-// Decides whether this inner step is made, and adds it to the tally of the steps since
-// the latest exchange. With --on-spike skip only bad steps are left out, and
-// SPIKE_PATIENCE of them in a row count as parameters that are not finite, which ends the
-// run. Otherwise a worker makes no further step between its first bad one and the
-// sending.
+// Decides whether this inner step is made, and adds it to the tally of the steps since the latest
+// exchange. With --on-spike skip only bad steps are left out, and SPIKE_PATIENCE of them in a row
+// count as parameters that are not finite, which ends the run. Otherwise a worker makes no further
+// step between its first bad one and the sending.
 static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm) {
     Tally *tally = &s->gradients.tally, step = *tally;
     SpikeState *spikes = &s->spikes;

@@ -21,13 +21,11 @@
 // gap to DDP at H = 4 and three quarters at H = 1 (dev/results/local-rules-2026-11-25.md).
 // With beta < 1 old errors fade.
 //
-// Workers gather each other's blocks, 0.23 bits for an element and worker, and each adds
-// them up, in the order of ranks. So outer stays the same bits on all workers; --wire has
-// nothing to round.
+// Workers gather each other's blocks, 0.23 bits for an element and worker, and each adds them up,
+// in the order of ranks. So outer stays the same bits on all workers; --wire has nothing to round.
 //
-// The tau steps during an exchange count once: local keeps them, so the next
-// pseudo-gradient has them. For this a worker keeps a copy of its parameters at the
-// sending.
+// The tau steps during an exchange count once: local keeps them, so the next pseudo-gradient has
+// them. For this a worker keeps a copy of its parameters at the sending.
 //
 // The paper waits (tau = 0) and has alpha = 1 and beta = 0.95. At the end of a run the
 // steps since the last sending are exchanged, too. What is in the errors then is lost:

@@ -1,17 +1,15 @@
 // kernels.h: every operation, and the one place that chooses where it runs.
 //
 // The contract of all operations: arrays are row-major, with the shapes written at each
-// declaration. A kernel is called in a task of `stream` and allocates nothing. On
-// the CPU it runs on the stream's thread pool and has finished when it returns.
-// On a GPU the call puts it into the stream's queue and returns; later kernels of the
-// stream see its result. Arrays of Real are in the stream's precision; arithmetic and
-// sums are fp32 everywhere.
+// declaration. A kernel is called in a task of `stream` and allocates nothing. On the CPU it runs
+// on the stream's thread pool and has finished when it returns. On a GPU the call puts it into the
+// stream's queue and returns; later kernels of the stream see its result. Arrays of Real are in the
+// stream's precision; arithmetic and sums are fp32 everywhere.
 //
-// Results repeat bit for bit and do not depend on the number of threads. Gradients of
-// parameters are added to (+=); other outputs are overwritten unless stated. NaN and
-// infinity in an input reach the output. The CPU version is the specification;
-// test/cuda/test_cuda_*.cu compare the CUDA version with it at odd shapes. docs/kernels.md
-// explains each operation.
+// Results repeat bit for bit and do not depend on the number of threads. Gradients of parameters
+// are added to (+=); other outputs are overwritten unless stated. NaN and infinity in an input
+// reach the output. The CPU version is the specification; test/cuda/test_cuda_*.cu compare the CUDA
+// version with it at odd shapes. docs/kernels.md explains each operation.
 #pragma once
 
 #include "kernels/cpu/adamw.h"
@@ -138,8 +136,7 @@ static inline void matmul_forward(Stream *stream, Real *output, int output_strid
     matmul(stream, &work);
 }
 
-// d_input (rows, inputs) = d_output (rows, outputs) weight. Rows of both are their
-// strides apart.
+// d_input (rows, inputs) = d_output (rows, outputs) weight. Rows of both are their strides apart.
 static inline void matmul_backward_input(Stream *stream, Real *d_input, int d_input_stride,
                                          const Real *d_output, int d_output_stride, const Real *weight,
                                          int rows, int inputs, int outputs) {

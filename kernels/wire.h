@@ -19,12 +19,11 @@
 // (dev/results/four-bits-2026-11-27.md).
 //
 // A range of elements, 0 or more, is encoded by itself. It is cut into blocks of WIRE_BLOCK
-// elements, the last one shorter. A block depends on nothing but its elements, so an
-// array may be cut into ranges at any multiple of WIRE_BLOCK and gives the same bytes in
-// the same order. A block begins with its scales: of int8 and e3m0 one in fp32, of int4 eight in
-// bf16. Then come the codes. Zeros fill the last word of a range: every byte of it is defined.
-// Encoded data is aligned to 4 bytes, is in the byte order of the machine, and overlaps neither
-// input nor output.
+// elements, the last one shorter. A block depends on nothing but its elements, so an array may be
+// cut into ranges at any multiple of WIRE_BLOCK and gives the same bytes in the same order. A block
+// begins with its scales: of int8 and e3m0 one in fp32, of int4 eight in bf16. Then come the codes.
+// Zeros fill the last word of a range: every byte of it is defined. Encoded data is aligned to 4
+// bytes, is in the byte order of the machine, and overlaps neither input nor output.
 //
 // Scales are chosen so that every value of a coarse format is exact in fp32. Therefore
 // encoding what was decoded gives the same bytes again, and the owner of a shard can keep the

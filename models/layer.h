@@ -283,8 +283,7 @@ static inline void layer_activation(Model *model, Stream *stream, int l, float *
 
 // ---- The passes -----------------------------------------------------------------------
 
-// Layer l up to mlp_hidden, which its last product reads. add_branch: as in
-// layer_norm_forward.
+// Layer l up to mlp_hidden, which its last product reads. add_branch: as in layer_norm_forward.
 static inline void layer_forward(Model *model, Stream *stream, int l, bool add_branch) {
     // attention of q, k, v = W_qkv norm_1(x)
     layer_norm_forward(model, stream, 2 * l, add_branch);

@@ -4,10 +4,9 @@
 // its config.json, and what it refuses. families.h lists the pages. The passes are the same for
 // all of them (decoder.h). All other code knows no family by its name.
 //
-// Which model is meant is a ModelConfig, from a preset or a Hugging Face config.json. From it
-// and the rows of the family follows the parameter table, the only list of tensors:
-// initialisation, weight decay, checkpoints, export, the memory plan, operations and the
-// passes all read it.
+// Which model is meant is a ModelConfig, from a preset or a Hugging Face config.json. From it and
+// the rows of the family follows the parameter table, the only list of tensors: initialisation,
+// weight decay, checkpoints, export, the memory plan, operations and the passes all read it.
 #pragma once
 
 #include <jansson.h>
@@ -343,8 +342,7 @@ static inline void parameters_initialize(const ParameterTable *table, uint64_t s
 
 // ---- What a model is built for, and what it is asked ----------------------------------
 
-// What the backward pass computes again instead of keeping it. Each level includes the
-// one before.
+// What the backward pass computes again instead of keeping it. Each level includes the one before.
 typedef enum Recompute {
     RECOMPUTE_NONE,
     RECOMPUTE_GELU,      // the output of the activation function, from its input
@@ -390,8 +388,7 @@ typedef struct ModelQuery {
 
 // ---- Losses and logits ----------------------------------------------------------------
 
-// The first of the largest of the logits (count); -1 where one of them is NaN or all are
-// -infinity.
+// The first of the largest of the logits (count); -1 where one of them is NaN or all are -infinity.
 static inline int32_t logits_largest(const Real *logits, int count, Precision precision) {
     int32_t best = -1;
     float maximum = -INFINITY;

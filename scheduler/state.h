@@ -1,6 +1,5 @@
-// state.h: what one worker, a rank, holds: settings, buffers, streams and the
-// round's state. start.h begins and ends it; micro_batch.h, job.h and scheduler.h say what
-// happens to it.
+// state.h: what one worker, a rank, holds: settings, buffers, streams and the round's state.
+// start.h begins and ends it; micro_batch.h, job.h and scheduler.h say what happens to it.
 //
 //   buffer       elements   who writes it                             who reads it            for which rules
 //   parameters   padded     hand_over; in synchronous rules the job;  compute; the job, on    all

@@ -36,8 +36,7 @@ typedef struct AdamWStep {
     float divisor, scale; // of the gradient
 } AdamWStep;
 
-// t: the number of this step, from 1. The caller may change divisor and scale, which are
-// 1.
+// t: the number of this step, from 1. The caller may change divisor and scale, which are 1.
 static inline AdamWStep adamw_step(double beta1, double beta2, double t, double epsilon, double learning_rate,
                                    double weight_decay) {
     AdamWStep step;

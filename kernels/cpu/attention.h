@@ -1,5 +1,4 @@
-// attention.h: causal self-attention, global or within a local window, forward and
-// backward.
+// attention.h: causal self-attention, global or within a local window, forward and backward.
 //
 // For each sample and head, with q, k, v (T, D) and D = C / H:
 //
@@ -191,8 +190,7 @@ static inline void attention_matmul(float *result, int result_stride, const floa
     matmul_block(&work);
 }
 
-// Turns a row of scores into probabilities in place, 0 outside [begin, end). Returns its
-// logsumexp.
+// Turns a row of scores into probabilities in place, 0 outside [begin, end). Returns its logsumexp.
 static inline float attention_softmax(float *scores, int begin, int end, int columns) {
     float *row = scores + begin, sums[SUM_LANES] = {0};
     float maximum = row_maximum(as_reals_const(row), (size_t)(end - begin), PRECISION_FP32);

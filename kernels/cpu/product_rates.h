@@ -20,8 +20,7 @@ typedef struct ProductRates {
     double gflops[2]; // by Precision; 0: the library has no products in this format
 } ProductRates;
 
-// bf16 where it is faster by more than measurements vary: otherwise its rounding buys
-// nothing.
+// bf16 where it is faster by more than measurements vary: otherwise its rounding buys nothing.
 static inline Precision product_rates_faster(const ProductRates *rates) {
     bool faster = rates->gflops[PRECISION_BF16] > 1.1 * rates->gflops[PRECISION_FP32];
     return faster ? PRECISION_BF16 : PRECISION_FP32;

@@ -18,8 +18,7 @@ enum {
 
 static inline int row_block_count(int rows) { return int_min(rows, ROW_BLOCKS); }
 
-// The first row of block `block`; for block row_block_count(rows), one behind the last,
-// `rows`.
+// The first row of block `block`; for block row_block_count(rows), one behind the last, `rows`.
 static inline int row_block_begin(int block, int rows) {
     return (int)((long long)rows * block / row_block_count(rows));
 }

@@ -1,10 +1,9 @@
 // column_sums.cuh: how kernels cut a (rows, columns) array into blocks and threads, and
 // how sums over rows stay bit-reproducible.
 //
-// Layout: a thread owns some neighbouring columns, a Piece: 16 bytes if rows are aligned,
-// otherwise one element. It goes down some rows. Threads lie side by side in strips of at
-// most COLUMN_STRIP: a warp reads whole cache lines, and what belongs to a column (a bias, a
-// sum) is loaded once.
+// Layout: a thread owns some neighbouring columns, a Piece: 16 bytes if rows are aligned, otherwise
+// one element. It goes down some rows. Threads lie side by side in strips of at most COLUMN_STRIP:
+// a warp reads whole cache lines, and what belongs to a column (a bias, a sum) is loaded once.
 //
 // A kernel that sums over rows cuts them into at most CUDA_ROW_BLOCKS blocks, a number
 // that depends on the rows alone: two for each multiprocessor of an H200. Each block leaves its
@@ -53,8 +52,7 @@ DEVICE int cuda_row_begin(int block, int blocks, int rows) {
     return rows / blocks * block + (block < longer ? block : longer);
 }
 
-// The destinations of up to three arrays of sums that lie side by side in a row of
-// partials.
+// The destinations of up to three arrays of sums that lie side by side in a row of partials.
 struct ColumnTargets {
     float *first, *second, *third;
 };

@@ -83,8 +83,7 @@ DEVICE bool embedding_continues(const Embedding &work, int place) {
            work.tokens[work.order[place - 1]] == work.tokens[work.order[place]];
 }
 
-// A segment of the order as its block sees it, with tokens and positions in shared
-// memory.
+// A segment of the order as its block sees it, with tokens and positions in shared memory.
 struct EmbeddingSegment {
     const int32_t *tokens, *places; // (count)
     int count;

@@ -9,8 +9,8 @@
 //   outer_momentum    heavy-ball momentum, clipped, on a sum that is one round old
 //                     (Sun et al., 2024)
 //
-// The pseudo-gradient is taken in fp32 before any narrower wire format rounds it. Each function is one
-// plain loop in the calling thread.
+// The pseudo-gradient is taken in fp32 before any narrower wire format rounds it. Each function is
+// one plain loop in the calling thread.
 #pragma once
 
 #include "kernels/wire.h"
@@ -71,8 +71,8 @@ WIRE_FUNCTION float outer_clip(float value, float phi) {
     return phi > 0.0f ? (below < -phi ? -phi : below) : value;
 }
 
-// `exchange` holds, if `received`, the sum of the pseudo-gradients of the round before, with mean D;
-// it becomes the pseudo-gradient of this round, weight * (start - local). Then
+// `exchange` holds, if `received`, the sum of the pseudo-gradients of the round before, with mean
+// D; it becomes the pseudo-gradient of this round, weight * (start - local). Then
 //   momentum = beta * momentum + D / gap
 //   outer = local = outer - alpha * clip(momentum)
 //   local = local - alpha * own_share * (start - local)    if it has one

@@ -56,9 +56,9 @@ static inline void cpu_sparse_encode(const OuterRange *range, SparseBlock *block
 //   outer = outer - alpha * mean
 //   local = outer - error + (local - sent)
 // `sent`, the parameters at the sending, is range->start: NULL where no steps were made since;
-// `error` is range->exchange: NULL where a worker's own parameters do not keep what it has not sent.
-// Rank r's blocks begin r * stride behind `blocks`. Sums start from 0 and are taken in the order of
-// ranks.
+// `error` is range->exchange: NULL where a worker's own parameters do not keep what it has not
+// sent. Rank r's blocks begin r * stride behind `blocks`. Sums start from 0 and are taken in the
+// order of ranks.
 static inline void cpu_sparse_apply(const OuterRange *range, const SparseBlock *blocks, size_t stride,
                                     const SparseStep *step) {
     const OuterRange r = *range;

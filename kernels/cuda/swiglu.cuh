@@ -1,7 +1,7 @@
 // swiglu.cuh: the gated activation of an MLP, on a GPU.
 //
-// Computes what kernels/cpu/swiglu.h defines. As in gelu.cuh, `saved` stays g and u: forward need not
-// write it, and backward computes s again while it waits for memory.
+// Computes what kernels/cpu/swiglu.h defines. As in gelu.cuh, `saved` stays g and u: forward need
+// not write it, and backward computes s again while it waits for memory.
 //
 // Layout: as gelu.cuh, but nothing is summed over rows, so both passes have a block for each
 // SWIGLU_ROWS rows of a strip.

@@ -927,12 +927,12 @@ static bool try_offer(Bench *bench, const Case *work, const CudaGemmPlan *plan) 
     void *arrays[ARRAYS];
     int a = work->result == 2 ? 1 : 2, b = work->result == 0 ? 1 : 0; // the two others
     place_set(bench, work, 0, arrays);
-    CudaGemmCall call = {.a = arrays[a],
-                         .b = arrays[b],
-                         .result = arrays[work->result],
-                         .scale = 1.0f,
-                         .adds = work->result == 2,
-                         .count = 1};
+    Matmul call = {.a = (const Real *)arrays[b],
+                   .b = (const Real *)arrays[a],
+                   .result = (Real *)arrays[work->result],
+                   .accumulate = work->result == 2,
+                   .scale = 1.0f,
+                   .count = 1};
     return cuda_gemm_call(&bench->stream, plan, &call) == CUBLAS_STATUS_SUCCESS;
 }
 

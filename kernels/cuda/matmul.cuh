@@ -200,7 +200,7 @@ static inline cublasStatus_t cuda_gemm_take(const CudaGemmLibrary *library, Cuda
     return status;
 }
 
-// Puts the product into the queue. Its sides and strides are the plan's, whose a is the product's b.
+// Puts the product into the queue. Sides and strides are the plan's, whose a is the product's b.
 static inline cublasStatus_t cuda_gemm_call(const Stream *stream, const CudaGemmPlan *plan,
                                             const Matmul *work) {
     const CudaGemmLibrary *library = (const CudaGemmLibrary *)stream->gemm;

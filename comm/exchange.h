@@ -17,7 +17,7 @@
 
 typedef struct CommBackend {
     Transport *transport;
-    bool on_gpu;                    // the vectors are there
+    bool on_gpu;                    // the vectors are in GPU memory
     Nccl *nccl;                     // NULL: through the transport
     float *host_buffer, *host_base; // (padded), pinned: for staging `buffer` and `base` of a Collective
 } CommBackend;

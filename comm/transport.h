@@ -291,7 +291,7 @@ static inline void transport_fail_overdue(Transport *transport, Lane lane, doubl
                    is_send == 1 ? "arrive" : "take its data", waited, bytes);
 }
 
-// Ends all ranks at the deadline.
+// Waits until all transfers of a lane have ended. Ends all ranks at the deadline.
 static inline void transport_wait(Transport *transport, Lane lane) {
     const Link *link = &transport->link;
     Transfer *transfers = transport_transfer(transport, lane, false, 0);

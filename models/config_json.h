@@ -99,9 +99,10 @@ static inline bool config_json_read(const json_t *root, const char *path, ModelC
     return config->family->accept(root, path, config, error);
 }
 
-// What both GPTs check; fills in the channels of an MLP that are left open. Names: of the keys.
-static inline bool config_json_accept_gpt(const char *path, const char *channels, const char *heads,
-                                          ModelConfig *config, Error *error) {
+// Fills in the channels of an MLP that are left open. Heads must divide the model's channels;
+// `channels` and `heads` are the names of these keys.
+static inline bool config_json_accept_heads(const char *path, const char *channels, const char *heads,
+                                            ModelConfig *config, Error *error) {
     if (config->mlp_channels == 0) { config->mlp_channels = 4 * config->channels; }
     return config->channels % config->heads == 0 ||
            error_set(error, "%s: %s %d must be a multiple of %s %d", path, channels, config->channels, heads,

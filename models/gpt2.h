@@ -48,7 +48,7 @@ static const ConfigKey gpt2_keys[MODEL_ROWS] = {
 };
 
 static inline bool gpt2_accept(const json_t *root, const char *path, ModelConfig *config, Error *error) {
-    return config_json_accept_gpt(path, "n_embd", "n_head", config, error) &&
+    return config_json_accept_heads(path, "n_embd", "n_head", config, error) &&
            (!json_is_true(json_object_get(root, "scale_attn_by_inverse_layer_idx")) ||
             error_set(error, "%s: \"scale_attn_by_inverse_layer_idx\" must be false", path));
 }

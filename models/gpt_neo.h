@@ -84,7 +84,7 @@ static inline bool gpt_neo_read_attention(const json_t *root, const char *path, 
 }
 
 static inline bool gpt_neo_accept(const json_t *root, const char *path, ModelConfig *config, Error *error) {
-    return config_json_accept_gpt(path, "hidden_size", "num_heads", config, error) &&
+    return config_json_accept_heads(path, "hidden_size", "num_heads", config, error) &&
            gpt_neo_read_attention(root, path, config, error);
 }
 

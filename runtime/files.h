@@ -130,6 +130,7 @@ static inline bool path_sync(const char *path, Error *error) {
     return good;
 }
 
+// Brings the name of a file or directory to disk.
 static inline bool name_sync(const char *path, Error *error) {
     char parent[PATH_MAX];
     snprintf(parent, sizeof parent, "%s", path);
@@ -199,6 +200,7 @@ static inline void tree_remove(const char *path) {
     rmdir(path);
 }
 
+// Whether a directory has an entry whose name begins so.
 static inline bool directory_has(const char *path, const char *begins) {
     DIR *directory = opendir(path);
     bool found = false;

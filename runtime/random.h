@@ -26,6 +26,7 @@ static inline uint64_t random_mix(uint64_t word) {
     return word ^ (word >> 31);
 }
 
+// The next 64 uniform bits of the stream.
 static inline uint64_t random_bits(Random *random) {
     random->state += UINT64_C(0x9E3779B97F4A7C15);
     return random_mix(random->state);

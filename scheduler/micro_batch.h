@@ -54,7 +54,8 @@ static inline bool scheduler_is_beside(const Scheduler *s) {
     return scheduler_is_followed(s) || (s->round_begun == 1 && scheduler_shards(&s->settings));
 }
 
-// beside: its products leave NCCL its processors.
+// beside: its products leave NCCL its processors. The first micro-batch of a sum sets the
+// gradients.
 static inline MicroBatchResult scheduler_micro_batch(Scheduler *s, Stream *stream, uint64_t index,
                                                      bool beside) {
     int processors = beside ? s->settings.device.product_processors : 0;

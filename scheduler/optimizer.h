@@ -72,7 +72,7 @@ static inline void optimizer_tensors_add(OptimizerTensor *tensors, int *count, O
     }
 }
 
-// Steps a range as `adamw` does (kernels/kernels.h), in host memory.
+// Steps all elements of a range as `adamw` does (kernels/kernels.h), in host memory.
 typedef void ElementwiseStep(Stream *stream, const StepRange *range);
 
 typedef struct OptimizerSettings {

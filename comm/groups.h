@@ -33,7 +33,6 @@ static inline void groups_free(Groups *groups) {
     groups->ranks = groups->begins = groups->host_of = groups->place = NULL;
 }
 
-// How many ranks a host has.
 static inline int groups_count(const Groups *groups, int host) {
     return groups->begins[host + 1] - groups->begins[host];
 }
@@ -97,7 +96,7 @@ static inline void groups_describe(const Groups *groups, char *text, size_t size
     int least = groups->size, most = 0;
     for (int host = 0; host < groups->hosts; host++) {
         int count = groups_count(groups, host);
-        least = count < least ? count : least;
+        least = int_min(least, count);
         most = count > most ? count : most;
     }
     if (least == most) {

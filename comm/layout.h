@@ -84,7 +84,6 @@ static inline size_t layout_most(const Layout *layout, size_t begin, size_t end)
 static inline size_t layout_shard(const Layout *layout) { return layout_most(layout, 0, layout->cells); }
 static inline size_t layout_padded(const Layout *layout) { return layout_cell_begin(layout, layout->cells); }
 
-// The cell that holds a flat element.
 static inline size_t layout_cell_with(const Layout *layout, size_t flat) {
     if (layout->begins == NULL) { return flat / layout_cell_begin(layout, 1); }
     size_t cell = 0;

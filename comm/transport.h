@@ -16,7 +16,6 @@
 
 #include "comm/groups.h"
 #include "runtime/device.h"
-#include "runtime/errors.h"
 #include "runtime/memory.h"
 #include "runtime/random.h"
 

@@ -59,8 +59,6 @@ static inline double trained_flops_per_token(const TrainedPart *part, const Mode
     return flops;
 }
 
-// ---- Patterns -------------------------------------------------------------------------
-
 // The module of a tensor by the tensor's name, which may lack the family's prefix:
 // h.0.mlp.c_fc, and c_fc.
 typedef struct TrainedModule {
@@ -132,8 +130,6 @@ static inline bool trained_mark(TrainedPart *part, const char *option, const cha
     }
     return true;
 }
-
-// ---- The vectors ----------------------------------------------------------------------
 
 // Lays out both vectors, in the order of the model, by the kinds of the places. An adapter's A
 // begins as a Linear of PyTorch does, within +-1 / sqrt(inputs), and B at 0: so the model

@@ -44,8 +44,6 @@ static inline Layout scheduler_layout(const Scheduler *s) {
     return layout;
 }
 
-// ---- What a scheduler needs -----------------------------------------------------------
-
 // Plans every buffer of the scheduler and of the transport; allocates nothing of them.
 // The scheduler must not move in memory afterwards.
 static inline void scheduler_reserve(Scheduler *s, Arena *arena, const SchedulerSettings *settings,

@@ -1,6 +1,5 @@
-// state.h: what one worker, a rank, holds: settings, buffers, streams and the
-// round's state. start.h begins and ends it; micro_batch.h, job.h and scheduler.h say what
-// happens to it.
+// state.h: what one worker, a rank, holds: settings, buffers, streams and the round's state.
+// start.h begins and ends it; micro_batch.h, job.h and scheduler.h say what happens to it.
 //
 //   buffer       elements   who writes it                             who reads it            for which rules
 //   parameters   padded     hand_over; in synchronous rules the job;  compute; the job, on    all
@@ -30,7 +29,6 @@
 #include "comm/exchange.h"
 #include "comm/trace.h"
 #include "runtime/pace.h"
-#include "runtime/watermark.h"
 #include "scheduler/optimizer.h"
 #include "scheduler/spike.h"
 
@@ -362,7 +360,6 @@ static inline void scheduler_change_parameters(Scheduler *s, bool copied) {
     if (copied && s->problem.copy != NULL) { s->problem.copy->version = s->parameters_version; }
 }
 
-// What a micro-batch computes with.
 static inline const void *scheduler_weights(const Scheduler *s) {
     return s->settings.keeps_casts ? (const void *)s->casts : s->parameters.data;
 }

@@ -225,7 +225,7 @@ static inline void data_loader_add(DataLoader *loader, char *path) {
 
 // The .bin files in a directory of that literal name. To be freed.
 static inline char *data_directory_pattern(const char *path) {
-    char *pattern = (char *)memory_take(2 * strlen(path) + sizeof "/*.bin", 1), *end = pattern;
+    char *pattern = MEMORY_TAKE(char, 2 * strlen(path) + sizeof "/*.bin"), *end = pattern;
     for (const char *letter = path; *letter != '\0'; letter++) {
         if (strchr("*?[\\", *letter) != NULL) { *end++ = '\\'; }
         *end++ = *letter;
@@ -317,7 +317,7 @@ static inline bool data_loader_is_text(const DataLoader *loader) {
 
 // Files as texts (count), for the caller to free.
 static inline Text *data_files_texts(const DataFile *files, int count) {
-    Text *texts = (Text *)memory_take((size_t)count, sizeof *texts);
+    Text *texts = MEMORY_TAKE(Text, count);
     for (int i = 0; i < count; i++) {
         texts[i].bytes = files[i].content.tokens;
         texts[i].size = files[i].content.token_count;
@@ -694,7 +694,7 @@ static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, u
                                     int32_t *tokens, int32_t *targets, double *perfect_loss, Error *error) {
     int T = loader->sequence_length;
     double nats = 0.0;
-    uint8_t *bytes = loader->builtin ? (uint8_t *)memory_take((size_t)T + 1, 1) : NULL;
+    uint8_t *bytes = loader->builtin ? MEMORY_TAKE(uint8_t, T + 1) : NULL;
     bool good = true;
     for (int b = 0; good && b < B; b++) {
         uint64_t sample = first_sample + (uint64_t)b;

@@ -33,7 +33,7 @@ typedef struct Gguf {
     size_t size;
     uint64_t key_count;
     GgufTensor *tensors; // (tensor_count)
-    size_t tensor_count, room;
+    size_t tensor_count;
 } Gguf;
 
 static inline void gguf_begin_keys(Gguf *gguf) { gguf->keys = open_memstream(&gguf->bytes, &gguf->size); }
@@ -146,10 +146,8 @@ static inline bool gguf_encode(GgufType type, const float *in, size_t count, uin
 // do not consist of whole blocks become fp16 instead of q8_0.
 static inline GgufTensor *gguf_add_tensor(Gguf *gguf, const char *name, size_t rows, size_t columns,
                                           GgufType type) {
-    if (gguf->tensor_count == gguf->room) {
-        gguf->room = 2 * gguf->room + 64;
-        gguf->tensors = (GgufTensor *)memory_grow(gguf->tensors, gguf->room * sizeof *gguf->tensors);
-    }
+    size_t bytes = (gguf->tensor_count + 1) * sizeof *gguf->tensors;
+    gguf->tensors = (GgufTensor *)memory_grow(gguf->tensors, bytes);
     GgufTensor *tensor = &gguf->tensors[gguf->tensor_count++];
     snprintf(tensor->name, sizeof tensor->name, "%s", name);
     tensor->rows = rows;

@@ -48,7 +48,7 @@ static inline bool source_read_numbers(CheckpointSource *source) {
                s.job.fragment == 0;
     }
     good = good && count >= 1 && count <= 1000000;
-    if (good) { source->numbers = (WorkerNumbers *)memory_take(count, sizeof *source->numbers); }
+    if (good) { source->numbers = MEMORY_TAKE(WorkerNumbers, count); }
     for (size_t i = 0; good && i < count; i++) {
         WorkerNumbers *worker = &source->numbers[i];
         good = numbers_read(json_array_get(workers, i), WORKER_NUMBERS, worker) &&
@@ -126,17 +126,14 @@ static inline bool source_is_complete(const CheckpointSource *source, const Chec
                (rule->replicated || source_has(source, run, "parameters", worker));
     }
     bool with_errors = local && !source_has(source, run, "momentum", -1); // then every worker has one
-    for (int worker = 0; good && with_errors && worker < source->workers; worker++) {
-        good = source_has(source, run, "error", worker);
-    }
-    good = good && source->in_flight == source_has(source, run, "exchange", -1);
     // Only overlapped rules have gradients waiting for a job; then every worker has them.
     bool waiting = source_has(source, run, "gradients", 0);
-    good = good && (!waiting || rule->kind == RULE_OVERLAPPED);
-    for (int worker = 1; good && worker < source->workers; worker++) {
-        good = source_has(source, run, "gradients", worker) == waiting;
+    for (int worker = 0; good && worker < source->workers; worker++) {
+        good = (!with_errors || source_has(source, run, "error", worker)) &&
+               source_has(source, run, "gradients", worker) == waiting;
     }
-    return good;
+    return good && source->in_flight == source_has(source, run, "exchange", -1) &&
+           (!waiting || rule->kind == RULE_OVERLAPPED);
 }
 
 static inline bool source_open_manifest(CheckpointSource *source, const CheckpointedRun *run,
@@ -153,7 +150,7 @@ static inline bool source_open_manifest(CheckpointSource *source, const Checkpoi
             path);
     }
     if (source->manifest == NULL) { return error_set(error, "%.400s: %.120s", file, problem.text); }
-    const char *rule = json_string_value(json_object_get(source->manifest, "optimizer"));
+    const char *rule = json_text(source->manifest, "optimizer");
     if (!json_is_integer(json_object_get(source->manifest, "checkpoint")) ||
         integer_from_json(source->manifest, "checkpoint") != CHECKPOINT_VERSION || rule == NULL) {
         return error_set(
@@ -161,8 +158,8 @@ static inline bool source_open_manifest(CheckpointSource *source, const Checkpoi
     }
     source->rule = rule_find(rule);
     source->same_rule = source->rule == run->rule;
-    source->muon = json_is_true(json_object_get(source->manifest, "muon"));
-    source->in_flight = json_is_true(json_object_get(source->manifest, "job_in_flight"));
+    source->muon = json_flag(source->manifest, "muon");
+    source->in_flight = json_flag(source->manifest, "job_in_flight");
     source->workers = (int)json_array_size(json_object_get(source->manifest, "workers"));
     if (integer_from_json(source->manifest, "checksum") != manifest_checksum(source->manifest)) {
         return error_set(error, "%.400s is damaged: it is not what was written", file);
@@ -192,16 +189,6 @@ static inline bool source_is_of_model(const CheckpointSource *source, const Chec
                      path, trained, run->table->parameter_count);
 }
 
-// The moments in the checkpoint belong to this run's inner optimizer, or need not.
-static inline bool source_has_moments(const CheckpointSource *source, const CheckpointedRun *run,
-                                      const char *path, Error *error) {
-    return source->muon == checkpoint_has_muon(run) || run->fresh_moments ||
-           error_set(error,
-                     "%.400s was trained with --inner %s: continue with that, or add --fresh-moments on, and "
-                     "the moments start from zero",
-                     path, source->muon ? "muon" : "adamw");
-}
-
 static inline void checkpoint_close(CheckpointSource *source) {
     json_decref(source->manifest);
     free(source->numbers);
@@ -220,8 +207,14 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
     snprintf(source->path, sizeof source->path, "%s", path);
     snprintf(file, sizeof file, "%s/state.safetensors", source->path);
     bool readable = source_open_manifest(source, run, path, error);
-    bool fits = readable && source_is_of_model(source, run, path, error) &&
-                source_has_moments(source, run, path, error);
+    bool fits = readable && source_is_of_model(source, run, path, error);
+    if (fits && source->muon != checkpoint_has_muon(run) && !run->fresh_moments) {
+        fits = error_set(
+            error,
+            "%.400s was trained with --inner %s: continue with that, or add --fresh-moments on, and "
+            "the moments start from zero",
+            path, source->muon ? "muon" : "adamw");
+    }
     bool good = fits && safetensors_open(&source->state, file, error);
     if (good && !source_is_complete(source, run)) {
         good = error_set(error, "%.400s lacks a vector that every checkpoint of %s has", file,
@@ -263,7 +256,7 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
     size_t bytes = source->state.size, blocks = (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
     int descriptor = open(file, O_RDONLY | O_CLOEXEC);
     if (descriptor < 0) { return error_set_file(error, "open", file); }
-    unsigned char *block = (unsigned char *)memory_take(1, CHECKPOINT_BLOCK);
+    unsigned char *block = MEMORY_TAKE(unsigned char, CHECKPOINT_BLOCK);
     bool good = json_array_size(expected) == blocks;
     for (size_t i = (size_t)transport->rank; good && i < blocks; i += (size_t)transport->size) {
         size_t begin = i * CHECKPOINT_BLOCK, size = size_min(bytes - begin, CHECKPOINT_BLOCK);
@@ -293,8 +286,7 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
     if (strcmp(name, "parameters") == 0) {
         // What compute uses: the saved ones, if this worker existed before under the same rule;
         // otherwise, and where casts were saved that this run does not use, the exact ones.
-        bool cast = json_is_true(json_object_get(source->manifest, "casts")) &&
-                    !run->scheduler->settings.gathers_casts;
+        bool cast = json_flag(source->manifest, "casts") && !run->scheduler->settings.gathers_casts;
         bool usable = source->same_rule && !cast && (!of_worker || source->workers == ranks);
         SourceArea own = usable && of_worker ? source_area(source, run, name, rank) : usable ? shared : none;
         return own.data != NULL ? own : source_area(source, run, "master", -1);
@@ -321,7 +313,7 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
 static inline float *source_gradients(const CheckpointSource *source, const CheckpointedRun *run,
                                       Tally *handed_over, Tally *kept) {
     size_t count = run->table->parameter_count;
-    float *sum = (float *)memory_take(count, sizeof(float));
+    float *sum = MEMORY_TAKE(float, count);
     memset(handed_over, 0, sizeof *handed_over);
     memset(kept, 0, sizeof *kept);
     for (int worker = run->transport->rank; worker < source->workers; worker += run->transport->size) {
@@ -369,7 +361,7 @@ static inline void read_vector(CheckpointedRun *run, const SavedVector *vector, 
 static inline void load_vectors(const CheckpointSource *source, CheckpointedRun *run) {
     Scheduler *s = run->scheduler;
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
-    float *stage = (float *)memory_take(1, CHECKPOINT_STAGE * sizeof(float));
+    float *stage = MEMORY_TAKE(float, CHECKPOINT_STAGE);
     s->job_in_flight = source->same_rule && source->in_flight;
     int count = saved_vectors(s, vectors);
     for (int i = 0; i < count; i++) {
@@ -446,15 +438,13 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
 static inline void source_find_remarks(const CheckpointSource *source, const CheckpointedRun *run,
                                        char remarks[CHECKPOINT_REMARKS_SIZE]) {
     const json_t *manifest = source->manifest;
-    const char *device = json_string_value(json_object_get(manifest, "device")),
-               *exchange = json_string_value(json_object_get(manifest, "exchange")),
-               *data = json_string_value(json_object_get(manifest, "data"));
+    const char *device = json_text(manifest, "device"), *exchange = json_text(manifest, "exchange"),
+               *data = json_text(manifest, "data"), *revision = json_text(manifest, "revision"),
+               *rounding = json_text(manifest, "rounding");
     const SchedulerSettings *settings = &run->scheduler->settings;
     bool other_ranks = source->workers != run->transport->size, local = run->rule->kind == RULE_LOCAL,
          other_data = data == NULL || strncmp(data, run->data, strcspn(run->data, ";")) != 0, changed = false;
     char today[64], rounds[300];
-    const char *revision = json_string_value(json_object_get(manifest, "revision")),
-               *rounding = json_string_value(json_object_get(manifest, "rounding"));
     bool other_device = device != NULL && (strcmp(device, "cuda") == 0) != (settings->device.gpu != NULL);
     snprintf(rounds, sizeof rounds,
              "another processor or library rounds in another way (%.100s; before %.100s)", run->rounding,

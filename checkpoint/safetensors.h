@@ -154,8 +154,7 @@ static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t
     const char *name, *key;
     json_t *item, *value;
     size_t position = 0;
-    file->entries =
-        (SafetensorsEntry *)memory_take(json_object_size(file->header) + 1, sizeof *file->entries);
+    file->entries = MEMORY_TAKE(SafetensorsEntry, json_object_size(file->header) + 1);
     json_object_foreach(file->header, name, item) {
         bool is_metadata = strcmp(name, "__metadata__") == 0, good = json_is_object(item);
         if (is_metadata) {
@@ -341,7 +340,7 @@ static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
     size_t length = strlen(text), padded = (length + 7) / 8 * 8;
     plan->header_bytes = 8 + padded;
     plan->file_bytes += plan->header_bytes;
-    plan->header = (char *)memory_take(1, plan->header_bytes);
+    plan->header = MEMORY_TAKE(char, plan->header_bytes);
     for (int i = 0; i < 8; i++) { plan->header[i] = (char)(padded >> (8 * i) & 0xffu); }
     memcpy(plan->header + 8, text, length);
     memset(plan->header + 8 + length, ' ', padded - length);

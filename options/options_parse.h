@@ -529,18 +529,6 @@ static inline void options_find_kept(const Options *options, OptionText path) {
     }
 }
 
-// Refuses a run with checkpoints whose options nobody has: it would go on at the defaults.
-static inline bool options_check_unknown(const Options *options, Error *error) {
-    char checkpoints[PATH_MAX];
-    snprintf(checkpoints, sizeof checkpoints, "%.3000s/checkpoints", options->out);
-    return strcmp(options->resume, "auto") != 0 || !directory_has(checkpoints, "commit-") ||
-           error_set(error,
-                     "--resume auto: %.300s has checkpoints, but no config.json with the options of its run: "
-                     "give one with --config, or resume a checkpoint, which has a copy: --resume "
-                     "%.300s/checkpoints/commit-N",
-                     options->out, options->out);
-}
-
 // Takes from a configuration what is not given. FROM_FILE: from a template of --config, which
 // leaves to the program what its run chose, but for measurements. FROM_RUN: from the resumed run,
 // or that of --like, but no options of one run or of other rules; with --config only what it chose
@@ -597,7 +585,17 @@ static inline bool options_resume(Options *options, OptionSource sources[OPTION_
     if (!resumes) { return true; }
     options_find_kept(options, options->kept);
     if (options->kept[0] == '\0') {
-        return options->config[0] != '\0' || options_check_unknown(options, error);
+        // A run with checkpoints whose options nobody has would go on at the defaults.
+        char checkpoints[PATH_MAX];
+        snprintf(checkpoints, sizeof checkpoints, "%.3000s/checkpoints", options->out);
+        return options->config[0] != '\0' || strcmp(options->resume, "auto") != 0 ||
+               !directory_has(checkpoints, "commit-") ||
+               error_set(
+                   error,
+                   "--resume auto: %.300s has checkpoints, but no config.json with the options of its run: "
+                   "give one with --config, or resume a checkpoint, which has a copy: --resume "
+                   "%.300s/checkpoints/commit-N",
+                   options->out, options->out);
     }
     bool has_taken = false;
     if (!options_take(options->kept, FROM_RUN, options, sources, error)) { return false; }

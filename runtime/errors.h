@@ -82,6 +82,9 @@ static inline void *memory_take(size_t count, size_t size) {
     return memory;
 }
 
+// The same as an array.
+#define MEMORY_TAKE(type, count) ((type *)memory_take(count, sizeof(type)))
+
 // The same for `memory` (or NULL) that grows to `bytes`; what is new in it is not zeroed.
 static inline void *memory_grow(void *memory, size_t bytes) {
     void *larger = realloc(memory, bytes);

@@ -36,7 +36,6 @@ typedef struct EncodeTask {
 
 typedef struct Encoder {
     const Tokenizer *tokenizer;
-    int32_t end_of_text;
     DocumentPart *parts; // (part_count)
     size_t part_count, part_capacity;
     EncodeTask *tasks; // (most_tasks)
@@ -68,7 +67,7 @@ static inline bool encode_text(const Tokenizer *tokenizer, DocumentPart *part, c
 // A text of JSON whose characters are bytes becomes these bytes, for the caller to free. NULL: a
 // character is none.
 static inline char *encode_bytes(const char *text, size_t *count) {
-    char *bytes = (char *)memory_take(*count + 1, 1);
+    char *bytes = MEMORY_TAKE(char, *count + 1);
     size_t made = 0;
     for (size_t i = 0; i < *count; i++) {
         unsigned byte = (uint8_t)text[i];
@@ -143,10 +142,10 @@ static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, T
     good = good && (prompt == NULL || encode_text(tokenizer, part, prompt, prompt_bytes, tokens, error));
     for (size_t i = before; i < tokens->count; i++) { tokens->ids[i] = ~tokens->ids[i]; }
     part->ends = more == 0;
-    good = good && (learn != NULL ? encode_chat(tokenizer, line, text, text_bytes, learn, tokens, error)
-                                  : encode_text(tokenizer, part, text, text_bytes, tokens, error));
     part->is_chat = learn != NULL;
     part->held_out = held_out != 0;
+    good = good && (learn != NULL ? encode_chat(tokenizer, line, text, text_bytes, learn, tokens, error)
+                                  : encode_text(tokenizer, part, text, text_bytes, tokens, error));
     free(bytes);
     json_decref(root);
     return good;
@@ -165,12 +164,13 @@ static inline void encode_task(void *context, int number, int thread) {
         task->good = part->line > 0 ? encode_line(encoder->tokenizer, part, tokens, &task->error)
                                     : encode_text(encoder->tokenizer, part, (const char *)part->bytes,
                                                   part->count, tokens, &task->error);
-        int32_t end = encoder->end_of_text;
-        for (size_t k = before; part->is_chat && k + part->ends < tokens->count; k++) {
-            part->holds_end = part->holds_end || token_id(tokens->ids[k]) == end;
+        int32_t end = encoder->tokenizer->end;
+        bool has_end = false; // as the last token
+        for (size_t k = before; part->is_chat && k < tokens->count; k++) {
+            part->holds_end |= has_end;
+            has_end = token_id(tokens->ids[k]) == end;
         }
-        bool has_end =
-            part->is_chat && tokens->count > before && token_id(tokens->ids[tokens->count - 1]) == end;
+        part->holds_end |= has_end && !part->ends;
         if (part->ends && !has_end) { token_list_add(tokens, part->is_chat ? ~end : end); }
         part->tokens = tokens->count - before;
     }
@@ -206,7 +206,6 @@ enum { SHARDS_TRAIN, SHARDS_VALIDATION, SHARDS_SIDES };
 typedef struct TokenShards {
     const char *name; // the path of the only file; of shards the prefix
     const Tokenizer *tokenizer;
-    int32_t padding;
     int pad;                                       // 0: none
     uint64_t most_tokens;                          // of a shard; 0: there is one file
     void (*progress)(void *context, int64_t done); // called after each part; NULL: never
@@ -253,10 +252,10 @@ static inline bool token_shards_finish(TokenShards *shards, Error *error) {
     for (int side = 0; good && side < SHARDS_SIDES; side++) {
         TokenWriter *writer = &shards->writers[side];
         if (writer->file == NULL) { continue; }
-        if (shards->pad > 0) { // the last window, too, needs one token after its last input
-            good = token_writer_add(writer, &shards->padding, 1, error);
-        }
-        shards->tokens[side] += writer->count;
+        int32_t padding = ~shards->tokenizer->end;
+        // The last window, too, needs one token after its last input.
+        good = shards->pad == 0 || token_writer_add(writer, &padding, 1, error);
+        shards->tokens[side] += writer->header.token_count;
         good = good && token_writer_end(writer, error);
     }
     shards->number++;
@@ -297,28 +296,23 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
         const char *name = shards->most_tokens > 0 ? path : shards->name;
         if (!token_writer_begin(writer, name, shards->tokenizer, shards->pad, error)) { return false; }
     }
-    if (part->holds_end) { writer->separator = 0; }
+    if (part->holds_end) { writer->header.separator = 0; }
     shards->sequences[part->held_out] += pads;
-    int32_t first = pads ? ~token_id(ids[0]) : 0;
+    int32_t first = pads ? ~token_id(ids[0]) : 0, padding = ~shards->tokenizer->end;
     bool good = (!pads || token_writer_add(writer, &first, 1, error)) &&
                 token_writer_add(writer, ids + pads, kept - pads, error);
-    for (size_t i = kept; good && i < pad; i++) {
-        good = token_writer_add(writer, &shards->padding, 1, error);
-    }
+    for (size_t i = kept; good && i < pad; i++) { good = token_writer_add(writer, &padding, 1, error); }
     shards->unwritten = !good;
-    bool full = part->ends && shards->most_tokens > 0 && writer->count >= shards->most_tokens;
+    bool full = part->ends && shards->most_tokens > 0 && writer->header.token_count >= shards->most_tokens;
     return good && (!full || token_shards_finish(shards, error));
 }
 
 // Encodes and writes all parts of the source.
 static inline bool token_shards_write(TokenShards *shards, NextPart next, void *source,
                                       const Tokenizer *tokenizer, ThreadPool *pool, Error *error) {
-    Encoder encoder = {.tokenizer = tokenizer,
-                       .end_of_text = tokenizer->end,
-                       .most_tasks = pool->threads * ENCODE_TASKS_PER_THREAD};
-    encoder.tasks = (EncodeTask *)memory_take((size_t)encoder.most_tasks, sizeof *encoder.tasks);
+    Encoder encoder = {.tokenizer = tokenizer, .most_tasks = pool->threads * ENCODE_TASKS_PER_THREAD};
+    encoder.tasks = MEMORY_TAKE(EncodeTask, encoder.most_tasks);
     shards->tokenizer = tokenizer;
-    shards->padding = ~encoder.end_of_text;
     bool good = true;
     for (encoder_fill(&encoder, next, source); good && encoder.task_count > 0;) {
         thread_pool_run(pool, encoder.task_count, encode_task, &encoder);

@@ -25,7 +25,7 @@ typedef struct Adapters {
 } Adapters;
 
 static inline void adapters_close(Adapters *adapters) {
-    if (adapters->entries != NULL) { safetensors_close(&adapters->file); }
+    safetensors_close(&adapters->file);
     free(adapters->entries);
     adapters->entries = NULL;
 }
@@ -133,9 +133,8 @@ static inline bool adapters_place(Adapters *adapters, const SafetensorsEntry *en
 static inline bool adapters_open(Adapters *adapters, const char *directory, const ParameterTable *table,
                                  Error *error) {
     char path[PATH_MAX];
-    struct stat status;
     if (!path_within(path, directory, ADAPTERS_WEIGHTS, error)) { return false; }
-    if (stat(path, &status) != 0) {
+    if (access(path, F_OK) != 0) {
         return error_set(error,
                          "%.300s has no %s. An adapter_model.bin is converted in Python by peft's "
                          "AutoPeftModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)",

@@ -168,8 +168,7 @@ typedef enum NumberKind {
     NUMBER_FLAG,   // bool
     NUMBER_REAL,   // double, as text: it comes back bit for bit, and may be NaN
     NUMBER_AMOUNT, // the same, from 0 to 2^53
-    // Objects of numbers
-    NUMBER_SITE,
+    NUMBER_SITE,   // objects of numbers, from here on
     NUMBER_TALLY,
     NUMBER_DETECTOR
 } NumberKind;
@@ -221,15 +220,13 @@ static const StateNumber WORKER_NUMBERS[] = {
     NUMBER(TALLY, WorkerNumbers, handed_over),         NUMBER(REAL, WorkerNumbers, local_norm),
     NUMBER(REAL, WorkerNumbers, local_rate),           NUMBER(DETECTOR, WorkerNumbers, norms),
     NUMBER(DETECTOR, WorkerNumbers, losses),           NUMBER(AMOUNT, WorkerNumbers, spikes_in_a_row),
-    NUMBER(FLAG, WorkerNumbers, data_changed),         NUMBERS_END,
-};
+    NUMBER(FLAG, WorkerNumbers, data_changed),         NUMBERS_END};
 
 // The latest job. If it is in flight, the next boundary will apply its result.
 static const StateNumber JOB_NUMBERS[] = {
     NUMBER(INT, Job, kind),           NUMBER(COUNT, Job, commit),       NUMBER(AMOUNT, Job, gradients_done),
     NUMBER(INT, Job, fragment),       NUMBER(REAL, Job, learning_rate), NUMBER(REAL, Job, gradient_norm),
-    NUMBER(INT, Job, first_bad_rank), NUMBER(TALLY, Job, total),        NUMBERS_END,
-};
+    NUMBER(INT, Job, first_bad_rank), NUMBER(TALLY, Job, total),        NUMBERS_END};
 
 static const StateNumber SCHEDULER_NUMBERS[] = {
     NUMBER_AS("commit", COUNT, Scheduler, optimizer.steps),

@@ -17,12 +17,13 @@ typedef struct CheckpointSource {
     json_t *manifest; // NULL: it is not open
     bool refused;     // it can be read, but is of another model, or of other moments
     SafetensorsFile state;
-    CheckpointedRun before; // the saving run: RUN_NUMBERS and PROGRESS_NUMBERS of it
-    const Rule *rule;       // of that run
-    bool same_rule;         // as the present run's
-    bool muon;              // its inner optimizer
-    bool in_flight;         // it had a job under way
-    WorkerNumbers *numbers; // (workers): of each of its ranks
+    CheckpointedRun before;      // the saving run: RUN_NUMBERS and PROGRESS_NUMBERS of it
+    const Rule *rule;            // of that run
+    const ParameterTable *table; // of the present run
+    bool same_rule;              // as the present run's
+    bool muon;                   // its inner optimizer
+    bool in_flight;              // it had a job under way
+    WorkerNumbers *numbers;      // (workers): of each of its ranks
     int workers;
     uint64_t furthest; // micro-batches begun by the worker that came furthest
 } CheckpointSource;
@@ -82,14 +83,13 @@ typedef struct SourceArea {
 
 // worker: whose vector it is; -1: all share it. The file must have all of its tensors, in
 // one format and one behind the other. Where Muon steps everything, AdamW's vector has none.
-static inline SourceArea source_area(const CheckpointSource *source, const CheckpointedRun *run,
-                                     const char *vector, int worker) {
+static inline SourceArea source_area(const CheckpointSource *source, const char *vector, int worker) {
     SourceArea none = {.scale = 1}, area = none;
     const uint8_t *begin = NULL;
     area.without_muon = source->muon && strcmp(vector, "exp_avg_sq") == 0;
-    area.table = run->table;
-    for (int i = 0; i < run->table->count; i++) {
-        const ParameterInfo *info = &run->table->entries[i];
+    area.table = source->table;
+    for (int i = 0; i < area.table->count; i++) {
+        const ParameterInfo *info = &area.table->entries[i];
         char name[128];
         if (area.without_muon && info->is_projection) { continue; }
         area_name(name, vector, worker, info->name);
@@ -101,7 +101,7 @@ static inline SourceArea source_area(const CheckpointSource *source, const Check
         }
         size_t bytes = precision_bytes(area.format);
         if (entry->type != area_type(area.format) || entry->bytes != info->count * bytes ||
-            entry->data != begin + area_place(run->table, area.without_muon, info->offset) * bytes) {
+            entry->data != begin + area_place(area.table, area.without_muon, info->offset) * bytes) {
             return none;
         }
     }
@@ -111,36 +111,35 @@ static inline SourceArea source_area(const CheckpointSource *source, const Check
     return area;
 }
 
-static inline bool source_has(const CheckpointSource *source, const CheckpointedRun *run, const char *vector,
-                              int worker) {
-    return source_area(source, run, vector, worker).data != NULL;
+static inline bool source_has(const CheckpointSource *source, const char *vector, int worker) {
+    return source_area(source, vector, worker).data != NULL;
 }
 
 // The state holds every vector that the rule under which it was saved has.
-static inline bool source_is_complete(const CheckpointSource *source, const CheckpointedRun *run) {
+static inline bool source_is_complete(const CheckpointSource *source) {
     const Rule *rule = source->rule;
     bool local = rule->kind == RULE_LOCAL;
-    bool good = source_has(source, run, "master", -1);
+    bool good = source_has(source, "master", -1);
     for (int worker = local ? 0 : -1; good && worker < (local ? source->workers : 0); worker++) {
-        good = source_has(source, run, "exp_avg", worker) && source_has(source, run, "exp_avg_sq", worker) &&
-               (rule->replicated || source_has(source, run, "parameters", worker));
+        good = source_has(source, "exp_avg", worker) && source_has(source, "exp_avg_sq", worker) &&
+               (rule->replicated || source_has(source, "parameters", worker));
     }
-    bool with_errors = local && !source_has(source, run, "momentum", -1); // then every worker has one
+    bool with_errors = local && !source_has(source, "momentum", -1); // then every worker has one
     // Only overlapped rules have gradients waiting for a job; then every worker has them.
-    bool waiting = source_has(source, run, "gradients", 0);
+    bool waiting = source_has(source, "gradients", 0);
     for (int worker = 0; good && worker < source->workers; worker++) {
-        good = (!with_errors || source_has(source, run, "error", worker)) &&
-               source_has(source, run, "gradients", worker) == waiting;
+        good = (!with_errors || source_has(source, "error", worker)) &&
+               source_has(source, "gradients", worker) == waiting;
     }
-    return good && source->in_flight == source_has(source, run, "exchange", -1) &&
+    return good && source->in_flight == source_has(source, "exchange", -1) &&
            (!waiting || rule->kind == RULE_OVERLAPPED);
 }
 
-static inline bool source_open_manifest(CheckpointSource *source, const CheckpointedRun *run,
-                                        const char *path, Error *error) {
+static inline bool source_open_manifest(CheckpointSource *source, const CheckpointedRun *run, Error *error) {
+    const char *path = source->path;
     char file[CHECKPOINT_PATH_SIZE + 32];
     json_error_t problem;
-    snprintf(file, sizeof file, "%.*s/checkpoint.json", CHECKPOINT_PATH_SIZE, path);
+    snprintf(file, sizeof file, "%s/checkpoint.json", path);
     source->manifest = json_load_file(file, JSON_REJECT_DUPLICATES, &problem);
     if (source->manifest == NULL && access(file, F_OK) != 0) {
         return error_set(
@@ -170,7 +169,7 @@ static inline bool source_open_manifest(CheckpointSource *source, const Checkpoi
 
 // The checkpoint is of this run's model, and the same tensors are trained.
 static inline bool source_is_of_model(const CheckpointSource *source, const CheckpointedRun *run,
-                                      const char *path, Error *error) {
+                                      Error *error) {
     // Whole, because models with tensors of the same shapes may compute different things.
     json_t *model = hf_model_describe(run->config, NULL);
     bool same = json_equal(json_object_get(source->manifest, "model"), model) != 0;
@@ -178,7 +177,7 @@ static inline bool source_is_of_model(const CheckpointSource *source, const Chec
     if (!same) {
         return error_set(error,
                          "%.400s is of another model than %s: give the --model that it was trained with",
-                         path, run->config->name);
+                         source->path, run->config->name);
     }
     long long trained = (long long)integer_from_json(source->manifest, "parameters");
     return (trained == (long long)run->table->parameter_count &&
@@ -186,7 +185,7 @@ static inline bool source_is_of_model(const CheckpointSource *source, const Chec
            error_set(error,
                      "%.400s has other trained parameters, %lld, than this run, %zu: --freeze and --lora-... "
                      "must be as they were",
-                     path, trained, run->table->parameter_count);
+                     source->path, trained, run->table->parameter_count);
 }
 
 static inline void checkpoint_close(CheckpointSource *source) {
@@ -205,9 +204,10 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
     if (source->manifest != NULL && strcmp(source->path, path) == 0) { return true; }
     checkpoint_close(source);
     snprintf(source->path, sizeof source->path, "%s", path);
+    source->table = run->table;
     snprintf(file, sizeof file, "%s/state.safetensors", source->path);
-    bool readable = source_open_manifest(source, run, path, error);
-    bool fits = readable && source_is_of_model(source, run, path, error);
+    bool readable = source_open_manifest(source, run, error);
+    bool fits = readable && source_is_of_model(source, run, error);
     if (fits && source->muon != checkpoint_has_muon(run) && !run->fresh_moments) {
         fits = error_set(
             error,
@@ -216,7 +216,7 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
             path, source->muon ? "muon" : "adamw");
     }
     bool good = fits && safetensors_open(&source->state, file, error);
-    if (good && !source_is_complete(source, run)) {
+    if (good && !source_is_complete(source)) {
         good = error_set(error, "%.400s lacks a vector that every checkpoint of %s has", file,
                          source->rule->name);
     }
@@ -241,7 +241,8 @@ static inline double checkpoint_tokens(const char *path) {
 // an error of this rank. The file is read, not mapped: a failing disk is then an error, and no
 // signal. What is frozen must be as it was.
 static inline bool checkpoint_verify(const CheckpointSource *source, const CheckpointedRun *run,
-                                     const char *path, Error *error) {
+                                     Error *error) {
+    const char *path = source->path;
     const Transport *transport = run->transport;
     const json_t *expected = json_object_get(source->manifest, "block_crc32");
     char file[CHECKPOINT_PATH_SIZE + 32];
@@ -252,7 +253,7 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
         return error_set(error, "%.400s was trained with other frozen parameters than %.400s has", path,
                          run->base_directory);
     }
-    snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
+    snprintf(file, sizeof file, "%s/state.safetensors", path);
     size_t bytes = source->state.size, blocks = (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
     int descriptor = open(file, O_RDONLY | O_CLOEXEC);
     if (descriptor < 0) { return error_set_file(error, "open", file); }
@@ -276,10 +277,10 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
     const char *name = vector->name;
     int rank = run->transport->rank, ranks = run->transport->size;
     bool of_worker = vector->scope == SAVED_WORKER;
-    SourceArea none = {.scale = 1}, shared = source_area(source, run, name, -1);
+    SourceArea none = {.scale = 1}, shared = source_area(source, name, -1);
     if (strncmp(name, "exp_avg", 7) == 0) {
         // The saving run's workers shared AdamW's moments, or each had its own, by its rule.
-        SourceArea own = source_area(source, run, name, of_worker ? rank % source->workers : 0);
+        SourceArea own = source_area(source, name, of_worker ? rank % source->workers : 0);
         if (source->muon != checkpoint_has_muon(run)) { return none; }
         return shared.data == NULL || (of_worker && own.data != NULL) ? own : shared;
     }
@@ -288,8 +289,8 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
         // otherwise, and where casts were saved that this run does not use, the exact ones.
         bool cast = json_flag(source->manifest, "casts") && !run->scheduler->settings.gathers_casts;
         bool usable = source->same_rule && !cast && (!of_worker || source->workers == ranks);
-        SourceArea own = usable && of_worker ? source_area(source, run, name, rank) : usable ? shared : none;
-        return own.data != NULL ? own : source_area(source, run, "master", -1);
+        SourceArea own = usable && of_worker ? source_area(source, name, rank) : usable ? shared : none;
+        return own.data != NULL ? own : source_area(source, "master", -1);
     }
     // What a worker has not sent yet belongs to the parameters from which it has trained. They have
     // it already, or not, as that run was eager.
@@ -297,11 +298,11 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
         const json_t *eager = json_object_get(json_object_get(source->manifest, "options"), "sparse-eager");
         bool usable = source->same_rule && source->workers == ranks &&
                       json_is_true(eager) == run->scheduler->settings.local.sparse_eager;
-        return usable ? source_area(source, run, name, rank) : none;
+        return usable ? source_area(source, name, rank) : none;
     }
     // What rounding has lost is small: another number of workers begins without it.
     if (strcmp(name, "unsent") == 0) {
-        return source->same_rule && source->workers == ranks ? source_area(source, run, name, rank) : none;
+        return source->same_rule && source->workers == ranks ? source_area(source, name, rank) : none;
     }
     // The sum that the job in flight has exchanged: its mean over the ranks is as before.
     if (strcmp(name, "exchange") == 0) { shared.scale = (float)ranks / (float)source->workers; }
@@ -317,7 +318,7 @@ static inline float *source_gradients(const CheckpointSource *source, const Chec
     memset(handed_over, 0, sizeof *handed_over);
     memset(kept, 0, sizeof *kept);
     for (int worker = run->transport->rank; worker < source->workers; worker += run->transport->size) {
-        SourceArea gradients = source_area(source, run, "gradients", worker);
+        SourceArea gradients = source_area(source, "gradients", worker);
         for (size_t i = 0; gradients.data != NULL && i < count; i++) {
             sum[i] += real_load(gradients.data, i, gradients.format);
         }
@@ -368,7 +369,7 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
         read_vector(run, &vectors[i], source_vector(source, run, &vectors[i]), stage);
     }
     if (s->job_in_flight) { s->comm_buffer.state = BUFFER_WRITING; } // as if its job had just ended
-    if (source->same_rule && source_has(source, run, "gradients", 0)) {
+    if (source->same_rule && source_has(source, "gradients", 0)) {
         float *sum = source_gradients(source, run, &s->comm_buffer.tally, &s->gradients.tally);
         SourceArea from = {.data = as_reals_const(sum), .format = PRECISION_FP32, .scale = 1};
         SavedVector to = {
@@ -491,7 +492,7 @@ static inline bool checkpoint_model_is_whole(const char *checkpoint, Error *erro
 static inline bool checkpoint_load(CheckpointSource *source, CheckpointedRun *run, const char *path,
                                    Error *error) {
     bool good = all_ranks_good(run, checkpoint_open(source, run, path, error), error) &&
-                all_ranks_good(run, checkpoint_verify(source, run, path, error), error);
+                all_ranks_good(run, checkpoint_verify(source, run, error), error);
     if (good) {
         load_vectors(source, run);
         load_numbers(source, run);

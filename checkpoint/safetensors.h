@@ -162,10 +162,8 @@ static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t
             if (good) { continue; }
             return error_set(error, "%s: \"__metadata__\" must be a JSON object of strings", file->path);
         }
-        if (!safetensors_read_entry(file, name, item, data, data_size, &file->entries[file->count], error)) {
-            return false;
-        }
-        file->count++;
+        SafetensorsEntry *entry = &file->entries[file->count++];
+        if (!safetensors_read_entry(file, name, item, data, data_size, entry, error)) { return false; }
     }
     qsort(file->entries, file->count, sizeof *file->entries, safetensors_compare_places);
     for (size_t i = 0; i < file->count; i++) {
@@ -188,7 +186,7 @@ static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t
 
 static inline bool safetensors_parse(SafetensorsFile *file, Error *error) {
     uint64_t length = 0;
-    for (int i = 7; i >= 0 && file->size >= 8; i--) { length = length << 8 | file->bytes[i]; }
+    if (file->size >= sizeof length) { memcpy(&length, file->bytes, sizeof length); }
     if (length < 2 || length > SAFETENSORS_MAX_HEADER || length > file->size - 8 || file->bytes[8] != '{') {
         return error_set(
             error,
@@ -337,11 +335,11 @@ static inline void safetensors_plan_add(SafetensorsPlan *plan, const char *name,
 // Makes the header, padded to a multiple of 8 bytes, so that the data are aligned.
 static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
     char *text = json_dumps(plan->tensors, JSON_COMPACT);
-    size_t length = strlen(text), padded = (length + 7) / 8 * 8;
+    uint64_t length = strlen(text), padded = (length + 7) / 8 * 8;
     plan->header_bytes = 8 + padded;
     plan->file_bytes += plan->header_bytes;
     plan->header = MEMORY_TAKE(char, plan->header_bytes);
-    for (int i = 0; i < 8; i++) { plan->header[i] = (char)(padded >> (8 * i) & 0xffu); }
+    memcpy(plan->header, &padded, sizeof padded);
     memcpy(plan->header + 8, text, length);
     memset(plan->header + 8 + length, ' ', padded - length);
     free(text);

@@ -22,28 +22,26 @@ static inline void *option_field(const OptionSpec *option, const Options *option
     return (char *)(size_t)options + option->offset;
 }
 
-// text <- the choices, such as "fp32, bf16 or int8".
-static inline void option_join_choices(const OptionSpec *option, const char *comma, const char *last,
-                                       char text[OPTION_VALUE_SIZE]) {
+// The choices, such as "fp32, bf16 or int8", in `text`.
+static inline const char *option_join_choices(const OptionSpec *option, const char *comma, const char *last,
+                                              char text[OPTION_VALUE_SIZE]) {
     text[0] = '\0';
     for (int i = 0; option->choices[i] != NULL; i++) {
         const char *separator = option->choices[i + 1] == NULL ? last : comma;
         text_join(text, OPTION_VALUE_SIZE, separator, "%s", option->choices[i]);
     }
+    return text;
 }
 
 // "auto or 1 .. 4096", "end, or 1 or more", "fp32, bf16 or int8", "on or off", "text".
 static inline const char *option_allowed(const OptionSpec *option, char text[OPTION_VALUE_SIZE]) {
-    if (option->type == OPTION_SWITCH || option->type == OPTION_TEXT) {
-        snprintf(text, OPTION_VALUE_SIZE, "%s", option->type == OPTION_SWITCH ? "on or off" : "text");
-    } else if (option->type == OPTION_CHOICE) {
-        option_join_choices(option, ", ", " or ", text);
-    } else {
-        bool no_limit = option->maximum == OPTION_NO_LIMIT;
-        snprintf(text, OPTION_VALUE_SIZE, "%s", option->word == NULL ? "" : option->word);
-        text_join(text, OPTION_VALUE_SIZE, no_limit ? ", or " : " or ",
-                  no_limit ? "%.15g or more" : "%.15g .. %.15g", option->minimum, option->maximum);
-    }
+    bool no_limit = option->maximum == OPTION_NO_LIMIT;
+    if (option->type == OPTION_SWITCH) { return "on or off"; }
+    if (option->type == OPTION_TEXT) { return "text"; }
+    if (option->type == OPTION_CHOICE) { return option_join_choices(option, ", ", " or ", text); }
+    snprintf(text, OPTION_VALUE_SIZE, "%s", option->word == NULL ? "" : option->word);
+    text_join(text, OPTION_VALUE_SIZE, no_limit ? ", or " : " or ",
+              no_limit ? "%.15g or more" : "%.15g .. %.15g", option->minimum, option->maximum);
     return text;
 }
 
@@ -180,15 +178,14 @@ static inline void options_defaults(Options *options) {
 // ---- A value as text ------------------------------------------------------------------
 
 // The shortest decimal that reads back as the same double; 300 and not 3e+02.
-static inline void option_print_real(double value, char text[OPTION_VALUE_SIZE]) {
-    if (value == nearbyint(value) && fabs(value) < 1e15) {
-        snprintf(text, OPTION_VALUE_SIZE, "%.0f", value);
-        return;
-    }
-    for (int digits = 1; digits <= 17; digits++) {
+static inline const char *option_print_real(double value, char text[OPTION_VALUE_SIZE]) {
+    bool exact = value == nearbyint(value) && fabs(value) < 1e15;
+    snprintf(text, OPTION_VALUE_SIZE, "%.0f", value);
+    for (int digits = 1; !exact && digits <= 17; digits++) {
         snprintf(text, OPTION_VALUE_SIZE, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) { return; }
+        exact = strtod(text, NULL) == value;
     }
+    return text;
 }
 
 // Whether the value is the one that the word stands for; only numbers have words.
@@ -199,22 +196,16 @@ static inline bool option_has_word_value(const OptionSpec *option, const Options
            option->word_value;
 }
 
-// The value as option_set reads it: in `text`, or of a text the field itself.
+// The value as option_set reads it: of a number in `text`, of a text the field itself.
 static inline const char *option_print_value(const OptionSpec *option, const Options *options,
                                              char text[OPTION_VALUE_SIZE]) {
     const void *field = option_field(option, options);
     if (option->type == OPTION_TEXT) { return (const char *)field; }
-    if (option->type == OPTION_SWITCH) {
-        snprintf(text, OPTION_VALUE_SIZE, "%s", *(const bool *)field ? "on" : "off");
-    } else if (option->type == OPTION_CHOICE) {
-        snprintf(text, OPTION_VALUE_SIZE, "%s", option->choices[*(const OptionChoice *)field]);
-    } else if (option_has_word_value(option, options)) {
-        snprintf(text, OPTION_VALUE_SIZE, "%s", option->word);
-    } else if (option->type == OPTION_REAL) {
-        option_print_real(*(const double *)field, text);
-    } else {
-        snprintf(text, OPTION_VALUE_SIZE, "%lld", (long long)*(const int64_t *)field);
-    }
+    if (option->type == OPTION_SWITCH) { return *(const bool *)field ? "on" : "off"; }
+    if (option->type == OPTION_CHOICE) { return option->choices[*(const OptionChoice *)field]; }
+    if (option_has_word_value(option, options)) { return option->word; }
+    if (option->type == OPTION_REAL) { return option_print_real(*(const double *)field, text); }
+    snprintf(text, OPTION_VALUE_SIZE, "%lld", (long long)*(const int64_t *)field);
     return text;
 }
 
@@ -278,17 +269,12 @@ static inline json_t *options_as_json(const Options *options) {
     options_defaults(&defaults);
     for (EACH_OPTION(option)) {
         const void *field = option_field(option, options);
-        json_t *value;
-        if (option->type == OPTION_SWITCH) {
-            value = json_boolean(*(const bool *)field);
-        } else if (option->type == OPTION_TEXT || option->type == OPTION_CHOICE ||
-                   option_has_word_value(option, options)) {
-            value = json_string(option_print_value(option, options, text));
-        } else if (option->type == OPTION_REAL) {
-            value = json_real(*(const double *)field);
-        } else {
-            value = json_integer((json_int_t) * (const int64_t *)field);
-        }
+        bool is_text = option->type == OPTION_TEXT || option->type == OPTION_CHOICE ||
+                       option_has_word_value(option, options);
+        json_t *value = option->type == OPTION_SWITCH ? json_boolean(*(const bool *)field)
+                        : is_text                     ? json_string(option_print_value(option, options, text))
+                        : option->type == OPTION_REAL ? json_real(*(const double *)field)
+                                                      : json_integer((json_int_t) * (const int64_t *)field);
         json_object_set_new(object, option->name, value);
     }
     json_object_set_new(object, option_of(offsetof(Options, config))->name, json_null());

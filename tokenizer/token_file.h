@@ -39,7 +39,7 @@ typedef enum TokenFileCheck { TOKEN_FILE_CHECK_HEADER, TOKEN_FILE_CHECK_ALL } To
 typedef struct TokenFile {
     const uint8_t *tokens; // (token_count, token_bytes)
     const uint8_t *mask;   // (token_count) bits; NULL: every token is to be predicted
-    uint64_t token_count;
+    size_t token_count;
     uint32_t vocabulary;
     int token_bytes;    // 2 or 4; 1: a text (dataloader.h)
     int padded;         // length of a sequence, each one document; 0: not padded
@@ -128,15 +128,14 @@ static inline bool token_file_open(TokenFile *file, const char *name, const void
     memset(file, 0, sizeof *file);
     if (!token_file_read_header(&header, name, bytes, size, error)) { return false; }
     const uint8_t *tokens = (const uint8_t *)bytes + sizeof header, *mask = NULL;
-    uint64_t body = size - sizeof header, width = header.token_bytes, count = header.token_count;
+    size_t body = size - sizeof header, width = header.token_bytes, count = header.token_count;
     bool masked = header.flags == TOKEN_FILE_HAS_MASK;
     bool fits = count <= body / width; // before the product, which a hostile count would overflow
     if (!fits || count * width + (masked ? (count + 7) / 8 : 0) != body) {
         return error_set(error,
-                         "%s: the header promises %llu tokens of %d bytes%s, but %llu bytes follow it: the "
+                         "%s: the header promises %zu tokens of %zu bytes%s, but %zu bytes follow it: the "
                          "file is truncated or damaged",
-                         name, (unsigned long long)count, (int)width, masked ? " and a mask" : "",
-                         (unsigned long long)body);
+                         name, count, width, masked ? " and a mask" : "", body);
     }
     if (masked) { mask = tokens + count * width; }
     if (masked && count % 8 != 0 && mask[count / 8] >> (count % 8) != 0) {
@@ -162,12 +161,12 @@ static inline bool token_file_open(TokenFile *file, const char *name, const void
                 name, found, expected);
         }
         // A checksum that fits does not make tokens valid: the writer of the file computed it.
-        for (uint64_t i = 0; i < count; i++) {
+        for (size_t i = 0; i < count; i++) {
             uint32_t token = token_file_token(&opened, i);
             if (token < header.vocabulary) { continue; }
             return error_set(error,
-                             "%s: token %u at position %llu is beyond the vocabulary of %u in its own header",
-                             name, token, (unsigned long long)i, header.vocabulary);
+                             "%s: token %u at position %zu is beyond the vocabulary of %u in its own header",
+                             name, token, i, header.vocabulary);
         }
     }
     *file = opened;

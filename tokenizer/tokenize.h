@@ -83,23 +83,22 @@ static inline char *encode_bytes(const char *text, size_t *count) {
 }
 
 // Encodes a chat; the parts that `learn` names are predicted.
-static inline bool encode_chat(const Tokenizer *tokenizer, uint64_t line, const char *text, size_t bytes,
+static inline bool encode_chat(const Tokenizer *tokenizer, size_t line, const char *text, size_t bytes,
                                const json_t *learn, TokenList *tokens, Error *error) {
     size_t before = tokens->count, token = 0;
     double last = 0;
     TokenList begins = {NULL, 0, 0};
     bool good = json_is_array(learn) ||
-                error_set(error, "line %llu: 'learn' must be a list of [begin, end], if it is there",
-                          (unsigned long long)line);
+                error_set(error, "line %zu: 'learn' must be a list of [begin, end], if it is there", line);
     good = good && tokenizer_encode_places(tokenizer, text, bytes, true, tokens, &begins, error);
     for (size_t i = 0; good && i < json_array_size(learn); i++) {
         double begin, end;
         good = (json_unpack(json_array_get(learn, i), "[F, F!]", &begin, &end) == 0 && begin >= last &&
                 end >= begin && end <= (double)bytes && begin == floor(begin) && end == floor(end)) ||
                error_set(error,
-                         "line %llu: part %zu of 'learn' is not [begin, end], behind the part before it and "
+                         "line %zu: part %zu of 'learn' is not [begin, end], behind the part before it and "
                          "within the %zu bytes of 'text'",
-                         (unsigned long long)line, i + 1, bytes);
+                         line, i + 1, bytes);
         for (; good && begin < end && token < begins.count && begins.ids[token] < end; token++) {
             bool reaches = token + 1 == begins.count || begins.ids[token + 1] > begin;
             if (!reaches) { tokens->ids[before + token] = ~tokens->ids[before + token]; }
@@ -124,20 +123,20 @@ static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, T
     json_t *learn = NULL;
     int more = 0, held_out = 0, is_bytes = 0;
     char *bytes = NULL;
-    unsigned long long line = part->line;
-    bool good = root != NULL || error_set(error, "line %llu is not JSON: %s", line, trouble.text);
+    size_t line = part->line;
+    bool good = root != NULL || error_set(error, "line %zu is not JSON: %s", line, trouble.text);
     if (good && json_unpack(root, "{s:s%, s?s%, s?o, s?b, s?b, s?b}", "text", &text, &text_bytes, "prompt",
                             &prompt, &prompt_bytes, "learn", &learn, "more", &more, "val", &held_out, "bytes",
                             &is_bytes) != 0) {
         good = error_set(error,
-                         "line %llu must be an object whose 'text' is text; so must be 'prompt', and 'more', "
+                         "line %zu must be an object whose 'text' is text; so must be 'prompt', and 'more', "
                          "'val' and 'bytes' true or false, if they are there",
                          line);
     }
     if (good && is_bytes) {
         text = bytes = encode_bytes(text, &text_bytes);
         good = bytes != NULL ||
-               error_set(error, "line %llu: 'bytes' says that 'text' has only characters to U+00FF", line);
+               error_set(error, "line %zu: 'bytes' says that 'text' has only characters to U+00FF", line);
     }
     good = good && (prompt == NULL || encode_text(tokenizer, part, prompt, prompt_bytes, tokens, error));
     for (size_t i = before; i < tokens->count; i++) { tokens->ids[i] = ~tokens->ids[i]; }
@@ -212,11 +211,11 @@ typedef struct TokenShards {
     void *context;
     // Results.
     int64_t bytes;                    // of the documents, done so far
-    uint64_t documents;               // that have text
+    size_t documents;                 // that have text
     uint64_t tokens[SHARDS_SIDES];    // in the shards that are whole
     uint64_t sequences[SHARDS_SIDES]; // with padding
-    uint64_t empty, cut, left_out;    // no text; longer than pad; nothing of them would be predicted
-    uint64_t odd, spelling;           // not UTF-8; with special tokens in letters
+    size_t empty, cut, left_out;      // no text; longer than pad; nothing of them would be predicted
+    size_t odd, spelling;             // not UTF-8; with special tokens in letters
     const char *spelled;              // the first of these
     bool unwritten;                   // a shard that had been begun could not be written
     // Under way.
@@ -229,7 +228,7 @@ typedef struct TokenShards {
 // Prints what was left out, and what may not be as the user thinks; `heading` begins each line.
 static inline void token_shards_tell(const TokenShards *made, const char *heading) {
     const struct {
-        uint64_t count;
+        size_t count;
         const char *what;
     } notes[] = {
         {made->left_out, "were left out, because nothing of them would have been predicted"},
@@ -238,11 +237,11 @@ static inline void token_shards_tell(const TokenShards *made, const char *headin
     };
     for (int i = 0; i < 3; i++) {
         if (notes[i].count == 0) { continue; }
-        printf("%s%llu documents %s\n", heading, (unsigned long long)notes[i].count, notes[i].what);
+        printf("%s%zu documents %s\n", heading, notes[i].count, notes[i].what);
     }
     if (made->spelling > 0) {
-        printf("%s%llu documents hold special tokens as text, such as %s: they are learned in letters\n",
-               heading, (unsigned long long)made->spelling, made->spelled);
+        printf("%s%zu documents hold special tokens as text, such as %s: they are learned in letters\n",
+               heading, made->spelling, made->spelled);
     }
 }
 
@@ -372,10 +371,10 @@ static inline bool tokenize_lines(FILE *input, TokenShards *shards, const Tokeni
     JsonLines lines = {.file = input};
     bool good = token_shards_write(shards, json_lines_next, &lines, tokenizer, pool, error);
     if (good && lines.problem != 0) {
-        good = lines.problem == EFBIG
-                   ? error_set(error, "line %llu is longer than %d MiB", (unsigned long long)lines.line,
-                               JSON_LINE_MOST_BYTES >> 20)
-                   : error_set(error, "cannot read the documents: %s", strerror(lines.problem));
+        good =
+            lines.problem == EFBIG
+                ? error_set(error, "line %zu is longer than %d MiB", lines.line, JSON_LINE_MOST_BYTES >> 20)
+                : error_set(error, "cannot read the documents: %s", strerror(lines.problem));
     }
     if (good && shards->continued) {
         good = error_set(error, "the stream ends within a document: its last line has \"more\"");

@@ -75,7 +75,6 @@ static inline uint64_t data_loader_weights(const DataLoader *loader, int low, in
     return sum;
 }
 
-// The share of all samples that is of source `index`.
 static inline double data_loader_share(const DataLoader *loader, int index) {
     return (double)loader->sources[index].weight /
            (double)data_loader_weights(loader, 0, loader->source_count);
@@ -109,7 +108,6 @@ static inline bool data_token_error(const DataFile *file, size_t position, int v
                      file->path, token_file_token(&file->content, position), position, vocabulary);
 }
 
-// Whether all ids are below the vocabulary.
 static inline bool data_file_scan(const DataFile *file, int vocabulary, Error *error) {
     for (size_t i = 0; i < file->content.token_count; i++) {
         if (token_file_token(&file->content, i) >= (uint32_t)vocabulary) {

@@ -43,8 +43,6 @@ static inline void adapters_merge(float *matrix, const float *a, const float *b,
     }
 }
 
-// ---- Reading --------------------------------------------------------------------------
-
 // Reads adapter_config.json of `directory`: rank and scale, and the directory of the model.
 // Refuses what changes the formula above.
 static inline bool adapters_read_config(const char *directory, Adapters *adapters, char base[PATH_MAX],
@@ -167,9 +165,6 @@ static inline void adapters_apply(const Adapters *adapters, const ParameterInfo 
     free(values);
 }
 
-// ---- Writing --------------------------------------------------------------------------
-
-// Writes adapter_config.json into `directory`. base: the directory of the model.
 static inline bool adapters_write_config(const char *directory, const TrainedPart *part, const char *base,
                                          Error *error) {
     char whole[PATH_MAX];

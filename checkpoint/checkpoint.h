@@ -241,7 +241,6 @@ static const StateNumber SCHEDULER_NUMBERS[] = {
     NUMBER_AS("reported_gradients", AMOUNT, Scheduler, report.gradients_done),
     NUMBERS_END};
 
-// What the run was.
 static const StateNumber RUN_NUMBERS[] = {NUMBER_AS("sequences", INT, CheckpointedRun, B),
                                           NUMBER_AS("length", INT, CheckpointedRun, T),
                                           NUMBER(INT, CheckpointedRun, product_processors),
@@ -325,7 +324,6 @@ static inline int64_t integer_from_json(const json_t *object, const char *key) {
 
 // ---- The manifest ---------------------------------------------------------------------
 
-// Whether Muon steps the matrices of the run's layers.
 static inline bool checkpoint_has_muon(const CheckpointedRun *run) {
     return run->scheduler->optimizer.muon.count > 0;
 }

@@ -44,8 +44,6 @@ static inline void gguf_close(Gguf *gguf) {
     free(gguf->tensors);
 }
 
-// ---- Keys -----------------------------------------------------------------------------
-
 static inline void gguf_write_u32(FILE *file, uint32_t value) { fwrite(&value, sizeof value, 1, file); }
 static inline void gguf_write_u64(FILE *file, uint64_t value) { fwrite(&value, sizeof value, 1, file); }
 
@@ -87,8 +85,6 @@ static inline void gguf_begin_list(Gguf *gguf, const char *key, uint32_t type, s
     gguf_write_u32(gguf->keys, type);
     gguf_write_u64(gguf->keys, count);
 }
-
-// ---- Numbers --------------------------------------------------------------------------
 
 // To nearest even; what is too large becomes infinite.
 static inline uint16_t fp16_from_float(float value) {
@@ -139,8 +135,6 @@ static inline bool gguf_encode(GgufType type, const float *in, size_t count, uin
     }
     return infinite == 0;
 }
-
-// ---- The file -------------------------------------------------------------------------
 
 // Names the next tensor. Vectors, and matrices that the caller asks for in fp32, stay so; rows that
 // do not consist of whole blocks become fp16 instead of q8_0.

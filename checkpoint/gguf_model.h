@@ -13,7 +13,6 @@
 
 // ---- Tensors --------------------------------------------------------------------------
 
-// Whether the family has tensors of this role.
 static inline bool gguf_has(const ModelConfig *config, TensorRole role) {
     const TensorRow *row = config->family->tensors;
     while (row->name != NULL && row->role != (int)role) { row++; }

@@ -72,7 +72,6 @@ static inline bool source_read_numbers(CheckpointSource *source) {
 
 // ---- Opening --------------------------------------------------------------------------
 
-// A vector of the checkpoint.
 typedef struct SourceArea {
     const Real *data;            // (parameter_count); NULL: there is none
     Precision format, wanted;    // as it was saved, and as read_piece converts it

@@ -233,7 +233,6 @@ static inline bool safetensors_open(SafetensorsFile *file, const char *path, Err
     return file->mapped;
 }
 
-// The tensor of this name; NULL: there is none.
 static inline const SafetensorsEntry *safetensors_find(const SafetensorsFile *file, const char *name) {
     SafetensorsEntry key = {.name = name};
     return (const SafetensorsEntry *)bsearch(&key, file->entries, file->count, sizeof key,
@@ -283,7 +282,6 @@ static inline void safetensors_read_floats(const SafetensorsEntry *entry, size_t
     }
 }
 
-// Every number of the entry is finite as fp32.
 static inline bool safetensors_check_finite(const SafetensorsEntry *entry, Error *error) {
     float part[1024];
     for (size_t place = 0, count; place < entry->count; place += count) {

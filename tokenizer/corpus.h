@@ -80,8 +80,6 @@ static inline int corpus_alternatives(const CorpusRule *rule) {
     return count;
 }
 
-// ---- Writing stories ------------------------------------------------------------------
-
 typedef struct CorpusWriter {
     Random random;
     int chosen[CORPUS_MAX_RULES]; // alternatives, in this story

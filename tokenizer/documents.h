@@ -47,8 +47,6 @@ typedef struct DocumentPart {
 // Gives the next part. False: there is none.
 typedef bool (*NextPart)(void *source, DocumentPart *part);
 
-// ---- Texts ----------------------------------------------------------------------------
-
 typedef struct Text {
     const uint8_t *bytes; // (size)
     size_t size;
@@ -126,8 +124,6 @@ static inline bool text_next_part(void *source, DocumentPart *part) {
     }
     return false;
 }
-
-// ---- Lines of JSON --------------------------------------------------------------------
 
 // At the beginning all is zero but `file`.
 typedef struct JsonLines {

@@ -6,8 +6,6 @@
 #include "runtime/numbers.h"
 #include "tokenizer/tokenizer.h"
 
-// ---- Is it text? ----------------------------------------------------------------------
-
 enum {
     TEXT_CHECK_BYTES = 1 << 20, // of a file are looked at
     TEXT_MOST_ZEROS = 1000,     // at most one byte in 1000 may be zero
@@ -88,8 +86,6 @@ static inline bool text_format_check(const char *name, const void *text, size_t 
                "text with iconv, and give a file of token ids a name that ends with .bin",
                name, zeros + invalid, looked);
 }
-
-// ---- Text and token ids ---------------------------------------------------------------
 
 typedef enum TextCodecKind { TEXT_CODEC_BYTES, TEXT_CODEC_TOKENIZER, TEXT_CODEC_IDS } TextCodecKind;
 

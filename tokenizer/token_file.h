@@ -78,8 +78,6 @@ static inline bool token_mask_counts(const uint8_t *mask, uint64_t position) {
     return mask == NULL || (mask[position / 8] >> (position % 8) & 1) != 0;
 }
 
-// ---- Opening --------------------------------------------------------------------------
-
 // *header <- what a file of `size` bytes begins with; false: a field of it cannot be.
 static inline bool token_file_read_header(TokenFileHeader *header, const char *name, const void *bytes,
                                           size_t size, Error *error) {
@@ -172,8 +170,6 @@ static inline bool token_file_open(TokenFile *file, const char *name, const void
     *file = opened;
     return true;
 }
-
-// ---- Writing --------------------------------------------------------------------------
 
 // A file has a temporary name until it is whole and on disk (file_replace_begin). It gets
 // a mask, in memory until the end, if one of its tokens is not to be predicted.

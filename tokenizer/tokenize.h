@@ -306,7 +306,6 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
     return good && (!full || token_shards_finish(shards, error));
 }
 
-// Encodes and writes all parts of the source.
 static inline bool token_shards_write(TokenShards *shards, NextPart next, void *source,
                                       const Tokenizer *tokenizer, ThreadPool *pool, Error *error) {
     Encoder encoder = {.tokenizer = tokenizer, .most_tasks = pool->threads * ENCODE_TASKS_PER_THREAD};

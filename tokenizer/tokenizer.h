@@ -313,7 +313,6 @@ static inline bool tokenizer_read_blanks(Tokenizer *tokenizer, const TokenizerFi
     const json_t *normalizer = tokenizer_get(root, "normalizer"),
                  *space = tokenizer_get(root, "pre_tokenizer"),
                  *steps = json_object_get(normalizer, "normalizers");
-    const char *scheme = json_text(space, "prepend_scheme");
     bool sequence = json_says(normalizer, "type", "Sequence"), replaces = false, good = true;
     for (size_t i = 0; normalizer != NULL && good && i < (sequence ? json_array_size(steps) : 1); i++) {
         const json_t *step = sequence ? json_array_get(steps, i) : normalizer;
@@ -325,14 +324,14 @@ static inline bool tokenizer_read_blanks(Tokenizer *tokenizer, const TokenizerFi
         replaces = !prepends;
     }
     if (space != NULL) {
-        good = good && normalizer == NULL && json_says(space, "type", "Metaspace") && scheme != NULL &&
+        good = good && normalizer == NULL && json_says(space, "type", "Metaspace") &&
+               json_text(space, "prepend_scheme") != NULL &&
                json_says(space, "replacement", TOKENIZER_BLANK) &&
                json_is_false(json_object_get(space, "split"));
         replaces = true;
-        tokenizer->blank = !good                           ? BLANK_NOWHERE
-                           : strcmp(scheme, "always") == 0 ? BLANK_IF_NONE
-                           : strcmp(scheme, "first") == 0  ? BLANK_IF_FIRST
-                                                           : BLANK_NOWHERE;
+        tokenizer->blank = json_says(space, "prepend_scheme", "always")  ? BLANK_IF_NONE
+                           : json_says(space, "prepend_scheme", "first") ? BLANK_IF_FIRST
+                                                                         : BLANK_NOWHERE;
     }
     return (good && replaces) ||
            error_set(
@@ -342,7 +341,6 @@ static inline bool tokenizer_read_blanks(Tokenizer *tokenizer, const TokenizerFi
                file->name);
 }
 
-// How the file prepares a text: its normalizer and its pre-tokenizer.
 static inline bool tokenizer_read_preparation(Tokenizer *tokenizer, const TokenizerFile *file,
                                               const json_t *root, Error *error) {
     const json_t *normalizer = tokenizer_get(root, "normalizer");
@@ -718,7 +716,6 @@ static inline bool piece_before(const PieceMerge *a, const PieceMerge *b) {
     return a->rank != b->rank ? a->rank < b->rank : a->position < b->position;
 }
 
-// Pushes the merge of the tokens at `left` and `right`, if any.
 static inline void piece_push(TokenizerWork *work, int32_t left, int32_t right) {
     if (left < 0 || right < 0) { return; }
     const TokenMerge *merge =

@@ -107,27 +107,21 @@ static inline size_t gguf_bytes(GgufType type, size_t count) {
                                : 2 * count;
 }
 
-// A block of q8_0: out (GGUF_BLOCK_BYTES) <- in (GGUF_BLOCK). Returns its scale, as fp16.
-static inline uint16_t gguf_encode_block(const float *in, uint8_t *out) {
-    float most = 0;
-    for (int i = 0; i < GGUF_BLOCK; i++) { most = fmaxf(most, fabsf(in[i])); }
-    float inverse = most > 1e-30f ? 127 / most : 0; // below, the scale is 0
-    uint16_t scale = fp16_from_float(most / 127);
-    memcpy(out, &scale, sizeof scale);
-    for (int i = 0; i < GGUF_BLOCK; i++) { out[2 + i] = (uint8_t)(int8_t)roundf(in[i] * inverse); }
-    return scale;
-}
-
 enum { GGUF_PART = 4096 }; // numbers that are encoded at a time: whole blocks
 
 // out <- in (count) in this type, which is not fp32. False: it cannot hold one of them.
 static inline bool gguf_encode(GgufType type, const float *in, size_t count, uint8_t *out) {
     uint16_t infinite = 0;
-    for (size_t i = 0; type == GGUF_Q8_0 && i < count; i += GGUF_BLOCK) {
-        uint16_t scale = gguf_encode_block(in + i, out + i / GGUF_BLOCK * GGUF_BLOCK_BYTES);
+    for (; type == GGUF_Q8_0 && count > 0; count -= GGUF_BLOCK, in += GGUF_BLOCK, out += GGUF_BLOCK_BYTES) {
+        float most = 0;
+        for (int i = 0; i < GGUF_BLOCK; i++) { most = fmaxf(most, fabsf(in[i])); }
+        float inverse = most > 1e-30f ? 127 / most : 0; // below, the scale is 0
+        uint16_t scale = fp16_from_float(most / 127);
+        memcpy(out, &scale, sizeof scale);
+        for (int i = 0; i < GGUF_BLOCK; i++) { out[2 + i] = (uint8_t)(int8_t)roundf(in[i] * inverse); }
         infinite |= (scale & 0x7c00u) == 0x7c00u;
     }
-    for (size_t i = 0; type != GGUF_Q8_0 && i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         uint16_t half = type == GGUF_BF16 ? bf16_from_float(in[i]) : fp16_from_float(in[i]);
         uint16_t exponent = type == GGUF_F16 ? 0x7c00u : 0x7f80u;
         infinite |= (half & exponent) == exponent;

@@ -217,10 +217,12 @@ static inline const OptionSpec *option_find(const char *name) {
     return NULL;
 }
 
+// other: NULL: any.
 static inline bool option_relates(const OptionSpec *option, OptionRelationKind kind,
                                   const OptionSpec *other) {
     const OptionRelation *relation = option->relations;
-    while (relation->kind != 0 && (relation->kind != kind || relation->other != other->offset)) {
+    while (relation->kind != 0 &&
+           (relation->kind != kind || (other != NULL && relation->other != other->offset))) {
         relation++;
     }
     return relation->kind != 0;

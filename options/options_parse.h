@@ -530,13 +530,13 @@ static inline bool options_take(const char *path, OptionSource source, Options *
     for (int i = 0; i < 2 * OPTION_COUNT_OF_TABLE; i++) { // what depends on other options comes later
         int index = i % OPTION_COUNT_OF_TABLE;
         const OptionSpec *option = &option_table[index];
-        bool depends = option->rules != NULL, anew = !again && option->measured == NULL;
+        bool depends = option->rules != NULL || option_relates(option, OPTION_FOLLOWS, NULL);
+        bool anew = !again && option->measured == NULL;
         bool is_free = !again || (!option->of_one_run && options->config[0] == '\0');
         bool fits = !again || option_is_of_rule(option, options_rule(options));
         for (const OptionRelation *relation = option->relations; relation->kind != 0; relation++) {
-            if (relation->kind != OPTION_FOLLOWS) { continue; }
-            depends = true;
-            anew = anew || (again && !option_is_same(option_of(relation->other), options, &saved));
+            anew = anew || (again && relation->kind == OPTION_FOLLOWS &&
+                            !option_is_same(option_of(relation->other), options, &saved));
         }
         bool is_kept = again && saved.chosen[index] && option_is_open(option, options);
         bool is_taken = (is_free && sources[index] == FROM_DEFAULT) || is_kept;
@@ -554,10 +554,9 @@ static inline bool options_take(const char *path, OptionSource source, Options *
 static inline void options_measure_anew(Options *options, int ranks) {
     Error none;
     for (EACH_OPTION(option)) {
-        const OptionRelation *relation = option->relations;
-        while (relation->kind != 0 && relation->kind != OPTION_FOLLOWS) { relation++; }
-        bool *chosen = &options->chosen[option - option_table], follows = relation->kind != 0;
-        if (*chosen && follows && option->measured != NULL && options->measuring_ranks != ranks) {
+        bool *chosen = &options->chosen[option - option_table];
+        if (*chosen && option_relates(option, OPTION_FOLLOWS, NULL) && option->measured != NULL &&
+            options->measuring_ranks != ranks) {
             *chosen = !option_set(option, options, option->measured, &none);
         }
     }

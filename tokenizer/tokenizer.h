@@ -702,6 +702,7 @@ typedef struct TokenizerWork {
     PieceMerge *heap;
     size_t token_capacity, heap_count, heap_capacity;
     pcre2_match_data *match;
+    Error *error;
 } TokenizerWork;
 
 static inline void tokenizer_give(TokenizerWork *work, int32_t id, const uint8_t *begin) {
@@ -787,24 +788,23 @@ static inline void tokenizer_encode_piece(TokenizerWork *work, const uint8_t *by
     }
 }
 
-// Cuts valid UTF-8 by the patterns from `number` on, and encodes the pieces: what a pattern
+// Cuts valid UTF-8 by the patterns from `index` on, and encodes the pieces: what a pattern
 // matches, and what lies between. A later pattern sees one piece at a time, as a text of its own.
-static inline bool tokenizer_encode_valid(TokenizerWork *work, int number, const uint8_t *text, size_t count,
-                                          Error *error) {
-    if (number == TOKENIZER_MOST_PATTERNS || number == work->tokenizer->pattern_count) {
+static inline bool tokenizer_encode_valid(TokenizerWork *work, int index, const uint8_t *text, size_t count) {
+    if (index == TOKENIZER_MOST_PATTERNS || index == work->tokenizer->pattern_count) {
         tokenizer_encode_piece(work, text, count);
         return true;
     }
     const PCRE2_SIZE *place = pcre2_get_ovector_pointer(work->match);
     for (size_t at = 0; at < count;) {
-        int found = pcre2_match(work->tokenizer->patterns[number], text, count, at,
+        int found = pcre2_match(work->tokenizer->patterns[index], text, count, at,
                                 PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, work->match, NULL);
         if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
-            return error_set(error, "PCRE2 cannot cut the text at byte %zu (error %d)", at, found);
+            return error_set(work->error, "PCRE2 cannot cut the text at byte %zu (error %d)", at, found);
         }
         size_t begin = found < 0 ? count : place[0], end = found < 0 ? count : place[1];
-        if ((begin > at && !tokenizer_encode_valid(work, number + 1, text + at, begin - at, error)) ||
-            (end > begin && !tokenizer_encode_valid(work, number + 1, text + begin, end - begin, error))) {
+        if ((begin > at && !tokenizer_encode_valid(work, index + 1, text + at, begin - at)) ||
+            (end > begin && !tokenizer_encode_valid(work, index + 1, text + begin, end - begin))) {
             return false;
         }
         at = end;
@@ -814,15 +814,14 @@ static inline bool tokenizer_encode_valid(TokenizerWork *work, int number, const
 
 // Encodes text without added tokens: ranges of valid UTF-8 piece by piece, and ranges of
 // other bytes one by one.
-static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *text, size_t count,
-                                          Error *error) {
+static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *text, size_t count) {
     for (size_t begin = 0, length = 0, end; begin < count; begin = end) {
         bool valid = utf8_scan(text + begin, count - begin, &length) == UTF8_VALID;
         end = begin + length;
         while (end < count && (utf8_scan(text + end, count - end, &length) == UTF8_VALID) == valid) {
             end += length;
         }
-        if (valid && !tokenizer_encode_valid(work, 0, text + begin, end - begin, error)) { return false; }
+        if (valid && !tokenizer_encode_valid(work, 0, text + begin, end - begin)) { return false; }
         for (size_t at = begin; !valid && at < end; at++) { tokenizer_encode_piece(work, text + at, 1); }
     }
     return true;
@@ -842,7 +841,7 @@ static inline const char *tokenizer_find_spelled(const Tokenizer *tokenizer, con
 }
 
 static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *text, size_t count,
-                                          bool normalized, Error *error);
+                                          bool normalized);
 
 // A text as the normalizer makes it, and where in the text that was given each byte was: nearly,
 // for between two characters of ASCII bytes are counted. Tokens must begin at different places
@@ -899,8 +898,7 @@ static inline bool tokenizer_compose(const uint8_t *text, size_t count, int32_t 
 }
 
 // What lies between the added tokens that are not normalized.
-static inline bool tokenizer_encode_between(TokenizerWork *work, const uint8_t *text, size_t count,
-                                            Error *error) {
+static inline bool tokenizer_encode_between(TokenizerWork *work, const uint8_t *text, size_t count) {
     ComposedText whole = {NULL, NULL, 0, 0, 0};
     const uint8_t *given = work->text;
     const Tokenizer *tokenizer = work->tokenizer;
@@ -915,7 +913,7 @@ static inline bool tokenizer_encode_between(TokenizerWork *work, const uint8_t *
         work->origins = whole.origins;
         count = whole.count;
     }
-    bool good = tokenizer_encode_added(work, text, count, true, error);
+    bool good = tokenizer_encode_added(work, text, count, true);
     work->text = given;
     work->origins = NULL;
     free(whole.bytes);
@@ -926,7 +924,7 @@ static inline bool tokenizer_encode_between(TokenizerWork *work, const uint8_t *
 // Encodes any text: cuts out the added tokens that are not normalized, then, from each range
 // between them, the normalized ones, and encodes what is left.
 static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *text, size_t count,
-                                          bool normalized, Error *error) {
+                                          bool normalized) {
     const Tokenizer *tokenizer = work->tokenizer;
     for (size_t begin = 0, at = 0; begin < count;) {
         const AddedToken *added = NULL;
@@ -940,8 +938,8 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
             }
             if (added != NULL && (work->special || !added->special)) { break; }
         }
-        bool good = normalized ? tokenizer_encode_plain(work, text + begin, at - begin, error)
-                               : tokenizer_encode_between(work, text + begin, at - begin, error);
+        bool good = normalized ? tokenizer_encode_plain(work, text + begin, at - begin)
+                               : tokenizer_encode_between(work, text + begin, at - begin);
         if (!good) { return false; }
         if (at >= count) { break; }
         tokenizer_give(work, added->id, text + at);
@@ -964,9 +962,10 @@ static inline bool tokenizer_encode_places(const Tokenizer *tokenizer, const cha
                           .special = special,
                           .text = (const uint8_t *)text,
                           .out = out,
-                          .begins = begins};
+                          .begins = begins,
+                          .error = error};
     work.match = pcre2_match_data_create(1, NULL); // the place of a whole match
-    bool good = tokenizer_encode_added(&work, (const uint8_t *)text, count, false, error);
+    bool good = tokenizer_encode_added(&work, (const uint8_t *)text, count, false);
     pcre2_match_data_free(work.match);
     free(work.tokens);
     free(work.heap);

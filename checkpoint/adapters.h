@@ -57,10 +57,7 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
     const char *begun = json_text(root, "init_lora_weights");
     const json_t *rank = json_object_get(root, "r"), *alpha = json_object_get(root, "lora_alpha"),
                  *model = json_object_get(root, "base_model_name_or_path");
-    const struct {
-        bool holds;
-        const char *text;
-    } conditions[] = {
+    const Condition conditions[] = {
         {json_says(root, "peft_type", "LORA"), "peft_type must be \"LORA\""},
         {json_object_get(root, "bias") == NULL || json_says(root, "bias", "none"), "bias must be \"none\""},
         {json_is_integer(rank) && json_integer_value(rank) >= 1 && json_integer_value(rank) <= 65536,

@@ -64,10 +64,7 @@ static inline void gguf_order_rows(const ModelConfig *config, const ParameterInf
 static inline bool gguf_accept(const ModelConfig *config, Error *error) {
     const RotaryPositions *rotary = &config->rotary;
     bool pairs = config->family->gguf_pairs;
-    const struct {
-        bool refused;
-        const char *with;
-    } cases[] = {
+    const Condition refused[] = {
         {config->family->gguf == NULL, ""},
         {gguf_has(config, TENSOR_POSITIONS) && !config->scaled_scores, " whose scale_attn_weights is false"},
         {config->out_biases && !pairs && config->head_norms, " with attention_bias"},
@@ -77,10 +74,10 @@ static inline bool gguf_accept(const ModelConfig *config, Error *error) {
         {rotary->kind == ROTARY_LLAMA3 && !pairs, " with positions of the kind llama3"},
         {rotary->fractional && !pairs, " with positions whose truncate is false"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        if (!cases[i].refused) { continue; }
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        if (!refused[i].holds) { continue; }
         return error_set(error, "llama.cpp knows no %s%s: --to DIRECTORY writes it for transformers",
-                         config->family->name, cases[i].with);
+                         config->family->name, refused[i].text);
     }
     return true;
 }

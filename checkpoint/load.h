@@ -451,10 +451,7 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
              rounding == NULL ? "unknown" : rounding);
     transport_sum_order(run->transport, today, sizeof today);
     for (int i = 0; i < source->workers; i++) { changed = changed || source->numbers[i].data_changed; }
-    const struct {
-        bool holds;
-        const char *remark;
-    } cases[] = {
+    const Condition cases[] = {
         {!source->same_rule, "another rule: what the old rule had in flight is dropped"},
         {source->muon != checkpoint_has_muon(run), "the moments start from zero"},
         {other_ranks && local, "another number of ranks: all continue from the outer parameters"},
@@ -474,7 +471,7 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     };
     remarks[0] = '\0';
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        if (cases[i].holds) { text_join(remarks, CHECKPOINT_REMARKS_SIZE, "; ", "%s", cases[i].remark); }
+        if (cases[i].holds) { text_join(remarks, CHECKPOINT_REMARKS_SIZE, "; ", "%s", cases[i].text); }
     }
 }
 

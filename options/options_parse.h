@@ -318,6 +318,7 @@ static inline bool option_set_json(const OptionSpec *option, Options *options, c
 
 // Where the value of an option is from: of two the later one wins.
 typedef enum OptionSource { FROM_DEFAULT, FROM_RUN, FROM_FILE, FROM_LINE } OptionSource;
+typedef OptionSource OptionSources[OPTION_COUNT_OF_TABLE];
 
 // No option has this name. `dashes`: "--" on the command line, "" in a file.
 static inline bool option_unknown(const char *written, const char *dashes, Error *error) {
@@ -472,8 +473,7 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
 
 // Where one option takes the place of another, the one from the later source counts, and the
 // other goes back to its default. Two from the same source are refused.
-static inline bool options_settle_rivals(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE],
-                                         Error *error) {
+static inline bool options_settle_rivals(Options *options, OptionSources sources, Error *error) {
     Options defaults;
     options_defaults(&defaults);
     for (EACH_OPTION(one)) {
@@ -520,7 +520,7 @@ static inline void options_find_kept(const Options *options, OptionText path) {
 // or that of --like, but no options of one run or of other rules; with --config only what it chose
 // and what is left to the program now.
 static inline bool options_take(const char *path, OptionSource source, Options *options,
-                                OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
+                                OptionSources sources, Error *error) {
     Options saved;
     bool has[OPTION_COUNT_OF_TABLE] = {false}, again = source == FROM_RUN;
     char text[OPTION_VALUE_SIZE];
@@ -563,8 +563,7 @@ static inline void options_measure_anew(Options *options, int ranks) {
 }
 
 // Goes on as the run that is resumed, or plans as the run of --like.
-static inline bool options_resume(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE],
-                                  Error *error) {
+static inline bool options_resume(Options *options, OptionSources sources, Error *error) {
     bool plans = options->command == COMMAND_PLAN && options->like[0] != '\0';
     bool resumes = plans || (options->command == COMMAND_TRAIN && strcmp(options->resume, "off") != 0);
     if (!resumes) { return true; }
@@ -600,7 +599,7 @@ static inline bool options_resume(Options *options, OptionSource sources[OPTION_
 // The command line, then the file of --config, then what a resumed run keeps, then defaults.
 // --help and --version count whatever else is there. options_check is to follow.
 static inline bool options_parse(int argc, char **argv, Options *options, Error *error) {
-    OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
+    OptionSources sources = {FROM_DEFAULT};
     const char *given[OPTION_COUNT_OF_TABLE] = {NULL}, *value = NULL; // given: on the command line
     const OptionSpec *option = NULL;
     char users[96] = "";

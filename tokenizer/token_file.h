@@ -98,10 +98,7 @@ static inline bool token_file_read_header(TokenFileHeader *header, const char *n
     }
     static const uint8_t zeros[sizeof header->zeros] = {0};
     uint32_t width = header->token_bytes, largest = width == 2 ? 65536 : INT32_MAX;
-    const struct {
-        bool good;
-        const char *field;
-    } checks[] = {
+    const Condition checks[] = {
         {width == 2 || width == 4, "width of a token"},
         {header->vocabulary >= 1 && header->vocabulary <= largest, "vocabulary"},
         {header->flags <= TOKEN_FILE_HAS_MASK, "flags"},
@@ -111,9 +108,9 @@ static inline bool token_file_read_header(TokenFileHeader *header, const char *n
         {header->token_count > 0, "number of tokens"},
     };
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
-        if (checks[i].good) { continue; }
+        if (checks[i].holds) { continue; }
         return error_set(error, "%s is damaged, or of a later version: the %s in its header cannot be", name,
-                         checks[i].field);
+                         checks[i].text);
     }
     return true;
 }

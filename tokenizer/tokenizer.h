@@ -958,14 +958,11 @@ static inline bool tokenizer_encode_places(const Tokenizer *tokenizer, const cha
         return error_set(error, "a text of %zu bytes is too long to encode at once: at most %d", count,
                          TOKENIZER_MOST_TEXT_BYTES);
     }
-    TokenizerWork work = {.tokenizer = tokenizer,
-                          .special = special,
-                          .text = (const uint8_t *)text,
-                          .out = out,
-                          .begins = begins,
-                          .error = error};
+    TokenizerWork work = {
+        .tokenizer = tokenizer, .special = special, .out = out, .begins = begins, .error = error};
+    work.text = (const uint8_t *)text;
     work.match = pcre2_match_data_create(1, NULL); // the place of a whole match
-    bool good = tokenizer_encode_added(&work, (const uint8_t *)text, count, false);
+    bool good = tokenizer_encode_added(&work, work.text, count, false);
     pcre2_match_data_free(work.match);
     free(work.tokens);
     free(work.heap);

@@ -364,9 +364,8 @@ static inline bool data_loader_map(DataLoader *loader, const DataRequest *reques
         if (request->divides && (loader->separator == 0 || file->content.separator != loader->separator)) {
             return error_set(error,
                              "%s does not say which token divides its documents%s. --attend document takes "
-                             "files of tokenizer.prepare, except chats whose "
-                             "turns end with that token, which --pad keeps apart; texts for a tokenizer; and "
-                             "llm.c's files of GPT-2",
+                             "files of tokenizer.prepare, except chats whose turns end with that token, "
+                             "which --pad keeps apart; texts for a tokenizer; and llm.c's files of GPT-2",
                              file->path, file->content.separator == 0 ? "" : " as the file before it does");
         }
         if (check == TOKEN_FILE_CHECK_HEADER) { continue; }
@@ -477,12 +476,11 @@ static inline bool data_loader_open(DataLoader *loader, const DataRequest *reque
                 (data_loader_add_sources(loader, request, error) && data_loader_map(loader, request, error));
     bool as_bytes = good && data_loader_is_text(loader) && !request->encodes;
     if (as_bytes && !loader->builtin && loader->vocabulary != 256) {
-        good =
-            error_set(error,
-                      "%s is text, and the model has a vocabulary of %d: where that is 256, bytes are its "
-                      "tokens; otherwise give --tokenizer DIR, or in its place 'PREFIX_train_*.bin', which "
-                      "python -m tokenizer.prepare makes of it",
-                      loader->files[0].path, loader->vocabulary);
+        good = error_set(error,
+                         "%s is text, and the model has a vocabulary of %d: where that is 256, bytes are its "
+                         "tokens; otherwise give --tokenizer DIR, or in its place 'PREFIX_train_*.bin', "
+                         "which python -m tokenizer.prepare makes of it",
+                         loader->files[0].path, loader->vocabulary);
     } else if (as_bytes && request->divides) {
         good = error_set(error,
                          "--attend document: %.300s is read as bytes, and no token divides its documents; "

@@ -235,11 +235,10 @@ static inline bool hf_model_open(HfModel *model, const char *directory, Error *e
         return false;
     }
     if (!hf_model_has(base, "config.json")) {
-        return error_set(
-            error,
-            "%.300s holds adapters of %.300s, which is no directory of a model here: download it, "
-            "and write its path into base_model_name_or_path of %s",
-            directory, base, ADAPTERS_CONFIG);
+        return error_set(error,
+                         "%.300s holds adapters of %.300s, which is no directory of a model here: download "
+                         "it, and write its path into base_model_name_or_path of %s",
+                         directory, base, ADAPTERS_CONFIG);
     }
     if (!hf_model_open_whole(model, base, error)) {
         Error reason = *error;

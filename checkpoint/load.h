@@ -141,11 +141,10 @@ static inline bool source_open_manifest(CheckpointSource *source, const Checkpoi
     snprintf(file, sizeof file, "%s/checkpoint.json", path);
     source->manifest = json_load_file(file, JSON_REJECT_DUPLICATES, &problem);
     if (source->manifest == NULL && access(file, F_OK) != 0) {
-        return error_set(
-            error,
-            "%.400s is no checkpoint: it has no checkpoint.json; give --resume a run or one of its "
-            "checkpoints, RUN/checkpoints/commit-N, and --from a model",
-            path);
+        return error_set(error,
+                         "%.400s is no checkpoint: it has no checkpoint.json; give --resume a run or one of "
+                         "its checkpoints, RUN/checkpoints/commit-N, and --from a model",
+                         path);
     }
     if (source->manifest == NULL) { return error_set(error, "%.400s: %.120s", file, problem.text); }
     const char *rule = json_text(source->manifest, "optimizer");
@@ -208,11 +207,10 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
     bool readable = source_open_manifest(source, run, error);
     bool fits = readable && source_is_of_model(source, run, error);
     if (fits && source->muon != checkpoint_has_muon(run) && !run->fresh_moments) {
-        fits = error_set(
-            error,
-            "%.400s was trained with --inner %s: continue with that, or add --fresh-moments on, and "
-            "the moments start from zero",
-            path, source->muon ? "muon" : "adamw");
+        fits = error_set(error,
+                         "%.400s was trained with --inner %s: continue with that, or add --fresh-moments on, "
+                         "and the moments start from zero",
+                         path, source->muon ? "muon" : "adamw");
     }
     bool good = fits && safetensors_open(&source->state, file, error);
     if (good && !source_is_complete(source)) {

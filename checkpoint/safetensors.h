@@ -82,12 +82,10 @@ static inline bool safetensors_read_shape(const SafetensorsFile *file, const jso
         overflow |= __builtin_mul_overflow(entry->count, entry->shape[i], &entry->count);
     }
     overflow |= __builtin_mul_overflow(entry->count, SAFETENSORS_INFO[entry->type].bytes, &entry->bytes);
-    return (good && !overflow) ||
-           error_set(
-               error,
-               "%s: the \"shape\" of tensor %.80s must be a list of at most %d whole numbers from 0 on, "
-               "and not larger than any memory",
-               file->path, entry->name, (int)SAFETENSORS_MAX_DIMENSIONS);
+    return (good && !overflow) || error_set(error,
+                                            "%s: the \"shape\" of tensor %.80s must be a list of at most %d "
+                                            "whole numbers from 0 on, and not larger than any memory",
+                                            file->path, entry->name, (int)SAFETENSORS_MAX_DIMENSIONS);
 }
 
 // Checks and fills in the entry of a tensor. data (data_size): all behind the header.
@@ -188,11 +186,10 @@ static inline bool safetensors_parse(SafetensorsFile *file, Error *error) {
     uint64_t length = 0;
     if (file->size >= sizeof length) { memcpy(&length, file->bytes, sizeof length); }
     if (length < 2 || length > SAFETENSORS_MAX_HEADER || length > file->size - 8 || file->bytes[8] != '{') {
-        return error_set(
-            error,
-            "%s is truncated or no safetensors file: its %zu bytes must begin with the length of a "
-            "JSON object, at most %d, and the object",
-            file->path, file->size, (int)SAFETENSORS_MAX_HEADER);
+        return error_set(error,
+                         "%s is truncated or no safetensors file: its %zu bytes must begin with the length "
+                         "of a JSON object, at most %d, and the object",
+                         file->path, file->size, (int)SAFETENSORS_MAX_HEADER);
     }
     json_error_t problem;
     file->header =

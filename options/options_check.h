@@ -162,9 +162,8 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
     }
     if (!options_save_times(options, &saves, error)) { return false; }
     if (options->on_spike == SPIKE_ROLLBACK && saves.commits == 0 && saves.seconds == 0) {
-        return error_set(error,
-                         "--on-spike rollback needs --save-every with a number of commits or a time: there "
-                         "must be checkpoints to go back to");
+        return error_set(error, "--on-spike rollback needs --save-every with a number of commits or a time: "
+                                "there must be checkpoints to go back to");
     }
     return options->precision != PRECISION_FASTEST || options->command == COMMAND_TRAIN ||
            error_set(error, "--precision fastest is measured where training begins; here say fp32 or bf16");

@@ -574,12 +574,11 @@ static inline bool options_resume(Options *options, OptionSources sources, Error
         snprintf(checkpoints, sizeof checkpoints, "%.3000s/checkpoints", options->out);
         return options->config[0] != '\0' || strcmp(options->resume, "auto") != 0 ||
                !directory_has(checkpoints, "commit-") ||
-               error_set(
-                   error,
-                   "--resume auto: %.300s has checkpoints, but no config.json with the options of its run: "
-                   "give one with --config, or resume a checkpoint, which has a copy: --resume "
-                   "%.300s/checkpoints/commit-N",
-                   options->out, options->out);
+               error_set(error,
+                         "--resume auto: %.300s has checkpoints, but no config.json with the options of its "
+                         "run: give one with --config, or resume a checkpoint, which has a copy: --resume "
+                         "%.300s/checkpoints/commit-N",
+                         options->out, options->out);
     }
     bool has_taken = false;
     if (!options_take(options->kept, FROM_RUN, options, sources, error)) { return false; }

@@ -151,8 +151,7 @@ static inline bool token_file_open(TokenFile *file, const char *name, const void
         if (found != expected) {
             return error_set(
                 error,
-                "%s is damaged: its checksum is %08x, but the header says %08x: copy or prepare it "
-                "again",
+                "%s is damaged: its checksum is %08x, but the header says %08x: copy or prepare it again",
                 name, found, expected);
         }
         // A checksum that fits does not make tokens valid: the writer of the file computed it.

@@ -657,11 +657,10 @@ static inline bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error 
         bool is_of_old = path_within(inside, path, "vocab.json", error) && stat(inside, &status) == 0;
         if (!path_within(inside, path, "tokenizer.json", error)) { return false; }
         if (is_of_old && stat(inside, &status) != 0) {
-            return error_set(
-                error,
-                "%.300s has a vocab.json, but no tokenizer.json: transformers makes it of them in "
-                "Python, by AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
-                path);
+            return error_set(error,
+                             "%.300s has a vocab.json, but no tokenizer.json: transformers makes it of them "
+                             "in Python, by AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
+                             path);
         }
         path = inside;
     }

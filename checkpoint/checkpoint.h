@@ -159,7 +159,7 @@ static inline size_t checkpoint_bytes(const Scheduler *s) {
     return bytes;
 }
 
-// ---- The manifest: numbers ------------------------------------------------------------
+// ---- The manifest ---------------------------------------------------------------------
 
 // How a number of the run's state is stored, and which values of it are sound.
 typedef enum NumberKind {
@@ -318,8 +318,6 @@ static inline bool numbers_read(const json_t *object, const StateNumber *number,
 static inline int64_t integer_from_json(const json_t *object, const char *key) {
     return (int64_t)json_integer_value(json_object_get(object, key));
 }
-
-// ---- The manifest ---------------------------------------------------------------------
 
 static inline bool checkpoint_has_muon(const CheckpointedRun *run) {
     return run->scheduler->optimizer.muon.count > 0;

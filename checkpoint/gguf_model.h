@@ -11,8 +11,6 @@
 #include "checkpoint/hf_model.h"
 #include "tokenizer/chat.h"
 
-// ---- Tensors --------------------------------------------------------------------------
-
 static inline bool gguf_has(const ModelConfig *config, TensorRole role) {
     const TensorRow *row = config->family->tensors;
     while (row->name != NULL && row->role != (int)role) { row++; }
@@ -57,8 +55,6 @@ static inline void gguf_order_rows(const ModelConfig *config, const ParameterInf
     }
     free(head);
 }
-
-// ---- Sizes ----------------------------------------------------------------------------
 
 // Whether llama.cpp computes what the model does.
 static inline bool gguf_accept(const ModelConfig *config, Error *error) {
@@ -144,8 +140,6 @@ static inline bool gguf_factors(const ModelConfig *config, float *factors) {
     }
     return true;
 }
-
-// ---- The tokenizer --------------------------------------------------------------------
 
 // How llama.cpp cuts texts: it knows ways by name.
 #define GGUF_WORDS(digits) \

@@ -28,7 +28,7 @@ typedef struct CheckpointSource {
     uint64_t furthest; // micro-batches begun by the worker that came furthest
 } CheckpointSource;
 
-// ---- Checking the manifest ------------------------------------------------------------
+// ---- Opening --------------------------------------------------------------------------
 
 // Reads the numbers of the manifest. False: they are not the state of a run of its rule.
 static inline bool source_read_numbers(CheckpointSource *source) {
@@ -69,8 +69,6 @@ static inline bool source_read_numbers(CheckpointSource *source) {
                            (double)before->B * (double)before->T <=
                        0x1p53;
 }
-
-// ---- Opening --------------------------------------------------------------------------
 
 typedef struct SourceArea {
     const Real *data;            // (parameter_count); NULL: there is none

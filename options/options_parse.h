@@ -444,9 +444,8 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
             text_join(all, sizeof all, ", ", "%s", command_names[found]);
         }
         if (found == COMMANDS_BY_NAME) {
-            name_hint(argv[1], command_names, COMMANDS_BY_NAME, hint);
             return error_set(error, "unknown command %s%s; commands: %s", text_excerpt(argv[1], excerpt),
-                             hint, all);
+                             name_hint(argv[1], command_names, COMMANDS_BY_NAME, hint), all);
         }
         *position = 2;
     }

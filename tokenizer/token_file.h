@@ -238,8 +238,8 @@ static inline void token_writer_abandon(TokenWriter *writer) {
 // Completes the file and gives it its name. On failure nothing of it is left.
 static inline bool token_writer_end(TokenWriter *writer, Error *error) {
     TokenFileHeader *header = &writer->header;
-    bool masked = header->flags == TOKEN_FILE_HAS_MASK;
-    bool written = !masked || token_writer_write(writer, writer->mask, (header->token_count + 7) / 8, error);
+    bool written = header->flags != TOKEN_FILE_HAS_MASK ||
+                   token_writer_write(writer, writer->mask, (header->token_count + 7) / 8, error);
     uint32_t body = header->checksum;
     header->checksum = 0;
     header->checksum = (uint32_t)crc32_z(body, (const Bytef *)header, sizeof *header);

@@ -24,8 +24,6 @@ enum {
     SHARD_TOKENS = 100000000 // a shard ends with the document that brings it to this number
 };
 
-// ---- Encoding -------------------------------------------------------------------------
-
 // Parts [first, first + count) of a round.
 typedef struct EncodeTask {
     size_t first, count;
@@ -194,8 +192,6 @@ static inline void encoder_fill(Encoder *encoder, NextPart next, void *source) {
         bytes += part.count;
     }
 }
-
-// ---- Token files ----------------------------------------------------------------------
 
 enum { SHARDS_TRAIN, SHARDS_VALIDATION, SHARDS_SIDES };
 

@@ -280,8 +280,11 @@ static inline float *hf_model_complete(const HfModel *model, const TrainedPart *
         const TensorPlace *place = &part->places[i];
         const float *from = trained + place->trained;
         float *to = out + info->offset;
-        if (place->kind == TRAINED_WHOLE) { memcpy(to, from, info->count * sizeof(float)); }
-        if (place->kind != TRAINED_WHOLE) { hf_model_read_tensor(model, i, to); }
+        if (place->kind == TRAINED_WHOLE) {
+            memcpy(to, from, info->count * sizeof(float));
+        } else {
+            hf_model_read_tensor(model, i, to);
+        }
         if (place->kind == TRAINED_ADAPTED) {
             adapters_merge(to, from, from + (size_t)part->rank * (size_t)info->columns, info->rows,
                            info->columns, part->rank, part->scale);

@@ -384,7 +384,7 @@ static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, co
 static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *file, size_t index,
                                         Error *error) {
     static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
-    int refused = tokenizer->characters ? 4 : 3; // the blank in front would belong to a normalized one
+    int refused = tokenizer->characters ? 4 : 3; // the blank in front would belong to its text
     const json_t *value = json_array_get(file->added, index), *id = json_object_get(value, "id");
     const char *text = json_text(value, "content");
     if (text == NULL || text[0] == '\0') {

@@ -195,7 +195,7 @@ static inline void fragment_block_task(void *context, int task, int thread) {
 // step <- the mean over all workers, with the weights that came with their elements.
 static inline void sparse_weigh(Scheduler *s, Stream *stream, SparseStep *step) {
     int ranks = s->transport->size;
-    float *weights = (float *)memory_take((size_t)ranks, sizeof(float)), total = 0;
+    float *weights = MEMORY_OF(float, ranks), total = 0;
     for (int rank = 0; rank < ranks; rank++) {
         weights[rank] = worker_weight(s, &s->tallies[rank]);
         total += weights[rank];

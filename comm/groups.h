@@ -42,7 +42,7 @@ static inline void groups_make(Groups *groups, int rank, int size, const int *le
     groups->rank = rank;
     groups->size = size;
     groups->hosts = 0;
-    groups->ranks = (int *)memory_take(4 * (size_t)size + 1, sizeof(int));
+    groups->ranks = MEMORY_OF(int, 4 * (size_t)size + 1);
     groups->host_of = groups->ranks + size;
     groups->place = groups->host_of + size;
     groups->begins = groups->place + size;
@@ -62,7 +62,7 @@ static inline void groups_make(Groups *groups, int rank, int size, const int *le
 
 // Every `per_host` ranks in a row share a host; the last host may have fewer.
 static inline void groups_make_even(Groups *groups, int rank, int size, int per_host) {
-    int *leader_of = (int *)memory_take((size_t)size, sizeof(int));
+    int *leader_of = MEMORY_OF(int, size);
     for (int i = 0; i < size; i++) { leader_of[i] = i / per_host * per_host; }
     groups_make(groups, rank, size, leader_of);
     free(leader_of);

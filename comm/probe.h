@@ -118,7 +118,7 @@ static inline void probe_pairs(Transport *transport, PairMeasure *pairs) {
     const Groups *groups = &transport->hosts;
     int hosts = groups->hosts, host = groups->host, rounds = hosts - 1 + hosts % 2;
     size_t row = (size_t)hosts * sizeof *pairs;
-    PairMeasure *mine = (PairMeasure *)memory_take((size_t)hosts, sizeof *mine);
+    PairMeasure *mine = MEMORY_OF(PairMeasure, hosts);
     char *buffer = (char *)memory_take(2, PROBE_MESSAGE);
     Random random = {.state = 1};
     for (size_t i = 0; i < PROBE_MESSAGE; i++) { buffer[i] = (char)random_bits(&random); }

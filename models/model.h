@@ -275,8 +275,7 @@ static inline void parameter_table_add_row(ParameterTable *table, const ModelCon
 static inline void parameter_table_make(const ModelConfig *config, ParameterTable *table) {
     int L = config->layers;
     memset(table, 0, sizeof *table);
-    table->entries =
-        (ParameterInfo *)memory_take((size_t)(L * LAYER_TENSORS + MODEL_ROWS), sizeof *table->entries);
+    table->entries = MEMORY_OF(ParameterInfo, L * LAYER_TENSORS + MODEL_ROWS);
     const TensorRow *row = config->family->tensors, *first;
     for (; strstr(row->name, ".N.") == NULL; row++) { parameter_table_add_row(table, config, L, row); }
     first = row;

@@ -137,7 +137,7 @@ typedef struct StreamPlace {
 // place: NULL means the CPU, in fp32.
 static inline Stream *stream_create(const char *name, ThreadPool *pool, const StreamPlace *place) {
     static const StreamPlace on_cpu = {0};
-    Stream *stream = (Stream *)memory_take(1, sizeof *stream);
+    Stream *stream = MEMORY_OF(Stream, 1);
     if (place == NULL) { place = &on_cpu; }
     stream->name = name;
     stream->pool = pool;

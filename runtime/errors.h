@@ -29,6 +29,12 @@ typedef struct Error {
     char text[1024];
 } Error;
 
+// Whether something holds, and what is said of that: rows of a table.
+typedef struct Condition {
+    bool holds;
+    const char *text;
+} Condition;
+
 // Fills `error`, cut at its size. False, so that callers can `return error_set(...)`.
 PRINTF_LIKE(2, 3) static inline bool error_set(Error *error, const char *format, ...) {
     va_list arguments;

@@ -70,7 +70,7 @@ int main(int argc, char **argv) {
     exit(exit_code);
 }
 
-// All ranks meet before one of them can leave: under mpirun others would wait for ever
+// All ranks meet before one of them can leave: under mpirun the others would wait for ever
 // for it. understood: false if the command line has an error, which is in `error`.
 // Training, eval and a plan keep the transport; of other commands all ranks but 0 exit. Help and
 // --version never meet: scripts that start ranks may call them first, and a process of

@@ -11,7 +11,8 @@
 //
 // All but the first two are coarse: the error of an element depends on the largest one in
 // its block or group. Sums of gradients and differences of parameters tolerate that; parameters
-// themselves do not. In 4 bits gradients do if what is lost is sent later (Collective::unsent).
+// themselves do not. In 4 bits gradients tolerate it if what is lost is sent with the next commit
+// (Collective::unsent; which jobs do so, scheduler_feeds_back() says).
 //
 // e3m0 suits elements of many sizes, int4 elements of about one size, such as AdamW's steps. A
 // group of 32 has a scale of 16 bits, which makes 4.5 bits an element. With one of 32 bits a block
@@ -52,7 +53,9 @@ typedef enum WireFormat {
 
 enum {
     WIRE_BLOCK = 256,
-    WIRE_GROUP = 32, // elements of int4 that share a scale: those of 16 bytes of codes
+    // Elements of int4 that share a scale: those of 16 bytes of codes, which are 16 neighbours and,
+    // half a block behind them, 16 others.
+    WIRE_GROUP = 32,
     WIRE_GROUPS = WIRE_BLOCK / WIRE_GROUP
 };
 

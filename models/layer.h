@@ -9,8 +9,8 @@
 // GELU.
 //
 // Each operation has the same arrays in both passes, so one function gives them to both. What the
-// backward pass needs is either kept or computed again (Recompute). A residual is computed by the
-// norm behind it, which adds the branch and its bias.
+// backward pass needs is either kept or computed again (Recompute). A branch and its bias are
+// added to the residual by the norm that follows.
 #pragma once
 
 #include "models/weights.h"

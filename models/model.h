@@ -345,7 +345,7 @@ static inline void parameters_initialize(const ParameterTable *table, uint64_t s
 typedef enum Recompute {
     RECOMPUTE_NONE,
     RECOMPUTE_GELU,      // the output of the activation function, from its input
-    RECOMPUTE_LAYERNORM, // the outputs of the LayerNorms, from the residuals
+    RECOMPUTE_LAYERNORM, // the outputs of the norms, from the residuals
     RECOMPUTE_BLOCK,     // everything in a layer, from the layer's input
     RECOMPUTE_LEVELS
 } Recompute;

@@ -31,9 +31,9 @@ typedef struct Measurements {
     double exchange[WIRE_FORMAT_COUNT]; // seconds, of the slowest rank; 0: not measured
 } Measurements;
 
-// One way to run, and the seconds of its commits: with exchanges as slow as the margin allows
-// (late), and their mean with those of measured exchanges (expected). By slow exchanges alone, a
-// split that hides the measured ones may look no better than one that hides nothing.
+// One way to run, and the seconds of its commits. late: with exchanges as slow as the margin
+// allows. expected: the mean of that and of the seconds with exchanges as measured. By the slow
+// ones alone a split that hides the measured ones may look no better than one that hides nothing.
 typedef struct Choice {
     RuleOptions options;
     double late, expected;

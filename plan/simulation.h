@@ -82,8 +82,9 @@ static inline void simulation_pass(Simulation *simulation, double elements, doub
     simulation_take(simulation, machine_pass(simulation->machine, elements, bytes));
 }
 
-// The share of a pass that layers [first, last) have, by their parameters. The head, whose matrix
-// is the token embedding, comes last. All of it where layers and embeddings are frozen.
+// The share of a pass that layers [first, last) have, by their parameters. The head comes last; it
+// counts as what stands before the layers, its own matrix or the token embedding having the same
+// shape. All of it where layers and embeddings are frozen.
 static inline double simulation_share(const Simulation *simulation, int first, int last, bool head) {
     const Problem *problem = &simulation->scheduler->problem;
     double layers = problem->layer_begins[last] - problem->layer_begins[first];

@@ -35,7 +35,7 @@ typedef struct Report {
     double tokens_per_second;            // over all ranks
     double compute_ms, communication_ms; // per commit, on rank 0
     double exposed_ms;                   // communication that compute had to wait for
-    double steps; // these three are means over so many; of a local rule also the unreported ones
+    double steps; // the three are means over so many; local rules also count those without a report
     // On rank 0: what a micro-batch took, and for how long the thread that drives it had a core.
     double micro_batch_ms, micro_batch_cpu_ms;
     double gradients_per_commit;

@@ -132,13 +132,13 @@ static inline bool scheduler_feeds_back(const SchedulerSettings *settings, int r
 // The record that travels with a gradient sum. The ranks exchange their records with every job and
 // add them up in the order of ranks, so that all take the same decisions.
 typedef struct Tally {
-    // The first members are sums, all of them double: tally_add.
+    // Sums over ranks, all of them double, down to `ended`: tally_add.
     double micro_batches;
     double predicted;          // tokens
     double loss, perfect_loss; // sums over the predicted tokens
     double not_finite; // micro-batches whose loss is not finite; averages: 1 more if what is sent is not
     double left_out;   // local rules: inner steps that were not made
-    // The job fills in these.
+    // Also sums; the job fills them in.
     double shard_square; // sum of squares of the gradient sum in this rank's shard
     double stops;        // ranks that were asked to stop: all ranks learn of it with the same job
     double saves;        // ranks whose clock says that it is time for a checkpoint
@@ -218,7 +218,7 @@ typedef struct Job {
     int first_bad_rank;   // the lowest rank with a bad value, or the one with the largest; -1: unknown
     SpikeSite site;       // of that rank
     double largest_norm, largest_loss; // the largest values that are no spike
-    const float *result;               // (shard): what is spread; NULL: it stands over the reduced gradient
+    const float *result;               // (shard): what is gathered; NULL: it stands over the reduced gradient
     bool is_cast;                      // the step has also written it in bf16
 } Job;
 
